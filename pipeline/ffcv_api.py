@@ -1,0 +1,35 @@
+"""The pieces of ffcv that thermopile uses, imported here once because the import has side effects.
+
+Importing ffcv's compiler sets torch, and numba, to one thread for the whole process; both are put back.
+"""
+
+import numba
+import torch
+
+_torch_threads, _numba_threads = torch.get_num_threads(), numba.get_num_threads()
+
+from ffcv.fields import IntField, NDArrayField, RGBImageField  # noqa: E402
+from ffcv.libffcv import ctypes_imdecode as imdecode  # noqa: E402
+from ffcv.libffcv import ctypes_resize as resize  # noqa: E402
+from ffcv.memory_allocator import MemoryAllocator  # noqa: E402
+from ffcv.reader import Reader  # noqa: E402
+from ffcv.types import FieldDescType, HeaderType  # noqa: E402
+from ffcv.writer import MIN_PAGE_SIZE, DatasetWriter, handle_sample  # noqa: E402
+
+torch.set_num_threads(_torch_threads)
+numba.set_num_threads(_numba_threads)
+
+__all__ = [
+    "MIN_PAGE_SIZE",
+    "DatasetWriter",
+    "FieldDescType",
+    "HeaderType",
+    "IntField",
+    "MemoryAllocator",
+    "NDArrayField",
+    "RGBImageField",
+    "Reader",
+    "handle_sample",
+    "imdecode",
+    "resize",
+]

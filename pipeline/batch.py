@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -19,3 +20,11 @@ class Batch:
     """float32 [b, 3, H, W] each, normalised: one view for image-text pairs, two for images alone."""
     tokens: Tensor | None = None
     """int32 [b, L], padded with the tokenizer's pad id; None where the dataset has no captions."""
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch with its views and tokens on `device`; the ids stay on the CPU."""
+        return replace(
+            self,
+            views=tuple(view.to(device, non_blocking=True) for view in self.views),
+            tokens=None if self.tokens is None else self.tokens.to(device, non_blocking=True),
+        )

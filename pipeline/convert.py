@@ -38,7 +38,7 @@ from .dataset import (
     fingerprint,
     shard_name,
 )
-from .errors import BadSampleError, DatasetError, SourceError
+from .errors import BadSampleError, DatasetExistsError, SourceError
 from .sources import Sample, Source
 from .tokenizer import END_ID, encode, load_tokenizer, train_tokenizer
 
@@ -105,8 +105,7 @@ def convert(
 
     tokenizer_from: use the tokenizer of this dataset instead of training one, as a test set must.
     on_progress is told the number of samples done so far, a few times a second.
-    Raises DatasetError where `out` exists (with overwrite, only where it is no dataset), SourceError where no
-    sample is usable.
+    Raises DatasetExistsError as refuse_existing does, and SourceError where no sample is usable.
     """
     started = time.monotonic()
     with _built_aside(out, overwrite) as building:
@@ -126,13 +125,18 @@ def convert(
     return Summary(out, sum(result.rows for result in results), len(results), len(bad), time.monotonic() - started)
 
 
+def refuse_existing(out: Path, overwrite: bool) -> None:
+    """Raise DatasetExistsError where `out` is there; with overwrite, only where it is something else than a dataset."""
+    if out.exists() and not overwrite:
+        raise DatasetExistsError(f"{out} exists; choose another directory, or replace it with --overwrite")
+    if out.exists() and not (out / INDEX_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise DatasetExistsError(f"{out} exists and is no dataset; --overwrite replaces only datasets. Choose another.")
+
+
 @contextmanager
 def _built_aside(out: Path, overwrite: bool) -> Iterator[Path]:
     """A temporary directory beside `out` that takes its place at the end, and is removed where anything fails."""
-    if out.exists() and not overwrite:
-        raise DatasetError(f"{out} exists; choose another directory, or replace it with --overwrite")
-    if out.exists() and not (out / INDEX_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise DatasetError(f"{out} exists and is no dataset; --overwrite replaces only datasets. Choose another.")
+    refuse_existing(out, overwrite)
     building, replaced = out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.replaced")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)

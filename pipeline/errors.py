@@ -5,6 +5,10 @@ class DatasetError(Exception):
     """A dataset directory is missing, incomplete, of another format, or not what the caller expected."""
 
 
+class DatasetExistsError(DatasetError):
+    """The directory to write is there already; nothing was touched."""
+
+
 class SourceError(Exception):
     """What the user asked to convert cannot be read at all, or holds no usable sample."""
 

@@ -1,0 +1,324 @@
+"""The sample order: a pure function (seed, epoch, step, rank, world) -> sample ids, computed and never stored.
+
+Each canonical shard runs through its ids in a shuffled sequence of its own, in two keyed bijections:
+its blocks are put in a new order, then places are shuffled within windows of `window_blocks` of those blocks.
+A bijection is a Feistel network (Luby and Rackoff, 1988) on the smallest power of two that holds the domain, walked
+until it lands inside (Black and Rogaway, 2002), so any place of any epoch is found in O(1) time and memory.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+ORDER_VERSION = 1
+"""Names the mapping below. Raise it with any change that moves an id: a resumed run relies on the same order."""
+
+MAX_BLOCK_ROWS = 65_536
+"""Most rows of a block: one block is one zarr chunk of the state, read and written whole."""
+
+MIN_ROWS_PER_STEP = 16
+"""Fewest ids a step may take of one shard: with fewer, samples of one shard rarely meet as negatives."""
+
+DEFAULT_CANONICAL_SHARDS = 8
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which samples make up each batch. Every field is resolved; `Order.create` fills in the defaults.
+
+    Ids are dense int64, 0 … samples - 1. They are cut into `canonical_shards` ranges of `blocks_per_shard` blocks of
+    `block_rows` ids, equal but for the last. A step takes batch_size / canonical_shards ids of every shard, whatever
+    the number of ranks, and an epoch ends with the shortest shard: no id comes twice in an epoch, and the few that are
+    left out differ from epoch to epoch.
+
+    With window_blocks < blocks_per_shard, at most (window_blocks + 2) * canonical_shards blocks are live at any step,
+    counted over all ranks; a block is live from its first to its last use in the epoch.
+
+    Raises ValueError, at construction, for settings that contradict each other or leave a shard without one step.
+    """
+
+    samples: int
+    """Number of samples in the dataset."""
+    batch_size: int
+    """Samples in a global batch, over all ranks."""
+    seed: int
+    """Chooses the order; 0 … 2**64 - 1."""
+    canonical_shards: int
+    """Ranges that the ids are cut into; divides batch_size, and any number of ranks must divide it."""
+    blocks_per_shard: int
+    """Blocks of a shard; the last shard may have fewer."""
+    window_blocks: int
+    """Blocks that are shuffled together; blocks_per_shard for a full shuffle of the shard."""
+
+    @classmethod
+    def create(
+        cls,
+        samples: int,
+        batch_size: int,
+        seed: int = 0,
+        canonical_shards: int | None = None,
+        blocks_per_shard: int | None = None,
+        window_blocks: int | None = None,
+    ) -> Self:
+        """Make an order, choosing what is left out.
+
+        canonical_shards: 8, or the largest power of two below that divides batch_size and takes 16 ids a step.
+        blocks_per_shard: the fewest that keep a block at 65,536 rows or less.
+        window_blocks: a full shuffle; so is any window wider than a shard.
+        """
+        if canonical_shards is None:
+            canonical_shards = DEFAULT_CANONICAL_SHARDS
+            while canonical_shards > 1 and (
+                batch_size % canonical_shards or batch_size // canonical_shards < MIN_ROWS_PER_STEP
+            ):
+                canonical_shards //= 2
+        if blocks_per_shard is None:
+            blocks_per_shard = max(1, -(-samples // max(1, canonical_shards * MAX_BLOCK_ROWS)))
+        if window_blocks is None:
+            window_blocks = blocks_per_shard
+        return cls(samples, batch_size, seed, canonical_shards, blocks_per_shard, min(window_blocks, blocks_per_shard))
+
+    def __post_init__(self) -> None:
+        self._check_ranges()
+        self._check_batch()
+        self._check_shards()
+        self._check_window()
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block. Block k holds the ids [k * block_rows, (k + 1) * block_rows); the last may be short."""
+        return -(-self.samples // (self.canonical_shards * self.blocks_per_shard))
+
+    @property
+    def shard_rows(self) -> int:
+        """Rows of every canonical shard but the last, which may be shorter."""
+        return self.blocks_per_shard * self.block_rows
+
+    @property
+    def rows_per_step(self) -> int:
+        """Ids that a step takes of each canonical shard."""
+        return self.batch_size // self.canonical_shards
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches that the shortest shard, the last one, has rows for."""
+        return len(self.shard_ids(self.canonical_shards - 1)) // self.rows_per_step
+
+    def shard_ids(self, shard: int) -> range:
+        """The ids of one canonical shard."""
+        first = shard * self.shard_rows
+        return range(first, min(first + self.shard_rows, self.samples))
+
+    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+        """Ids that `rank` of `world` serves at `step` (from 0) of `epoch`: int64 [batch_size / world].
+
+        Ids stand in the order of the canonical shards, so the ranks' ids, joined, are the batch of a single rank.
+        Raises ValueError for a step beyond the epoch, or a world that does not divide the canonical shards.
+        """
+        self._check_position(epoch, step, rank, world)
+        shards = self.canonical_shards // world
+        ids = np.empty((shards, self.rows_per_step), dtype=np.int64)
+        for row, shard in zip(ids, range(rank * shards, (rank + 1) * shards), strict=True):
+            self._fill_from_shard(row, shard, epoch, step)
+        return ids.reshape(-1)
+
+    def _fill_from_shard(self, out: NDArray[np.int64], shard: int, epoch: int, step: int) -> None:
+        ids = self.shard_ids(shard)
+        key = np.uint64(_shard_key(np.uint64(self.seed), np.uint64(epoch), np.uint64(shard)))
+        place = step * out.size
+        _fill(out, place, ids.start, len(ids), self.block_rows, self.window_blocks, self._lead(shard), key)
+
+    def _lead(self, shard: int) -> int:
+        """Blocks by which a shard's first window is cut short, so that the shards change windows at different steps.
+
+        The change doubles a shard's live blocks for one step, so only 2 * canonical_shards / window_blocks shards may
+        change together. The last shard changes with block 0 of the cycle and its short block may bring that forward
+        by less than a block, towards the shards at the cycle's last block: rounding down leaves fewest shards there.
+        """
+        if self.window_blocks == self.blocks_per_shard:
+            return 0
+        turn = (shard + 1) % self.canonical_shards
+        return -(turn * self.window_blocks // self.canonical_shards) % self.window_blocks
+
+    def _check_ranges(self) -> None:
+        for name in ("samples", "batch_size", "canonical_shards", "blocks_per_shard", "window_blocks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name):,}; it must be at least 1.")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed {self.seed} is not in 0 … 2**64 - 1; choose one that is.")
+
+    def _check_batch(self) -> None:
+        batch, shards = self.batch_size, self.canonical_shards
+        if batch % shards:
+            raise ValueError(
+                f"batch_size {batch:,} is not a multiple of canonical_shards {shards:,}. "
+                f"Use {-(-batch // shards) * shards:,}, or a number of shards that divides {batch:,}."
+            )
+        if self.rows_per_step < MIN_ROWS_PER_STEP:
+            raise ValueError(
+                f"batch_size {batch:,} takes {self.rows_per_step} ids of each of the {shards:,} canonical shards, "
+                f"but the fewest is {MIN_ROWS_PER_STEP}. Raise batch_size to {MIN_ROWS_PER_STEP * shards:,} "
+                "or lower canonical_shards."
+            )
+
+    def _check_shards(self) -> None:
+        if self.block_rows > MAX_BLOCK_ROWS:
+            needed = -(-self.samples // (self.canonical_shards * MAX_BLOCK_ROWS))
+            raise ValueError(
+                f"{self.samples:,} samples in {self.canonical_shards:,} shards of {self.blocks_per_shard:,} blocks "
+                f"make blocks of {self.block_rows:,} rows, above {MAX_BLOCK_ROWS:,}. "
+                f"Raise blocks_per_shard to {needed:,}."
+            )
+        if self.steps_per_epoch < 1:
+            last = self.canonical_shards - 1
+            raise ValueError(
+                f"{self.samples:,} samples leave {len(self.shard_ids(last)):,} for the last of {last + 1:,} canonical "
+                f"shards ({self.blocks_per_shard:,} blocks of {self.block_rows:,} rows each), but a step takes "
+                f"{self.rows_per_step:,} of it. Lower batch_size, canonical_shards or blocks_per_shard, or add samples."
+            )
+
+    def _check_window(self) -> None:
+        window, blocks, shards = self.window_blocks, self.blocks_per_shard, self.canonical_shards
+        if window > blocks:
+            raise ValueError(
+                f"window_blocks {window:,} is above blocks_per_shard {blocks:,}; use {blocks:,} for a full shuffle."
+            )
+        if blocks <= window + 2:
+            return  # all blocks together stay within the bound on live blocks
+        if window > 2 * shards:
+            raise ValueError(
+                f"window_blocks {window:,} is above {2 * shards:,}, twice canonical_shards {shards:,}: one shard that "
+                f"changes windows would exceed {(window + 2) * shards:,} live blocks. Lower window_blocks to "
+                f"{2 * shards:,} or raise canonical_shards to {-(-window // 2):,}; {blocks:,} is a full shuffle."
+            )
+        if self.rows_per_step > self.block_rows:
+            raise ValueError(
+                f"a step takes {self.rows_per_step:,} ids of each shard, more than a block of {self.block_rows:,} "
+                "rows, so windows cannot bound the live blocks. "
+                "Lower blocks_per_shard or batch_size, or leave out the window."
+            )
+
+    def _check_position(self, epoch: int, step: int, rank: int, world: int) -> None:
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}; epochs count from 0.")
+        if not 0 <= step < self.steps_per_epoch:
+            raise ValueError(
+                f"step {step:,} is not in the epoch's steps 0 … {self.steps_per_epoch - 1:,}; "
+                "go on with the next epoch."
+            )
+        if world < 1 or self.canonical_shards % world:
+            raise ValueError(
+                f"world {world} does not divide canonical_shards {self.canonical_shards}. "
+                "Change the number of ranks, or start a run with canonical_shards a multiple of it."
+            )
+        if not 0 <= rank < world:
+            raise ValueError(f"rank {rank} is not in 0 … {world - 1}, the ranks of world {world}.")
+
+
+# Compiled code. Hashes are uint64 and places int, which is int64 here: numba makes float64 of a mixture.
+# `int` of a uint64 stays uint64, hence int(np.int64(…)).
+
+_compiled = njit(cache=True, nogil=True)
+
+# A round for each half. 2 pairs are the least for a pseudorandom permutation (Luby and Rackoff); the rest is margin.
+# Halves of one or two bits learn little in a round: with 6 pairs the orders of 5 things were still 2 % off uniform.
+_ROUND_PAIRS, _TINY_ROUND_PAIRS, _TINY_BITS = 4, 12, np.uint64(8)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
+_ZERO, _ONE = np.uint64(0), np.uint64(1)
+
+# What a shard's key is folded with: one number for each use, window w having _WINDOWS + w.
+_SHORT_BLOCK, _BLOCKS, _WINDOWS = 0, 1, 2
+
+
+@_compiled
+def _mix(x: np.uint64) -> np.uint64:
+    """Scramble 64 bits, one to one. Source: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    x = (x ^ (x >> _S30)) * _MIX_1
+    x = (x ^ (x >> _S27)) * _MIX_2
+    return x ^ (x >> _S31)
+
+
+@_compiled
+def _fold(key: np.uint64, value: np.uint64) -> np.uint64:
+    """A key for each value."""
+    return _mix(key ^ _mix(value + _GOLDEN))
+
+
+@_compiled
+def _shard_key(seed: np.uint64, epoch: np.uint64, shard: np.uint64) -> np.uint64:
+    return _fold(_fold(_fold(_GOLDEN, seed), epoch), shard)
+
+
+@_compiled
+def _shuffled(place: int, size: int, key: np.uint64) -> int:
+    """The image of `place` under the bijection of 0 … size - 1 that `key` chooses; fewer than 2 walks on average."""
+    right_bits, left_bits = _ZERO, _ZERO
+    while (_ONE << (left_bits + right_bits)) < np.uint64(size):
+        if left_bits > right_bits:
+            right_bits += _ONE
+        else:
+            left_bits += _ONE
+    left_mask, right_mask = (_ONE << left_bits) - _ONE, (_ONE << right_bits) - _ONE
+    round_pairs = _ROUND_PAIRS if left_bits + right_bits > _TINY_BITS else _TINY_ROUND_PAIRS
+    walker = np.uint64(place)
+    while True:
+        left, right = walker >> right_bits, walker & right_mask
+        round_key = key
+        for _ in range(round_pairs):
+            left ^= _mix(round_key + right) & left_mask
+            round_key += _GOLDEN
+            right ^= _mix(round_key + left) & right_mask
+            round_key += _GOLDEN
+        walker = (left << right_bits) | right
+        if walker < np.uint64(size):
+            return int(np.int64(walker))
+
+
+@_compiled
+def _start_of(turn: int, block_rows: int, short_turn: int, missing: int) -> int:
+    """The first place of the block that comes `turn`-th, where the `short_turn`-th lacks `missing` rows."""
+    return turn * block_rows - (missing if turn > short_turn else 0)
+
+
+@_compiled
+def _turn_at(place: int, block_rows: int, short_turn: int, missing: int) -> int:
+    """Which block in turn holds `place`: the inverse of `_start_of`."""
+    if place < (short_turn + 1) * block_rows - missing:
+        return place // block_rows
+    return (place + missing) // block_rows
+
+
+@_compiled
+def _fill(
+    out: NDArray[np.int64],
+    first_place: int,
+    first_id: int,
+    rows: int,
+    block_rows: int,
+    window: int,
+    lead: int,
+    key: np.uint64,
+) -> None:
+    """Write the ids at places first_place, first_place + 1, … of one shard's shuffled sequence into `out`."""
+    blocks = (rows + block_rows - 1) // block_rows
+    missing = blocks * block_rows - rows
+    # The last block, alone in being short, draws its turn by itself: then no bijection has to be inverted to find it.
+    short_turn = int(np.int64(_fold(key, np.uint64(_SHORT_BLOCK)) % np.uint64(blocks)))
+    blocks_key = _fold(key, np.uint64(_BLOCKS))
+    for i in range(out.size):
+        place = first_place + i
+        number = (_turn_at(place, block_rows, short_turn, missing) + lead) // window
+        low = _start_of(max(number * window - lead, 0), block_rows, short_turn, missing)
+        high = _start_of(min((number + 1) * window - lead, blocks), block_rows, short_turn, missing)
+        place = low + _shuffled(place - low, high - low, _fold(key, np.uint64(_WINDOWS + number)))
+        turn = _turn_at(place, block_rows, short_turn, missing)
+        block = blocks - 1
+        if turn != short_turn:
+            block = _shuffled(turn - (1 if turn > short_turn else 0), blocks - 1, blocks_key)
+        out[i] = first_id + block * block_rows + place - _start_of(turn, block_rows, short_turn, missing)

@@ -1,0 +1,65 @@
+"""The command line: `thermopile convert | train | inspect`. A thin shell over the library.
+
+Commands import what they need when they run: `--help` must not wait for torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .._version import __version__
+from ..pipeline.errors import DatasetError, DatasetExistsError, SourceError
+from ..state_store.errors import StateStoreError, StoreMismatchError
+from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingError
+from .convert_cmd import convert
+from .inspect_cmd import inspect
+from .train_cmd import train
+
+WRONG_USAGE = (ConfigError, DatasetExistsError, RunExistsError, StoreMismatchError)
+FAILURES = (DatasetError, SourceError, StateStoreError, RunError, TrainingError, OSError)
+
+
+class _Group(click.Group):
+    """Turns every error into one line on stderr and an exit code, unless --debug asks for the traceback."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if context.params["debug"]:
+                raise
+            raise _one_line(error) from error
+
+
+class _WrongUsage(click.ClickException):
+    exit_code = 2
+
+
+def _one_line(error: Exception) -> click.ClickException:
+    text = str(error) or type(error).__name__
+    if not isinstance(error, WRONG_USAGE + FAILURES):
+        text = f"{type(error).__name__}: {text} (this should not happen; `thermopile --debug …` shows where)"
+    text = " ".join(text.split())
+    return _WrongUsage(text) if isinstance(error, WRONG_USAGE) else click.ClickException(text)
+
+
+@click.group(
+    cls=_Group,
+    epilog="\b\nExamples:\n"
+    "  thermopile convert glyphs data/glyphs\n"
+    "  thermopile train --preset glyphs --data data/glyphs --out runs/glyphs\n"
+    "  thermopile inspect runs/glyphs\n\n"
+    "Exit codes: 0 done, 1 failed, 2 wrong usage.",
+)
+@click.version_option(__version__, prog_name="thermopile")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """Contrastive pretraining in which every sample has its own temperature."""
+
+
+for command in (convert, train, inspect):
+    main.add_command(command)

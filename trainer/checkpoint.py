@@ -1,0 +1,77 @@
+"""The model's half of a checkpoint. Its other half, the samples' state, is the snapshot that it names.
+
+checkpoints/step-N/ holds `training.pt` (tensors only: read without executing anything) and `checkpoint.json`;
+checkpoints/latest names the newest whole one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ValidationError
+
+from .errors import RunError
+from .files import sync_directory, write_atomically
+
+LATEST = "latest"
+_INFO, _TENSORS = "checkpoint.json", "training.pt"
+
+
+class CheckpointInfo(BaseModel, frozen=True, extra="forbid"):
+    """checkpoint.json."""
+
+    format: Literal[1] = 1
+    step: int
+    """Steps made when it was taken."""
+    snapshot: str
+    """Id of the snapshot of the samples' state taken at the same step boundary."""
+    order_version: int
+    """Version of the sample order that the step numbers refer to."""
+    dataset_fingerprint: str
+
+
+def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]) -> Path:
+    """Write checkpoints/step-N whole, then let `latest` name it. Replaces a directory of that name."""
+    final, building = folder / f"step-{info.step}", folder / f".step-{info.step}.partial"
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    buffer = io.BytesIO()
+    torch.save(training, buffer)
+    write_atomically(building / _TENSORS, buffer.getvalue())
+    write_atomically(building / _INFO, info.model_dump_json(indent=1).encode())
+    shutil.rmtree(final, ignore_errors=True)  # left by a run that was killed before `latest` named it
+    os.rename(building, final)
+    sync_directory(folder)
+    write_atomically(folder / LATEST, f"{final.name}\n".encode())
+    return final
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The directory that `latest` names, or None before the first checkpoint."""
+    try:
+        name = (folder / LATEST).read_text("utf-8").strip()
+    except FileNotFoundError:
+        return None
+    if not (name.startswith("step-") and name.removeprefix("step-").isdecimal()):
+        raise RunError(
+            f"{folder / LATEST} says {name[:40]!r}, not step-N: write the name of a directory beside it there"
+        )
+    return folder / name
+
+
+def load_checkpoint(path: Path, device: torch.device) -> tuple[CheckpointInfo, dict[str, Any]]:
+    """Read a checkpoint. Raises RunError where it is damaged."""
+    try:
+        info = CheckpointInfo.model_validate(json.loads((path / _INFO).read_text("utf-8")))
+        training = torch.load(path / _TENSORS, map_location=device, weights_only=True)
+    except (OSError, ValueError, ValidationError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"{path} is damaged ({reason}); name an older one in {path.parent / LATEST}") from error
+    return info, training

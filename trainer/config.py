@@ -1,0 +1,218 @@
+"""A run's settings: frozen models, read from TOML and `key=value`, written back in full as RUN/config.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
+
+from .errors import ConfigError
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+class _Section(BaseModel):
+    """A table of the TOML file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataConfig(_Section):
+    """What is read, and how it becomes batches."""
+
+    path: str = ""
+    """The dataset directory; `--data`."""
+    loader: Literal["ffcv"] = "ffcv"
+    """Who decodes."""
+    recipe: Literal["auto", "clip", "crop_flip"] = "auto"
+    """Augmentation; auto is `clip` for pairs and `crop_flip` for images."""
+    image_size: int = Field(default=224, ge=8)
+    """Side of a view in pixels."""
+    workers: NonNegativeInt = 0
+    """Decoding threads; 0 is one per core."""
+    ahead: PositiveInt = 2
+    """Batches decoded before they are asked for."""
+
+
+class EncoderConfig(_Section):
+    """One encoder: a built-in by name, or `hf:` and a model of transformers, built from its config."""
+
+    name: str = "auto"
+    """auto is `conv` for images and `mean_embedding` for text."""
+    config: dict[str, bool | int | float | str | list[int]] = {}
+    """Overrides of the encoder's own settings."""
+
+
+class ModelConfig(_Section):
+    """The encoders and the space they share."""
+
+    dim: PositiveInt = 64
+    """Width d of the features."""
+    image: EncoderConfig = EncoderConfig()
+    text: EncoderConfig = EncoderConfig()
+
+
+class ObjectiveConfig(BaseModel):
+    """The loss; every key but these two is a setting of the objective itself (docs/objectives.md)."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = "isogclr"
+    mode: Literal["auto", "bimodal", "unimodal"] = "auto"
+    """auto is bimodal for pairs and unimodal for images."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class OptimizerConfig(_Section):
+    """AdamW, with warm-up and a cosine to zero."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: PositiveFloat = 1e-3
+    """Highest learning rate, reached after the warm-up."""
+    warmup_steps: NonNegativeInt = 200
+    """Steps in which the learning rate rises from 0 to lr."""
+    weight_decay: NonNegativeFloat = 0.02
+    """Not applied to biases, norms and the objective's parameters."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+
+
+class CheckpointConfig(_Section):
+    """When a run is saved; the last step always is."""
+
+    every_steps: NonNegativeInt = 0
+    """0: not by steps."""
+    every_minutes: NonNegativeFloat = 15.0
+    """0: not by the clock."""
+
+
+class TrainConfig(_Section):
+    """Everything that decides a run."""
+
+    seed: NonNegativeInt = 0
+    """Order, augmentation and initial weights follow from it."""
+    epochs: PositiveInt = 20
+    batch_size: PositiveInt = 256
+    """Global: over all ranks."""
+    canonical_shards: NonNegativeInt = 0
+    """Ranges that the ids are cut into for the order; 0 chooses 8, or fewer for small batches."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    log_every: PositiveInt = 10
+    """Steps between two looks at the device; metrics.jsonl has a line for every step all the same."""
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+
+FREE_TO_CHANGE = frozenset({"data.path", "data.workers", "data.ahead", "log_every"})
+"""Settings (and all of `checkpoint`) that change no result, so that a resumed run may have others."""
+
+
+def load_config(tree: Mapping[str, Any]) -> TrainConfig:
+    """Check a tree of settings. Raises ConfigError naming every bad key, and for a typo the nearest valid one."""
+    try:
+        return TrainConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(dict(e)) for e in error.errors())) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a file, not yet checked. Raises ConfigError where it is missing or no TOML."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from None
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """The settings of a preset. Raises ConfigError where there is none of that name, listing those there are."""
+    known = sorted(str(path.relative_to(PRESETS).with_suffix("")) for path in PRESETS.rglob("*.toml"))
+    if name not in known:
+        raise ConfigError(f"there is no preset {name!r}; there are: {', '.join(known)}")
+    return read_toml(PRESETS / f"{name}.toml")
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Write `a.b=value` into the tree, in place; a value is TOML, or plain text where it is none."""
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{override!r} is not key=value, as in optimizer.lr=0.001")
+        *tables, last = key.split(".")
+        table = tree
+        for name in tables:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{key}: {name} is a value, not a table of settings")
+        table[last] = _toml_value(text)
+
+
+def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
+    """Write `other` into `tree`, in place; tables are merged, values replaced."""
+    for key, value in other.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            merge(tree[key], value)
+        else:
+            tree[key] = value
+
+
+def to_tree(config: TrainConfig) -> dict[str, Any]:
+    """The settings as TOML has them."""
+    return config.model_dump(mode="json", exclude_none=True)
+
+
+def to_toml(config: TrainConfig) -> str:
+    return tomli_w.dumps(to_tree(config))
+
+
+def differences(run: TrainConfig, asked: TrainConfig) -> list[str]:
+    """What `asked` would change in a run's results, as 'key: the run has X, asked for Y'."""
+    have, want = _flat(to_tree(run)), _flat(to_tree(asked))
+    return [
+        f"{key}: the run has {have.get(key, 'no such setting')!r}, asked for {want.get(key, 'no such setting')!r}"
+        for key in sorted(have.keys() | want.keys())
+        if have.get(key) != want.get(key) and key not in FREE_TO_CHANGE and not key.startswith("checkpoint.")
+    ]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explain(error: dict[str, Any]) -> str:
+    key = ".".join(map(str, error["loc"]))
+    if error["type"] != "extra_forbidden":
+        return f"{key} = {error['input']!r}: {error['msg']}"
+    near = get_close_matches(key, _flat(to_tree(TrainConfig())), n=1, cutoff=0.5)
+    return f"there is no setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")

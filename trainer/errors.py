@@ -1,0 +1,17 @@
+"""What can go wrong with a run, grouped by what a caller would do about it."""
+
+
+class ConfigError(Exception):
+    """A setting is unknown, out of range, or not what the run was started with: the user corrects it."""
+
+
+class RunError(Exception):
+    """A run directory cannot be started, resumed or read as asked."""
+
+
+class RunExistsError(RunError):
+    """The directory to start a run in is there already; nothing was touched."""
+
+
+class TrainingError(Exception):
+    """Training cannot go on; the last checkpoint stands."""

@@ -1,0 +1,77 @@
+"""metrics.jsonl: a line for every step, though the device is asked only once in a while."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from .errors import TrainingError
+from .files import write_atomically
+
+
+class MetricsLog:
+    """Collects the steps' scalars where they are and writes them out when told to.
+
+    `flush` waits for the device: it is the one place in a run that does.
+    """
+
+    def __init__(self, path: Path, *, keep_steps: int) -> None:
+        """Open the log; lines of steps after keep_steps, and a line cut off by a crash, are dropped."""
+        if path.exists():
+            write_atomically(path, b"".join(_lines_up_to(path, keep_steps)))
+        self._file = path.open("ab")
+        self._waiting: list[dict[str, Tensor | float]] = []
+
+    def add(self, scalars: Mapping[str, Tensor | float]) -> None:
+        """Keep one step's scalars; `step` and `loss` are among them."""
+        self._waiting.append(dict(scalars))
+
+    def flush(self) -> list[dict[str, float]]:
+        """Write the steps added since the last flush and return them.
+
+        Raises TrainingError where a loss is not finite.
+        """
+        steps, self._waiting = self._waiting, []
+        tensors = [value.detach().double() for step in steps for value in step.values() if isinstance(value, Tensor)]
+        numbers = iter(torch.stack(tensors).tolist() if tensors else ())
+        lines = [
+            {name: next(numbers) if isinstance(value, Tensor) else value for name, value in step.items()}
+            for step in steps
+        ]
+        for line in lines:
+            if not math.isfinite(line["loss"]):
+                raise TrainingError(f"the loss is {line['loss']} at step {line['step']}; lower the learning rate")
+            # JSON has no infinity.
+            finite = {name: value if math.isfinite(value) else None for name, value in line.items()}
+            self._file.write(json.dumps(finite).encode() + b"\n")
+        self._file.flush()
+        return lines
+
+    def sync(self) -> None:
+        """Make what was written durable."""
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def _lines_up_to(path: Path, step: int) -> list[bytes]:
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+            break
+        kept.append(line)
+    return kept

@@ -1,0 +1,62 @@
+"""Where a run keeps what. docs/formats.md describes each file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import TrainConfig, load_config, read_toml, to_toml
+from .errors import ConfigError, RunError, RunExistsError
+from .files import write_atomically
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The paths of one run."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report"
+
+    def exists(self) -> bool:
+        return self.config_file.is_file()
+
+    def create(self, config: TrainConfig) -> None:
+        """Make the directory and write the resolved settings.
+
+        Raises RunExistsError where there is something already.
+        """
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            what = "holds a run; continue it with --resume" if self.exists() else "is not empty"
+            raise RunExistsError(f"{self.path} {what}, or choose another directory with --out")
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.config_file, to_toml(config).encode())
+
+    def config(self) -> TrainConfig:
+        """The settings the run was started with. Raises RunError where the directory is no run."""
+        if not self.exists():
+            raise RunError(
+                f"{self.path} is no run: it has no {self.config_file.name}. Start one with `thermopile train`."
+            )
+        try:
+            return load_config(read_toml(self.config_file))
+        except ConfigError as error:
+            raise RunError(f"{self.config_file} is damaged: {error}") from error

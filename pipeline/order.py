@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from .keyed import GOLDEN, compiled, fold, mix
 
 ORDER_VERSION = 1
 """Names the mapping below. Raise it with any change that moves an id: a resumed run relies on the same order."""
@@ -221,41 +222,21 @@ class Order:
 # Compiled code. Hashes are uint64 and places int, which is int64 here: numba makes float64 of a mixture.
 # `int` of a uint64 stays uint64, hence int(np.int64(…)).
 
-_compiled = njit(cache=True, nogil=True)
-
 # A round for each half. 2 pairs are the least for a pseudorandom permutation (Luby and Rackoff); the rest is margin.
 # Halves of one or two bits learn little in a round: with 6 pairs the orders of 5 things were still 2 % off uniform.
 _ROUND_PAIRS, _TINY_ROUND_PAIRS, _TINY_BITS = 4, 12, np.uint64(8)
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
-_S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
 # What a shard's key is folded with: one number for each use, window w having _WINDOWS + w.
 _SHORT_BLOCK, _BLOCKS, _WINDOWS = 0, 1, 2
 
 
-@_compiled
-def _mix(x: np.uint64) -> np.uint64:
-    """Scramble 64 bits, one to one. Source: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
-    x = (x ^ (x >> _S30)) * _MIX_1
-    x = (x ^ (x >> _S27)) * _MIX_2
-    return x ^ (x >> _S31)
-
-
-@_compiled
-def _fold(key: np.uint64, value: np.uint64) -> np.uint64:
-    """A key for each value."""
-    return _mix(key ^ _mix(value + _GOLDEN))
-
-
-@_compiled
+@compiled
 def _shard_key(seed: np.uint64, epoch: np.uint64, shard: np.uint64) -> np.uint64:
-    return _fold(_fold(_fold(_GOLDEN, seed), epoch), shard)
+    return fold(fold(fold(GOLDEN, seed), epoch), shard)
 
 
-@_compiled
+@compiled
 def _shuffled(place: int, size: int, key: np.uint64) -> int:
     """The image of `place` under the bijection of 0 … size - 1 that `key` chooses; fewer than 2 walks on average."""
     right_bits, left_bits = _ZERO, _ZERO
@@ -271,22 +252,22 @@ def _shuffled(place: int, size: int, key: np.uint64) -> int:
         left, right = walker >> right_bits, walker & right_mask
         round_key = key
         for _ in range(round_pairs):
-            left ^= _mix(round_key + right) & left_mask
-            round_key += _GOLDEN
-            right ^= _mix(round_key + left) & right_mask
-            round_key += _GOLDEN
+            left ^= mix(round_key + right) & left_mask
+            round_key += GOLDEN
+            right ^= mix(round_key + left) & right_mask
+            round_key += GOLDEN
         walker = (left << right_bits) | right
         if walker < np.uint64(size):
             return int(np.int64(walker))
 
 
-@_compiled
+@compiled
 def _start_of(turn: int, block_rows: int, short_turn: int, missing: int) -> int:
     """The first place of the block that comes `turn`-th, where the `short_turn`-th lacks `missing` rows."""
     return turn * block_rows - (missing if turn > short_turn else 0)
 
 
-@_compiled
+@compiled
 def _turn_at(place: int, block_rows: int, short_turn: int, missing: int) -> int:
     """Which block in turn holds `place`: the inverse of `_start_of`."""
     if place < (short_turn + 1) * block_rows - missing:
@@ -294,7 +275,7 @@ def _turn_at(place: int, block_rows: int, short_turn: int, missing: int) -> int:
     return (place + missing) // block_rows
 
 
-@_compiled
+@compiled
 def _fill(
     out: NDArray[np.int64],
     first_place: int,
@@ -309,14 +290,14 @@ def _fill(
     blocks = (rows + block_rows - 1) // block_rows
     missing = blocks * block_rows - rows
     # The last block, alone in being short, draws its turn by itself: then no bijection has to be inverted to find it.
-    short_turn = int(np.int64(_fold(key, np.uint64(_SHORT_BLOCK)) % np.uint64(blocks)))
-    blocks_key = _fold(key, np.uint64(_BLOCKS))
+    short_turn = int(np.int64(fold(key, np.uint64(_SHORT_BLOCK)) % np.uint64(blocks)))
+    blocks_key = fold(key, np.uint64(_BLOCKS))
     for i in range(out.size):
         place = first_place + i
         number = (_turn_at(place, block_rows, short_turn, missing) + lead) // window
         low = _start_of(max(number * window - lead, 0), block_rows, short_turn, missing)
         high = _start_of(min((number + 1) * window - lead, blocks), block_rows, short_turn, missing)
-        place = low + _shuffled(place - low, high - low, _fold(key, np.uint64(_WINDOWS + number)))
+        place = low + _shuffled(place - low, high - low, fold(key, np.uint64(_WINDOWS + number)))
         turn = _turn_at(place, block_rows, short_turn, missing)
         block = blocks - 1
         if turn != short_turn:

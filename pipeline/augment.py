@@ -1,10 +1,11 @@
 """Augmentation of a view: which part of the picture, and whether mirrored, as a function of (seed, epoch, id, view)."""
 
 import math
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from .keyed import GOLDEN, compiled, fold, uniform
 
@@ -27,6 +28,16 @@ class Recipe(BaseModel, frozen=True, extra="forbid"):
     """Subtracted from each channel, with pixels in [0, 1]."""
     std: tuple[float, float, float] = IMAGENET_STD
     """Divides each channel after that."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale {self.scale} is not 0 < from <= to <= 1")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ValueError(f"ratio {self.ratio} is not 0 < from <= to")
+        if min(self.std) <= 0:
+            raise ValueError(f"std {self.std} is not above 0 in every channel")
+        return self
 
 
 RECIPES: dict[str, Recipe] = {

@@ -114,9 +114,7 @@ class Beton:
         image = metadata["image"]
         self._map = np.memmap(path, dtype=np.uint8, mode="r")
         base = np.uint64(self._map.ctypes.data)
-        by_ptr = np.argsort(reader.alloc_table["ptr"])
-        place = np.searchsorted(reader.alloc_table["ptr"], image["data_ptr"], sorter=by_ptr)
-        self.jpeg_bytes: NDArray[np.uint64] = reader.alloc_table["size"][by_ptr[place]]
+        self.jpeg_bytes: NDArray[np.uint64] = _allocated_bytes(path, reader, image["data_ptr"])
         """uint64 [rows]: length of each JPEG in bytes."""
         self._check_extent(path, image["data_ptr"] + self.jpeg_bytes)
         self.jpeg_address: NDArray[np.uint64] = image["data_ptr"] + base
@@ -152,3 +150,14 @@ class Beton:
         offsets = self._tokens_at[rows][:, None] + np.arange(4 * (self.context_length or 0), dtype=np.uint64)
         tokens: NDArray[np.int32] = self._map[offsets].view(np.int32)
         return tokens
+
+
+def _allocated_bytes(path: Path, reader: Reader, pointers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """How many bytes were written at each pointer, uint64 [rows]; the allocation table, written last, knows."""
+    table = reader.alloc_table[np.argsort(reader.alloc_table["ptr"])]
+    place = np.searchsorted(table["ptr"], pointers)
+    unfinished = reader.header["alloc_table_ptr"] == 0 or (place == len(table)).any()
+    if unfinished or (table["ptr"][place] != pointers).any():
+        raise DatasetError(f"{path} was not written to its end, or is damaged. Convert the dataset again.")
+    sizes: NDArray[np.uint64] = table["size"][place]
+    return sizes

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chisquare
+
 from thermopile.pipeline.order import MAX_BLOCK_ROWS, ORDER_VERSION, Order, _shuffled
 
 RELAXED = settings(deadline=None)  # the first example compiles

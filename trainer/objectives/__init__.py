@@ -1,1 +1,55 @@
+"""The losses, by name. A new one is a file here, a line in OBJECTIVES, a test."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from .base import Objective, Outcome, Progress, Settings
+from .clip import Clip
+from .isogclr import Isogclr
+
+__all__ = ["OBJECTIVES", "Objective", "Outcome", "Progress", "create_objective"]
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "clip": Clip,
+    "isogclr": Isogclr,
+}
+
+
+def create_objective(name: str, mode: str = "bimodal", **settings: Any) -> Objective:
+    """Make the objective `name` of OBJECTIVES for `mode`: "bimodal" (image-text pairs) or "unimodal" (two views each).
+
+    settings: keyword arguments of the objective's settings model, `OBJECTIVES[name].settings_of_mode[mode]`.
+    Raises ValueError for an unknown name, mode or setting, and for a value out of range.
+    """
+    if name not in OBJECTIVES:
+        raise ValueError(f"objective '{name}' is unknown{_nearest(name, OBJECTIVES)}; valid: {', '.join(OBJECTIVES)}")
+    models = OBJECTIVES[name].settings_of_mode
+    if mode not in models:
+        raise ValueError(f"objective '{name}' has no mode '{mode}'{_nearest(mode, models)}; valid: {', '.join(models)}")
+    return OBJECTIVES[name](mode, _check_settings(name, models[mode], settings))
+
+
+def _check_settings(name: str, model: type[Settings], settings: dict[str, Any]) -> Settings:
+    known = model.model_fields
+    for key in settings:
+        if key not in known:
+            raise ValueError(f"'{name}' has no setting '{key}'{_nearest(key, known)}; valid: {', '.join(known)}")
+    try:
+        return model(**settings)
+    except ValidationError as error:
+        raise ValueError(f"objective '{name}': {'; '.join(_describe(part) for part in error.errors())}") from None
+
+
+def _describe(part: Any) -> str:
+    """One finding of pydantic in one line: which setting, what it is, what it may be."""
+    if part["loc"]:
+        return f"{part['loc'][0]} = {part['input']!r}: {part['msg']}"
+    return str(part["msg"]).removeprefix("Value error, ")
+
+
+def _nearest(given: str, valid: Iterable[str]) -> str:
+    nearest = get_close_matches(given, list(valid), n=1)
+    return f" (did you mean '{nearest[0]}'?)" if nearest else ""

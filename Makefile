@@ -1,0 +1,62 @@
+# `make demo` and `make test` set up all they need by themselves, once. The rest is for development.
+.PHONY: demo test soak lint format system clean
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+RUN = .venv/bin/thermopile
+# What ffcv compiles against, and what its OpenCV wheel loads.
+DEBIAN_PACKAGES = build-essential pkg-config libopencv-dev libturbojpeg0-dev libgl1 libglib2.0-0 python3-dev python3-venv
+
+demo: .venv/ready
+	test -f demo/glyphs-test/dataset.json || $(RUN) convert glyphs demo/glyphs --overwrite
+	$(RUN) train --preset glyphs --data demo/glyphs --out demo/run --resume
+	$(RUN) inspect demo/run
+
+test: lint
+	.venv/bin/pytest -m "not soak"
+
+# The same tests at full length: crashes, seeds, scale. Takes about half an hour.
+soak: .venv/ready
+	.venv/bin/pytest -m soak --timeout 3600
+
+# The link gives every module its real name, thermopile.…, whatever the checkout is called.
+lint: .venv/ready
+	mkdir -p build/types && ln -sfn ../.. build/types/thermopile
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+format: .venv/ready
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+# torch goes first: whatever asks for torch after it finds it there, and fetches no second build.
+.venv/ready: pyproject.toml constraints.txt | system
+	test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	.venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+system:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "thermopile needs Python 3.11 or newer; name one with: make PYTHON=python3.11 …"; exit 1; }
+	@pkg-config --exists opencv4 libturbojpeg 2>/dev/null && command -v c++ >/dev/null && $(PYTHON) -c $(HAS_VENV) || \
+	  $(INSTALL_PACKAGES)
+
+HAS_VENV = "import ensurepip, os, sysconfig as s; assert os.path.exists(s.get_paths()['include'] + '/Python.h')" 2>/dev/null
+
+define INSTALL_PACKAGES
+if ! command -v apt-get >/dev/null; then \
+    echo "ffcv is compiled here. Install a C++ compiler, pkg-config, and OpenCV 4 and libjpeg-turbo with headers, then run make again."; exit 1; \
+  elif [ "$$(id -u)" = 0 ]; then \
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(DEBIAN_PACKAGES); \
+  elif sudo -n true 2>/dev/null; then \
+    sudo apt-get update -qq && sudo DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(DEBIAN_PACKAGES); \
+  else \
+    echo "ffcv is compiled here. Install its Debian packages, then run make again:"; \
+    echo "  sudo apt-get install $(DEBIAN_PACKAGES)"; exit 1; \
+  fi
+endef
+
+clean:
+	rm -rf .venv build demo *.egg-info

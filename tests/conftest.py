@@ -1,0 +1,63 @@
+"""What every test shares: hypothesis' rules, and data made once."""
+
+import os
+
+# Before torch or hf libraries are imported: nothing here may ask the network.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from hypothesis import settings
+
+# The first example of a property compiles numba kernels; a deadline would fail it. Examples are the same in every run
+# of the tests, so that a failure is one for everybody.
+settings.register_profile("thermopile", deadline=None, derandomize=True)
+settings.load_profile("thermopile")
+
+from collections.abc import Callable  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from PIL import Image  # noqa: E402
+
+from thermopile.pipeline.convert import ConvertSettings, convert  # noqa: E402
+from thermopile.pipeline.dataset import Dataset  # noqa: E402
+from thermopile.pipeline.folder import FolderSource  # noqa: E402
+from thermopile.pipeline.glyphs import GlyphSource  # noqa: E402
+
+
+def noise(seed: int, height: int = 24, width: int = 32) -> Image.Image:
+    """A picture that no other seed gives: smooth, so that JPEG keeps it."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
+
+
+@pytest.fixture(scope="session")
+def draw() -> Callable[..., Image.Image]:
+    return noise
+
+
+@pytest.fixture(scope="session")
+def pairs_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """2,000 pairs: 20 glyphs of each of 100 classes, with captions."""
+    out = tmp_path_factory.mktemp("pairs") / "glyphs"
+    convert(GlyphSource(0, test=True), out, ConvertSettings(), workers=1)
+    return Dataset(out)
+
+
+@pytest.fixture(scope="session")
+def picture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 PNG pictures of several sizes in two folders; picture i is noise(i)."""
+    root = tmp_path_factory.mktemp("pictures")
+    for i in range(300):
+        path = root / ("cats" if i < 200 else "dogs") / f"{i:03d}.png"
+        path.parent.mkdir(exist_ok=True)
+        noise(i, height=24 + i % 7, width=32 + i % 5).save(path)
+    return root
+
+
+@pytest.fixture(scope="session")
+def images_dataset(picture_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """The picture folder, converted."""
+    out = tmp_path_factory.mktemp("images") / "pictures"
+    convert(FolderSource(picture_folder), out, ConvertSettings(), workers=1)
+    return Dataset(out)

@@ -1,0 +1,181 @@
+"""Conversion: a dataset directory that appears whole or not at all, the same whatever the number of workers."""
+
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import shutil
+from concurrent.futures.process import BrokenProcessPool
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.errors import DatasetError, DatasetExistsError, SourceError
+from thermopile.pipeline.folder import FolderSource
+from thermopile.pipeline.glyphs import GlyphSource
+
+
+def digests(root):
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_ids_are_dense_and_each_leads_to_the_pixels_of_its_source(images_dataset, picture_folder):
+    assert images_dataset.n == 300
+    rows = images_dataset.rows(range(300))
+    assert sorted(row["uri"] for row in rows) == sorted(
+        str(p.relative_to(picture_folder)) for p in picture_folder.rglob("*.png")
+    )
+    shard, place = images_dataset.locate(np.arange(300))
+    source = FolderSource(picture_folder)
+    for sample_id in range(0, 300, 23):
+        beton = images_dataset.beton(shard[sample_id])
+        assert source.uri(beton.source_index[place[sample_id]]) == rows[sample_id]["uri"]
+        original = np.asarray(Image.open(picture_folder / rows[sample_id]["uri"])).astype(int)
+        stored = np.asarray(Image.open(io.BytesIO(images_dataset.jpeg(sample_id)))).astype(int)
+        assert np.abs(stored - original).mean() < 8
+        assert (rows[sample_id]["height"], rows[sample_id]["width"]) == original.shape[:2]
+
+
+def test_classes_do_not_lie_together_in_the_order_of_the_ids(images_dataset):
+    groups = np.array(images_dataset.column("group").to_pylist())
+    assert set(groups) == {"cats", "dogs"}
+    assert 0.5 < (groups[:150] == "cats").mean() < 0.85  # 2/3 of all are cats
+
+
+def test_pairs_carry_the_caption_and_its_tokens(pairs_dataset):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(pairs_dataset.tokenizer_path))
+    for row in pairs_dataset.rows([0, 700, 1999]):
+        shard, place = pairs_dataset.locate(np.array([row["sample_id"]]))
+        tokens = pairs_dataset.beton(shard[0]).tokens(place)
+        assert tokens.shape == (1, pairs_dataset.index.tokenizer.context_length)
+        assert tokenizer.decode(tokens[0].tolist()) == row["caption"]
+
+
+def test_several_workers_and_shards_write_the_same_bytes_as_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("thermopile.pipeline.convert.MIN_SHARD_ROWS", 700)
+    source = GlyphSource(0, test=True)
+    for name, workers in (("one", 1), ("two", 2)):
+        convert(source, tmp_path / name, ConvertSettings(), workers=workers)
+    assert Dataset(tmp_path / "one").shards == 3
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+
+
+def test_another_seed_gives_other_ids_and_another_fingerprint(picture_folder, images_dataset, tmp_path):
+    convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(seed=1), workers=1)
+    other = Dataset(tmp_path / "out")
+    assert other.index.fingerprint != images_dataset.index.fingerprint
+    assert other.column("uri").to_pylist() != images_dataset.column("uri").to_pylist()
+
+
+@pytest.fixture(scope="module")
+def half_bad(tmp_path_factory, draw):
+    """Good pictures, one of another format than its name says, an empty file, a cut one and a page of HTML."""
+    root = tmp_path_factory.mktemp("mixed") / "in"
+    root.mkdir()
+    for i in range(20):
+        draw(i).save(root / f"good{i:02d}.jpg")
+    (root / "empty.png").write_bytes(b"")
+    (root / "page.jpg").write_bytes(b"<html>not found</html>")
+    (root / "cut.jpg").write_bytes((root / "good00.jpg").read_bytes()[:300])
+    draw(99).save(root / "really_png.jpg", "PNG")
+    out = root.parent / "out"
+    return convert(FolderSource(root), out, ConvertSettings(), workers=1)
+
+
+def test_unusable_pictures_are_left_out_and_counted(half_bad):
+    assert (half_bad.samples, half_bad.left_out) == (21, 3)
+    assert Dataset(half_bad.path).n == 21
+
+
+def test_what_was_left_out_is_listed_with_the_reason(half_bad):
+    lines = [json.loads(line) for line in (half_bad.path / "errors.jsonl").read_text().splitlines()]
+    assert {line["uri"] for line in lines} == {"empty.png", "page.jpg", "cut.jpg"}
+    assert all(line["reason"] for line in lines)
+
+
+def test_ids_stay_dense_where_samples_are_left_out(half_bad):
+    dataset = Dataset(half_bad.path)
+    uris = [row["uri"] for row in dataset.rows(range(21))]
+    shards, rows = dataset.locate(np.arange(21))
+    source_index = [dataset.beton(s).source_index[r] for s, r in zip(shards, rows, strict=True)]
+    listing = sorted([*(f"good{i:02d}.jpg" for i in range(20)), "empty.png", "page.jpg", "cut.jpg", "really_png.jpg"])
+    assert [listing[i] for i in source_index] == uris
+
+
+def test_a_source_without_one_usable_sample_leaves_nothing_behind(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.png").write_bytes(b"no")
+    with pytest.raises(SourceError, match=r"none of the 1 samples is usable.*a\.png"):
+        convert(FolderSource(tmp_path / "in"), tmp_path / "out", ConvertSettings(), workers=1)
+    assert os.listdir(tmp_path) == ["in"]
+
+
+def test_an_existing_directory_is_refused_and_stays_as_it_was(tmp_path, picture_folder):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letters.txt").write_text("dear …")
+    for overwrite in (False, True):
+        with pytest.raises(DatasetExistsError):
+            convert(FolderSource(picture_folder), tmp_path / "mine", ConvertSettings(), workers=1, overwrite=overwrite)
+    assert (tmp_path / "mine" / "letters.txt").read_text() == "dear …"
+
+
+def test_overwriting_replaces_a_dataset_only_once_the_new_one_is_whole(tmp_path, images_dataset, picture_folder):
+    out = tmp_path / "out"
+    shutil.copytree(images_dataset.path, out)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.png").write_bytes(b"no")
+    with pytest.raises(SourceError):
+        convert(FolderSource(tmp_path / "bad"), out, ConvertSettings(), workers=1, overwrite=True)
+    assert Dataset(out).index.fingerprint == images_dataset.index.fingerprint
+    convert(FolderSource(picture_folder), out, ConvertSettings(seed=5), workers=1, overwrite=True)
+    assert Dataset(out).index.fingerprint != images_dataset.index.fingerprint
+    assert sorted(os.listdir(tmp_path)) == ["bad", "out"]
+
+
+def test_a_worker_that_is_killed_ends_the_conversion_with_an_error(tmp_path, picture_folder):
+    def kill_the_worker(done):
+        for process in multiprocessing.active_children():
+            process.kill()
+
+    with pytest.raises(BrokenProcessPool):
+        convert(
+            FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1, on_progress=kill_the_worker
+        )
+    assert os.listdir(tmp_path) == []
+
+
+def edit(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "dataset.json").unlink(), "no dataset"),
+        (lambda d: (d / "dataset.json").write_text("{"), "cannot be used"),
+        (lambda d: edit(d / "dataset.json", "300", "299"), "by hand"),
+        (lambda d: edit(d / "dataset.json", '"n": 300', '"n": 299'), "prefix sums"),
+        (lambda d: (d / "shards" / "shard-00000.beton").unlink(), r"shard-00000\.beton is missing"),
+    ],
+)  # fmt: skip
+def test_a_damaged_dataset_is_refused_by_name(tmp_path, images_dataset, damage, message):
+    shutil.copytree(images_dataset.path, tmp_path / "copy")
+    damage(tmp_path / "copy")
+    with pytest.raises(DatasetError, match=message):
+        Dataset(tmp_path / "copy")
+
+
+def test_an_id_out_of_range_is_an_error_and_never_wraps(images_dataset):
+    for sample_id in (-1, 300):
+        with pytest.raises(DatasetError, match="0 to 299"):
+            images_dataset.locate(np.array([0, sample_id]))

@@ -1,0 +1,60 @@
+"""A folder of pictures as a source."""
+
+import os
+
+import pytest
+
+from thermopile.pipeline.errors import BadSampleError, SourceError
+from thermopile.pipeline.folder import FolderSource
+
+
+def touch(path, data=b"x"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def test_pictures_are_listed_in_the_order_of_their_names_and_other_files_are_not(tmp_path):
+    for name in ("b/2.png", "a/9.JPG", "a/10.jpeg", "notes.txt", "c.webp"):
+        touch(tmp_path / name)
+    source = FolderSource(tmp_path)
+    assert [source.uri(i) for i in range(len(source))] == ["a/10.jpeg", "a/9.JPG", "b/2.png", "c.webp"]
+
+
+def test_the_first_folder_on_the_way_is_the_class_and_a_flat_picture_has_none(tmp_path):
+    for name in ("cats/deep/1.png", "dogs/2.png", "3.png"):
+        touch(tmp_path / name)
+    source = FolderSource(tmp_path)
+    assert {source[i].uri: source[i].group for i in range(3)} == {
+        "cats/deep/1.png": "cats", "dogs/2.png": "dogs", "3.png": None,
+    }  # fmt: skip
+
+
+def test_a_missing_folder_and_one_without_pictures_are_refused(tmp_path):
+    with pytest.raises(SourceError, match="not a folder"):
+        FolderSource(tmp_path / "nowhere")
+    touch(tmp_path / "readme.txt")
+    with pytest.raises(SourceError, match="holds no picture"):
+        FolderSource(tmp_path)
+
+
+def test_a_circle_of_links_is_not_walked(tmp_path):
+    touch(tmp_path / "a" / "1.png")
+    (tmp_path / "a" / "again").symlink_to(tmp_path)
+    assert len(FolderSource(tmp_path)) == 1
+
+
+def test_a_name_that_is_not_utf8_is_read_and_shown_escaped(tmp_path):
+    path = os.path.join(os.fsencode(tmp_path), b"caf\xe9.png")
+    with open(path, "wb") as file:
+        file.write(b"pixels")
+    source = FolderSource(tmp_path)
+    assert source[0].picture == b"pixels"
+    assert source[0].uri == r"caf\xe9.png"
+
+
+def test_a_picture_that_is_gone_is_a_bad_sample(tmp_path):
+    touch(tmp_path / "1.png")
+    source = FolderSource(tmp_path)
+    (tmp_path / "1.png").unlink()
+    with pytest.raises(BadSampleError, match="No such file"):
+        source[0]

@@ -1,0 +1,61 @@
+"""Every objective against the reference: inputs and outputs made by plain loops over anchors, in float64."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
+
+VECTORS = Path(__file__).parents[2] / "data" / "vectors"
+CASES = [entry for entry in json.loads((VECTORS / "index.json").read_text()) if entry["objective"] in OBJECTIVES]
+SETTING_OF_KEY = {"clip": "grad_clip", "tau": "tau_init"}
+
+
+def error(given, reference):
+    """max|given - reference| / max|reference|, the measure of the tolerances below."""
+    return np.abs(given - reference).max() / np.abs(reference).max()
+
+
+def make_objective(entry):
+    """The objective of one entry of the index, with those of its configuration's values that the objective knows."""
+    known = OBJECTIVES[entry["objective"]].settings_of_mode[entry["mode"]].model_fields
+    renamed = {SETTING_OF_KEY.get(key, key): value for key, value in entry["config"].items()}
+    settings = {key: value for key, value in renamed.items() if key in known}
+    return create_objective(entry["objective"], entry["mode"], **settings)
+
+
+def errors_of(entry, dtype):
+    """Error of each output array of one case, computed in `dtype`."""
+    arrays = np.load(VECTORS / entry["file"])
+    tensors = {name: torch.tensor(array).to(dtype) for name, array in arrays.items()}
+    state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
+    first, second = tensors["first"].requires_grad_(), tensors["second"].requires_grad_()
+    objective = make_objective(entry).to(dtype)
+    outcome = objective(first, second, state, Progress(step=0, steps_per_epoch=10))
+    outcome.loss.backward()
+
+    outputs = {"value": outcome.loss.detach(), "grad_first": first.grad, "grad_second": second.grad}
+    outputs |= {f"new/{name}": value for name, value in outcome.state.items() if name != "visits"}
+    outputs |= {f"grad_{name}": parameter.grad for name, parameter in objective.named_parameters()}
+    assert all(value.dtype == dtype for value in outputs.values())
+    assert outputs.keys() == {name for name in arrays if name.startswith(("value", "grad_", "new/"))}
+    return {name: error(value.numpy(), arrays[name]) for name, value in outputs.items()}
+
+
+def test_there_are_vectors_for_every_objective_and_mode():
+    covered = {(entry["objective"], entry["mode"]) for entry in CASES}
+    assert covered == {(name, mode) for name, objective in OBJECTIVES.items() for mode in objective.settings_of_mode}
+
+
+@pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry["file"])
+def test_value_gradients_and_new_state_agree_with_the_reference_in_float64(entry):
+    assert {name: wrong for name, wrong in errors_of(entry, torch.float64).items() if not wrong <= 1e-9} == {}
+
+
+@pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry["file"])
+def test_value_gradients_and_new_state_agree_with_the_reference_in_float32(entry):
+    tolerance = 1e-3 if entry["case"] == "cold" else 1e-4
+    assert {name: wrong for name, wrong in errors_of(entry, torch.float32).items() if not wrong <= tolerance} == {}

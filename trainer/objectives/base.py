@@ -1,0 +1,103 @@
+"""What every objective has in common: its settings' rules, its inputs, its outcome."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training has come; every schedule of an objective is a pure function of it."""
+
+    step: int
+    """Steps already made: 0 in the first step of a run."""
+    steps_per_epoch: int
+    """Steps of one pass over the data, at least 1."""
+
+    def __post_init__(self) -> None:
+        if self.step < 0 or self.steps_per_epoch < 1:
+            raise ValueError(
+                f"Progress(step={self.step}, steps_per_epoch={self.steps_per_epoch}): "
+                "step counts from 0 and steps_per_epoch from 1"
+            )
+
+    @property
+    def epoch(self) -> int:
+        """Whole epochs already made."""
+        return self.step // self.steps_per_epoch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one step of an objective gives back."""
+
+    loss: Tensor
+    """Scalar, float32 or wider; its `backward()` reaches the features and the objective's own parameters."""
+    state: dict[str, Tensor]
+    """The batch's new rows, each [b] in the dtype it came in: the fields of the objective, and `visits` plus one."""
+    metrics: dict[str, Tensor]
+    """Scalars on the features' device, by name; reading one waits for the device."""
+
+
+class Settings(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """Base of every objective's settings: frozen, no unknown keys, no NaN or infinity."""
+
+
+class Objective(nn.Module):
+    """A loss over two batches of features that reads and renews the state of the batch's samples.
+
+    `objective(first, second, state, progress)` takes unit-norm features [b, d] of the same b distinct samples in the
+    same order (bimodal: image and text; unimodal: two views), and the state of those samples, each tensor [b].
+    """
+
+    settings_of_mode: ClassVar[dict[str, type[Settings]]]
+    """Settings by mode; its keys are the modes that the objective knows."""
+
+    settings: Settings
+    """The settings in force, defaults filled in."""
+
+    fields: dict[str, float]
+    """Schema of the per-sample state: path of a field -> the value that a sample never seen has."""
+
+    def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
+        """Value, gradients and new state of one step. Raises ValueError for shapes or state that do not fit."""
+        raise NotImplementedError
+
+
+def check_features(first: Tensor, second: Tensor) -> None:
+    """Raise ValueError unless both are floating [b, d] of one shape with b >= 2 (a batch of one has no negatives)."""
+    if first.dim() != 2 or first.shape != second.shape:
+        raise ValueError(
+            f"features: first is {list(first.shape)} and second {list(second.shape)}; "
+            "both must be [b, d], row i of each from the same sample"
+        )
+    if not (first.is_floating_point() and second.is_floating_point()):
+        raise ValueError(f"features: first is {first.dtype} and second {second.dtype}; both must be floating point")
+    if len(first) < 2:
+        raise ValueError("features: a batch of 1 sample has no negatives; use a batch of at least 2")
+
+
+def check_state(state: Mapping[str, Tensor], fields: Mapping[str, float], batch_size: int) -> None:
+    """Raise ValueError unless `state` holds every field and `visits`, each [batch_size]."""
+    for name in (*fields, "visits"):
+        if name not in state:
+            raise ValueError(f"state: '{name}' is missing; given {sorted(state)}")
+        if state[name].shape != (batch_size,):
+            raise ValueError(
+                f"state: '{name}' is {list(state[name].shape)} but the batch has {batch_size} samples; "
+                f"pass [{batch_size}], in the order of the features' rows"
+            )
+
+
+def count_visit(visits: Tensor) -> Tensor:
+    """`visits` plus one, [b] in its own dtype; by way of int64, for torch does not add in uint32."""
+    return (visits.to(torch.int64) + 1).to(visits.dtype)
+
+
+def working_dtype(first: Tensor, second: Tensor) -> torch.dtype:
+    """The dtype to compute in: that of the wider features, and at least float32."""
+    return torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)

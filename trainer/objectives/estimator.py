@@ -1,0 +1,45 @@
+"""The moving-average estimator s of the inner value g, kept in logs."""
+
+import math
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from .base import Progress, Settings
+from .schedules import cosine_by_epoch
+
+
+class EstimatorSettings(Settings, frozen=True):
+    """How fast the estimator follows the batches."""
+
+    gamma: float = Field(default=0.8, gt=0.0, le=1.0)
+    """Weight of the new value in s, in (0, 1]; 1 keeps no memory; unused with gamma_decay_epochs. iSogCLR eq 12."""
+    gamma_min: float = Field(default=0.2, gt=0.0, le=1.0)
+    """Where the cosine of gamma ends, in (0, 1]; used only with gamma_decay_epochs. FastCLIP section 5."""
+    gamma_decay_epochs: int | None = Field(default=None, ge=1)
+    """Epochs, 1 or more, in which gamma falls by a cosine from 1 to gamma_min; unset: constant. FastCLIP section 5."""
+    eps: float = Field(default=0.0, ge=0.0)
+    """Added to s where it is divided by or its log taken, 0 or more; 0 adds nothing. FastCLIP eq 2-7."""
+
+    def gamma_at(self, progress: Progress) -> float:
+        """The weight of the new value in this step."""
+        if self.gamma_decay_epochs is None:
+            return self.gamma
+        return cosine_by_epoch(progress, 1.0, self.gamma_min, self.gamma_decay_epochs)
+
+
+def update_log_s(log_s: Tensor, log_g: Tensor, gamma: float) -> Tensor:
+    """Move s toward this batch's inner value, in logs: s <- (1 - gamma) s + gamma g; s <- g where never seen.
+
+    log_s, log_g: [b]; log_s is -inf for a sample never seen, log_g is finite. gamma in (0, 1] weighs the new value.
+    Source: iSogCLR eq 12, 17, 18; FastCLIP eq 1, which writes u for this s.
+    """
+    log_keep = math.log1p(-gamma) if gamma < 1.0 else -math.inf
+    mixed = torch.logaddexp(log_s + log_keep, log_g + math.log(gamma))
+    return torch.where(torch.isneginf(log_s), log_g, mixed)
+
+
+def log_with_eps(log_s: Tensor, eps: float) -> Tensor:
+    """log(s + eps), [b]. Source: FastCLIP eq 2-7; with eps = 0 it is log s, as in iSogCLR eq 13 and 14."""
+    return torch.logaddexp(log_s, torch.full_like(log_s, math.log(eps))) if eps > 0.0 else log_s

@@ -1,1 +1,55 @@
+"""One row of optimisation state for every sample: in RAM while a run trains, in an icechunk repository for good.
 
+`StateStore` is the one writer; `StateReader` and `list_snapshots` read beside it, without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    BackgroundError,
+    DuplicateIdError,
+    FieldError,
+    SampleIdError,
+    SnapshotNotFoundError,
+    StateStoreError,
+    StepError,
+    StoreClosedError,
+    StoreExistsError,
+    StoreLockedError,
+    StoreMismatchError,
+    StoreNotFoundError,
+)
+
+if TYPE_CHECKING:
+    from .durable import Snapshot, list_snapshots
+    from .reader import StateReader
+    from .store import StateStore
+
+__all__ = [
+    "BackgroundError",
+    "DuplicateIdError",
+    "FieldError",
+    "SampleIdError",
+    "Snapshot",
+    "SnapshotNotFoundError",
+    "StateReader",
+    "StateStore",
+    "StateStoreError",
+    "StepError",
+    "StoreClosedError",
+    "StoreExistsError",
+    "StoreLockedError",
+    "StoreMismatchError",
+    "StoreNotFoundError",
+    "list_snapshots",
+]
+
+# Imported at first use: the store needs torch and numba, the reader zarr and icechunk, an error class neither.
+_HOME = {"StateStore": "store", "StateReader": "reader", "Snapshot": "durable", "list_snapshots": "durable"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

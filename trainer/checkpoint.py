@@ -72,6 +72,6 @@ def load_checkpoint(path: Path, device: torch.device) -> tuple[CheckpointInfo, d
         info = CheckpointInfo.model_validate(json.loads((path / _INFO).read_text("utf-8")))
         training = torch.load(path / _TENSORS, map_location=device, weights_only=True)
     except (OSError, ValueError, ValidationError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0]
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise RunError(f"{path} is damaged ({reason}); name an older one in {path.parent / LATEST}") from error
     return info, training

@@ -77,10 +77,10 @@ def _build(where: str, known: dict[str, tuple[str, dict[str, Any]]], name: str, 
     if name not in known:
         raise ConfigError(f"{where}.name = 'hf:{name}': not known; there are: {', '.join(f'hf:{n}' for n in known)}")
     model_type, defaults = known[name]
-    config = AutoConfig.for_model(model_type, **defaults)
-    for key, value in overrides.items():
-        if not hasattr(config, key):
-            raise ConfigError(f"{where}.config.{key}: transformers' {type(config).__name__} has no such setting")
-        setattr(config, key, value)
+    published = AutoConfig.for_model(model_type, **defaults)
+    for key in overrides:
+        if not hasattr(published, key):
+            raise ConfigError(f"{where}.config.{key}: transformers' {type(published).__name__} has no such setting")
+    config = AutoConfig.for_model(model_type, **(defaults | overrides))
     model: nn.Module = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
     return model

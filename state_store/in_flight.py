@@ -1,0 +1,73 @@
+"""Which batches are prefetched, and which puts came after: what `take` needs to never return a stale row."""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from .sample_ids import Flags, IdArray, found_in
+from .staging import StagedRows
+
+_PREFETCHES_KEPT = 16
+"""A prefetch whose take has not come after this many later prefetches, or puts, is forgotten: it may never come."""
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    ids: IdArray
+    puts_seen: int
+    """Number of the last put made before it; that put and the earlier ones are in what it gathers."""
+    staged: "Future[StagedRows]"
+
+
+@dataclass(frozen=True)
+class Put:
+    number: int
+    ascending_ids: IdArray
+    done: "Future[None]"
+
+
+class InFlight:
+    """The outstanding prefetches and the puts that they may not have seen, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self._puts_made = 0
+        self._puts: deque[Put] = deque()
+        self._prefetches: deque[Prefetch] = deque(maxlen=_PREFETCHES_KEPT)
+
+    def add_prefetch(self, ids: IdArray, staged: "Future[StagedRows]") -> None:
+        self._prefetches.append(Prefetch(ids, self._puts_made, staged))
+
+    def add_put(self, ascending_ids: IdArray, done: "Future[None]") -> None:
+        self._puts_made += 1
+        self._puts.append(Put(self._puts_made, ascending_ids, done))
+        self._forget_old_puts()
+
+    def claim(self, ids: IdArray) -> Prefetch | None:
+        """Return the oldest prefetch of exactly these ids and forget it, and those before it: batches come in order."""
+        for place, prefetch in enumerate(self._prefetches):
+            if len(prefetch.ids) == len(ids) and (prefetch.ids == ids).all():
+                for _ in range(place + 1):
+                    self._prefetches.popleft()
+                return prefetch
+        return None
+
+    def unseen_puts(self, ids: IdArray, prefetch: Prefetch | None) -> Iterator[tuple[Put, Flags]]:
+        """Yield the puts made after `prefetch` that share ids with `ids`, and which of `ids` they are, bool [b].
+
+        Without a prefetch, those that are not in the rows yet.
+        """
+        for put in self._puts:
+            unseen = not put.done.done() if prefetch is None else put.number > prefetch.puts_seen
+            if unseen:
+                shared = found_in(ids, put.ascending_ids)
+                if shared.any():
+                    yield put, shared
+
+    def _forget_old_puts(self) -> None:
+        """Drop the puts that are in the rows and in every prefetched batch: no take has to ask about them any more."""
+        while self._prefetches and self._puts_made - self._prefetches[0].puts_seen > _PREFETCHES_KEPT:
+            self._prefetches.popleft()
+        seen_by_all = self._prefetches[0].puts_seen if self._prefetches else self._puts_made
+        while self._puts and self._puts[0].number <= seen_by_all and self._puts[0].done.done():
+            self._puts.popleft()

@@ -1,0 +1,37 @@
+"""One writer a store, kept by an advisory lock on a file beside the repository."""
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from .errors import StoreLockedError
+
+
+class WriterLock:
+    """Held from construction to `release`, or to the death of the process, however it dies.
+
+    The file `<repository>.lock` stays behind: it is unlocked, and removing it would race with the next writer.
+    Readers need no lock, since a committed snapshot never changes.
+    Raises StoreLockedError that names the process and host holding it.
+    """
+
+    def __init__(self, repository: Path) -> None:
+        self.path = repository.with_name(repository.name + ".lock")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._file, 256, 0).decode(errors="replace").strip() or "another process"
+            os.close(self._file)
+            raise StoreLockedError(
+                f"{repository} is being written by {holder} (lock: {self.path}). "
+                "Wait for it, stop it, or read the store with StateReader, which needs no lock"
+            ) from None
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def release(self) -> None:
+        os.ftruncate(self._file, 0)
+        os.close(self._file)

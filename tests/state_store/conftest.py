@@ -1,0 +1,83 @@
+"""A small store of two fields, and batches of new rows for it."""
+
+import logging
+import math
+import threading
+
+import pytest
+import torch
+
+from thermopile.state_store import StateStore
+
+FIELDS = {"first/log_s": -math.inf, "first/tau": 0.05}
+
+
+@pytest.fixture
+def fields():
+    return dict(FIELDS)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run" / "state"
+
+
+@pytest.fixture
+def create(path):
+    """Create a store of 100 samples in blocks of 16; all are closed when the test ends."""
+    stores = []
+
+    def make(**changes):
+        settings = {"samples": 100, "fields": FIELDS, "block_rows": 16, "dataset_fingerprint": "glyphs-1"} | changes
+        stores.append(StateStore.create(settings.pop("path", path), **settings))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def resume(path):
+    """Open the store that `create` made; all are closed when the test ends."""
+    stores = []
+
+    def make(**changes):
+        settings = {"samples": 100, "fields": FIELDS, "dataset_fingerprint": "glyphs-1"} | changes
+        stores.append(StateStore.open(settings.pop("path", path), **settings))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def new_rows():
+    """Make new state for b samples: every value of a field is `value`, or `value` plus its place in the batch."""
+
+    def make(b, value=1.0, *, spread=False):
+        return {name: torch.full((b,), value) + (torch.arange(b) if spread else 0) for name in FIELDS}
+
+    return make
+
+
+@pytest.fixture
+def hold_rows_thread():
+    """Stop the thread that writes rows at its next refused row, which it logs, until `let_go` is set."""
+
+    class Gate(logging.Handler):
+        def __init__(self):
+            super().__init__()
+            self.reached, self.let_go = threading.Event(), threading.Event()
+
+        def emit(self, record):
+            self.reached.set()
+            self.let_go.wait()
+
+    gate = Gate()
+    logger = logging.getLogger("thermopile.state_store.store")
+    logger.addHandler(gate)
+    yield gate
+    gate.let_go.set()
+    logger.removeHandler(gate)

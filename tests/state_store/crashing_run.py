@@ -1,0 +1,48 @@
+"""A run that puts and snapshots until it is killed; test_crash starts it as a process of its own.
+
+Prints `ready` once the store is open, then the step of each snapshot once its future has resolved.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from thermopile.state_store import StateStore
+
+SAMPLES, BATCH, BLOCK_ROWS, STEPS_BETWEEN_SNAPSHOTS = 5_000, 256, 500, 3
+FIELDS = {"first/log_s": -math.inf, "first/tau": 0.05, "first/u": 0.0}
+
+
+def batch_of_step(step):
+    """Return the ids and the new rows that step `step` puts: the same in every process."""
+    random = np.random.default_rng(step)
+    ids = random.choice(SAMPLES, BATCH, replace=False)
+    return ids, {name: random.standard_normal(BATCH).astype(np.float32) for name in FIELDS}
+
+
+def announce(snapshot):
+    print(snapshot.result().step, flush=True)
+
+
+def run(path):
+    if path.exists():
+        store = StateStore.open(path, samples=SAMPLES, fields=FIELDS, dataset_fingerprint="crash")
+    else:
+        store = StateStore.create(path, SAMPLES, FIELDS, block_rows=BLOCK_ROWS, dataset_fingerprint="crash")
+    print("ready", flush=True)
+    step, snapshot = store.last_snapshot.step, None
+    while True:
+        step += 1
+        ids, rows = batch_of_step(step)
+        store.take(ids)
+        store.put(ids, {name: torch.from_numpy(row) for name, row in rows.items()}, step=step)
+        if step % STEPS_BETWEEN_SNAPSHOTS == 0 and (snapshot is None or snapshot.done()):
+            snapshot = store.snapshot(step, epoch=0)
+            snapshot.add_done_callback(announce)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))

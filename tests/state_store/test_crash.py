@@ -1,0 +1,80 @@
+"""Whatever moment a run is killed at, the state of every announced snapshot is there, to the bit."""
+
+import importlib.util
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from thermopile.state_store import StateReader, StateStore
+
+PROGRAM = Path(__file__).with_name("crashing_run.py")
+_spec = importlib.util.spec_from_file_location("crashing_run", PROGRAM)
+crashing_run = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(crashing_run)
+
+
+class ExpectedState:
+    """The columns as the steps 1 … `step` leave them; only ever moves forward."""
+
+    def __init__(self):
+        self.step = 0
+        samples = crashing_run.SAMPLES
+        self.columns = {name: np.full(samples, value, dtype=np.float32) for name, value in crashing_run.FIELDS.items()}
+        self.columns |= {name: np.zeros(samples, dtype=np.uint32) for name in ("visits", "last_step")}
+
+    def after(self, step):
+        while self.step < step:
+            self.step += 1
+            ids, rows = crashing_run.batch_of_step(self.step)
+            for name, row in rows.items():
+                self.columns[name][ids] = row
+            self.columns["visits"][ids] += 1
+            self.columns["last_step"][ids] = self.step
+        return self.columns
+
+
+def run_until_killed(path, *, snapshots, seconds):
+    """Run until `snapshots` are announced and for `seconds` more, kill, and return the announced steps."""
+    with subprocess.Popen([sys.executable, str(PROGRAM), str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        announced = [process.stdout.readline() for _ in range(snapshots)]
+        time.sleep(seconds)
+        process.kill()
+        announced += process.stdout
+    return [int(line) for line in announced if line.endswith("\n")]
+
+
+def assert_columns_equal(read, expected):
+    for name, column in expected.items():
+        np.testing.assert_array_equal(read(name), column, err_msg=name)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.soak)])
+def test_a_killed_run_reopens_exactly_at_an_announced_snapshot(path, kills):
+    moments, expected, announced = random.Random(7), ExpectedState(), 0
+    for _ in range(kills):
+        killed_after = {"snapshots": moments.randrange(8), "seconds": moments.uniform(0, 0.05)}
+        announced = max([announced, *run_until_killed(path, **killed_after)])
+        reader = StateReader.open(path, f"step-{announced}")
+        assert_columns_equal(reader.column, expected.after(announced))
+        latest = StateReader.open(path)
+        assert latest.snapshot.step >= announced
+        with StateStore.open(
+            path,
+            at=latest.snapshot.id,
+            samples=crashing_run.SAMPLES,
+            fields=crashing_run.FIELDS,
+            dataset_fingerprint="crash",
+        ) as store:
+            rows = store.take(np.arange(crashing_run.SAMPLES))
+        assert_columns_equal(latest.column, expected.after(latest.snapshot.step))
+        for name, row in rows.items():
+            np.testing.assert_array_equal(row.numpy(), expected.columns[name], err_msg=name)
+        announced = latest.snapshot.step
+    assert announced > 0, "no run lived long enough to write a snapshot: this test has shown nothing"

@@ -1,0 +1,67 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import thermopile.state_store
+from thermopile.state_store import FieldError, StateReader
+
+IDS = np.array([2, 99, 40])
+
+
+def test_a_reader_tells_what_it_reads(create, path):
+    snapshot = create().snapshot(7, epoch=3).result()
+    reader = StateReader.open(path)
+    assert (reader.samples, reader.block_rows, reader.fields) == (100, 16, ("first/log_s", "first/tau"))
+    assert (reader.snapshot, reader.dataset_fingerprint) == (snapshot, "glyphs-1")
+
+
+def test_a_reader_works_beside_the_writer_and_keeps_to_its_snapshot(create, path, new_rows):
+    store = create()
+    store.put(IDS, new_rows(3, 1.0, spread=True), step=1)
+    store.snapshot(1, epoch=0).result()
+    reader = StateReader.open(path)
+    store.put(IDS, new_rows(3, 7.0), step=2)
+    store.snapshot(2, epoch=0).result()
+    expected = np.full(100, 0.05, dtype=np.float32)
+    expected[IDS] = [1.0, 2.0, 3.0]
+    np.testing.assert_array_equal(reader.column("first/tau"), expected)
+    np.testing.assert_array_equal(reader.array("first/tau")[32:48], expected[32:48])
+    assert reader.column("visits")[[2, 99, 40, 41]].tolist() == [1, 1, 1, 0]
+    assert reader.column("last_step")[[2, 99, 40, 41]].tolist() == [1, 1, 1, 0]
+    assert StateReader.open(path).column("last_step")[2] == 2
+
+
+def test_a_sample_never_seen_reads_as_its_initial_values(create, path):
+    create()
+    reader = StateReader.open(path)
+    assert (reader.column("first/log_s") == -np.inf).all()
+    assert (reader.column("first/tau") == np.float32(0.05)).all()
+
+
+def test_an_unknown_column_is_refused_with_those_there_are(create, path):
+    create()
+    with pytest.raises(
+        FieldError, match=r"no column 'tau'; it has \['first/log_s', 'first/tau', 'visits', 'last_step'"
+    ):
+        StateReader.open(path).array("tau")
+
+
+@pytest.mark.parametrize(
+    ("name", "unwanted"),
+    [
+        ("StateReader", {"torch", "numba"}),
+        ("list_snapshots", {"torch", "numba"}),
+        ("StateStoreError", {"torch", "numba", "zarr", "icechunk"}),
+    ],
+)
+def test_reading_loads_no_torch_and_an_error_class_nothing_heavy(name, unwanted):
+    program = f"import sys; from thermopile.state_store import {name}; sys.exit(str({unwanted} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "set()"
+
+
+def test_a_name_that_the_package_lacks_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'StateWriter'"):
+        thermopile.state_store.StateWriter  # noqa: B018 (the look-up is the test)

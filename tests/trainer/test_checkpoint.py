@@ -1,0 +1,82 @@
+"""Checkpoints: whole or absent, and read without executing anything."""
+
+import os
+import pickle
+
+import pytest
+import torch
+
+from thermopile.trainer.checkpoint import CheckpointInfo, latest_checkpoint, load_checkpoint, save_checkpoint
+from thermopile.trainer.errors import RunError
+
+CPU = torch.device("cpu")
+
+
+def info(step):
+    return CheckpointInfo(step=step, snapshot=f"id-{step}", order_version=1, dataset_fingerprint="f")
+
+
+def save(folder, step):
+    return save_checkpoint(folder, info(step), {"weights": torch.full((3,), float(step))})
+
+
+def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path):
+    path = save(tmp_path, 7)
+    loaded, training = load_checkpoint(path, CPU)
+    assert loaded == info(7)
+    assert torch.equal(training["weights"], torch.full((3,), 7.0))
+
+
+def test_latest_names_the_newest_and_nothing_before_the_first(tmp_path):
+    assert latest_checkpoint(tmp_path) is None
+    save(tmp_path, 3)
+    save(tmp_path, 5)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-5"
+
+
+def test_saving_the_same_step_again_replaces_it(tmp_path):
+    save(tmp_path, 3)
+    save_checkpoint(tmp_path, info(3), {"weights": torch.zeros(1)})
+    assert torch.equal(load_checkpoint(tmp_path / "step-3", CPU)[1]["weights"], torch.zeros(1))
+
+
+def test_a_save_that_fails_leaves_the_last_checkpoint_and_no_half_of_a_new_one(tmp_path, monkeypatch):
+    save(tmp_path, 3)
+    monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        save(tmp_path, 5)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-3"
+    assert not (tmp_path / "step-5").exists()
+
+
+@pytest.mark.parametrize("file", ["training.pt", "checkpoint.json"])
+@pytest.mark.parametrize("keep", [0, 20])
+def test_a_checkpoint_cut_short_is_refused_by_name(tmp_path, file, keep):
+    path = save(tmp_path, 3)
+    (path / file).write_bytes((path / file).read_bytes()[:keep])
+    with pytest.raises(RunError, match="step-3 is damaged"):
+        load_checkpoint(path, CPU)
+
+
+class _Payload:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
+    path = save(tmp_path, 3)
+    for write in (torch.save, lambda payload, to: to.write_bytes(pickle.dumps(payload, protocol=2))):
+        write({"weights": _Payload(tmp_path / "executed")}, path / "training.pt")
+        with pytest.raises(RunError, match="damaged"):
+            load_checkpoint(path, CPU)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["../../elsewhere", "/etc", "step-", "step-1/../.."])
+def test_a_pointer_that_leads_elsewhere_is_refused(tmp_path, name):
+    (tmp_path / "latest").write_text(name)
+    with pytest.raises(RunError, match="not step-N"):
+        latest_checkpoint(tmp_path)

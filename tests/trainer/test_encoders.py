@@ -1,0 +1,90 @@
+"""Encoders: a batch in, unit-norm features out."""
+
+import pytest
+import torch
+
+from thermopile.pipeline.batch import Batch
+from thermopile.pipeline.dataset import TokenizerInfo
+from thermopile.trainer.config import EncoderConfig, ModelConfig
+from thermopile.trainer.encoders import Encoders, create_image_encoder, create_text_encoder
+from thermopile.trainer.errors import ConfigError
+
+TOKENIZER = TokenizerInfo(vocab_size=50, context_length=9, end_id=2)
+TOKENS = torch.tensor([[1, 7, 8, 2, 0, 0, 0, 0, 0], [1, 9, 9, 9, 9, 9, 9, 9, 2]], dtype=torch.int32)
+TINY_TEXT = {
+    "hf:distilbert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
+    "hf:clip-text": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+    "mean_embedding": {},
+}
+TINY_IMAGE = {"hf:resnet-18": {"embedding_size": 4, "hidden_sizes": [4, 4, 4, 8]},
+              "hf:resnet-50": {"embedding_size": 4, "hidden_sizes": [4, 4, 4, 8], "depths": [1, 1, 1, 1]},
+              "hf:vit-s": {"hidden_size": 12, "num_hidden_layers": 1, "patch_size": 16},
+              "conv": {"width": 4}}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TINY_IMAGE)
+def test_an_image_encoder_gives_a_row_of_features_per_picture(name):
+    encoder = create_image_encoder(EncoderConfig(name=name, config=TINY_IMAGE[name]), dim=6, image_size=32)
+    assert encoder(torch.randn(2, 3, 32, 32)).shape == (2, 6)
+
+
+@pytest.mark.parametrize("name", TINY_TEXT)
+def test_a_text_encoder_gives_features_that_do_not_depend_on_padding(name):
+    torch.manual_seed(0)
+    encoder = create_text_encoder(EncoderConfig(name=name, config=TINY_TEXT[name]), 6, TOKENIZER).eval()
+    features = encoder(TOKENS)
+    assert features.shape == (2, 6)
+    torch.testing.assert_close(encoder(TOKENS[:1, :5]), features[:1])
+
+
+@pytest.mark.parametrize("name", TINY_TEXT)
+def test_a_text_encoder_reads_the_whole_caption(name):
+    torch.manual_seed(0)
+    encoder = create_text_encoder(EncoderConfig(name=name, config=TINY_TEXT[name]), 6, TOKENIZER).eval()
+    changed = TOKENS.clone()
+    changed[1, 7] = 11
+    assert not torch.allclose(encoder(changed)[1], encoder(TOKENS)[1])
+
+
+def test_published_sizes_are_what_their_names_say():
+    count = {
+        name: sum(p.numel() for p in create_image_encoder(EncoderConfig(name=name), 1, 224).body.parameters()) / 1e6
+        for name in ("hf:resnet-18", "hf:resnet-50", "hf:vit-s", "hf:vit-b")
+    }
+    # He et al. 2016 and Touvron et al. 2021, without the classifier; ViT with the pooler of transformers.
+    assert count == pytest.approx(
+        {"hf:resnet-18": 11.2, "hf:resnet-50": 23.5, "hf:vit-s": 21.8, "hf:vit-b": 86.4}, rel=0.01
+    )
+
+
+def test_bimodal_features_are_of_picture_and_caption_with_norm_one():
+    encoders = Encoders.create(ModelConfig(dim=5), "bimodal", 32, TOKENIZER)
+    first, second = encoders(Batch(torch.arange(2), (torch.randn(2, 3, 32, 32),), TOKENS))
+    assert first.shape == second.shape == (2, 5)
+    torch.testing.assert_close(torch.cat([first, second]).norm(dim=1), torch.ones(4))
+
+
+def test_unimodal_features_are_of_both_views_by_one_encoder():
+    encoders = Encoders.create(ModelConfig(dim=5), "unimodal", 32, None)
+    view = torch.randn(2, 3, 32, 32)
+    first, second = encoders(Batch(torch.arange(2), (view, view.flip(0))))
+    torch.testing.assert_close(first, second.flip(0))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (EncoderConfig(name="cnv"), "'cnv': there is no such encoder; there are: conv"),
+        (EncoderConfig(name="hf:resnet-51"), "not known; there are: hf:resnet-18"),
+        (EncoderConfig(name="conv", config={"wdth": 3}), "wdth"),
+        (EncoderConfig(name="hf:vit-s", config={"hiden_size": 3}), "no such setting"),
+    ],
+)
+def test_an_unknown_encoder_or_setting_is_named(config, message):
+    with pytest.raises(ConfigError, match=message):
+        create_image_encoder(config, dim=6, image_size=32)
+
+
+def test_pairs_are_needed_for_the_bimodal_mode():
+    with pytest.raises(ConfigError, match="needs captions"):
+        Encoders.create(ModelConfig(), "bimodal", 32, None)

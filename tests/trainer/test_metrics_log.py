@@ -1,0 +1,60 @@
+"""metrics.jsonl: a line for every step, cut back exactly on resume."""
+
+import json
+
+import pytest
+import torch
+
+from thermopile.trainer.errors import TrainingError
+from thermopile.trainer.metrics_log import MetricsLog
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def add(log, step, loss=1.0, **more):
+    log.add({"step": step, "loss": torch.tensor(loss), **more})
+
+
+def test_every_step_has_a_line_though_it_is_written_only_at_a_flush(tmp_path):
+    with MetricsLog(tmp_path / "m.jsonl", keep_steps=0) as log:
+        add(log, 1, 0.5, seconds=0.25)
+        add(log, 2, 0.125, seconds=0.5)
+        assert lines(tmp_path / "m.jsonl") == []
+        returned = log.flush()
+    assert lines(tmp_path / "m.jsonl") == returned == [
+        {"step": 1, "loss": 0.5, "seconds": 0.25}, {"step": 2, "loss": 0.125, "seconds": 0.5},
+    ]  # fmt: skip
+
+
+def test_a_float32_loss_is_written_with_every_bit(tmp_path):
+    loss = torch.tensor(1.1)
+    with MetricsLog(tmp_path / "m.jsonl", keep_steps=0) as log:
+        log.add({"step": 1, "loss": loss})
+        log.flush()
+    assert torch.tensor(lines(tmp_path / "m.jsonl")[0]["loss"]) == loss
+
+
+def test_resuming_drops_later_steps_and_a_line_cut_off(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text("".join(f'{{"step": {s}, "loss": 1.0}}\n' for s in range(1, 9)) + '{"step": 9, "lo')
+    with MetricsLog(path, keep_steps=5) as log:
+        add(log, 6, 2.0)
+        log.flush()
+    assert [(line["step"], line["loss"]) for line in lines(path)] == [(s, 1.0) for s in range(1, 6)] + [(6, 2.0)]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path):
+    with MetricsLog(tmp_path / "m.jsonl", keep_steps=0) as log:
+        add(log, 1)
+        add(log, 2, float("nan"))
+        with pytest.raises(TrainingError, match="loss is nan at step 2"):
+            log.flush()
+
+
+def test_other_metrics_that_are_not_finite_become_null(tmp_path):
+    with MetricsLog(tmp_path / "m.jsonl", keep_steps=0) as log:
+        add(log, 1, gradient=torch.tensor(float("inf")))
+        log.flush()
+    assert lines(tmp_path / "m.jsonl")[0]["gradient"] is None

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -38,7 +39,7 @@ from .dataset import (
     fingerprint,
     shard_name,
 )
-from .errors import BadSampleError, DatasetExistsError, SourceError
+from .errors import BadSampleError, DatasetError, DatasetExistsError, SourceError
 from .sources import Sample, Source
 from .tokenizer import END_ID, encode, load_tokenizer, train_tokenizer
 
@@ -189,6 +190,9 @@ def _run(
                 future.result()
             on_progress(done.value)
         return [future.result() for future in futures]
+    except BrokenProcessPool:
+        raise DatasetError("a conversion process ended without a word, as when memory runs out; "
+                           "try again with fewer --workers") from None  # fmt: skip
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

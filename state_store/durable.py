@@ -6,6 +6,7 @@ What a crash leaves beside it, an untagged commit or a tag off the branch, is th
 
 import os
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -116,11 +117,14 @@ class Repository:
     def create(cls, path: Path, description: Description) -> "Repository":
         """Make a repository whose first snapshot, `step-0`, is every sample at its initial values.
 
+        It is built beside `path` and renamed, so a creation that is interrupted leaves no store, rather than a broken one.
         Raises StoreExistsError where `path` is a file or a directory with anything in it.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise StoreExistsError(f"{path} exists already; resume that run, or choose another directory")
-        made = cls(path, icechunk.Repository.create(_storage(path)))
+        building = path.with_name(f".{path.name}.partial")
+        shutil.rmtree(building, ignore_errors=True)
+        made = cls(building, icechunk.Repository.create(_storage(building)))
         session = made._repository.writable_session(_BRANCH)
         group = zarr.create_group(session.store, attributes=description.to_attributes())
         for column in description.schema.columns:
@@ -135,7 +139,8 @@ class Repository:
                 filters=None,
             )
         made._commit(session, step=0, epoch=0, config_hash="", dataset_fingerprint=description.dataset_fingerprint)
-        return made
+        building.rename(path)
+        return cls.open(path)
 
     @classmethod
     def open(cls, path: Path) -> "Repository":

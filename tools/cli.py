@@ -63,3 +63,6 @@ def main(debug: bool) -> None:
 
 for command in (convert, train, inspect):
     main.add_command(command)
+
+if __name__ == "__main__":
+    main()

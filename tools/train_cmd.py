@@ -40,8 +40,6 @@ def train(
     run = RunDirectory(out)
     resuming = resume and run.exists()
     settings = _resumed(run, data, preset, config, overrides) if resuming else _new(data, preset, config, overrides)
-    if not resuming:
-        run.create(settings)
     with Trainer.open(settings, run, resume=resuming) as trainer:
         if trainer.steps_done == trainer.total_steps:
             click.echo(f"{out}: finished at step {trainer.total_steps:,}; nothing to do")

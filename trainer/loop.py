@@ -59,7 +59,7 @@ class Trainer:
         self.config, self.run_directory, self.dataset = config, run, dataset
         self.device = _device(config.device)
         self.mode = config.objective.mode
-        self.order = Order.create(dataset.n, config.batch_size, config.seed, config.canonical_shards or None)
+        self.order = _order(config, dataset)
         tokenizer = dataset.index.tokenizer
         self.encoders = Encoders.create(config.model, self.mode, config.data.image_size, tokenizer).to(self.device)
         self.objective = _objective(config).to(self.device)
@@ -72,11 +72,14 @@ class Trainer:
 
     @classmethod
     def open(cls, config: TrainConfig, run: RunDirectory, *, resume: bool = False) -> Trainer:
-        """Build a run from resolved settings (`resolve`), or continue it from its latest checkpoint.
+        """Start a run with resolved settings (`resolve`), or continue it from its latest checkpoint.
 
+        Nothing is written before everything that the settings ask for was built.
         Raises ConfigError, RunError, DatasetError, StateStoreError.
         """
         trainer = cls(config, run, Dataset(Path(config.data.path)))
+        if not resume:
+            run.create(config)
         try:
             trainer._open_state(latest_checkpoint(run.checkpoints) if resume else None)
         except BaseException:
@@ -265,6 +268,13 @@ def resolve(config: TrainConfig, dataset: Dataset) -> TrainConfig:
     settings = _objective(resolved).settings.model_dump(exclude_none=True)
     full = type(config.objective)(name=resolved.objective.name, mode=mode, **settings)
     return resolved.model_copy(update={"objective": full})
+
+
+def _order(config: TrainConfig, dataset: Dataset) -> Order:
+    try:
+        return Order.create(dataset.n, config.batch_size, config.seed, config.canonical_shards or None)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _objective(config: TrainConfig) -> Objective:

@@ -1,0 +1,56 @@
+"""The package as it is installed: one import name, and a quick start."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def imported_by(code):
+    """Names of the modules that a fresh interpreter has imported after `code`."""
+    report = "import sys; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, check=True)
+    return set(result.stdout.split())
+
+
+HEAVY = {"torch", "ffcv", "nvidia", "numba", "zarr", "icechunk", "transformers", "matplotlib", "pyarrow"}
+
+
+@pytest.mark.parametrize("code", ["import thermopile", "import thermopile.tools.cli"])
+def test_importing_thermopile_or_its_command_line_imports_nothing_heavy(code):
+    assert imported_by(code) & HEAVY == set()
+
+
+def test_reading_the_state_of_a_run_needs_no_torch():
+    assert imported_by("from thermopile.state_store import StateReader") & {"torch", "ffcv", "numba"} == set()
+
+
+def test_the_wheel_installs_thermopile_and_nothing_else(tmp_path):
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, ROOT]
+    subprocess.run(list(map(str, command)), check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"thermopile"}
+    for needed in ("pipeline/order.py", "trainer/objectives/isogclr.py", "trainer/presets/glyphs.toml",
+                   "tools/report.css", "py.typed"):  # fmt: skip
+        assert f"thermopile/{needed}" in names
+    assert not [name for name in names if "/tests/" in name]
+
+
+def test_imports_point_one_way():
+    allowed = {
+        "pipeline": {"pipeline"},
+        "state_store": {"state_store"},
+        "trainer": {"trainer", "pipeline", "state_store"},
+    }
+    for folder, may in allowed.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            depth = len(path.relative_to(ROOT).parts)
+            for line in path.read_text().splitlines():
+                words = line.split()
+                if words[:1] == ["from"] and words[1].startswith("." * depth) and words[1].strip("."):
+                    assert words[1].lstrip(".").split(".")[0] in may | {"_version"}, f"{path}: {line}"

@@ -1,0 +1,80 @@
+"""Small runs made with the real parts: a converted dataset, settings as `train` resolves them, a state store."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.folder import FolderSource
+from thermopile.state_store import StateStore
+from thermopile.trainer.config import load_config
+from thermopile.trainer.loop import resolve
+from thermopile.trainer.objectives import create_objective
+from thermopile.trainer.run_directory import RunDirectory
+
+STEP = 5
+
+
+@pytest.fixture(scope="session")
+def hostile_dataset(tmp_path_factory):
+    """66 pairs whose texts are hostile, in six classes of 34 to 1, and one sample without class and caption."""
+    out = tmp_path_factory.mktemp("hostile") / "dataset"
+    with pytest.MonkeyPatch.context() as patch:
+        # The converting processes must find the source's module as well.
+        patch.syspath_prepend(Path(__file__).parent)
+        from hostile_source import HostileSource
+
+        convert(HostileSource(), out, ConvertSettings(), workers=1)
+    return Dataset(out)
+
+
+@pytest.fixture(scope="session")
+def flat_dataset(draw, tmp_path_factory):
+    """12 pictures in no folder: no captions, no classes."""
+    folder = tmp_path_factory.mktemp("flat")
+    for i in range(12):
+        draw(i).save(folder / f"{i}.png")
+    out = folder.with_name("flat-dataset")
+    convert(FolderSource(folder), out, ConvertSettings(), workers=1)
+    return Dataset(out)
+
+
+@pytest.fixture(scope="session")
+def write_run():
+    """Write a run of `dataset` at `path`; taus maps a side to the tau of every sample, of which `visited` are put."""
+
+    def write(path, dataset, taus, *, visited=None, objective="isogclr", snapshot=True):
+        run = RunDirectory(path)
+        tree = {"data": {"path": str(dataset.path)}, "objective": {"name": objective}}
+        config = resolve(load_config(tree), dataset)
+        run.create(config)
+        made = create_objective(objective, mode=config.objective.mode, **config.objective.settings)
+        if not snapshot:
+            return run
+        identity = {"fields": made.fields, "dataset_fingerprint": dataset.index.fingerprint}
+        with StateStore.create(run.state, dataset.n, block_rows=16, **identity) as store:
+            ids = np.arange(dataset.n) if visited is None else np.flatnonzero(visited)
+            rows = {name: torch.zeros(len(ids)) for name in made.fields}
+            rows |= {f"{side}/tau": torch.tensor(tau, dtype=torch.float32)[ids] for side, tau in taus.items()}
+            if len(ids):
+                store.put(ids, rows, step=STEP)
+                store.snapshot(STEP, epoch=1).result()
+        return run
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def tau_by_class_size(hostile_dataset):
+    """Temperatures that follow class size: 0.01 to 0.1; float64 [n]."""
+    groups = hostile_dataset.column("group").to_pylist()
+    return np.array([0.01 + 0.09 * groups.count(group) / 34 if group else 0.02 for group in groups])
+
+
+@pytest.fixture(scope="session")
+def hostile_run(hostile_dataset, tau_by_class_size, write_run, tmp_path_factory):
+    """A run of the hostile dataset; its first side follows class size, its second side its reverse; copy to change."""
+    taus = {"first": tau_by_class_size, "second": 0.15 - tau_by_class_size}
+    return write_run(tmp_path_factory.mktemp("runs") / "hostile <b>run</b>", hostile_dataset, taus)

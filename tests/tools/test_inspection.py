@@ -1,0 +1,88 @@
+import shutil
+
+import numpy as np
+import pytest
+from thermopile.pipeline.errors import DatasetError
+from thermopile.state_store import SnapshotNotFoundError, StoreNotFoundError
+from thermopile.tools.inspection import read_run
+from thermopile.trainer.errors import RunError
+from thermopile.trainer.run_directory import RunDirectory
+
+
+def test_a_run_is_read_with_its_settings_its_last_snapshot_and_its_dataset(hostile_run, hostile_dataset):
+    inspection = read_run(hostile_run)
+    assert inspection.config.objective.name == "isogclr"
+    assert inspection.dataset.path == hostile_dataset.path
+    state = inspection.state
+    assert (state.snapshot.tag, state.samples, state.share_visited) == ("step-5", 66, 1.0)
+    assert state.labels == {"first": "image", "second": "text"}
+    assert (state.tau_init, state.tau_min, state.tau_max) == (0.01, 0.005, 1.0)
+    assert inspection.notes == []
+
+
+def test_temperatures_come_in_the_order_of_the_ids(hostile_run, tau_by_class_size):
+    np.testing.assert_array_equal(read_run(hostile_run).state.tau["first"], tau_by_class_size.astype(np.float32))
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(RunError, match="is no run"):
+        read_run(RunDirectory(tmp_path))
+
+
+def test_a_run_killed_before_its_first_snapshot_is_noted(hostile_dataset, write_run, tmp_path):
+    inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False))
+    assert inspection.state is None
+    assert "no snapshot of its state yet" in inspection.notes[0]
+
+
+def test_a_snapshot_asked_for_by_name_must_be_there(hostile_dataset, hostile_run, write_run, tmp_path):
+    with pytest.raises(SnapshotNotFoundError, match="no snapshot 'step-99'; there are: step-0, step-5, latest"):
+        read_run(hostile_run, at="step-99")
+    with pytest.raises(StoreNotFoundError):
+        read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False), at="step-5")
+
+
+def test_a_state_in_which_nothing_was_visited_is_noted(hostile_run):
+    assert read_run(hostile_run, at="step-0").notes == [
+        "No sample was visited up to step-0: every tau still stands at its start."
+    ]
+
+
+def test_an_objective_without_temperatures_is_noted(hostile_dataset, write_run, tmp_path):
+    inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip"))
+    assert inspection.state.tau == {}
+    assert "clip keeps no temperature per sample" in inspection.notes[0]
+
+
+@pytest.fixture
+def moved(hostile_dataset, tau_by_class_size, write_run, tmp_path):
+    """A run whose dataset was moved after training, and where it is now."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    shutil.copytree(hostile_dataset.path, here)
+    dataset = type(hostile_dataset)(here)
+    run = write_run(tmp_path / "run", dataset, {"first": tau_by_class_size, "second": tau_by_class_size})
+    here.rename(there)
+    return run, there
+
+
+def test_a_dataset_that_was_moved_is_noted_with_the_cure(moved):
+    run, there = moved
+    inspection = read_run(run)
+    assert inspection.dataset is None
+    assert inspection.state.samples == 66
+    assert "no classes and no pictures" in inspection.notes[0]
+    assert "--data" in inspection.notes[0]
+    assert read_run(run, data=there).dataset.path == there
+
+
+def test_another_dataset_in_the_place_of_the_run_s_own_is_noted(moved, flat_dataset):
+    run, there = moved
+    shutil.copytree(flat_dataset.path, there.with_name("here"))
+    inspection = read_run(run)
+    assert inspection.dataset is None
+    assert "is not the dataset that the run was trained on" in inspection.notes[0]
+
+
+def test_another_dataset_given_by_hand_is_refused(hostile_run, flat_dataset):
+    with pytest.raises(DatasetError, match="is not the dataset that the run was trained on"):
+        read_run(hostile_run, data=flat_dataset.path)

@@ -117,7 +117,7 @@ class Repository:
     def create(cls, path: Path, description: Description) -> "Repository":
         """Make a repository whose first snapshot, `step-0`, is every sample at its initial values.
 
-        It is built beside `path` and renamed, so a creation that is interrupted leaves no store, rather than a broken one.
+        It is built beside `path` and renamed: an interrupted creation leaves no store, rather than a broken one.
         Raises StoreExistsError where `path` is a file or a directory with anything in it.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):

@@ -1,0 +1,39 @@
+"""The method's claim, on data whose truth is known: frequent semantics get high temperatures, rare ones low.
+
+iSogCLR, Figures 5 and 8, show it on CC3M and CIFAR by looking; here class sizes are known, so it is a number.
+"""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from thermopile.tools.cli import main
+
+
+def run(*arguments):
+    result = CliRunner().invoke(main, list(map(str, arguments)))
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def spearman_figures(folder, seed, *settings):
+    data, out = folder / "glyphs", folder / "run"
+    run("convert", "glyphs", data, "--seed", seed)
+    run("train", "--preset", "glyphs", "--data", data, "--out", out, "--set", f"seed={seed}", *settings)
+    return json.loads(run("inspect", out, "--json"))["sides"].values()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_mean_temperature_of_a_class_follows_its_size(tmp_path, seed):
+    for side in spearman_figures(tmp_path, seed):
+        assert side["spearman"] >= 0.75
+        assert abs(side["spearman_permuted"]) <= 0.15
+
+
+def test_the_claim_shows_before_half_of_the_training(tmp_path):
+    for side in spearman_figures(tmp_path, 0, "--set", "epochs=8", "--set", "optimizer.warmup_steps=50"):
+        assert side["spearman"] >= 0.6
+        assert abs(side["spearman_permuted"]) <= 0.3

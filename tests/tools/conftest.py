@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from thermopile.pipeline.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.folder import FolderSource
@@ -77,4 +78,4 @@ def tau_by_class_size(hostile_dataset):
 def hostile_run(hostile_dataset, tau_by_class_size, write_run, tmp_path_factory):
     """A run of the hostile dataset; its first side follows class size, its second side its reverse; copy to change."""
     taus = {"first": tau_by_class_size, "second": 0.15 - tau_by_class_size}
-    return write_run(tmp_path_factory.mktemp("runs") / "hostile <b>run</b>", hostile_dataset, taus)
+    return write_run(tmp_path_factory.mktemp("runs") / "hostile <b>run", hostile_dataset, taus)

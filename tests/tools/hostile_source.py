@@ -2,6 +2,7 @@
 
 import numpy as np
 from PIL import Image
+
 from thermopile.pipeline.sources import Sample
 
 HOSTILE = (

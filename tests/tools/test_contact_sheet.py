@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+
 from thermopile.tools.contact_sheet import SHEET_SAMPLES, choose_sheet, thumbnail
 from thermopile.tools.temperatures import Side, summarise
 

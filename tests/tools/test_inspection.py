@@ -2,6 +2,7 @@ import shutil
 
 import numpy as np
 import pytest
+
 from thermopile.pipeline.errors import DatasetError
 from thermopile.state_store import SnapshotNotFoundError, StoreNotFoundError
 from thermopile.tools.inspection import read_run

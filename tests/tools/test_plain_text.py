@@ -2,6 +2,7 @@ import unicodedata
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from thermopile.tools.plain_text import plain_text
 
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
+
 from thermopile.tools.inspection import read_run
 from thermopile.tools.temperatures import (
     PERMUTATIONS,
@@ -32,13 +33,14 @@ def test_a_side_is_summarised_by_mean_extremes_and_quantiles():
 
 
 def test_the_shares_at_the_bounds_count_what_the_state_holds_in_float32():
-    tau = np.array([0.005, 0.005, 0.1, 0.7], np.float32)
-    summary = summarise(tau, tau_min=0.005, tau_max=0.7)
-    assert np.float64(tau[0]) != 0.005
+    tau = np.array([0.1, 0.1, 0.5, 0.7], np.float32)
+    # In float32, 0.1 is a little more than the setting and 0.7 a little less.
+    assert (float(tau[0]) > 0.1, float(tau[3]) < 0.7) == (True, True)
+    summary = summarise(tau, tau_min=0.1, tau_max=0.7)
     assert (summary.share_at_tau_min, summary.share_at_tau_max) == (0.5, 0.25)
 
 
-@given(st.lists(st.tuples(st.integers(-1, 4), st.floats(0.005, 1.0, width=32)), max_size=40))
+@given(st.lists(st.tuples(st.integers(-1, 4), st.floats(0.0625, 1.0, width=32)), max_size=40))
 def test_the_mean_of_a_class_is_that_of_its_samples(samples):
     codes = np.array([code for code, _ in samples], np.int64)
     tau = np.array([value for _, value in samples], np.float32)
@@ -92,8 +94,10 @@ def test_the_control_is_the_mean_over_permutations_of_the_samples_labels():
     rng, control = np.random.default_rng(0), []
     for _ in range(PERMUTATIONS):
         labels = rng.permutation(codes)
-        means = [tau[visited & (labels == code)].mean(dtype=np.float64) for code in range(60)]
-        control.append(spearmanr(sizes, means).statistic)
+        members = [visited & (labels == code) for code in range(60)]
+        known = [code for code in range(60) if members[code].any()]
+        means = [tau[members[code]].mean(dtype=np.float64) for code in known]
+        control.append(spearmanr(sizes[known], means).statistic)
     assert correlate(sizes, codes, tau, visited).permuted == pytest.approx(np.mean(control))
 
 
@@ -101,6 +105,15 @@ def test_the_control_is_the_mean_over_permutations_of_the_samples_labels():
 def test_classes_of_one_size_or_one_mean_tau_have_no_correlation(codes, tau):
     codes = np.array(codes)
     assert correlate(np.bincount(codes), codes, np.array(tau, np.float32), np.ones(4, bool)) is None
+
+
+def test_permutations_that_leave_nothing_to_rank_do_not_count_in_the_control():
+    codes, tau = np.array([0, 0, 0, 1]), np.array([0.1, 0.0, 0.0, 0.2], np.float32)
+    visited = np.array([True, False, False, True])
+    # Two samples are seen: every permutation that ranks them at all gives +1 or -1, and the others give nothing.
+    found = correlate(np.array([3, 1]), codes, tau, visited)
+    assert found.spearman == pytest.approx(-1.0)
+    assert -1 <= found.permuted <= 1
 
 
 def test_a_run_gives_both_sides_its_classes_and_no_note(hostile_run):

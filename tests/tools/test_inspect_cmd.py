@@ -1,0 +1,111 @@
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from thermopile.tools.cli import main
+
+
+def inspect(*words):
+    return CliRunner().invoke(main, ["inspect", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def shown(hostile_run):
+    return inspect(hostile_run.path)
+
+
+def test_a_table_is_printed_and_the_last_line_is_the_report(shown, hostile_run):
+    assert shown.exit_code == 0
+    lines = shown.stdout.splitlines()
+    assert lines[-1] == str(hostile_run.report / "report.html")
+    assert (hostile_run.report / "report.html").is_file()
+    table = [" ".join(line.split()) for line in lines]
+    assert "tau of the visited samples image text" in table
+    assert "highest 0.1000 0.1374" in table
+    assert "share at tau_min (0.005) 0% 0%" in table
+    assert "Spearman, class size and mean tau +1.00 -1.00" in table
+
+
+def test_the_table_is_plain_where_stdout_is_no_terminal(shown):
+    assert "\x1b" not in shown.stdout
+    assert shown.stderr == ""
+
+
+def test_json_is_one_object_with_every_figure(hostile_run, hostile_dataset):
+    done = inspect(hostile_run.path, "--json")
+    assert done.exit_code == 0
+    seen = json.loads(done.stdout)
+    assert seen["dataset"] == str(hostile_dataset.path)
+    assert seen["snapshot"]["tag"] == "step-5"
+    assert (seen["samples"], seen["share_visited"], seen["classes"]) == (66, 1.0, 6)
+    assert list(seen["sides"]) == ["first", "second"]
+    first = seen["sides"]["first"]
+    assert first["tau"]["max"] == pytest.approx(0.1)
+    assert first["spearman"] == pytest.approx(1.0)
+    assert -1 < first["spearman_permuted"] < 1
+    assert seen["report"] == str(hostile_run.report / "report.html")
+
+
+def test_an_earlier_snapshot_is_looked_at_by_its_tag(hostile_run, tmp_path):
+    run = shutil.copytree(hostile_run.path, tmp_path / "run")
+    seen = json.loads(inspect(run, "--at", "step-0", "--json").stdout)
+    assert (seen["snapshot"]["tag"], seen["share_visited"], seen["sides"]) == ("step-0", 0.0, {})
+    assert "No sample was visited up to step-0" in seen["notes"][0]
+
+
+def test_a_dataset_that_was_moved_is_found_with_data(hostile_run, hostile_dataset, tmp_path):
+    run = shutil.copytree(hostile_run.path, tmp_path / "run")
+    settings = (run / "config.toml").read_text().replace(str(hostile_dataset.path), str(tmp_path / "moved"))
+    (run / "config.toml").write_text(settings)
+    seen = json.loads(inspect(run, "--at", "step-0", "--data", hostile_dataset.path, "--json").stdout)
+    assert seen["dataset"] == str(hostile_dataset.path)
+
+
+def test_looking_changes_nothing_of_the_run_but_its_report(hostile_run):
+    def files():
+        paths = (path for path in hostile_run.path.rglob("*") if path.is_file())
+        return {path: path.read_bytes() for path in paths if hostile_run.report not in path.parents}
+
+    before = files()
+    inspect(hostile_run.path, "--at", "step-0")
+    assert files() == before
+
+
+def test_no_run_is_one_clear_error(tmp_path):
+    done = inspect(tmp_path / "nothing")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "nothing is no run" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_unknown_snapshot_is_an_error_that_lists_those_there_are(hostile_run):
+    done = inspect(hostile_run.path, "--at", "step-7")
+    assert done.exit_code == 1
+    assert "step-0, step-5, latest" in done.stderr
+
+
+def test_what_is_missing_is_noted_in_the_terminal(hostile_dataset, write_run, tmp_path):
+    run = write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False)
+    lines = inspect(run.path).stdout.splitlines()
+    assert lines[2].startswith("note      The run has no snapshot of its state yet")
+    assert lines[-1] == str(run.report / "report.html")
+
+
+def test_torch_and_ffcv_are_loaded_for_pictures_alone(hostile_dataset, write_run, tmp_path):
+    tau = np.full(hostile_dataset.n, 0.2)
+    run = write_run(tmp_path / "run", hostile_dataset, {"first": tau, "second": tau})
+    settings = run.config_file.read_text().replace(str(hostile_dataset.path), str(tmp_path / "moved"))
+    run.config_file.write_text(settings)
+    program = (
+        "import sys; from thermopile.tools.cli import main\n"
+        f"main(['inspect', {str(run.path)!r}], standalone_mode=False)\n"
+        "sys.exit(str({'torch', 'ffcv'} & set(sys.modules)) if {'torch', 'ffcv'} & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "The run's dataset cannot be used" in done.stdout

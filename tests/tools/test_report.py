@@ -1,0 +1,224 @@
+import re
+import shutil
+from html.parser import HTMLParser
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from thermopile.tools import report as report_module
+from thermopile.tools.inspection import read_run
+from thermopile.tools.report import write_report
+from thermopile.tools.temperatures import Correlation, measure
+from thermopile.trainer.run_directory import RunDirectory
+
+VOID = {"meta", "img", "source", "br", "link", "input"}
+
+
+class Page(HTMLParser):
+    """A page as a browser would read it: elements with their attributes, and the text of each kind of element."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.texts, self._open = [], [], []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((tuple(self._open), data))
+
+    def of(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def text(self, tag):
+        return " ".join(data for path, data in self.texts if tag in path)
+
+    def within(self, tag):
+        """The texts that stand in elements of this kind and in no deeper one."""
+        return [data for path, data in self.texts if path[-1:] == (tag,)]
+
+
+def report_on(run, **asked):
+    inspection = read_run(run, **asked)
+    return write_report(inspection, measure(inspection)).read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def html(hostile_run):
+    return report_on(hostile_run)
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
+
+
+def test_nothing_in_a_page_can_run_or_load(page):
+    assert {tag for tag, _ in page.elements} <= {
+        "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "b", "bdi", "nav", "ul",
+        "li", "a", "main", "section", "figure", "figcaption", "picture", "source", "img", "dl", "div", "dt", "dd",
+        "table", "caption", "thead", "tbody", "tr", "th", "td", "span",
+    }  # fmt: skip
+    for tag, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"]
+        for name in ("src", "srcset"):
+            assert attributes.get(name, "data:image/").startswith("data:image/"), tag
+        assert attributes.get("href", "#").startswith("#")
+    assert "url(" not in page.text("style")
+    assert "@import" not in page.text("style")
+
+
+def test_a_page_forbids_the_browser_to_load_anything(page):
+    policies = [meta["content"] for meta in page.of("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    assert policies == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+
+
+def test_hostile_text_is_shown_as_text(page):
+    cards = page.text("li")
+    assert "<script>alert(1)</script>" in cards
+    assert "\"><img src=x onerror=alert(1)> '&amp;'" in cards
+    assert "</style></title>]]><!-- ${7*7} [bold]rich[/bold]" in cards
+    assert "\U0001f468\u200d\U0001f469\u200d\U0001f467 and \u0645\u0631\u062d\u0628\u0627" in cards
+    assert "class 0 <script>alert(1)</script>" in page.text("table")
+    assert "hostile <b>run" in page.text("h1")
+
+
+def test_control_and_bidi_characters_are_shown_as_their_codes(html, page):
+    assert not re.findall(r"[\x00-\x09\x0b-\x1f\u202a-\u202e\u2066-\u2069]", html)
+    assert "[U+202E]gnp.elif" in page.text("li")
+    assert "NUL [U+0000], bell [U+0007], escape [U+001B][31m" in page.text("li")
+
+
+def test_long_text_is_cut_and_its_rest_is_nowhere(html):
+    assert "x" * 100 in html
+    assert "x" * 201 not in html
+
+
+def test_every_picture_has_words_and_every_table_its_caption_and_scopes(page):
+    pictures = page.of("img")
+    assert all(picture["alt"] for picture in pictures)
+    assert len(pictures) == 2 + 4 * 24
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("table") == tags.count("caption") == 2
+    assert all(head["scope"] in ("col", "row") for head in page.of("th"))
+
+
+def test_the_correlation_and_its_control_come_first(page):
+    figures = re.findall(r"[+-]\d\.\d\d \(\w+\)", page.text("figcaption"))
+    assert figures[:2] == ["+1.00 (image)", "-1.00 (text)"]
+    assert [figure.split()[1] for figure in figures[2:]] == ["(image)", "(text)"]
+    assert "66 visited of 66 samples, step-5" in page.text("figcaption")
+    headings = page.within("h2")
+    assert headings == ["By class size", "Distribution", "Summary", "Classes", "Lowest and highest"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (0.9, 0.6, "Frequent classes have high temperatures, rare ones low"),
+        (-0.9, -0.6, "Frequent classes have low temperatures, rare ones high"),
+        (0.9, -0.9, "Temperatures do not clearly follow class size"),
+        (0.9, 0.4, "Temperatures do not clearly follow class size"),
+        (-0.9, -0.4, "Temperatures do not clearly follow class size"),
+    ],
+)
+def test_the_first_sentence_says_what_the_correlation_means(first, second, words):
+    assert report_module._relation([Correlation(first, 0.0), Correlation(second, 0.0)]) == words
+
+
+def test_classes_are_listed_by_size_with_the_mean_tau_of_both_sides(page):
+    cells = page.within("td")
+    assert cells[-18:-15] == ["34", "0.1000", "0.0500"]
+    assert [cells[i] for i in range(-18, 0, 3)] == ["34", "16", "8", "4", "2", "1"]
+
+
+def test_of_very_many_classes_the_largest_and_the_smallest_are_listed(hostile_run, monkeypatch):
+    monkeypatch.setattr(report_module, "MOST_CLASS_ROWS", 4)
+    temperatures = measure(read_run(hostile_run))
+    table = Page(report_module._class_table(temperatures.sides, temperatures.classes))
+    sizes = table.within("td")[::3]
+    assert sizes == ["34", "16", "2", "1"]
+    assert "Mean tau of 6 classes" in table.text("caption")
+    assert "the 2 largest and the 2 smallest" in table.text("caption")
+
+
+def test_the_coldest_sample_of_each_side_stands_first_with_its_id_and_tau(page, hostile_dataset, tau_by_class_size):
+    ids = page.within("span")
+    coldest = int(np.argmin(tau_by_class_size))
+    assert ids[0] == f"id {coldest}"
+    assert page.within("b")[0] == f"tau {tau_by_class_size.min():.4f}"
+    hottest_of_second = int(np.argmax(0.15 - tau_by_class_size.astype(np.float32)))
+    assert ids[3 * 24] == f"id {hottest_of_second}"
+
+
+def test_the_figures_are_written_as_pictures_too_and_nothing_half_written_stays(html, hostile_run):
+    folder = hostile_run.report
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "tau_by_class.png", "tau_histogram.png"]
+    for name in ("tau_by_class.png", "tau_histogram.png"):
+        with Image.open(BytesIO((folder / name).read_bytes())) as figure:
+            assert figure.width > 1500
+
+
+def test_a_figure_that_can_no_longer_be_drawn_does_not_stay(flat_dataset, write_run, tmp_path):
+    run = write_run(tmp_path / "run", flat_dataset, {"sample": np.linspace(0.1, 0.9, flat_dataset.n)})
+    run.report.mkdir()
+    (run.report / "tau_by_class.png").write_bytes(b"of another snapshot")
+    html = report_on(run)
+    assert sorted(path.name for path in run.report.iterdir()) == ["report.html", "tau_histogram.png"]
+    assert "The dataset names no classes" in Page(html).text("li")
+    assert "The mean temperature tau is 0.5000." in html
+
+
+def test_a_page_without_any_temperature_says_why(hostile_dataset, write_run, tmp_path):
+    page = Page(report_on(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")))
+    assert "clip keeps no temperature per sample" in page.text("li")
+    assert "There are no temperatures to show." in page.text("p")
+    assert (page.of("figure"), page.of("table")) == ([], [])
+
+
+def test_a_dataset_whose_pixels_are_damaged_costs_the_pictures_alone(
+    hostile_dataset, tau_by_class_size, write_run, tmp_path
+):
+    shutil.copytree(hostile_dataset.path, tmp_path / "data")
+    taus = {"first": tau_by_class_size, "second": tau_by_class_size}
+    run = write_run(tmp_path / "run", type(hostile_dataset)(tmp_path / "data"), taus)
+    (tmp_path / "data" / "shards" / "shard-00000.beton").write_bytes(b"cut short")
+    page = Page(report_on(run))
+    assert "The pictures cannot be shown:" in page.text("p")
+    assert len(page.of("figure")) == 2
+
+
+def luminance(colour):
+    channels = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4) @ [
+        0.2126,
+        0.7152,
+        0.0722,
+    ]
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_stands_out_from_its_ground_as_wcag_aa_asks(page, theme):
+    blocks = re.findall(r":root \{(.*?)\}", page.text("style"), re.S)
+    colours = dict(re.findall(r"--(\w+): (#\w{6})", blocks[theme]))
+    for ground in ("paper", "raised", "note"):
+        for text in ("ink", "quiet", "link"):
+            light, dark = sorted((luminance(colours[ground]), luminance(colours[text])), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, (text, ground)
+
+
+def test_a_run_with_a_name_that_is_not_utf_8_has_a_page(hostile_dataset, write_run, tmp_path):
+    run = write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")
+    moved = RunDirectory(tmp_path / "caf\udce9")
+    run.path.rename(moved.path)
+    assert "caf[U+DCE9]" in report_on(moved)

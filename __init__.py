@@ -1,5 +1,43 @@
-"""thermopile: contrastive pretraining in which every sample has its own temperature."""
+"""thermopile: contrastive pretraining in which every sample has its own temperature.
+
+The public names are imported at first use: `import thermopile` alone loads neither torch nor zarr.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from .pipeline.dataset import Dataset
+    from .pipeline.order import Order
+    from .state_store import StateReader, StateStore, list_snapshots
+    from .trainer.loop import Trainer
+    from .trainer.objectives import create_objective
+
+__all__ = [
+    "Dataset",
+    "Order",
+    "StateReader",
+    "StateStore",
+    "Trainer",
+    "__version__",
+    "create_objective",
+    "list_snapshots",
+]
+
+_HOME = {
+    "Dataset": "pipeline.dataset",
+    "Order": "pipeline.order",
+    "StateReader": "state_store",
+    "StateStore": "state_store",
+    "Trainer": "trainer.loop",
+    "create_objective": "trainer.objectives",
+    "list_snapshots": "state_store",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -54,3 +54,12 @@ def test_imports_point_one_way():
                 words = line.split()
                 if words[:1] == ["from"] and words[1].startswith("." * depth) and words[1].strip("."):
                     assert words[1].lstrip(".").split(".")[0] in may | {"_version"}, f"{path}: {line}"
+
+
+def test_every_public_name_can_be_had():
+    import thermopile
+
+    for name in thermopile.__all__:
+        assert getattr(thermopile, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Datset'"):
+        thermopile.Datset  # noqa: B018

@@ -15,7 +15,7 @@ demo: .venv/ready
 test: lint
 	.venv/bin/pytest -m "not soak"
 
-# The same tests at full length: crashes, seeds, scale. Takes about half an hour.
+# The same tests at full length: crashes, seeds. Takes about six minutes on two cores.
 soak: .venv/ready
 	.venv/bin/pytest -m soak --timeout 3600
 

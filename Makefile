@@ -4,6 +4,8 @@
 
 PYTHON ?= python3
 RUN = .venv/bin/thermopile
+# With the checkout as its root, pytest would import it under the checkout's own name, which need not be one for a module.
+PYTEST = .venv/bin/pytest --rootdir tests tests
 # What ffcv compiles against, and what its OpenCV wheel loads.
 DEBIAN_PACKAGES = build-essential pkg-config libopencv-dev libturbojpeg0-dev libgl1 libglib2.0-0 python3-dev python3-venv
 
@@ -13,11 +15,11 @@ demo: .venv/ready
 	$(RUN) inspect demo/run
 
 test: lint
-	.venv/bin/pytest -m "not soak"
+	$(PYTEST) -m "not soak"
 
 # The same tests at full length: crashes, seeds. Takes about six minutes on two cores.
 soak: .venv/ready
-	.venv/bin/pytest -m soak --timeout 3600
+	$(PYTEST) -m soak --timeout 3600
 
 # The link gives every module its real name, thermopile.…, whatever the checkout is called.
 lint: .venv/ready

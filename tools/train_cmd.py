@@ -68,11 +68,14 @@ def _new(data: Path | None, preset: str | None, config: Path | None, overrides: 
 def _resumed(run: RunDirectory, data: Path | None, preset: str | None, config: Path | None,
              overrides: tuple[str, ...]) -> TrainConfig:  # fmt: skip
     """The run's own settings, with what may change; anything else that was asked for is refused by name."""
+    from ..pipeline.dataset import Dataset
     from ..trainer.config import differences, load_config, to_tree
     from ..trainer.errors import ConfigError
+    from ..trainer.loop import resolve
 
     recorded = run.config()
     asked = load_config(_asked(to_tree(recorded), data, preset, config, overrides))
+    asked = resolve(asked, Dataset(Path(asked.data.path)))
     if changed := differences(recorded, asked):
         raise ConfigError(f"{run.path} cannot be resumed with other settings: {'; '.join(changed)}. "
                           "Leave them out, or start a new run with another --out.")  # fmt: skip

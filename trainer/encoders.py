@@ -55,9 +55,18 @@ IMAGE_ENCODERS: dict[str, Callable[..., nn.Module]] = {"conv": ConvEncoder}
 TEXT_ENCODERS: dict[str, Callable[..., nn.Module]] = {"mean_embedding": MeanEmbedding}
 
 
+def with_names(config: ModelConfig) -> ModelConfig:
+    """The settings with `auto` replaced by the built-in encoder that it stands for."""
+    named = {
+        side: encoder.model_copy(update={"name": default}) if encoder.name == "auto" else encoder
+        for side, encoder, default in (("image", config.image, "conv"), ("text", config.text, "mean_embedding"))
+    }
+    return config.model_copy(update=named)
+
+
 def create_image_encoder(config: EncoderConfig, dim: int, image_size: int) -> nn.Module:
     """A module float32 [b, 3, H, W] → [b, dim]. Raises ConfigError for an unknown name or setting."""
-    name = "conv" if config.name == "auto" else config.name
+    name = config.name
     if name.startswith("hf:"):
         from .hf_encoders import HFImageEncoder
 
@@ -67,7 +76,7 @@ def create_image_encoder(config: EncoderConfig, dim: int, image_size: int) -> nn
 
 def create_text_encoder(config: EncoderConfig, dim: int, tokenizer: TokenizerInfo) -> nn.Module:
     """A module int [b, L] → [b, dim]. Raises ConfigError for an unknown name or setting."""
-    name = "mean_embedding" if config.name == "auto" else config.name
+    name = config.name
     if name.startswith("hf:"):
         from .hf_encoders import HFTextEncoder
 

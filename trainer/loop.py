@@ -20,7 +20,7 @@ from ..pipeline.order import ORDER_VERSION, Order
 from ..state_store import StateStore, StoreNotFoundError
 from .checkpoint import CheckpointInfo, latest_checkpoint, load_checkpoint, save_checkpoint
 from .config import DataConfig, TrainConfig, to_toml
-from .encoders import Encoders
+from .encoders import Encoders, with_names
 from .errors import ConfigError, RunError
 from .metrics_log import MetricsLog
 from .objectives import Objective, Progress, create_objective
@@ -130,11 +130,12 @@ class Trainer:
             while (batch := self._next(batches)) is not None:
                 self.step(batch)
                 # Once in a while.
-                if self.steps_done % self.config.log_every == 0 or self.steps_done == self.total_steps:
+                checkpoint_is_due = self._checkpoint_is_due()
+                if checkpoint_is_due or self.steps_done % self.config.log_every == 0:
                     now = time.monotonic()
                     on_report(self._report(self.log.flush(), now - reported_at))
                     reported_at = now
-                if self._checkpoint_is_due():
+                if checkpoint_is_due:
                     self.save()
 
     def step(self, batch: Batch) -> None:
@@ -246,9 +247,9 @@ class Trainer:
 
 
 def resolve(config: TrainConfig, dataset: Dataset) -> TrainConfig:
-    """Replace every `auto` that depends on the data by what it stands for, and fill in the objective's settings.
+    """Replace every `auto` that a result depends on by what it stands for, and fill in the objective's settings.
 
-    Raises ConfigError where the objective, its mode or a setting of it does not fit.
+    Raises ConfigError where the objective, its mode or a setting of it, or the batch size, does not fit.
     """
     pairs = dataset.index.mode == "pairs"
     mode = config.objective.mode
@@ -263,6 +264,8 @@ def resolve(config: TrainConfig, dataset: Dataset) -> TrainConfig:
         update={
             "data": config.data.model_copy(update={"recipe": recipe, "path": str(dataset.path.resolve())}),
             "objective": config.objective.model_copy(update={"mode": mode}),
+            "model": with_names(config.model),
+            "canonical_shards": _order(config, dataset).canonical_shards,
         }
     )
     settings = _objective(resolved).settings.model_dump(exclude_none=True)

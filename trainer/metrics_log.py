@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from .errors import TrainingError
-from .files import write_atomically
 
 
 class MetricsLog:
@@ -26,7 +25,7 @@ class MetricsLog:
     def __init__(self, path: Path, *, keep_steps: int) -> None:
         """Open the log; lines of steps after keep_steps, and a line cut off by a crash, are dropped."""
         if path.exists():
-            write_atomically(path, b"".join(_lines_up_to(path, keep_steps)))
+            os.truncate(path, _bytes_up_to(path, keep_steps))
         self._file = path.open("ab")
         self._waiting: list[dict[str, Tensor | float]] = []
 
@@ -68,10 +67,12 @@ class MetricsLog:
         self._file.close()
 
 
-def _lines_up_to(path: Path, step: int) -> list[bytes]:
-    kept = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        if not line.endswith(b"\n") or json.loads(line)["step"] > step:
-            break
-        kept.append(line)
-    return kept
+def _bytes_up_to(path: Path, step: int) -> int:
+    """Length of the whole lines up to and including that of `step`."""
+    length = 0
+    with path.open("rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+                break
+            length += len(line)
+    return length

@@ -127,6 +127,13 @@ def test_resuming_with_other_settings_is_refused_naming_them(finished):
     assert "log_every" not in result.stderr
 
 
+def test_resuming_with_the_settings_it_was_started_with_is_no_change(finished, pairs_dataset):
+    settings = ("epochs=1", "data.recipe=auto", "objective.mode=auto", "canonical_shards=0")
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    result = run("train", "--out", finished, "--resume", "--data", pairs_dataset.path, *overrides)
+    assert result.exit_code == 0, result.stderr
+
+
 def test_resuming_with_another_dataset_is_refused_naming_both(finished, tmp_path):
     converted = run("convert", "glyphs", tmp_path / "glyphs", "--seed", 9, "--workers", 2)
     assert converted.exit_code == 0, converted.stderr

@@ -6,7 +6,7 @@ import torch
 from thermopile.pipeline.batch import Batch
 from thermopile.pipeline.dataset import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig
-from thermopile.trainer.encoders import Encoders, create_image_encoder, create_text_encoder
+from thermopile.trainer.encoders import Encoders, create_image_encoder, create_text_encoder, with_names
 from thermopile.trainer.errors import ConfigError
 
 TOKENIZER = TokenizerInfo(vocab_size=50, context_length=9, end_id=2)
@@ -58,14 +58,14 @@ def test_published_sizes_are_what_their_names_say():
 
 
 def test_bimodal_features_are_of_picture_and_caption_with_norm_one():
-    encoders = Encoders.create(ModelConfig(dim=5), "bimodal", 32, TOKENIZER)
+    encoders = Encoders.create(with_names(ModelConfig(dim=5)), "bimodal", 32, TOKENIZER)
     first, second = encoders(Batch(torch.arange(2), (torch.randn(2, 3, 32, 32),), TOKENS))
     assert first.shape == second.shape == (2, 5)
     torch.testing.assert_close(torch.cat([first, second]).norm(dim=1), torch.ones(4))
 
 
 def test_unimodal_features_are_of_both_views_by_one_encoder():
-    encoders = Encoders.create(ModelConfig(dim=5), "unimodal", 32, None)
+    encoders = Encoders.create(with_names(ModelConfig(dim=5)), "unimodal", 32, None)
     view = torch.randn(2, 3, 32, 32)
     first, second = encoders(Batch(torch.arange(2), (view, view.flip(0))))
     torch.testing.assert_close(first, second.flip(0))
@@ -87,4 +87,4 @@ def test_an_unknown_encoder_or_setting_is_named(config, message):
 
 def test_pairs_are_needed_for_the_bimodal_mode():
     with pytest.raises(ConfigError, match="needs captions"):
-        Encoders.create(ModelConfig(), "bimodal", 32, None)
+        Encoders.create(with_names(ModelConfig()), "bimodal", 32, None)

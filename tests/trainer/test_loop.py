@@ -14,7 +14,7 @@ import torch
 from thermopile.pipeline.dataset import Dataset
 from thermopile.state_store import StateReader
 from thermopile.trainer.checkpoint import latest_checkpoint
-from thermopile.trainer.config import load_config
+from thermopile.trainer.config import load_config, to_toml
 from thermopile.trainer.errors import ConfigError, TrainingError
 from thermopile.trainer.loop import Trainer, resolve
 from thermopile.trainer.run_directory import RunDirectory
@@ -111,6 +111,19 @@ def test_the_recorded_settings_leave_nothing_to_defaults(finished):
     recorded = finished.config()
     assert recorded.objective.settings["gamma"] == 0.8
     assert (recorded.objective.mode, recorded.data.recipe) == ("bimodal", "clip")
+    assert (recorded.model.image.name, recorded.model.text.name) == ("conv", "mean_embedding")
+    assert recorded.canonical_shards == 8
+    assert "auto" not in to_toml(recorded).replace('device = "auto"', "")
+
+
+def test_reports_count_the_steps_since_the_last_one(pairs_dataset, tmp_path):
+    config, run = small(pairs_dataset, log_every=5, checkpoint={"every_steps": 3}), RunDirectory(tmp_path / "run")
+    reports = []
+    with Trainer.open(config, run) as trainer:
+        trainer.run(reports.append)
+    assert [report.step for report in reports] == [3, 5, 6, 9, 10, 12, 14]
+    assert all(report.samples_per_second > 0 for report in reports)
+    assert all(0 <= report.data_wait + report.store_wait <= 1 for report in reports)
 
 
 def start(dataset, out):

@@ -97,7 +97,8 @@ def _convert(source: Source, out: Path, settings: ConvertSettings, workers: int 
 def _summary_line(summary: Summary) -> str:
     from ..pipeline.dataset import ERRORS_FILE
 
-    line = f"{summary.path}: {summary.samples:,} samples in {summary.shards} shards, {summary.seconds:.1f} s"
+    shards = "1 shard" if summary.shards == 1 else f"{summary.shards} shards"
+    line = f"{summary.path}: {summary.samples:,} samples in {shards}, {summary.seconds:.1f} s"
     if summary.left_out:
         line += f"; {summary.left_out:,} left out, see {summary.path / ERRORS_FILE}"
     return line

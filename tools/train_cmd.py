@@ -44,6 +44,8 @@ def train(
         if trainer.steps_done == trainer.total_steps:
             click.echo(f"{out}: finished at step {trainer.total_steps:,}; nothing to do")
             return
+        for advice in trainer.objective.advice(settings.batch_size):
+            click.echo(f"Warning: {advice}", err=True)
         if resuming:
             click.echo(f"resuming at step {trainer.steps_done:,}", err=True)
         try:

@@ -285,7 +285,7 @@ def _objective(config: TrainConfig) -> Objective:
     try:
         return create_objective(objective.name, mode=objective.mode, **objective.settings)
     except ValueError as error:
-        raise ConfigError(f"objective: {error}") from None
+        raise ConfigError(str(error)) from None
 
 
 def _open_loader(config: DataConfig, dataset: Dataset, order: Order, mode: str) -> FFCVLoader:

@@ -63,6 +63,10 @@ class Objective(nn.Module):
     fields: dict[str, float]
     """Schema of the per-sample state: path of a field -> the value that a sample never seen has."""
 
+    def advice(self, batch_size: int) -> list[str]:
+        """What a person should know before a run with global batches of this size; nothing where all is well."""
+        return []
+
     def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
         """Value, gradients and new state of one step. Raises ValueError for shapes or state that do not fit."""
         raise NotImplementedError

@@ -196,10 +196,13 @@ class Isogclr(Objective):
     def advice(self, batch_size: int) -> list[str]:
         """Tell of a rho that cannot bind: the KL divergence from uniform weights is at most log(negatives)."""
         negatives = batch_size - 1 if len(self.sides) == 2 else 2 * batch_size - 2
-        if self.settings.rho < math.log(negatives):
+        highest = math.log(negatives)
+        if self.settings.rho < highest:
             return []
-        return [f"rho {self.settings.rho} is not below log({negatives:,} negatives) = {math.log(negatives):.2f}: it never "
-                "binds, and every tau falls to tau_min. Lower rho, or raise the batch size."]  # fmt: skip
+        return [
+            f"rho {self.settings.rho} is not below log({negatives:,} negatives) = {highest:.2f}: it never binds, and "
+            "every tau falls to tau_min. Lower rho, or raise the batch size."
+        ]
 
     def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
         """See Objective. `state` holds `fields` and `visits`. Computed in the features' dtype, at least float32."""

@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
@@ -179,10 +181,12 @@ def _run(
     """Convert every shard in a pool of processes. A worker that raises or dies ends this call with its cause."""
     # Spawned, not forked: torch and numba, which FFCV imports, keep threads that do not survive a fork.
     context = get_context("spawn")
-    done = context.Value("Q", 0)
-    pool = ProcessPoolExecutor(min(workers, len(parts)), context, _start_worker, (source, building, settings, done))
+    done, stop = context.Value("Q", 0), context.Value("b", 0, lock=False)
+    arguments = (source, building, settings, done, stop)
+    pool = ProcessPoolExecutor(min(workers, len(parts)), context, _start_worker, arguments)
     try:
-        futures = [pool.submit(_convert_shard, shard, part) for shard, part in enumerate(parts)]
+        with _interrupts_ignored():
+            futures = [pool.submit(_convert_shard, shard, part) for shard, part in enumerate(parts)]
         waiting: set[Future[_ShardResult]] = set(futures)
         while waiting:
             finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
@@ -194,7 +198,21 @@ def _run(
         raise DatasetError("a conversion process ended without a word, as when memory runs out; "
                            "try again with fewer --workers") from None  # fmt: skip
     finally:
+        stop.value = 1
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started meanwhile never see Ctrl-C, which a terminal sends them too; `stop` tells them to end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Worker(NamedTuple):
@@ -203,16 +221,19 @@ class _Worker(NamedTuple):
     settings: ConvertSettings
     tokenizer: Tokenizer | None
     done: Any
+    """Counts samples, over all workers."""
+    stop: Any
+    """Set where the conversion has failed, or was interrupted."""
 
 
 _worker: _Worker
 
 
-def _start_worker(source: Source, building: Path, settings: ConvertSettings, done: Any) -> None:
+def _start_worker(source: Source, building: Path, settings: ConvertSettings, done: Any, stop: Any) -> None:
     global _worker
     path = building / TOKENIZER_FILE
     tokenizer = load_tokenizer(path, context_length=settings.context_length) if path.exists() else None
-    _worker = _Worker(source, building, settings, tokenizer, done)
+    _worker = _Worker(source, building, settings, tokenizer, done, stop)
 
 
 def _convert_shard(shard: int, source_indices: NDArray[np.int64]) -> _ShardResult:
@@ -225,6 +246,8 @@ def _convert_shard(shard: int, source_indices: NDArray[np.int64]) -> _ShardResul
 
     def rows() -> Iterator[BetonRow]:
         for source_index in source_indices.tolist():
+            if _worker.stop.value:
+                raise InterruptedError("the conversion was stopped")
             try:
                 sample = _worker.source[source_index]
                 image = to_stored(sample.picture, _worker.settings.image)

@@ -1,6 +1,11 @@
 """The command line: one clear line for every mistake, and the right exit code."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -66,6 +71,19 @@ def test_glyphs_are_refused_before_any_work_where_only_the_test_set_exists(tmp_p
     (tmp_path / "glyphs-test").mkdir()
     assert_one_line(run("convert", "glyphs", tmp_path / "glyphs"), 2, "glyphs-test exists")
     assert not (tmp_path / "glyphs").exists()
+
+
+def test_a_conversion_interrupted_says_so_in_a_word_and_leaves_nothing(tmp_path):
+    command = [sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs", str(tmp_path / "glyphs")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    shards = tmp_path / ".glyphs.partial" / "shards"
+    while not (shards.is_dir() and any(shards.iterdir())):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers as well
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    assert errors.split() == ["Aborted!"]
+    assert os.listdir(tmp_path) == []
 
 
 def test_training_without_a_dataset_is_wrong_usage(tmp_path):

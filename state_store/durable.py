@@ -4,9 +4,11 @@ The branch `main` holds the history of the run; a snapshot counts when it is tag
 What a crash leaves beside it, an untagged commit or a tag off the branch, is therefore never seen.
 """
 
+import atexit
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,6 +34,10 @@ if "ICECHUNK_LOG" not in os.environ:
     # icechunk warns at every open that commits to a local directory must not be concurrent; the writer lock sees to
     # that. Its other warnings stay, and so does a filter of the user's own.
     icechunk.set_logs_filter("warn,icechunk::storage::object_store=error")
+
+# A thread of icechunk that has just handed over a result still has to return through Python. Python ends such a thread
+# when it shuts down, and icechunk then aborts the whole process. So it is let through first.
+atexit.register(time.sleep, 0.05)
 
 
 @dataclass(frozen=True)

@@ -159,13 +159,36 @@ def test_resuming_with_the_settings_it_was_started_with_is_no_change(finished, p
     assert result.exit_code == 0, result.stderr
 
 
-def test_resuming_with_another_dataset_is_refused_naming_both(finished, tmp_path):
-    converted = run("convert", "glyphs", tmp_path / "glyphs", "--seed", 9, "--workers", 2)
+@pytest.fixture(scope="module")
+def other_pairs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("other") / "glyphs"
+    converted = run("convert", "glyphs", out, "--seed", 9, "--workers", 2)
     assert converted.exit_code == 0, converted.stderr
-    result = run("train", "--out", finished, "--resume", "--data", tmp_path / "glyphs")
+    return out
+
+
+def test_resuming_with_another_dataset_is_refused_naming_both(finished, other_pairs):
+    result = run("train", "--out", finished, "--resume", "--data", other_pairs)
     assert_one_line(
         result, 2, "dataset fingerprint: the store has", "number of samples: the store has 2000, this run has 10847"
     )
+
+
+def test_a_process_that_ends_right_after_reading_the_state_keeps_its_exit_code(finished, other_pairs):
+    # Without care icechunk's threads abort more than half of such processes at their end.
+    command = (
+        sys.executable,
+        "-m",
+        "thermopile.tools.cli",
+        "train",
+        "--out",
+        finished,
+        "--resume",
+        "--data",
+        other_pairs,
+    )
+    codes = [subprocess.run(list(map(str, command)), capture_output=True).returncode for _ in range(4)]
+    assert codes == [2, 2, 2, 2]
 
 
 def test_an_error_nobody_foresaw_is_one_line_and_a_traceback_with_debug(monkeypatch, finished):

@@ -18,7 +18,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ from .dataset import (
     ImagePolicy,
     TokenizerInfo,
     fingerprint,
+    read_index,
     shard_name,
 )
 from .errors import BadSampleError, DatasetError, DatasetExistsError, SourceError
@@ -132,8 +133,12 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
     """Raise DatasetExistsError where `out` is there; with overwrite, only where it is something else than a dataset."""
     if out.exists() and not overwrite:
         raise DatasetExistsError(f"{out} exists; choose another directory, or replace it with --overwrite")
-    if out.exists() and not (out / INDEX_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise DatasetExistsError(f"{out} exists and is no dataset; --overwrite replaces only datasets. Choose another.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        try:
+            read_index(out)
+        except DatasetError as error:
+            message = f"{out} is not replaced, --overwrite replaces only datasets: {error}"
+            raise DatasetExistsError(message) from error
 
 
 @contextmanager
@@ -141,7 +146,8 @@ def _built_aside(out: Path, overwrite: bool) -> Iterator[Path]:
     """A temporary directory beside `out` that takes its place at the end, and is removed where anything fails."""
     refuse_existing(out, overwrite)
     building, replaced = out.with_name(f".{out.name}.partial"), out.with_name(f".{out.name}.replaced")
-    shutil.rmtree(building, ignore_errors=True)
+    for left_by_a_kill in (building, replaced):
+        shutil.rmtree(left_by_a_kill, ignore_errors=True)
     building.mkdir(parents=True)
     try:
         yield building
@@ -231,9 +237,17 @@ _worker: _Worker
 
 def _start_worker(source: Source, building: Path, settings: ConvertSettings, done: Any, stop: Any) -> None:
     global _worker
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     path = building / TOKENIZER_FILE
     tokenizer = load_tokenizer(path, context_length=settings.context_length) if path.exists() else None
     _worker = _Worker(source, building, settings, tokenizer, done, stop)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed tells nobody; its workers would wait for work for ever."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _convert_shard(shard: int, source_indices: NDArray[np.int64]) -> _ShardResult:
@@ -252,8 +266,8 @@ def _convert_shard(shard: int, source_indices: NDArray[np.int64]) -> _ShardResul
                 sample = _worker.source[source_index]
                 image = to_stored(sample.picture, _worker.settings.image)
             except BadSampleError as error:
-                uri = _worker.source.uri(source_index)
-                bad.append(BadSample(uri, uri, str(error)))
+                source = _worker.source
+                bad.append(BadSample(source.uri(source_index), source.key(source_index), str(error)))
                 continue
             finally:
                 with _worker.done.get_lock():

@@ -82,7 +82,7 @@ class Dataset:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.index = _read_index(path)
+        self.index = read_index(path)
         self.first_id = np.array(self.index.first_id, np.int64)
         for shard in range(len(self.first_id) - 1):
             for suffix in ("beton", "parquet"):
@@ -151,7 +151,8 @@ class Dataset:
         return [found[place] for place in range(len(sample_ids))]
 
 
-def _read_index(path: Path) -> DatasetIndex:
+def read_index(path: Path) -> DatasetIndex:
+    """dataset.json of a dataset, checked. Raises DatasetError where the directory is none."""
     file = path / INDEX_FILE
     try:
         raw = json.loads(file.read_text("utf-8"))

@@ -16,8 +16,8 @@ SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", "
 class FolderSource:
     """Lists the pictures once, in the order of their names' bytes, so that every machine numbers them alike.
 
-    Raises SourceError where there is no folder or no picture in it. Symbolic links to folders are not followed:
-    they can form a circle.
+    Raises SourceError where there is no folder, one below it cannot be listed, or there is no picture in it.
+    Symbolic links to folders are not followed: they can form a circle.
     """
 
     mode = "images"
@@ -36,13 +36,16 @@ class FolderSource:
     def __getitem__(self, index: int) -> Sample:
         path = self._paths[index]
         try:
-            data = Path(os.fsdecode(os.path.join(os.fsencode(self.root), path))).read_bytes()
+            file = Path(os.fsdecode(os.path.join(os.fsencode(self.root), path)))
+            if file.exists() and not file.is_file():
+                raise BadSampleError("not a regular file")  # reading a pipe would wait for ever
+            data = file.read_bytes()
         except OSError as error:
             raise BadSampleError(f"cannot be read: {error.strerror or error}") from error
         folder, _, _ = path.partition(b"/")
         return Sample(
             uri=self.uri(index),
-            key=self.uri(index),
+            key=self.key(index),
             picture=data,
             caption=None,
             group=_text(folder) if folder != path else None,
@@ -50,6 +53,9 @@ class FolderSource:
 
     def uri(self, index: int) -> str:
         return _text(self._paths[index])
+
+    def key(self, index: int) -> str:
+        return self.uri(index)
 
     def captions(self) -> Iterable[str]:
         return ()
@@ -59,10 +65,14 @@ class FolderSource:
 
 
 def _pictures_below(root: bytes) -> Iterator[bytes]:
-    for folder, _, names in os.walk(root):
+    for folder, _, names in os.walk(root, onerror=_refuse):
         for name in names:
             if os.path.splitext(name)[1].lower().decode("ascii", "replace") in SUFFIXES:
                 yield os.path.relpath(os.path.join(folder, name), root)
+
+
+def _refuse(error: OSError) -> None:
+    raise SourceError(f"{error.filename!r} cannot be listed: {error.strerror}; mend its permissions or move it away")
 
 
 def _text(path: bytes) -> str:

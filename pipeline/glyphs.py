@@ -64,7 +64,7 @@ class GlyphSource:
         rng = np.random.default_rng([self.seed, 2 + self.test, index])
         return Sample(
             uri=self.uri(index),
-            key=f"{index:08d}",
+            key=self.key(index),
             picture=_draw(character, self._font_of(index), rng),
             caption=_caption(character, self._font_of(index)),
             group=name,
@@ -72,6 +72,9 @@ class GlyphSource:
 
     def uri(self, index: int) -> str:
         return f"glyphs:U+{ord(CHARACTERS[self._characters[index]]):04X}/{index}"
+
+    def key(self, index: int) -> str:
+        return f"{index:08d}"
 
     def _font_of(self, index: int) -> str:
         """Drawn from a generator of its own, so that a caption costs no picture."""

@@ -39,6 +39,9 @@ class Source(Protocol):
     def uri(self, index: int) -> str:
         """Where sample i comes from, also where it cannot be read."""
 
+    def key(self, index: int) -> str:
+        """The source's own name for sample i."""
+
     def captions(self) -> Iterable[str]:
         """Every caption, for training a tokenizer; none where the mode is `images`."""
 

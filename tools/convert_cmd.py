@@ -50,9 +50,9 @@ def glyphs(out: Path, seed: int, workers: int | None, overwrite: bool) -> None:
     from ..pipeline.dataset import TOKENIZER_FILE
     from ..pipeline.glyphs import GlyphSource
 
+    refuse_existing(out, overwrite)
     test = out.with_name(f"{out.name}-test")
-    for path in (out, test):
-        refuse_existing(path, overwrite)
+    refuse_existing(test, overwrite)
     settings = ConvertSettings(seed=seed)
     _convert(GlyphSource(seed), out, settings, workers, overwrite)
     _convert(GlyphSource(seed, test=True), test, settings, workers, overwrite, tokenizer_from=out / TOKENIZER_FILE)
@@ -77,6 +77,8 @@ def folder(
     from ..pipeline.dataset import ImagePolicy
     from ..pipeline.folder import FolderSource
 
+    if source.resolve().is_relative_to(out.resolve()):
+        raise click.UsageError(f"OUT {out} holds the pictures to convert; choose another directory")
     refuse_existing(out, overwrite)
     settings = ConvertSettings(seed=seed, image=ImagePolicy(max_size=max_size, quality=quality))
     _convert(FolderSource(source), out, settings, workers, overwrite)

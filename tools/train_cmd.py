@@ -47,6 +47,7 @@ def train(
         for advice in trainer.objective.advice(settings.batch_size):
             click.echo(f"Warning: {advice}", err=True)
         if resuming:
+            run.record(settings)  # where the data is now, and whatever else may change
             click.echo(f"resuming at step {trainer.steps_done:,}", err=True)
         try:
             with progress_bar("training", trainer.total_steps) as bar:

@@ -54,11 +54,13 @@ def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The directory that `latest` names, or None before the first checkpoint."""
+    """The directory that `latest` names, without it the newest one, or None before the first checkpoint."""
     try:
         name = (folder / LATEST).read_text("utf-8").strip()
     except FileNotFoundError:
-        return None
+        # A kill before the first checkpoint was named, or a copy that missed the file: every step-N is whole.
+        whole = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+        return max(whole, key=lambda path: int(path.name.removeprefix("step-")), default=None)
     if not (name.startswith("step-") and name.removeprefix("step-").isdecimal()):
         raise RunError(
             f"{folder / LATEST} says {name[:40]!r}, not step-N: write the name of a directory beside it there"

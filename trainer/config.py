@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import (
@@ -28,7 +28,7 @@ PRESETS = Path(__file__).parent / "presets"
 class _Section(BaseModel):
     """A table of the TOML file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataConfig(_Section):
@@ -80,6 +80,9 @@ class ObjectiveConfig(BaseModel):
         return dict(self.model_extra or {})
 
 
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(_Section):
     """AdamW, with warm-up and a cosine to zero."""
 
@@ -90,7 +93,7 @@ class OptimizerConfig(_Section):
     """Steps in which the learning rate rises from 0 to lr."""
     weight_decay: NonNegativeFloat = 0.02
     """Not applied to biases, norms and the objective's parameters."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[_Beta, _Beta] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
 
 

@@ -27,6 +27,8 @@ from .objectives import Objective, Progress, create_objective
 from .optim import create_optimizer, learning_rate, set_learning_rate
 from .run_directory import RunDirectory
 
+LOADERS = {"ffcv": FFCVLoader}
+
 
 @dataclass(frozen=True)
 class StepReport:
@@ -64,9 +66,11 @@ class Trainer:
         self.encoders = Encoders.create(config.model, self.mode, config.data.image_size, tokenizer).to(self.device)
         self.objective = _objective(config).to(self.device)
         self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective)
+        self.loader = _open_loader(config.data, dataset, self.order, self.mode)
         self.total_steps = config.epochs * self.order.steps_per_epoch
         self.steps_done = 0
         self._resources = ExitStack()
+        self._resources.enter_context(self.loader)
         self._saved_at = time.monotonic()
         self._data_wait = self._store_wait = 0.0
 
@@ -102,7 +106,6 @@ class Trainer:
         self.log = self._resources.enter_context(
             MetricsLog(self.run_directory.metrics_file, keep_steps=self.steps_done)
         )
-        self.loader = self._resources.enter_context(_open_loader(self.config.data, self.dataset, self.order, self.mode))
 
     def _store_identity(self) -> dict[str, Any]:
         return {
@@ -163,6 +166,7 @@ class Trainer:
             {"step": self.steps_done, "epoch": progress.epoch, "loss": outcome.loss, "learning_rate": rate}
             | outcome.metrics
             | {"data_wait_seconds": self._data_wait, "store_wait_seconds": self._store_wait}
+            | {"refused_rows": self.store.refused_rows}
         )
         self._data_wait = self._store_wait = 0.0
 
@@ -289,7 +293,7 @@ def _objective(config: TrainConfig) -> Objective:
 
 
 def _open_loader(config: DataConfig, dataset: Dataset, order: Order, mode: str) -> FFCVLoader:
-    return FFCVLoader.open(
+    return LOADERS[config.loader].open(
         dataset,
         order,
         recipe=RECIPES[config.recipe],

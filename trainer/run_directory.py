@@ -44,10 +44,16 @@ class RunDirectory:
 
         Raises RunExistsError where there is something already.
         """
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            what = "holds a run; continue it with --resume" if self.exists() else "is not empty"
-            raise RunExistsError(f"{self.path} {what}, or choose another directory with --out")
+        if self.exists():
+            raise RunExistsError(f"{self.path} holds a run; continue it with --resume, or choose another --out")
+        # A kill while the settings were written leaves them under a hidden name: still no run.
+        if self.path.exists() and (not self.path.is_dir() or any(p.name[0] != "." for p in self.path.iterdir())):
+            raise RunExistsError(f"{self.path} is not empty; choose another directory with --out")
         self.path.mkdir(parents=True, exist_ok=True)
+        self.record(config)
+
+    def record(self, config: TrainConfig) -> None:
+        """Write the settings, in place of those before."""
         write_atomically(self.config_file, to_toml(config).encode())
 
     def config(self) -> TrainConfig:

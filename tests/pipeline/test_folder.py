@@ -58,3 +58,9 @@ def test_a_picture_that_is_gone_is_a_bad_sample(tmp_path):
     (tmp_path / "1.png").unlink()
     with pytest.raises(BadSampleError, match="No such file"):
         source[0]
+
+
+def test_a_pipe_with_the_name_of_a_picture_is_a_bad_sample_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "z.jpg")
+    with pytest.raises(BadSampleError, match="not a regular file"):
+        FolderSource(tmp_path)[0]

@@ -48,7 +48,7 @@ def write_run():
 
     def write(path, dataset, taus, *, visited=None, objective="isogclr", snapshot=True):
         run = RunDirectory(path)
-        tree = {"data": {"path": str(dataset.path)}, "objective": {"name": objective}}
+        tree = {"batch_size": 16, "data": {"path": str(dataset.path)}, "objective": {"name": objective}}
         config = resolve(load_config(tree), dataset)
         run.create(config)
         made = create_objective(objective, mode=config.objective.mode, **config.objective.settings)

@@ -43,6 +43,9 @@ class HostileSource:
     def uri(self, index):
         return f"{HOSTILE[index % len(HOSTILE)]}.jpg"
 
+    def key(self, index):
+        return str(index)
+
     def captions(self):
         return HOSTILE
 

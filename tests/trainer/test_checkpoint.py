@@ -34,6 +34,14 @@ def test_latest_names_the_newest_and_nothing_before_the_first(tmp_path):
     assert latest_checkpoint(tmp_path) == tmp_path / "step-5"
 
 
+def test_without_the_pointer_the_newest_whole_checkpoint_is_the_latest(tmp_path):
+    for step in (5, 40, 7):
+        save(tmp_path, step)
+    (tmp_path / "latest").unlink()
+    (tmp_path / ".step-50.partial").mkdir()
+    assert latest_checkpoint(tmp_path) == tmp_path / "step-40"
+
+
 def test_saving_the_same_step_again_replaces_it(tmp_path):
     save(tmp_path, 3)
     save_checkpoint(tmp_path, info(3), {"weights": torch.zeros(1)})

@@ -24,8 +24,8 @@ class IsogclrSettings(EstimatorSettings, frozen=True):
     to tau_min. 2.0 suits 256 pairs; the paper has 5.8 to 6.4 with 512 pairs of CC3M. iSogCLR eq 7."""
     tau_init: float = Field(default=0.01, gt=0.0)
     """Temperature of a sample not seen before; dimensionless, within tau_min and tau_max."""
-    tau_min: float = Field(default=0.005, gt=0.0)
-    """Floor after each update, above 0 (tau_0 of iSogCLR eq 7)."""
+    tau_min: float = Field(default=0.005, ge=1e-4)
+    """Floor after each update, 0.0001 or more (tau_0 of iSogCLR eq 7)."""
     tau_max: float = Field(default=1.0, gt=0.0)
     """Ceiling after each update, not below tau_min (iSogCLR algorithm 1, step 9)."""
     eta: float = Field(default=0.01, ge=0.0)
@@ -64,8 +64,8 @@ class IsogclrUnimodalSettings(IsogclrSettings, frozen=True):
     """KL radius of the robust loss, 0 or more; 0.1 to 0.4 in the paper. iSogCLR eq 7."""
     tau_init: float = Field(default=0.7, gt=0.0)
     """Temperature of a sample not seen before; dimensionless, within tau_min and tau_max."""
-    tau_min: float = Field(default=0.05, gt=0.0)
-    """Floor after each update, above 0 (tau_0 of iSogCLR eq 7)."""
+    tau_min: float = Field(default=0.05, ge=1e-4)
+    """Floor after each update, 0.0001 or more (tau_0 of iSogCLR eq 7)."""
     grad_clip: float = Field(default=3.0, gt=0.0)
     """Bound on a temperature gradient's size before it enters u, above 0."""
 

@@ -33,9 +33,9 @@ def hostile_dataset(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def flat_dataset(draw, tmp_path_factory):
-    """12 pictures in no folder: no captions, no classes."""
+    """16 pictures in no folder: no captions, no classes."""
     folder = tmp_path_factory.mktemp("flat")
-    for i in range(12):
+    for i in range(16):
         draw(i).save(folder / f"{i}.png")
     out = folder.with_name("flat-dataset")
     convert(FolderSource(folder), out, ConvertSettings(), workers=1)

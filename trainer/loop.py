@@ -142,7 +142,7 @@ class Trainer:
                     self.save()
 
     def step(self, batch: Batch) -> None:
-        """One step: state in, loss, state out, gradients, weights. Nothing here waits for the device."""
+        """One step: state in, loss, state out, gradients, weights. Nothing here reads a value back from the device."""
         sample_ids, progress = batch.sample_ids, Progress(self.steps_done, self.order.steps_per_epoch)
         began = time.monotonic()
         state = self.store.take(sample_ids)

@@ -19,7 +19,7 @@ from .errors import TrainingError
 class MetricsLog:
     """Collects the steps' scalars where they are and writes them out when told to.
 
-    `flush` waits for the device: it is the one place in a run that does.
+    `flush` reads values back from the device, and so waits for it; a step does not.
     """
 
     def __init__(self, path: Path, *, keep_steps: int) -> None:

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import (
     BackgroundError,
+    DamagedChunkError,
     DuplicateIdError,
     FieldError,
+    MemoryBudgetError,
     SampleIdError,
+    SnapshotError,
     SnapshotNotFoundError,
     StateStoreError,
     StepError,
@@ -28,10 +31,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackgroundError",
+    "DamagedChunkError",
     "DuplicateIdError",
     "FieldError",
+    "MemoryBudgetError",
     "SampleIdError",
     "Snapshot",
+    "SnapshotError",
     "SnapshotNotFoundError",
     "StateReader",
     "StateStore",

@@ -1,8 +1,8 @@
-"""One background thread whose failures cannot go unnoticed."""
+"""Background threads whose failures cannot go unnoticed."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from .errors import BackgroundError
 
@@ -10,45 +10,73 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class BackgroundThread:
-    """Does jobs one at a time in the order of `submit`; once a job has failed, every later one fails undone."""
+class Outcome(Future[T]):
+    """A future that knows whether anybody has asked how it went."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    asked = False
+
+    def result(self, timeout: float | None = None) -> T:
+        self.asked = True
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.asked = True
+        return super().exception(timeout)
+
+
+class BackgroundThread:
+    """Does jobs one at a time in the order of `submit`.
+
+    Once a job has failed, every later one fails undone, and `check` raises. With `goes_on` the later ones are done, and
+    `check` raises, once, only a failure that nobody has asked the job's future about.
+    """
+
+    def __init__(self, name: str, *, goes_on: bool = False) -> None:
+        self._name, self._goes_on = name, goes_on
         self._executor = ThreadPoolExecutor(1, thread_name_prefix=f"thermopile-{name}")
         self._failure: BaseException | None = None
         self._raised = False
+        self._failed: list[Outcome[Any]] = []
 
-    def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+    def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Outcome[T]":
         """Return at once a future of the job's result; it cannot be cancelled."""
         # A cancelled snapshot would lose the rows that it was to write: they are marked as unchanged at its cut.
-        outcome: Future[T] = Future()
+        outcome: Outcome[T] = Outcome()
         outcome.set_running_or_notify_cancel()
 
         def run() -> None:
             try:
                 if self._failure is not None:
                     raise self._error()
-                outcome.set_result(job(*args, **kwargs))
+                result = job(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 (handed on: to the future, and to the next `check`)
-                self._failure = self._failure or error
+                if self._goes_on:
+                    self._failed.append(outcome)
+                else:
+                    self._failure = self._failure or error
                 outcome.set_exception(error)
+            else:
+                outcome.set_result(result)
 
         self._executor.submit(run)
         return outcome
 
     def check(self) -> None:
-        """Raise BackgroundError, with its cause, if a job has failed."""
+        """Raise BackgroundError, with its cause, if a job has failed; with `goes_on`, the failure that nobody saw."""
         if self._failure is not None:
             self._raised = True
             raise self._error()
+        while self._failed:
+            outcome = self._failed.pop(0)
+            if not outcome.asked:
+                outcome.result()
 
     def drain(self) -> None:
         """Wait until every job submitted so far is done or has failed."""
         wait([self.submit(lambda: None)])
 
     def close(self) -> None:
-        """Do the jobs submitted so far and end the thread; raises BackgroundError for a failure not yet raised."""
+        """Do the jobs submitted so far and end the thread; raises what no call has raised yet, as `check` does."""
         self._executor.shutdown(wait=True)
         if not self._raised:
             self.check()

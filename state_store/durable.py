@@ -1,34 +1,49 @@
-"""The durable tier: one zarr array a column in an icechunk repository, one tagged commit a snapshot.
+"""The durable tier: one zarr array a column in an icechunk repository, one tag a snapshot.
 
-The branch `main` holds the history of the run; a snapshot counts when it is tagged and its commit is on that branch.
-What a crash leaves beside it, an untagged commit or a tag off the branch, is therefore never seen.
+The tags alone are the run's history: what has no tag was never written, whatever a crash left of it. Nothing that a
+reader or a resumed run relies on is ever written twice, and a tag is created once all that it stands for is on the
+disk: no crash, not even a power failure, can leave half a snapshot.
 """
 
 import atexit
+import logging
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import icechunk
 import numpy as np
 import numpy.typing as npt
 import zarr
+from zarr.codecs import Crc32cCodec
 
-from .errors import SnapshotNotFoundError, StoreExistsError, StoreMismatchError, StoreNotFoundError
+from . import disk
+from .errors import SnapshotError, SnapshotNotFoundError, StoreExistsError, StoreMismatchError, StoreNotFoundError
+from .ranks import Ranks
 from .schema import Schema
 
-if TYPE_CHECKING:
-    from .rows import RowRange  # needs numba and torch, which a reader does without
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
-_BRANCH = "main"
+_FIRST_BRANCH = "main"
+"""Every repository has it. It stays at the empty snapshot that icechunk begins with: moving it would overwrite it."""
+_WRITING = "writing"
+"""The branch of a commit under way, which icechunk asks for; one that is found was left by a crash."""
 _TAG = re.compile(r"step-\d+(\.\d+)?")
+_EVERYTHING = datetime.max.replace(tzinfo=UTC)
+"""icechunk expires and collects what is older than this. Only one process writes, so no clock need be asked."""
+_ABANDONED = "*#*"
+"""icechunk writes beside an object, as `name#1`, and renames; a kill leaves that file, and no collection sees it."""
 
 if "ICECHUNK_LOG" not in os.environ:
     # icechunk warns at every open that commits to a local directory must not be concurrent; the writer lock sees to
@@ -53,6 +68,17 @@ class Snapshot:
     config_hash: str
     written_at: datetime
     """When the commit was made, in UTC."""
+    dataset_fingerprint: str
+    bytes_written: int
+    """Size of the rows written for it: those changed since the snapshot before."""
+
+
+@dataclass(frozen=True)
+class ColumnPart:
+    """The rows from `start` on of every column, arrays of one length; whole blocks, but for the store's end."""
+
+    start: int
+    columns: Mapping[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -113,7 +139,10 @@ class Description:
 
 
 class Repository:
-    """The snapshots of one store. Writing (`commit`, `undo_after`) is for the holder of the writer lock alone."""
+    """The snapshots of one store.
+
+    Writing (`commit`, `undo_after`, `retain`) is for the holder of the writer lock alone, one call at a time.
+    """
 
     def __init__(self, path: Path, repository: icechunk.Repository) -> None:
         self.path = path
@@ -130,22 +159,14 @@ class Repository:
             raise StoreExistsError(f"{path} exists already; resume that run, or choose another directory")
         building = path.with_name(f".{path.name}.partial")
         shutil.rmtree(building, ignore_errors=True)
-        made = cls(building, icechunk.Repository.create(_storage(building)))
-        session = made._repository.writable_session(_BRANCH)
-        group = zarr.create_group(session.store, attributes=description.to_attributes())
-        for column in description.schema.columns:
-            group.create_array(
-                column,
-                shape=(description.samples,),
-                chunks=(description.block_rows,),
-                dtype=description.schema.dtype(column),
-                fill_value=description.schema.fill_value(column),
-                # Mantissas of a moving average hardly compress; the attempt costs more time than the disk saves.
-                compressors=None,
-                filters=None,
-            )
-        made._commit(session, step=0, epoch=0, config_hash="", dataset_fingerprint=description.dataset_fingerprint)
+        with disk.written_through(path.parent):
+            made = cls(building, icechunk.Repository.create(_storage(building)))
+            session = made._repository.writable_session(_FIRST_BRANCH)
+            _create_arrays(session.store, description)
+            metadata = _metadata(0, 0, "", description.dataset_fingerprint, bytes_written=0)
+            made._create_tag(0, session.flush("the initial values", metadata=metadata))
         building.rename(path)
+        disk.sync(path.parent)
         return cls.open(path)
 
     @classmethod
@@ -158,9 +179,8 @@ class Repository:
 
     def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of the run's history, oldest first."""
-        tag_of = {self._repository.lookup_tag(tag): tag for tag in self._repository.list_tags() if _TAG.fullmatch(tag)}
-        history = [info for info in self._repository.ancestry(branch=_BRANCH) if info.id in tag_of]
-        return [_snapshot(info, tag_of[info.id]) for info in reversed(history)]
+        tags = sorted(filter(_TAG.fullmatch, self._repository.list_tags()), key=_place)
+        return [snapshot for snapshot in map(self._read_snapshot, tags) if snapshot is not None]
 
     def resolve(self, at: str) -> Snapshot:
         """Return the snapshot that `at` names: `latest`, a tag, `step-N` (the one in the history), or a snapshot id.
@@ -174,7 +194,7 @@ class Repository:
             )
         if at == "latest":
             return snapshots[-1]
-        for snapshot in snapshots:
+        for snapshot in reversed(snapshots):
             if at in (snapshot.tag, f"step-{snapshot.step}", snapshot.id):
                 return snapshot
         tags = ", ".join(snapshot.tag for snapshot in snapshots)
@@ -188,46 +208,150 @@ class Repository:
         return Description.from_attributes(self.group(snapshot).attrs.asdict(), self.path)
 
     def undo_after(self, snapshot: Snapshot) -> None:
-        """Make `snapshot` the last one: put the branch back to it and delete the tags of what came after."""
-        # The branch first: a crash after that line leaves tags off the branch, which no longer count.
-        if self._repository.lookup_branch(_BRANCH) != snapshot.id:
-            self._repository.reset_branch(_BRANCH, snapshot.id)
-        kept = {info.id for info in self._repository.ancestry(branch=_BRANCH)}
-        for tag in self._repository.list_tags():
-            if _TAG.fullmatch(tag) and self._repository.lookup_tag(tag) not in kept:
-                self._repository.delete_tag(tag)
+        """Make `snapshot` the last one: delete the tags of what came after. Their disk is freed by `retain`."""
+        # Newest first: whenever a crash comes, what is left is a history that the run has had.
+        for later in reversed(self.snapshots()):
+            if _place(later.tag) > _place(snapshot.tag):
+                self._delete_tag(later.tag)
+
+    def retain(self, keep_last: int, keep_every: int = 0) -> None:
+        """Keep the newest `keep_last` snapshots, those of a step that `keep_every` divides, and step-0; free the rest.
+
+        keep_last: at least 1. keep_every: in steps; 0 keeps none for its step. A reader of a snapshot that is kept
+        goes on undisturbed. Also frees what crashes and failed commits left. Raises ValueError.
+        """
+        if keep_last < 1 or keep_every < 0:
+            raise ValueError(f"keep_last {keep_last} must be at least 1, and keep_every {keep_every} at least 0")
+        for snapshot in self.snapshots()[:-keep_last]:
+            due = keep_every > 0 and snapshot.step % keep_every == 0
+            if snapshot.step > 0 and not due:
+                self._delete_tag(snapshot.tag)
+        self._collect_garbage()
 
     def commit(
-        self, changed: Iterable["RowRange"], *, step: int, epoch: int, config_hash: str, dataset_fingerprint: str
-    ) -> Snapshot:
-        """Write the changed blocks whole, in a session of their own, and commit and tag them as one snapshot."""
-        session = self._repository.writable_session(_BRANCH)
-        group = zarr.open_group(session.store, mode="r+")
-        for rows in changed:
-            for column in rows.schema.columns:
-                array_of(group, column)[rows.start : rows.stop] = rows.column(column)
-        return self._commit(
-            session, step=step, epoch=epoch, config_hash=config_hash, dataset_fingerprint=dataset_fingerprint
-        )
+        self, parts: Iterable[ColumnPart], *, base: Snapshot | None, step: int, epoch: int, config_hash: str,
+        dataset_fingerprint: str, ranks: Ranks,
+    ) -> Snapshot:  # fmt: skip
+        """Write a snapshot: `base` with the rows of all ranks' `parts` in place of its own; durable on return.
 
-    def _commit(self, session: icechunk.Session, *, step: int, **metadata: int | str) -> Snapshot:
-        # icechunk refuses a commit without a change, as when every row since the last snapshot was refused.
-        zarr.open_group(session.store, mode="r+").update_attributes({"step": step})
-        snapshot_id = session.commit(f"state after step {step}", metadata={"step": step, **metadata})
-        return _snapshot(self._repository.lookup_snapshot(snapshot_id), self._tag(step, snapshot_id))
+        Every rank calls it, with its own parts, which it may make as they are asked for; the rest is rank 0's to say.
+        Raises SnapshotError on every rank when one fails, be it in making its parts, and then leaves nothing behind.
+        """
+        metadata = _metadata(step, epoch, config_hash, dataset_fingerprint)
+        # Whatever fails on a rank, it still takes part in these three exchanges: the others wait for it.
+        forks = ranks.broadcast(_attempt(ranks, self._fork, base, ranks.world) if ranks.rank == 0 else None)
+        share = forks if isinstance(forks, _Failure) else _attempt(ranks, self._write, forks[ranks.rank], parts)
+        shares = ranks.gather(share)
+        outcome = ranks.broadcast(self._finish(shares, metadata, ranks) if ranks.rank == 0 else None)
+        if isinstance(outcome, Snapshot):
+            return outcome
+        reasons = "; ".join(f"rank {failure.rank}: {failure.reason}" for failure in outcome)
+        raise SnapshotError(
+            f"{self.path}: the snapshot of step {step} was not written. {reasons}. The last snapshot stands"
+        ) from outcome[0].error
 
-    def _tag(self, step: int, snapshot_id: str) -> str:
+    def _fork(self, base: Snapshot | None, world: int) -> list[icechunk.ForkSession]:
+        """Return a session for each rank; all are made before anything is written, as icechunk wants it."""
+        if base is None:
+            raise ValueError("rank 0 must say which snapshot to build on")
+        self._remove_writing_branch()
+        self._repository.create_branch(_WRITING, base.id)
+        session = self._repository.writable_session(_WRITING)
+        return [session.fork() for _ in range(world)]
+
+    def _write(self, fork: icechunk.ForkSession, parts: Iterable[ColumnPart]) -> "_Share":
+        written = 0
+        with disk.written_through(self.path):
+            group = zarr.open_group(fork.store, mode="r+")
+            columns = Description.from_attributes(group.attrs.asdict(), self.path).schema.columns
+            arrays = {column: array_of(group, column) for column in columns}
+            for part in parts:
+                for column, values in part.columns.items():
+                    arrays[column][part.start : part.start + len(values)] = values
+                    written += values.nbytes
+        return _Share(fork, written)
+
+    def _finish(
+        self, shares: "list[_Share | _Failure]", metadata: dict[str, Any], ranks: Ranks
+    ) -> "Snapshot | list[_Failure]":
+        """Commit and tag what the ranks have written, or clear it away; on rank 0."""
+        failures = [share for share in shares if isinstance(share, _Failure)]
+        if not failures:
+            written = [share for share in shares if isinstance(share, _Share)]
+            outcome = _attempt(ranks, self._merge, written, metadata)
+            if isinstance(outcome, Snapshot):
+                return outcome
+            failures = [outcome]
+        with suppress(Exception):  # what matters is why the commit failed; `retain` collects what is left now
+            self._collect_garbage()
+        return failures
+
+    def _merge(self, shares: "list[_Share]", metadata: dict[str, Any]) -> Snapshot:
+        step = metadata["step"]
+        written = sum(share.bytes_written for share in shares)
+        with disk.written_through(self.path):
+            session = self._repository.writable_session(_WRITING)
+            session.merge(*(share.fork for share in shares))
+            # icechunk refuses a commit without a change, as when every row since the last snapshot was refused.
+            zarr.open_group(session.store, mode="r+").update_attributes({"step": step})
+            snapshot_id = session.commit(f"state after step {step}", metadata={**metadata, "bytes_written": written})
+            # Cuts the new snapshot off from its ancestors, which else could never be collected. icechunk does so by
+            # writing its file again: now, while nobody relies on it, and never again.
+            self._repository.expire_snapshots(_EVERYTHING)
+        tag = self._create_tag(step, snapshot_id)
+        self._remove_writing_branch()
+        return _snapshot(self._repository.lookup_snapshot(snapshot_id), tag)
+
+    def _create_tag(self, step: int, snapshot_id: str) -> str:
+        """Announce a snapshot that is on the disk, under the first name of its step that is free."""
         attempt, tag = 1, f"step-{step}"
-        while True:
-            try:
-                self._repository.create_tag(tag, snapshot_id)
-                return tag
-            except icechunk.IcechunkError as error:
-                # A deleted tag keeps its name for ever and is not listed, so it is found out by trying.
-                if "tag already exists" not in str(error):
-                    raise
+        while not self._try_tag(tag, snapshot_id):
             attempt += 1
             tag = f"step-{step}.{attempt}"
+        try:
+            reference = self._reference(tag)
+            for path in (reference, reference.parent, reference.parent.parent):
+                disk.sync(path)
+        except OSError:
+            self._delete_tag(tag)
+            raise
+        return tag
+
+    def _try_tag(self, tag: str, snapshot_id: str) -> bool:
+        try:
+            self._repository.create_tag(tag, snapshot_id)
+        except icechunk.IcechunkError as error:
+            # A deleted tag keeps its name for ever and is not listed, so it is found out by trying.
+            if "tag already exists" not in str(error):
+                raise
+            return False
+        return True
+
+    def _delete_tag(self, tag: str) -> None:
+        self._repository.delete_tag(tag)
+        disk.sync(self._reference(tag).parent)  # icechunk marks a deleted tag with a second file beside the reference
+
+    def _reference(self, tag: str) -> Path:
+        return self.path / "refs" / f"tag.{tag}" / "ref.json"
+
+    def _read_snapshot(self, tag: str) -> Snapshot | None:
+        try:
+            return _snapshot(self._repository.lookup_snapshot(self._repository.lookup_tag(tag)), tag)
+        except icechunk.IcechunkError as error:
+            # Deleted by the writer since the tags were listed; or cut short by a power failure, and never announced.
+            _log.warning("%s: the tag %s cannot be read and is left out: %s", self.path, tag, _reason(error))
+            return None
+
+    def _remove_writing_branch(self) -> None:
+        # Not by icechunk, which cannot delete a branch whose file a power failure has cut short.
+        shutil.rmtree(self.path / "refs" / f"branch.{_WRITING}", ignore_errors=True)
+
+    def _collect_garbage(self) -> None:
+        """Delete what belongs to no tagged snapshot; no commit may be under way."""
+        self._remove_writing_branch()
+        self._repository.garbage_collect(_EVERYTHING)
+        for abandoned in self.path.rglob(_ABANDONED):
+            abandoned.unlink()
 
 
 def list_snapshots(path: str | os.PathLike[str]) -> list[Snapshot]:
@@ -253,12 +377,70 @@ def _storage(path: Path) -> icechunk.Storage:
     return icechunk.local_filesystem_storage(str(path.absolute()))
 
 
+def _create_arrays(store: icechunk.IcechunkStore, description: Description) -> None:
+    group = zarr.create_group(store, attributes=description.to_attributes())
+    for column in description.schema.columns:
+        group.create_array(
+            column,
+            shape=(description.samples,),
+            chunks=(description.block_rows,),
+            dtype=description.schema.dtype(column),
+            fill_value=description.schema.fill_value(column),
+            # A checksum, so that a damaged chunk is an error and never a value. No compression: mantissas of a moving
+            # average hardly compress; the attempt costs more time than the disk saves.
+            compressors=Crc32cCodec(),
+            filters=None,
+        )
+
+
+def _metadata(step: int, epoch: int, config_hash: str, dataset_fingerprint: str, **more: int) -> dict[str, Any]:
+    return {
+        "step": step,
+        "epoch": epoch,
+        "config_hash": config_hash,
+        "dataset_fingerprint": dataset_fingerprint,
+        **more,
+    }
+
+
 def _snapshot(info: icechunk.SnapshotInfo, tag: str) -> Snapshot:
-    return Snapshot(
-        id=info.id,
-        tag=tag,
-        step=info.metadata["step"],
-        epoch=info.metadata["epoch"],
-        config_hash=info.metadata["config_hash"],
-        written_at=info.written_at,
-    )
+    names = ("step", "epoch", "config_hash", "dataset_fingerprint", "bytes_written")
+    return Snapshot(id=info.id, tag=tag, written_at=info.written_at, **{name: info.metadata[name] for name in names})
+
+
+def _place(tag: str) -> tuple[int, int]:
+    """Return where a tag stands in the history: its step, and which attempt at that step it is."""
+    step, _, attempt = tag.removeprefix("step-").partition(".")
+    return int(step), int(attempt or 1)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What one rank has written: its session with the chunks, and their size."""
+
+    fork: icechunk.ForkSession
+    bytes_written: int
+
+
+@dataclass(frozen=True)
+class _Failure:
+    rank: int
+    reason: str
+    error: Exception | None = field(compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Failure, (self.rank, self.reason, None)  # between ranks the words must do: not every error pickles
+
+
+def _attempt(ranks: Ranks, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | _Failure:
+    try:
+        return work(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 (handed on: to every rank)
+        return _Failure(ranks.rank, _reason(error), error)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, icechunk.IcechunkError):
+        # icechunk draws a tree over many lines; the last one is what was wrong in the first place.
+        return str(error).strip().splitlines()[-1].strip(" |`->")
+    return f"{type(error).__name__}: {error}"

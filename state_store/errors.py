@@ -47,3 +47,15 @@ class StoreClosedError(StateStoreError):
 
 class BackgroundError(StateStoreError):
     """Work in a background thread failed; `__cause__` is the failure."""
+
+
+class SnapshotError(StateStoreError):
+    """A snapshot could not be written; the last one stands, the rows are intact and the next snapshot has them all."""
+
+
+class DamagedChunkError(StateStoreError):
+    """A chunk of a snapshot cannot be read, or is not what was written."""
+
+
+class MemoryBudgetError(StateStoreError):
+    """The memory budget holds fewer blocks than one step needs."""

@@ -17,7 +17,8 @@ class Prefetch:
     ids: IdArray
     puts_seen: int
     """Number of the last put made before it; that put and the earlier ones are in what it gathers."""
-    staged: "Future[StagedRows]"
+    staged: "Future[StagedRows | None]"
+    """None where a row was not in memory."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class InFlight:
         self._puts: deque[Put] = deque()
         self._prefetches: deque[Prefetch] = deque(maxlen=_PREFETCHES_KEPT)
 
-    def add_prefetch(self, ids: IdArray, staged: "Future[StagedRows]") -> None:
+    def add_prefetch(self, ids: IdArray, staged: "Future[StagedRows | None]") -> None:
         self._prefetches.append(Prefetch(ids, self._puts_made, staged))
 
     def add_put(self, ascending_ids: IdArray, done: "Future[None]") -> None:

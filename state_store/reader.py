@@ -1,32 +1,41 @@
 """Reading a store's snapshots: no lock, no torch, no change; works while a run trains."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import zarr
 
-from .durable import Description, Repository, Snapshot, array_of
-from .errors import FieldError
+from .chunks import read_rows
+from .durable import Repository, Snapshot, array_of
+from .errors import DamagedChunkError, FieldError, SnapshotNotFoundError
 
 
 class StateReader:
     """The state of all samples as it was at one snapshot; what is written later does not show.
 
-    Use `open`. Arrays are read chunk by chunk as they are indexed; `column` reads one whole.
+    Use `open`. `column` reads one column whole, `rows` a range of ids of several, `array` what it is indexed with.
+    All raise FieldError for an unknown column. `column` and `rows` raise DamagedChunkError, which names the file, and
+    SnapshotNotFoundError where the run deleted the snapshot meanwhile.
     """
 
-    def __init__(self, group: zarr.Group, description: Description, snapshot: Snapshot) -> None:
+    def __init__(self, repository: Repository, snapshot: Snapshot) -> None:
+        self._repository = repository
+        self._description = description = repository.describe(snapshot)
+        self._group: zarr.Group = repository.group(snapshot)
         self.snapshot = snapshot
         self.samples = description.samples
         self.block_rows = description.block_rows
+        """Rows of a chunk. Reading whole chunks is the fastest: chunk k holds ids from k * block_rows on."""
         self.dataset_fingerprint = description.dataset_fingerprint
         self.fields = description.schema.names
-        """Names of the float32 fields; the uint32 columns `visits` and `last_step` can be read beside them."""
-        self._columns = description.schema.columns
-        self._group = group
+        """Names of the float32 fields."""
+        self.initial = dict(description.schema.initial)
+        """By field, the value of a sample never seen."""
+        self.columns = description.schema.columns
+        """The fields, then the uint32 columns `visits` and `last_step`."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], at: str = "latest") -> "StateReader":
@@ -35,15 +44,37 @@ class StateReader:
         Raises StoreNotFoundError, or SnapshotNotFoundError that lists the tags there are.
         """
         repository = Repository.open(Path(path))
-        snapshot = repository.resolve(at)
-        return cls(repository.group(snapshot), repository.describe(snapshot), snapshot)
+        return cls(repository, repository.resolve(at))
 
     def array(self, name: str) -> "zarr.Array[Any]":
-        """Return one column as a zarr array [samples], float32 or uint32; raises FieldError for an unknown name."""
-        if name not in self._columns:
-            raise FieldError(f"the state has no column {name!r}; it has {list(self._columns)}")
+        """Return one column as a zarr array [samples], float32 or uint32, read chunk by chunk as it is indexed."""
+        self._check_known([name])
         return array_of(self._group, name)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return one column whole, [samples], in memory."""
-        return np.asarray(self.array(name)[:])
+        """Return one column whole, [samples], float32 or uint32, in memory."""
+        return self.rows(0, self.samples, [name])[name]
+
+    def rows(self, start: int, stop: int, columns: Iterable[str] | None = None) -> dict[str, npt.NDArray[Any]]:
+        """Return the rows of the ids start … stop − 1, by column [stop − start]; all columns where none is named.
+
+        Raises ValueError unless 0 <= start <= stop <= samples.
+        """
+        if not 0 <= start <= stop <= self.samples:
+            raise ValueError(f"rows {start} … {stop} of a state of {self.samples:,} samples; ids are 0 … samples - 1")
+        names = self.columns if columns is None else tuple(columns)
+        self._check_known(names)
+        try:
+            return {name: read_rows(self._group, self._description, name, start, stop) for name in names}
+        except DamagedChunkError as error:
+            if self.snapshot.id in {snapshot.id for snapshot in self._repository.snapshots()}:
+                raise
+            raise SnapshotNotFoundError(
+                f"{self._repository.path}: {self.snapshot.tag} was deleted while it was read; a run keeps only its "
+                "newest snapshots. Read a later one"
+            ) from error
+
+    def _check_known(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.columns:
+                raise FieldError(f"the state has no column {name!r}; it has {list(self.columns)}")

@@ -14,10 +14,10 @@ SampleIds: TypeAlias = IdArray | torch.Tensor
 """int64 [b], a numpy array or a CPU tensor."""
 
 
-def checked_ids(sample_ids: SampleIds, samples: int) -> IdArray:
+def checked_ids(sample_ids: SampleIds, owned: range) -> IdArray:
     """Return a private copy of `sample_ids`, int64 [b]; b may be 0.
 
-    Raises SampleIdError for another dtype, more dimensions, a tensor on a device, or an id outside 0 … samples − 1.
+    Raises SampleIdError for another dtype, more dimensions, a tensor on a device, or an id that is not in `owned`.
     """
     if isinstance(sample_ids, torch.Tensor):
         if sample_ids.device.type != "cpu":
@@ -27,11 +27,11 @@ def checked_ids(sample_ids: SampleIds, samples: int) -> IdArray:
     ids = np.array(sample_ids)
     if ids.dtype != np.int64 or ids.ndim != 1:
         raise SampleIdError(f"sample ids are {ids.dtype} of shape {ids.shape}; pass int64 of shape [b]")
-    outside = (ids < 0) | (ids >= samples)
+    outside = (ids < owned.start) | (ids >= owned.stop)
     if outside.any():
         raise SampleIdError(
-            f"sample id {ids[outside][0]} is outside 0 … {samples - 1}: the store holds {samples:,} samples. "
-            "Pass ids of the dataset that this store was made for"
+            f"sample id {ids[outside][0]} is outside {owned.start} … {owned.stop - 1}: the store holds {len(owned):,} "
+            "samples. Pass ids of the dataset that this store was made for, and to a rank those of its canonical shards"
         )
     return ids
 

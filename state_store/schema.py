@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from .errors import FieldError
 
@@ -63,6 +64,12 @@ class Schema:
 
     def fill_value(self, column: str) -> float | int:
         return 0 if column in COUNTERS else self.initial[column]
+
+    def initial_record(self) -> npt.NDArray[np.uint32]:
+        """Return the record of a sample never seen, [row_words]."""
+        record = np.zeros(self.row_words, dtype=np.uint32)
+        record.view(np.float32)[: len(self.initial)] = list(self.initial.values())
+        return record
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise FieldError unless `names` are exactly the fields; `visits` may stand among them."""

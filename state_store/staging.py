@@ -1,4 +1,9 @@
-"""Batches of rows between the host's records and the caller's tensors: field-major, so that a field is contiguous."""
+"""Batches of rows between the host's records and the caller's tensors: field-major, so that a field is contiguous.
+
+On a GPU, copies run on a stream of their own, from and to pinned memory, and the caller's stream waits for an event,
+not the caller. Pinned memory comes from torch's caching allocator: after the first steps the same buffers go round, and
+none is used again before its copy is done.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,51 +14,81 @@ from .errors import FieldError
 from .schema import VISITS, Schema
 
 
-@dataclass(frozen=True)
+@dataclass
 class StagedRows:
-    """Rows of one batch in host memory, pinned where the store's device is a GPU."""
+    """Rows of one batch in host memory, pinned where the store's device is a GPU, and their copy on it."""
 
-    values: torch.Tensor  # float32 [fields, b]
-    visits: torch.Tensor  # int32 [b]
+    values: torch.Tensor
+    """float32 [fields, b]"""
+    visits: torch.Tensor
+    """int32 [b]"""
+    on_device: tuple[torch.Tensor, torch.Tensor] | None = None
+    arrived: torch.cuda.Event | None = None
 
 
 class Staging:
-    """Copies batches to and from one device; without waiting, where pinned memory allows it."""
+    """Copies batches to and from one device; without waiting, where that is a GPU."""
 
     def __init__(self, schema: Schema, device: str | torch.device) -> None:
         self._schema = schema
         # Through a tensor: `cuda` alone becomes the current GPU, `cuda:0`, as the caller's tensors name it.
         self.device = torch.empty(0, device=device).device
-        self._pinned = self.device.type == "cuda"
-
-    def values(self, length: int) -> torch.Tensor:
-        """Return an empty host tensor, float32 [fields, length]."""
-        return torch.empty((len(self._schema.names), length), dtype=torch.float32, pin_memory=self._pinned)
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def rows(self, length: int) -> StagedRows:
-        return StagedRows(self.values(length), torch.empty(length, dtype=torch.int32, pin_memory=self._pinned))
+        """Return empty host tensors for `length` rows."""
+        pinned = self._stream is not None
+        values = torch.empty((len(self._schema.names), length), dtype=torch.float32, pin_memory=pinned)
+        return StagedRows(values, torch.empty(length, dtype=torch.int32, pin_memory=pinned))
 
-    def to_device(self, staged: StagedRows) -> dict[str, torch.Tensor]:
-        """Return every field, float32 [b], and visits, int32 [b], on the device."""
-        values = staged.values.to(self.device, non_blocking=self._pinned)
-        visits = staged.visits.to(self.device, non_blocking=self._pinned)
+    def upload(self, staged: StagedRows) -> None:
+        """Start copying rows to the device; call it again after a change. From any thread."""
+        if self._stream is None:
+            return
+        with torch.cuda.stream(self._stream):
+            staged.on_device = (
+                staged.values.to(self.device, non_blocking=True),
+                staged.visits.to(self.device, non_blocking=True),
+            )
+            staged.arrived = self._stream.record_event()
+
+    def as_state(self, staged: StagedRows) -> dict[str, torch.Tensor]:
+        """Return every field, float32 [b], and visits, int32 [b], on the device, to the caller's current stream."""
+        values, visits = staged.values, staged.visits
+        if staged.on_device is not None and staged.arrived is not None:
+            values, visits = staged.on_device
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(staged.arrived)
+            # They were allocated on the other stream, which must not use their memory again while this one reads.
+            values.record_stream(current)
+            visits.record_stream(current)
         return {**dict(zip(self._schema.names, values.unbind(0), strict=True)), VISITS: visits}
 
-    def from_state(
-        self, state: Mapping[str, torch.Tensor], length: int
-    ) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    def download(self, state: Mapping[str, torch.Tensor], length: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """Start copying the fields of `state` into one host tensor [fields, length].
 
         The event, if any, tells when it is there. Raises FieldError unless `state` is every field, float32 [length].
         """
         self._schema.check_names(state)
-        values = self.values(length)
-        for row, name in zip(values, self._schema.names, strict=True):
-            field = state[name]
-            if field.dtype != torch.float32 or field.shape != (length,):
+        for name in self._schema.names:
+            if state[name].dtype != torch.float32 or state[name].shape != (length,):
                 raise FieldError(
-                    f"field {name!r} of the put is {field.dtype} of shape {tuple(field.shape)}; "
+                    f"field {name!r} of the put is {state[name].dtype} of shape {tuple(state[name].shape)}; "
                     f"pass torch.float32 of shape ({length},), one value for each sample id"
                 )
-            row.copy_(field.detach(), non_blocking=self._pinned and field.device == self.device)
-        return values, torch.cuda.current_stream(self.device).record_event() if self._pinned else None
+        fields = [state[name].detach() for name in self._schema.names]
+        host = self.rows(length).values
+        if self._stream is None:
+            for row, field in zip(host, fields, strict=True):
+                row.copy_(field)
+            return host, None
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
+            for row, field in zip(host, fields, strict=True):
+                row.copy_(field, non_blocking=True)
+                if field.is_cuda:
+                    field.record_stream(self._stream)
+            # Its waiter sleeps; the default would spin, on a core that the loader wants.
+            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+        return host, copied

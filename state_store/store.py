@@ -2,9 +2,9 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -13,14 +13,18 @@ import numpy as np
 import torch
 
 from .background import BackgroundThread
-from .durable import Description, Repository, Snapshot, read_columns
-from .errors import StepError, StoreClosedError
+from .durable import ColumnPart, Description, Repository, Snapshot
+from .errors import SnapshotError, StateStoreError, StepError, StoreClosedError
 from .in_flight import InFlight, Prefetch
+from .loading import rows_at
 from .lock import WriterLock
-from .rows import ResidentRows
+from .ranks import Alone, Ranks
+from .rows import Rows
 from .sample_ids import Flags, IdArray, SampleIds, checked_ids, sorted_without_repeats
 from .schema import Schema
 from .staging import StagedRows, Staging
+from .windowed import Window, WindowedBlocks
+from .working_tier import discard
 
 T = TypeVar("T")
 
@@ -29,90 +33,137 @@ _log = logging.getLogger(__name__)
 _MAX_STEP = 2**32 - 1
 """last_step is a uint32."""
 _IDS_LOGGED = 20
-_ROWS_LOADED_AT_ONCE = 1 << 20
-"""Bounds the memory that opening a store needs beside its rows."""
 
 
 class StateStore:
-    """The one writer of a run's state; all rows resident in RAM. Use `create` or `open`.
+    """The one writer of a run's state, or of a rank's share of it. Use `create` or `open`.
 
     A background thread gathers prefetched rows and writes new ones, in the order of the calls; a second one writes
-    snapshots. Nothing is durable but what a snapshot has committed. Call it from one thread. A failure in the
-    background is raised as BackgroundError by the next call, and by every call after it.
+    snapshots; under a memory budget a third one reads and writes blocks. Nothing is durable but what a snapshot has
+    committed. Call it from one thread. A failure in the background is raised as BackgroundError by the next call, and
+    by every call after it; a snapshot that fails is different, see `snapshot`.
 
-    samples: number of rows. fields: names of the float32 fields.
+    samples: number of rows, over all ranks. owned: ids of this rank. fields: names of the float32 fields.
     last_snapshot: the newest one committed, or the one that the store was opened at.
     refused_rows: rows not written, since this store was opened, because a new value was not finite.
+
+    With more ranks, `create`, `open`, `snapshot`, `retain` and `close` are called by all of them, in the same order.
     """
 
     def __init__(
-        self, repository: Repository, description: Description, rows: ResidentRows, staging: Staging, lock: WriterLock,
-        last_snapshot: Snapshot,
+        self, repository: Repository, description: Description, rows: Rows, windowed: WindowedBlocks | None,
+        staging: Staging, lock: WriterLock | None, ranks: Ranks, last_snapshot: Snapshot,
     ) -> None:  # fmt: skip
         self.path = repository.path
         self.samples = description.samples
+        self.owned = rows.owned
         self.fields = description.schema.names
         self.last_snapshot = last_snapshot
         self.refused_rows = 0
-        self._repository, self._description, self._lock = repository, description, lock
-        self._rows, self._staging, self._in_flight = rows, staging, InFlight()
+        self._repository, self._description, self._lock, self._ranks = repository, description, lock, ranks
+        self._rows, self._windowed, self._staging, self._in_flight = rows, windowed, staging, InFlight()
         self._process = os.getpid()
         self._closed = False
         self._rows_thread = BackgroundThread("rows")
-        self._snapshot_thread = BackgroundThread("snapshot")
+        self._snapshot_thread = BackgroundThread("snapshot", goes_on=True)
         self._last_snapshot_step = last_snapshot.step
+        self._last_write: Future[Snapshot] | None = None
 
     @classmethod
     def create(
         cls, path: str | os.PathLike[str], samples: int, fields: Mapping[str, float], *,
         block_rows: int, dataset_fingerprint: str, device: str | torch.device = "cpu",
+        memory_budget: int | None = None, ranks: Ranks | None = None, owned: range | None = None,
     ) -> Self:  # fmt: skip
         """Make a store at `path` with every sample at its initial values, and take the writer lock.
 
         fields: path of each float32 field -> its value for a sample never seen; the store adds `visits` and
         `last_step`. block_rows: rows in one zarr chunk, the unit of writing. The first snapshot is `step-0`.
-        Raises StoreExistsError, StoreLockedError, FieldError for a bad name or value, ValueError for a bad size.
+        memory_budget: bytes of RAM for rows; None, or enough for all, makes them resident, else see `expect`.
+        ranks, owned: the processes that share the store, and the ids whose rows this one holds, in whole blocks.
+        Raises StoreExistsError, StoreLockedError, FieldError for a bad name or value, ValueError for a bad size,
+        MemoryBudgetError.
         """
-        path = Path(path)
         description = Description(samples, Schema(dict(fields)), block_rows, dataset_fingerprint)
-        with ExitStack() as undo:
-            lock = WriterLock(path)
-            undo.callback(lock.release)
-            # What can fail for want of memory or of a device comes first, and then leaves no repository behind.
-            staging = Staging(description.schema, device)
-            rows = ResidentRows(description.schema, samples, block_rows)
-            repository = Repository.create(path, description)
-            store = cls(repository, description, rows, staging, lock, repository.resolve("latest"))
-            undo.pop_all()
-        return store
+        # What can fail for want of a device comes first, and then leaves no repository behind.
+        staging = Staging(description.schema, device)
+
+        def on_first_rank() -> Snapshot:
+            return Repository.create(Path(path), description).resolve("latest")
+
+        return cls._assemble(
+            Path(path), on_first_rank, description, staging, memory_budget, ranks or Alone(), owned or range(samples)
+        )
 
     @classmethod
     def open(
         cls, path: str | os.PathLike[str], *, at: str = "latest", samples: int, fields: Mapping[str, float],
         dataset_fingerprint: str, device: str | torch.device = "cpu",
+        memory_budget: int | None = None, ranks: Ranks | None = None, owned: range | None = None,
     ) -> Self:  # fmt: skip
         """Resume the store at `path` from a tag, a snapshot id or `latest`, and take the writer lock.
 
-        Snapshots made after that one are undone: the next steps will be made again. Reads all rows into RAM.
+        Snapshots made after that one are undone: the next steps will be made again. Without a memory budget reads all
+        rows into RAM; with one, nothing. The number of ranks may be another one than before.
         Raises StoreNotFoundError, SnapshotNotFoundError, StoreLockedError, and StoreMismatchError, before anything is
-        undone, where the store was made for another dataset, number of samples or fields.
+        undone, where the store was made for another dataset, number of samples or fields; MemoryBudgetError.
         """
         repository = Repository.open(Path(path))
+        description = repository.describe(repository.resolve(at))
+        description.check_same(
+            samples=samples, schema=Schema(dict(fields)), dataset_fingerprint=dataset_fingerprint, path=repository.path
+        )
+        store = cls._assemble(
+            Path(path), lambda: repository.resolve(at), description, Staging(description.schema, device),
+            memory_budget, ranks or Alone(), owned or range(samples),
+        )  # fmt: skip
+        if store._ranks.rank == 0:
+            repository.undo_after(store.last_snapshot)
+        return store
+
+    @classmethod
+    def _assemble(
+        cls, path: Path, on_first_rank: Callable[[], Snapshot], description: Description, staging: Staging,
+        memory_budget: int | None, ranks: Ranks, owned: range,
+    ) -> Self:  # fmt: skip
+        """Lock, then let the first rank make or find the snapshot to begin with, then read what every rank needs."""
         with ExitStack() as undo:
-            lock = WriterLock(repository.path)
-            undo.callback(lock.release)
-            snapshot = repository.resolve(at)
-            description = repository.describe(snapshot)
-            asked_for = Schema(dict(fields))
-            description.check_same(
-                samples=samples, schema=asked_for, dataset_fingerprint=dataset_fingerprint, path=repository.path
-            )
-            staging = Staging(description.schema, device)
-            rows = _loaded_rows(repository, description, snapshot)
-            repository.undo_after(snapshot)
-            store = cls(repository, description, rows, staging, lock, snapshot)
+            snapshot, lock = None, None
+            with _agreement(ranks):
+                if ranks.rank == 0:
+                    lock = WriterLock(path)
+                    undo.callback(lock.release)
+                    discard(path)
+                    snapshot = on_first_rank()
+            snapshot = ranks.broadcast(snapshot)
+            with _agreement(ranks):
+                repository = Repository.open(path)
+                rows, windowed = rows_at(repository, description, snapshot, owned, memory_budget, ranks.rank)
+            store = cls(repository, description, rows, windowed, staging, lock, ranks, snapshot)
             undo.pop_all()
         return store
+
+    def expect(self, windows: Iterable[Window]) -> None:
+        """Say which blocks the coming steps use; rows are read ahead, and written back, as these windows move.
+
+        windows: in the order of their first steps, each with first_step and last_step, inclusive, numbered as in `put`,
+        and blocks, int64 [any], numbered over all ranks: id // block_rows. Read as they are needed, so they may be
+        endless. A hint, which changes no result: rows outside them are read when they are taken, and waited for.
+        Does nothing where all rows are resident.
+        """
+        self._check_usable()
+        if self._windowed is not None:
+            self._windowed.expect(windows)
+
+    @property
+    def blocks_read(self) -> int:
+        """Blocks read into memory since the store was opened; 0 where all rows are resident."""
+        return 0 if self._windowed is None else self._windowed.blocks_read
+
+    @property
+    def blocks_written(self) -> int:
+        """Blocks written back from memory to the working tier since the store was opened."""
+        return 0 if self._windowed is None else self._windowed.blocks_written
 
     def prefetch(self, sample_ids: SampleIds) -> None:
         """Say that `take` will be called with exactly these ids, int64 [b]; their rows are gathered meanwhile.
@@ -121,8 +172,8 @@ class StateStore:
         Raises SampleIdError.
         """
         self._check_usable()
-        ids = checked_ids(sample_ids, self.samples)
-        self._in_flight.add_prefetch(ids, self._rows_thread.submit(self._gather, ids))
+        ids = checked_ids(sample_ids, self.owned)
+        self._in_flight.add_prefetch(ids, self._rows_thread.submit(self._gather, ids, wait=False))
 
     def take(self, sample_ids: SampleIds) -> dict[str, torch.Tensor]:
         """Return the rows of `sample_ids`, int64 [b], in their order: every field, float32 [b], and visits, int32 [b].
@@ -131,16 +182,14 @@ class StateStore:
         only a put that shares ids with this batch is waited for. Raises SampleIdError, BackgroundError.
         """
         self._check_usable()
-        ids = checked_ids(sample_ids, self.samples)
+        ids = checked_ids(sample_ids, self.owned)
         prefetch = self._in_flight.claim(ids)
-        if prefetch is None:
-            for put, _ in self._in_flight.unseen_puts(ids, None):
-                self._result(put.done)
-            staged = self._gather(ids)
+        staged = None if prefetch is None else self._result(prefetch.staged)
+        if prefetch is None or staged is None:
+            staged = self._gather_now(ids)
         else:
-            staged = self._result(prefetch.staged)
             self._forward(prefetch, staged)
-        return self._staging.to_device(staged)
+        return self._staging.as_state(staged)
 
     def put(self, sample_ids: SampleIds, state: Mapping[str, torch.Tensor], *, step: int) -> None:
         """Write new rows; returns at once, and the caller may reuse its tensors and ids.
@@ -152,10 +201,10 @@ class StateStore:
         Raises SampleIdError, DuplicateIdError, FieldError, StepError, BackgroundError.
         """
         self._check_usable()
-        ids = checked_ids(sample_ids, self.samples)
+        ids = checked_ids(sample_ids, self.owned)
         ascending = sorted_without_repeats(ids)
         _check_step(step)
-        values, copied = self._staging.from_state(state, len(ids))
+        values, copied = self._staging.download(state, len(ids))
         done = self._rows_thread.submit(self._scatter, ids, values, copied, step)
         self._in_flight.add_put(ascending, done)
 
@@ -164,6 +213,11 @@ class StateStore:
 
         The future gives the Snapshot once it is committed, and cannot be cancelled. Puts made later are not in it.
         step: of the last put, from 1, after the last snapshot's. epoch, config_hash: kept with the snapshot.
+        While the last snapshot is being written, this one's cut, and the puts after it, wait for that.
+
+        Where it cannot be written, as on a full disk, the future gives SnapshotError. The last snapshot stands, the
+        rows are as they were, and the next snapshot writes what this one could not. A failure that nobody asks the
+        future about is raised by the next `snapshot`, `retain`, `flush` or `close`.
         Raises StepError, BackgroundError.
         """
         self._check_usable()
@@ -173,27 +227,33 @@ class StateStore:
                 f"snapshot of step {step} after one of step {self._last_snapshot_step}; a snapshot's step must be "
                 "greater than the last one's, or the store be opened at an earlier snapshot"
             )
+        self._snapshot_thread.check()
         self._last_snapshot_step = step
-        changed = self._rows_thread.submit(self._rows.cut)
+        cut = self._rows_thread.submit(self._cut, self._last_write)
+        self._last_write = self._snapshot_thread.submit(
+            self._write_snapshot, cut, step=step, epoch=epoch, config_hash=config_hash
+        )
+        return self._last_write
 
-        def commit() -> Snapshot:
-            self.last_snapshot = self._repository.commit(
-                changed.result(),
-                step=step,
-                epoch=epoch,
-                config_hash=config_hash,
-                dataset_fingerprint=self._description.dataset_fingerprint,
-            )
-            return self.last_snapshot
+    def retain(self, keep_last: int, keep_every: int = 0) -> "Future[None]":
+        """Delete snapshots and free their disk, in the background, after the snapshots asked for so far.
 
-        return self._snapshot_thread.submit(commit)
+        Kept are the newest `keep_last`, at least 1; those whose step is a multiple of `keep_every`, 0 for none; and
+        step-0. A reader that has one of these open is not disturbed. Raises ValueError, BackgroundError.
+        """
+        self._check_usable()
+        self._snapshot_thread.check()
+        if keep_last < 1 or keep_every < 0:
+            raise ValueError(f"keep_last is {keep_last} and keep_every {keep_every}; at least 1 and 0 are needed")
+        return self._snapshot_thread.submit(self._delete_old_snapshots, keep_last, keep_every)
 
     def flush(self) -> None:
-        """Wait until every put is in the rows and every snapshot asked for is committed; raises BackgroundError."""
+        """Wait until every put is in the rows and every snapshot asked for is committed; raises as they do."""
         self._check_usable()
         self._rows_thread.drain()
         self._snapshot_thread.drain()
         self._check_usable()
+        self._snapshot_thread.check()
 
     def close(self) -> None:
         """Finish what is under way, end the threads and release the lock; closing twice does nothing.
@@ -205,7 +265,10 @@ class StateStore:
             return
         self._closed = True
         with ExitStack() as ends:
-            ends.callback(self._lock.release)
+            if self._lock is not None:
+                ends.callback(self._lock.release)
+            if self._windowed is not None:
+                ends.callback(self._windowed.close)
             ends.callback(self._snapshot_thread.close)
             ends.callback(self._rows_thread.close)
 
@@ -222,7 +285,8 @@ class StateStore:
         if self._closed:
             raise StoreClosedError(f"the store {self.path} is closed; open it again")
         self._rows_thread.check()
-        self._snapshot_thread.check()
+        if self._windowed is not None:
+            self._windowed.check()
 
     def _check_process(self) -> None:
         # A fork copies neither the threads nor their locks; waiting for them would take for ever.
@@ -232,9 +296,22 @@ class StateStore:
                 "it; start that process with spawn, and let one process write"
             )
 
-    def _gather(self, ids: IdArray) -> StagedRows:
+    def _gather(self, ids: IdArray, *, wait: bool = True) -> StagedRows | None:
         staged = self._staging.rows(len(ids))
-        self._rows.gather(ids, staged.values.numpy(), staged.visits.numpy())
+        if not self._rows.gather(ids, staged.values.numpy(), staged.visits.numpy(), wait=wait):
+            return None
+        self._staging.upload(staged)
+        return staged
+
+    def _gather_now(self, ids: IdArray) -> StagedRows:
+        """Gather rows that no prefetch has brought, once the puts that they depend on are in the rows."""
+        if self._windowed is not None:
+            # All puts, also of other rows: blocks that they are the last to need make room for those that are missing.
+            self._rows_thread.drain()
+        for put, _ in self._in_flight.unseen_puts(ids, None):
+            self._result(put.done)
+        staged = self._gather(ids)
+        assert staged is not None
         return staged
 
     def _forward(self, prefetch: Prefetch, staged: StagedRows) -> None:
@@ -244,9 +321,11 @@ class StateStore:
             self._result(put.done)
             stale |= shared
         if stale.any():
-            fresh = self._gather(prefetch.ids[stale])
+            fresh = self._staging.rows(int(stale.sum()))
+            self._rows.gather(prefetch.ids[stale], fresh.values.numpy(), fresh.visits.numpy())
             staged.values.numpy()[:, stale] = fresh.values.numpy()
             staged.visits.numpy()[stale] = fresh.visits.numpy()
+            self._staging.upload(staged)
 
     def _scatter(self, ids: IdArray, values: torch.Tensor, copied: torch.cuda.Event | None, step: int) -> None:
         if copied is not None:
@@ -254,6 +333,42 @@ class StateStore:
         refused = self._rows.scatter(ids, values.numpy(), step)
         if refused.any():
             self._note_refused(ids, refused, step)
+        if self._windowed is not None:
+            self._windowed.finished(step)
+
+    def _cut(self, last_write: "Future[Snapshot] | None") -> None:
+        if last_write is not None:
+            wait([last_write])
+        self._rows.cut()
+
+    def _write_snapshot(self, cut: "Future[None]", *, step: int, epoch: int, config_hash: str) -> Snapshot:
+        def parts() -> Iterable[ColumnPart]:
+            cut.result()  # raised in here it reaches all ranks
+            yield from self._rows.parts()
+
+        try:
+            snapshot = self._repository.commit(
+                parts(), base=self.last_snapshot, step=step, epoch=epoch, config_hash=config_hash,
+                dataset_fingerprint=self._description.dataset_fingerprint, ranks=self._ranks,
+            )  # fmt: skip
+        except BaseException:
+            self._rows.not_written()
+            self._last_snapshot_step = self.last_snapshot.step
+            raise
+        self._rows.written()
+        if self._windowed is not None:
+            self._windowed.follow(snapshot)
+        self.last_snapshot = snapshot
+        return snapshot
+
+    def _delete_old_snapshots(self, keep_last: int, keep_every: int) -> None:
+        self._ranks.gather(None)  # every rank now reads from the last snapshot
+        if self._ranks.rank != 0:
+            return
+        try:
+            self._repository.retain(keep_last, keep_every)
+        except Exception as error:
+            raise SnapshotError(f"{self.path}: old snapshots could not be deleted: {error}") from error
 
     def _note_refused(self, ids: IdArray, refused: Flags, step: int) -> None:
         count = int(refused.sum())
@@ -275,11 +390,17 @@ def _check_step(step: int) -> None:
         raise StepError(f"step {step} is outside 1 … {_MAX_STEP}; the first step is number 1")
 
 
-def _loaded_rows(repository: Repository, description: Description, snapshot: Snapshot) -> ResidentRows:
-    rows = ResidentRows(description.schema, description.samples, description.block_rows)
-    group = repository.group(snapshot)
-    blocks_at_once = max(1, _ROWS_LOADED_AT_ONCE // description.block_rows)
-    for start in range(0, description.samples, blocks_at_once * description.block_rows):
-        stop = min(start + blocks_at_once * description.block_rows, description.samples)
-        rows.load(start, read_columns(group, description, start, stop))
-    return rows
+@contextmanager
+def _agreement(ranks: Ranks) -> Iterator[None]:
+    """Let all ranks do the body; if it fails on one, raise on all: a rank that went on alone would wait for ever."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (raised again, once the others know)
+        failure = error
+    failures = [text for text in ranks.gather(failure and f"rank {ranks.rank}: {failure}") if text]
+    first_failure = ranks.broadcast(failures[0] if failures else None)
+    if failure is not None:
+        raise failure
+    if first_failure is not None:
+        raise StateStoreError(first_failure)

@@ -1,5 +1,6 @@
-"""A run that puts and snapshots until it is killed; test_crash starts it as a process of its own.
+"""A run that puts, snapshots and deletes old snapshots until it is killed; test_crash starts it as a process.
 
+Arguments: the store's path, and `resident` or `windowed`.
 Prints `ready` once the store is open, then the step of each snapshot once its future has resolved.
 """
 
@@ -13,13 +14,17 @@ import torch
 from thermopile.state_store import StateStore
 
 SAMPLES, BATCH, BLOCK_ROWS, STEPS_BETWEEN_SNAPSHOTS = 5_000, 256, 500, 3
+MEMORY_BUDGETS = {"resident": None, "windowed": 6 * BLOCK_ROWS * 32}
+BLOCKS_OF_A_BATCH = 5
 FIELDS = {"first/log_s": -math.inf, "first/tau": 0.05, "first/u": 0.0}
 
 
 def batch_of_step(step):
     """Return the ids and the new rows that step `step` puts: the same in every process."""
     random = np.random.default_rng(step)
-    ids = random.choice(SAMPLES, BATCH, replace=False)
+    blocks = random.choice(SAMPLES // BLOCK_ROWS, BLOCKS_OF_A_BATCH, replace=False)
+    rows = random.choice(BLOCKS_OF_A_BATCH * BLOCK_ROWS, BATCH, replace=False)
+    ids = blocks[rows // BLOCK_ROWS] * BLOCK_ROWS + rows % BLOCK_ROWS
     return ids, {name: random.standard_normal(BATCH).astype(np.float32) for name in FIELDS}
 
 
@@ -27,11 +32,14 @@ def announce(snapshot):
     print(snapshot.result().step, flush=True)
 
 
-def run(path):
-    if path.exists():
-        store = StateStore.open(path, samples=SAMPLES, fields=FIELDS, dataset_fingerprint="crash")
-    else:
-        store = StateStore.create(path, SAMPLES, FIELDS, block_rows=BLOCK_ROWS, dataset_fingerprint="crash")
+def run(path, kind):
+    made_for = {"samples": SAMPLES, "fields": FIELDS, "dataset_fingerprint": "crash"}
+    made_for["memory_budget"] = MEMORY_BUDGETS[kind]
+    store = (
+        StateStore.open(path, **made_for)
+        if path.exists()
+        else StateStore.create(path, block_rows=BLOCK_ROWS, **made_for)
+    )
     print("ready", flush=True)
     step, snapshot = store.last_snapshot.step, None
     while True:
@@ -42,7 +50,8 @@ def run(path):
         if step % STEPS_BETWEEN_SNAPSHOTS == 0 and (snapshot is None or snapshot.done()):
             snapshot = store.snapshot(step, epoch=0)
             snapshot.add_done_callback(announce)
+            store.retain(2)
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    run(Path(sys.argv[1]), sys.argv[2])

@@ -1,11 +1,18 @@
-"""Random puts, takes, prefetches, snapshots and resumes, against arrays that are simply assigned to."""
+"""Random puts, takes, prefetches, snapshots, deletions and resumes, against arrays that are simply assigned to.
+
+One suite for every way of holding the rows: all in memory, under a budget, and shared by two ranks either way.
+"""
 
 import math
+import queue
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -13,12 +20,120 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from thermopile.state_store import StateReader, StateStore, list_snapshots
 
-SAMPLES, BLOCK_ROWS = 40, 7
+SAMPLES, BLOCK_ROWS, MOST_IDS = 66, 5, 6
+BLOCKS = -(-SAMPLES // BLOCK_ROWS)
+SPLIT = 7 * BLOCK_ROWS
+"""Where the second of two ranks begins."""
 FIELDS = {"first/log_s": -math.inf, "second/tau": 0.05}
+BUDGET = MOST_IDS * BLOCK_ROWS * 32
+"""As many blocks as one batch may need, of the 14 or 7 that a rank holds."""
 
-ids_to_put = st.lists(st.integers(0, SAMPLES - 1), unique=True, max_size=12)
-ids_to_take = st.lists(st.integers(0, SAMPLES - 1), max_size=12)
+KINDS = {"resident": (1, None), "windowed": (1, BUDGET), "two ranks": (2, None), "two ranks, windowed": (2, BUDGET)}
+
+ids_to_put = st.lists(st.integers(0, SAMPLES - 1), unique=True, max_size=MOST_IDS)
+ids_to_take = st.lists(st.integers(0, SAMPLES - 1), max_size=MOST_IDS)
 values = st.one_of(st.floats(width=32, allow_nan=False, allow_infinity=False), st.sampled_from([math.nan, math.inf]))
+
+
+@dataclass
+class Window:
+    first_step: int
+    last_step: int
+    blocks: np.ndarray
+
+
+windows = st.lists(
+    st.builds(
+        Window,
+        st.integers(0, 12),
+        st.integers(0, 12),
+        st.lists(st.integers(0, BLOCKS - 1), unique=True, max_size=BLOCKS).map(np.array),
+    ),
+    max_size=5,
+)
+
+
+class ThreadRank:
+    """Ranks that are threads of one process: a queue to each rank, and one to the first."""
+
+    def __init__(self, rank, to_rank, to_first):
+        self.rank, self.world, self._to_rank, self._to_first = rank, len(to_rank), to_rank, to_first
+
+    @classmethod
+    def both(cls):
+        queues = [queue.Queue() for _ in range(2)], [queue.Queue() for _ in range(2)]
+        return [cls(rank, *queues) for rank in range(2)]
+
+    def broadcast(self, value):
+        if self.rank == 0:
+            for other in self._to_rank[1:]:
+                other.put(value)
+            return value
+        return self._to_rank[self.rank].get(timeout=60)
+
+    def gather(self, value):
+        self._to_first[self.rank].put(value)
+        return [sender.get(timeout=60) for sender in self._to_first] if self.rank == 0 else []
+
+
+class SharedStore:
+    """The store of one process, or those of two ranks, as one."""
+
+    def __init__(self, kind, open_one):
+        world, budget = KINDS[kind]
+        owned = [range(SAMPLES)] if world == 1 else [range(SPLIT), range(SPLIT, SAMPLES)]
+        ranks = [None] if world == 1 else ThreadRank.both()
+        with ThreadPoolExecutor(world) as threads:
+            self.stores = list(
+                threads.map(lambda own, rank: open_one(owned=own, ranks=rank, memory_budget=budget), owned, ranks)
+            )
+
+    def _places(self, store, ids):
+        return [place for place, sample in enumerate(ids) if sample in store.owned]
+
+    def prefetch(self, ids):
+        for store in self.stores:
+            store.prefetch(as_ids([ids[place] for place in self._places(store, ids)]))
+
+    def take(self, ids):
+        taken = {}
+        for store in self.stores:
+            places = self._places(store, ids)
+            for name, rows in store.take(as_ids([ids[place] for place in places])).items():
+                whole = taken.setdefault(name, np.zeros(len(ids), dtype=rows.numpy().dtype))
+                whole[places] = rows.numpy()
+        return taken
+
+    def put(self, ids, new, step):
+        for store in self.stores:
+            places = self._places(store, ids)
+            rows = {name: torch.tensor([new[name][p] for p in places], dtype=torch.float32) for name in FIELDS}
+            store.put(as_ids([ids[place] for place in places]), rows, step=step)
+
+    def expect(self, windows):
+        for store in self.stores:
+            first, end = store.owned.start // BLOCK_ROWS, -(-store.owned.stop // BLOCK_ROWS)
+            own = [(w, w.blocks[(w.blocks >= first) & (w.blocks < end)].astype(np.int64)) for w in windows]
+            store.expect([Window(w.first_step, w.last_step, blocks) for w, blocks in own])
+
+    def snapshot(self, step):
+        return [store.snapshot(step, epoch=0) for store in self.stores]
+
+    def retain(self, keep_last):
+        for future in [store.retain(keep_last) for store in self.stores]:
+            future.result()
+
+    def flush(self):
+        for store in self.stores:
+            store.flush()
+
+    def close(self):
+        for store in self.stores:
+            store.close()
+
+    @property
+    def refused_rows(self):
+        return sum(store.refused_rows for store in self.stores)
 
 
 def as_ids(ids):
@@ -48,6 +163,10 @@ class Model:
     def snapshot(self, step):
         self.snapshots[step] = {name: column.copy() for name, column in self.columns.items()}
 
+    def retain(self, keep_last):
+        kept = {0, *sorted(self.snapshots)[-keep_last:]}
+        self.snapshots = {step: columns for step, columns in self.snapshots.items() if step in kept}
+
     def resume(self, step):
         self.snapshots = {kept: columns for kept, columns in self.snapshots.items() if kept <= step}
         self.columns = {name: column.copy() for name, column in self.snapshots[step].items()}
@@ -55,40 +174,51 @@ class Model:
 
 
 class StoreAgainstArrays(RuleBasedStateMachine):
+    first_kind = "resident"
+
     def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.path = self.folder / "state"
-        self.store = StateStore.create(self.path, SAMPLES, FIELDS, block_rows=BLOCK_ROWS, dataset_fingerprint="random")
+        self.store = SharedStore(self.first_kind, self.create)
         self.model = Model()
         self.model.snapshot(0)
         self.step = 0
         self.prefetched = []
 
+    def create(self, **share):
+        return StateStore.create(
+            self.path, SAMPLES, FIELDS, block_rows=BLOCK_ROWS, dataset_fingerprint="random", **share
+        )
+
     @rule(ids=ids_to_put, data=st.data())
     def put(self, ids, data):
         self.step += 1
         new = {name: data.draw(st.lists(values, min_size=len(ids), max_size=len(ids))) for name in FIELDS}
-        tensors = {name: torch.tensor(column, dtype=torch.float32) for name, column in new.items()}
-        self.store.put(as_ids(ids), tensors, step=self.step)
+        self.store.put(ids, new, self.step)
         self.model.put(ids, new, self.step)
 
     @rule(ids=ids_to_take)
     def prefetch(self, ids):
-        self.store.prefetch(as_ids(ids))
+        self.store.prefetch(ids)
         self.prefetched.append(ids)
 
     @rule(ids=ids_to_take)
     def take(self, ids):
-        taken = self.store.take(as_ids(ids))
-        for name, tensor in taken.items():
-            np.testing.assert_array_equal(tensor.numpy(), self.model.columns[name][ids], err_msg=name)
+        for name, rows in self.store.take(ids).items():
+            np.testing.assert_array_equal(rows, self.model.columns[name][ids], err_msg=name)
 
     @precondition(lambda self: self.prefetched)
     @rule(data=st.data())
     def take_what_was_prefetched(self, data):
         place = data.draw(st.integers(0, len(self.prefetched) - 1))
         self.take(self.prefetched.pop(place))
+
+    @rule(windows=windows)
+    def expect(self, windows):
+        """Windows that may or may not come true: they are hints."""
+        ahead = [Window(w.first_step + self.step, w.first_step + self.step + w.last_step, w.blocks) for w in windows]
+        self.store.expect(sorted(ahead, key=lambda window: window.first_step))
 
     @rule()
     def flush(self):
@@ -98,17 +228,27 @@ class StoreAgainstArrays(RuleBasedStateMachine):
     @precondition(lambda self: self.step > max(self.model.snapshots))
     @rule(waits=st.booleans())
     def snapshot(self, waits):
-        future = self.store.snapshot(self.step, epoch=0)
+        futures = self.store.snapshot(self.step)
         self.model.snapshot(self.step)
         if waits:
-            assert future.result().step == self.step
+            assert {future.result().step for future in futures} == {self.step}
 
-    @rule(data=st.data())
-    def resume(self, data):
+    @rule(keep_last=st.integers(1, 3))
+    def retain(self, keep_last):
+        self.store.retain(keep_last)
+        self.model.retain(keep_last)
+
+    @rule(data=st.data(), kind=st.sampled_from(sorted(KINDS)))
+    def resume(self, data, kind):
         self.store.close()
         step = data.draw(st.sampled_from(sorted(self.model.snapshots)))
         at = "latest" if step == max(self.model.snapshots) else f"step-{step}"
-        self.store = StateStore.open(self.path, at=at, samples=SAMPLES, fields=FIELDS, dataset_fingerprint="random")
+        self.store = SharedStore(
+            kind,
+            lambda **share: StateStore.open(
+                self.path, at=at, samples=SAMPLES, fields=FIELDS, dataset_fingerprint="random", **share
+            ),
+        )
         self.model.resume(step)
         self.step = step
         self.prefetched = []
@@ -124,14 +264,23 @@ class StoreAgainstArrays(RuleBasedStateMachine):
 
     @invariant()
     def no_thread_has_failed(self):
-        self.store._check_usable()
+        for store in self.store.stores:
+            store._check_usable()
 
     def teardown(self):
         self.store.close()
         shutil.rmtree(self.folder)
 
 
-TestStoreAgainstArrays = StoreAgainstArrays.TestCase
-TestStoreAgainstArrays.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("examples", [15, pytest.param(400, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_store_does_what_plain_arrays_do(kind, examples):
+    machine = type("StoreAgainstArrays", (StoreAgainstArrays,), {"first_kind": kind})
+    machine.TestCase.settings = settings(
+        max_examples=examples,
+        stateful_step_count=40,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    machine.TestCase().runTest()

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import thermopile.state_store
-from thermopile.state_store import FieldError, StateReader
+from thermopile.state_store import DamagedChunkError, FieldError, SnapshotNotFoundError, StateReader
+from thermopile.state_store.durable import Repository
 
 IDS = np.array([2, 99, 40])
 
@@ -15,6 +16,8 @@ def test_a_reader_tells_what_it_reads(create, path):
     reader = StateReader.open(path)
     assert (reader.samples, reader.block_rows, reader.fields) == (100, 16, ("first/log_s", "first/tau"))
     assert (reader.snapshot, reader.dataset_fingerprint) == (snapshot, "glyphs-1")
+    assert reader.columns == ("first/log_s", "first/tau", "visits", "last_step")
+    assert reader.initial == {"first/log_s": -np.inf, "first/tau": 0.05}
 
 
 def test_a_reader_works_beside_the_writer_and_keeps_to_its_snapshot(create, path, new_rows):
@@ -46,6 +49,56 @@ def test_an_unknown_column_is_refused_with_those_there_are(create, path):
         FieldError, match=r"no column 'tau'; it has \['first/log_s', 'first/tau', 'visits', 'last_step'"
     ):
         StateReader.open(path).array("tau")
+
+
+def test_rows_are_a_range_of_ids_of_the_columns_asked_for(create, path, new_rows):
+    store = create()
+    store.put(IDS, new_rows(3, 1.0, spread=True), step=1)
+    store.snapshot(1, epoch=0).result()
+    reader = StateReader.open(path)
+    rows = reader.rows(30, 50, ["first/tau", "visits"])
+    assert list(rows) == ["first/tau", "visits"]
+    assert (rows["first/tau"].dtype, rows["visits"].dtype) == (np.float32, np.uint32)
+    np.testing.assert_array_equal(
+        rows["first/tau"], np.where(np.arange(30, 50) == 40, np.float32(3.0), np.float32(0.05))
+    )
+    np.testing.assert_array_equal(rows["visits"], np.arange(30, 50) == 40)
+    everything = reader.rows(0, 100)
+    assert list(everything) == list(reader.columns)
+    for name, column in everything.items():
+        np.testing.assert_array_equal(column, reader.column(name))
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 5), (5, 4), (90, 101)])
+def test_rows_that_are_not_there_are_refused(create, path, start, stop):
+    create()
+    with pytest.raises(ValueError, match=f"rows {start} … {stop} of a state of 100 samples"):
+        StateReader.open(path).rows(start, stop)
+
+
+def test_a_damaged_chunk_is_an_error_in_rows_and_column_alike(create, path, new_rows):
+    store = create(samples=600, block_rows=200)
+    store.put(np.arange(600), new_rows(600, 1.0, spread=True), step=1)
+    store.snapshot(1, epoch=0).result()
+    for file in (path / "chunks").iterdir():
+        file.write_bytes(file.read_bytes()[:500])
+    reader = StateReader.open(path)
+    with pytest.raises(DamagedChunkError, match="array 'first/tau', chunk 0"):
+        reader.column("first/tau")
+    with pytest.raises(DamagedChunkError, match="array 'first/log_s', chunk 2"):
+        reader.rows(450, 451)
+
+
+def test_a_snapshot_that_the_run_deletes_is_no_damage(create, path, new_rows):
+    store = create(samples=600, block_rows=200)
+    for step in (1, 2):
+        store.put(np.arange(600), new_rows(600, float(step), spread=True), step=step)
+        store.snapshot(step, epoch=0).result()
+    reader, kept = StateReader.open(path, "step-1"), StateReader.open(path, "step-2")
+    Repository.open(path).retain(keep_last=1)
+    with pytest.raises(SnapshotNotFoundError, match="step-1 was deleted while it was read"):
+        reader.column("first/tau")
+    np.testing.assert_array_equal(kept.column("first/tau"), np.arange(2, 602))
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.state_store.rows import ResidentRows
+from thermopile.state_store.rows import ResidentBlocks, Rows
 from thermopile.state_store.schema import Schema
 
-SAMPLES, BLOCK_ROWS = 50, 8
+SAMPLES, BLOCK_ROWS, FIRST_ID = 50, 8, 16
+IDS = range(FIRST_ID, FIRST_ID + SAMPLES)
 
 
-def make_rows(fields=3, samples=SAMPLES):
-    return ResidentRows(Schema({f"field_{i}": i / 2 for i in range(fields)}), samples, BLOCK_ROWS)
+def make_rows(fields=3):
+    schema = Schema({f"field_{i}": i / 2 for i in range(fields)})
+    return Rows(schema, IDS, BLOCK_ROWS, ResidentBlocks(schema, SAMPLES, BLOCK_ROWS))
 
 
 def gathered(rows, ids):
@@ -23,27 +25,42 @@ def gathered(rows, ids):
     return values, visits
 
 
-distinct_ids = st.lists(st.integers(0, SAMPLES - 1), unique=True)
+def put(rows, ids, value, step):
+    values = np.full((len(rows.schema.names), len(ids)), value, dtype=np.float32)
+    return rows.scatter(np.array(ids, dtype=np.int64), values, step)
+
+
+def read_parts(rows):
+    """All columns that a snapshot would write, as {id: {column: value}}."""
+    return {
+        part.start + row: {name: column[row] for name, column in part.columns.items()}
+        for part in rows.parts()
+        for row in range(len(part.columns["visits"]))
+    }
+
+
+distinct_ids = st.lists(st.sampled_from(IDS), unique=True)
 some_floats = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
 @pytest.mark.parametrize("fields", [1, 6, 7, 20])
-def test_rows_begin_at_a_cache_line(fields):
-    rows = make_rows(fields)
-    assert rows._words.ctypes.data % 64 == 0
-    assert rows._words.strides[0] in (32, 64, 128)
+def test_records_begin_at_a_cache_line_and_none_straddles_two_if_it_fits_one(fields):
+    words = ResidentBlocks(Schema({f"field_{i}": 0.0 for i in range(fields)}), SAMPLES, BLOCK_ROWS).words
+    assert words.ctypes.data % 64 == 0
+    assert words.strides[0] in (32, 64, 128)
 
 
 def test_every_row_starts_at_the_initial_values_never_visited():
-    values, visits = gathered(make_rows(), range(SAMPLES))
+    values, visits = gathered(make_rows(), IDS)
     assert (values == np.array([[0.0], [0.5], [1.0]])).all()
     assert (visits == 0).all()
 
 
 @given(st.lists(st.tuples(distinct_ids, st.integers(0, 2**32 - 1)), max_size=4), st.data())
-def test_scatter_and_gather_agree_with_a_slow_loop(puts, data):
+def test_scatter_gather_and_parts_agree_with_a_slow_loop(puts, data):
     rows, fields = make_rows(), 3
-    model = {i: [[0.0, 0.5, 1.0], 0, 0] for i in range(SAMPLES)}
+    model = {i: [[0.0, 0.5, 1.0], 0, 0] for i in IDS}
+    changed = set()
     for ids, step in puts:
         new = [[data.draw(some_floats) for _ in range(fields)] for _ in ids]
         values = np.array(new, dtype=np.float32).reshape(len(ids), fields).T.copy()
@@ -52,49 +69,70 @@ def test_scatter_and_gather_agree_with_a_slow_loop(puts, data):
             assert is_refused == (not all(math.isfinite(value) for value in row))
             if not is_refused:
                 model[i] = [row, model[i][1] + 1, step]
-    rows._dirty[:] = True
-    (everything,) = rows.cut()
-    for i, (row, visits, last_step) in model.items():
-        assert [everything.column(f"field_{f}")[i] for f in range(fields)] == row
-        assert (everything.column("visits")[i], everything.column("last_step")[i]) == (visits, last_step)
-    asked = data.draw(st.lists(st.integers(0, SAMPLES - 1)))
+                changed.add((i - FIRST_ID) // BLOCK_ROWS)
+    asked = data.draw(st.lists(st.sampled_from(IDS)))
     values, visits = gathered(rows, asked)
     assert values.T.tolist() == [model[i][0] for i in asked]
     assert visits.tolist() == [model[i][1] for i in asked]
+    rows.cut()
+    written = read_parts(rows)
+    assert set(written) == {i for i in IDS if (i - FIRST_ID) // BLOCK_ROWS in changed}
+    for i, columns in written.items():
+        row, visits, last_step = model[i]
+        assert columns == {f"field_{f}": row[f] for f in range(fields)} | {"visits": visits, "last_step": last_step}
 
 
-@given(distinct_ids)
-def test_a_cut_holds_exactly_the_blocks_with_a_new_row(ids):
+@given(st.lists(distinct_ids, max_size=5), st.lists(st.lists(distinct_ids, max_size=5), max_size=4))
+def test_parts_are_the_rows_as_cut_whatever_is_put_while_they_are_read(before, between_parts):
+    rows, step = make_rows(), 0
+    for ids in before:
+        step += 1
+        put(rows, ids, step, step)
+    as_cut = gathered(rows, IDS)[0][0]
+    rows.cut()
+    reading, written = rows.parts(), {}
+    for puts in [*between_parts, *[[]] * SAMPLES]:
+        for ids in puts:
+            step += 1
+            put(rows, ids, step, step)
+        if (part := next(reading, None)) is not None:
+            written |= {part.start + row: value for row, value in enumerate(part.columns["field_0"].tolist())}
+    assert written == {i: as_cut[i - FIRST_ID] for i in written}
+    assert {i for ids in before for i in ids} <= set(written)
+
+
+def test_parts_hold_neighbouring_blocks_together_and_only_changed_ones():
     rows = make_rows()
-    rows.scatter(np.array(ids, dtype=np.int64), np.ones((3, len(ids)), dtype=np.float32), 1)
-    ranges = rows.cut()
-    held = {row // BLOCK_ROWS for r in ranges for row in range(r.start, r.stop)}
-    assert held == {i // BLOCK_ROWS for i in ids}
-    assert all(r.start % BLOCK_ROWS == 0 and (r.stop % BLOCK_ROWS == 0 or r.stop == SAMPLES) for r in ranges)
-    assert rows.cut() == []
+    put(rows, [FIRST_ID, FIRST_ID + 9, FIRST_ID + 49], 1.0, 1)
+    rows.cut()
+    assert [(part.start - FIRST_ID, len(part.columns["visits"])) for part in rows.parts()] == [(0, 16), (48, 2)]
 
 
-def test_a_cut_does_not_see_rows_written_after_it():
+def test_what_was_written_is_not_written_again():
     rows = make_rows()
-    rows.scatter(np.array([9]), np.full((3, 1), 1.0, dtype=np.float32), 1)
-    (cut,) = rows.cut()
-    rows.scatter(np.array([9]), np.full((3, 1), 2.0, dtype=np.float32), 2)
-    assert cut.column("field_0")[9 - cut.start] == 1.0
-    assert len(rows.cut()) == 1
+    put(rows, [FIRST_ID], 1.0, 1)
+    rows.cut()
+    assert len(read_parts(rows)) == BLOCK_ROWS
+    rows.written()
+    rows.cut()
+    assert read_parts(rows) == {}
+
+
+def test_what_could_not_be_written_is_in_the_next_cut_as_it_is_by_then():
+    rows = make_rows()
+    put(rows, [FIRST_ID, FIRST_ID + 20], 1.0, 1)
+    rows.cut()
+    next(rows.parts())
+    put(rows, [FIRST_ID], 2.0, 2)
+    rows.not_written()
+    rows.cut()
+    written = read_parts(rows)
+    assert written[FIRST_ID]["field_0"] == 2.0
+    assert written[FIRST_ID + 20]["field_0"] == 1.0
 
 
 def test_a_refused_row_leaves_its_block_unchanged():
     rows = make_rows()
-    rows.scatter(np.array([9]), np.full((3, 1), np.nan, dtype=np.float32), 1)
-    assert rows.cut() == []
-
-
-def test_loaded_columns_are_gathered_and_count_as_unchanged():
-    rows = make_rows(fields=1)
-    columns = {"field_0": np.arange(20, dtype=np.float32)}
-    columns |= {name: np.arange(20, dtype=np.uint32) for name in ("visits", "last_step")}
-    rows.load(30, columns)
-    values, visits = gathered(rows, [29, 30, 49])
-    assert values.tolist() == [[0.0, 0.0, 19.0]]
-    assert visits.tolist() == [0, 0, 19]
-    assert rows.cut() == []
+    assert put(rows, [FIRST_ID], np.nan, 1).tolist() == [True]
+    rows.cut()
+    assert read_parts(rows) == {}

@@ -1,7 +1,7 @@
+import errno
 import logging
 import math
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -15,13 +15,19 @@ from thermopile.state_store import (
     DuplicateIdError,
     FieldError,
     SampleIdError,
+    SnapshotError,
     StateReader,
     StepError,
     StoreClosedError,
     StoreLockedError,
+    list_snapshots,
 )
 
 IDS = np.array([2, 99, 40])
+
+
+def no_space(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_unseen_sample_starts_at_its_initial_values_with_no_visit(create):
@@ -350,24 +356,83 @@ def test_a_failed_write_of_rows_is_raised_by_every_later_call_and_nothing_more_i
     assert StateReader.open(path).snapshot.tag == "step-0"
 
 
-def test_a_failed_snapshot_reaches_its_future_and_the_next_call(create, path, new_rows):
+def test_a_failed_snapshot_leaves_rows_and_training_as_they_were(create, path, new_rows, monkeypatch):
     store = create()
-    shutil.rmtree(path)
     store.put(IDS, new_rows(3), step=1)
-    snapshot = store.snapshot(1, epoch=0)
-    assert snapshot.exception() is not None
-    with pytest.raises(BackgroundError, match="snapshot thread failed") as raised:
-        store.put(IDS, new_rows(3), step=2)
-    assert raised.value.__cause__ is snapshot.exception()
+    with monkeypatch.context() as broken:
+        broken.setattr("thermopile.state_store.disk.sync_file_system", no_space)
+        with pytest.raises(SnapshotError, match="No space left on device"):
+            store.snapshot(1, epoch=0).result()
+    assert StateReader.open(path).snapshot.tag == "step-0"
+    store.put(IDS[:1], new_rows(1, 2.0), step=2)
+    assert store.take(IDS)["first/tau"].tolist() == [2.0, 1.0, 1.0]
+    assert store.snapshot(2, epoch=0).result().tag == "step-2"
+    reader = StateReader.open(path)
+    assert reader.column("first/tau")[IDS].tolist() == [2.0, 1.0, 1.0]
+    assert reader.column("visits")[IDS].tolist() == [2, 1, 1]
 
 
-def test_close_raises_a_failure_that_no_call_has_raised_and_frees_the_lock(create, path, new_rows):
+def test_a_step_whose_snapshot_failed_can_be_snapshotted_again(create, new_rows, monkeypatch):
     store = create()
-    shutil.rmtree(path)
-    store.snapshot(1, epoch=0)
-    with pytest.raises(BackgroundError):
-        store.close()
-    create()
+    store.put(IDS, new_rows(3), step=1)
+    with monkeypatch.context() as broken:
+        broken.setattr("thermopile.state_store.disk.sync_file_system", no_space)
+        assert store.snapshot(1, epoch=0).exception() is not None
+    assert store.snapshot(1, epoch=0).result().step == 1
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.snapshot(2, epoch=0),
+        lambda store: store.retain(1),
+        lambda store: store.flush(),
+        lambda store: store.close(),
+    ],
+    ids=["snapshot", "retain", "flush", "close"],
+)
+def test_a_failed_snapshot_that_nobody_asked_about_is_raised_once_by_a_later_call(create, call, monkeypatch):
+    store = create()
+    with monkeypatch.context() as broken:
+        broken.setattr("thermopile.state_store.disk.sync_file_system", no_space)
+        store.snapshot(1, epoch=0)
+        store._snapshot_thread.drain()
+    with pytest.raises(SnapshotError, match="No space left on device"):
+        call(store)
+    store.close()
+
+
+def test_a_failed_close_frees_the_lock_all_the_same(create, resume, monkeypatch):
+    store = create()
+    with monkeypatch.context() as broken:
+        broken.setattr("thermopile.state_store.disk.sync_file_system", no_space)
+        store.snapshot(1, epoch=0)
+        with pytest.raises(SnapshotError):
+            store.close()
+    resume()
+
+
+def test_a_snapshot_asked_for_while_one_is_written_has_the_rows_of_its_own_step(create, path, new_rows):
+    store = create()
+    futures = []
+    for step in range(1, 6):
+        store.put(IDS, new_rows(3, float(step)), step=step)
+        futures.append(store.snapshot(step, epoch=0))
+    for step, future in enumerate(futures, start=1):
+        assert StateReader.open(path, future.result().id).column("first/tau")[IDS].tolist() == [step] * 3
+
+
+def test_retention_keeps_the_newest_the_multiples_and_the_first(create, path):
+    store = create()
+    for step in range(1, 8):
+        store.snapshot(step, epoch=0)
+    store.retain(keep_last=2, keep_every=3).result()
+    assert [snapshot.step for snapshot in list_snapshots(path)] == [0, 3, 6, 7]
+
+
+def test_retention_of_nothing_is_refused(create):
+    with pytest.raises(ValueError, match="at least 1"):
+        create().retain(0)
 
 
 @pytest.mark.parametrize("sizes", [{"samples": 0}, {"block_rows": 0}])

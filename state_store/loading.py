@@ -1,0 +1,65 @@
+"""From the last snapshot to rows in memory: all of a rank's, or as many blocks as a budget allows."""
+
+import numpy as np
+
+from .chunks import read_rows
+from .durable import Description, Repository, Snapshot
+from .errors import MemoryBudgetError
+from .rows import ResidentBlocks, Rows
+from .windowed import WindowedBlocks
+from .working_tier import WorkingTier
+
+_ROWS_LOADED_AT_ONCE = 1 << 20
+"""Bounds the memory that opening a store needs beside its rows."""
+
+
+def rows_at(
+    repository: Repository, description: Description, snapshot: Snapshot, owned: range, memory_budget: int | None,
+    rank: int,
+) -> tuple[Rows, WindowedBlocks | None]:  # fmt: skip
+    """Return the rows of a rank as they were at `snapshot`; and its windowed blocks, where they exceed the budget.
+
+    owned: ids of the rank. memory_budget: bytes; None for all rows resident.
+    Raises MemoryBudgetError for a budget below one block, ValueError for a range that is not of whole blocks.
+    """
+    _check_owned(owned, description)
+    schema, block_rows = description.schema, description.block_rows
+    row_bytes = 4 * schema.row_words
+    if memory_budget is None or len(owned) * row_bytes <= memory_budget:
+        resident = ResidentBlocks(schema, len(owned), block_rows)
+        if snapshot.step > 0:
+            _read_all(resident, repository, description, snapshot, owned)
+        return Rows(schema, owned, block_rows, resident), None
+    slots = memory_budget // (block_rows * row_bytes)
+    if slots < 1:
+        raise MemoryBudgetError(
+            f"a memory budget of {memory_budget:,} bytes holds no block of {block_rows:,} rows of {row_bytes} bytes. "
+            f"Raise it to {block_rows * row_bytes:,} or more; the windows of the order need several blocks"
+        )
+    tier = WorkingTier(repository, description, owned, snapshot, rank)
+    windowed = WindowedBlocks(
+        schema, len(owned), block_rows, slots, tier, first_block=owned.start // block_rows, step=snapshot.step
+    )
+    return Rows(schema, owned, block_rows, windowed), windowed
+
+
+def _read_all(
+    blocks: ResidentBlocks, repository: Repository, description: Description, snapshot: Snapshot, owned: range
+) -> None:
+    group = repository.group(snapshot)
+    rows_at_once = max(1, _ROWS_LOADED_AT_ONCE // description.block_rows) * description.block_rows
+    for start in range(owned.start, owned.stop, rows_at_once):
+        stop = min(start + rows_at_once, owned.stop)
+        records = blocks.words[start - owned.start : stop - owned.start]
+        for place, column in enumerate(description.schema.columns):
+            records[:, place] = read_rows(group, description, column, start, stop).view(np.uint32)
+
+
+def _check_owned(owned: range, description: Description) -> None:
+    block_rows, samples = description.block_rows, description.samples
+    whole = owned.start % block_rows == 0 and (owned.stop % block_rows == 0 or owned.stop == samples)
+    if not (whole and 0 <= owned.start < owned.stop <= samples and owned.step == 1):
+        raise ValueError(
+            f"the ids {owned.start} … {owned.stop - 1} are not whole blocks of {block_rows:,} rows of {samples:,} "
+            "samples; give a rank the ids of its canonical shards"
+        )

@@ -1,0 +1,286 @@
+"""The blocks of a rank under a memory budget: read ahead, and written back, as the windows of the order move."""
+
+import logging
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from .background import BackgroundThread
+from .durable import Snapshot
+from .errors import MemoryBudgetError
+from .records import IDS, Words, aligned_words, compiled
+from .sample_ids import Flags, IdArray
+from .schema import Schema
+from .working_tier import WorkingTier
+
+_log = logging.getLogger(__name__)
+
+_ABSENT = -1
+_FREE = -1
+_NEVER = 1 << 62
+"""A step that never comes."""
+_STEPS_KEPT = 1
+"""A block fetched outside any window stays for the put of the step that took it."""
+
+
+class Window(Protocol):
+    """Blocks that some consecutive steps use."""
+
+    @property
+    def first_step(self) -> int: ...
+    @property
+    def last_step(self) -> int: ...
+    @property
+    def blocks(self) -> IdArray: ...
+
+
+class WindowedBlocks:
+    """Some blocks in memory, each in a slot: those of the windows that `expect` was told about.
+
+    A thread of its own reads the blocks of coming windows into free slots, and writes back and frees those whose window
+    is over. The future is known, so a block that a window still needs never leaves. Should a block be asked for that is
+    not there, because the thread is late or the caller did something else than it said, it is fetched at once, if need
+    be in place of the block that is needed last. What the thread fails to do is left to that: its errors reach the
+    caller who needs the block.
+
+    Blocks are numbered from the rank's first one. `lock` guards everything; no disk is waited for under it, but by a
+    caller whose block is missing.
+    """
+
+    def __init__(
+        self, schema: Schema, rows: int, block_rows: int, slots: int, tier: WorkingTier, first_block: int, step: int
+    ) -> None:
+        self.words = aligned_words(slots * block_rows, schema.row_words)
+        self.lock = threading.Condition()
+        self.blocks_read = self.blocks_written = 0
+        self._rows, self._block_rows, self._tier = rows, block_rows, tier
+        self._thread = BackgroundThread("blocks")
+        self._scheduled = False
+        self._closed = False
+        self._slot_of = np.full(-(-rows // block_rows), _ABSENT, dtype=np.int64)
+        self._block_in = np.full(slots, _FREE, dtype=np.int64)
+        self._unsaved = np.zeros(slots, dtype=bool)  # newer than on disk
+        self._first_needed = np.zeros(slots, dtype=np.int64)
+        self._last_needed = np.zeros(slots, dtype=np.int64)
+        self._step = step  # the last one whose put is in the rows
+        self._first_block = first_block
+        self._windows: Iterator[Window] = iter(())
+        self._window: Window | None = None  # the one being read, and which of its blocks comes next
+        self._next_in_window = 0
+        self._complaint = ""
+
+    def expect(self, windows: Iterable[Window]) -> None:
+        """Follow these windows, in order of their first steps; their blocks are numbered over all ranks."""
+        with self.lock:
+            self._windows = iter(windows)
+            self._window = None
+        self._schedule()
+
+    def finished(self, step: int) -> None:
+        """Note that the put of `step` is in the rows: blocks that no later step needs may go."""
+        with self.lock:
+            self._step = max(self._step, step)
+        self._schedule()
+
+    def places(self, rows: IdArray, *, wait: bool) -> IdArray | None:
+        """Return where the records of `rows` [b] are, [b]; fetches blocks that are missing, or returns None.
+
+        Raises MemoryBudgetError where the rows lie in more blocks than there are slots; OSError, DamagedChunkError.
+        """
+        places = np.empty_like(rows)
+        while (missing := _places(rows, self._slot_of, self._block_rows, places)) != _ABSENT:
+            if not wait:
+                return None
+            self._bring_in(missing, np.unique(rows // self._block_rows))
+        return places
+
+    def changed(self, blocks: IdArray) -> None:
+        self._unsaved[self._slot_of[blocks]] = True
+
+    def in_memory(self) -> Flags:
+        present: Flags = self._slot_of != _ABSENT
+        return present
+
+    def records(self, block: int) -> Words:
+        return self._in_slot(int(self._slot_of[block]), block)
+
+    def fetched(self, block: int) -> Words:
+        return self._tier.read(block)
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Take what was never changed from this snapshot, from now on."""
+        self._tier.follow(snapshot)
+
+    def check(self) -> None:
+        """Raise BackgroundError, with its cause, if the thread ended: the windows could not be followed."""
+        self._thread.check()
+
+    def close(self) -> None:
+        """End the thread and delete the working tier: what no snapshot has is gone."""
+        self._closed = True
+        self._thread.close()
+        self._tier.remove()
+
+    # What the thread does, one block at a time, until there is nothing to do.
+
+    def _schedule(self) -> None:
+        with self.lock:
+            if self._scheduled or self._closed:
+                return
+            self._scheduled = True
+        self._thread.submit(self._work)
+
+    def _work(self) -> None:
+        while not self._closed:
+            with self.lock:
+                over = self._slot_that_is_over()
+                coming = None if over is not None else self._block_to_read_ahead()
+                if over is None and coming is None:
+                    self._complaint = ""
+                    self._rest()
+                    return
+            try:
+                if over is not None:
+                    self._write_back(over)
+                elif coming is not None:
+                    self._read(*coming)
+            except Exception as error:  # noqa: BLE001 (whoever needs the block does this again, and raises)
+                self._give_up_for_now(error)
+                return
+
+    def _give_up_for_now(self, error: Exception) -> None:
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            _log.warning("the state's working tier %s: %s", self._tier.path, error)
+        with self.lock:
+            self._rest()
+
+    def _rest(self) -> None:
+        self._scheduled = False
+        self.lock.notify_all()
+
+    def _slot_that_is_over(self) -> int | None:
+        """Choose a slot whose block no coming step needs."""
+        over = (self._block_in != _FREE) & (self._last_needed <= self._step)
+        return int(np.argmax(over)) if over.any() else None
+
+    def _write_back(self, slot: int) -> None:
+        """Save the block in `slot`, if it changed, and free the slot, unless it is wanted again by then."""
+        with self.lock:
+            changed = bool(self._unsaved[slot])
+            self._unsaved[slot] = False
+        try:
+            if changed:
+                self._save(int(self._block_in[slot]), slot)
+        except BaseException:
+            self._unsaved[slot] = True
+            raise
+        finally:
+            with self.lock:
+                if not self._unsaved[slot] and self._last_needed[slot] <= self._step:
+                    self._release(slot)
+                self.lock.notify_all()
+
+    def _block_to_read_ahead(self) -> tuple[int, int, Window] | None:
+        """Reserve a free slot for the next block of the coming windows; those in memory are kept for longer."""
+        free = np.flatnonzero(self._block_in == _FREE)
+        while len(free) and (window := self._current_window()) is not None:
+            block = int(window.blocks[self._next_in_window]) - self._first_block
+            self._next_in_window += 1
+            slot = int(self._slot_of[block])
+            if slot != _ABSENT:
+                self._last_needed[slot] = max(self._last_needed[slot], window.last_step)
+                continue
+            slot = int(free[0])
+            self._block_in[slot] = block
+            return block, slot, window
+        return None
+
+    def _current_window(self) -> Window | None:
+        """Return the window that has a block left to look at, or None where all windows were read."""
+        while self._window is None or self._next_in_window == len(self._window.blocks):
+            self._window, self._next_in_window = next(self._windows, None), 0
+            if self._window is None:
+                return None
+            if self._window.last_step <= self._step:
+                self._window = None
+        return self._window
+
+    def _read(self, block: int, slot: int, window: Window) -> None:
+        try:
+            self._load(block, slot)
+        except BaseException:
+            self._block_in[slot] = _FREE
+            raise
+        with self.lock:
+            self._occupy(slot, block, window.first_step, window.last_step)
+            self.lock.notify_all()
+
+    # What a caller does whose block is missing, under the lock.
+
+    def _bring_in(self, block: int, needed: IdArray) -> None:
+        """Fetch a block that no window announced, or wait for the thread to bring those that one did."""
+        if len(needed) > len(self._block_in):
+            have, row_bytes = len(self._block_in), self.words.shape[1] * 4
+            raise MemoryBudgetError(
+                f"one batch needs {len(needed):,} blocks of {self._block_rows:,} rows, but the memory budget holds "
+                f"{have:,}. Raise memory_budget to at least {len(needed) * self._block_rows * row_bytes:,} bytes, or "
+                "give the order a narrower window"
+            )
+        if self._scheduled:
+            # The thread is late, not idle: what is due comes first, and fetching it here would read it twice.
+            self.lock.wait()
+            return
+        slot = self._slot_to_use(needed)
+        if self._block_in[slot] != _FREE:
+            if self._unsaved[slot]:
+                self._save(int(self._block_in[slot]), slot)
+                self._unsaved[slot] = False
+            self._release(slot)
+        self._load(block, slot)
+        self._block_in[slot] = block
+        self._occupy(slot, block, self._step, self._step + _STEPS_KEPT)
+
+    def _slot_to_use(self, needed: IdArray) -> int:
+        """Choose a free slot, else one whose window is over, else the one needed last."""
+        score = self._first_needed.copy()
+        score[self._last_needed <= self._step] = _NEVER
+        score[self._block_in == _FREE] = _NEVER + 1
+        score[np.isin(self._block_in, needed)] = -1
+        return int(np.argmax(score))
+
+    # Slots.
+
+    def _occupy(self, slot: int, block: int, first_step: int, last_step: int) -> None:
+        self._slot_of[block] = slot
+        self._first_needed[slot], self._last_needed[slot] = first_step, last_step
+
+    def _release(self, slot: int) -> None:
+        self._slot_of[self._block_in[slot]] = _ABSENT
+        self._block_in[slot] = _FREE
+
+    def _in_slot(self, slot: int, block: int) -> Words:
+        rows = min(self._block_rows, self._rows - block * self._block_rows)
+        return self.words[slot * self._block_rows :][:rows]
+
+    def _load(self, block: int, slot: int) -> None:
+        self._in_slot(slot, block)[:] = self._tier.read(block)
+        self.blocks_read += 1
+
+    def _save(self, block: int, slot: int) -> None:
+        self._tier.write(block, self._in_slot(slot, block))
+        self.blocks_written += 1
+
+
+@compiled("int64", IDS, IDS, "int64", IDS)
+def _places(rows: IdArray, slot_of: IdArray, block_rows: int, places: IdArray) -> int:
+    """Find the places of `rows`, into `places`; returns the first block that has no slot, or −1."""
+    for i in range(rows.shape[0]):
+        block = rows[i] // block_rows
+        slot = slot_of[block]
+        if slot < 0:
+            return int(block)
+        places[i] = slot * block_rows + rows[i] - block * block_rows
+    return _ABSENT

@@ -1,0 +1,89 @@
+"""Blocks that are not in memory: on disk as the run left them, or else as the last snapshot has them."""
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+from .chunks import read_rows
+from .durable import Description, Repository, Snapshot
+from .records import Words
+from .sample_ids import Flags
+
+
+class WorkingTier:
+    """One zarr array of records, a chunk a block, rewritten in place; private to a rank, and worthless after a crash.
+
+    A block that was never written here is read from the last snapshot, where it has not changed either. So opening
+    costs nothing, however many rows there are. Blocks are numbered from the rank's first; threads may call at once, but
+    for two that write the same block.
+    """
+
+    def __init__(
+        self, repository: Repository, description: Description, owned: range, snapshot: Snapshot, rank: int
+    ) -> None:
+        self._repository, self._description, self._owned = repository, description, owned
+        self.path = _directory(repository.path) / f"rank-{rank}"
+        rows, words = len(owned), description.schema.row_words
+        self._array: zarr.Array[Any] = zarr.create_array(
+            self.path,
+            shape=(rows, words),
+            chunks=(min(description.block_rows, rows), words),
+            dtype=np.uint32,
+            fill_value=0,
+            compressors=None,
+            filters=None,
+            config={"write_empty_chunks": True},
+        )
+        self._written: Flags = np.zeros(-(-rows // description.block_rows), dtype=bool)
+        self.follow(snapshot)
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Read blocks never written here from `snapshot` from now on: the older one may be collected."""
+        self._snapshot = self._repository.group(snapshot)
+
+    def read(self, block: int) -> Words:
+        """Return the records of a block, [its rows, row_words]. Raises DamagedChunkError, OSError."""
+        start = block * self._description.block_rows
+        stop = min(start + self._description.block_rows, len(self._owned))
+        if self._written[block]:
+            return np.ascontiguousarray(self._array[start:stop], dtype=np.uint32)
+        while True:
+            snapshot = self._snapshot
+            try:
+                return self._from_snapshot(snapshot, self._owned.start + start, self._owned.start + stop)
+            except Exception:
+                # Another thread may just have moved on to a newer snapshot, and collected this one.
+                if snapshot is self._snapshot:
+                    raise
+
+    def write(self, block: int, words: Words) -> None:
+        """Replace the records of a block. Raises OSError, and then the block has its old ones."""
+        start = block * self._description.block_rows
+        self._array[start : start + len(words)] = words
+        self._written[block] = True
+
+    def remove(self) -> None:
+        """Delete everything from the disk."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):  # other ranks still have theirs
+            self.path.parent.rmdir()
+
+    def _from_snapshot(self, group: zarr.Group, start: int, stop: int) -> Words:
+        schema = self._description.schema
+        words = np.zeros((stop - start, schema.row_words), dtype=np.uint32)
+        for place, column in enumerate(schema.columns):
+            words[:, place] = read_rows(group, self._description, column, start, stop).view(np.uint32)
+        return words
+
+
+def discard(repository: Path) -> None:
+    """Delete what a run that was killed left of its working tiers; for the holder of the writer lock."""
+    shutil.rmtree(_directory(repository), ignore_errors=True)
+
+
+def _directory(repository: Path) -> Path:
+    return repository.with_name(f"{repository.name}.working")

@@ -6,7 +6,10 @@ A bijection is a Feistel network (Luby and Rackoff, 1988) on the smallest power 
 until it lands inside (Black and Rogaway, 2002), so any place of any epoch is found in O(1) time and memory.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import merge
+from operator import attrgetter
 from typing import Self
 
 import numpy as np
@@ -24,6 +27,17 @@ MIN_ROWS_PER_STEP = 16
 """Fewest ids a step may take of one shard: with fewer, samples of one shard rarely meet as negatives."""
 
 DEFAULT_CANONICAL_SHARDS = 8
+
+
+@dataclass(frozen=True)
+class Window:
+    """Blocks of one canonical shard whose ids are shuffled together, and the steps of an epoch that serve those ids."""
+
+    first_step: int
+    last_step: int
+    """Inclusive. Both steps serve an id of these blocks, and none outside does."""
+    blocks: NDArray[np.int64]
+    """Their numbers, ascending, counted over all shards: block k begins at id k * block_rows."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,32 @@ class Order:
             window_blocks = blocks_per_shard
         return cls(samples, batch_size, seed, canonical_shards, blocks_per_shard, min(window_blocks, blocks_per_shard))
 
+    @classmethod
+    def for_memory(
+        cls, rows: int, samples: int, batch_size: int, seed: int = 0, canonical_shards: int | None = None
+    ) -> Self:
+        """Make an order for a memory of `rows` rows, over all ranks: windowed where they are fewer than samples.
+
+        The window is the widest there may be, 2 * canonical_shards, or the widest whose blocks are no shorter than a
+        step's ids of a shard. Live blocks take about two thirds of the memory; the rest is for reading ahead.
+        A memory too small even for windows of one block gives the order that needs least: compare its `live_rows`.
+        """
+        order = cls.create(samples, batch_size, seed, canonical_shards)
+        if order.live_rows <= rows:
+            return order
+        shards = order.canonical_shards
+        most_blocks = (samples - 1) // (shards * (order.rows_per_step - 1))  # more would be shorter than a step's ids
+        for window in range(2 * shards, 0, -1):
+            block_rows = max(1, min(MAX_BLOCK_ROWS, rows * 2 // (3 * (window + 2) * shards)))
+            blocks = -(-samples // (shards * block_rows))
+            if blocks <= most_blocks:
+                break
+        fewest = min(blocks, most_blocks)
+        # The last shard lacks what the blocks' rows exceed the samples by, and cuts every epoch short by as much.
+        nearby = range(fewest, min(fewest * 9 // 8, most_blocks) + 1)
+        blocks = min(nearby, key=lambda blocks: -samples % (shards * blocks))
+        return cls(samples, batch_size, seed, shards, blocks, window)
+
     def __post_init__(self) -> None:
         self._check_ranges()
         self._check_batch()
@@ -108,10 +148,23 @@ class Order:
         """Whole batches that the shortest shard, the last one, has rows for."""
         return len(self.shard_ids(self.canonical_shards - 1)) // self.rows_per_step
 
+    @property
+    def live_rows(self) -> int:
+        """Bound on the rows of the blocks that are live at any step, counted over all ranks."""
+        return min(self.samples, (self.window_blocks + 2) * self.canonical_shards * self.block_rows)
+
     def shard_ids(self, shard: int) -> range:
         """The ids of one canonical shard."""
         first = shard * self.shard_rows
         return range(first, min(first + self.shard_rows, self.samples))
+
+    def rank_ids(self, rank: int, world: int) -> range:
+        """The ids of the canonical shards that `rank` of `world` serves; whole blocks, but for the last of all.
+
+        Raises ValueError for a world that does not divide the canonical shards.
+        """
+        shards = self._shards_of_rank(rank, world)
+        return range(self.shard_ids(shards[0]).start, self.shard_ids(shards[-1]).stop)
 
     def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
         """Ids that `rank` of `world` serves at `step` (from 0) of `epoch`: int64 [batch_size / world].
@@ -119,18 +172,42 @@ class Order:
         Ids stand in the order of the canonical shards, so the ranks' ids, joined, are the batch of a single rank.
         Raises ValueError for a step beyond the epoch, or a world that does not divide the canonical shards.
         """
-        self._check_position(epoch, step, rank, world)
-        shards = self.canonical_shards // world
-        ids = np.empty((shards, self.rows_per_step), dtype=np.int64)
-        for row, shard in zip(ids, range(rank * shards, (rank + 1) * shards), strict=True):
+        self._check_position(epoch, step)
+        shards = self._shards_of_rank(rank, world)
+        ids = np.empty((len(shards), self.rows_per_step), dtype=np.int64)
+        for row, shard in zip(ids, shards, strict=True):
             self._fill_from_shard(row, shard, epoch, step)
         return ids.reshape(-1)
 
+    def windows(self, epoch: int, rank: int = 0, world: int = 1) -> Iterator[Window]:
+        """Every window that `rank` of `world` reaches in an epoch, made one by one, in the order of their first steps.
+
+        A block is in exactly one of them, unless the epoch ends before its window; all blocks of a shard are in one
+        where the order is a full shuffle. Costs no more than the window itself, whatever the number of samples.
+        Raises ValueError for a world that does not divide the canonical shards.
+        """
+        self._check_position(epoch, 0)
+        of_shards = (self._windows_of_shard(shard, epoch) for shard in self._shards_of_rank(rank, world))
+        return merge(*of_shards, key=attrgetter("first_step"))
+
+    def _windows_of_shard(self, shard: int, epoch: int) -> Iterator[Window]:
+        rows, lead, key = len(self.shard_ids(shard)), self._lead(shard), self._key(shard, epoch)
+        blocks, last_step = -(-rows // self.block_rows), self.steps_per_epoch - 1
+        for number in range((blocks - 1 + lead) // self.window_blocks + 1):
+            low, high, members = _window(number, rows, self.block_rows, self.window_blocks, lead, key)
+            first_step = low // self.rows_per_step
+            if first_step > last_step:
+                return
+            members += shard * self.blocks_per_shard
+            yield Window(first_step, min((high - 1) // self.rows_per_step, last_step), np.sort(members))
+
     def _fill_from_shard(self, out: NDArray[np.int64], shard: int, epoch: int, step: int) -> None:
-        ids = self.shard_ids(shard)
-        key = np.uint64(_shard_key(np.uint64(self.seed), np.uint64(epoch), np.uint64(shard)))
+        ids, key = self.shard_ids(shard), self._key(shard, epoch)
         place = step * out.size
         _fill(out, place, ids.start, len(ids), self.block_rows, self.window_blocks, self._lead(shard), key)
+
+    def _key(self, shard: int, epoch: int) -> np.uint64:
+        return np.uint64(_shard_key(np.uint64(self.seed), np.uint64(epoch), np.uint64(shard)))
 
     def _lead(self, shard: int) -> int:
         """Blocks by which a shard's first window is cut short, so that the shards change windows at different steps.
@@ -202,7 +279,7 @@ class Order:
                 "Lower blocks_per_shard or batch_size, or leave out the window."
             )
 
-    def _check_position(self, epoch: int, step: int, rank: int, world: int) -> None:
+    def _check_position(self, epoch: int, step: int) -> None:
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}; epochs count from 0.")
         if not 0 <= step < self.steps_per_epoch:
@@ -210,6 +287,8 @@ class Order:
                 f"step {step:,} is not in the epoch's steps 0 … {self.steps_per_epoch - 1:,}; "
                 "go on with the next epoch."
             )
+
+    def _shards_of_rank(self, rank: int, world: int) -> range:
         if world < 1 or self.canonical_shards % world:
             raise ValueError(
                 f"world {world} does not divide canonical_shards {self.canonical_shards}. "
@@ -217,6 +296,8 @@ class Order:
             )
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} is not in 0 … {world - 1}, the ranks of world {world}.")
+        shards = self.canonical_shards // world
+        return range(rank * shards, (rank + 1) * shards)
 
 
 # Compiled code. Hashes are uint64 and places int, which is int64 here: numba makes float64 of a mixture.
@@ -276,6 +357,26 @@ def _turn_at(place: int, block_rows: int, short_turn: int, missing: int) -> int:
 
 
 @compiled
+def _short_turn(blocks: int, key: np.uint64) -> int:
+    """When the last block comes: alone in being short, it draws its turn, so that no bijection has to be inverted."""
+    return int(np.int64(fold(key, np.uint64(_SHORT_BLOCK)) % np.uint64(blocks)))
+
+
+@compiled
+def _block_at(turn: int, blocks: int, short_turn: int, blocks_key: np.uint64) -> int:
+    """The block of the shard that comes `turn`-th."""
+    if turn == short_turn:
+        return blocks - 1
+    return _shuffled(turn - (1 if turn > short_turn else 0), blocks - 1, blocks_key)
+
+
+@compiled
+def _turns_of(number: int, window: int, lead: int, blocks: int) -> tuple[int, int]:
+    """First and end of the turns of the blocks in window `number`."""
+    return max(number * window - lead, 0), min((number + 1) * window - lead, blocks)
+
+
+@compiled
 def _fill(
     out: NDArray[np.int64],
     first_place: int,
@@ -289,17 +390,30 @@ def _fill(
     """Write the ids at places first_place, first_place + 1, … of one shard's shuffled sequence into `out`."""
     blocks = (rows + block_rows - 1) // block_rows
     missing = blocks * block_rows - rows
-    # The last block, alone in being short, draws its turn by itself: then no bijection has to be inverted to find it.
-    short_turn = int(np.int64(fold(key, np.uint64(_SHORT_BLOCK)) % np.uint64(blocks)))
-    blocks_key = fold(key, np.uint64(_BLOCKS))
+    short_turn, blocks_key = _short_turn(blocks, key), fold(key, np.uint64(_BLOCKS))
     for i in range(out.size):
         place = first_place + i
         number = (_turn_at(place, block_rows, short_turn, missing) + lead) // window
-        low = _start_of(max(number * window - lead, 0), block_rows, short_turn, missing)
-        high = _start_of(min((number + 1) * window - lead, blocks), block_rows, short_turn, missing)
+        first_turn, end_turn = _turns_of(number, window, lead, blocks)
+        low = _start_of(first_turn, block_rows, short_turn, missing)
+        high = _start_of(end_turn, block_rows, short_turn, missing)
         place = low + _shuffled(place - low, high - low, fold(key, np.uint64(_WINDOWS + number)))
         turn = _turn_at(place, block_rows, short_turn, missing)
-        block = blocks - 1
-        if turn != short_turn:
-            block = _shuffled(turn - (1 if turn > short_turn else 0), blocks - 1, blocks_key)
+        block = _block_at(turn, blocks, short_turn, blocks_key)
         out[i] = first_id + block * block_rows + place - _start_of(turn, block_rows, short_turn, missing)
+
+
+@compiled
+def _window(
+    number: int, rows: int, block_rows: int, window: int, lead: int, key: np.uint64
+) -> tuple[int, int, NDArray[np.int64]]:
+    """First and end of the places of one shard's window `number`, and its blocks within the shard."""
+    blocks = (rows + block_rows - 1) // block_rows
+    missing = blocks * block_rows - rows
+    short_turn, blocks_key = _short_turn(blocks, key), fold(key, np.uint64(_BLOCKS))
+    first_turn, end_turn = _turns_of(number, window, lead, blocks)
+    members = np.empty(end_turn - first_turn, dtype=np.int64)
+    for i in range(members.size):
+        members[i] = _block_at(first_turn + i, blocks, short_turn, blocks_key)
+    low = _start_of(first_turn, block_rows, short_turn, missing)
+    return low, _start_of(end_turn, block_rows, short_turn, missing), members

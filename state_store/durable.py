@@ -11,8 +11,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -153,13 +153,15 @@ class Repository:
         """Make a repository whose first snapshot, `step-0`, is every sample at its initial values.
 
         It is built beside `path` and renamed: an interrupted creation leaves no store, rather than a broken one.
-        Raises StoreExistsError where `path` is a file or a directory with anything in it.
+        Raises StoreExistsError where `path` is a file or a directory with anything in it, SnapshotError where the disk
+        does not take it.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise StoreExistsError(f"{path} exists already; resume that run, or choose another directory")
         building = path.with_name(f".{path.name}.partial")
         shutil.rmtree(building, ignore_errors=True)
-        with disk.written_through(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _refusing(f"{path} could not be made"), disk.written_through(path.parent):
             made = cls(building, icechunk.Repository.create(_storage(building)))
             session = made._repository.writable_session(_FIRST_BRANCH)
             _create_arrays(session.store, description)
@@ -179,8 +181,7 @@ class Repository:
 
     def snapshots(self) -> list[Snapshot]:
         """Return the snapshots of the run's history, oldest first."""
-        tags = sorted(filter(_TAG.fullmatch, self._repository.list_tags()), key=_place)
-        return [snapshot for snapshot in map(self._read_snapshot, tags) if snapshot is not None]
+        return [snapshot for snapshot in map(self._read_snapshot, self._tags()) if snapshot is not None]
 
     def resolve(self, at: str) -> Snapshot:
         """Return the snapshot that `at` names: `latest`, a tag, `step-N` (the one in the history), or a snapshot id.
@@ -208,25 +209,30 @@ class Repository:
         return Description.from_attributes(self.group(snapshot).attrs.asdict(), self.path)
 
     def undo_after(self, snapshot: Snapshot) -> None:
-        """Make `snapshot` the last one: delete the tags of what came after. Their disk is freed by `retain`."""
+        """Make `snapshot` the last one: delete the tags of what came after; `retain` frees their disk.
+
+        Raises SnapshotError where a file cannot be written; then some of what came after is still there.
+        """
         # Newest first: whenever a crash comes, what is left is a history that the run has had.
-        for later in reversed(self.snapshots()):
-            if _place(later.tag) > _place(snapshot.tag):
-                self._delete_tag(later.tag)
+        with _refusing(f"{self.path}: the snapshots after {snapshot.tag} could not be undone"):
+            for later in reversed(self.snapshots()):
+                if _place(later.tag) > _place(snapshot.tag):
+                    self._delete_tag(later.tag)
 
     def retain(self, keep_last: int, keep_every: int = 0) -> None:
         """Keep the newest `keep_last` snapshots, those of a step that `keep_every` divides, and step-0; free the rest.
 
         keep_last: at least 1. keep_every: in steps; 0 keeps none for its step. A reader of a snapshot that is kept
-        goes on undisturbed. Also frees what crashes and failed commits left. Raises ValueError.
+        goes on undisturbed. Also frees what crashes and failed commits left. Raises ValueError, SnapshotError.
         """
         if keep_last < 1 or keep_every < 0:
             raise ValueError(f"keep_last {keep_last} must be at least 1, and keep_every {keep_every} at least 0")
-        for snapshot in self.snapshots()[:-keep_last]:
-            due = keep_every > 0 and snapshot.step % keep_every == 0
-            if snapshot.step > 0 and not due:
-                self._delete_tag(snapshot.tag)
-        self._collect_garbage()
+        with _refusing(f"{self.path}: not all of the old snapshots could be deleted"):
+            for snapshot in self.snapshots()[:-keep_last]:
+                due = keep_every > 0 and snapshot.step % keep_every == 0
+                if snapshot.step > 0 and not due:
+                    self._delete_tag(snapshot.tag)
+            self._collect_garbage()
 
     def commit(
         self, parts: Iterable[ColumnPart], *, base: Snapshot | None, step: int, epoch: int, config_hash: str,
@@ -275,14 +281,16 @@ class Repository:
         self, shares: "list[_Share | _Failure]", metadata: dict[str, Any], ranks: Ranks
     ) -> "Snapshot | list[_Failure]":
         """Commit and tag what the ranks have written, or clear it away; on rank 0."""
-        failures = [share for share in shares if isinstance(share, _Failure)]
+        # Once each: the failure to begin is every rank's share.
+        failures = list(dict.fromkeys(share for share in shares if isinstance(share, _Failure)))
         if not failures:
             written = [share for share in shares if isinstance(share, _Share)]
             outcome = _attempt(ranks, self._merge, written, metadata)
             if isinstance(outcome, Snapshot):
                 return outcome
             failures = [outcome]
-        with suppress(Exception):  # what matters is why the commit failed; `retain` collects what is left now
+        # What matters is why the commit failed. A chunk that zarr is still writing now is left for `retain` to collect.
+        with suppress(Exception):
             self._collect_garbage()
         return failures
 
@@ -295,12 +303,22 @@ class Repository:
             # icechunk refuses a commit without a change, as when every row since the last snapshot was refused.
             zarr.open_group(session.store, mode="r+").update_attributes({"step": step})
             snapshot_id = session.commit(f"state after step {step}", metadata={**metadata, "bytes_written": written})
-            # Cuts the new snapshot off from its ancestors, which else could never be collected. icechunk does so by
-            # writing its file again: now, while nobody relies on it, and never again.
-            self._repository.expire_snapshots(_EVERYTHING)
+            self._cut_off_from_ancestors()
         tag = self._create_tag(step, snapshot_id)
         self._remove_writing_branch()
         return _snapshot(self._repository.lookup_snapshot(snapshot_id), tag)
+
+    def _cut_off_from_ancestors(self) -> None:
+        """Let go of what the new snapshot builds on, which else could never be collected.
+
+        icechunk does so by writing the snapshot's file again: now, while nobody relies on it, and never again.
+        """
+        try:
+            self._repository.expire_snapshots(_EVERYTHING)
+        except icechunk.IcechunkError:
+            # icechunk looks at every snapshot. That an old one is damaged is no reason to lose this one.
+            if all(map(self._read_snapshot, self._tags())):
+                raise
 
     def _create_tag(self, step: int, snapshot_id: str) -> str:
         """Announce a snapshot that is on the disk, under the first name of its step that is free."""
@@ -334,12 +352,17 @@ class Repository:
     def _reference(self, tag: str) -> Path:
         return self.path / "refs" / f"tag.{tag}" / "ref.json"
 
+    def _tags(self) -> list[str]:
+        # icechunk lists no tag that a power failure has cut short.
+        return sorted(filter(_TAG.fullmatch, self._repository.list_tags()), key=_place)
+
     def _read_snapshot(self, tag: str) -> Snapshot | None:
         try:
             return _snapshot(self._repository.lookup_snapshot(self._repository.lookup_tag(tag)), tag)
         except icechunk.IcechunkError as error:
-            # Deleted by the writer since the tags were listed; or cut short by a power failure, and never announced.
-            _log.warning("%s: the tag %s cannot be read and is left out: %s", self.path, tag, _reason(error))
+            reason = _reason(error)
+            if "ref not found" not in reason:  # as when the writer has deleted it since the tags were listed
+                _log.warning("%s: the snapshot %s cannot be read and is left out: %s", self.path, tag, reason)
             return None
 
     def _remove_writing_branch(self) -> None:
@@ -351,7 +374,7 @@ class Repository:
         self._remove_writing_branch()
         self._repository.garbage_collect(_EVERYTHING)
         for abandoned in self.path.rglob(_ABANDONED):
-            abandoned.unlink()
+            abandoned.unlink(missing_ok=True)
 
 
 def list_snapshots(path: str | os.PathLike[str]) -> list[Snapshot]:
@@ -439,8 +462,17 @@ def _attempt(ranks: Ranks, work: Callable[P, T], *args: P.args, **kwargs: P.kwar
         return _Failure(ranks.rank, _reason(error), error)
 
 
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Raise SnapshotError, saying `what` did not work, for an error of the disk or of icechunk."""
+    try:
+        yield
+    except (OSError, icechunk.IcechunkError) as error:
+        raise SnapshotError(f"{what}: {_reason(error)}") from error
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, icechunk.IcechunkError):
-        # icechunk draws a tree over many lines; the last one is what was wrong in the first place.
-        return str(error).strip().splitlines()[-1].strip(" |`->")
+        # icechunk draws a tree over many lines; at its foot is what was wrong in the first place.
+        return " ".join(str(error).rpartition("-> ")[2].split()).strip(" |")
     return f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The command line: `thermopile convert | train | inspect`. A thin shell over the library.
+"""The command line: `thermopile convert | train | inspect | state | bench`. A thin shell over the library.
 
 Commands import what they need when they run: `--help` must not wait for torch.
 """
@@ -13,8 +13,10 @@ from .._version import __version__
 from ..pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from ..state_store.errors import StateStoreError, StoreMismatchError
 from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingError
+from .bench_cmd import bench
 from .convert_cmd import convert
 from .inspect_cmd import inspect
+from .state_cmd import state
 from .train_cmd import train
 
 WRONG_USAGE = (ConfigError, DatasetExistsError, RunExistsError, StoreMismatchError)
@@ -61,7 +63,7 @@ def main(debug: bool) -> None:
     """Contrastive pretraining in which every sample has its own temperature."""
 
 
-for command in (convert, train, inspect):
+for command in (convert, train, inspect, state, bench):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -10,7 +10,9 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +24,7 @@ from .files import sync_directory, write_atomically
 
 LATEST = "latest"
 _INFO, _TENSORS = "checkpoint.json", "training.pt"
+_NAME = re.compile(r"step-([0-9]+)")
 
 
 class CheckpointInfo(BaseModel, frozen=True, extra="forbid"):
@@ -46,7 +49,8 @@ def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]
     torch.save(training, buffer)
     write_atomically(building / _TENSORS, buffer.getvalue())
     write_atomically(building / _INFO, info.model_dump_json(indent=1).encode())
-    shutil.rmtree(final, ignore_errors=True)  # left by a run that was killed before `latest` named it
+    if final.exists():  # left by a run that was killed before `latest` named it
+        _discard(final)
     os.rename(building, final)
     sync_directory(folder)
     write_atomically(folder / LATEST, f"{final.name}\n".encode())
@@ -59,13 +63,41 @@ def latest_checkpoint(folder: Path) -> Path | None:
         name = (folder / LATEST).read_text("utf-8").strip()
     except FileNotFoundError:
         # A kill before the first checkpoint was named, or a copy that missed the file: every step-N is whole.
-        whole = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-        return max(whole, key=lambda path: int(path.name.removeprefix("step-")), default=None)
-    if not (name.startswith("step-") and name.removeprefix("step-").isdecimal()):
+        whole = _checkpoints(folder)
+        return whole[max(whole)] if whole else None
+    if not _NAME.fullmatch(name):
         raise RunError(
             f"{folder / LATEST} says {name[:40]!r}, not step-N: write the name of a directory beside it there"
         )
     return folder / name
+
+
+def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set[int]:
+    """Of the steps of all snapshots those to keep: the newest `keep_last`, and those that `keep_every` divides."""
+    ascending = sorted(steps)
+    return {*ascending[-keep_last:], *(step for step in ascending if keep_every and step % keep_every == 0)}
+
+
+def remove_checkpoints(folder: Path, *, keep: Container[int]) -> None:
+    """Remove the checkpoints of steps not in `keep`, and what interrupted savings and removals left behind."""
+    for step, path in _checkpoints(folder).items():
+        if step not in keep:
+            _discard(path)
+    for leftover in folder.glob(".step-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _checkpoints(folder: Path) -> dict[int, Path]:
+    return {int(name[1]): path for path in folder.glob("step-*") if (name := _NAME.fullmatch(path.name))}
+
+
+def _discard(path: Path) -> None:
+    """Remove a checkpoint, out of sight first: at no moment does half of one look whole."""
+    hidden = path.with_name(f".{path.name}.discarded")
+    shutil.rmtree(hidden, ignore_errors=True)
+    os.rename(path, hidden)
+    sync_directory(path.parent)
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def load_checkpoint(path: Path, device: torch.device) -> tuple[CheckpointInfo, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -98,12 +100,41 @@ class OptimizerConfig(_Section):
 
 
 class CheckpointConfig(_Section):
-    """When a run is saved; the last step always is."""
+    """When a run is saved, the last step always being, and which checkpoints are kept, each with its state snapshot."""
 
     every_steps: NonNegativeInt = 0
     """0: not by steps."""
     every_minutes: NonNegativeFloat = 15.0
     """0: not by the clock."""
+    keep_last: PositiveInt = 2
+    """So many of the newest are kept."""
+    keep_every: NonNegativeInt = 0
+    """Those of a step that this number divides are kept as well; 0: none."""
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
+_UNITS = ["", "k", "m", "g", "t"]
+
+
+def _to_bytes(size: object) -> object:
+    """Bytes of a size such as 512MB or 2GiB; None of `none`."""
+    if not isinstance(size, str):
+        return size  # a number, which pydantic checks
+    if size == "none":
+        return None
+    if not (parts := _SIZE.fullmatch(size)):
+        raise ValueError("is no size; write bytes, or a size such as 512MB or 2GiB, or none")
+    number, unit, binary = parts.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _UNITS.index(unit.lower()))
+
+
+class StateConfig(_Section):
+    """The samples' state while a run trains. Changes no result, but what 0 stands for in `window_blocks`."""
+
+    memory_budget: Annotated[PositiveInt | None, BeforeValidator(_to_bytes)] = None
+    """RAM for the rows of a process: bytes, or a size such as 512MB or 2GiB; none, the default, holds them all."""
+    prefetch_steps: PositiveInt = 2
+    """Steps ahead of which their rows are gathered."""
 
 
 class TrainConfig(_Section):
@@ -116,6 +147,10 @@ class TrainConfig(_Section):
     """Global: over all ranks."""
     canonical_shards: NonNegativeInt = 0
     """Ranges that the ids are cut into for the order; 0 chooses 8, or fewer for small batches."""
+    blocks_per_shard: NonNegativeInt = 0
+    """Blocks of such a range, each one chunk of the state; 0 chooses what suits the window."""
+    window_blocks: NonNegativeInt = 0
+    """Blocks of a range that are shuffled together; 0 is all, or the most that suit `state.memory_budget`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     log_every: PositiveInt = 10
     """Steps between two looks at the device; metrics.jsonl has a line for every step all the same."""
@@ -124,10 +159,11 @@ class TrainConfig(_Section):
     objective: ObjectiveConfig = ObjectiveConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    state: StateConfig = StateConfig()
 
 
-FREE_TO_CHANGE = frozenset({"data.path", "data.workers", "data.ahead", "log_every"})
-"""Settings (and all of `checkpoint`) that change no result, so that a resumed run may have others."""
+FREE_TO_CHANGE = ("data.path", "data.workers", "data.ahead", "log_every", "checkpoint.", "state.")
+"""Settings, and beginnings of settings, that change no result, so that a resumed run may have others."""
 
 
 def load_config(tree: Mapping[str, Any]) -> TrainConfig:
@@ -195,7 +231,7 @@ def differences(run: TrainConfig, asked: TrainConfig) -> list[str]:
     return [
         f"{key}: the run has {have.get(key, 'no such setting')!r}, asked for {want.get(key, 'no such setting')!r}"
         for key in sorted(have.keys() | want.keys())
-        if have.get(key) != want.get(key) and key not in FREE_TO_CHANGE and not key.startswith("checkpoint.")
+        if have.get(key) != want.get(key) and not key.startswith(FREE_TO_CHANGE)
     ]
 
 
@@ -216,6 +252,6 @@ def _toml_value(text: str) -> Any:
 def _explain(error: dict[str, Any]) -> str:
     key = ".".join(map(str, error["loc"]))
     if error["type"] != "extra_forbidden":
-        return f"{key} = {error['input']!r}: {error['msg']}"
+        return f"{key} = {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"
     near = get_close_matches(key, _flat(to_tree(TrainConfig())), n=1, cutoff=0.5)
     return f"there is no setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")

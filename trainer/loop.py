@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,17 @@ from ..pipeline.augment import RECIPES
 from ..pipeline.batch import Batch
 from ..pipeline.dataset import Dataset
 from ..pipeline.ffcv_loader import FFCVLoader
-from ..pipeline.order import ORDER_VERSION, Order
-from ..state_store import StateStore, StoreNotFoundError
-from .checkpoint import CheckpointInfo, latest_checkpoint, load_checkpoint, save_checkpoint
+from ..pipeline.order import ORDER_VERSION, Order, Window
+from ..state_store import SnapshotError, StateStore, StateStoreError, StoreNotFoundError, list_snapshots
+from ..state_store.schema import Schema
+from .checkpoint import (
+    CheckpointInfo,
+    latest_checkpoint,
+    load_checkpoint,
+    remove_checkpoints,
+    retained_steps,
+    save_checkpoint,
+)
 from .config import DataConfig, TrainConfig, to_toml
 from .encoders import Encoders, with_names
 from .errors import ConfigError, RunError
@@ -28,6 +37,11 @@ from .optim import create_optimizer, learning_rate, set_learning_rate
 from .run_directory import RunDirectory
 
 LOADERS = {"ffcv": FFCVLoader}
+
+RETRY_SECONDS = 60.0
+"""Time from a checkpoint that could not be written to the next attempt."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,10 +75,10 @@ class Trainer:
         self.config, self.run_directory, self.dataset = config, run, dataset
         self.device = _device(config.device)
         self.mode = config.objective.mode
-        self.order = _order(config, dataset)
         tokenizer = dataset.index.tokenizer
         self.encoders = Encoders.create(config.model, self.mode, config.data.image_size, tokenizer).to(self.device)
         self.objective = _objective(config).to(self.device)
+        self.order = _order(config, dataset, self.objective)
         self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective)
         self.loader = _open_loader(config.data, dataset, self.order, self.mode)
         self.total_steps = config.epochs * self.order.steps_per_epoch
@@ -72,6 +86,7 @@ class Trainer:
         self._resources = ExitStack()
         self._resources.enter_context(self.loader)
         self._saved_at = time.monotonic()
+        self._retry_at: float | None = None  # set where the last checkpoint could not be written
         self._data_wait = self._store_wait = 0.0
 
     @classmethod
@@ -100,32 +115,39 @@ class Trainer:
                 raise RunError(f"{checkpoint} was made with sample order {info.order_version}, but this thermopile has "
                                f"order {ORDER_VERSION}; resume it with the version that started it")  # fmt: skip
             self.store = self._resources.enter_context(
-                StateStore.open(self.run_directory.state, at=info.snapshot, **self._store_identity())
+                StateStore.open(self.run_directory.state, at=info.snapshot, **self._store_settings())
             )
             self._restore(info, training)
+        self.store.expect(windows_from(self.steps_done, self.order, self.config.epochs))
+        self._prefetched = self.steps_done + 1  # steps before this one need no prefetch any more
         self.log = self._resources.enter_context(
             MetricsLog(self.run_directory.metrics_file, keep_steps=self.steps_done)
         )
 
-    def _store_identity(self) -> dict[str, Any]:
+    def _store_settings(self) -> dict[str, Any]:
         return {
             "samples": self.dataset.n,
             "fields": self.objective.fields,
             "dataset_fingerprint": self.dataset.index.fingerprint,
             "device": self.device,
+            "memory_budget": self.config.state.memory_budget,
         }
 
     def _new_store(self) -> StateStore:
         """A store of samples never seen, or what a run killed before its first checkpoint left, taken back to that."""
         try:
-            return StateStore.open(self.run_directory.state, at="step-0", **self._store_identity())
+            return StateStore.open(self.run_directory.state, at="step-0", **self._store_settings())
         except StoreNotFoundError:
             return StateStore.create(
-                self.run_directory.state, block_rows=self.order.block_rows, **self._store_identity()
+                self.run_directory.state, block_rows=self.order.block_rows, **self._store_settings()
             )
 
     def run(self, on_report: Callable[[StepReport], None] = lambda report: None) -> None:
-        """Train to the last step. Raises TrainingError where the loss is not finite."""
+        """Train to the last step.
+
+        A checkpoint that cannot be written, as on a full disk, is warned of and tried again; only the last one must
+        succeed. Raises TrainingError where the loss is not finite, and SnapshotError or OSError at the end.
+        """
         reported_at = time.monotonic()
         while self.steps_done < self.total_steps:
             epoch, first_step = divmod(self.steps_done, self.order.steps_per_epoch)
@@ -139,14 +161,14 @@ class Trainer:
                     on_report(self._report(self.log.flush(), now - reported_at))
                     reported_at = now
                 if checkpoint_is_due:
-                    self.save()
+                    self._save_now_or_later()
 
     def step(self, batch: Batch) -> None:
         """One step: state in, loss, state out, gradients, weights. Nothing here reads a value back from the device."""
         sample_ids, progress = batch.sample_ids, Progress(self.steps_done, self.order.steps_per_epoch)
         began = time.monotonic()
         state = self.store.take(sample_ids)
-        self.store.prefetch(self._ids_of_step(self.steps_done + 1))
+        self._prefetch()
         self._store_wait += time.monotonic() - began
 
         first, second = self.encoders(batch.to(self.device))
@@ -171,7 +193,10 @@ class Trainer:
         self._data_wait = self._store_wait = 0.0
 
     def save(self) -> Path:
-        """Checkpoint at this step boundary: the state's snapshot first, then the model part that names it."""
+        """Checkpoint at this step boundary: the state's snapshot first, then the model part that names it.
+
+        Raises SnapshotError or OSError where either cannot be written; the last checkpoint then stands.
+        """
         self.log.flush()
         self.log.sync()
         config_hash = hashlib.sha256(to_toml(self.config).encode()).hexdigest()
@@ -184,8 +209,33 @@ class Trainer:
             dataset_fingerprint=self.dataset.index.fingerprint,
         )
         path = save_checkpoint(self.run_directory.checkpoints, info, self._training_state())
-        self._saved_at = time.monotonic()
+        self._saved_at, self._retry_at = time.monotonic(), None
+        self._remove_old_checkpoints()
         return path
+
+    def _save_now_or_later(self) -> None:
+        try:
+            self.save()
+        except (SnapshotError, OSError) as error:
+            if self.steps_done == self.total_steps:
+                raise
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            _log.warning(
+                "the checkpoint of step %d was not written: %s. The last one stands, training goes on, and the next "
+                "attempt comes in %.0f seconds: make room until then",
+                self.steps_done, error, RETRY_SECONDS,
+            )  # fmt: skip
+
+    def _remove_old_checkpoints(self) -> None:
+        """Remove checkpoints, then the snapshots that they name; never the one that `latest` names, just written."""
+        keep = self.config.checkpoint
+        try:
+            snapshots = (snapshot.step for snapshot in list_snapshots(self.run_directory.state))
+            kept = retained_steps(snapshots, keep.keep_last, keep.keep_every)
+            remove_checkpoints(self.run_directory.checkpoints, keep=kept)
+            self.store.retain(keep.keep_last, keep.keep_every).result()
+        except (StateStoreError, OSError) as error:
+            _log.warning("old checkpoints could not be removed: %s. The next checkpoint tries again", error)
 
     def close(self) -> None:
         """End the threads and release the run; what came after the last checkpoint is lost."""
@@ -203,14 +253,19 @@ class Trainer:
         self._data_wait += time.monotonic() - began
         return batch
 
-    def _ids_of_step(self, step: int) -> Any:
-        epoch, step_of_epoch = divmod(min(step, self.total_steps - 1), self.order.steps_per_epoch)
-        return self.order.batch_ids(epoch, step_of_epoch)
+    def _prefetch(self) -> None:
+        """Let the store gather the rows of the coming steps, those of each step once."""
+        end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
+        for step in range(self._prefetched, end):
+            self.store.prefetch(self.order.batch_ids(*divmod(step, self.order.steps_per_epoch)))
+        self._prefetched = end
 
     def _checkpoint_is_due(self) -> bool:
         every = self.config.checkpoint
         if self.steps_done == self.total_steps:
             return True
+        if self._retry_at is not None:
+            return time.monotonic() >= self._retry_at
         if every.every_steps and self.steps_done % every.every_steps == 0:
             return True
         return bool(every.every_minutes) and time.monotonic() - self._saved_at >= 60 * every.every_minutes
@@ -269,19 +324,54 @@ def resolve(config: TrainConfig, dataset: Dataset) -> TrainConfig:
             "data": config.data.model_copy(update={"recipe": recipe, "path": str(dataset.path.resolve())}),
             "objective": config.objective.model_copy(update={"mode": mode}),
             "model": with_names(config.model),
-            "canonical_shards": _order(config, dataset).canonical_shards,
         }
     )
-    settings = _objective(resolved).settings.model_dump(exclude_none=True)
-    full = type(config.objective)(name=resolved.objective.name, mode=mode, **settings)
-    return resolved.model_copy(update={"objective": full})
+    objective = _objective(resolved)
+    order = _order(resolved, dataset, objective)
+    settings = objective.settings.model_dump(exclude_none=True)
+    return resolved.model_copy(
+        update={
+            "objective": type(config.objective)(name=resolved.objective.name, mode=mode, **settings),
+            "canonical_shards": order.canonical_shards,
+            "blocks_per_shard": order.blocks_per_shard,
+            "window_blocks": order.window_blocks,
+        }
+    )
 
 
-def _order(config: TrainConfig, dataset: Dataset) -> Order:
+def windows_from(steps_done: int, order: Order, epochs: int) -> Iterator[Window]:
+    """The windows that the steps after `steps_done` need, to the end of the run, made one by one.
+
+    Their steps are numbered as in `StateStore.put`: from 1, over all epochs.
+    """
+    for epoch in range(steps_done // order.steps_per_epoch, epochs):
+        first_step = 1 + epoch * order.steps_per_epoch
+        for window in order.windows(epoch):
+            if first_step + window.last_step > steps_done:
+                yield Window(first_step + window.first_step, first_step + window.last_step, window.blocks)
+
+
+def _order(config: TrainConfig, dataset: Dataset, objective: Objective) -> Order:
+    """The order that the settings ask for, windowed where they leave that open and the memory budget wants it."""
+    row_bytes = 4 * Schema(objective.fields).row_words
+    budget = config.state.memory_budget or dataset.n * row_bytes
+    rows, shards = budget // row_bytes, config.canonical_shards or None
+    blocks, window = config.blocks_per_shard or None, config.window_blocks or None
     try:
-        return Order.create(dataset.n, config.batch_size, config.seed, config.canonical_shards or None)
+        if blocks or window:
+            order = Order.create(dataset.n, config.batch_size, config.seed, shards, blocks, window)
+        else:
+            order = Order.for_memory(rows, dataset.n, config.batch_size, config.seed, shards)
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    if order.live_rows > rows:
+        raise ConfigError(
+            f"state.memory_budget = {budget:,} holds {rows:,} rows of {row_bytes} bytes, but the order needs "
+            f"{order.live_rows:,} at once, of {dataset.n:,}: its {order.canonical_shards} shards have windows of "
+            f"{order.window_blocks:,} of {order.blocks_per_shard:,} blocks of {order.block_rows:,} rows. "
+            f"Set state.memory_budget to at least {order.live_rows * row_bytes:,}, or to none"
+        )
+    return order
 
 
 def _objective(config: TrainConfig) -> Objective:

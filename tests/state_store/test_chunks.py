@@ -8,6 +8,7 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from zarr.storage import WrapperStore
 
 from thermopile.state_store import DamagedChunkError
 from thermopile.state_store.chunks import read_rows
@@ -197,3 +198,24 @@ def test_an_array_that_is_not_there_is_damage_too(original):
     description = repository.describe(repository.resolve("latest"))
     with pytest.raises(DamagedChunkError, match="array 'first/tau' is missing"):
         read_rows(zarr.create_group({}), description, "first/tau", 0, 1)
+
+
+def test_a_read_that_fails_but_once_gives_its_rows(original):
+    class FailsOnce(WrapperStore):
+        left = 1
+
+        async def get(self, key, *args, **kwargs):
+            if key == "first/tau/c/1" and self.left:
+                self.left -= 1
+                raise ValueError("too many open files")
+            return await super().get(key, *args, **kwargs)
+
+    repository = Repository.open(original)
+    snapshot = repository.resolve("latest")
+    store = FailsOnce(repository.group(snapshot).store)
+    group = zarr.open_group(store, mode="r")
+    rows = read_rows(group, repository.describe(snapshot), "first/tau", 310, 950)
+    assert store.left == 0
+    np.testing.assert_array_equal(rows[:290], values(310, 600))
+    np.testing.assert_array_equal(rows[-50:], values(900, 950))
+    assert len(rows) == 640

@@ -1,11 +1,16 @@
+import errno
+import os
 import re
+import subprocess
 
 import icechunk
 import numpy as np
 import pytest
 import zarr
+from zarr.codecs import Crc32cCodec
 
 from thermopile.state_store import (
+    SnapshotError,
     SnapshotNotFoundError,
     StateReader,
     StoreExistsError,
@@ -13,22 +18,64 @@ from thermopile.state_store import (
     StoreNotFoundError,
     list_snapshots,
 )
-from thermopile.state_store.durable import Repository
+from thermopile.state_store import durable as durable_module
+from thermopile.state_store.durable import ColumnPart, Description, Repository
+from thermopile.state_store.ranks import Alone
+from thermopile.state_store.schema import Schema
 
-IDS = np.array([2, 99, 40])
+SCHEMA = Schema({"first/log_s": -np.inf, "first/tau": 0.05})
+# A chunk of 1 KB: icechunk keeps those of up to 512 B in its manifests.
+SAMPLES, BLOCK_ROWS = 1_000, 256
+CHANGED_BYTES = SAMPLES * 4 * 4
+
+
+def rows(value, start=0, stop=SAMPLES):
+    """Every column of the rows start … stop − 1, all of one value."""
+    return ColumnPart(start, {name: np.full(stop - start, value, SCHEMA.dtype(name)) for name in SCHEMA.columns})
+
+
+def commit(repository, step, parts=None, **changes):
+    """Commit a snapshot on top of the last one; by default all rows are set to the number of the step."""
+    settings = {"base": repository.resolve("latest"), "epoch": 0, "config_hash": "", "dataset_fingerprint": "glyphs-1"}
+    parts = [rows(step)] if parts is None else parts
+    return repository.commit(parts, step=step, ranks=Alone(), **(settings | changes))
+
+
+def columns(repository, at="latest"):
+    group = repository.group(repository.resolve(at))
+    return {name: durable_module.array_of(group, name)[:] for name in SCHEMA.columns}
+
+
+def assert_all_rows(repository, at, value):
+    for name, column in columns(repository, at).items():
+        np.testing.assert_array_equal(column, np.full(SAMPLES, value, column.dtype), err_msg=f"{name} at {at}")
+
+
+def tags(repository):
+    return [snapshot.tag for snapshot in repository.snapshots()]
+
+
+def disk_use(path):
+    return sum(entry.lstat().st_blocks * 512 for entry in path.rglob("*"))
+
+
+def files(path):
+    return {entry.relative_to(path) for entry in path.rglob("*") if entry.is_file()}
 
 
 def icechunk_repository(path):
     return icechunk.Repository.open(icechunk.local_filesystem_storage(str(path)))
 
 
-def step_and_snapshot(store, new_rows, step):
-    store.put(IDS, new_rows(3, float(step)), step=step)
-    return store.snapshot(step, epoch=0).result()
+@pytest.fixture
+def repository(path):
+    return Repository.create(path, Description(SAMPLES, SCHEMA, BLOCK_ROWS, "glyphs-1"))
 
 
-def test_a_column_is_an_uncompressed_zarr_array_in_chunks_of_a_block(create, path):
-    create()
+# What a repository holds
+
+
+def test_a_column_is_an_uncompressed_zarr_array_with_a_checksum_in_chunks_of_a_block(repository, path):
     reader = StateReader.open(path)
     for name, dtype, fill_value in [
         ("first/log_s", "float32", -np.inf),
@@ -37,106 +84,354 @@ def test_a_column_is_an_uncompressed_zarr_array_in_chunks_of_a_block(create, pat
         ("last_step", "uint32", 0),
     ]:
         array = reader.array(name)
-        assert (array.shape, array.chunks, array.dtype) == ((100,), (16,), dtype)
+        assert (array.shape, array.chunks, array.dtype) == ((SAMPLES,), (BLOCK_ROWS,), dtype)
         assert array.fill_value == fill_value
-        assert array.compressors == ()
+        assert array.compressors == (Crc32cCodec(),)
         assert array.filters == ()
 
 
-def test_the_root_group_tells_what_the_store_is_made_for(create, path):
-    create()
-    repository = Repository.open(path)
+def test_a_damaged_chunk_is_an_error_and_never_a_value(repository, path):
+    before = files(path)
+    commit(repository, 1)
+    chunk = next(path / name for name in files(path) - before if name.parts[0] == "chunks")
+    damaged = bytearray(chunk.read_bytes())
+    damaged[100] ^= 1
+    chunk.write_bytes(damaged)
+    with pytest.raises(ValueError, match="checksum"):
+        columns(Repository.open(path))
+    np.testing.assert_array_equal(columns(Repository.open(path), "step-0")["visits"], np.zeros(SAMPLES))
+
+
+def test_the_root_group_tells_what_the_store_is_made_for(repository):
+    commit(repository, 3)
     assert repository.group(repository.resolve("latest")).attrs.asdict() == {
         "format_version": 1,
-        "samples": 100,
+        "samples": SAMPLES,
         "fields": {"first/log_s": "-inf", "first/tau": 0.05},
-        "block_rows": 16,
+        "block_rows": BLOCK_ROWS,
         "dataset_fingerprint": "glyphs-1",
-        "step": 0,
+        "step": 3,
     }
 
 
-def test_a_commit_carries_step_epoch_config_and_dataset(create, path):
-    snapshot = create().snapshot(7, epoch=3, config_hash="c0ffee").result()
-    assert icechunk_repository(path).lookup_snapshot(snapshot.id).metadata == {
+def test_a_snapshot_says_what_it_is_of_and_how_much_was_written_for_it(repository, path):
+    made = commit(repository, 7, epoch=3, config_hash="c0ffee")
+    assert (made.tag, made.step, made.epoch, made.config_hash) == ("step-7", 7, 3, "c0ffee")
+    assert (made.dataset_fingerprint, made.bytes_written) == ("glyphs-1", CHANGED_BYTES)
+    assert made.written_at.utcoffset().total_seconds() == 0
+    assert list_snapshots(path) == [repository.resolve("step-0"), made]
+    assert icechunk_repository(path).lookup_snapshot(made.id).metadata == {
         "step": 7,
         "epoch": 3,
         "config_hash": "c0ffee",
         "dataset_fingerprint": "glyphs-1",
+        "bytes_written": CHANGED_BYTES,
     }
 
 
-def test_a_snapshot_says_when_and_at_which_step_it_was_made(create, path):
-    store = create()
-    snapshot = store.snapshot(7, epoch=3, config_hash="c0ffee").result()
-    assert (snapshot.tag, snapshot.step, snapshot.epoch, snapshot.config_hash) == ("step-7", 7, 3, "c0ffee")
-    assert snapshot.written_at.utcoffset().total_seconds() == 0
-    assert store.last_snapshot == snapshot
-    assert [s.tag for s in list_snapshots(path)] == ["step-0", "step-7"]
-    assert list_snapshots(path)[-1] == snapshot
+# Committing
 
 
-def test_a_snapshot_writes_only_the_blocks_changed_since_the_last_one(create, path, new_rows):
-    store = create()
-    step_and_snapshot(store, new_rows, 1)
-    store.put(np.array([2]), new_rows(1, 2.0), step=2)
-    store.snapshot(2, epoch=0).result()
-    diff = icechunk_repository(path).diff(from_tag="step-1", to_tag="step-2")
-    assert diff.updated_chunks == {f"/{name}": [[0]] for name in ("first/log_s", "first/tau", "visits", "last_step")}
+def test_a_commit_replaces_the_rows_of_its_parts_and_keeps_the_others_of_its_base(repository):
+    commit(repository, 1)
+    commit(repository, 2, [rows(20, 256, 512), rows(21, 768, 1_000)])
+    for column in columns(repository).values():
+        expected = np.repeat([1, 20, 1, 21], [256, 256, 256, 232]).astype(column.dtype)
+        np.testing.assert_array_equal(column, expected)
+    assert_all_rows(repository, "step-1", 1)
 
 
-def test_resuming_at_an_older_snapshot_undoes_the_later_ones(create, resume, path, new_rows):
-    store = create()
+def test_only_the_blocks_of_the_parts_are_written(repository, path):
+    commit(repository, 1)
+    before = files(path)
+    made = commit(repository, 2, [rows(2, 256, 512)])
+    assert made.bytes_written == 4 * 1_024
+    assert sum(name.parts[0] == "chunks" for name in files(path) - before) == 4, "one chunk a column"
+
+
+def test_parts_are_written_as_they_are_made_so_that_they_may_share_one_buffer(repository):
+    def parts():
+        buffer = rows(0, 0, 256)
+        for start in range(0, SAMPLES, BLOCK_ROWS):
+            for column in buffer.columns.values():
+                column[:] = start
+            yield ColumnPart(start, {name: column[: SAMPLES - start] for name, column in buffer.columns.items()})
+
+    commit(repository, 1, parts())
+    expected = np.arange(SAMPLES) // BLOCK_ROWS * BLOCK_ROWS
+    for name, column in columns(repository).items():
+        np.testing.assert_array_equal(column, expected, err_msg=name)
+
+
+def test_a_snapshot_of_no_change_is_a_snapshot(repository):
+    commit(repository, 1)
+    assert commit(repository, 2, []).bytes_written == 0
+    assert_all_rows(repository, "step-2", 1)
+
+
+def test_a_commit_builds_on_the_snapshot_it_is_told_to(repository):
+    commit(repository, 1)
+    commit(repository, 2, [rows(2, 0, 256)], base=repository.resolve("step-0"))
+    assert columns(repository)["visits"].tolist() == [2] * 256 + [0] * 744
+
+
+def test_a_commit_says_so_when_it_is_not_told_what_to_build_on(repository):
+    with pytest.raises(SnapshotError, match="rank 0 must say which snapshot"):
+        commit(repository, 1, base=None)
+
+
+# The history
+
+
+def test_the_tags_in_the_order_of_their_steps_are_the_history(repository, path):
+    for step in (9, 10, 100):
+        commit(repository, step)
+    icechunk_repository(path).create_tag("favourite", repository.resolve("step-9").id)
+    assert tags(repository) == tags(Repository.open(path)) == ["step-0", "step-9", "step-10", "step-100"]
+
+
+def test_no_branch_ever_moves(repository, path):
+    def branches():
+        refs = path / "refs"
+        return {entry: entry.read_bytes() for entry in refs.glob("branch.*/*")}
+
+    before = branches()
+    commit(repository, 1)
+    repository.undo_after(repository.resolve("step-0"))
+    commit(repository, 1)
+    repository.retain(1)
+    assert branches() == before
+    assert len(before) == 1
+
+
+def test_undoing_makes_a_snapshot_the_last_one(repository, path):
     for step in (1, 2, 3):
-        step_and_snapshot(store, new_rows, step)
-    store.close()
-    resumed = resume(at="step-1")
-    assert resumed.take(IDS)["first/tau"].tolist() == [1.0, 1.0, 1.0]
-    assert [s.tag for s in list_snapshots(path)] == ["step-0", "step-1"]
+        commit(repository, step)
+    repository.undo_after(repository.resolve("step-1"))
+    assert tags(repository) == tags(Repository.open(path)) == ["step-0", "step-1"]
+    assert_all_rows(repository, "latest", 1)
 
 
-def test_a_step_made_again_gets_a_new_tag_and_answers_to_the_old_name(create, resume, path, new_rows):
-    store = create()
+def test_undoing_that_is_interrupted_leaves_a_history_that_was(repository, path, monkeypatch):
+    for step in (1, 2, 3):
+        commit(repository, step)
+    delete_tag = icechunk.Repository.delete_tag
+    for left in (["step-0", "step-1", "step-2"], ["step-0", "step-1"], ["step-0"]):
+
+        def delete_one(self, tag):
+            delete_tag(self, tag)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(icechunk.Repository, "delete_tag", delete_one)
+        with pytest.raises(KeyboardInterrupt):
+            repository.undo_after(repository.resolve("step-0"))
+        assert tags(Repository.open(path)) == left
+
+
+def test_a_step_made_again_gets_a_new_tag_and_answers_to_the_old_name(repository, path):
     for attempt in (1, 2, 3):
-        store.put(IDS, new_rows(3, float(attempt)), step=5)
-        snapshot = store.snapshot(5, epoch=0).result()
-        assert snapshot.tag == ("step-5" if attempt == 1 else f"step-5.{attempt}")
-        reader = StateReader.open(path, "step-5")
-        assert reader.snapshot == snapshot == StateReader.open(path, snapshot.tag).snapshot
-        assert reader.column("first/tau")[2] == attempt
-        store.close()
-        store = resume(at="step-0")
+        made = commit(repository, 5, [rows(attempt)])
+        assert made.tag == ("step-5" if attempt == 1 else f"step-5.{attempt}")
+        assert tags(repository) == ["step-0", made.tag]
+        assert repository.resolve("step-5") == repository.resolve(made.tag) == made
+        assert_all_rows(Repository.open(path), "step-5", attempt)
+        repository.undo_after(repository.resolve("step-0"))
 
 
-def test_an_untagged_commit_and_a_tag_off_the_branch_do_not_count(create, resume, path, new_rows):
-    store = create()
-    one = step_and_snapshot(store, new_rows, 1)
-    step_and_snapshot(store, new_rows, 2)
-    store.close()
-    # As a crash leaves it: between a commit and its tag, and between the branch's reset and the tags' deletion.
-    icechunk_repository(path).delete_tag("step-2")
-    assert list_snapshots(path)[-1] == one
-    assert StateReader.open(path).column("first/tau")[2] == 1.0
-    icechunk_repository(path).reset_branch("main", list_snapshots(path)[0].id)
-    assert [s.tag for s in list_snapshots(path)] == ["step-0"]
-    resumed = resume()
-    assert resumed.take(IDS)["visits"].tolist() == [0, 0, 0]
-    assert icechunk_repository(path).list_tags() == {"step-0"}
+def test_a_snapshot_answers_to_its_id(repository):
+    made = commit(repository, 1)
+    commit(repository, 2)
+    assert repository.resolve(made.id) == made
 
 
-def test_an_unknown_snapshot_is_refused_with_the_tags_there_are(create, path, new_rows):
-    store = create()
-    step_and_snapshot(store, new_rows, 1)
+def test_an_unknown_snapshot_is_refused_with_the_tags_there_are(repository, path):
+    commit(repository, 1)
     for at in ("step-2", "1", "", "ZZZZ", "step-01"):
         with pytest.raises(SnapshotNotFoundError, match=re.escape(f"{at!r}; there are: step-0, step-1, latest")):
             StateReader.open(path, at)
 
 
-def test_a_snapshot_answers_to_its_id(create, path, new_rows):
-    store = create()
-    one = step_and_snapshot(store, new_rows, 1)
-    step_and_snapshot(store, new_rows, 2)
-    assert StateReader.open(path, one.id).snapshot == one
+# Keeping some, and freeing the rest
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "kept"),
+    [
+        (1, 0, [0, 50]),
+        (3, 0, [0, 30, 40, 50]),
+        (6, 0, [0, 10, 20, 30, 40, 50]),
+        (99, 0, [0, 10, 20, 30, 40, 50]),
+        (1, 20, [0, 20, 40, 50]),
+        (2, 7, [0, 40, 50]),
+    ],
+)
+def test_retaining_keeps_the_last_ones_those_of_round_steps_and_the_first(repository, keep_last, keep_every, kept):
+    for step in (10, 20, 30, 40, 50):
+        commit(repository, step)
+    repository.retain(keep_last, keep_every)
+    assert tags(repository) == [f"step-{step}" for step in kept]
+    for step in kept[1:]:
+        assert_all_rows(repository, f"step-{step}", step)
+
+
+def test_a_nonsense_retention_is_refused(repository):
+    for keep_last, keep_every in [(0, 0), (-1, 5), (1, -1)]:
+        with pytest.raises(ValueError, match=f"keep_last {keep_last} must be at least 1, and keep_every {keep_every}"):
+            repository.retain(keep_last, keep_every)
+    assert tags(repository) == ["step-0"]
+
+
+@pytest.mark.parametrize("snapshots", [10, pytest.param(50, marks=pytest.mark.soak)])
+def test_the_disk_holds_what_is_kept_and_little_more(path, snapshots):
+    samples, block = 500_000, 65_536
+    repository = Repository.create(path, Description(samples, SCHEMA, block, "glyphs-1"))
+    empty, most = disk_use(path), 0
+    for step in range(1, snapshots + 1):
+        commit(repository, step, [rows(step, 0, samples)])
+        most = max(most, disk_use(path))
+        repository.retain(3)
+        if step == 1:
+            of_one = most - empty
+    assert most < 5 * of_one
+    assert len(tags(repository)) == 4
+    assert disk_use(path) < 4 * of_one
+
+
+def test_a_reader_of_a_kept_snapshot_goes_on_while_others_are_collected(repository, path):
+    commit(repository, 1)
+    commit(repository, 2)
+    array = StateReader.open(path, "step-2").array("visits")
+    assert (array[:500] == 2).all()
+    for step in (3, 4, 5):
+        commit(repository, step)
+        repository.retain(1, keep_every=2)
+    assert tags(repository) == ["step-0", "step-2", "step-4", "step-5"]
+    assert (array[:] == 2).all()
+
+
+def test_retaining_frees_what_undoing_crashes_and_kills_have_left(repository, path):
+    commit(repository, 1)
+    repository.retain(1)
+    alone = files(path)
+    commit(repository, 2)
+    repository.undo_after(repository.resolve("step-1"))
+    other = icechunk_repository(path)
+    other.create_branch("writing", repository.resolve("step-1").id)
+    session = other.writable_session("writing")
+    zarr.open_group(session.store, mode="r+")["visits"][:] = 9
+    session.commit("killed before its tag")
+    for place in ("chunks/KILLED#1", "snapshots/KILLED#12", "refs/tag.step-1/ref.json#1"):
+        (path / place).write_bytes(b"half")
+    repository.retain(1)
+    left_over = {str(name) for name in files(path) - alone}
+    assert left_over == {"refs/tag.step-2/ref.json", "refs/tag.step-2/ref.json.deleted"}
+    assert files(path) >= alone
+    assert_all_rows(repository, "latest", 1)
+
+
+# Failures
+
+
+def test_a_commit_that_fails_leaves_the_last_snapshot_and_no_file(repository, path):
+    def parts():
+        yield rows(2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    commit(repository, 1)
+    before = files(path)
+    with pytest.raises(SnapshotError, match=r"step 2 was not written. rank 0: .*No space left on device") as caught:
+        commit(repository, 2, parts())
+    assert isinstance(caught.value.__cause__, OSError)
+    assert files(path) == before
+    assert tags(repository) == ["step-0", "step-1"]
+    assert_all_rows(repository, "latest", 1)
+    assert commit(repository, 2).tag == "step-2"
+    assert_all_rows(repository, "latest", 2)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2 MB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip("only root can mount a small file system to fill")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_is_said_and_the_next_snapshot_goes_on_when_there_is_room(small_disk):
+    samples = 100_000
+    repository = Repository.create(small_disk / "state", Description(samples, SCHEMA, 4_096, "glyphs-1"))
+    commit(repository, 1, [rows(1, 0, 40_000)])
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(500_000))
+    before = disk_use(small_disk)
+    for _ in range(2):
+        with pytest.raises(SnapshotError, match=r"step 2 was not written.*No space left on device"):
+            commit(repository, 2, [rows(2, 0, samples)])
+        # zarr lets up to ten chunks that it has begun come to their end.
+        assert disk_use(small_disk) <= before + 10 * 5 * 4_096
+        while disk_use(small_disk) > before:
+            repository.retain(1)
+        assert (columns(repository)["visits"] == [1] * 40_000 + [0] * 60_000).all()
+    ballast.unlink()
+    commit(repository, 2, [rows(2, 0, 40_000)])
+    assert tags(repository) == ["step-0", "step-1", "step-2"]
+    assert (columns(repository)["visits"] == [2] * 40_000 + [0] * 60_000).all()
+
+
+def test_a_store_that_the_disk_does_not_take_is_not_made(small_disk):
+    with (small_disk / "ballast").open("wb", buffering=0) as ballast:
+        ballast.write(bytes(3_000_000))  # writes what there is room for
+    with pytest.raises(SnapshotError, match="could not be made: No space left on device"):
+        Repository.create(small_disk / "state", Description(SAMPLES, SCHEMA, BLOCK_ROWS, "glyphs-1"))
+    assert not (small_disk / "state").exists()
+
+
+def test_a_snapshot_whose_tag_does_not_reach_the_disk_is_none(repository, path, monkeypatch):
+    def fail(_path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable_module.disk, "sync", fail)
+        with pytest.raises(SnapshotError, match="Input/output error"):
+            commit(repository, 1)
+    assert tags(Repository.open(path))[:1] == ["step-0"]
+    commit(repository, 1, [rows(10)])
+    assert_all_rows(Repository.open(path), "step-1", 10)
+
+
+def test_what_a_power_failure_cut_short_is_passed_over(repository, path):
+    commit(repository, 1)
+    for name in ("branch.writing", "tag.step-2"):
+        (path / "refs" / name).mkdir()
+        (path / "refs" / name / "ref.json").touch()
+    assert tags(Repository.open(path)) == ["step-0", "step-1"]
+    repository = Repository.open(path)
+    repository.retain(1)
+    assert commit(repository, 2).tag == "step-2.2"
+    assert tags(repository) == ["step-0", "step-1", "step-2.2"]
+    assert_all_rows(repository, "step-2", 2)
+
+
+def test_a_snapshot_whose_description_is_damaged_is_left_out_and_harms_no_other(repository, path, caplog):
+    damaged = commit(repository, 1)
+    commit(repository, 2)
+    file = path / "snapshots" / damaged.id
+    file.write_bytes(file.read_bytes()[:20])
+    reopened = Repository.open(path)
+    commit(reopened, 3)
+    assert tags(reopened) == ["step-0", "step-2", "step-3"]
+    assert_all_rows(reopened, "step-2", 2)
+    assert_all_rows(reopened, "step-3", 3)
+    assert "the snapshot step-1 cannot be read and is left out: incomplete frame" in caplog.text
+
+
+# Making, opening, matching
 
 
 def test_a_store_is_not_created_over_anything(create, path):
@@ -167,12 +462,14 @@ def test_an_interrupted_creation_is_told_from_a_store(path):
         StateReader.open(path)
 
 
-def test_a_store_of_a_later_format_is_refused(create, path):
-    create().close()
-    repository = icechunk_repository(path)
-    session = repository.writable_session("main")
+def test_a_store_of_a_later_format_is_refused(repository, path):
+    other = icechunk_repository(path)
+    first = repository.resolve("step-0")
+    other.create_branch("later", first.id)
+    session = other.writable_session("later")
     zarr.open_group(session.store).update_attributes({"format_version": 2})
-    repository.create_tag("step-9", session.commit("later", {"step": 9, "epoch": 0, "config_hash": ""}))
+    metadata = other.lookup_snapshot(first.id).metadata | {"step": 9}
+    other.create_tag("step-9", session.commit("later", metadata))
     with pytest.raises(StoreNotFoundError, match="format version 2, this thermopile reads 1"):
         StateReader.open(path)
 
@@ -190,15 +487,15 @@ def test_a_store_of_a_later_format_is_refused(create, path):
     ],
 )
 def test_a_store_made_for_another_run_is_refused_naming_both_sides(create, resume, path, new_rows, changes, difference):
-    step_and_snapshot(store := create(), new_rows, 1)
-    store.close()
+    with create() as store:
+        store.put(np.array([2, 99, 40]), new_rows(3), step=1)
+        store.snapshot(1, epoch=0).result()
     with pytest.raises(StoreMismatchError, match=re.escape(difference)):
         resume(at="step-0", **changes)
     assert [s.tag for s in list_snapshots(path)] == ["step-0", "step-1"], "a refused resume has undone a snapshot"
     resume().close()
 
 
-def test_opening_prints_no_warning_of_the_storage(create, resume, capfd):
-    create().close()
-    resume().close()
+def test_opening_prints_no_warning_of_the_storage(repository, path, capfd):
+    commit(Repository.open(path), 1)
     assert capfd.readouterr() == ("", "")

@@ -453,10 +453,42 @@ def test_a_store_left_open_does_not_keep_the_process_alive(path):
     assert StateReader.open(path).column("visits").sum() == 3
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_state_travels_to_and_from_the_gpu_unchanged(create, new_rows):
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def steps_on(device, store, steps=20, b=32):
+    """Take, change and put rows on `device`, prefetching two steps ahead; return what the last take gave."""
+    batches = [np.random.default_rng(step).choice(100, b, replace=False) for step in range(steps)]
+    store.prefetch(batches[0])
+    store.prefetch(batches[1])
+    for step, ids in enumerate(batches):
+        if step + 2 < steps:
+            store.prefetch(batches[step + 2])
+        state = store.take(ids)
+        busy = torch.ones(500, 500, device=device) @ torch.ones(500, 500, device=device)
+        new = dict.fromkeys(("first/log_s", "first/tau"), state["visits"] + step + 0 * busy[0, 0])
+        store.put(ids, {name: row.float() for name, row in new.items()}, step=step + 1)
+    return {name: row.cpu() for name, row in store.take(np.arange(100)).items()}
+
+
+@needs_gpu
+def test_steps_on_the_gpu_leave_the_same_rows_as_on_the_cpu(create, tmp_path):
+    on_gpu = steps_on("cuda", create(device="cuda"))
+    on_cpu = steps_on("cpu", create(path=tmp_path / "other"))
+    for name, row in on_cpu.items():
+        assert torch.equal(on_gpu[name], row), name
+
+
+@needs_gpu
+def test_take_and_put_never_make_the_host_wait_for_the_gpu(create, new_rows):
     store = create(device="cuda")
-    store.put(IDS, {name: row.cuda() for name, row in new_rows(3, 1.0, spread=True).items()}, step=1)
-    state = store.take(IDS)
-    assert all(tensor.is_cuda for tensor in state.values())
-    assert state["first/tau"].tolist() == [1.0, 2.0, 3.0]
+    steps_on("cuda", store)  # the first steps allocate
+    new = {name: row.cuda() for name, row in new_rows(3).items()}
+    store.prefetch(IDS)
+    store.flush()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        store.take(IDS)
+        store.put(IDS, new, step=100)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

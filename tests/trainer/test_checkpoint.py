@@ -2,11 +2,19 @@
 
 import os
 import pickle
+import shutil
 
 import pytest
 import torch
 
-from thermopile.trainer.checkpoint import CheckpointInfo, latest_checkpoint, load_checkpoint, save_checkpoint
+from thermopile.trainer.checkpoint import (
+    CheckpointInfo,
+    latest_checkpoint,
+    load_checkpoint,
+    remove_checkpoints,
+    retained_steps,
+    save_checkpoint,
+)
 from thermopile.trainer.errors import RunError
 
 CPU = torch.device("cpu")
@@ -55,6 +63,38 @@ def test_a_save_that_fails_leaves_the_last_checkpoint_and_no_half_of_a_new_one(t
         save(tmp_path, 5)
     assert latest_checkpoint(tmp_path) == tmp_path / "step-3"
     assert not (tmp_path / "step-5").exists()
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "kept"),
+    [(1, 0, {50}), (2, 0, {45, 50}), (1, 20, {0, 20, 40, 50}), (9, 0, {0, 20, 40, 45, 50})],
+)
+def test_the_newest_steps_and_the_multiples_are_retained(keep_last, keep_every, kept):
+    assert retained_steps([50, 0, 20, 45, 40], keep_last, keep_every) == kept
+
+
+def test_checkpoints_of_other_steps_are_removed_with_what_interruptions_left(tmp_path):
+    for step in (3, 5, 40):
+        save(tmp_path, step)
+    (tmp_path / ".step-2.discarded").mkdir()
+    (tmp_path / ".step-7.partial").mkdir()
+    remove_checkpoints(tmp_path, keep={5, 40})
+    assert {path.name for path in tmp_path.iterdir()} == {"step-5", "step-40", "latest"}
+
+
+@pytest.mark.parametrize(
+    "remove", [lambda folder: remove_checkpoints(folder, keep={5}), lambda folder: save(folder, 3)]
+)
+def test_a_checkpoint_is_out_of_sight_before_any_of_its_files_goes(tmp_path, monkeypatch, remove):
+    for step in (3, 5):
+        save(tmp_path, step)
+    (tmp_path / "latest").unlink()
+    monkeypatch.setattr(
+        shutil, "rmtree", lambda path, **_: path.name.startswith(".") or pytest.fail(f"{path} in sight")
+    )
+    remove(tmp_path)
+    assert (tmp_path / ".step-3.discarded" / "training.pt").exists()
+    assert latest_checkpoint(tmp_path) is not None
 
 
 @pytest.mark.parametrize("file", ["training.pt", "checkpoint.json"])

@@ -26,6 +26,9 @@ from thermopile.trainer.errors import ConfigError
         ({"epochs": 0}, "epochs = 0: .*greater than 0"),
         ({"device": "tpu"}, "device = 'tpu'"),
         ({"optimizer": {"lr": "fast"}}, r"optimizer\.lr = 'fast'"),
+        ({"state": {"memory_budget": "2 apples"}}, r"state\.memory_budget = '2 apples': is no size; write bytes"),
+        ({"state": {"memory_budget": 0}}, r"state\.memory_budget = 0: .*greater than 0"),
+        ({"checkpoint": {"keep_last": 0}}, r"checkpoint\.keep_last = 0: .*greater than 0"),
     ],
 )
 def test_a_bad_setting_is_named_with_the_nearest_valid_one(tree, message):
@@ -70,6 +73,22 @@ def test_the_objective_keeps_settings_of_its_own():
     assert load_config({"objective": {"name": "isogclr", "rho": 2.0}}).objective.settings == {"rho": 2.0}
 
 
+@pytest.mark.parametrize(
+    ("size", "budget"),
+    [
+        (1000, 1000),
+        ("1000", 1000),
+        ("512MB", 512_000_000),
+        ("2GiB", 2 * 1024**3),
+        ("1.5 kB", 1500),
+        ("64k", 64_000),
+        ("none", None),
+    ],
+)
+def test_a_memory_budget_is_bytes_or_a_size_with_its_unit(size, budget):
+    assert load_config({"state": {"memory_budget": size}}).state.memory_budget == budget
+
+
 def test_an_unknown_preset_and_a_broken_file_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="no preset 'glyhps'; there are: glyphs"):
         read_preset("glyhps")
@@ -82,10 +101,12 @@ def test_differences_name_what_would_change_results_and_nothing_else():
     run = TrainConfig()
     asked = load_config(
         {"seed": 1, "optimizer": {"lr": 0.5}, "log_every": 3, "data": {"workers": 2}, "checkpoint": {"every_steps": 5}}
+        | {"state": {"memory_budget": 5, "prefetch_steps": 3}, "window_blocks": 2}
     )
     assert differences(run, run) == []
     assert differences(run, asked) == [
         "optimizer.lr: the run has 0.001, asked for 0.5", "seed: the run has 0, asked for 1",
+        "window_blocks: the run has 0, asked for 2",
     ]  # fmt: skip
 
 

@@ -2,21 +2,25 @@
 
 import json
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+from itertools import cycle
 
 import numpy as np
 import pytest
 import torch
 
 from thermopile.pipeline.dataset import Dataset
-from thermopile.state_store import StateReader
-from thermopile.trainer.checkpoint import latest_checkpoint
-from thermopile.trainer.config import load_config, to_toml
+from thermopile.pipeline.order import Order
+from thermopile.state_store import SnapshotError, StateReader, list_snapshots
+from thermopile.trainer import loop
+from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.config import differences, load_config, to_toml
 from thermopile.trainer.errors import ConfigError, TrainingError
-from thermopile.trainer.loop import Trainer, resolve
+from thermopile.trainer.loop import Trainer, resolve, windows_from
 from thermopile.trainer.run_directory import RunDirectory
 
 
@@ -30,6 +34,16 @@ def train(config, path):
     with Trainer.open(config, run) as trainer:
         trainer.run()
     return run
+
+
+def stop_at(step):
+    """A report that ends the run like Ctrl-C."""
+
+    def report(report):
+        if report.step == step:
+            raise KeyboardInterrupt
+
+    return report
 
 
 def lines(run):
@@ -112,7 +126,7 @@ def test_the_recorded_settings_leave_nothing_to_defaults(finished):
     assert recorded.objective.settings["gamma"] == 0.8
     assert (recorded.objective.mode, recorded.data.recipe) == ("bimodal", "clip")
     assert (recorded.model.image.name, recorded.model.text.name) == ("conv", "mean_embedding")
-    assert recorded.canonical_shards == 8
+    assert (recorded.canonical_shards, recorded.blocks_per_shard, recorded.window_blocks) == (8, 1, 1)
     assert "auto" not in to_toml(recorded).replace('device = "auto"', "")
 
 
@@ -126,8 +140,237 @@ def test_reports_count_the_steps_since_the_last_one(pairs_dataset, tmp_path):
     assert all(0 <= report.data_wait + report.store_wait <= 1 for report in reports)
 
 
-def start(dataset, out):
-    settings = ("epochs=6", "batch_size=128", "log_every=1", "data.image_size=32", "checkpoint.every_steps=7")
+# A memory for part of the rows: 2,000 rows of 32 bytes are 64,000.
+
+WINDOWED = {"batch_size": 128, "canonical_shards": 2, "state": {"memory_budget": "40KB"}}
+
+
+def with_budget(config, budget, **more):
+    return config.model_copy(update={"state": config.state.model_copy(update={"memory_budget": budget} | more)})
+
+
+def assert_same_state(one, other):
+    one, other = StateReader.open(one.state), StateReader.open(other.state)
+    for column in (*one.fields, "visits", "last_step"):
+        np.testing.assert_array_equal(one.column(column), other.column(column))
+
+
+@pytest.fixture(scope="module")
+def resident(pairs_dataset, tmp_path_factory):
+    """2 epochs of a windowed order, every row in memory all the time."""
+    config = with_budget(small(pairs_dataset, **WINDOWED), None)
+    return train(config, tmp_path_factory.mktemp("runs") / "resident")
+
+
+def test_a_budget_for_fewer_rows_than_there_are_makes_the_order_windowed(pairs_dataset):
+    config = small(pairs_dataset, **WINDOWED)
+    assert (config.canonical_shards, config.window_blocks) == (2, 4)
+    assert config.blocks_per_shard > 10
+
+
+@pytest.mark.parametrize("budget", ["64KB", "1TB", "none"])
+def test_a_budget_for_all_rows_changes_nothing(pairs_dataset, budget):
+    assert with_budget(small(pairs_dataset, state={"memory_budget": budget}), None) == small(pairs_dataset)
+
+
+def test_a_run_with_few_rows_in_memory_equals_one_with_all_bit_for_bit(resident, pairs_dataset, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    with Trainer.open(small(pairs_dataset, **WINDOWED), run) as trainer:
+        trainer.run()
+        all_blocks = -(-pairs_dataset.n // trainer.order.block_rows)
+        assert all_blocks < trainer.store.blocks_read <= 2 * all_blocks
+    assert losses(run) == losses(resident)
+    assert_same_state(run, resident)
+
+
+def test_a_windowed_run_stopped_within_an_epoch_goes_on_with_another_budget(resident, pairs_dataset, tmp_path):
+    config, run = small(pairs_dataset, **WINDOWED, checkpoint={"every_steps": 4}), RunDirectory(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
+        trainer.run(stop_at(11))
+    other = resolve(with_budget(config, 30_000, prefetch_steps=5), pairs_dataset)
+    assert differences(config, other) == []
+    with Trainer.open(other, run, resume=True) as trainer:
+        assert trainer.steps_done == 8
+        trainer.run()
+    assert losses(run) == losses(resident)
+    assert_same_state(run, resident)
+
+
+@pytest.mark.parametrize("tree", [{}, WINDOWED, {"window_blocks": 3, "blocks_per_shard": 7}, {"blocks_per_shard": 9}])
+def test_a_budget_too_small_for_the_order_is_refused_with_one_that_would_do(pairs_dataset, tree):
+    with pytest.raises(ConfigError, match=r"memory_budget = 300 holds 9 rows of 32 bytes, but") as refusal:
+        small(pairs_dataset, **tree | {"state": {"memory_budget": 300}})
+    enough = int(re.search(r"to at least ([\d,]+)", str(refusal.value))[1].replace(",", ""))
+    small(pairs_dataset, **tree | {"state": {"memory_budget": enough}})
+    with pytest.raises(ConfigError, match="at least"):
+        small(pairs_dataset, **tree | {"state": {"memory_budget": enough - 1}})
+
+
+@pytest.mark.parametrize("steps_done", [0, 1, 20, 29, 30, 31, 59])
+def test_the_store_is_told_the_windows_of_every_step_to_come_in_the_numbers_of_its_puts(steps_done):
+    order = Order.create(2_000, 64, canonical_shards=2, blocks_per_shard=20, window_blocks=4)
+    assert order.steps_per_epoch == 31
+    told = list(windows_from(steps_done, order, 2))
+    assert [window.first_step for window in told] == sorted(window.first_step for window in told)
+    for put in range(steps_done + 1, 2 * 31 + 1):
+        blocks = np.unique(order.batch_ids(*divmod(put - 1, 31)) // order.block_rows)
+        live = [window.blocks for window in told if window.first_step <= put <= window.last_step]
+        assert np.isin(blocks, np.concatenate(live)).all()
+    assert all(steps_done < window.last_step <= 2 * 31 for window in told)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_rows_of_each_step_are_prefetched_once_so_many_steps_ahead_also_across_epochs(
+    pairs_dataset, tmp_path, monkeypatch, ahead
+):
+    config = small(pairs_dataset, state={"prefetch_steps": ahead})
+    seen = []
+
+    def recorded(name, real):
+        def call(ids):
+            seen.append((name, step_of[np.asarray(ids).tobytes()]))
+            return real(ids)
+
+        return call
+
+    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
+        step_of = {trainer.order.batch_ids(*divmod(step, 7)).tobytes(): step for step in range(14)}
+        monkeypatch.setattr(trainer.store, "prefetch", recorded("prefetch", trainer.store.prefetch))
+        monkeypatch.setattr(trainer.store, "take", recorded("take", trainer.store.take))
+        trainer.run()
+    assert [step for name, step in seen if name == "take"] == list(range(14))
+    assert [step for name, step in seen if name == "prefetch"] == list(range(1, 14))
+    for step in range(14):
+        before_the_next = seen[: seen.index(("take", step + 1))] if step < 13 else seen
+        assert max(before_the_next, key=lambda event: event[1])[1] == min(step + ahead, 13)
+
+
+# Checkpoints that go, and checkpoints that cannot come
+
+
+def checkpoints(run):
+    return {int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")}
+
+
+def snapshots(run):
+    return {snapshot.step for snapshot in list_snapshots(run.state)}
+
+
+def snapshot_of_the_latest(run):
+    info, _ = load_checkpoint(latest_checkpoint(run.checkpoints), torch.device("cpu"))
+    return info.snapshot
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        ({"keep_last": 1}, {14}),
+        ({"keep_last": 1, "keep_every": 6}, {6, 12, 14}),
+        ({"keep_last": 9}, {3, 6, 9, 12, 14}),
+    ],
+)
+def test_the_checkpoints_and_the_snapshots_that_are_kept_are_of_the_same_steps(pairs_dataset, tmp_path, keep, kept):
+    config, run = small(pairs_dataset, checkpoint={"every_steps": 3, **keep}), RunDirectory(tmp_path / "run")
+
+    def latest_is_whole(report):
+        if report.step > 3:
+            assert snapshot_of_the_latest(run) in {snapshot.id for snapshot in list_snapshots(run.state)}
+
+    with Trainer.open(config, run) as trainer:
+        trainer.run(latest_is_whole)
+    assert checkpoints(run) == kept
+    assert snapshots(run) == kept | {0}
+
+
+def block(run):
+    """Let no snapshot be written: it finds a file where its chunks belong."""
+    (run.state / "chunks").mkdir(exist_ok=True)
+    (run.state / "chunks").rename(run.state / "chunks-away")
+    (run.state / "chunks").touch()
+
+
+def unblock(run):
+    (run.state / "chunks").unlink()
+    (run.state / "chunks-away").rename(run.state / "chunks")
+
+
+def test_a_snapshot_that_fails_is_tried_again_and_training_goes_on(
+    finished, pairs_dataset, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(loop, "RETRY_SECONDS", 0.0)
+    config, run = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 9}), RunDirectory(tmp_path / "run")
+
+    def report(report):
+        if report.step == 6:
+            block(run)
+        if report.step == 8:
+            assert latest_checkpoint(run.checkpoints).name == "step-3"
+            unblock(run)
+
+    with Trainer.open(config, run) as trainer:
+        trainer.run(report)
+    warned = [record.message for record in caplog.records if record.name == loop.__name__]
+    assert [message.split(" was")[0] for message in warned] == ["the checkpoint of step 6", "the checkpoint of step 7"]
+    assert checkpoints(run) == {3, 8, 9, 12, 14}
+    assert losses(run) == losses(finished)
+    assert_same_state(run, finished)
+
+
+def test_a_failed_attempt_is_not_repeated_at_every_step(pairs_dataset, tmp_path, caplog):
+    config, run = small(pairs_dataset, epochs=1, checkpoint={"every_steps": 2}), RunDirectory(tmp_path / "run")
+
+    def report(report):
+        if report.step == 2:
+            block(run)
+        if report.step == 6:
+            unblock(run)
+
+    with Trainer.open(config, run) as trainer:
+        trainer.run(report)
+    assert [record.name for record in caplog.records].count(loop.__name__) == 1
+    assert checkpoints(run) == {7}
+
+
+def test_a_run_fails_whose_last_checkpoint_cannot_be_written_and_can_be_resumed(finished, pairs_dataset, tmp_path):
+    config, run = small(pairs_dataset, checkpoint={"every_steps": 5}), RunDirectory(tmp_path / "run")
+    with pytest.raises(SnapshotError, match="snapshot of step 14"), Trainer.open(config, run) as trainer:
+        trainer.run(lambda report: block(run) if report.step == 14 else None)
+    unblock(run)
+    with Trainer.open(config, run, resume=True) as trainer:
+        assert trainer.steps_done == 10
+        trainer.run()
+    assert losses(run) == losses(finished)
+    assert_same_state(run, finished)
+
+
+def test_a_model_part_that_fails_leaves_the_last_checkpoint_with_its_snapshot(
+    pairs_dataset, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(loop, "RETRY_SECONDS", 0.0)
+    config, run = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 2}), RunDirectory(tmp_path / "run")
+
+    def report(report):
+        if report.step == 6:
+            (run.checkpoints / ".step-6.partial").touch()  # a file where its directory belongs
+        if report.step == 7:
+            assert latest_checkpoint(run.checkpoints).name == "step-3"
+            assert snapshot_of_the_latest(run) in {snapshot.id for snapshot in list_snapshots(run.state)}
+
+    with Trainer.open(config, run) as trainer:
+        trainer.run(report)
+    assert "the checkpoint of step 6 was not written" in caplog.text
+    assert checkpoints(run) == {12, 14}
+    assert snapshots(run) == {0, 12, 14}
+
+
+# Kills
+
+
+def start(dataset, out, budget="none"):
+    settings = (
+        "epochs=6", "batch_size=128", "log_every=1", "data.image_size=32", "checkpoint.every_steps=7",
+        "canonical_shards=2", "blocks_per_shard=15", "window_blocks=4", f"state.memory_budget={budget}",
+    )  # fmt: skip
     command = [sys.executable, "-m", "thermopile.tools.cli", "train", "--data", dataset.path, "--out", out, "--resume"]
     overrides = [part for setting in settings for part in ("--set", setting)]
     return subprocess.Popen([*map(str, command), *overrides], stderr=subprocess.PIPE, text=True)
@@ -147,16 +390,17 @@ def kill_once_it_has_made(process, run, steps):
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.soak)])
-def test_a_run_killed_and_resumed_has_the_losses_of_one_never_killed(pairs_dataset, tmp_path, kills):
+def test_a_run_killed_and_resumed_with_all_or_few_rows_in_memory_has_the_losses_of_one_never_killed(
+    pairs_dataset, tmp_path, kills
+):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     finish(start(pairs_dataset, whole.path))
     steps = len(losses(whole))
     assert steps == 90
+    budgets = cycle(["40KB", "none"])
     for target in sorted(random.Random(kills).sample(range(2, steps), kills)):
-        kill_once_it_has_made(start(pairs_dataset, broken.path), broken, target)
-    finish(start(pairs_dataset, broken.path))
+        kill_once_it_has_made(start(pairs_dataset, broken.path, next(budgets)), broken, target)
+    finish(start(pairs_dataset, broken.path, next(budgets)))
     assert [line["step"] for line in lines(broken)] == list(range(1, 91))
     assert losses(broken) == losses(whole)
-    one, other = StateReader.open(whole.state), StateReader.open(broken.state)
-    for column in (*one.fields, "visits", "last_step"):
-        np.testing.assert_array_equal(one.column(column), other.column(column))
+    assert_same_state(broken, whole)

@@ -1,0 +1,225 @@
+"""A power failure keeps what was synced, and of the rest whatever it likes: here it may come before any sync."""
+
+import errno
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import icechunk
+import numpy as np
+import pytest
+
+from thermopile.state_store import StoreNotFoundError, disk
+from thermopile.state_store.durable import ColumnPart, Description, Repository
+from thermopile.state_store.ranks import Alone
+from thermopile.state_store.schema import Schema
+
+SCHEMA = Schema({"first/tau": 0.0})
+# Chunks of 1 KB: icechunk keeps those of up to 512 B in its manifests.
+SAMPLES, BLOCK_ROWS = 500, 256
+
+
+def commit(repository, step):
+    """Commit a snapshot in which every row holds the number of the step."""
+    rows = ColumnPart(0, {name: np.full(SAMPLES, step, SCHEMA.dtype(name)) for name in SCHEMA.columns})
+    return repository.commit(
+        [rows], base=repository.resolve("latest"), step=step, epoch=0, config_hash="", dataset_fingerprint="glyphs-1",
+        ranks=Alone(),
+    )  # fmt: skip
+
+
+def steps(repository):
+    """Read every snapshot through, and return their steps."""
+    snapshots = repository.snapshots()
+    for snapshot in snapshots:
+        for name in SCHEMA.columns:
+            assert (repository.group(snapshot)[name][:] == snapshot.step).all(), f"{name} at {snapshot.tag}"
+    return {snapshot.step for snapshot in snapshots}
+
+
+class Disk:
+    """Knows what of a directory tree is certain to outlive a power failure, from the syncs that it is told of."""
+
+    def __init__(self, root):
+        self.root = root
+        self.names = {}  # of a synced directory, by its inode: name -> inode
+        self.contents = {}  # of a synced file, by its inode
+        self.sync_all()
+
+    def sync(self, path):
+        if path.is_dir():
+            self.names[_inode(path)] = {entry.name: _inode(entry) for entry in path.iterdir()}
+        else:
+            self.contents[_inode(path)] = path.read_bytes()
+
+    def sync_all(self):
+        for path in [self.root, *self.root.rglob("*")]:
+            self.sync(path)
+
+    def outcomes(self):
+        """Return the worst that may be left: trees of {path: content}, None for a directory."""
+        synced = self._synced(_inode(self.root), Path())
+        now = {path.relative_to(self.root): path for path in self.root.rglob("*")}
+        cut_short = {
+            name: None if path.is_dir() else self.contents.get(_inode(path), b"") for name, path in now.items()
+        }
+        return {
+            "nothing but what was synced": synced,
+            "all names, but only the contents that were synced": cut_short,
+            "what was synced, less what is deleted since": {k: v for k, v in synced.items() if k in now},
+        }
+
+    def _synced(self, directory, path):
+        tree = {}
+        for name, inode in self.names.get(directory, {}).items():
+            is_directory = inode[0] == "directory"
+            tree[path / name] = None if is_directory else self.contents.get(inode, b"")
+            if is_directory:
+                tree |= self._synced(inode, path / name)
+        return tree
+
+
+def _inode(path):
+    stat = path.lstat()
+    # The time tells a file from an earlier one whose inode it has been given.
+    return ("directory", stat.st_ino) if path.is_dir() else ("file", stat.st_ino, stat.st_ctime_ns)
+
+
+class PowerFailures:
+    """Before and after whatever reaches the disk, checks what a power failure at that moment would leave.
+
+    announced: steps that must then be there, whole; none before the store was created. log: what happened.
+    """
+
+    def __init__(self, root, elsewhere):
+        self.disk, self.elsewhere = Disk(root), elsewhere
+        self.announced, self.log = None, []
+        self.tried, self.trying, self.checking = set(), True, False
+
+    def happens(self, what, path=None):
+        if self.checking:
+            return
+        self.log.append(what if path is None else f"{what} {path.relative_to(self.disk.root)}")
+        self.checking = True
+        for loss, tree in self.disk.outcomes().items() if self.trying else ():
+            self.check(tree, f"{self.log[-1]}, {loss}")
+        self.checking = False
+
+    def check(self, tree, moment):
+        key = (frozenset(tree.items()), frozenset(self.announced or ()))
+        if key in self.tried:
+            return
+        self.tried.add(key)
+        shutil.rmtree(self.elsewhere, ignore_errors=True)
+        for name, content in sorted({Path(): None, **tree}.items()):
+            path = self.elsewhere / name
+            path.mkdir() if content is None else path.write_bytes(content)
+        try:
+            repository = Repository.open(self.elsewhere / "run" / "state")
+            assert steps(repository) >= (self.announced or {0}), moment
+            last = repository.snapshots()[-1].step
+            commit(repository, last + 1)
+            repository.retain(2)
+            assert [snapshot.step for snapshot in repository.snapshots()] == sorted({0, last, last + 1}), moment
+        except StoreNotFoundError:
+            assert self.announced is None, moment
+
+
+@pytest.fixture
+def power(tmp_path, monkeypatch):
+    (tmp_path / "disk").mkdir()
+    failures = PowerFailures(tmp_path / "disk", tmp_path / "left")
+
+    def watch(owner, name, after=lambda *arguments: None):
+        original = getattr(owner, name)
+
+        def watched(*arguments, **settings):
+            if owner is disk and failures.checking:
+                return None
+            path = arguments[0] if owner is disk and isinstance(arguments[0], Path) else None
+            failures.happens(name, path)
+            result = original(*arguments, **settings)
+            if not failures.checking:
+                after(*arguments)
+                failures.happens(f"{name} done", path)
+            return result
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(disk, "sync", failures.disk.sync)
+    watch(disk, "sync_file_system", lambda opened: failures.disk.sync_all())
+    for method in ("create_branch", "create_tag", "delete_tag", "expire_snapshots", "garbage_collect"):
+        watch(icechunk.Repository, method)
+    for method in ("commit", "flush"):
+        watch(icechunk.Session, method)
+    watch(Path, "rename")
+    return failures
+
+
+def test_a_power_failure_at_any_moment_leaves_every_announced_snapshot_and_no_broken_one(power, tmp_path):
+    repository = Repository.create(tmp_path / "disk" / "run" / "state", Description(SAMPLES, SCHEMA, BLOCK_ROWS, "g"))
+    power.announced = {0}
+    for step in (1, 2, 3):
+        commit(repository, step)
+        power.announced.add(step)
+    power.announced = {0, 1}
+    repository.undo_after(repository.resolve("step-1"))
+    assert steps(repository) == {0, 1}
+    commit(repository, 2)
+    power.announced = {0, 2}
+    repository.retain(1)
+    power.happens("the end")
+    assert len(power.tried) > 30, "hardly any power failure was tried: the watched functions are not called"
+
+
+def test_what_is_synced_when(power, tmp_path):
+    power.trying = False
+    repository = Repository.create(tmp_path / "disk" / "run" / "state", Description(SAMPLES, SCHEMA, BLOCK_ROWS, "g"))
+
+    @contextmanager
+    def logged():
+        power.log.clear()
+        yield
+        power.log[:] = [event for event in power.log if not event.endswith(" done") and " done " not in event]
+
+    with logged():
+        commit(repository, 1)
+    assert power.log == [
+        "create_branch",
+        "sync_file_system",
+        "commit",
+        "expire_snapshots",
+        "sync_file_system",
+        "create_tag",
+        "sync run/state/refs/tag.step-1/ref.json",
+        "sync run/state/refs/tag.step-1",
+        "sync run/state/refs",
+    ]
+    commit(repository, 2)
+    with logged():
+        repository.retain(1)
+    assert power.log == ["delete_tag", "sync run/state/refs/tag.step-1", "garbage_collect"]
+    commit(repository, 3)
+    with logged():
+        repository.undo_after(repository.resolve("step-0"))
+    assert power.log == [
+        "delete_tag",
+        "sync run/state/refs/tag.step-3",
+        "delete_tag",
+        "sync run/state/refs/tag.step-2",
+    ]
+
+
+def test_a_failing_sync_is_an_error(tmp_path):
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)) as caught:
+        disk.sync_file_system(-1)
+    assert caught.value.errno == errno.EBADF
+    with pytest.raises(FileNotFoundError):
+        disk.sync(tmp_path / "missing")
+
+
+def test_what_fails_halfway_is_not_synced(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "sync_file_system", lambda opened: pytest.fail("synced"))
+    with pytest.raises(KeyError), disk.written_through(tmp_path):
+        raise KeyError

@@ -1,0 +1,548 @@
+"""Looking after the state of a run: what is sound, what is not and where, what there is, and all of it as a file."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import icechunk
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zarr
+from click.testing import CliRunner
+
+from thermopile.state_store import StateReader, StateStore
+from thermopile.state_store.durable import ColumnPart, Description, Repository
+from thermopile.state_store.ranks import Alone
+from thermopile.state_store.schema import Schema
+from thermopile.tools import state_export
+from thermopile.tools.cli import main
+from thermopile.trainer.config import load_config
+from thermopile.trainer.run_directory import RunDirectory
+
+FIELDS = {"first/log_s": -np.inf, "first/tau": 0.05, "first/u": 0.0}
+SAMPLES, BLOCK = 1000, 300
+STEP = 7
+SETTINGS = {"name": "isogclr", "tau_min": 0.005, "tau_max": 1.0}
+
+
+def state(*words):
+    return CliRunner().invoke(main, ["state", *map(str, words)])
+
+
+def sound_columns(samples=SAMPLES, step=STEP):
+    """Every third sample never visited; tau down to the bounds of the settings, as the objective clamps it."""
+    ids = np.arange(samples)
+    seen = ids % 3 > 0
+    tau = np.clip(np.linspace(0.0, 1.2, samples, dtype=np.float32), np.float32(0.005), np.float32(1.0))
+    values = {"first/log_s": np.sin(ids), "first/tau": tau, "first/u": np.cos(ids)}
+    columns = {name: np.where(seen, values[name], initial).astype(np.float32) for name, initial in FIELDS.items()}
+    visits = seen * (1 + ids // BLOCK)
+    return columns | {"visits": visits.astype(np.uint32), "last_step": (seen * step).astype(np.uint32)}
+
+
+def write_state(path, columns, *, step=STEP, fingerprint="glyphs-1"):
+    samples = len(columns["visits"])
+    repository = Repository.create(path, Description(samples, Schema(FIELDS), BLOCK, fingerprint))
+    identity = {"base": repository.resolve("latest"), "dataset_fingerprint": fingerprint, "ranks": Alone()}
+    return repository.commit([ColumnPart(0, columns)], step=step, epoch=2, config_hash="", **identity)
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    """Make a run whose state has these columns, and settings with this objective and this dataset."""
+
+    def make(columns=None, *, objective=SETTINGS, data="nowhere", **changes):
+        run = RunDirectory(tmp_path / "run")
+        run.create(load_config({"objective": objective, "data": {"path": str(data)}}))
+        write_state(run.state, columns or sound_columns(), **changes)
+        return run.path
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory):
+    """A sound run that no test changes."""
+    run = RunDirectory(tmp_path_factory.mktemp("runs") / "run")
+    run.create(load_config({"objective": SETTINGS}))
+    write_state(run.state, sound_columns())
+    return run.path
+
+
+def findings(*words):
+    """What `check` found in one snapshot, and the exit code."""
+    done = state("check", *words, "--json")
+    (snapshot,) = json.loads(done.stdout)["snapshots"]
+    return snapshot, done.exit_code
+
+
+def problems(snapshot):
+    return {
+        (column["name"], problem["what"], problem["chunk"], problem["rows"], tuple(problem["first_ids"]))
+        for column in snapshot["columns"]
+        for problem in column["problems"]
+    }
+
+
+@pytest.mark.parametrize("command", [(), ("check",), ("log",), ("export",)])
+def test_every_help_ends_with_an_example(command):
+    done = state(*command, "--help")
+    assert done.exit_code == 0
+    assert f"thermopile state {' '.join(command)}".strip() in done.stdout.split("Example")[1]
+
+
+# check
+
+
+def test_a_sound_state_is_a_table_and_exit_code_0(one_run):
+    done = state("check", one_run)
+    assert done.exit_code == 0
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert lines[0].startswith("step-7 epoch 2, 20")
+    assert "first/tau float32 1,000 334 0.005 … 1 sound" in lines
+    assert "last_step uint32 1,000 334 0 … 7 sound" in lines
+    assert lines[-1] == "step-7 is sound"
+    assert "problem" not in done.stdout
+
+
+def test_the_state_of_a_real_store_is_sound(tmp_path):
+    import torch
+
+    with StateStore.create(tmp_path / "state", 500, FIELDS, block_rows=200, dataset_fingerprint="x") as store:
+        for step in (1, 2):
+            ids = np.arange(step, 500, 3)
+            store.put(ids, {name: torch.full((len(ids),), 0.1 * step) for name in FIELDS}, step=step)
+            store.snapshot(step, epoch=0).result()
+    assert state("check", tmp_path / "state", "--all").exit_code == 0
+
+
+def test_json_has_every_figure(one_run):
+    snapshot, exit_code = findings(one_run)
+    assert exit_code == 0
+    assert (snapshot["tag"], snapshot["step"], snapshot["epoch"], snapshot["sound"]) == ("step-7", 7, 2, True)
+    tau = snapshot["columns"][1]
+    assert tau == {
+        "name": "first/tau", "dtype": "float32", "rows": 1000, "unseen": 334, "lowest": pytest.approx(0.005),
+        "highest": 1.0, "sound": True, "problems": [], "problems_not_listed": 0,
+    }  # fmt: skip
+
+
+# A visited sample has an id that 3 does not divide. Every rule: column, ids, the value they get, what is said of them.
+FAULTS = {
+    "not a number": ("first/u", [301, 304], np.nan, "not finite"),
+    "infinite": ("first/tau", [1, 2, 4], np.inf, "not finite"),
+    "minus infinity in an unseen row": ("first/u", [3], -np.inf, "not finite"),
+    "visited, but still at minus infinity": ("first/log_s", [901], -np.inf, "visited, but still -inf"),
+    "unseen, but written": ("first/log_s", [600, 603], 0.5, "never visited, but not at the initial value -inf"),
+    "too low": ("first/tau", [304], 0.004, "below tau_min 0.005"),
+    "too high": ("first/tau", [304], 1.01, "above tau_max 1"),
+    "from the future": ("last_step", [997], STEP + 1, "later than the snapshot's step 7"),
+    "visited, but at no step": ("last_step", [1], 0, "visited, but without a last step"),
+    "unseen, but with a step": ("last_step", [3], 1, "never visited, but with a last step"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_a_value_against_the_rules_is_found_with_its_chunk_and_ids(make_run, fault):
+    column, ids, value, what = fault
+    columns = sound_columns()
+    columns[column][ids] = value
+    snapshot, exit_code = findings(make_run(columns))
+    assert exit_code == 1
+    assert problems(snapshot) == {(column, what, ids[0] // BLOCK, len(ids), tuple(ids))}
+
+
+def test_a_fault_is_one_line_with_array_chunk_and_the_first_ids(make_run):
+    columns = sound_columns()
+    columns["first/u"][300:400] = np.nan
+    done = state("check", make_run(columns))
+    assert done.exit_code == 1
+    assert (
+        "problem   array 'first/u', chunk 1: 100 rows not finite; ids 300, 301, 302, 303, 304, …"
+        in done.stdout.splitlines()
+    )
+    assert "1 problem" in next(line for line in done.stdout.splitlines() if line.startswith(" first/u"))
+    assert done.stdout.splitlines()[-1] == "step-7 is NOT SOUND"
+
+
+def test_tau_may_stand_at_its_initial_value_outside_the_bounds(make_run):
+    run = make_run(objective=SETTINGS | {"tau_min": 0.06})
+    found = problems(findings(run)[0])
+    below = np.flatnonzero(sound_columns()["first/tau"][:BLOCK] < np.float32(0.06))
+    below = below[(below % 3 > 0)]
+    assert found == {("first/tau", "below tau_min 0.06", 0, len(below), tuple(below[:5].tolist()))}
+
+
+def test_bounds_that_the_objective_does_not_set_are_noted(make_run):
+    columns = sound_columns()
+    columns["first/tau"][1] = 50.0
+    snapshot, exit_code = findings(make_run(columns, objective={"name": "isogclr", "tau_min": 0.005}))
+    assert exit_code == 0
+    assert any("isogclr has no tau_max" in note for note in snapshot["notes"])
+    assert not any("tau_min" in note for note in snapshot["notes"])
+
+
+def cut_short(file):
+    file.write_bytes(file.read_bytes()[:99])
+
+
+def change_a_bit(file):
+    content = bytearray(file.read_bytes())
+    content[50] ^= 4
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut_short, change_a_bit, os.unlink])
+def test_a_damaged_chunk_is_named_with_its_file_and_the_others_are_still_checked(make_run, damage):
+    columns = sound_columns()
+    columns["first/tau"][304] = 9.0
+    run = make_run(columns)
+    of_u = columns["first/u"][300:600].tobytes()
+    (file,) = (file for file in (run / "state" / "chunks").iterdir() if file.read_bytes().startswith(of_u))
+    damage(file)
+    snapshot, exit_code = findings(run)
+    assert exit_code == 1
+    rows = {column["name"]: column["rows"] for column in snapshot["columns"]}
+    assert rows == dict.fromkeys(rows, 1000) | {"first/u": 700}
+    ((name, what, chunk, *_),) = (found for found in problems(snapshot) if found[0] == "first/u")
+    assert (name, chunk) == ("first/u", 1)
+    assert what.startswith(f"array 'first/u', chunk 1 (rows 300 … 599) cannot be read: chunks/{file.name} in")
+    assert ("first/tau", "above tau_max 1", 1, 1, (304,)) in problems(snapshot)
+    assert what in state("check", run).stdout
+
+
+def test_with_its_visits_unreadable_a_block_is_checked_for_the_rest(make_run):
+    columns = sound_columns()
+    columns["first/log_s"][[301, 302]] = [-np.inf, np.nan]
+    run = make_run(columns)
+    visits = columns["visits"][300:600].tobytes()
+    for file in (run / "state" / "chunks").iterdir():
+        if file.read_bytes().startswith(visits):
+            file.unlink()
+    found = {(name, chunk) for name, _, chunk, *_ in problems(findings(run)[0])}
+    assert found == {("visits", 1), ("first/log_s", 1)}
+    assert ("first/log_s", "not finite", 1, 1, (302,)) in problems(findings(run)[0])
+
+
+def test_of_many_problems_the_first_are_listed_and_the_rest_counted(tmp_path):
+    columns = sound_columns(samples=30 * BLOCK)
+    columns["first/u"][:] = np.nan
+    write_state(tmp_path / "state", columns)
+    found = findings(tmp_path / "state")[0]["columns"][2]
+    assert (len(found["problems"]), found["problems_not_listed"]) == (20, 10)
+    assert "array 'first/u': 10 more, in later chunks" in state("check", tmp_path / "state").stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"shape": (999,)}, "its shape is (999,), it should be (1000,)"),
+        ({"dtype": "float64"}, "its dtype is float64, it should be float32"),
+        ({"chunks": (100,)}, "its chunks is (100,), it should be (300,)"),
+        (None, "is missing"),
+    ],
+)
+def test_an_array_that_is_not_what_the_store_was_made_for_is_found(make_run, changes, what):
+    run = make_run()
+    repository = icechunk.Repository.open(icechunk.local_filesystem_storage(str(run / "state")))
+    snapshot = repository.lookup_snapshot(repository.lookup_tag("step-7"))
+    repository.create_branch("by-hand", snapshot.id)
+    session = repository.writable_session("by-hand")
+    group = zarr.open_group(session.store)
+    del group["first/u"]
+    if changes:
+        group.create_array("first/u", **{"shape": (SAMPLES,), "dtype": "float32", "chunks": (BLOCK,)} | changes)
+    repository.create_tag("step-8", session.commit("by hand", metadata=snapshot.metadata | {"step": 8}))
+    found, exit_code = findings(run)
+    assert exit_code == 1
+    ((name, said, *_),) = problems(found)
+    assert name == "first/u"
+    assert said.startswith("array 'first/u'")
+    assert what in said
+    assert [column["rows"] for column in found["columns"]] == [1000, 1000, 0, 1000, 1000]
+
+
+def test_all_checks_every_snapshot_and_one_that_is_not_sound_decides(tmp_path):
+    columns = sound_columns()
+    write_state(tmp_path / "state", columns)
+    columns["first/u"][1] = np.nan
+    repository = Repository.open(tmp_path / "state")
+    identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "glyphs-1", "ranks": Alone()}
+    repository.commit([ColumnPart(0, columns)], step=8, epoch=2, config_hash="", **identity)
+    done = state("check", tmp_path / "state", "--all", "--json")
+    assert done.exit_code == 1
+    seen = [(snapshot["tag"], snapshot["sound"]) for snapshot in json.loads(done.stdout)["snapshots"]]
+    assert seen == [("step-0", True), ("step-7", True), ("step-8", False)]
+    assert findings(tmp_path / "state", "--at", "step-7")[1] == 0
+    assert "step-7 is sound" in state("check", tmp_path / "state", "--all").stdout
+
+
+def test_all_goes_with_no_other_snapshot(one_run):
+    done = state("check", one_run, "--all", "--at", "step-0")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "--at names one snapshot and --all takes every one" in done.stderr
+
+
+def test_a_run_on_the_dataset_of_its_state_is_sound(make_run, flat_dataset):
+    columns = sound_columns(flat_dataset.n)
+    snapshot, exit_code = findings(
+        make_run(columns, data=flat_dataset.path, fingerprint=flat_dataset.index.fingerprint)
+    )
+    assert (exit_code, snapshot["other_problems"], snapshot["notes"]) == (0, [], [])
+
+
+def test_another_dataset_where_the_run_had_its_own_is_a_problem(make_run, flat_dataset):
+    snapshot, exit_code = findings(make_run(data=flat_dataset.path))
+    assert exit_code == 1
+    (said,) = snapshot["other_problems"]
+    assert said == (
+        f"the state is of the dataset glyphs-1… with 1,000 samples, but {flat_dataset.path} is "
+        f"{flat_dataset.index.fingerprint[:12]}… with 16"
+    )
+
+
+def test_a_snapshot_of_another_dataset_than_the_store_is_a_problem(tmp_path):
+    write_state(tmp_path / "state", sound_columns())
+    repository = Repository.open(tmp_path / "state")
+    identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "glyphs-2", "ranks": Alone()}
+    repository.commit([], step=8, epoch=2, config_hash="", **identity)
+    snapshot, exit_code = findings(tmp_path / "state")
+    assert exit_code == 1
+    assert snapshot["other_problems"] == ["the state is of the dataset glyphs-1…, this snapshot of glyphs-2…"]
+
+
+def test_a_dataset_that_was_moved_is_noted(one_run):
+    (note,) = findings(one_run)[0]["notes"]
+    assert note.startswith("The run's dataset was not compared")
+
+
+@pytest.mark.parametrize("command", [("check",), ("log",), ("export", "--to", "rows.parquet", "--overwrite")])
+def test_a_state_is_found_by_its_run_or_by_its_own_path(one_run, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    alone = shutil.copytree(one_run / "state", tmp_path / "alone")
+    for path in (one_run, one_run / "state", alone):
+        assert state(command[0], path, *command[1:]).exit_code == 0
+
+
+def test_the_settings_of_a_state_named_by_its_own_path_are_those_of_its_run(one_run, tmp_path):
+    assert not any("No settings" in note for note in findings(one_run / "state")[0]["notes"])
+    (note,) = findings(shutil.copytree(one_run / "state", tmp_path / "alone"))[0]["notes"]
+    assert note.startswith("No settings of a run were found")
+
+
+def test_settings_that_cannot_be_read_do_not_stop_the_check(make_run):
+    run = make_run()
+    (run / "config.toml").write_text("not toml")
+    snapshot, exit_code = findings(run)
+    assert exit_code == 0
+    assert any("config.toml is damaged" in note for note in snapshot["notes"])
+
+
+@pytest.mark.parametrize("command", [("check",), ("log",), ("export", "--to", "rows.parquet")])
+def test_no_state_is_one_clear_line(tmp_path, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = state(command[0], tmp_path / "nothing", *command[1:])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "holds no state store" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("command", [("check",), ("export", "--to", "rows.parquet")])
+def test_an_unknown_snapshot_is_an_error_that_lists_those_there_are(one_run, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = state(command[0], one_run, *command[1:], "--at", "step-3")
+    assert done.exit_code == 1
+    assert "step-0, step-7, latest" in done.stderr
+
+
+def test_looking_changes_nothing(one_run, tmp_path):
+    def files():
+        return {path: path.read_bytes() for path in one_run.rglob("*") if path.is_file()}
+
+    before = files()
+    for command in (("check", "--all"), ("log",), ("export", "--to", tmp_path / "rows.parquet")):
+        assert state(command[0], one_run, *command[1:]).exit_code == 0
+    assert files() == before
+
+
+def test_torch_and_numba_stay_unloaded(one_run, tmp_path):
+    program = (
+        "import sys; from thermopile.tools.cli import main\n"
+        f"for words in (['check'], ['log'], ['export', '--to', {str(tmp_path / 'rows.parquet')!r}]):\n"
+        f"    main(['state', words[0], {str(one_run)!r}, *words[1:]], standalone_mode=False)\n"
+        "heavy = {'torch', 'numba', 'ffcv'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# log
+
+
+def test_log_lists_the_snapshots_oldest_first_with_the_size_on_disk(one_run):
+    done = state("log", one_run)
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    first, last = StateReader.open(one_run / "state", "step-0").snapshot, StateReader.open(one_run / "state").snapshot
+    local = last.written_at.astimezone()
+    assert lines[0] == ["tag", "step", "epoch", "when", "written", "id"]
+    assert (lines[2][0], lines[2][-3:]) == ("step-0", ["0", "B", first.id])
+    when = [f"{local:%Y-%m-%d}", f"{local:%H:%M:%S}"]
+    assert lines[3] == ["step-7", "7", "2", *when, "20.0", "kB", last.id]
+    size = sum(path.stat().st_size for path in (one_run / "state").rglob("*") if path.is_file())
+    assert done.stdout.splitlines()[-1] == f"2 snapshots, {size / 1000:.1f} kB on disk in {one_run / 'state'}"
+
+
+def test_log_as_json(one_run):
+    seen = json.loads(state("log", one_run, "--json").stdout)
+    last = StateReader.open(one_run / "state").snapshot
+    assert [snapshot["tag"] for snapshot in seen["snapshots"]] == ["step-0", "step-7"]
+    assert seen["snapshots"][1] == {
+        "tag": "step-7", "step": 7, "epoch": 2, "written_at": last.written_at.isoformat(), "bytes_written": 20_000,
+        "id": last.id, "config_hash": "", "dataset_fingerprint": "glyphs-1",
+    }  # fmt: skip
+    assert seen["bytes_on_disk"] > 20_000
+
+
+def test_a_path_with_escape_sequences_is_shown_harmless(one_run, tmp_path):
+    path = shutil.copytree(one_run / "state", tmp_path / "red \x1b[31m")
+    done = state("log", path)
+    assert done.exit_code == 0
+    assert "\x1b" not in done.output
+
+
+# export
+
+
+def test_an_export_has_every_sample_in_the_order_of_the_ids(one_run, tmp_path):
+    to = tmp_path / "rows.parquet"
+    done = state("export", one_run, "--to", to)
+    assert done.exit_code == 0
+    assert done.stdout.startswith(f"{to}: 1,000 rows of step-7, 6 columns, ")
+    table = pq.read_table(to)
+    assert table.column_names == ["sample_id", *FIELDS, "visits", "last_step"]
+    assert table.schema.types == [pa.int64(), pa.float32(), pa.float32(), pa.float32(), pa.uint32(), pa.uint32()]
+    np.testing.assert_array_equal(table["sample_id"], np.arange(SAMPLES))
+    for name, column in sound_columns().items():
+        np.testing.assert_array_equal(table[name].to_numpy(), column)
+    assert list(tmp_path.iterdir()) == [to]
+
+
+def test_an_export_tells_in_its_metadata_what_it_is_of(one_run, tmp_path):
+    to = tmp_path / "rows.parquet"
+    state("export", one_run, "--to", to, "--at", "step-0")
+    assert pq.read_schema(to).metadata == {
+        b"thermopile.snapshot": StateReader.open(one_run / "state", "step-0").snapshot.id.encode(),
+        b"thermopile.tag": b"step-0",
+        b"thermopile.step": b"0",
+        b"thermopile.dataset_fingerprint": b"glyphs-1",
+    }
+
+
+def test_an_export_of_an_earlier_snapshot_has_its_values(one_run, tmp_path):
+    to = tmp_path / "rows.parquet"
+    state("export", one_run, "--to", to, "--at", "step-0")
+    assert set(pq.read_table(to)["first/tau"].to_pylist()) == {float(np.float32(0.05))}
+
+
+def test_an_export_has_the_columns_asked_for_in_their_order(one_run, tmp_path):
+    to = tmp_path / "rows.parquet"
+    assert state("export", one_run, "--to", to, "--columns", "visits, first/tau").exit_code == 0
+    assert pq.read_table(to).column_names == ["sample_id", "visits", "first/tau"]
+
+
+def test_row_groups_are_whole_blocks(one_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(state_export, "ROWS_AT_ONCE", 700)
+    to = tmp_path / "rows.parquet"
+    state("export", one_run, "--to", to)
+    metadata = pq.read_metadata(to)
+    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [600, 400]
+    np.testing.assert_array_equal(pq.read_table(to)["first/u"].to_numpy(), sound_columns()["first/u"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--to", "rows.csv"], "rows.csv does not end in .parquet"),
+        (["--to", "missing/rows.parquet"], "there is no directory"),
+        (["--to", "there.parquet"], "there.parquet exists; choose another name, or replace it with --overwrite"),
+        (["--to", "a-directory.parquet", "--overwrite"], "is a directory"),
+        (["--to", "rows.parquet", "--columns", "tau"], "no column 'tau'; it has first/log_s, first/tau"),
+        (["--to", "rows.parquet", "--columns", ","], "--columns"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_is_written(one_run, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.parquet").write_text("keep me")
+    (tmp_path / "a-directory.parquet").mkdir()
+    done = state("export", one_run, *words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert (tmp_path / "there.parquet").read_text() == "keep me"
+    assert {path.name for path in tmp_path.iterdir()} == {"there.parquet", "a-directory.parquet"}
+
+
+def test_overwrite_replaces_a_file(one_run, tmp_path):
+    to = tmp_path / "rows.parquet"
+    to.write_text("old")
+    assert state("export", one_run, "--to", to, "--overwrite").exit_code == 0
+    assert pq.read_metadata(to).num_rows == SAMPLES
+
+
+def test_a_damaged_chunk_ends_the_export_and_leaves_what_was_there(make_run, tmp_path):
+    run, to = make_run(), tmp_path / "rows.parquet"
+    to.write_text("keep me")
+    for file in (run / "state" / "chunks").iterdir():
+        cut_short(file)
+    done = state("export", run, "--to", to, "--overwrite")
+    assert done.exit_code == 1
+    assert re.search(r"array 'first/log_s', chunk 0 .*chunks/\w{20}", done.stderr)
+    assert to.read_text() == "keep me"
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "rows.parquet"}
+
+
+def test_an_export_interrupted_leaves_nothing(one_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(state_export, "ROWS_AT_ONCE", 300)
+    progress = []
+
+    def interrupt(done):
+        progress.append((done, [path.name for path in tmp_path.iterdir()]))
+        signal.raise_signal(signal.SIGINT)
+
+    reader = StateReader.open(one_run / "state")
+    with pytest.raises(KeyboardInterrupt):
+        state_export.export_parquet(reader, tmp_path / "rows.parquet", reader.columns, interrupt)
+    assert progress == [(300, [f".rows.parquet.{os.getpid()}.partial"])]
+    assert list(tmp_path.iterdir()) == []
+
+
+# Not ru_maxrss, which begins with the memory of the process that forked this one.
+PEAK = (
+    "import sys; from pathlib import Path; from thermopile.tools.cli import main\n"
+    "main(sys.argv[1:], standalone_mode=False)\n"
+    "print(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0])"
+)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("command", [("check",), ("export", "--to")])
+def test_memory_does_not_grow_with_the_number_of_samples(tmp_path, command, monkeypatch):
+    # A row group holds 2**18 rows at the most, less than either state: both fill the memory that a row group needs.
+    monkeypatch.setattr(sys.modules[__name__], "BLOCK", 65_536)
+    peaks = []
+    for samples in (300_000, 3_000_000):
+        write_state(tmp_path / str(samples), sound_columns(samples))
+        target = [str(tmp_path / f"{samples}.parquet")] if "--to" in command else []
+        words = ["state", command[0], str(tmp_path / str(samples)), *command[1:], *target]
+        done = subprocess.run([sys.executable, "-c", PEAK, *words], capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout.split()[-1]) / 1024)
+    # 2.7 million rows more are 54 MB of state.
+    assert peaks[1] - peaks[0] < 40, peaks

@@ -1,0 +1,100 @@
+"""A measured figure beside its alternative and what was asked of it; pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number, and the same of the alternative where there is one."""
+
+    name: str
+    """Its key in JSON."""
+    label: str
+    unit: str
+    ours: float
+    alternative: float | None = None
+    more_is_better: bool = False
+    at_most: float | None = None
+    """Asked of ours, in `unit`."""
+    ratio_at_least: float | None = None
+    """Asked of the ratio."""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times better ours is; None without an alternative, or where it would be infinite."""
+        if self.alternative is None:
+            return None
+        better, worse = (self.ours, self.alternative) if self.more_is_better else (self.alternative, self.ours)
+        return better / worse if worse else None
+
+    @property
+    def asked(self) -> str:
+        """What was asked, in words; empty where nothing was."""
+        if self.at_most is not None:
+            return f"≤ {plain_number(self.at_most)} {self.unit}"
+        return "" if self.ratio_at_least is None else f"ratio ≥ {plain_number(self.ratio_at_least)}"
+
+    @property
+    def held(self) -> bool | None:
+        """Whether it is what was asked; None where nothing was."""
+        if self.at_most is not None:
+            return self.ours <= self.at_most
+        if self.ratio_at_least is not None:
+            return self.ratio is not None and self.ratio >= self.ratio_at_least
+        return None
+
+    def to_json(self, *, judged: bool) -> dict[str, Any]:
+        return {
+            "label": self.label,
+            "unit": self.unit,
+            "ours": self.ours,
+            "alternative": self.alternative,
+            "ratio": self.ratio,
+            "asked": self.asked or None,
+            "held": self.held if judged else None,
+        }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one part has found out."""
+
+    title: str
+    """What was done, with its sizes."""
+    versus: str
+    """What the alternative is."""
+    figures: tuple[Figure, ...]
+    seconds: float = 0.0
+    """How long the part took."""
+    peak_bytes: int = 0
+    """Most memory that its process had (VmHWM)."""
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """How long one training step took, and how long of that the calls into the store held it up."""
+
+    store: float
+    whole: float
+
+
+def store_share(steps: Sequence[StepSeconds]) -> float:
+    """The share of these steps that went by in the store's calls, in percent."""
+    return 100 * sum(step.store for step in steps) / sum(step.whole for step in steps)
+
+
+def excess(during: Sequence[float], quiet: Sequence[float]) -> float:
+    """What `during` took more, in all, than as many times the median of `quiet`; 0 where it took less."""
+    return max(0.0, sum(during) - len(during) * median(quiet))
+
+
+def plain_number(value: float) -> str:
+    """Three digits or more, without an exponent."""
+    size = abs(value)
+    decimals = 0 if size >= 100 or value == int(value) else 1 if size >= 10 else 2 if size >= 0.1 else 4
+    return f"{value:,.{decimals}f}"

@@ -1,0 +1,57 @@
+"""The machine that a figure was measured on, and what it has left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+
+def describe_machine() -> dict[str, Any]:
+    """CPU model, cores that this process may use, RAM in bytes, versions of what does the work, and the GPU or none."""
+    import torch
+
+    return {
+        "cpu": _lines("/proc/cpuinfo").get("model name", "unknown"),
+        "cores": len(os.sched_getaffinity(0)),
+        "ram_bytes": _kibibytes("/proc/meminfo", "MemTotal"),
+        **{name: version(name) for name in ("torch", "zarr", "icechunk")},
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def free_memory() -> int:
+    """Bytes of RAM that can be had without swapping."""
+    return _kibibytes("/proc/meminfo", "MemAvailable")
+
+
+def free_disk(directory: Path) -> int:
+    return shutil.disk_usage(directory).free
+
+
+def peak_memory() -> int:
+    """Most bytes of RAM that this process ever had: VmHWM."""
+    return _kibibytes("/proc/self/status", "VmHWM")
+
+
+def disk_used(directory: Path) -> int:
+    """Bytes that the files below `directory` take up on the disk."""
+    used = 0
+    for folder, _, files in os.walk(directory):
+        used += sum(os.stat(os.path.join(folder, name)).st_blocks * 512 for name in files)
+    return used
+
+
+def _kibibytes(file: str, key: str) -> int:
+    return int(_lines(file)[key].removesuffix("kB")) * 1024
+
+
+def _lines(file: str) -> dict[str, str]:
+    """The lines `key: value` of a file of /proc; the first of a key counts."""
+    pairs = (line.split(":", 1) for line in Path(file).read_text().splitlines() if ":" in line)
+    found: dict[str, str] = {}
+    for key, value in pairs:
+        found.setdefault(key.strip(), value.strip())
+    return found

@@ -1,0 +1,51 @@
+"""One part, measured in its own process and directory, if the machine has room for it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from .figure import Measured
+from .isolated import run_isolated
+from .machine import free_disk, free_memory, peak_memory
+from .sizes import Sizes
+
+_SPARE_MEMORY = 10**9
+"""Bytes for torch and the rest of the process, beside the rows."""
+_SPARE_DISK = 10**8
+
+
+class NoRoomError(Exception):
+    """The machine has too little memory or disk left for a part."""
+
+
+def measure_part(part: str, sizes: Sizes, directory: Path | None) -> Measured:
+    """Measure in a temporary directory, in `directory` if given; it is gone when this returns or is interrupted.
+
+    Raises NoRoomError, EndedWithoutAWordError, and what the part raises.
+    """
+    with TemporaryDirectory(prefix="thermopile-bench-", dir=directory) as temporary:
+        check_room(sizes, memory=free_memory(), disk=free_disk(Path(temporary)))
+        return run_isolated(_measure_here, part, sizes, Path(temporary))
+
+
+def check_room(sizes: Sizes, *, memory: int, disk: int) -> None:
+    """Raise NoRoomError, with what is needed and what is left, where the part would not fit."""
+    for what, needed, left in (
+        ("memory", sizes.memory_bytes + _SPARE_MEMORY, memory),
+        ("disk", sizes.disk_bytes + _SPARE_DISK, disk),
+    ):
+        if needed > left:
+            raise NoRoomError(
+                f"it needs {needed / 1e9:,.1f} GB of {what}, but {left / 1e9:,.1f} GB are free; lower --samples"
+                + (", or choose another --dir" if what == "disk" else "")
+            )
+
+
+def _measure_here(part: str, sizes: Sizes, directory: Path) -> Measured:
+    began = time.monotonic()
+    measured: Measured = import_module(f".{part}", __package__).measure(sizes, directory)
+    return replace(measured, seconds=time.monotonic() - began, peak_bytes=peak_memory())

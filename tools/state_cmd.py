@@ -1,0 +1,250 @@
+"""`thermopile state`: look after the samples' state of a run, finished or still training."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .plain_text import plain_text
+from .progress import progress_bar
+
+if TYPE_CHECKING:
+    from ..state_store import Snapshot, StateReader
+    from ..trainer.config import TrainConfig
+    from .state_findings import SnapshotReport
+
+_RUN = click.argument("run", type=click.Path(path_type=Path))
+_LATEST = "latest"
+_AT = click.option("--at", default=_LATEST, show_default=True, metavar="TAG|ID", help="The snapshot.")
+
+
+@click.group(
+    epilog="\b\nExamples:\n"
+    "  thermopile state check runs/glyphs\n"
+    "  thermopile state log runs/glyphs\n"
+    "  thermopile state export runs/glyphs --at step-400 --to rows.parquet"
+)
+def state() -> None:
+    """Look after the samples' state: check it, list its snapshots, export it.
+
+    RUN is a run directory, or the directory of a state alone. Works while the run trains, and changes nothing of it.
+    """
+
+
+@state.command(
+    short_help="Check that a snapshot is sound.",
+    epilog="\b\nExamples:\n"
+    "  thermopile state check runs/glyphs\n"
+    "  thermopile state check runs/glyphs --at step-400 --json\n"
+    "  thermopile state check runs/glyphs --all\n\n"
+    "Exit codes: 0 sound, 1 not sound or not found, 2 wrong usage.",
+)
+@_RUN
+@_AT
+@click.option("--all", "every", is_flag=True, help="Check every snapshot, oldest first.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
+@click.pass_context
+def check(context: click.Context, run: Path, at: str, every: bool, as_json: bool) -> None:
+    """Check that a snapshot of RUN is sound: read every chunk and hold every value against the rules.
+
+    Every number is finite; a sample never visited stands at its initial values, and log_s is -inf only there; tau is
+    within the objective's bounds; no last step is later than the snapshot; the dataset is the run's.
+    """
+    if every and at != _LATEST:
+        raise click.UsageError("--at names one snapshot and --all takes every one; give one of the two")
+    from .state_findings import report_to_json
+
+    path, config, notes = _find(run)
+    reports = []
+    for report in _reports(path, config, at, every):
+        report.notes[:0] = notes
+        reports.append(report)
+        if not as_json:
+            _print_report(report)
+    sound = all(report.sound for report in reports)
+    if as_json:
+        snapshots = [report_to_json(report) for report in reports]
+        click.echo(json.dumps({"state": str(path), "sound": sound, "snapshots": snapshots}, allow_nan=False))
+    context.exit(0 if sound else 1)
+
+
+@state.command(
+    short_help="List the snapshots.",
+    epilog="\b\nExamples:\n  thermopile state log runs/glyphs\n  thermopile state log runs/glyphs --json",
+)
+@_RUN
+@click.option("--json", "as_json", is_flag=True, help="Print the snapshots as one JSON object.")
+def log(run: Path, as_json: bool) -> None:
+    """List the snapshots of RUN, oldest first: when each was made, and how many bytes were written for it."""
+    from ..state_store import list_snapshots
+    from .state_findings import snapshot_to_json
+
+    path, _, _ = _find(run)
+    snapshots = list_snapshots(path)
+    size = _size_on_disk(path)
+    if as_json:
+        listed = [snapshot_to_json(snapshot) for snapshot in snapshots]
+        click.echo(json.dumps({"state": str(path), "bytes_on_disk": size, "snapshots": listed}, allow_nan=False))
+        return
+    rows = [
+        (snapshot.tag, f"{snapshot.step:,}", f"{snapshot.epoch:,}", _local_time(snapshot),
+         _bytes(snapshot.bytes_written), snapshot.id)
+        for snapshot in snapshots
+    ]  # fmt: skip
+    _print_table(("tag", ">step", ">epoch", "when", ">written", "id"), rows)
+    noun = "snapshot" if len(snapshots) == 1 else "snapshots"
+    click.echo(f"{len(snapshots):,} {noun}, {_bytes(size)} on disk in {plain_text(str(path), most=1000)}")
+
+
+@state.command(
+    short_help="Write a snapshot as a Parquet file.",
+    epilog="\b\nExamples:\n"
+    "  thermopile state export runs/glyphs --to rows.parquet\n"
+    "  thermopile state export runs/glyphs --at step-400 --to tau.parquet --columns first/tau,second/tau,visits",
+)
+@_RUN
+@_AT
+@click.option("--to", type=click.Path(dir_okay=False, path_type=Path), required=True, metavar="FILE.parquet",
+              help="The file to write.")  # fmt: skip
+@click.option("--columns", metavar="NAME,…", help="These beside sample_id; all by default.")
+@click.option("--overwrite", is_flag=True, help="Replace the file where there is one.")
+def export(run: Path, at: str, to: Path, columns: str | None, overwrite: bool) -> None:
+    """Write a snapshot of RUN as a Parquet file, a line for every sample, in the order of their ids.
+
+    Columns: sample_id (int64), the fields (float32), visits and last_step (uint32). log_s is -inf where a sample was
+    never visited. The metadata of the file names the snapshot and the dataset.
+    """
+    from ..state_store import StateReader
+    from .state_export import export_parquet
+
+    _refuse_target(to, overwrite)
+    path, _, _ = _find(run)
+    reader = StateReader.open(path, at)
+    chosen = _chosen_columns(reader, columns)
+    with progress_bar(f"exporting {reader.snapshot.tag}", reader.samples) as bar:
+        export_parquet(reader, to, chosen, bar.update)
+    click.echo(
+        f"{plain_text(str(to), most=1000)}: {reader.samples:,} rows of {reader.snapshot.tag}, "
+        f"{len(chosen) + 1} columns, {_bytes(to.stat().st_size)}"
+    )
+
+
+def _find(run: Path) -> tuple[Path, TrainConfig | None, list[str]]:
+    """The state of a run, or RUN itself where it is one; the run's settings, if any, and a note where they fail."""
+    from ..trainer.errors import RunError
+    from ..trainer.run_directory import RunDirectory
+
+    directory = RunDirectory(run)
+    path = directory.state
+    if not directory.exists() and not path.is_dir():
+        path, directory = run, RunDirectory(run.absolute().parent)
+    if not directory.exists() or path.absolute() != directory.state.absolute():
+        return path, None, []
+    try:
+        return path, directory.config(), []
+    except RunError as error:
+        return path, None, [str(error)]
+
+
+def _reports(path: Path, config: TrainConfig | None, at: str, every: bool) -> Iterator[SnapshotReport]:
+    from ..state_store import SnapshotNotFoundError, StateReader, list_snapshots
+    from .state_check import check_snapshot
+
+    for asked in [snapshot.id for snapshot in list_snapshots(path)] if every else [at]:
+        try:
+            reader = StateReader.open(path, asked)
+            with progress_bar(f"checking {reader.snapshot.tag}", reader.samples) as bar:
+                report = check_snapshot(reader, config, bar.update)
+        except SnapshotNotFoundError as error:
+            if not every:
+                raise
+            click.echo(f"Note: {error}", err=True)  # the run keeps only its newest snapshots, also while we look
+        else:
+            yield report
+
+
+def _print_report(report: SnapshotReport) -> None:
+    snapshot = report.snapshot
+    click.echo(f"{snapshot.tag}  epoch {snapshot.epoch:,}, {_local_time(snapshot)}, {snapshot.id}")
+    rows = [
+        (column.name, column.dtype, f"{column.rows:,}", f"{column.unseen:,}", column.range, column.verdict)
+        for column in report.columns
+    ]
+    _print_table(("column", "dtype", ">rows", ">unseen", ">range", "verdict"), rows)
+    for column in report.columns:
+        for problem in column.problems:
+            click.echo(f"problem   {plain_text(str(problem), most=1000)}")
+        if column.not_listed:
+            click.echo(f"problem   array {column.name!r}: {column.not_listed:,} more, in later chunks")
+    for words in report.other_problems:
+        click.echo(f"problem   {plain_text(words, most=1000)}")
+    for note in report.notes:
+        click.echo(f"note      {plain_text(note, most=1000)}")
+    click.echo(f"{snapshot.tag} is {'sound' if report.sound else 'NOT SOUND'}")
+
+
+def _print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print rows of text; a title that begins with > stands, like its column, to the right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in titles:
+        shown.add_column(title.lstrip(">"), justify="right" if title.startswith(">") else "left", no_wrap=True)
+    for row in rows:
+        shown.add_row(*(Text(plain_text(cell)) for cell in row))
+    Console(highlight=False).print(shown, crop=False, soft_wrap=True)
+
+
+def _size_on_disk(path: Path) -> int:
+    """Bytes of all files below `path`; those that a training run deletes meanwhile are left out."""
+    from rich.console import Console
+
+    total = 0
+    with Console(stderr=True).status(f"measuring {plain_text(str(path))}"):
+        for folder, _, names in os.walk(path):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def _refuse_target(to: Path, overwrite: bool) -> None:
+    if to.suffix != ".parquet":
+        raise click.UsageError(f"--to {to} does not end in .parquet, the one format that there is")
+    if not to.absolute().parent.is_dir():
+        raise click.UsageError(f"--to {to}: there is no directory {to.absolute().parent}; make it first")
+    if to.exists() and not overwrite:
+        raise click.UsageError(f"{to} exists; choose another name, or replace it with --overwrite")
+
+
+def _chosen_columns(reader: StateReader, columns: str | None) -> tuple[str, ...]:
+    if columns is None:
+        return reader.columns
+    chosen = tuple(dict.fromkeys(name.strip() for name in columns.split(",") if name.strip()))
+    unknown = [name for name in chosen if name not in reader.columns]
+    if unknown or not chosen:
+        raise click.UsageError(
+            f"--columns: the state has no column {', '.join(map(repr, unknown)) or 'of no name'}; "
+            f"it has {', '.join(reader.columns)}"
+        )
+    return chosen
+
+
+def _local_time(snapshot: Snapshot) -> str:
+    return f"{snapshot.written_at.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _bytes(count: int) -> str:
+    size, units = float(count), ["B", "kB", "MB", "GB"]
+    while size >= 1000 and len(units) > 1:
+        size, _ = size / 1000, units.pop(0)
+    return f"{count} B" if units[0] == "B" else f"{size:,.1f} {units[0]}"

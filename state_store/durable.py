@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import icechunk
-import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.codecs import Crc32cCodec
@@ -34,7 +33,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _FIRST_BRANCH = "main"
 """Every repository has it. It stays at the empty snapshot that icechunk begins with: moving it would overwrite it."""
 _WRITING = "writing"
@@ -389,13 +388,6 @@ def array_of(group: zarr.Group, column: str) -> "zarr.Array[Any]":
     return cast("zarr.Array[Any]", group[column])
 
 
-def read_columns(
-    group: zarr.Group, description: Description, start: int, stop: int
-) -> dict[str, npt.NDArray[np.generic]]:
-    """Return every column of the rows start … stop − 1, each [stop − start]."""
-    return {column: np.asarray(array_of(group, column)[start:stop]) for column in description.schema.columns}
-
-
 def _storage(path: Path) -> icechunk.Storage:
     return icechunk.local_filesystem_storage(str(path.absolute()))
 
@@ -427,8 +419,14 @@ def _metadata(step: int, epoch: int, config_hash: str, dataset_fingerprint: str,
 
 
 def _snapshot(info: icechunk.SnapshotInfo, tag: str) -> Snapshot:
-    names = ("step", "epoch", "config_hash", "dataset_fingerprint", "bytes_written")
-    return Snapshot(id=info.id, tag=tag, written_at=info.written_at, **{name: info.metadata[name] for name in names})
+    names = ("step", "epoch", "config_hash", "dataset_fingerprint")
+    return Snapshot(
+        id=info.id,
+        tag=tag,
+        written_at=info.written_at,
+        bytes_written=info.metadata.get("bytes_written", 0),  # format 1 had none, and is refused with its number later
+        **{name: info.metadata[name] for name in names},
+    )
 
 
 def _place(tag: str) -> tuple[int, int]:
@@ -474,5 +472,6 @@ def _refusing(what: str) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     if isinstance(error, icechunk.IcechunkError):
         # icechunk draws a tree over many lines; at its foot is what was wrong in the first place.
-        return " ".join(str(error).rpartition("-> ")[2].split()).strip(" |")
+        lines = str(error).strip().splitlines()
+        return lines[-1].partition("`-> ")[2] or lines[0].removeprefix("x ")
     return f"{type(error).__name__}: {error}"

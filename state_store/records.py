@@ -22,6 +22,8 @@ RECORDS, IDS, FLAGS = "uint32[:,::1]", "int64[::1]", "bool_[::1]"
 """Types of compiled arguments."""
 
 _CACHE_LINE_BYTES = 64
+_TILE = 256
+"""Records that stay in the first-level cache together: each is fetched from memory once, not once a field."""
 
 
 def aligned_words(rows: int, row_words: int) -> Words:
@@ -47,11 +49,15 @@ def gather(words: Words, places: IdArray, values: Floats, visits: npt.NDArray[np
     """Read the records at `places` [b] into `values`, field-major [fields, b], and `visits` [b]."""
     fields = values.shape[0]
     floats = words.view(np.float32)
-    for i in range(places.shape[0]):
-        place = places[i]
+    for start in range(0, places.shape[0], _TILE):
+        stop = min(start + _TILE, places.shape[0])
+        # The visits of the tile first: a loop so short has many cache misses under way at once, and each brings the
+        # rest of its record along.
+        for i in range(start, stop):
+            visits[i] = words[places[i], fields]
         for field in range(fields):
-            values[field, i] = floats[place, field]
-        visits[i] = words[place, fields]
+            for i in range(start, stop):
+                values[field, i] = floats[places[i], field]
 
 
 @compiled(FLAGS, "float32[:,::1]")
@@ -69,22 +75,23 @@ def scatter(words: Words, places: IdArray, values: Floats, accepted: Flags, step
     """Write `values` [fields, b] into the records at `places` [b] where `accepted`, count the visit, note the step."""
     fields = values.shape[0]
     floats = words.view(np.float32)
-    for i in range(places.shape[0]):
-        if accepted[i]:
-            place = places[i]
-            for field in range(fields):
-                floats[place, field] = values[field, i]
-            words[place, fields] += np.uint32(1)
-            words[place, fields + 1] = step
+    for start in range(0, places.shape[0], _TILE):
+        stop = min(start + _TILE, places.shape[0])
+        for i in range(start, stop):  # brings the records, as in `gather`
+            if accepted[i]:
+                words[places[i], fields] += np.uint32(1)
+                words[places[i], fields + 1] = step
+        for field in range(fields):
+            for i in range(start, stop):
+                if accepted[i]:
+                    floats[places[i], field] = values[field, i]
 
 
 @compiled("void", RECORDS, "uint32[:,:]")
 def to_columns(words: Words, columns: Words) -> None:
     """Transpose the first words of the records [rows, row_words] into `columns` [columns, rows]."""
-    # In tiles that stay in the first-level cache: each record is fetched from memory once, not once a column.
-    tile = 512
-    for start in range(0, words.shape[0], tile):
-        stop = min(start + tile, words.shape[0])
+    for start in range(0, words.shape[0], _TILE):
+        stop = min(start + _TILE, words.shape[0])
         for column in range(columns.shape[0]):
             for row in range(start, stop):
                 columns[column, row] = words[row, column]

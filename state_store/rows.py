@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .before_images import BeforeImages
 from .durable import ColumnPart
-from .records import Floats, Words, aligned_words, are_finite, gather, scatter, to_columns
+from .records import FLAGS, IDS, Floats, Words, aligned_words, are_finite, compiled, gather, scatter, to_columns
 from .sample_ids import Flags, IdArray
 from .schema import Schema
 
@@ -32,8 +32,8 @@ class Blocks(Protocol):
     def places(self, rows: IdArray, *, wait: bool) -> IdArray | None:
         """Return where the records of `rows` [b] are; where some are not in memory, fetch them, or return None."""
 
-    def changed(self, blocks: IdArray) -> None:
-        """Note that records of these blocks were written."""
+    def changed(self, rows: IdArray) -> None:
+        """Note that the records of `rows` were written."""
 
     def in_memory(self) -> Flags:
         """Say of every block whether it is in memory, bool [blocks]."""
@@ -58,7 +58,7 @@ class ResidentBlocks:
     def places(self, rows: IdArray, *, wait: bool) -> IdArray | None:
         return rows
 
-    def changed(self, blocks: IdArray) -> None:
+    def changed(self, rows: IdArray) -> None:
         pass
 
     def in_memory(self) -> Flags:
@@ -106,16 +106,14 @@ class Rows:
         """
         rows = ids - self.owned.start
         accepted = are_finite(values)
-        of_block = rows // self.block_rows
+        before = np.zeros(len(rows), dtype=bool)
         with self._blocks.lock:
             places = self._blocks.places(rows, wait=True)
             assert places is not None
-            before = accepted & self._pending[of_block]
-            if before.any():
+            if _mark(rows, accepted, self.block_rows, self._dirty, self._pending, before):
                 self._before.save(self._blocks.words, places, rows, before)
             scatter(self._blocks.words, places, values, accepted, np.uint32(step))
-            self._dirty[of_block[accepted]] = True
-            self._blocks.changed(of_block[accepted])
+            self._blocks.changed(rows)
         return ~accepted
 
     def cut(self) -> None:
@@ -180,3 +178,20 @@ class Rows:
     def _restore(self, block: int, columns: Words) -> None:
         self._before.restore(block, columns)
         self._pending[block] = False
+
+
+@compiled("int64", IDS, FLAGS, "int64", FLAGS, FLAGS, FLAGS)
+def _mark(rows: IdArray, accepted: Flags, block_rows: int, dirty: Flags, pending: Flags, before: Flags) -> int:
+    """Mark the blocks of accepted rows as dirty, and in `before` those rows whose block a snapshot still has to write.
+
+    Returns how many of these there are.
+    """
+    count = 0
+    for i in range(rows.shape[0]):
+        if accepted[i]:
+            block = rows[i] // block_rows
+            dirty[block] = True
+            if pending[block]:
+                before[i] = True
+                count += 1
+    return count

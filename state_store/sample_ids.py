@@ -27,10 +27,10 @@ def checked_ids(sample_ids: SampleIds, owned: range) -> IdArray:
     ids = np.array(sample_ids)
     if ids.dtype != np.int64 or ids.ndim != 1:
         raise SampleIdError(f"sample ids are {ids.dtype} of shape {ids.shape}; pass int64 of shape [b]")
-    outside = (ids < owned.start) | (ids >= owned.stop)
-    if outside.any():
+    if len(ids) and (ids.min() < owned.start or ids.max() >= owned.stop):
+        outside = ids[(ids < owned.start) | (ids >= owned.stop)]
         raise SampleIdError(
-            f"sample id {ids[outside][0]} is outside {owned.start} … {owned.stop - 1}: the store holds {len(owned):,} "
+            f"sample id {outside[0]} is outside {owned.start} … {owned.stop - 1}: the store holds {len(owned):,} "
             "samples. Pass ids of the dataset that this store was made for, and to a rank those of its canonical shards"
         )
     return ids

@@ -250,8 +250,7 @@ class StateStore:
     def flush(self) -> None:
         """Wait until every put is in the rows and every snapshot asked for is committed; raises as they do."""
         self._check_usable()
-        self._rows_thread.drain()
-        self._snapshot_thread.drain()
+        wait([self._rows_thread.submit(lambda: None), self._snapshot_thread.submit(lambda: None)])
         self._check_usable()
         self._snapshot_thread.check()
 

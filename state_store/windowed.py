@@ -96,8 +96,8 @@ class WindowedBlocks:
             self._bring_in(missing, np.unique(rows // self._block_rows))
         return places
 
-    def changed(self, blocks: IdArray) -> None:
-        self._unsaved[self._slot_of[blocks]] = True
+    def changed(self, rows: IdArray) -> None:
+        self._unsaved[self._slot_of[rows // self._block_rows]] = True
 
     def in_memory(self) -> Flags:
         present: Flags = self._slot_of != _ABSENT

@@ -105,7 +105,7 @@ def test_a_damaged_chunk_is_an_error_and_never_a_value(repository, path):
 def test_the_root_group_tells_what_the_store_is_made_for(repository):
     commit(repository, 3)
     assert repository.group(repository.resolve("latest")).attrs.asdict() == {
-        "format_version": 1,
+        "format_version": 2,
         "samples": SAMPLES,
         "fields": {"first/log_s": "-inf", "first/tau": 0.05},
         "block_rows": BLOCK_ROWS,
@@ -400,7 +400,7 @@ def test_a_snapshot_whose_tag_does_not_reach_the_disk_is_none(repository, path, 
         patch.setattr(durable_module.disk, "sync", fail)
         with pytest.raises(SnapshotError, match="Input/output error"):
             commit(repository, 1)
-    assert tags(Repository.open(path))[:1] == ["step-0"]
+    assert tags(Repository.open(path)) == ["step-0"]
     commit(repository, 1, [rows(10)])
     assert_all_rows(Repository.open(path), "step-1", 10)
 
@@ -428,7 +428,7 @@ def test_a_snapshot_whose_description_is_damaged_is_left_out_and_harms_no_other(
     assert tags(reopened) == ["step-0", "step-2", "step-3"]
     assert_all_rows(reopened, "step-2", 2)
     assert_all_rows(reopened, "step-3", 3)
-    assert "the snapshot step-1 cannot be read and is left out: incomplete frame" in caplog.text
+    assert "the snapshot step-1 cannot be read and is left out: early eof" in caplog.text
 
 
 # Making, opening, matching
@@ -467,10 +467,10 @@ def test_a_store_of_a_later_format_is_refused(repository, path):
     first = repository.resolve("step-0")
     other.create_branch("later", first.id)
     session = other.writable_session("later")
-    zarr.open_group(session.store).update_attributes({"format_version": 2})
+    zarr.open_group(session.store).update_attributes({"format_version": 3})
     metadata = other.lookup_snapshot(first.id).metadata | {"step": 9}
     other.create_tag("step-9", session.commit("later", metadata))
-    with pytest.raises(StoreNotFoundError, match="format version 2, this thermopile reads 1"):
+    with pytest.raises(StoreNotFoundError, match="format version 3, this thermopile reads 2"):
         StateReader.open(path)
 
 

@@ -465,6 +465,7 @@ def test_row_groups_are_whole_blocks(one_run, tmp_path, monkeypatch):
     state("export", one_run, "--to", to)
     metadata = pq.read_metadata(to)
     assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [600, 400]
+    np.testing.assert_array_equal(pq.read_table(to)["sample_id"], np.arange(SAMPLES))
     np.testing.assert_array_equal(pq.read_table(to)["first/u"].to_numpy(), sound_columns()["first/u"])
 
 

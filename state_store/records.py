@@ -22,7 +22,7 @@ RECORDS, IDS, FLAGS = "uint32[:,::1]", "int64[::1]", "bool_[::1]"
 """Types of compiled arguments."""
 
 _CACHE_LINE_BYTES = 64
-_TILE = 256
+_TILE = 128
 """Records that stay in the first-level cache together: each is fetched from memory once, not once a field."""
 
 
@@ -52,12 +52,13 @@ def gather(words: Words, places: IdArray, values: Floats, visits: npt.NDArray[np
     for start in range(0, places.shape[0], _TILE):
         stop = min(start + _TILE, places.shape[0])
         # The visits of the tile first: a loop so short has many cache misses under way at once, and each brings the
-        # rest of its record along.
+        # rest of its record along. Places are unsigned to numba, or it would look for negative ones each time.
         for i in range(start, stop):
-            visits[i] = words[places[i], fields]
-        for field in range(fields):
-            for i in range(start, stop):
-                values[field, i] = floats[places[i], field]
+            visits[i] = words[np.uint64(places[i]), fields]
+        for i in range(start, stop):
+            record = floats[np.uint64(places[i])]
+            for field in range(fields):
+                values[field, i] = record[field]
 
 
 @compiled(FLAGS, "float32[:,::1]")
@@ -79,12 +80,14 @@ def scatter(words: Words, places: IdArray, values: Floats, accepted: Flags, step
         stop = min(start + _TILE, places.shape[0])
         for i in range(start, stop):  # brings the records, as in `gather`
             if accepted[i]:
-                words[places[i], fields] += np.uint32(1)
-                words[places[i], fields + 1] = step
-        for field in range(fields):
-            for i in range(start, stop):
-                if accepted[i]:
-                    floats[places[i], field] = values[field, i]
+                counters = words[np.uint64(places[i]), fields:]
+                counters[0] += np.uint32(1)
+                counters[1] = step
+        for i in range(start, stop):
+            if accepted[i]:
+                record = floats[np.uint64(places[i])]
+                for field in range(fields):
+                    record[field] = values[field, i]
 
 
 @compiled("void", RECORDS, "uint32[:,:]")

@@ -41,14 +41,21 @@ class CheckpointInfo(BaseModel, frozen=True, extra="forbid"):
 
 
 def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]) -> Path:
-    """Write checkpoints/step-N whole, then let `latest` name it. Replaces a directory of that name."""
+    """Write checkpoints/step-N whole, then let `latest` name it. Replaces a directory of that name.
+
+    Raises OSError where it cannot be written, and then leaves nothing of it on the disk.
+    """
     final, building = folder / f"step-{info.step}", folder / f".step-{info.step}.partial"
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     buffer = io.BytesIO()
     torch.save(training, buffer)
-    write_atomically(building / _TENSORS, buffer.getvalue())
-    write_atomically(building / _INFO, info.model_dump_json(indent=1).encode())
+    try:
+        write_atomically(building / _TENSORS, buffer.getvalue())
+        write_atomically(building / _INFO, info.model_dump_json(indent=1).encode())
+    except OSError:
+        shutil.rmtree(building, ignore_errors=True)  # what filled the disk must not stay
+        raise
     if final.exists():  # left by a run that was killed before `latest` named it
         _discard(final)
     os.rename(building, final)

@@ -221,8 +221,7 @@ class Trainer:
                 raise
             self._retry_at = time.monotonic() + RETRY_SECONDS
             _log.warning(
-                "the checkpoint of step %d was not written: %s. The last one stands, training goes on, and the next "
-                "attempt comes in %.0f seconds: make room until then",
+                "the checkpoint of step %d was not written: %s. Training goes on; next attempt in %.0f seconds",
                 self.steps_done, error, RETRY_SECONDS,
             )  # fmt: skip
 

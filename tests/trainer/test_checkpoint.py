@@ -97,6 +97,14 @@ def test_a_checkpoint_is_out_of_sight_before_any_of_its_files_goes(tmp_path, mon
     assert latest_checkpoint(tmp_path) is not None
 
 
+def test_a_save_that_finds_no_room_leaves_nothing_behind(tmp_path, monkeypatch):
+    save(tmp_path, 3)
+    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space"):
+        save(tmp_path, 5)
+    assert {path.name for path in tmp_path.iterdir()} == {"step-3", "latest"}
+
+
 @pytest.mark.parametrize("file", ["training.pt", "checkpoint.json"])
 @pytest.mark.parametrize("keep", [0, 20])
 def test_a_checkpoint_cut_short_is_refused_by_name(tmp_path, file, keep):

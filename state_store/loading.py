@@ -13,29 +13,37 @@ _ROWS_LOADED_AT_ONCE = 1 << 20
 """Bounds the memory that opening a store needs beside its rows."""
 
 
-def rows_at(
-    repository: Repository, description: Description, snapshot: Snapshot, owned: range, memory_budget: int | None,
-    rank: int,
-) -> tuple[Rows, WindowedBlocks | None]:  # fmt: skip
-    """Return the rows of a rank as they were at `snapshot`; and its windowed blocks, where they exceed the budget.
+def slots_within(memory_budget: int | None, description: Description, owned: range) -> int | None:
+    """Return how many blocks a budget in bytes holds, or None where it is none or holds all rows of `owned`.
 
-    owned: ids of the rank. memory_budget: bytes; None for all rows resident.
     Raises MemoryBudgetError for a budget below one block, ValueError for a range that is not of whole blocks.
     """
     _check_owned(owned, description)
-    schema, block_rows = description.schema, description.block_rows
-    row_bytes = 4 * schema.row_words
+    block_rows, row_bytes = description.block_rows, 4 * description.schema.row_words
     if memory_budget is None or len(owned) * row_bytes <= memory_budget:
-        resident = ResidentBlocks(schema, len(owned), block_rows)
-        if snapshot.step > 0:
-            _read_all(resident, repository, description, snapshot, owned)
-        return Rows(schema, owned, block_rows, resident), None
+        return None
     slots = memory_budget // (block_rows * row_bytes)
     if slots < 1:
         raise MemoryBudgetError(
             f"a memory budget of {memory_budget:,} bytes holds no block of {block_rows:,} rows of {row_bytes} bytes. "
             f"Raise it to {block_rows * row_bytes:,} or more; the windows of the order need several blocks"
         )
+    return slots
+
+
+def rows_at(
+    repository: Repository, description: Description, snapshot: Snapshot, owned: range, slots: int | None, rank: int
+) -> tuple[Rows, WindowedBlocks | None]:
+    """Return the rows of a rank as they were at `snapshot`; and its windowed blocks, where only `slots` are in memory.
+
+    owned: ids of the rank. slots: blocks; None for all rows resident.
+    """
+    schema, block_rows = description.schema, description.block_rows
+    if slots is None:
+        resident = ResidentBlocks(schema, len(owned), block_rows)
+        if snapshot.step > 0:
+            _read_all(resident, repository, description, snapshot, owned)
+        return Rows(schema, owned, block_rows, resident), None
     tier = WorkingTier(repository, description, owned, snapshot, rank)
     windowed = WindowedBlocks(
         schema, len(owned), block_rows, slots, tier, first_block=owned.start // block_rows, step=snapshot.step

@@ -142,13 +142,14 @@ class Rows:
     def written(self) -> None:
         """Let go of the cut: its snapshot is committed."""
         with self._blocks.lock:
+            self._cut[:] = False
             self._before.clear()
 
     def not_written(self) -> None:
         """Count the blocks of the cut as changed again: its snapshot failed, and the next one has to write them."""
         with self._blocks.lock:
             self._dirty |= self._cut
-            self._pending[:] = False
+            self._cut[:] = self._pending[:] = False
             self._before.clear()
 
     def _next_run(self) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from .background import BackgroundThread
 from .durable import ColumnPart, Description, Repository, Snapshot
 from .errors import SnapshotError, StateStoreError, StepError, StoreClosedError
 from .in_flight import InFlight, Prefetch
-from .loading import rows_at
+from .loading import rows_at, slots_within
 from .lock import WriterLock
 from .ranks import Alone, Ranks
 from .rows import Rows
@@ -66,8 +66,8 @@ class StateStore:
         self._closed = False
         self._rows_thread = BackgroundThread("rows")
         self._snapshot_thread = BackgroundThread("snapshot", goes_on=True)
-        self._last_snapshot_step = last_snapshot.step
-        self._last_write: Future[Snapshot] | None = None
+        self._writes: list[tuple[int, Future[Snapshot]]] = []
+        """Snapshots asked for and their steps, until they are written or have failed."""
 
     @classmethod
     def create(
@@ -84,16 +84,13 @@ class StateStore:
         Raises StoreExistsError, StoreLockedError, FieldError for a bad name or value, ValueError for a bad size,
         MemoryBudgetError.
         """
-        description = Description(samples, Schema(dict(fields)), block_rows, dataset_fingerprint)
-        # What can fail for want of a device comes first, and then leaves no repository behind.
-        staging = Staging(description.schema, device)
-
-        def on_first_rank() -> Snapshot:
-            return Repository.create(Path(path), description).resolve("latest")
-
+        path = Path(path)
         return cls._assemble(
-            Path(path), on_first_rank, description, staging, memory_budget, ranks or Alone(), owned or range(samples)
-        )
+            path,
+            lambda: Description(samples, Schema(dict(fields)), block_rows, dataset_fingerprint),
+            lambda description: Repository.create(path, description).resolve("latest"),
+            device, memory_budget, ranks, owned,
+        )  # fmt: skip
 
     @classmethod
     def open(
@@ -108,37 +105,53 @@ class StateStore:
         Raises StoreNotFoundError, SnapshotNotFoundError, StoreLockedError, and StoreMismatchError, before anything is
         undone, where the store was made for another dataset, number of samples or fields; MemoryBudgetError.
         """
-        repository = Repository.open(Path(path))
-        description = repository.describe(repository.resolve(at))
-        description.check_same(
-            samples=samples, schema=Schema(dict(fields)), dataset_fingerprint=dataset_fingerprint, path=repository.path
+        path = Path(path)
+
+        def description() -> Description:
+            repository = Repository.open(path)
+            found = repository.describe(repository.resolve(at))
+            found.check_same(
+                samples=samples, schema=Schema(dict(fields)), dataset_fingerprint=dataset_fingerprint, path=path
+            )
+            return found
+
+        return cls._assemble(
+            path, description, lambda _: Repository.open(path).resolve(at), device, memory_budget, ranks, owned
         )
-        store = cls._assemble(
-            Path(path), lambda: repository.resolve(at), description, Staging(description.schema, device),
-            memory_budget, ranks or Alone(), owned or range(samples),
-        )  # fmt: skip
-        if store._ranks.rank == 0:
-            repository.undo_after(store.last_snapshot)
-        return store
 
     @classmethod
     def _assemble(
-        cls, path: Path, on_first_rank: Callable[[], Snapshot], description: Description, staging: Staging,
-        memory_budget: int | None, ranks: Ranks, owned: range,
+        cls, path: Path, describe: Callable[[], Description], begin: Callable[[Description], Snapshot],
+        device: str | torch.device, memory_budget: int | None, ranks: Ranks | None, owned: range | None,
     ) -> Self:  # fmt: skip
-        """Lock, then let the first rank make or find the snapshot to begin with, then read what every rank needs."""
+        """Lock, let the first rank make or find the snapshot to begin with, then read what every rank needs.
+
+        No rank goes on where another one failed, and a store is made, or undone, only once the rest cannot fail.
+        """
+        ranks = ranks or Alone()
         with ExitStack() as undo:
-            snapshot, lock = None, None
+            lock, snapshot = None, None
             with _agreement(ranks):
                 if ranks.rank == 0:
                     lock = WriterLock(path)
                     undo.callback(lock.release)
                     discard(path)
-                    snapshot = on_first_rank()
+                description = describe()
+                share = range(description.samples) if owned is None else owned
+                staging = Staging(description.schema, device)
+                slots = slots_within(memory_budget, description, share)
+            with _agreement(ranks):
+                if ranks.rank == 0:
+                    snapshot = begin(description)
             snapshot = ranks.broadcast(snapshot)
             with _agreement(ranks):
                 repository = Repository.open(path)
-                rows, windowed = rows_at(repository, description, snapshot, owned, memory_budget, ranks.rank)
+                rows, windowed = rows_at(repository, description, snapshot, share, slots, ranks.rank)
+                if windowed is not None:
+                    undo.callback(windowed.close)
+            with _agreement(ranks):
+                if ranks.rank == 0:
+                    repository.undo_after(snapshot)
             store = cls(repository, description, rows, windowed, staging, lock, ranks, snapshot)
             undo.pop_all()
         return store
@@ -168,7 +181,7 @@ class StateStore:
     def prefetch(self, sample_ids: SampleIds) -> None:
         """Say that `take` will be called with exactly these ids, int64 [b]; their rows are gathered meanwhile.
 
-        A hint: it changes no result, may come several batches ahead, and need not come true.
+        A hint: it changes no result, may come several batches ahead, at most 16, and need not come true.
         Raises SampleIdError.
         """
         self._check_usable()
@@ -179,7 +192,9 @@ class StateStore:
         """Return the rows of `sample_ids`, int64 [b], in their order: every field, float32 [b], and visits, int32 [b].
 
         Tensors are on the store's device and the caller's own. Every put made before is seen, also one still under way:
-        only a put that shares ids with this batch is waited for. Raises SampleIdError, BackgroundError.
+        only a put that shares ids with this batch is waited for.
+        Raises SampleIdError, BackgroundError; under a memory budget also MemoryBudgetError, and OSError or
+        DamagedChunkError where a block cannot be fetched, after which the call may be made again.
         """
         self._check_usable()
         ids = checked_ids(sample_ids, self.owned)
@@ -217,23 +232,23 @@ class StateStore:
 
         Where it cannot be written, as on a full disk, the future gives SnapshotError. The last snapshot stands, the
         rows are as they were, and the next snapshot writes what this one could not. A failure that nobody asks the
-        future about is raised by the next `snapshot`, `retain`, `flush` or `close`.
+        future about is raised by the next `flush` or `close`, and, in a run of one process, `snapshot` or `retain`.
         Raises StepError, BackgroundError.
         """
         self._check_usable()
         _check_step(step)
-        if step <= self._last_snapshot_step:
+        self._writes = [(at, write) for at, write in self._writes if not write.done()]
+        newest = max(self.last_snapshot.step, *(at for at, _ in self._writes), 0)
+        if step <= newest:
             raise StepError(
-                f"snapshot of step {step} after one of step {self._last_snapshot_step}; a snapshot's step must be "
-                "greater than the last one's, or the store be opened at an earlier snapshot"
+                f"snapshot of step {step} after one of step {newest}; a snapshot's step must be greater than the last "
+                "one's, or the store be opened at an earlier snapshot"
             )
-        self._snapshot_thread.check()
-        self._last_snapshot_step = step
-        cut = self._rows_thread.submit(self._cut, self._last_write)
-        self._last_write = self._snapshot_thread.submit(
-            self._write_snapshot, cut, step=step, epoch=epoch, config_hash=config_hash
-        )
-        return self._last_write
+        self._raise_unseen_failure()
+        cut = self._rows_thread.submit(self._cut, self._writes[-1][1] if self._writes else None)
+        write = self._snapshot_thread.submit(self._write_snapshot, cut, step=step, epoch=epoch, config_hash=config_hash)
+        self._writes.append((step, write))
+        return write
 
     def retain(self, keep_last: int, keep_every: int = 0) -> "Future[None]":
         """Delete snapshots and free their disk, in the background, after the snapshots asked for so far.
@@ -242,7 +257,7 @@ class StateStore:
         step-0. A reader that has one of these open is not disturbed. Raises ValueError, BackgroundError.
         """
         self._check_usable()
-        self._snapshot_thread.check()
+        self._raise_unseen_failure()
         if keep_last < 1 or keep_every < 0:
             raise ValueError(f"keep_last is {keep_last} and keep_every {keep_every}; at least 1 and 0 are needed")
         return self._snapshot_thread.submit(self._delete_old_snapshots, keep_last, keep_every)
@@ -286,6 +301,11 @@ class StateStore:
         self._rows_thread.check()
         if self._windowed is not None:
             self._windowed.check()
+
+    def _raise_unseen_failure(self) -> None:
+        # With more ranks not here: the one that has not asked would stay away from what the others now do together.
+        if self._ranks.world == 1:
+            self._snapshot_thread.check()
 
     def _check_process(self) -> None:
         # A fork copies neither the threads nor their locks; waiting for them would take for ever.
@@ -341,6 +361,9 @@ class StateStore:
         self._rows.cut()
 
     def _write_snapshot(self, cut: "Future[None]", *, step: int, epoch: int, config_hash: str) -> Snapshot:
+        # Before anything can fail: what could not be written is counted as changed again, but only after the cut.
+        wait([cut])
+
         def parts() -> Iterable[ColumnPart]:
             cut.result()  # raised in here it reaches all ranks
             yield from self._rows.parts()
@@ -352,12 +375,11 @@ class StateStore:
             )  # fmt: skip
         except BaseException:
             self._rows.not_written()
-            self._last_snapshot_step = self.last_snapshot.step
             raise
+        self.last_snapshot = snapshot
         self._rows.written()
         if self._windowed is not None:
             self._windowed.follow(snapshot)
-        self.last_snapshot = snapshot
         return snapshot
 
     def _delete_old_snapshots(self, keep_last: int, keep_every: int) -> None:

@@ -2,14 +2,15 @@
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from .background import BackgroundThread
 from .durable import Snapshot
-from .errors import MemoryBudgetError
+from .errors import MemoryBudgetError, StateStoreError
 from .records import IDS, Words, aligned_words, compiled
 from .sample_ids import Flags, IdArray
 from .schema import Schema
@@ -58,7 +59,7 @@ class WindowedBlocks:
         self._rows, self._block_rows, self._tier = rows, block_rows, tier
         self._thread = BackgroundThread("blocks")
         self._scheduled = False
-        self._closed = False
+        self._ended = False
         self._slot_of = np.full(-(-rows // block_rows), _ABSENT, dtype=np.int64)
         self._block_in = np.full(slots, _FREE, dtype=np.int64)
         self._unsaved = np.zeros(slots, dtype=bool)  # newer than on disk
@@ -119,7 +120,7 @@ class WindowedBlocks:
 
     def close(self) -> None:
         """End the thread and delete the working tier: what no snapshot has is gone."""
-        self._closed = True
+        self._ended = True
         self._thread.close()
         self._tier.remove()
 
@@ -127,35 +128,42 @@ class WindowedBlocks:
 
     def _schedule(self) -> None:
         with self.lock:
-            if self._scheduled or self._closed:
+            if self._scheduled or self._ended:
                 return
             self._scheduled = True
         self._thread.submit(self._work)
 
     def _work(self) -> None:
-        while not self._closed:
-            with self.lock:
-                over = self._slot_that_is_over()
-                coming = None if over is not None else self._block_to_read_ahead()
-                if over is None and coming is None:
-                    self._complaint = ""
-                    self._rest()
-                    return
+        while (job := self._next_job()) is not None:
             try:
-                if over is not None:
-                    self._write_back(over)
-                elif coming is not None:
-                    self._read(*coming)
+                job()
             except Exception as error:  # noqa: BLE001 (whoever needs the block does this again, and raises)
                 self._give_up_for_now(error)
                 return
 
+    def _next_job(self) -> Callable[[], None] | None:
+        """Choose what to do next; None, and the thread is no longer scheduled, where there is nothing."""
+        with self.lock:
+            try:
+                if not self._ended:
+                    if (over := self._slot_that_is_over()) is not None:
+                        return partial(self._write_back, over)
+                    if (coming := self._block_to_read_ahead()) is not None:
+                        return partial(self._read, *coming)
+            except BaseException:
+                self._ended = True
+                self._rest()
+                raise
+            self._complaint = ""
+            self._rest()
+            return None
+
     def _give_up_for_now(self, error: Exception) -> None:
+        with self.lock:
+            self._rest()
         if str(error) != self._complaint:
             self._complaint = str(error)
             _log.warning("the state's working tier %s: %s", self._tier.path, error)
-        with self.lock:
-            self._rest()
 
     def _rest(self) -> None:
         self._scheduled = False
@@ -188,6 +196,12 @@ class WindowedBlocks:
         free = np.flatnonzero(self._block_in == _FREE)
         while len(free) and (window := self._current_window()) is not None:
             block = int(window.blocks[self._next_in_window]) - self._first_block
+            if not 0 <= block < len(self._slot_of):
+                first, end = self._first_block, self._first_block + len(self._slot_of)
+                raise StateStoreError(
+                    f"a window has block {block + first}, but this process holds the blocks {first} … {end - 1}; "
+                    "expect the windows of this rank alone"
+                )
             self._next_in_window += 1
             slot = int(self._slot_of[block])
             if slot != _ABSENT:

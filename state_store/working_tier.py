@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import zarr
+from zarr.codecs import Crc32cCodec
 
 from .chunks import read_rows
 from .durable import Description, Repository, Snapshot
+from .errors import DamagedChunkError
 from .records import Words
 from .sample_ids import Flags
 
@@ -34,27 +36,28 @@ class WorkingTier:
             chunks=(min(description.block_rows, rows), words),
             dtype=np.uint32,
             fill_value=0,
-            compressors=None,
+            compressors=Crc32cCodec(),
             filters=None,
             config={"write_empty_chunks": True},
         )
         self._written: Flags = np.zeros(-(-rows // description.block_rows), dtype=bool)
+        self._opened: tuple[Snapshot, zarr.Group] | None = None
         self.follow(snapshot)
 
     def follow(self, snapshot: Snapshot) -> None:
         """Read blocks never written here from `snapshot` from now on: the older one may be collected."""
-        self._snapshot = self._repository.group(snapshot)
+        self._snapshot = snapshot
 
     def read(self, block: int) -> Words:
         """Return the records of a block, [its rows, row_words]. Raises DamagedChunkError, OSError."""
         start = block * self._description.block_rows
         stop = min(start + self._description.block_rows, len(self._owned))
         if self._written[block]:
-            return np.ascontiguousarray(self._array[start:stop], dtype=np.uint32)
+            return self._read_own(block, start, stop)
         while True:
             snapshot = self._snapshot
             try:
-                return self._from_snapshot(snapshot, self._owned.start + start, self._owned.start + stop)
+                return self._read_snapshot(snapshot, self._owned.start + start, self._owned.start + stop)
             except Exception:
                 # Another thread may just have moved on to a newer snapshot, and collected this one.
                 if snapshot is self._snapshot:
@@ -72,8 +75,22 @@ class WorkingTier:
         with suppress(OSError):  # other ranks still have theirs
             self.path.parent.rmdir()
 
-    def _from_snapshot(self, group: zarr.Group, start: int, stop: int) -> Words:
-        schema = self._description.schema
+    def _read_own(self, block: int, start: int, stop: int) -> Words:
+        file = self.path / "c" / str(block) / "0"
+        try:
+            if not file.exists():  # zarr would make zeros of it
+                raise FileNotFoundError("it is gone")
+            return np.ascontiguousarray(self._array[start:stop], dtype=np.uint32)
+        except (OSError, ValueError) as error:
+            raise DamagedChunkError(
+                f"block {block} of the working tier cannot be read from {file}: {error}. "
+                "Resume at the last snapshot, which does not need it"
+            ) from error
+
+    def _read_snapshot(self, snapshot: Snapshot, start: int, stop: int) -> Words:
+        if self._opened is None or self._opened[0] is not snapshot:
+            self._opened = (snapshot, self._repository.group(snapshot))
+        group, schema = self._opened[1], self._description.schema
         words = np.zeros((stop - start, schema.row_words), dtype=np.uint32)
         for place, column in enumerate(schema.columns):
             words[:, place] = read_rows(group, self._description, column, start, stop).view(np.uint32)

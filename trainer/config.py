@@ -133,7 +133,7 @@ class StateConfig(_Section):
 
     memory_budget: Annotated[PositiveInt | None, BeforeValidator(_to_bytes)] = None
     """RAM for the rows of a process: bytes, or a size such as 512MB or 2GiB; none, the default, holds them all."""
-    prefetch_steps: PositiveInt = 2
+    prefetch_steps: int = Field(default=2, ge=1, le=16)
     """Steps ahead of which their rows are gathered."""
 
 

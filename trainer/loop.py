@@ -18,7 +18,7 @@ from ..pipeline.batch import Batch
 from ..pipeline.dataset import Dataset
 from ..pipeline.ffcv_loader import FFCVLoader
 from ..pipeline.order import ORDER_VERSION, Order, Window
-from ..state_store import SnapshotError, StateStore, StateStoreError, StoreNotFoundError, list_snapshots
+from ..state_store import SnapshotError, StateStore, StateStoreError, list_snapshots
 from ..state_store.schema import Schema
 from .checkpoint import (
     CheckpointInfo,
@@ -135,12 +135,9 @@ class Trainer:
 
     def _new_store(self) -> StateStore:
         """A store of samples never seen, or what a run killed before its first checkpoint left, taken back to that."""
-        try:
+        if self.run_directory.state.exists():
             return StateStore.open(self.run_directory.state, at="step-0", **self._store_settings())
-        except StoreNotFoundError:
-            return StateStore.create(
-                self.run_directory.state, block_rows=self.order.block_rows, **self._store_settings()
-            )
+        return StateStore.create(self.run_directory.state, block_rows=self.order.block_rows, **self._store_settings())
 
     def run(self, on_report: Callable[[StepReport], None] = lambda report: None) -> None:
         """Train to the last step.
@@ -230,7 +227,7 @@ class Trainer:
         keep = self.config.checkpoint
         try:
             snapshots = (snapshot.step for snapshot in list_snapshots(self.run_directory.state))
-            kept = retained_steps(snapshots, keep.keep_last, keep.keep_every)
+            kept = retained_steps(snapshots, keep.keep_last, keep.keep_every) | {self.steps_done}
             remove_checkpoints(self.run_directory.checkpoints, keep=kept)
             self.store.retain(keep.keep_last, keep.keep_every).result()
         except (StateStoreError, OSError) as error:

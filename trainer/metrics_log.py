@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from .errors import TrainingError
 
+_log = logging.getLogger(__name__)
+
 
 class MetricsLog:
     """Collects the steps' scalars where they are and writes them out when told to.
@@ -26,7 +29,8 @@ class MetricsLog:
         """Open the log; lines of steps after keep_steps, and a line cut off by a crash, are dropped."""
         if path.exists():
             os.truncate(path, _bytes_up_to(path, keep_steps))
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
+        self._unwritten = b""  # lines that the disk had no room for
         self._waiting: list[dict[str, Tensor | float]] = []
 
     def add(self, scalars: Mapping[str, Tensor | float]) -> None:
@@ -36,6 +40,7 @@ class MetricsLog:
     def flush(self) -> list[dict[str, float]]:
         """Write the steps added since the last flush and return them.
 
+        Lines that cannot be written, as on a full disk, are kept for the next flush, with a warning.
         Raises TrainingError where a loss is not finite.
         """
         steps, self._waiting = self._waiting, []
@@ -50,13 +55,21 @@ class MetricsLog:
                 raise TrainingError(f"the loss is {line['loss']} at step {line['step']}; lower the learning rate")
             # JSON has no infinity.
             finite = {name: value if math.isfinite(value) else None for name, value in line.items()}
-            self._file.write(json.dumps(finite).encode() + b"\n")
-        self._file.flush()
+            self._unwritten += json.dumps(finite).encode() + b"\n"
+        try:
+            self._write()
+        except OSError as error:
+            _log.warning("metrics.jsonl cannot be written: %s. Its lines are kept and written later", error)
         return lines
 
     def sync(self) -> None:
-        """Make what was written durable."""
+        """Make all lines durable. Raises OSError where that fails."""
+        self._write()
         os.fsync(self._file.fileno())
+
+    def _write(self) -> None:
+        while self._unwritten:
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
     def __enter__(self) -> Self:
         return self

@@ -402,6 +402,36 @@ def test_a_failed_snapshot_that_nobody_asked_about_is_raised_once_by_a_later_cal
     store.close()
 
 
+def test_a_failed_snapshot_takes_no_step_back_that_a_later_one_has_taken(create, monkeypatch):
+    store = create()
+    with monkeypatch.context() as broken:
+        broken.setattr("thermopile.state_store.disk.sync_file_system", no_space)
+        assert store.snapshot(10, epoch=0).exception() is not None
+    store.snapshot(20, epoch=0)
+    with pytest.raises(StepError, match="step 15 after one of step 20"):
+        store.snapshot(15, epoch=0)
+
+
+def test_rows_put_before_a_snapshot_that_fails_at_once_are_in_the_next_one(create, path, new_rows, monkeypatch):
+    store = create()
+    with monkeypatch.context() as broken:
+        broken.setattr("thermopile.state_store.durable.Repository._fork", no_space)
+        for step in range(1, 6):
+            store.put(np.arange(100), new_rows(100, float(step)), step=step)
+        assert store.snapshot(5, epoch=0).exception() is not None
+    store.snapshot(6, epoch=0).result()
+    assert StateReader.open(path).column("visits").tolist() == [5] * 100
+
+
+def test_an_open_that_fails_half_way_frees_the_lock(create, resume, monkeypatch):
+    create().close()
+    with monkeypatch.context() as broken:
+        broken.setattr("thermopile.state_store.durable.Repository.undo_after", no_space)
+        with pytest.raises(OSError, match="No space left on device"):
+            resume()
+    resume()
+
+
 def test_a_failed_close_frees_the_lock_all_the_same(create, resume, monkeypatch):
     store = create()
     with monkeypatch.context() as broken:
@@ -467,7 +497,10 @@ def steps_on(device, store, steps=20, b=32):
         state = store.take(ids)
         busy = torch.ones(500, 500, device=device) @ torch.ones(500, 500, device=device)
         new = dict.fromkeys(("first/log_s", "first/tau"), state["visits"] + step + 0 * busy[0, 0])
-        store.put(ids, {name: row.float() for name, row in new.items()}, step=step + 1)
+        new = {name: row.float() for name, row in new.items()}
+        store.put(ids, new, step=step + 1)
+        for row in new.values():
+            row.zero_()  # the caller may use its tensors again at once
     return {name: row.cpu() for name, row in store.take(np.arange(100)).items()}
 
 

@@ -3,13 +3,14 @@
 import errno
 import logging
 import os
+import threading
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from thermopile.pipeline.order import Order
-from thermopile.state_store import MemoryBudgetError, StateReader, StateStore
+from thermopile.state_store import BackgroundError, DamagedChunkError, MemoryBudgetError, StateReader, StateStore
 
 FIELDS = {f"field_{i}": i / 2 for i in range(6)}  # with visits and last_step: 32 bytes a row
 ROW_BYTES = 32
@@ -164,6 +165,7 @@ def test_rows_that_no_step_has_touched_outlive_the_snapshot_that_they_were_opene
 def test_a_budget_below_one_block_is_refused_with_the_size_that_would_do(tmp_path, small):
     with pytest.raises(MemoryBudgetError, match=f"Raise it to {small.block_rows * ROW_BYTES:,} or more"):
         make_store(tmp_path / "windowed", small, budget_blocks=0.99)
+    make_store(tmp_path / "windowed", small, budget_blocks=1).close()
 
 
 def test_a_batch_of_more_blocks_than_the_budget_holds_is_refused_with_the_size_that_would_do(tmp_path, small):
@@ -194,18 +196,59 @@ def test_a_full_disk_stops_the_take_that_needs_room_and_training_goes_on_after(t
         assert store.take(blocks[2])["field_0"].tolist() == [2.0] * small.block_rows
 
 
-def test_windows_that_cannot_be_followed_are_raised_with_their_cause(tmp_path, small):
+@pytest.mark.parametrize("drained", [True, False], ids=["before the take", "during the take"])
+def test_windows_that_cannot_be_followed_are_raised_with_their_cause(tmp_path, small, drained):
+    asked = threading.Event()
+
     def broken():
+        asked.wait(0 if drained else 0.2)
         raise RuntimeError("no such epoch")
         yield
 
     store = make_store(tmp_path / "windowed", small, budget_blocks=3)
     store.expect(broken())
-    store._windowed._thread.drain()
-    with pytest.raises(Exception, match="no such epoch") as raised:
+    if drained:
+        store._windowed._thread.drain()
+    else:
+        store.take(np.array([0]))  # what it needs comes all the same
+    with pytest.raises(BackgroundError, match="no such epoch") as raised:
         store.take(np.array([0]))
     assert isinstance(raised.value.__cause__, RuntimeError)
     store.close()
+
+
+def test_windows_of_another_rank_are_refused_and_touch_no_row(tmp_path, small):
+    store = StateStore.create(
+        tmp_path / "half",
+        small.samples,
+        FIELDS,
+        block_rows=small.block_rows,
+        dataset_fingerprint="windows",
+        memory_budget=3 * small.block_rows * ROW_BYTES,
+        owned=range(120, 240),
+    )
+    store.expect(small.windows(0))
+    store._windowed._thread.drain()
+    with pytest.raises(BackgroundError, match=r"block \d+, but this process holds the blocks 6 … 11"):
+        store.take(np.array([130]))
+    store.close()
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut short", "flipped"])
+def test_a_damaged_block_of_the_working_tier_is_an_error_that_names_its_file(tmp_path, small, harm):
+    with make_store(tmp_path / "windowed", small, budget_blocks=1) as store:
+        for step, block in ((1, 0), (2, 3)):
+            ids = np.arange(block * small.block_rows, (block + 1) * small.block_rows)
+            store.put(ids, store.take(ids), step=step)
+        store.flush()
+        store._windowed._thread.drain()
+        file = tmp_path / "windowed.working" / "rank-0" / "c" / "0" / "0"
+        whole = file.read_bytes()
+        file.unlink()
+        if harm != "gone":
+            file.write_bytes(whole[:100] if harm == "cut short" else b"\xff" + whole[1:])
+        with pytest.raises(DamagedChunkError, match=str(file)):
+            store.take(np.array([0]))
 
 
 def test_the_working_tier_is_gone_once_the_store_is_closed(tmp_path, small):

@@ -1,6 +1,7 @@
 """metrics.jsonl: a line for every step, cut back exactly on resume."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,3 +59,18 @@ def test_other_metrics_that_are_not_finite_become_null(tmp_path):
         add(log, 1, gradient=torch.tensor(float("inf")))
         log.flush()
     assert lines(tmp_path / "m.jsonl")[0]["gradient"] is None
+
+
+def test_lines_that_the_disk_has_no_room_for_are_written_later_and_durable_only_then(tmp_path, caplog):
+    with MetricsLog(tmp_path / "m.jsonl", keep_steps=0) as log, Path("/dev/full").open("ab", buffering=0) as full:
+        log._file, disk = full, log._file
+        add(log, 1)
+        log.flush()
+        assert "cannot be written: [Errno 28]" in caplog.text
+        with pytest.raises(OSError, match="No space left"):
+            log.sync()
+        log._file = disk
+        add(log, 2)
+        log.flush()
+        log.sync()
+    assert [line["step"] for line in lines(tmp_path / "m.jsonl")] == [1, 2]

@@ -73,6 +73,27 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class UnreadableSnapshot:
+    """A snapshot that was announced, and whose file is damaged since."""
+
+    tag: str
+    id: str
+    reason: str
+    """What icechunk says of it."""
+
+    @property
+    def file(self) -> str:
+        """Path in the directory of the state."""
+        return f"snapshots/{self.id}"
+
+    def __str__(self) -> str:
+        return (
+            f"the snapshot {self.tag} cannot be read: the file {self.file} in the directory of the state is damaged or "
+            f"missing ({self.reason})"
+        )
+
+
+@dataclass(frozen=True)
 class ColumnPart:
     """The rows from `start` on of every column, arrays of one length; whole blocks, but for the store's end."""
 
@@ -179,26 +200,44 @@ class Repository:
         return cls(path, icechunk.Repository.open(_storage(path)))
 
     def snapshots(self) -> list[Snapshot]:
-        """Return the snapshots of the run's history, oldest first."""
-        return [snapshot for snapshot in map(self._read_snapshot, self._tags()) if snapshot is not None]
+        """Return the snapshots of the run's history that can be read, oldest first."""
+        return [entry for entry in self.history() if isinstance(entry, Snapshot)]
+
+    def unreadable(self) -> list[UnreadableSnapshot]:
+        """Return the snapshots of the run's history that are damaged, oldest first."""
+        return [entry for entry in self.history() if isinstance(entry, UnreadableSnapshot)]
+
+    def history(self) -> list[Snapshot | UnreadableSnapshot]:
+        """Return all snapshots of the run's history, oldest first."""
+        return [entry for entry in map(self._read, self._tags()) if entry is not None]
 
     def resolve(self, at: str) -> Snapshot:
         """Return the snapshot that `at` names: `latest`, a tag, `step-N` (the one in the history), or a snapshot id.
 
-        Raises SnapshotNotFoundError that lists the tags there are.
+        `latest` passes over snapshots that cannot be read, with a warning in the log. Raises SnapshotNotFoundError that
+        lists the tags there are, or names the damaged file of the snapshot asked for.
         """
-        snapshots = self.snapshots()
-        if not snapshots:
+        history = self.history()
+        if not history:
             raise SnapshotNotFoundError(
                 f"{self.path} holds no snapshot: its creation was interrupted. Delete it and start again"
             )
         if at == "latest":
-            return snapshots[-1]
-        for snapshot in reversed(snapshots):
-            if at in (snapshot.tag, f"step-{snapshot.step}", snapshot.id):
-                return snapshot
-        tags = ", ".join(snapshot.tag for snapshot in snapshots)
+            return self._latest(history)
+        tags = ", ".join(entry.tag for entry in history if isinstance(entry, Snapshot))
+        for entry in reversed(history):
+            if at in (entry.tag, f"step-{_place(entry.tag)[0]}", entry.id):
+                if isinstance(entry, Snapshot):
+                    return entry
+                raise SnapshotNotFoundError(f"{self.path}: {entry}; those that can be read: {tags or 'none'}")
         raise SnapshotNotFoundError(f"{self.path} holds no snapshot {at!r}; there are: {tags}, latest")
+
+    def _latest(self, history: list[Snapshot | UnreadableSnapshot]) -> Snapshot:
+        for entry in reversed(history):
+            if isinstance(entry, Snapshot):
+                return entry
+            _log.warning("%s: %s; it is left out", self.path, entry)
+        raise SnapshotNotFoundError(f"{self.path} holds no snapshot that can be read: {'; '.join(map(str, history))}")
 
     def group(self, snapshot: Snapshot) -> zarr.Group:
         """Return the arrays as they were at `snapshot`, read-only."""
@@ -214,9 +253,9 @@ class Repository:
         """
         # Newest first: whenever a crash comes, what is left is a history that the run has had.
         with _refusing(f"{self.path}: the snapshots after {snapshot.tag} could not be undone"):
-            for later in reversed(self.snapshots()):
-                if _place(later.tag) > _place(snapshot.tag):
-                    self._delete_tag(later.tag)
+            for tag in reversed(self._tags()):
+                if _place(tag) > _place(snapshot.tag):
+                    self._delete_tag(tag)
 
     def retain(self, keep_last: int, keep_every: int = 0) -> None:
         """Keep the newest `keep_last` snapshots, those of a step that `keep_every` divides, and step-0; free the rest.
@@ -247,13 +286,12 @@ class Repository:
         forks = ranks.broadcast(_attempt(ranks, self._fork, base, ranks.world) if ranks.rank == 0 else None)
         share = forks if isinstance(forks, _Failure) else _attempt(ranks, self._write, forks[ranks.rank], parts)
         shares = ranks.gather(share)
-        outcome = ranks.broadcast(self._finish(shares, metadata, ranks) if ranks.rank == 0 else None)
+        outcome = ranks.broadcast(self._finish(shares, base, metadata, ranks) if ranks.rank == 0 else None)
         if isinstance(outcome, Snapshot):
             return outcome
-        reasons = "; ".join(f"rank {failure.rank}: {failure.reason}" for failure in outcome)
         raise SnapshotError(
-            f"{self.path}: the snapshot of step {step} was not written. {reasons}. The last snapshot stands"
-        ) from outcome[0].error
+            f"{self.path}: the snapshot of step {step} was not written. {outcome.reason}"
+        ) from outcome.error
 
     def _fork(self, base: Snapshot | None, world: int) -> list[icechunk.ForkSession]:
         """Return a session for each rank; all are made before anything is written, as icechunk wants it."""
@@ -277,8 +315,8 @@ class Repository:
         return _Share(fork, written)
 
     def _finish(
-        self, shares: "list[_Share | _Failure]", metadata: dict[str, Any], ranks: Ranks
-    ) -> "Snapshot | list[_Failure]":
+        self, shares: "list[_Share | _Failure]", base: Snapshot | None, metadata: dict[str, Any], ranks: Ranks
+    ) -> "Snapshot | _Failure":
         """Commit and tag what the ranks have written, or clear it away; on rank 0."""
         # Once each: the failure to begin is every rank's share.
         failures = list(dict.fromkeys(share for share in shares if isinstance(share, _Failure)))
@@ -291,7 +329,22 @@ class Repository:
         # What matters is why the commit failed. A chunk that zarr is still writing now is left for `retain` to collect.
         with suppress(Exception):
             self._collect_garbage()
-        return failures
+        return _Failure(ranks.rank, self._why(failures, base), failures[0].error)
+
+    def _why(self, failures: "list[_Failure]", base: Snapshot | None) -> str:
+        """Say why there is no new snapshot, and what to do; a base that is damaged is the reason of all others."""
+        found = None
+        with suppress(Exception):  # the other ranks wait for the answer
+            # Opened anew: this repository may remember what has been damaged on the disk since.
+            found = Repository.open(self.path)._read(base.tag) if base else None
+        if isinstance(found, UnreadableSnapshot):
+            return (
+                f"It builds on an earlier one, but {found}. Go back to an older snapshot: `thermopile state check RUN "
+                "--all` tells which are sound, open(at=…) resumes there"
+            )
+        return (
+            "; ".join(f"rank {failure.rank}: {failure.reason}" for failure in failures) + ". The last snapshot stands"
+        )
 
     def _merge(self, shares: "list[_Share]", metadata: dict[str, Any]) -> Snapshot:
         step = metadata["step"]
@@ -316,7 +369,7 @@ class Repository:
             self._repository.expire_snapshots(_EVERYTHING)
         except icechunk.IcechunkError:
             # icechunk looks at every snapshot. That an old one is damaged is no reason to lose this one.
-            if all(map(self._read_snapshot, self._tags())):
+            if not self.unreadable():
                 raise
 
     def _create_tag(self, step: int, snapshot_id: str) -> str:
@@ -355,14 +408,17 @@ class Repository:
         # icechunk lists no tag that a power failure has cut short.
         return sorted(filter(_TAG.fullmatch, self._repository.list_tags()), key=_place)
 
-    def _read_snapshot(self, tag: str) -> Snapshot | None:
+    def _read(self, tag: str) -> Snapshot | UnreadableSnapshot | None:
+        """Return what a tag stands for; None where the writer has deleted the tag meanwhile."""
         try:
-            return _snapshot(self._repository.lookup_snapshot(self._repository.lookup_tag(tag)), tag)
-        except icechunk.IcechunkError as error:
-            reason = _reason(error)
-            if "ref not found" not in reason:  # as when the writer has deleted it since the tags were listed
-                _log.warning("%s: the snapshot %s cannot be read and is left out: %s", self.path, tag, reason)
+            snapshot_id = self._repository.lookup_tag(tag)
+        except icechunk.IcechunkError:
             return None
+        try:
+            return _snapshot(self._repository.lookup_snapshot(snapshot_id), tag)
+        except icechunk.IcechunkError as error:
+            # Looked for again: a tag is deleted first, and then the file that it stood for.
+            return UnreadableSnapshot(tag, snapshot_id, _reason(error)) if tag in self._tags() else None
 
     def _remove_writing_branch(self) -> None:
         # Not by icechunk, which cannot delete a branch whose file a power failure has cut short.

@@ -16,6 +16,7 @@ from .progress import progress_bar
 
 if TYPE_CHECKING:
     from ..state_store import Snapshot, StateReader
+    from ..state_store.durable import UnreadableSnapshot
     from ..trainer.config import TrainConfig
     from .state_findings import SnapshotReport
 
@@ -54,11 +55,13 @@ def check(context: click.Context, run: Path, at: str, every: bool, as_json: bool
     """Check that a snapshot of RUN is sound: read every chunk and hold every value against the rules.
 
     Every number is finite; a sample never visited stands at its initial values, and log_s is -inf only there; tau is
-    within the objective's bounds; no last step is later than the snapshot; the dataset is the run's.
+    within the objective's bounds; no last step is later than the snapshot; the dataset is the run's. Without --at, a
+    snapshot whose own file is damaged or missing is found too, whichever it is.
     """
     if every and at != _LATEST:
         raise click.UsageError("--at names one snapshot and --all takes every one; give one of the two")
-    from .state_findings import report_to_json
+    from ..state_store.durable import Repository
+    from .state_findings import report_to_json, unreadable_to_json
 
     path, config, notes = _find(run)
     reports = []
@@ -67,10 +70,16 @@ def check(context: click.Context, run: Path, at: str, every: bool, as_json: bool
         reports.append(report)
         if not as_json:
             _print_report(report)
-    sound = all(report.sound for report in reports)
+    unreadable = Repository.open(path).unreadable() if at == _LATEST else []
+    sound = all(report.sound for report in reports) and not unreadable
     if as_json:
-        snapshots = [report_to_json(report) for report in reports]
-        click.echo(json.dumps({"state": str(path), "sound": sound, "snapshots": snapshots}, allow_nan=False))
+        findings = {
+            "snapshots": [report_to_json(report) for report in reports],
+            "unreadable": [unreadable_to_json(snapshot) for snapshot in unreadable],
+        }
+        click.echo(json.dumps({"state": str(path), "sound": sound, **findings}, allow_nan=False))
+    else:
+        _print_unreadable(unreadable)
     context.exit(0 if sound else 1)
 
 
@@ -82,24 +91,26 @@ def check(context: click.Context, run: Path, at: str, every: bool, as_json: bool
 @click.option("--json", "as_json", is_flag=True, help="Print the snapshots as one JSON object.")
 def log(run: Path, as_json: bool) -> None:
     """List the snapshots of RUN, oldest first: when each was made, and how many bytes were written for it."""
-    from ..state_store import list_snapshots
-    from .state_findings import snapshot_to_json
+    from ..state_store import Snapshot
+    from ..state_store.durable import Repository
+    from .state_findings import snapshot_to_json, unreadable_to_json
 
     path, _, _ = _find(run)
-    snapshots = list_snapshots(path)
+    history = Repository.open(path).history()
+    snapshots = [entry for entry in history if isinstance(entry, Snapshot)]
+    unreadable = [entry for entry in history if not isinstance(entry, Snapshot)]
     size = _size_on_disk(path)
     if as_json:
-        listed = [snapshot_to_json(snapshot) for snapshot in snapshots]
-        click.echo(json.dumps({"state": str(path), "bytes_on_disk": size, "snapshots": listed}, allow_nan=False))
+        listed = {
+            "snapshots": [snapshot_to_json(snapshot) for snapshot in snapshots],
+            "unreadable": [unreadable_to_json(snapshot) for snapshot in unreadable],
+        }
+        click.echo(json.dumps({"state": str(path), "bytes_on_disk": size, **listed}, allow_nan=False))
         return
-    rows = [
-        (snapshot.tag, f"{snapshot.step:,}", f"{snapshot.epoch:,}", _local_time(snapshot),
-         _bytes(snapshot.bytes_written), snapshot.id)
-        for snapshot in snapshots
-    ]  # fmt: skip
-    _print_table(("tag", ">step", ">epoch", "when", ">written", "id"), rows)
+    _print_table(("tag", ">step", ">epoch", "when", ">written", "id"), [_log_row(entry) for entry in history])
     noun = "snapshot" if len(snapshots) == 1 else "snapshots"
-    click.echo(f"{len(snapshots):,} {noun}, {_bytes(size)} on disk in {plain_text(str(path), most=1000)}")
+    beside = f" and {len(unreadable):,} unreadable" if unreadable else ""
+    click.echo(f"{len(snapshots):,} {noun}{beside}, {_bytes(size)} on disk in {plain_text(str(path), most=1000)}")
 
 
 @state.command(
@@ -156,13 +167,14 @@ def _reports(path: Path, config: TrainConfig | None, at: str, every: bool) -> It
     from ..state_store import SnapshotNotFoundError, StateReader, list_snapshots
     from .state_check import check_snapshot
 
-    for asked in [snapshot.id for snapshot in list_snapshots(path)] if every else [at]:
+    found = [snapshot.id for snapshot in list_snapshots(path)] if every else []
+    for asked in found or [at]:
         try:
             reader = StateReader.open(path, asked)
             with progress_bar(f"checking {reader.snapshot.tag}", reader.samples) as bar:
                 report = check_snapshot(reader, config, bar.update)
         except SnapshotNotFoundError as error:
-            if not every:
+            if not found:
                 raise
             click.echo(f"Note: {error}", err=True)  # the run keeps only its newest snapshots, also while we look
         else:
@@ -187,6 +199,22 @@ def _print_report(report: SnapshotReport) -> None:
     for note in report.notes:
         click.echo(f"note      {plain_text(note, most=1000)}")
     click.echo(f"{snapshot.tag} is {'sound' if report.sound else 'NOT SOUND'}")
+
+
+def _log_row(entry: Snapshot | UnreadableSnapshot) -> tuple[str, ...]:
+    from ..state_store import Snapshot
+
+    if not isinstance(entry, Snapshot):
+        return entry.tag, "–", "–", "unreadable", "–", entry.id
+    return (
+        entry.tag, f"{entry.step:,}", f"{entry.epoch:,}", _local_time(entry), _bytes(entry.bytes_written), entry.id,
+    )  # fmt: skip
+
+
+def _print_unreadable(unreadable: Sequence[UnreadableSnapshot]) -> None:
+    for snapshot in unreadable:
+        click.echo(f"problem   {plain_text(str(snapshot), most=1000)}")
+        click.echo(f"{snapshot.tag} is NOT SOUND")
 
 
 def _print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from ..state_store import Snapshot
+    from ..state_store.durable import UnreadableSnapshot
 
 MOST_PROBLEMS = 20
 """Listed for a column; the rest is counted."""
@@ -137,3 +138,7 @@ def snapshot_to_json(snapshot: Snapshot) -> dict[str, Any]:
         "config_hash": snapshot.config_hash,
         "dataset_fingerprint": snapshot.dataset_fingerprint,
     }
+
+
+def unreadable_to_json(snapshot: UnreadableSnapshot) -> dict[str, Any]:
+    return {"tag": snapshot.tag, "id": snapshot.id, "file": snapshot.file, "reason": snapshot.reason}

@@ -1,31 +1,46 @@
-"""A run that puts, snapshots and deletes old snapshots until it is killed; test_crash starts it as a process.
+"""A run that trains in a windowed order, with snapshots and the deletion of old ones, until it is killed.
 
-Arguments: the store's path, and `resident` or `windowed`.
+test_crash starts it as a process. Arguments: the store's path, and `resident` or `windowed`.
 Prints `ready` once the store is open, then the step of each snapshot once its future has resolved.
 """
 
 import math
 import sys
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from thermopile.pipeline.order import Order
 from thermopile.state_store import StateStore
 
-SAMPLES, BATCH, BLOCK_ROWS, STEPS_BETWEEN_SNAPSHOTS = 5_000, 256, 500, 3
-MEMORY_BUDGETS = {"resident": None, "windowed": 6 * BLOCK_ROWS * 32}
-BLOCKS_OF_A_BATCH = 5
+ORDER = Order.create(5_000, 256, seed=1, canonical_shards=2, blocks_per_shard=10, window_blocks=2)
+SAMPLES, ROW_BYTES = ORDER.samples, 32
+LIVE_BLOCKS = (ORDER.window_blocks + 2) * ORDER.canonical_shards
+MEMORY_BUDGETS = {"resident": None, "windowed": LIVE_BLOCKS * ORDER.block_rows * ROW_BYTES}
 FIELDS = {"first/log_s": -math.inf, "first/tau": 0.05, "first/u": 0.0}
+STEPS_BETWEEN_SNAPSHOTS, STEPS_PREFETCHED = 3, 2
+
+
+def ids_of_step(step):
+    return ORDER.batch_ids(*divmod(step - 1, ORDER.steps_per_epoch))
 
 
 def batch_of_step(step):
     """Return the ids and the new rows that step `step` puts: the same in every process."""
     random = np.random.default_rng(step)
-    blocks = random.choice(SAMPLES // BLOCK_ROWS, BLOCKS_OF_A_BATCH, replace=False)
-    rows = random.choice(BLOCKS_OF_A_BATCH * BLOCK_ROWS, BATCH, replace=False)
-    ids = blocks[rows // BLOCK_ROWS] * BLOCK_ROWS + rows % BLOCK_ROWS
-    return ids, {name: random.standard_normal(BATCH).astype(np.float32) for name in FIELDS}
+    return ids_of_step(step), {name: random.standard_normal(ORDER.batch_size).astype(np.float32) for name in FIELDS}
+
+
+def windows_after(step):
+    """The windows of the steps after `step`, numbered as puts are, without end."""
+    for epoch in count(step // ORDER.steps_per_epoch):
+        first = 1 + epoch * ORDER.steps_per_epoch
+        for window in ORDER.windows(epoch):
+            if first + window.last_step > step:
+                yield replace(window, first_step=first + window.first_step, last_step=first + window.last_step)
 
 
 def announce(snapshot):
@@ -38,14 +53,18 @@ def run(path, kind):
     store = (
         StateStore.open(path, **made_for)
         if path.exists()
-        else StateStore.create(path, block_rows=BLOCK_ROWS, **made_for)
+        else StateStore.create(path, block_rows=ORDER.block_rows, **made_for)
     )
-    print("ready", flush=True)
     step, snapshot = store.last_snapshot.step, None
+    store.expect(windows_after(step))
+    for ahead in range(1, STEPS_PREFETCHED + 1):
+        store.prefetch(ids_of_step(step + ahead))
+    print("ready", flush=True)
     while True:
         step += 1
         ids, rows = batch_of_step(step)
         store.take(ids)
+        store.prefetch(ids_of_step(step + STEPS_PREFETCHED))
         store.put(ids, {name: torch.from_numpy(row) for name, row in rows.items()}, step=step)
         if step % STEPS_BETWEEN_SNAPSHOTS == 0 and (snapshot is None or snapshot.done()):
             snapshot = store.snapshot(step, epoch=0)

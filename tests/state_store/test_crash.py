@@ -61,9 +61,11 @@ def assert_columns_equal(read, expected):
 @pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.soak)])
 def test_a_killed_run_reopens_exactly_at_a_snapshot_no_older_than_the_last_announced(path, kind, kills):
     moments, expected, announced = random.Random(7), ExpectedState(), 0
+    blocks_left = 0
     for _ in range(kills):
         killed_after = {"snapshots": moments.randrange(8), "seconds": moments.uniform(0, 0.05)}
         announced = max([announced, *run_until_killed(path, kind, **killed_after)])
+        blocks_left += len(list(path.with_name("state.working").glob("rank-0/c/*/*")))
         snapshots = [snapshot for snapshot in list_snapshots(path) if snapshot.step >= expected.step]
         assert snapshots[-1].step >= announced
         for snapshot in snapshots:
@@ -77,3 +79,4 @@ def test_a_killed_run_reopens_exactly_at_a_snapshot_no_older_than_the_last_annou
             np.testing.assert_array_equal(row.numpy(), expected.columns[name], err_msg=name)
         announced = snapshots[-1].step
     assert announced > 0, "no run lived long enough to write a snapshot: this test has shown nothing"
+    assert (blocks_left > 0) == (kind == "windowed"), "no run lived long enough to write a block back"

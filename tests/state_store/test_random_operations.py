@@ -1,16 +1,22 @@
-"""Random puts, takes, prefetches, snapshots, deletions and resumes, against arrays that are simply assigned to.
+"""Random puts, takes, prefetches, snapshots that work or fail, deletions and resumes, against plain arrays.
 
 One suite for every way of holding the rows: all in memory, under a budget, and shared by two ranks either way.
 """
 
+import errno
 import math
+import os
 import queue
 import shutil
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
+import icechunk
 import numpy as np
 import pytest
 import torch
@@ -18,7 +24,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from thermopile.state_store import StateReader, StateStore, list_snapshots
+from thermopile.state_store import SnapshotError, StateReader, StateStore, disk, durable, list_snapshots
 
 SAMPLES, BLOCK_ROWS, MOST_IDS = 66, 5, 6
 BLOCKS = -(-SAMPLES // BLOCK_ROWS)
@@ -29,6 +35,19 @@ BUDGET = MOST_IDS * BLOCK_ROWS * 32
 """As many blocks as one batch may need, of the 14 or 7 that a rank holds."""
 
 KINDS = {"resident": (1, None), "windowed": (1, BUDGET), "two ranks": (2, None), "two ranks, windowed": (2, BUDGET)}
+
+FAILURES = {
+    "the fork": (durable.Repository, "_fork", lambda world: 1),
+    "opening the columns": (durable, "array_of", lambda world: 4 * world),
+    "writing a part": (icechunk.IcechunkStore, "set", lambda world: 4 * world),
+    "the sync": (disk, "sync_file_system", lambda world: world + 1),
+    "the merge": (durable.Repository, "_merge", lambda world: 1),
+}
+"""What of a snapshot may fail, in the order in which it happens, and how many calls every snapshot makes of it."""
+SECONDS_BEHIND = 0.05
+"""How long the puts stay queued: enough for a snapshot that fails without waiting for them."""
+MOST_FAILURES = 2
+"""In one example: each takes as long as many other rules."""
 
 ids_to_put = st.lists(st.integers(0, SAMPLES - 1), unique=True, max_size=MOST_IDS)
 ids_to_take = st.lists(st.integers(0, SAMPLES - 1), max_size=MOST_IDS)
@@ -51,6 +70,21 @@ windows = st.lists(
     ),
     max_size=5,
 )
+
+
+@contextmanager
+def failing_once(owner, name, spared):
+    """Let the disk be full for one call of `owner.name`, after as many as are spared."""
+    whole, calls = getattr(owner, name), count()
+
+    def call(*args, **kwargs):
+        if next(calls) == spared:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return whole(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(owner, name, call)
+        yield
 
 
 class ThreadRank:
@@ -119,6 +153,17 @@ class SharedStore:
     def snapshot(self, step):
         return [store.snapshot(step, epoch=0) for store in self.stores]
 
+    @contextmanager
+    def behind(self):
+        """Let the puts and cuts asked for meanwhile stay queued."""
+        let_go = threading.Event()
+        for store in self.stores:
+            store._rows_thread.submit(let_go.wait)
+        try:
+            yield
+        finally:
+            let_go.set()
+
     def retain(self, keep_last):
         for future in [store.retain(keep_last) for store in self.stores]:
             future.result()
@@ -185,6 +230,8 @@ class StoreAgainstArrays(RuleBasedStateMachine):
         self.model.snapshot(0)
         self.step = 0
         self.prefetched = []
+        self.snapshots_asked_for = []
+        self.failures = 0
 
     def create(self, **share):
         return StateStore.create(
@@ -229,9 +276,39 @@ class StoreAgainstArrays(RuleBasedStateMachine):
     @rule(waits=st.booleans())
     def snapshot(self, waits):
         futures = self.store.snapshot(self.step)
+        self.snapshots_asked_for += futures
         self.model.snapshot(self.step)
         if waits:
             assert {future.result().step for future in futures} == {self.step}
+
+    @precondition(lambda self: self.failures < MOST_FAILURES)
+    @rule(what=st.sampled_from(sorted(FAILURES)), at_once=st.booleans(), data=st.data())
+    def a_snapshot_fails_and_the_next_one_holds_everything(self, what, at_once, data):
+        """Whatever fails, and whether the puts are in the rows by then or still queued."""
+        self.failures += 1
+        owner, name, calls = FAILURES[what]
+        spared = data.draw(st.integers(0, calls(len(self.store.stores)) - 1))
+        wait(self.snapshots_asked_for)
+        with failing_once(owner, name, spared):
+            with self.store.behind():
+                self.put_numbers(range(0, SAMPLES, 3 * BLOCK_ROWS))
+                failed = self.store.snapshot(self.step)
+                if at_once:
+                    self.put_numbers([0])
+                    self.snapshot(waits=False)
+                wait(failed, timeout=SECONDS_BEHIND)
+            assert all(isinstance(future.exception(), SnapshotError) for future in failed)
+            if not at_once:
+                self.snapshot(waits=True)
+            self.store.flush()
+        self.assert_snapshot_is_right(self.step)
+
+    def put_numbers(self, ids):
+        """Put the step's number into every field; of one row in every third block, so that no rank has nothing."""
+        self.step += 1
+        new = {name: [float(self.step)] * len(ids) for name in FIELDS}
+        self.store.put(ids, new, self.step)
+        self.model.put(ids, new, self.step)
 
     @rule(keep_last=st.integers(1, 3))
     def retain(self, keep_last):
@@ -252,12 +329,15 @@ class StoreAgainstArrays(RuleBasedStateMachine):
         self.model.resume(step)
         self.step = step
         self.prefetched = []
+        self.snapshots_asked_for = []
 
     @rule(data=st.data())
     def read_a_snapshot(self, data):
         self.store.flush()
         assert [snapshot.step for snapshot in list_snapshots(self.path)] == sorted(self.model.snapshots)
-        step = data.draw(st.sampled_from(sorted(self.model.snapshots)))
+        self.assert_snapshot_is_right(data.draw(st.sampled_from(sorted(self.model.snapshots))))
+
+    def assert_snapshot_is_right(self, step):
         reader = StateReader.open(self.path, f"step-{step}")
         for name, column in self.model.snapshots[step].items():
             np.testing.assert_array_equal(reader.column(name), column, err_msg=name)

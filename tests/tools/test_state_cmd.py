@@ -283,6 +283,57 @@ def test_all_checks_every_snapshot_and_one_that_is_not_sound_decides(tmp_path):
     assert "step-7 is sound" in state("check", tmp_path / "state", "--all").stdout
 
 
+@pytest.fixture(params=[cut_short, os.unlink])
+def damaged_run(request, make_run):
+    """A run the file of whose newest snapshot, step-7, is damaged; and that file, in the directory of the state."""
+    run = make_run()
+    file = f"snapshots/{StateReader.open(run / 'state').snapshot.id}"
+    request.param(run / "state" / file)
+    return run, file
+
+
+@pytest.mark.parametrize("words", [(), ("--all",)])
+def test_a_snapshot_that_cannot_be_read_is_a_problem_though_the_others_are_sound(damaged_run, words):
+    run, file = damaged_run
+    done = state("check", run, *words)
+    assert done.exit_code == 1
+    sound, problem, verdict = done.stdout.splitlines()[-3:]
+    assert (sound, verdict) == ("step-0 is sound", "step-7 is NOT SOUND")
+    assert problem.startswith(f"problem   the snapshot step-7 cannot be read: the file {file} in the directory of the")
+
+
+@pytest.mark.parametrize("words", [(), ("--all",)])
+def test_a_snapshot_that_cannot_be_read_is_in_the_json(damaged_run, words):
+    run, file = damaged_run
+    done = state("check", run, *words, "--json")
+    seen = json.loads(done.stdout)
+    assert (done.exit_code, seen["sound"]) == (1, False)
+    assert [(snapshot["tag"], snapshot["sound"]) for snapshot in seen["snapshots"]] == [("step-0", True)]
+    (unreadable,) = seen["unreadable"]
+    assert unreadable.pop("reason")
+    assert unreadable == {"tag": "step-7", "id": file.removeprefix("snapshots/"), "file": file}
+
+
+def test_of_a_damaged_snapshot_and_a_sound_one_asked_for_by_tag_each_has_its_own_verdict(damaged_run):
+    run, file = damaged_run
+    done = state("check", run, "--at", "step-7")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"the snapshot step-7 cannot be read: the file {file} in" in done.stderr
+    assert "those that can be read: step-0" in done.stderr
+    assert state("check", run, "--at", "step-0").exit_code == 0
+
+
+@pytest.mark.parametrize("words", [(), ("--all",)])
+def test_a_state_without_any_snapshot_that_can_be_read_is_not_sound(damaged_run, words):
+    run, file = damaged_run
+    for path in (run / "state" / "snapshots").iterdir():
+        path.unlink(missing_ok=True)
+    done = state("check", run, *words)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "holds no snapshot that can be read: the snapshot step-0" in done.stderr
+    assert file in done.stderr
+
+
 def test_all_goes_with_no_other_snapshot(one_run):
     done = state("check", one_run, "--all", "--at", "step-0")
     assert (done.exit_code, done.stdout) == (2, "")
@@ -410,6 +461,19 @@ def test_log_as_json(one_run):
         "id": last.id, "config_hash": "", "dataset_fingerprint": "glyphs-1",
     }  # fmt: skip
     assert seen["bytes_on_disk"] > 20_000
+
+
+def test_log_has_a_row_for_a_snapshot_that_cannot_be_read(damaged_run):
+    run, file = damaged_run
+    done = state("log", run)
+    assert (done.exit_code, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    assert [line[0] for line in lines[2:4]] == ["step-0", "step-7"]
+    assert lines[3] == ["step-7", "–", "–", "unreadable", "–", file.removeprefix("snapshots/")]
+    assert done.stdout.splitlines()[-1].startswith("1 snapshot and 1 unreadable, ")
+    seen = json.loads(state("log", run, "--json").stdout)
+    assert [snapshot["tag"] for snapshot in seen["snapshots"]] == ["step-0"]
+    assert [snapshot["file"] for snapshot in seen["unreadable"]] == [file]
 
 
 def test_a_path_with_escape_sequences_is_shown_harmless(one_run, tmp_path):

@@ -326,10 +326,11 @@ class Repository:
             if isinstance(outcome, Snapshot):
                 return outcome
             failures = [outcome]
+        why = self._why(failures, base)
         # What matters is why the commit failed. A chunk that zarr is still writing now is left for `retain` to collect.
         with suppress(Exception):
             self._collect_garbage()
-        return _Failure(ranks.rank, self._why(failures, base), failures[0].error)
+        return _Failure(ranks.rank, why, failures[0].error)
 
     def _why(self, failures: "list[_Failure]", base: Snapshot | None) -> str:
         """Say why there is no new snapshot, and what to do; a base that is damaged is the reason of all others."""

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import numpy as np
+
+from .records import IDS, compiled
 from .sample_ids import Flags, IdArray, found_in
 from .staging import StagedRows
 
@@ -15,6 +18,7 @@ _PREFETCHES_KEPT = 16
 @dataclass(frozen=True)
 class Prefetch:
     ids: IdArray
+    ascending_ids: IdArray
     puts_seen: int
     """Number of the last put made before it; that put and the earlier ones are in what it gathers."""
     staged: "Future[StagedRows | None]"
@@ -37,7 +41,7 @@ class InFlight:
         self._prefetches: deque[Prefetch] = deque(maxlen=_PREFETCHES_KEPT)
 
     def add_prefetch(self, ids: IdArray, staged: "Future[StagedRows | None]") -> None:
-        self._prefetches.append(Prefetch(ids, self._puts_made, staged))
+        self._prefetches.append(Prefetch(ids, np.sort(ids), self._puts_made, staged))
 
     def add_put(self, ascending_ids: IdArray, done: "Future[None]") -> None:
         self._puts_made += 1
@@ -53,17 +57,17 @@ class InFlight:
                 return prefetch
         return None
 
-    def unseen_puts(self, ids: IdArray, prefetch: Prefetch | None) -> Iterator[tuple[Put, Flags]]:
-        """Yield the puts made after `prefetch` that share ids with `ids`, and which of `ids` they are, bool [b].
+    def puts_under_way(self, ids: IdArray) -> Iterator[Put]:
+        """Yield the puts that share ids with `ids` and are not in the rows yet."""
+        under_way = [put for put in self._puts if not put.done.done()]
+        ascending = np.sort(ids) if under_way else ids
+        return (put for put in under_way if _meet(ascending, put.ascending_ids))
 
-        Without a prefetch, those that are not in the rows yet.
-        """
+    def puts_after(self, prefetch: Prefetch) -> Iterator[tuple[Put, Flags]]:
+        """Yield the puts made after `prefetch` that share ids with it, and which of its ids they are, bool [b]."""
         for put in self._puts:
-            unseen = not put.done.done() if prefetch is None else put.number > prefetch.puts_seen
-            if unseen:
-                shared = found_in(ids, put.ascending_ids)
-                if shared.any():
-                    yield put, shared
+            if put.number > prefetch.puts_seen and _meet(prefetch.ascending_ids, put.ascending_ids):
+                yield put, found_in(prefetch.ids, put.ascending_ids)
 
     def _forget_old_puts(self) -> None:
         """Drop the puts that are in the rows and in every prefetched batch: no take has to ask about them any more."""
@@ -72,3 +76,16 @@ class InFlight:
         seen_by_all = self._prefetches[0].puts_seen if self._prefetches else self._puts_made
         while self._puts and self._puts[0].number <= seen_by_all and self._puts[0].done.done():
             self._puts.popleft()
+
+
+@compiled("bool_", IDS, IDS)
+def _meet(ascending: IdArray, other: IdArray) -> bool:
+    """Say whether two ascending vectors have an id in common; most batches have none, so this is what a take costs."""
+    i, j = 0, 0
+    while i < ascending.shape[0] and j < other.shape[0]:
+        left, right = ascending[i], other[j]
+        if left == right:
+            return True
+        i += left < right  # no branch that the processor could guess wrong
+        j += right < left
+    return False

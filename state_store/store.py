@@ -327,7 +327,7 @@ class StateStore:
         if self._windowed is not None:
             # All puts, also of other rows: blocks that they are the last to need make room for those that are missing.
             self._rows_thread.drain()
-        for put, _ in self._in_flight.unseen_puts(ids, None):
+        for put in self._in_flight.puts_under_way(ids):
             self._result(put.done)
         staged = self._gather(ids)
         assert staged is not None
@@ -336,7 +336,7 @@ class StateStore:
     def _forward(self, prefetch: Prefetch, staged: StagedRows) -> None:
         """Replace the staged rows that a put made after the prefetch has changed, or is about to."""
         stale = np.zeros(len(prefetch.ids), dtype=bool)
-        for put, shared in self._in_flight.unseen_puts(prefetch.ids, prefetch):
+        for put, shared in self._in_flight.puts_after(prefetch):
             self._result(put.done)
             stale |= shared
         if stale.any():

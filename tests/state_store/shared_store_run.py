@@ -23,6 +23,14 @@ STEPS_BETWEEN_SNAPSHOTS, STEPS_KEPT = 5, 20
 LIVE_ROWS = (ORDER.window_blocks + 2) * ORDER.canonical_shards * ORDER.block_rows
 BUDGETS = {"resident": None, "windowed": LIVE_ROWS * 4 * Schema(FIELDS).row_words}
 """Of one process; each of two ranks has half as many shards to hold."""
+MISTAKES = [
+    ("open", "dataset_fingerprint", "another"),
+    ("create", "device", "no such device"),
+    ("open", "device", "no such device"),
+    ("create", "memory_budget", 1),
+    ("open", "memory_budget", 1),
+]
+"""A call, and a setting of it that one rank is given while the other has the right one."""
 
 
 def store_at(path, kind, ranks, **changes):
@@ -73,13 +81,12 @@ def train_both_kinds(directory, ranks, last):
 
 
 def refuse(directory, ranks):
-    """Let one rank, and then the other, be told something that cannot be; then let both go on."""
+    """Tell one rank, and then the other, something that cannot be; after each, let both go on."""
+    store_at(directory / "there", "resident", ranks).close()
     for wrong in range(ranks.world):
-        mistakes = {"dataset_fingerprint": "another"}, {"device": "no such device"}, {"memory_budget": 1}
-        for name, mistake in [(next(iter(mistake)), mistake) for mistake in mistakes]:
-            for call, path in (("create", directory / f"{name}-{wrong}"), ("open", directory / "there")):
-                if (name, call) != ("dataset_fingerprint", "create"):
-                    attempt(f"{call}, {name} of rank {wrong}", path, ranks, mistake if ranks.rank == wrong else {})
+        for call, setting, value in MISTAKES:
+            path = directory / ("there" if call == "open" else f"{setting} {wrong}")
+            attempt(f"{call}, {setting} of rank {wrong}", path, ranks, {setting: value} if ranks.rank == wrong else {})
 
 
 def attempt(name, path, ranks, changes):

@@ -38,7 +38,7 @@ def run_two(directory, *task):
         for process in both:
             processes.enter_context(process)
             processes.callback(process.kill)
-        outputs = [process.communicate(timeout=120)[0] for process in both]
+        outputs = [process.communicate(timeout=60)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     return [[json.loads(line) for line in output.splitlines()] for output in outputs]
 
@@ -107,20 +107,19 @@ def refusals(tmp_path_factory):
     return {first[0]: (first[1:], second[1:]) for first, second in zip(*outputs, strict=True)}
 
 
-MISTAKES = [
-    ("open, dataset_fingerprint", "StoreMismatchError", "this run has another"),
-    ("create, device", "RuntimeError", ""),
-    ("open, device", "RuntimeError", ""),
-    ("create, memory_budget", "MemoryBudgetError", "a memory budget of 1 bytes"),
-    ("open, memory_budget", "MemoryBudgetError", "a memory budget of 1 bytes"),
-]
+ERRORS = {
+    "dataset_fingerprint": ("StoreMismatchError", "the store has shared, this run has another"),
+    "device": ("RuntimeError", "no such device"),
+    "memory_budget": ("MemoryBudgetError", "a memory budget of 1 bytes"),
+}
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
-@pytest.mark.parametrize(("what", "error", "reason"), MISTAKES, ids=[what for what, _, _ in MISTAKES])
-def test_what_one_rank_was_told_wrong_is_raised_by_both_and_both_can_try_again(refusals, what, error, reason, wrong):
-    raised = refusals[f"{what} of rank {wrong}"]
-    own, other = raised[wrong], raised[1 - wrong]
-    assert own[0] == error
-    assert reason in own[1]
-    assert other == ["StateStoreError", f"rank {wrong}: {own[1]}"]
+@pytest.mark.parametrize(("call", "setting"), [(call, setting) for call, setting, _ in shared_store_run.MISTAKES])
+def test_what_is_wrong_on_one_rank_is_raised_by_both_and_both_can_try_again(refusals, call, setting, wrong):
+    raised = refusals[f"{call}, {setting} of rank {wrong}"]
+    (own_error, own_reason), other = raised[wrong], raised[1 - wrong]
+    error, reason = ERRORS[setting]
+    assert own_error == error
+    assert reason in own_reason
+    assert other == ["StateStoreError", f"rank {wrong}: {own_reason}"]

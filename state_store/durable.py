@@ -24,7 +24,14 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from . import disk
-from .errors import SnapshotError, SnapshotNotFoundError, StoreExistsError, StoreMismatchError, StoreNotFoundError
+from .errors import (
+    DamagedChunkError,
+    SnapshotError,
+    SnapshotNotFoundError,
+    StoreExistsError,
+    StoreMismatchError,
+    StoreNotFoundError,
+)
 from .ranks import Ranks
 from .schema import Schema
 
@@ -244,7 +251,14 @@ class Repository:
         return zarr.open_group(self._repository.readonly_session(snapshot_id=snapshot.id).store, mode="r")
 
     def describe(self, snapshot: Snapshot) -> Description:
-        return Description.from_attributes(self.group(snapshot).attrs.asdict(), self.path)
+        """Return what the store was made for. Raises DamagedChunkError where `snapshot` does not say it legibly."""
+        try:
+            return Description.from_attributes(self.group(snapshot).attrs.asdict(), self.path)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # icechunk keeps no checksum of attributes
+            raise DamagedChunkError(
+                f"{self.path}: what the snapshot {snapshot.tag} says of itself, in snapshots/{snapshot.id}, is damaged "
+                f"({type(error).__name__}: {error}). Go back to an older snapshot: `thermopile state log` lists them"
+            ) from error
 
     def undo_after(self, snapshot: Snapshot) -> None:
         """Make `snapshot` the last one: delete the tags of what came after; `retain` frees their disk.

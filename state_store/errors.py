@@ -50,7 +50,7 @@ class BackgroundError(StateStoreError):
 
 
 class SnapshotError(StateStoreError):
-    """A snapshot could not be written; the last one stands, the rows are intact and the next snapshot has them all."""
+    """A snapshot could not be written, undone or deleted; the rows are intact, and the next snapshot has them all."""
 
 
 class DamagedChunkError(StateStoreError):

@@ -132,11 +132,11 @@ class StateStore:
         with ExitStack() as undo:
             lock, snapshot = None, None
             with _agreement(ranks):
+                description = describe()
                 if ranks.rank == 0:
                     lock = WriterLock(path)
                     undo.callback(lock.release)
                     discard(path)
-                description = describe()
                 share = range(description.samples) if owned is None else owned
                 staging = Staging(description.schema, device)
                 slots = slots_within(memory_budget, description, share)

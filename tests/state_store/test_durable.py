@@ -10,6 +10,7 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from thermopile.state_store import (
+    DamagedChunkError,
     SnapshotError,
     SnapshotNotFoundError,
     StateReader,
@@ -458,6 +459,19 @@ def test_an_interrupted_creation_is_told_from_a_store(path):
     path.mkdir(parents=True)
     icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
     with pytest.raises(SnapshotNotFoundError, match="creation was interrupted"):
+        StateReader.open(path)
+
+
+@pytest.mark.parametrize("attributes", [{"fields": 3}, {"block_rows": "many"}, {"samples": 0}])
+def test_a_snapshot_that_does_not_say_what_it_is_of_is_called_damaged(repository, path, attributes):
+    other = icechunk_repository(path)
+    first = repository.resolve("step-0")
+    other.create_branch("damaged", first.id)
+    session = other.writable_session("damaged")
+    zarr.open_group(session.store).update_attributes(attributes)
+    metadata = other.lookup_snapshot(first.id).metadata | {"step": 9}
+    other.create_tag("step-9", session.commit("damaged", metadata))
+    with pytest.raises(DamagedChunkError, match=r"the snapshot step-9 says of itself.*Go back to an older snapshot"):
         StateReader.open(path)
 
 

@@ -401,7 +401,8 @@ class StateStore:
         )  # fmt: skip
 
     def _result(self, future: "Future[T]") -> T:
-        wait([future])
+        if not future.done():
+            wait([future])
         self._check_usable()  # raises a failure with the advice that belongs to it
         return future.result()
 

@@ -26,6 +26,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .durable import Snapshot, list_snapshots
+    from .ranks import TorchRanks
     from .reader import StateReader
     from .store import StateStore
 
@@ -48,11 +49,18 @@ __all__ = [
     "StoreLockedError",
     "StoreMismatchError",
     "StoreNotFoundError",
+    "TorchRanks",
     "list_snapshots",
 ]
 
 # Imported at first use: the store needs torch and numba, the reader zarr and icechunk, an error class neither.
-_HOME = {"StateStore": "store", "StateReader": "reader", "Snapshot": "durable", "list_snapshots": "durable"}
+_HOME = {
+    "StateStore": "store",
+    "StateReader": "reader",
+    "Snapshot": "durable",
+    "list_snapshots": "durable",
+    "TorchRanks": "ranks",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -165,8 +165,8 @@ class Trainer:
         sample_ids, progress = batch.sample_ids, Progress(self.steps_done, self.order.steps_per_epoch)
         began = time.monotonic()
         state = self.store.take(sample_ids)
-        self._prefetch()
         self._store_wait += time.monotonic() - began
+        self._prefetch()
 
         first, second = self.encoders(batch.to(self.device))
         outcome = self.objective(first, second, state, progress)
@@ -253,7 +253,10 @@ class Trainer:
         """Let the store gather the rows of the coming steps, those of each step once."""
         end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
         for step in range(self._prefetched, end):
-            self.store.prefetch(self.order.batch_ids(*divmod(step, self.order.steps_per_epoch)))
+            sample_ids = self.order.batch_ids(*divmod(step, self.order.steps_per_epoch))
+            began = time.monotonic()  # computing the order is not the store's time
+            self.store.prefetch(sample_ids)
+            self._store_wait += time.monotonic() - began
         self._prefetched = end
 
     def _checkpoint_is_due(self) -> bool:

@@ -6,15 +6,30 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from .auc_cl import AucCl
 from .base import Objective, Outcome, Progress, Settings
 from .clip import Clip
+from .decl import Decl
+from .fastclip import FastclipV0, FastclipV1, FastclipV2, FastclipV3
 from .isogclr import Isogclr
+from .ntxent import Dcl, Dclw, Simclr
+from .sogclr import Sogclr
 
 __all__ = ["OBJECTIVES", "Objective", "Outcome", "Progress", "create_objective"]
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "clip": Clip,
+    "simclr": Simclr,
+    "dcl": Dcl,
+    "dclw": Dclw,
+    "sogclr": Sogclr,
     "isogclr": Isogclr,
+    "fastclip_v0": FastclipV0,
+    "fastclip_v1": FastclipV1,
+    "fastclip_v2": FastclipV2,
+    "fastclip_v3": FastclipV3,
+    "decl": Decl,
+    "auc_cl": AucCl,
 }
 
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
+
+from .gathering import Ranks
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,22 @@ class Outcome:
 class Settings(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Base of every objective's settings: frozen, no unknown keys, no NaN or infinity."""
 
+    similarity_budget: int = Field(default=2**28, ge=1)
+    """Bytes for similarities, 1 or more. What does not fit is computed twice, in chunks that do; changes no result
+    beyond round-off. The default, 256 MiB, holds 8,192 pairs in float32."""
+
+
+@dataclass(frozen=True)
+class TemperatureRate:
+    """How fast an objective's global temperature is to learn, by an AdamW of its own without weight decay."""
+
+    lr: float
+    """Learning rate, above 0 or 0."""
+    betas: tuple[float, float]
+    """AdamW's."""
+    slow_below: float | None
+    """A third of the learning rate holds once the temperature is below this; None: never."""
+
 
 class Objective(nn.Module):
     """A loss over two batches of features that reads and renews the state of the batch's samples.
@@ -63,6 +81,29 @@ class Objective(nn.Module):
     fields: dict[str, float]
     """Schema of the per-sample state: path of a field -> the value that a sample never seen has."""
 
+    temperature_rate: TemperatureRate | None = None
+    """Set where the objective learns a global temperature, its parameter `tau`."""
+
+    _looked_at_features = False
+
+    def check(self, first: Tensor, second: Tensor, ranks: Ranks) -> None:
+        """Raise ValueError unless both are unit-norm [b, d] of one shape, on every rank, 2 samples or more in all.
+
+        On a GPU the values are looked at in the first step alone: a look waits for the device.
+        """
+        check_shapes(first, second)
+        if len(first) * ranks.world < 2:
+            raise ValueError("features: a batch of 1 sample has no negatives; use a batch of at least 2")
+        first_step, self._looked_at_features = not self._looked_at_features, True
+        if first_step or first.device.type == "cpu":
+            check_unit_norm("first", first)
+            check_unit_norm("second", second)
+        if first_step:
+            ranks.check_same_rows(len(first), first.device)
+
+    def project(self) -> None:
+        """Bring the objective's own parameters back into their range, in place; every step begins with it."""
+
     def advice(self, batch_size: int) -> list[str]:
         """What a person should know before a run with global batches of this size; nothing where all is well."""
         return []
@@ -72,8 +113,8 @@ class Objective(nn.Module):
         raise NotImplementedError
 
 
-def check_features(first: Tensor, second: Tensor) -> None:
-    """Raise ValueError unless both are floating [b, d] of one shape with b >= 2 (a batch of one has no negatives)."""
+def check_shapes(first: Tensor, second: Tensor) -> None:
+    """Raise ValueError unless both are floating [b, d] of one shape with b >= 1."""
     if first.dim() != 2 or first.shape != second.shape:
         raise ValueError(
             f"features: first is {list(first.shape)} and second {list(second.shape)}; "
@@ -81,13 +122,27 @@ def check_features(first: Tensor, second: Tensor) -> None:
         )
     if not (first.is_floating_point() and second.is_floating_point()):
         raise ValueError(f"features: first is {first.dtype} and second {second.dtype}; both must be floating point")
-    if len(first) < 2:
-        raise ValueError("features: a batch of 1 sample has no negatives; use a batch of at least 2")
+
+
+def check_unit_norm(name: str, features: Tensor) -> None:
+    """Raise ValueError unless every row of `features` [b, d] has norm 1, within the round-off of its dtype.
+
+    Reads values back, and so waits for the device.
+    """
+    norms = torch.linalg.vector_norm(features.detach(), dim=1, dtype=torch.promote_types(features.dtype, torch.float32))
+    slack = 1e-3 if features.dtype in (torch.float32, torch.float64) else 1e-2
+    off = ~((norms - 1).abs() <= slack)  # so written, a norm of NaN is off
+    if off.any():
+        row = int(off.nonzero()[0])
+        raise ValueError(
+            f"features: row {row} of {name} has norm {norms[row].item():.6g}, and {int(off.sum())} of {len(norms)} rows "
+            "are not of norm 1; pass finite features through torch.nn.functional.normalize(features, dim=1)"
+        )
 
 
 def check_state(state: Mapping[str, Tensor], fields: Mapping[str, float], batch_size: int) -> None:
-    """Raise ValueError unless `state` holds every field and `visits`, each [batch_size]."""
-    for name in (*fields, "visits"):
+    """Raise ValueError unless `state` holds every field and, if there are any, `visits`; each [batch_size]."""
+    for name in (*fields, *(["visits"] if fields else [])):
         if name not in state:
             raise ValueError(f"state: '{name}' is missing; given {sorted(state)}")
         if state[name].shape != (batch_size,):

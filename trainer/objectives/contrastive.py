@@ -1,0 +1,185 @@
+"""The step that every softmax-like objective shares; each says only what its anchors' sums make of values and weights."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .base import Objective, Outcome, Progress, Settings, check_state, count_visit, working_dtype
+from .closed_form import attach_gradients
+from .contrast import Sums, Weights, look, weigh
+from .gathering import Ranks
+from .pairs import Pairs
+from .precision import full_precision
+
+Rows = dict[str, Tensor]
+"""Per-sample state of a batch by field: [sides, b], and `visits` [1, b], in the dtype of the computation."""
+
+
+class Anchors(NamedTuple):
+    """What the global batch's anchors see of their candidates; each [2, b]: anchors in `first` above those in `second`.
+
+    h_ij = S_ij - S_ii; q is the softmax of an anchor's h_ij / tau_i over its candidates j, the positive not among them.
+    """
+
+    tau: Tensor
+    log_sum: Tensor
+    """log sum_j exp(h_ij / tau_i)."""
+    mean_exponent: Tensor
+    """sum_j q_ij · h_ij / tau_i."""
+    positive: Tensor
+    """S_ii."""
+    margin: Tensor
+    """S_ii - max_j S_ij."""
+    candidates: int
+    """Number of an anchor's candidates."""
+
+
+@dataclass
+class Step:
+    """What an objective makes of a batch's anchors."""
+
+    value: Tensor
+    """Scalar: the loss to report."""
+    push: Tensor
+    """[2, b]: an anchor's candidates get the gradient dR/dS_ij = push_i · q_ij."""
+    pull: Tensor
+    """[2, b]: its positive gets dR/dS_ii = -pull_i."""
+    rows: Rows = field(default_factory=dict)
+    """New state."""
+    parameter_gradients: list[Tensor] = field(default_factory=list)
+    """In the order of `parameters()`."""
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Contrastive(Objective):
+    """An objective whose gradient pushes an anchor's candidates by their softmax and pulls its positive.
+
+    Bimodal: an anchor's candidates are the other samples' features of the other side; each side has its own state.
+    Unimodal: both views of every other sample; both anchors share the sample's row.
+
+    On several ranks the features are gathered once, then the anchors' sums and states, a few scalars a sample. Each
+    rank then makes the same step, keeps its own samples' new state and forms its own features' gradients, times the
+    number of ranks, so that DDP's mean over ranks is the gradient on the global batch. FastCLIP section 4.
+    """
+
+    def __init__(self, mode: str, settings: Settings, **initial: float) -> None:
+        """initial: per-sample state by field name, with the value that a sample never seen has."""
+        super().__init__()
+        self.settings = settings
+        self.sides = ("first", "second") if mode == "bimodal" else ("sample",)
+        self.row_fields = tuple(initial)
+        self.fields = {f"{side}/{name}": value for side in self.sides for name, value in initial.items()}
+
+    @abstractmethod
+    def temperature(self, rows: Rows, like: Tensor) -> Tensor:
+        """The temperatures of this step, which broadcasts to [2, n]; in the dtype and on the device of `like`."""
+
+    @abstractmethod
+    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+        """Value, weights, new state and metrics of a step, from the old state `rows` of the global batch."""
+
+    def pool(self, of_anchors: Tensor) -> Tensor:
+        """[2, b] -> [sides, b]: the mean over the anchors that share a row of state."""
+        return of_anchors if len(self.sides) == 2 else of_anchors.mean(0, keepdim=True)
+
+    def pool_log(self, of_anchors: Tensor) -> Tensor:
+        """As `pool`, of values given by their logarithms."""
+        if len(self.sides) == 2:
+            return of_anchors
+        return of_anchors.logsumexp(0, keepdim=True) - math.log(2)
+
+    def share(self, anchors: Anchors) -> float:
+        """Weight of one anchor, with which sums over anchors become means over samples, summed over sides."""
+        return len(self.sides) / anchors.tau.numel()
+
+    def candidates(self, batch_size: int) -> int:
+        """Number of an anchor's candidates."""
+        return (batch_size - 1) * (1 if len(self.sides) == 2 else 2)
+
+    def by_side(self, **figures: Tensor) -> dict[str, Tensor]:
+        """Metrics of each side; figures: [sides]."""
+        return {
+            f"{side}/{name}": values[number]
+            for number, side in enumerate(self.sides)
+            for name, values in figures.items()
+        }
+
+    def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
+        """See Objective. Computed in the features' dtype, at least float32."""
+        ranks, dtype = Ranks.of_this_process(), working_dtype(first, second)
+        self.check(first, second, ranks)
+        check_state(state, self.fields, len(first))
+        differentiable = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
+        inputs: list[Tensor] = list(self.parameters())
+        with torch.no_grad(), full_precision(first.device.type):
+            self.project()
+            features = ranks.gather(torch.stack([first, second])).to(dtype)
+            own = ranks.own(len(first))
+            pairs = Pairs(features, own, across=len(self.sides) == 2, budget=self.settings.similarity_budget)
+            rows = self._rows(state, dtype)
+            tau = self.temperature(rows, features).expand(2, len(first))
+            sums = look(pairs, tau)
+            anchors, rows, sums = self._gather(ranks, features, tau, sums, rows)
+            step = self.react(anchors, rows, progress)
+            gradients = step.parameter_gradients
+            if differentiable:
+                inputs += [first, second]
+                gradients += _feature_gradients(pairs, features, own, anchors.tau, sums, step).mul_(ranks.world)
+        loss = attach_gradients(step.value, inputs, gradients)
+        found = self.pool((anchors.margin > 0).to(dtype)).mean(1)
+        return Outcome(
+            loss, self._own_state(step.rows, state, own), step.metrics | self.by_side(retrieval_accuracy=found)
+        )
+
+    def _rows(self, state: Mapping[str, Tensor], dtype: torch.dtype) -> Rows:
+        rows = {
+            name: torch.stack([state[f"{side}/{name}"] for side in self.sides]).to(dtype) for name in self.row_fields
+        }
+        return rows | ({"visits": state["visits"].to(dtype)[None]} if self.row_fields else {})
+
+    def _gather(
+        self, ranks: Ranks, features: Tensor, tau: Tensor, sums: Sums, rows: Rows
+    ) -> tuple[Anchors, Rows, Sums]:
+        """This rank's anchors and state made those of the global batch: the second of the two exchanges of a step."""
+        own = [tau, *sums, *rows.values()]
+        tau, *whole = ranks.gather(torch.cat(own)).split([len(values) for values in own])
+        sums = Sums(*whole[: len(sums)])
+        rows = dict(zip(rows, whole[len(sums) :], strict=True))
+        positive = (features[0] * features[1]).sum(1).expand_as(tau)
+        lift = (sums.peak - positive) / tau
+        return (
+            Anchors(
+                tau=tau,
+                log_sum=sums.total.log() + lift,
+                mean_exponent=sums.spread / sums.total + lift,
+                positive=positive,
+                margin=positive - sums.peak,
+                candidates=self.candidates(tau.shape[1]),
+            ),
+            rows,
+            sums,
+        )
+
+    def _own_state(self, rows: Rows, state: Mapping[str, Tensor], own: slice) -> dict[str, Tensor]:
+        new = {
+            f"{side}/{name}": values[number, own].to(state[f"{side}/{name}"].dtype)
+            for name, values in rows.items()
+            for number, side in enumerate(self.sides)
+        }
+        return new | ({"visits": count_visit(state["visits"])} if "visits" in state else {})
+
+
+def _feature_gradients(pairs: Pairs, features: Tensor, own: slice, tau: Tensor, sums: Sums, step: Step) -> Tensor:
+    """[2, n, d]: of this rank's features."""
+    weights = Weights(sums.peak.flatten(), tau.flatten(), (step.push / sums.total).flatten())
+    gradients = pairs.gradients(lambda similarities, rows, block: weigh(similarities, rows, block, weights))
+    # A pair's positive similarity is one number, whichever of the two is the anchor.
+    pull = step.pull.sum(0)[own].unsqueeze(1)
+    gradients[0].addcmul_(pull, features[1, own], value=-1)
+    gradients[1].addcmul_(pull, features[0, own], value=-1)
+    return gradients

@@ -1,0 +1,87 @@
+"""DeCL: a contrastive loss whose normaliser is an auxiliary variable of every sample (Chen et al., NeurIPS 2022)."""
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from .base import Progress, Settings
+from .contrastive import Anchors, Contrastive, Rows, Step
+from .estimator import AverageSettings, update_log_s
+
+
+class DeclSettings(AverageSettings, frozen=True):
+    """Settings of DeCL."""
+
+    tau: float = Field(default=0.1, ge=1e-4)
+    """Temperature, 0.0001 or more."""
+    auxiliary: Literal["sample", "mean"] = "sample"
+    """The auxiliary variable U_i: a draw of its posterior Gamma(1, rate), or that posterior's mean. DeCL algorithm 1."""
+    mixing: Literal["loss1", "loss2", "alternate", "decay"] = "loss1"
+    """Which of the two losses a step takes: loss1 as on ImageNet, loss2, loss1 and loss2 in turn as with OpenCLIP, or
+    both, loss1 weighted by 1 / (1 + t / t0) and loss2 by the rest. DeCL algorithm 1."""
+    t0: float = Field(default=1000.0, gt=0.0)
+    """Steps after which loss1 weighs one half, above 0; used only with mixing = "decay"."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Of the draws, which follow from it and the step: 0 to 2³¹ - 1; used only with auxiliary = "sample"."""
+
+    def share_of_loss1(self, progress: Progress) -> float:
+        """The weight of loss1 in this step; loss2 has the rest."""
+        match self.mixing:
+            case "loss1":
+                return 1.0
+            case "loss2":
+                return 0.0
+            case "alternate":
+                return 1.0 - progress.step % 2
+            case "decay":
+                return 1.0 / (1.0 + progress.step / self.t0)
+
+
+class Decl(Contrastive):
+    """Contrastive loss with decoupled normalisers, bimodal or unimodal.
+
+    With r_i the mean of exp(sim / tau) over an anchor's negatives and rate a moving average of it:
+    loss1 = mean_i(U_i · r_i - positive / tau), U_i = e_i / rate_i, e_i of Exp(1) or 1 (`auxiliary`), not differentiated;
+    loss2 = mean_i(log sum of exp(sim / tau) over negatives - positive / tau). Bimodal: the sum of both sides.
+    State: log_rate of each side.
+    """
+
+    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": DeclSettings, "unimodal": DeclSettings}
+
+    settings: DeclSettings
+
+    def __init__(self, mode: str, settings: DeclSettings) -> None:
+        super().__init__(mode, settings, log_rate=-math.inf)
+
+    def temperature(self, rows: Rows, like: Tensor) -> Tensor:
+        return torch.full_like(rows["log_rate"], self.settings.tau)
+
+    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+        settings, positive = self.settings, anchors.positive / self.settings.tau
+        log_r = anchors.log_sum + positive - math.log(anchors.candidates)
+        log_rate = update_log_s(rows["log_rate"], self.pool_log(log_r), settings.gamma_at(progress))
+        normalised = self._auxiliary(log_rate, progress) * (log_r - log_rate).exp()
+        one = settings.share_of_loss1(progress)
+        loss1 = (normalised - positive).mean(1).sum()
+        loss2 = anchors.log_sum.mean(1).sum()
+        unit = self.share(anchors) / settings.tau
+        return Step(
+            value=(one * loss1 + (1.0 - one) * loss2) * len(self.sides) / 2,
+            push=(one * normalised + (1.0 - one)) * unit,
+            pull=torch.full_like(positive, unit),
+            rows={"log_rate": log_rate},
+            metrics=self.by_side(
+                log_rate_mean=log_rate.mean(1),
+                share_unseen=torch.isneginf(rows["log_rate"]).to(log_rate.dtype).mean(1),
+            ),
+        )
+
+    def _auxiliary(self, log_rate: Tensor, progress: Progress) -> Tensor:
+        """U_i · rate_i, [sides, b]; the same on every rank, and after a resume."""
+        if self.settings.auxiliary == "mean":
+            return torch.ones_like(log_rate)
+        generator = torch.Generator(log_rate.device).manual_seed(self.settings.seed << 32 | progress.step)
+        return torch.empty_like(log_rate).exponential_(generator=generator)

@@ -1,0 +1,48 @@
+"""Values of all ranks, gathered where training runs on more than one; nothing else crosses between ranks."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that share a global batch: rank k holds rows k·n … (k + 1)·n - 1 of it."""
+
+    rank: int
+    world: int
+
+    @classmethod
+    def of_this_process(cls) -> "Ranks":
+        """Those of torch.distributed's default group; alone where none was started."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return cls(0, 1)
+        return cls(dist.get_rank(), dist.get_world_size())
+
+    def own(self, rows: int) -> slice:
+        """Where this rank's `rows` rows lie in the global batch."""
+        return slice(self.rank * rows, (self.rank + 1) * rows)
+
+    def gather(self, values: Tensor) -> Tensor:
+        """[k, n, …] of this rank -> [k, world·n, …] of all, in the order of the ranks; no gradient passes."""
+        if self.world == 1:
+            return values
+        # As bytes: gloo does not know every dtype.
+        sent = values.detach().contiguous().view(torch.uint8)
+        received = sent.new_empty((self.world, *sent.shape))
+        dist.all_gather_into_tensor(received, sent)
+        return received.view(values.dtype).transpose(0, 1).flatten(1, 2)
+
+    def check_same_rows(self, rows: int, device: torch.device) -> None:
+        """Raise ValueError where the ranks hold different numbers of rows, which the gathering could not tell.
+
+        Waits for the device, so it is for the first step of a run.
+        """
+        counts = self.gather(torch.tensor([[rows]], device=device))[0].tolist()
+        if len(set(counts)) > 1:
+            raise ValueError(
+                f"the ranks hold {', '.join(map(str, counts))} samples of one batch; "
+                "each must hold as many, so choose a global batch that the number of ranks divides"
+            )

@@ -1,0 +1,77 @@
+"""Mini-batch losses of two views: SimCLR's NT-Xent and its decoupled forms DCL and DCLW."""
+
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from .base import Progress, Settings
+from .contrastive import Anchors, Contrastive, Rows, Step
+
+
+class NtxentSettings(Settings, frozen=True):
+    """Settings of NT-Xent."""
+
+    tau: float = Field(default=0.1, ge=1e-4)
+    """Temperature, 0.0001 or more. iSogCLR tunes SimCLR's in {0.1, 0.3, 0.5, 0.7} (section 5)."""
+
+
+class DclwSettings(NtxentSettings, frozen=True):
+    """Settings of the weighted decoupled loss."""
+
+    sigma: float = Field(default=0.5, gt=0.0)
+    """Width of the von Mises-Fisher weights, above 0. DCL (Yeh et al., ECCV 2022), section 3."""
+
+
+class _Views(Contrastive):
+    """Mean over both views' anchors of -(weight / tau) · positive + log of a sum over candidates; no state."""
+
+    settings: NtxentSettings
+
+    def __init__(self, mode: str, settings: NtxentSettings) -> None:
+        super().__init__(mode, settings)
+
+    def temperature(self, rows: Rows, like: Tensor) -> Tensor:
+        return like.new_tensor(self.settings.tau)
+
+
+class Simclr(_Views):
+    """NT-Xent: cross-entropy of each of 2b anchors over its 2b - 1 candidates (Chen et al., ICML 2020, eq 1)."""
+
+    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": NtxentSettings}
+
+    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+        # The positive is a candidate too, with exponent 0.
+        force = anchors.log_sum.sigmoid() / self.settings.tau * self.share(anchors)
+        return Step(value=F.softplus(anchors.log_sum).mean(), push=force, pull=force)
+
+
+class Dcl(_Views):
+    """NT-Xent without the positive in the denominator (DCL, Yeh et al., ECCV 2022, eq 6)."""
+
+    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": NtxentSettings}
+
+    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+        force = torch.full_like(anchors.log_sum, 1.0 / self.settings.tau) * self.share(anchors)
+        return Step(value=anchors.log_sum.mean(), push=force, pull=force)
+
+
+class Dclw(_Views):
+    """DCL with each positive weighted: less where the pair is already alike (DCL, section 3).
+
+    The weight is 2 - exp(positive / sigma) over its mean in the batch; it is not differentiated, as a weight.
+    """
+
+    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": DclwSettings}
+    settings: DclwSettings
+
+    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+        tau = self.settings.tau
+        likeness = (anchors.positive / self.settings.sigma).softmax(1) * anchors.positive.shape[1]
+        weight = 2.0 - likeness
+        # log_sum is relative to the positive; what the weight adds to that is its excess over 1.
+        value = (anchors.log_sum + (1.0 - weight) * anchors.positive / tau).mean()
+        push = torch.full_like(weight, 1.0 / tau) * self.share(anchors)
+        return Step(value=value, push=push, pull=weight * push)

@@ -1,0 +1,58 @@
+"""SogCLR: the global contrastive loss with one constant temperature (Yuan et al., ICML 2022; iSogCLR section 3)."""
+
+import math
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from .base import Progress, Settings
+from .contrastive import Anchors, Contrastive, Rows, Step
+from .estimator import EstimatorSettings, estimate, estimate_metrics
+
+
+class SogclrSettings(EstimatorSettings, frozen=True):
+    """Settings for image-text pairs."""
+
+    tau: float = Field(default=0.03, ge=1e-4)
+    """Temperature, 0.0001 or more. The default is FastCLIP's for SogCLR (Appendix B)."""
+
+
+class SogclrUnimodalSettings(SogclrSettings, frozen=True):
+    """Settings for images."""
+
+    tau: float = Field(default=0.1, ge=1e-4)
+    """Temperature, 0.0001 or more. iSogCLR tunes it in {0.1, 0.3, 0.5, 0.7} (section 5)."""
+
+
+class Sogclr(Contrastive):
+    """Global contrastive loss, bimodal or unimodal.
+
+    Value: (1/b) sum over samples and sides of tau · log(s' + eps). The gradient of the features is that of
+    (1/b) sum p_ij h_ij with the weights p held constant. State: log_s of each side.
+    """
+
+    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {
+        "bimodal": SogclrSettings,
+        "unimodal": SogclrUnimodalSettings,
+    }
+
+    settings: SogclrSettings
+
+    def __init__(self, mode: str, settings: SogclrSettings) -> None:
+        super().__init__(mode, settings, log_s=-math.inf)
+
+    def temperature(self, rows: Rows, like: Tensor) -> Tensor:
+        return torch.full_like(rows["log_s"], self.settings.tau)
+
+    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+        est = estimate(self, anchors, rows["log_s"], self.settings, progress)
+        force = est.ratio * self.share(anchors)
+        return Step(
+            value=self.settings.tau * est.log_s_eps.mean(1).sum(),
+            push=force,
+            pull=force,
+            rows={"log_s": est.log_s},
+            metrics=estimate_metrics(self, rows["log_s"], est.log_s),
+        )

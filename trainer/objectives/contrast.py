@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .pairs import Block, Pairs
+from .pairs import EXCLUDED, Block, Pairs
 
 
 class Sums(NamedTuple):
@@ -34,20 +34,15 @@ class Weights(NamedTuple):
 
 def look(pairs: Pairs, tau: Tensor) -> Sums:
     """What this rank's anchors see of their candidates; tau and the results are [2, n], float32 or float64."""
-    sides: list[Sums] = []
+    # Made before the pieces: small results between freed temporaries would leave the heap in holes, gigabytes of them.
+    sums = Sums(torch.full_like(tau, EXCLUDED), torch.zeros_like(tau), torch.zeros_like(tau))
     for half, block in enumerate(pairs.blocks):
-        seen: list[Sums] = []
-        from_columns: Sums | None = None
         for rows, similarities in pairs.pieces(block):
             local = slice(rows.start - block.rows.start, rows.stop - block.rows.start)
-            seen.append(_sums(similarities, tau[half, local], dim=1))
+            _add(sums, (half, local), similarities, tau[half, local], dim=1)
             if pairs.mirrored:
-                more = _sums(similarities, tau[1], dim=0)
-                from_columns = more if from_columns is None else _merge(from_columns, more, tau[1])
-        sides.append(Sums(*(torch.cat(parts) for parts in zip(*seen, strict=True))))
-        if from_columns is not None:
-            sides.append(from_columns)
-    return Sums(*(torch.stack(parts) for parts in zip(*sides, strict=True)))
+                _add(sums, (1, slice(None)), similarities, tau[1], dim=0)
+    return sums
 
 
 def weigh(similarities: Tensor, rows: slice, block: Block, weights: Weights) -> None:
@@ -61,21 +56,15 @@ def _scaled_exponentials(similarities: Tensor, weights: Weights) -> Tensor:
     return (similarities - weights.peak).div_(weights.tau).exp_().mul_(weights.scale)
 
 
-def _sums(similarities: Tensor, tau: Tensor, dim: int) -> Sums:
-    """Of anchors whose candidates lie along `dim`."""
-    peak = similarities.amax(dim, keepdim=True)
-    exponents = (similarities - peak).div_(tau.unsqueeze(dim))
+def _add(sums: Sums, anchors: tuple[int, slice], similarities: Tensor, tau: Tensor, dim: int) -> None:
+    """Let `anchors` see the candidates that lie along `dim` of a piece as well; in place."""
+    peak, total, spread = (values[anchors] for values in sums)
+    new_peak = torch.maximum(peak, similarities.amax(dim))
+    exponents = (similarities - new_peak.unsqueeze(dim)).div_(tau.unsqueeze(dim))
     exps = exponents.exp()
-    return Sums(peak.squeeze(dim), exps.sum(dim), exponents.mul_(exps).sum(dim))
-
-
-def _merge(one: Sums, other: Sums, tau: Tensor) -> Sums:
-    """The sums over the candidates of both."""
-    peak = torch.maximum(one.peak, other.peak)
-    total, spread = torch.zeros_like(peak), torch.zeros_like(peak)
-    for part in (one, other):
-        lower = (part.peak - peak) / tau
-        share = lower.exp()
-        total += share * part.total
-        spread += share * (part.spread + lower * part.total)
-    return Sums(peak, total, spread)
+    # What was seen is now relative to a peak as high or higher.
+    lower = (peak - new_peak).div_(tau)
+    share = lower.exp()
+    spread.addcmul_(lower, total).mul_(share).add_(exponents.mul_(exps).sum(dim))
+    total.mul_(share).add_(exps.sum(dim))
+    peak.copy_(new_peak)

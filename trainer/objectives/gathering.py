@@ -32,7 +32,7 @@ class Ranks:
         # As bytes: gloo does not know every dtype.
         sent = values.detach().contiguous().view(torch.uint8)
         received = sent.new_empty((self.world, *sent.shape))
-        dist.all_gather_into_tensor(received, sent)
+        dist.all_gather(list(received), sent)
         return received.view(values.dtype).transpose(0, 1).flatten(1, 2)
 
     def check_same_rows(self, rows: int, device: torch.device) -> None:

@@ -51,26 +51,31 @@ class Pairs:
         """The one block holds the second half's similarities as well, in its columns."""
         if self.mirrored:
             del self.blocks[1]
-        columns = self.blocks[0].columns.stop - self.blocks[0].columns.start
+        rows, columns = own.stop - own.start, self.blocks[0].columns.stop - self.blocks[0].columns.start
         row_bytes = columns * features.element_size()
-        self._keep = len(self.blocks) * (own.stop - own.start) * row_bytes <= budget
-        self._chunk_rows = (own.stop - own.start) if self._keep else max(1, budget // row_bytes)
+        self._keep = len(self.blocks) * rows * row_bytes <= budget
+        self._chunk_rows = rows if self._keep else min(rows, max(1, budget // row_bytes))
         self._kept: dict[int, Tensor] = {}
+        # One buffer for all chunks: the next is computed while the last is still in use.
+        self._chunk = features.new_empty((0 if self._keep else self._chunk_rows, columns))
 
     def visit(self, block: Block) -> Iterator[tuple[slice, Tensor]]:
         """Chunks of the block: the table's rows and [rows, columns], EXCLUDED where a sample meets itself.
 
-        The caller may write over a chunk at its last visit.
+        A chunk holds until the next one. The caller may write over it at the block's last visit.
         """
         for start in range(block.rows.start, block.rows.stop, self._chunk_rows):
             rows = slice(start, min(start + self._chunk_rows, block.rows.stop))
             if start in self._kept:
                 yield rows, self._kept[start]
                 continue
-            similarities = self.table[rows] @ self.table[block.columns].T
-            self.fill_own(similarities, rows, block, EXCLUDED)
+            similarities = self._chunk[: rows.stop - rows.start]
             if self._keep:
-                self._kept[start] = similarities
+                similarities = self._kept[start] = similarities.new_empty(
+                    (rows.stop - rows.start, self._chunk.shape[1])
+                )
+            torch.mm(self.table[rows], self.table[block.columns].T, out=similarities)
+            self.fill_own(similarities, rows, block, EXCLUDED)
             yield rows, similarities
 
     def fill_own(self, similarities: Tensor, rows: slice, block: Block, value: float) -> None:

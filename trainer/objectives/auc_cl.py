@@ -88,7 +88,7 @@ class AucCl(Objective):
         return differences
 
     def _row_sums(self, pairs: Pairs) -> Tensor:
-        """[3, n] of this rank's rows: sum of squared differences, sum of differences, largest similarity of a negative."""
+        """[3, n] of own rows: sum of squared differences, sum of differences, largest similarity of a negative."""
         parts = []
         for rows, similarities in pairs.pieces(pairs.blocks[0]):
             differences = self._differences(pairs, similarities, rows, pairs.blocks[0])

@@ -92,14 +92,15 @@ class Objective(nn.Module):
         On a GPU the values are looked at in the first step alone: a look waits for the device.
         """
         check_shapes(first, second)
+        first_step = not self._looked_at_features
+        if first_step:
+            ranks.check_same_rows(len(first), first.device)
         if len(first) * ranks.world < 2:
             raise ValueError("features: a batch of 1 sample has no negatives; use a batch of at least 2")
-        first_step, self._looked_at_features = not self._looked_at_features, True
         if first_step or first.device.type == "cpu":
             check_unit_norm("first", first)
             check_unit_norm("second", second)
-        if first_step:
-            ranks.check_same_rows(len(first), first.device)
+        self._looked_at_features = True
 
     def project(self) -> None:
         """Bring the objective's own parameters back into their range, in place; every step begins with it."""
@@ -135,8 +136,8 @@ def check_unit_norm(name: str, features: Tensor) -> None:
     if off.any():
         row = int(off.nonzero()[0])
         raise ValueError(
-            f"features: row {row} of {name} has norm {norms[row].item():.6g}, and {int(off.sum())} of {len(norms)} rows "
-            "are not of norm 1; pass finite features through torch.nn.functional.normalize(features, dim=1)"
+            f"features: row {row} of {name} has norm {norms[row].item():.6g}, and so {int(off.sum())} of {len(norms)} "
+            "rows are not of norm 1; pass finite features through torch.nn.functional.normalize(features, dim=1)"
         )
 
 

@@ -1,23 +1,23 @@
-"""The step that every softmax-like objective shares; each says only what its anchors' sums make of values and weights."""
+"""The step that all softmax-like objectives share; each says what its anchors' sums make of values and weights."""
 
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .base import Objective, Outcome, Progress, Settings, check_state, count_visit, working_dtype
 from .closed_form import attach_gradients
-from .contrast import Sums, Weights, look, weigh
+from .contrast import LN2, Sums, Weights, look, weigh
 from .gathering import Ranks
 from .pairs import Pairs
 from .precision import full_precision
 
 Rows = dict[str, Tensor]
-"""Per-sample state of a batch by field: [sides, b], and `visits` [1, b], in the dtype of the computation."""
+"""Per-sample state of a batch by field: [sides, b], in the dtype of the computation; `visits` is [1, b]."""
 
 
 class Anchors(NamedTuple):
@@ -66,6 +66,9 @@ class Contrastive(Objective):
     rank then makes the same step, keeps its own samples' new state and forms its own features' gradients, times the
     number of ranks, so that DDP's mean over ranks is the gradient on the global batch. FastCLIP section 4.
     """
+
+    reads_visits: ClassVar[bool] = False
+    """Whether `rows` holds `visits` as well, the counts before the step."""
 
     def __init__(self, mode: str, settings: Settings, **initial: float) -> None:
         """initial: per-sample state by field name, with the value that a sample never seen has."""
@@ -124,7 +127,8 @@ class Contrastive(Objective):
             rows = self._rows(state, dtype)
             tau = self.temperature(rows, features).expand(2, len(first))
             sums = look(pairs, tau)
-            anchors, rows, sums = self._gather(ranks, features, tau, sums, rows)
+            sums, rows = _gather(ranks, sums, rows)
+            anchors = self._anchors(features, self.temperature(rows, features), sums)
             step = self.react(anchors, rows, progress)
             gradients = step.parameter_gradients
             if differentiable:
@@ -140,29 +144,19 @@ class Contrastive(Objective):
         rows = {
             name: torch.stack([state[f"{side}/{name}"] for side in self.sides]).to(dtype) for name in self.row_fields
         }
-        return rows | ({"visits": state["visits"].to(dtype)[None]} if self.row_fields else {})
+        return rows | ({"visits": state["visits"].to(dtype)[None]} if self.reads_visits else {})
 
-    def _gather(
-        self, ranks: Ranks, features: Tensor, tau: Tensor, sums: Sums, rows: Rows
-    ) -> tuple[Anchors, Rows, Sums]:
-        """This rank's anchors and state made those of the global batch: the second of the two exchanges of a step."""
-        own = [tau, *sums, *rows.values()]
-        tau, *whole = ranks.gather(torch.cat(own)).split([len(values) for values in own])
-        sums = Sums(*whole[: len(sums)])
-        rows = dict(zip(rows, whole[len(sums) :], strict=True))
-        positive = (features[0] * features[1]).sum(1).expand_as(tau)
+    def _anchors(self, features: Tensor, tau: Tensor, sums: Sums) -> Anchors:
+        samples = features.shape[1]
+        tau, positive = tau.expand(2, samples), (features[0] * features[1]).sum(1).expand(2, samples)
         lift = (sums.peak - positive) / tau
-        return (
-            Anchors(
-                tau=tau,
-                log_sum=sums.total.log() + lift,
-                mean_exponent=sums.spread / sums.total + lift,
-                positive=positive,
-                margin=positive - sums.peak,
-                candidates=self.candidates(tau.shape[1]),
-            ),
-            rows,
-            sums,
+        return Anchors(
+            tau=tau,
+            log_sum=sums.total.log() + lift,
+            mean_exponent=sums.spread / sums.total + lift,
+            positive=positive,
+            margin=positive - sums.peak,
+            candidates=self.candidates(samples),
         )
 
     def _own_state(self, rows: Rows, state: Mapping[str, Tensor], own: slice) -> dict[str, Tensor]:
@@ -174,9 +168,16 @@ class Contrastive(Objective):
         return new | ({"visits": count_visit(state["visits"])} if "visits" in state else {})
 
 
+def _gather(ranks: Ranks, sums: Sums, rows: Rows) -> tuple[Sums, Rows]:
+    """This rank's sums and state made those of the global batch: the second of the two exchanges of a step."""
+    own = [*sums, *rows.values()]
+    whole = ranks.gather(torch.cat(own)).split([len(values) for values in own])
+    return Sums(*whole[: len(sums)]), dict(zip(rows, whole[len(sums) :], strict=True))
+
+
 def _feature_gradients(pairs: Pairs, features: Tensor, own: slice, tau: Tensor, sums: Sums, step: Step) -> Tensor:
     """[2, n, d]: of this rank's features."""
-    weights = Weights(sums.peak.flatten(), tau.flatten(), (step.push / sums.total).flatten())
+    weights = Weights(sums.peak.flatten(), tau.flatten() * LN2, (step.push / sums.total).flatten())
     gradients = pairs.gradients(lambda similarities, rows, block: weigh(similarities, rows, block, weights))
     # A pair's positive similarity is one number, whichever of the two is the anchor.
     pull = step.pull.sum(0)[own].unsqueeze(1)

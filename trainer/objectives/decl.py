@@ -18,7 +18,7 @@ class DeclSettings(AverageSettings, frozen=True):
     tau: float = Field(default=0.1, ge=1e-4)
     """Temperature, 0.0001 or more."""
     auxiliary: Literal["sample", "mean"] = "sample"
-    """The auxiliary variable U_i: a draw of its posterior Gamma(1, rate), or that posterior's mean. DeCL algorithm 1."""
+    """The auxiliary variable U_i: a draw of its posterior Gamma(1, rate), or the posterior's mean. DeCL algorithm 1."""
     mixing: Literal["loss1", "loss2", "alternate", "decay"] = "loss1"
     """Which of the two losses a step takes: loss1 as on ImageNet, loss2, loss1 and loss2 in turn as with OpenCLIP, or
     both, loss1 weighted by 1 / (1 + t / t0) and loss2 by the rest. DeCL algorithm 1."""
@@ -44,7 +44,7 @@ class Decl(Contrastive):
     """Contrastive loss with decoupled normalisers, bimodal or unimodal.
 
     With r_i the mean of exp(sim / tau) over an anchor's negatives and rate a moving average of it:
-    loss1 = mean_i(U_i · r_i - positive / tau), U_i = e_i / rate_i, e_i of Exp(1) or 1 (`auxiliary`), not differentiated;
+    loss1 = mean_i(U_i · r_i - positive / tau), U_i = e_i / rate_i not differentiated, e_i of Exp(1) or 1 (`auxiliary`);
     loss2 = mean_i(log sum of exp(sim / tau) over negatives - positive / tau). Bimodal: the sum of both sides.
     State: log_rate of each side.
     """

@@ -128,6 +128,7 @@ class FastclipV2(Contrastive):
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV2Settings}
+    reads_visits = True
     settings: FastclipV2Settings
 
     def __init__(self, mode: str, settings: FastclipV2Settings) -> None:

@@ -95,15 +95,15 @@ class Pairs:
         weigh(similarities, rows, block) writes W over a piece of similarities. Visits every block for the last time.
         """
         count = self.blocks[0].rows.stop - self.blocks[0].rows.start
-        gradients = self.table.new_zeros((2, count, self.table.shape[1]))
+        gradients = self.table.new_empty((2, count, self.table.shape[1]))
         for half, block in enumerate(self.blocks):
             for rows, weights in self.visit(block):
                 for piece_rows, piece in split(rows, weights):
                     weigh(piece, piece_rows, block)
                 local = slice(rows.start - block.rows.start, rows.stop - block.rows.start)
                 torch.mm(weights, self.table[block.columns], out=gradients[half, local])
-                if self.mirrored:
-                    gradients[1].addmm_(weights.T, self.table[rows])
+                if self.mirrored:  # what is there before the first chunk is not read
+                    gradients[1].addmm_(weights.T, self.table[rows], beta=int(rows.start > block.rows.start))
         return gradients
 
 

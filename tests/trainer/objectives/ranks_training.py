@@ -1,0 +1,193 @@
+"""Tiny encoders that are trained with every objective, by ranks under DDP or by one process alone.
+
+test_distributed starts this as a program, which forks 2 ranks, then 3, then 4; rank k of n writes what it saw to
+n/k.pt. What one process sees, test_distributed finds out by itself.
+"""
+
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed import destroy_process_group, init_process_group
+from torch.multiprocessing import start_processes
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
+
+WORLDS = (2, 3, 4)
+SAMPLES, STEPS, INPUTS, WIDTH = 12, 3, 8, 6
+UNSEEN = 5
+"""Every so manieth sample has not been seen before."""
+PATIENCE = timedelta(seconds=60)
+"""After which a rank that waits for another gives up."""
+MODERATE = {"tau": 0.2, "tau_init": 0.2, "eta": 0.02}
+"""Temperatures at which a wrong candidate moves the results, and does not drown in one that dominates."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What the ranks train with."""
+
+    name: str
+    mode: str
+    settings: dict = field(default_factory=dict)
+    dtype: torch.dtype = torch.float64
+    """Of the features and the state; the encoders compute in float64."""
+    one_each: bool = False
+    """A single sample on every rank, in place of SAMPLES in all."""
+
+    def samples(self, world):
+        """Of the global batch."""
+        return world if self.one_each else SAMPLES
+
+    def objective(self):
+        known = OBJECTIVES[self.name].settings_of_mode[self.mode].model_fields
+        moderate = {name: value for name, value in MODERATE.items() if name in known}
+        return create_objective(self.name, self.mode, **moderate | self.settings)
+
+
+KNOWN = [(name, mode) for name, objective in OBJECTIVES.items() for mode in objective.settings_of_mode]
+OF_EACH_KIND = [("isogclr", "bimodal"), ("sogclr", "unimodal"), ("auc_cl", "unimodal")]
+CASES = {f"{name} {mode}": Case(name, mode) for name, mode in KNOWN}
+CASES |= {f"{name} {mode}, in chunks": Case(name, mode, {"similarity_budget": 200}) for name, mode in OF_EACH_KIND}
+CASES |= {f"{name} {mode}, one sample each": Case(name, mode, one_each=True) for name, mode in OF_EACH_KIND}
+CASES |= {
+    "decl bimodal, in turn": Case("decl", "bimodal", {"mixing": "alternate"}),
+    "decl unimodal, both": Case("decl", "unimodal", {"mixing": "decay", "t0": 2.0}),
+    "fastclip_v2 bimodal, float32": Case("fastclip_v2", "bimodal", dtype=torch.float32),
+    "fastclip_v2 bimodal, bfloat16": Case("fastclip_v2", "bimodal", dtype=torch.bfloat16),
+}
+
+
+class Encoders(nn.Module):
+    """Inputs [n, INPUTS] of both sides -> unit-norm features [n, WIDTH] of both; unimodal, one encoder has both."""
+
+    def __init__(self, mode):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.first = nn.Linear(INPUTS, WIDTH, dtype=torch.float64)
+            self.second = nn.Linear(INPUTS, WIDTH, dtype=torch.float64) if mode == "bimodal" else self.first
+
+    def forward(self, first, second):
+        return F.normalize(self.first(first), dim=1), F.normalize(self.second(second), dim=1)
+
+
+class Traffic(TorchDispatchMode):
+    """Notes what torch.distributed is asked to do, by DDP too: the operation and the bytes that this rank sends."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "c10d":
+            # A gather has what it fills first, and then what it sends; the rest has one for both. Some take lists.
+            sent = args[1] if "gather" in function.__name__ else args[0]
+            sent = sent if isinstance(sent, (list, tuple)) else [sent]
+            self.calls.append((function.__name__.split(".")[0], sum(part.nbytes for part in sent)))
+        return function(*args, **kwargs or {})
+
+
+def make_inputs(samples):
+    """[STEPS, 2, samples, INPUTS]: the two sides of a sample are alike, and from step to step it changes a little."""
+    generator = torch.Generator().manual_seed(1)
+    common = torch.randn(samples, INPUTS, generator=generator, dtype=torch.float64)
+    return common + 0.5 * torch.randn(STEPS, 2, *common.shape, generator=generator, dtype=torch.float64)
+
+
+def make_state(objective, samples, dtype):
+    """Rows of samples that were seen a few times, but for every UNSEENth; {} for an objective without fields."""
+    generator = torch.Generator().manual_seed(2)
+    unseen = torch.arange(samples) % UNSEEN == 0
+    state = {}
+    for path, initial in objective.fields.items():
+        # Logarithms in [-1, 0]; the rest in [0.1, 0.6], for temperatures and second moments are above 0.
+        seen = torch.rand(samples, generator=generator, dtype=torch.float64)
+        seen = seen - 1.0 if path.endswith(("log_s", "log_rate")) else 0.1 + seen / 2
+        state[path] = torch.where(unseen, initial, seen).to(dtype)
+    if state:
+        state["visits"] = torch.where(unseen, 0, torch.arange(samples)).to(torch.uint32)
+    return state
+
+
+def train(case, rank, world):
+    """What `rank` of `world` sees in STEPS steps of SGD with its share of every batch."""
+    samples = case.samples(world)
+    return _train(case, samples, slice(rank * samples // world, (rank + 1) * samples // world), DistributedDataParallel)
+
+
+def train_alone(case, samples):
+    """What one process sees that has all samples of every batch."""
+    return _train(case, samples, slice(None), lambda encoders: encoders)
+
+
+def _train(case, samples, own, wrap):
+    objective, encoders = case.objective(), Encoders(case.mode)
+    model, parameters = wrap(encoders), list(objective.parameters())
+    groups = [{"params": encoders.parameters(), "lr": 0.1}, {"params": parameters, "lr": 1e-3}]
+    optimizer = torch.optim.SGD(groups if parameters else groups[:1])
+    state = {path: rows[own] for path, rows in make_state(objective, samples, case.dtype).items()}
+    steps = []
+    for number, inputs in enumerate(make_inputs(samples)[:, :, own]):
+        optimizer.zero_grad()
+        # In its first two steps DDP arranges itself, which is no business of the objective's.
+        with (traffic := Traffic()) if number == STEPS - 1 else nullcontext():
+            features = (side.to(case.dtype) for side in model(*inputs))
+            outcome = objective(*features, state, Progress(step=number, steps_per_epoch=2))
+            outcome.loss.backward()
+        state = outcome.state
+        steps.append(
+            {
+                "loss": {"loss": outcome.loss.detach()},
+                "state": state,
+                "metrics": outcome.metrics,
+                "encoders' gradients": {name: of.grad.clone() for name, of in encoders.named_parameters()},
+                "objective's gradients": {name: of.grad.clone() for name, of in objective.named_parameters()},
+            }
+        )
+        optimizer.step()
+    return {
+        "steps": steps,
+        "traffic": traffic.calls,
+        "encoders": {name: of.detach() for name, of in encoders.named_parameters()},
+        "objective": {name: of.detach() for name, of in objective.named_parameters()},
+    }
+
+
+def refusal(name, mode, rows):
+    """What the objective says to `rows` rows on this rank."""
+    objective = create_objective(name, mode)
+    features, state = F.normalize(torch.ones(rows, WIDTH), dim=1), make_state(objective, rows, torch.float32)
+    try:
+        objective(features, features, state, Progress(step=0, steps_per_epoch=2))
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+def run_rank(rank, world, directory):
+    torch.set_num_threads(1)
+    meeting_point = f"file://{directory}/meeting_point"
+    init_process_group("gloo", init_method=meeting_point, rank=rank, world_size=world, timeout=PATIENCE)
+    seen = {
+        "refused": {known: refusal(*known, rows=3 + (rank == world - 1)) for known in KNOWN},
+        "trained": {name: train(case, rank, world) for name, case in CASES.items()},
+    }
+    torch.save(seen, directory / f"{rank}.pt")
+    destroy_process_group()
+
+
+if __name__ == "__main__":
+    import torch._dynamo  # DDP needs it, and it takes seconds: so once, before the ranks are forked
+
+    for world_ in WORLDS:
+        directory_ = Path(sys.argv[1], str(world_))
+        directory_.mkdir()
+        start_processes(run_rank, (world_, directory_), nprocs=world_, start_method="fork")

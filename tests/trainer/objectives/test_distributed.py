@@ -1,0 +1,169 @@
+"""Two, three and four ranks that train under DDP, against one process that has the batches of all.
+
+Both take the same steps of SGD from the same encoders, and pass on the state that they got back.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+PROGRAM = Path(__file__).with_name("ranks_training.py")
+_spec = importlib.util.spec_from_file_location("ranks_training", PROGRAM)
+ranks_training = importlib.util.module_from_spec(_spec)
+sys.modules["ranks_training"] = ranks_training  # dataclasses look there
+_spec.loader.exec_module(ranks_training)
+CASES, KNOWN, WIDTH, WORLDS = (getattr(ranks_training, name) for name in ("CASES", "KNOWN", "WIDTH", "WORLDS"))
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+"""Of max|x - reference| / max|reference|, by the features' dtype."""
+BFLOAT16 = "fastclip_v2 bimodal, bfloat16"
+EXACT = [name for name in CASES if name != BFLOAT16]
+
+
+@pytest.fixture(scope="module")
+def ranks_of(tmp_path_factory):
+    """Return what the ranks saw: {world: [of rank 0, of rank 1, …]}."""
+    directory = tmp_path_factory.mktemp("ranks")
+    # One thread each: the ranks outnumber the cores, and a process with threads cannot be forked safely.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", str(PROGRAM), str(directory)]
+    run = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=180, check=False)
+    if run.returncode:
+        pytest.fail(f"the ranks ended with {run.returncode}:\n{run.stderr}", pytrace=False)
+    return {world: [torch.load(directory / f"{world}/{rank}.pt") for rank in range(world)] for world in WORLDS}
+
+
+@pytest.fixture(params=WORLDS, ids=lambda world: f"{world} ranks")
+def ranks(ranks_of, request):
+    """Return what each of some ranks saw."""
+    return ranks_of[request.param]
+
+
+@cache
+def alone(name, samples):
+    """What one process sees that trains with batches of so many samples."""
+    return ranks_training.train_alone(CASES[name], samples)
+
+
+def reference(name, ranks):
+    """What one process sees that has the batches of all ranks."""
+    return alone(name, CASES[name].samples(len(ranks)))
+
+
+def of_steps(seen, part):
+    """A part of every step of a training in one dict."""
+    return {f"{path} of step {i}": value for i, step in enumerate(seen["steps"]) for path, value in step[part].items()}
+
+
+def differences(name, given, expected, tolerance=None):
+    """A line for every tensor that is off by more than the tolerance, if not given the case's; {path: tensor} both."""
+    assert given.keys() == expected.keys(), name
+    tolerance = TOLERANCE[CASES[name].dtype] if tolerance is None else tolerance
+    lines = []
+    for path in expected:
+        here, there = given[path].double(), expected[path].double()
+        assert here.shape == there.shape, (name, path)
+        error = ((here - there).abs().max() / there.abs().max().clamp(min=1e-300)).item()
+        if not error <= tolerance:
+            lines.append(f"{name}: {path} is off by {error:.1e}")
+    return lines
+
+
+def differences_from_one_process(ranks, part):
+    """In a part of any step, with any objective, on any rank."""
+    return [
+        line
+        for name in EXACT
+        for rank in ranks
+        for line in differences(name, of_steps(rank["trained"][name], part), of_steps(reference(name, ranks), part))
+    ]
+
+
+def differences_between_ranks(ranks, part):
+    """As above, of any rank from the first, and however small."""
+    return [
+        line
+        for name in EXACT
+        for first, *others in [[of_steps(rank["trained"][name], part) for rank in ranks]]
+        for other in others
+        for line in differences(name, other, first, tolerance=0.0)
+    ]
+
+
+def test_every_rank_reports_the_loss_of_the_whole_batch(ranks):
+    assert differences_from_one_process(ranks, "loss") == []
+    assert differences_between_ranks(ranks, "loss") == []
+
+
+def test_the_encoders_gradients_under_ddp_are_those_of_the_whole_batch(ranks):
+    assert differences_from_one_process(ranks, "encoders' gradients") == []
+
+
+def test_the_objectives_own_parameters_have_the_whole_batchs_gradient_on_every_rank(ranks):
+    assert differences_from_one_process(ranks, "objective's gradients") == []
+    assert differences_between_ranks(ranks, "objective's gradients") == []
+
+
+def test_metrics_are_of_the_whole_batch_and_the_same_on_every_rank(ranks):
+    assert differences_from_one_process(ranks, "metrics") == []
+    assert differences_between_ranks(ranks, "metrics") == []
+
+
+def test_each_rank_gets_the_new_state_of_its_own_samples_alone(ranks):
+    found = []
+    for name in EXACT:
+        of_ranks = [of_steps(rank["trained"][name], "state") for rank in ranks]
+        rows = CASES[name].samples(len(ranks)) // len(ranks)
+        assert {values.shape for of_rank in of_ranks for values in of_rank.values()} <= {(rows,)}, name
+        together = {path: torch.cat([of_rank[path] for of_rank in of_ranks]) for path in of_ranks[0]}
+        found += differences(name, together, of_steps(reference(name, ranks), "state"))
+    assert found == []
+
+
+def test_training_ends_with_the_same_parameters(ranks):
+    found = []
+    for name in EXACT:
+        start, expected = dict(ranks_training.Encoders(CASES[name].mode).named_parameters()), reference(name, ranks)
+        assert len(differences(name, expected["encoders"], start, tolerance=1e-3)) == len(start)  # all have moved
+        for seen in (rank["trained"][name] for rank in ranks):
+            found += differences(name, seen["encoders"], expected["encoders"])
+            found += differences(name, seen["objective"], expected["objective"])
+    assert found == []
+
+
+def test_bfloat16_features_are_gathered_as_they_are(ranks):
+    expected = reference(BFLOAT16, ranks)["steps"][0]
+    steps = [rank["trained"][BFLOAT16]["steps"][0] for rank in ranks]
+    state = {path: torch.cat([step["state"][path] for step in steps]) for path in expected["state"]}
+    assert differences(BFLOAT16, state, expected["state"], tolerance=1e-5) == []
+    for step in steps:
+        assert differences(BFLOAT16, step["loss"], expected["loss"], tolerance=1e-5) == []
+        # A feature's gradient is rounded to bfloat16, which keeps 8 bits, before DDP divides by the number of ranks.
+        assert differences(BFLOAT16, step["encoders' gradients"], expected["encoders' gradients"], tolerance=2e-2) == []
+
+
+def test_a_step_gathers_the_features_and_a_few_scalars_and_leaves_the_rest_to_ddp(ranks):
+    for name, case in CASES.items():
+        rows, scalar = case.samples(len(ranks)) // len(ranks), max(case.dtype.itemsize, 4)
+        for seen in (rank["trained"][name] for rank in ranks):
+            (operations, sent), state = zip(*seen["traffic"], strict=True), seen["steps"][0]["state"]
+            assert operations == ("allgather_", "allgather_", "allreduce_"), name
+            assert sent[0] == 2 * rows * WIDTH * case.dtype.itemsize, name
+            # The temperature and three sums of each of a sample's two anchors, and its state.
+            assert sent[1] <= (2 * 4 + len(state)) * rows * scalar, name
+            assert sent[2] == sum(parameter.nbytes for parameter in seen["encoders"].values()), name
+        assert reference(name, ranks)["traffic"] == []
+
+
+def test_shares_of_different_sizes_are_refused_on_every_rank(ranks):
+    counts = ", ".join(["3"] * (len(ranks) - 1) + ["4"])
+    for rank in ranks:
+        assert rank["refused"].keys() == set(KNOWN)
+        for message in rank["refused"].values():
+            assert message.startswith(f"the ranks hold {counts} samples of one batch")

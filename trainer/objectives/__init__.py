@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from .auc_cl import AucCl
-from .base import Objective, Outcome, Progress, Settings
+from .base import FeaturesError, Objective, Outcome, Progress, Settings
 from .clip import Clip
 from .decl import Decl
 from .fastclip import FastclipV0, FastclipV1, FastclipV2, FastclipV3
@@ -15,7 +15,7 @@ from .isogclr import Isogclr
 from .ntxent import Dcl, Dclw, Simclr
 from .sogclr import Sogclr
 
-__all__ = ["OBJECTIVES", "Objective", "Outcome", "Progress", "create_objective"]
+__all__ = ["OBJECTIVES", "FeaturesError", "Objective", "Outcome", "Progress", "create_objective"]
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "clip": Clip,

@@ -42,6 +42,7 @@ class AucCl(Objective):
         self.settings, self.fields = settings, {}
         self.b = scalar_parameter(settings.b)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
     def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
         """See Objective. Computed in the features' dtype, at least float32."""
         ranks, dtype = Ranks.of_this_process(), working_dtype(first, second)
@@ -51,17 +52,15 @@ class AucCl(Objective):
             features = ranks.gather(torch.stack([first, second])).to(dtype)
             own = ranks.own(len(first))
             pairs = Pairs(features, own, across=True, budget=self.settings.similarity_budget)
-            positive, count = (features[0] * features[1]).sum(1), features.shape[1]
-            squares, differences, peak = ranks.gather(self._row_sums(pairs))
-            value, in_b = self._value(positive, squares, differences)
-            gradients = pairs.gradients(
-                lambda similarities, rows, block: similarities.copy_(
-                    self._differences(pairs, similarities, rows, block).mul_(2 / count)
-                )
-            ).mul_(ranks.world)
-            pull = (ranks.world * self._positive_gradient(positive)[own] / count).unsqueeze(1)
+            b, positive, count = self.b.to(dtype), (features[0] * features[1]).sum(1), features.shape[1]
+            squares, differences, peak = ranks.gather(_row_sums(pairs, b))
+            value = self._value(b, positive, squares, differences)
+            gradients = pairs.gradients(lambda *piece: self._weigh(pairs, b, *piece)).mul_(ranks.world / count)
+            in_positive = 2 * (positive - self.settings.a - self.settings.alpha)
+            pull = in_positive[own].unsqueeze(1) * (ranks.world / count)
             gradients[0].addcmul_(pull, features[1, own])
             gradients[1].addcmul_(pull, features[0, own])
+            in_b = -2 * differences.mean()
         loss = attach_gradients(value, [first, second, self.b], [*gradients.unbind(), in_b])
         new_state = {"visits": count_visit(state["visits"])} if "visits" in state else {}
         found = (positive > peak).to(dtype).mean()
@@ -70,27 +69,24 @@ class AucCl(Objective):
     def project(self) -> None:
         self.b.clamp_(-1.0, 1.0)
 
-    def _value(self, positive: Tensor, squares: Tensor, differences: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the global batch: the loss and its derivative in b."""
+    def _value(self, b: Tensor, positive: Tensor, squares: Tensor, differences: Tensor) -> Tensor:
+        """The loss, from sums over each row's negatives [b] of (sim - b)² and of sim - b."""
         alpha, others = self.settings.alpha, len(positive) - 1
-        of_positives = (positive - self.settings.a) ** 2 + 2 * alpha * (1 - positive) - alpha**2
-        value = (of_positives + squares).mean() + others * (2 * alpha * self.b - alpha**2)
-        return value.to(positive.dtype), -2 * (differences.mean() - others * alpha)
+        of_positives = (positive - self.settings.a).square() + 2 * alpha * (1 - positive) - alpha**2
+        return (of_positives + squares + 2 * alpha * differences).mean() + 2 * alpha * others * b
 
-    def _positive_gradient(self, positive: Tensor) -> Tensor:
-        return 2 * (positive - self.settings.a - self.settings.alpha)
+    def _weigh(self, pairs: Pairs, b: Tensor, similarities: Tensor, rows: slice, block: Block) -> None:
+        """Write b times the loss's gradient in a piece of similarities over it, 0 where they are positives."""
+        similarities.sub_(b - self.settings.alpha).mul_(2)
+        pairs.fill_own(similarities, rows, block, 0.0)
 
-    def _differences(self, pairs: Pairs, similarities: Tensor, rows: slice, block: Block) -> Tensor:
-        """sim - c of negatives, 0 of positives: with c = b - alpha, (sim - b)² + 2 alpha sim is (sim - c)² + 2 alpha b
-        - alpha²."""
-        differences = similarities - (self.b - self.settings.alpha).to(similarities.dtype)
-        pairs.fill_own(differences, rows, block, 0.0)
-        return differences
 
-    def _row_sums(self, pairs: Pairs) -> Tensor:
-        """[3, n] of own rows: sum of squared differences, sum of differences, largest similarity of a negative."""
-        parts = []
-        for rows, similarities in pairs.pieces(pairs.blocks[0]):
-            differences = self._differences(pairs, similarities, rows, pairs.blocks[0])
-            parts.append(torch.stack([differences.square().sum(1), differences.sum(1), similarities.amax(1)]))
-        return torch.cat(parts, dim=1)
+def _row_sums(pairs: Pairs, b: Tensor) -> Tensor:
+    """[3, n] of own rows, over negatives: sum of (sim - b)², sum of sim - b, largest sim."""
+    sums = pairs.table.new_empty((3, pairs.blocks[0].rows.stop - pairs.blocks[0].rows.start))
+    for rows, similarities in pairs.pieces(pairs.blocks[0]):
+        differences = similarities - b
+        pairs.fill_own(differences, rows, pairs.blocks[0], 0.0)
+        local = slice(rows.start - pairs.blocks[0].rows.start, rows.stop - pairs.blocks[0].rows.start)
+        sums[:, local] = torch.stack([differences.square().sum(1), differences.sum(1), similarities.amax(1)])
+    return sums

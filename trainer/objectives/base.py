@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from .gathering import Ranks
 
 
+class FeaturesError(ValueError):
+    """Features are not unit-norm rows; none that is not finite is."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far training has come; every schedule of an objective is a pure function of it."""
@@ -126,7 +130,7 @@ def check_shapes(first: Tensor, second: Tensor) -> None:
 
 
 def check_unit_norm(name: str, features: Tensor) -> None:
-    """Raise ValueError unless every row of `features` [b, d] has norm 1, within the round-off of its dtype.
+    """Raise FeaturesError unless every row of `features` [b, d] has norm 1, within the round-off of its dtype.
 
     Reads values back, and so waits for the device.
     """
@@ -135,9 +139,9 @@ def check_unit_norm(name: str, features: Tensor) -> None:
     off = ~((norms - 1).abs() <= slack)  # so written, a norm of NaN is off
     if off.any():
         row = int(off.nonzero()[0])
-        raise ValueError(
+        raise FeaturesError(
             f"features: row {row} of {name} has norm {norms[row].item():.6g}, and so {int(off.sum())} of {len(norms)} "
-            "rows are not of norm 1; pass finite features through torch.nn.functional.normalize(features, dim=1)"
+            "rows are not of norm 1; pass finite features through torch.nn.functional.normalize(…, dim=1)"
         )
 
 

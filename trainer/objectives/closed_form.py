@@ -11,16 +11,16 @@ class _ClosedForm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, *inputs_then_gradients: Tensor) -> Tensor:
         ctx.save_for_backward(*inputs_then_gradients[len(inputs_then_gradients) // 2 :])
-        ctx.dtypes = [given.dtype for given in inputs_then_gradients[: len(inputs_then_gradients) // 2]]
         return value.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        # Cast after the product: a loss scale must lift small gradients before float16 flushes them to zero.
+        # Not cast before the product: a loss scale must lift small gradients before float16 flushes them to zero.
+        # Autograd casts what is returned to the input's dtype.
         scaled = [
-            (gradient * grad_output).to(dtype) if needed else None
-            for gradient, dtype, needed in zip(ctx.saved_tensors, ctx.dtypes, ctx.needs_input_grad[1:], strict=False)
+            gradient * grad_output if needed else None
+            for gradient, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=False)
         ]
         return (None, *scaled, *(None for _ in scaled))
 

@@ -112,6 +112,7 @@ class Contrastive(Objective):
             for name, values in figures.items()
         }
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
     def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
         """See Objective. Computed in the features' dtype, at least float32."""
         ranks, dtype = Ranks.of_this_process(), working_dtype(first, second)
@@ -171,7 +172,7 @@ class Contrastive(Objective):
 def _gather(ranks: Ranks, sums: Sums, rows: Rows) -> tuple[Sums, Rows]:
     """This rank's sums and state made those of the global batch: the second of the two exchanges of a step."""
     own = [*sums, *rows.values()]
-    whole = ranks.gather(torch.cat(own)).split([len(values) for values in own])
+    whole = torch.split(ranks.gather(torch.cat(own)), [len(values) for values in own])
     return Sums(*whole[: len(sums)]), dict(zip(rows, whole[len(sums) :], strict=True))
 
 

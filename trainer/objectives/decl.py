@@ -3,6 +3,7 @@
 import math
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -15,8 +16,8 @@ from .estimator import AverageSettings, update_log_s
 class DeclSettings(AverageSettings, frozen=True):
     """Settings of DeCL."""
 
-    tau: float = Field(default=0.1, ge=1e-4)
-    """Temperature, 0.0001 or more."""
+    tau: float = Field(default=0.1, ge=1e-4, le=100.0)
+    """Temperature, 0.0001 to 100."""
     auxiliary: Literal["sample", "mean"] = "sample"
     """The auxiliary variable U_i: a draw of its posterior Gamma(1, rate), or the posterior's mean. DeCL algorithm 1."""
     mixing: Literal["loss1", "loss2", "alternate", "decay"] = "loss1"
@@ -83,5 +84,7 @@ class Decl(Contrastive):
         """U_i · rate_i, [sides, b]; the same on every rank, and after a resume."""
         if self.settings.auxiliary == "mean":
             return torch.ones_like(log_rate)
-        generator = torch.Generator(log_rate.device).manual_seed(self.settings.seed << 32 | progress.step)
+        # Hashed, for a generator on the CPU looks at 32 bits alone.
+        words = np.random.SeedSequence((self.settings.seed, progress.step)).generate_state(1)
+        generator = torch.Generator(log_rate.device).manual_seed(int(words[0]))
         return torch.empty_like(log_rate).exponential_(generator=generator)

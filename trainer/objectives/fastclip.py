@@ -15,6 +15,7 @@ from .contrastive import Anchors, Contrastive, Rows, Step
 from .estimator import Estimate, EstimatorSettings, estimate, estimate_metrics
 from .sogclr import Sogclr, SogclrSettings
 from .temperatures import (
+    Beta,
     GlobalTau,
     IndividualTau,
     advice_on_rho,
@@ -47,7 +48,7 @@ class FastclipV2Settings(EstimatorSettings, IndividualTau, frozen=True):
     """Added to s where it is divided by or its log taken, 0 or more. FastCLIP eq 2-7."""
     tau_init: float = Field(default=0.03, gt=0.0)
     """Temperature of a sample not seen before; dimensionless, within tau_min and tau_max. FastCLIP Appendix B."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Adam's, for every tau; each in [0, 1). FastCLIP procedure 4."""
 
 

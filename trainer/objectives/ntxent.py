@@ -14,8 +14,8 @@ from .contrastive import Anchors, Contrastive, Rows, Step
 class NtxentSettings(Settings, frozen=True):
     """Settings of NT-Xent."""
 
-    tau: float = Field(default=0.1, ge=1e-4)
-    """Temperature, 0.0001 or more. iSogCLR tunes SimCLR's in {0.1, 0.3, 0.5, 0.7} (section 5)."""
+    tau: float = Field(default=0.1, ge=1e-4, le=100.0)
+    """Temperature, 0.0001 to 100. iSogCLR tunes SimCLR's in {0.1, 0.3, 0.5, 0.7} (section 5)."""
 
 
 class DclwSettings(NtxentSettings, frozen=True):

@@ -15,15 +15,15 @@ from .estimator import EstimatorSettings, estimate, estimate_metrics
 class SogclrSettings(EstimatorSettings, frozen=True):
     """Settings for image-text pairs."""
 
-    tau: float = Field(default=0.03, ge=1e-4)
-    """Temperature, 0.0001 or more. The default is FastCLIP's for SogCLR (Appendix B)."""
+    tau: float = Field(default=0.03, ge=1e-4, le=100.0)
+    """Temperature, 0.0001 to 100. The default is FastCLIP's for SogCLR (Appendix B)."""
 
 
 class SogclrUnimodalSettings(SogclrSettings, frozen=True):
     """Settings for images."""
 
-    tau: float = Field(default=0.1, ge=1e-4)
-    """Temperature, 0.0001 or more. iSogCLR tunes it in {0.1, 0.3, 0.5, 0.7} (section 5)."""
+    tau: float = Field(default=0.1, ge=1e-4, le=100.0)
+    """Temperature, 0.0001 to 100. iSogCLR tunes it in {0.1, 0.3, 0.5, 0.7} (section 5)."""
 
 
 class Sogclr(Contrastive):

@@ -1,7 +1,7 @@
 """What objectives whose temperatures are learned have in common: bounds, figures, and the advice on rho."""
 
 import math
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -11,14 +11,16 @@ from .base import Progress, Settings
 from .contrastive import Contrastive
 from .schedules import cosine_by_epoch
 
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
 
 class BoundedTau(Settings, frozen=True):
     """The range of a learned temperature."""
 
     tau_min: float = Field(default=0.005, ge=1e-4)
     """Floor after each update, 0.0001 or more (tau_0 of iSogCLR eq 7)."""
-    tau_max: float = Field(default=1.0, gt=0.0)
-    """Ceiling after each update, not below tau_min (iSogCLR algorithm 1, step 9)."""
+    tau_max: float = Field(default=1.0, gt=0.0, le=100.0)
+    """Ceiling after each update, 100 at most and not below tau_min (iSogCLR algorithm 1, step 9)."""
 
     first_tau: ClassVar[str]
     """The setting that holds the first temperature."""
@@ -75,7 +77,7 @@ class GlobalTau(BoundedTau, frozen=True):
     """First temperature; dimensionless, within tau_min and tau_max."""
     eta: float = Field(default=1e-3, ge=0.0)
     """Learning rate of tau, 0 or more; 0 holds it where it is."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Adam's, for tau; each in [0, 1)."""
 
 
@@ -99,11 +101,14 @@ def individual_tau_metrics(
 
 
 def advice_on_rho(objective: Contrastive, rho: float, batch_size: int) -> list[str]:
-    """Tell of a rho that cannot bind: the KL divergence from uniform weights is at most log(negatives)."""
+    """Tell of a rho that may never bind: the KL divergence of a batch's weights from uniform is at most log(negatives).
+
+    The moving average sees more than a batch, so the papers go a little above that at batches of 1,024 and more.
+    """
     negatives = objective.candidates(batch_size)
     if rho < math.log(negatives):
         return []
     return [
-        f"rho {rho} is not below log({negatives:,} negatives) = {math.log(negatives):.2f}: it never binds, and "
-        "every tau falls to tau_min. Lower rho, or raise the batch size."
+        f"rho {rho} is not below log({negatives:,} negatives) = {math.log(negatives):.2f}: it may never bind, "
+        "and every tau then falls to tau_min. Watch share_at_tau_min, lower rho, or raise the batch size."
     ]

@@ -1,0 +1,81 @@
+"""What is FastCLIP's own: the Adam of every sample's temperature in version 2, the start and rate of a global one."""
+
+import pytest
+import torch
+
+from thermopile.trainer.objectives import Progress, create_objective
+
+SAMPLES, BATCH = 9, 4
+
+
+def temperature_gradient(objective, features, log_s, tau, log_mean):
+    """G of every sample and side, [2, b], written out: log(eps + s') + rho - sum_j p_ij h_ij / tau_i, then clipped."""
+    settings = objective.settings
+    tau = tau.clone().requires_grad_()
+    log_g = log_mean(*features, tau, "bimodal")
+    (slope,) = torch.autograd.grad(log_g.sum(), tau)
+    g = log_g.detach().exp()
+    s = torch.where(log_s.isneginf(), g, (1 - settings.gamma) * log_s.exp() + settings.gamma * g) + settings.eps
+    gradient = s.log() + settings.rho + g / s * tau.detach() * slope
+    return gradient.clamp(-settings.grad_clip, settings.grad_clip)
+
+
+def test_version_2_moves_every_temperature_as_an_adam_of_its_own_would(make_features, log_mean):
+    settings = {"eta": 0.003, "betas": (0.8, 0.95), "rho": 0.5, "grad_clip": 1.0, "tau_init": 0.05, "tau_max": 0.06}
+    objective = create_objective("fastclip_v2", **settings)
+    state = {name: torch.full((SAMPLES,), value, dtype=torch.float64) for name, value in objective.fields.items()}
+    state["visits"] = torch.zeros(SAMPLES, dtype=torch.float64)
+    taus = [[torch.tensor(0.05, dtype=torch.float64, requires_grad=True) for _ in range(SAMPLES)] for _ in range(2)]
+    adams = [[torch.optim.Adam([tau], lr=0.003, betas=(0.8, 0.95)) for tau in side] for side in taus]
+    generator, sizes, at_ceiling = torch.Generator().manual_seed(0), [], 0
+    for step in range(25):
+        # Low ids come more often than high ones.
+        ids = torch.multinomial(torch.linspace(1, 0.1, SAMPLES), BATCH, generator=generator)
+        features = [side.detach() for side in make_features(BATCH, seed=step)]
+        rows = {name: values[ids] for name, values in state.items()}
+        old_tau = torch.stack([rows["first/tau"], rows["second/tau"]])
+        log_s = torch.stack([rows["first/log_s"], rows["second/log_s"]])
+        gradients = temperature_gradient(objective, features, log_s, old_tau, log_mean)
+        new = objective(*features, rows, Progress(step, 3)).state
+        for name, values in new.items():
+            state[name][ids] = values
+        for side, of_side in enumerate(gradients):
+            for number, gradient in zip(ids.tolist(), of_side, strict=True):
+                taus[side][number].grad = gradient
+                adams[side][number].step()
+                with torch.no_grad():
+                    taus[side][number].clamp_(0.005, 0.06)
+                at_ceiling += taus[side][number].item() == 0.06
+                sizes.append(gradient.abs().item())
+    for side, name in enumerate(("first", "second")):
+        torch.testing.assert_close(state[f"{name}/tau"], torch.stack(taus[side]).detach(), rtol=1e-10, atol=0)
+    assert state["visits"].unique().numel() > 2
+    assert 0 < sum(size == 1.0 for size in sizes) < len(sizes)
+    assert at_ceiling > 0
+
+
+@pytest.mark.parametrize(("name", "start", "slow_below"), [("fastclip_v0", 0.03, None), ("fastclip_v3", 0.07, 0.03)])
+def test_a_global_temperature_starts_and_is_to_learn_as_in_the_paper(name, start, slow_below):
+    objective = create_objective(name)
+    assert objective.tau.item() == start
+    assert [name for name, _ in objective.named_parameters()] == ["tau"]
+    assert objective.temperature_rate.slow_below == slow_below
+    assert create_objective(name, eta=0.5, betas=(0.5, 0.6)).temperature_rate.lr == 0.5
+    assert create_objective(name, eta=0.5, betas=(0.5, 0.6)).temperature_rate.betas == (0.5, 0.6)
+
+
+@pytest.mark.parametrize("name", ["fastclip_v0", "fastclip_v3"])
+def test_metrics_tell_the_global_temperature_that_was_used_and_its_gradient(name, make_features, make_state, run):
+    objective = create_objective(name, tau=0.2)
+    outcome, _, _, gradient = run(objective, make_features(5), make_state(objective, 5))
+    assert outcome.metrics["tau"] == 0.2
+    assert outcome.metrics["tau_gradient"] == gradient
+
+
+def test_version_1_makes_the_step_of_sogclr(make_features, make_state, run):
+    ours, sogclr = (create_objective(name, tau=0.1, eps=1e-3, gamma=0.4) for name in ("fastclip_v1", "sogclr"))
+    features, state = make_features(6), make_state(ours, 6)
+    (outcome, *gradients), (other, *others) = run(ours, features, state), run(sogclr, features, state)
+    assert torch.equal(outcome.loss, other.loss)
+    assert all(torch.equal(outcome.state[name], other.state[name]) for name in other.state)
+    assert all(torch.equal(here, there) for here, there in zip(gradients, others, strict=True))

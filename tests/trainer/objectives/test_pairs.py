@@ -1,0 +1,118 @@
+"""The table of similarities against the dense one: blocks, chunks, own pairs left out, gradients."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thermopile.trainer.objectives import pairs as module
+from thermopile.trainer.objectives.pairs import EXCLUDED, Pairs, split
+
+BYTES = torch.float64.itemsize
+
+
+@st.composite
+def layouts(draw):
+    """Samples in the global batch, the slice of them that is this rank's, and bytes for similarities."""
+    batch = draw(st.integers(2, 8))
+    start = draw(st.integers(0, batch - 1))
+    own = slice(start, draw(st.integers(start + 1, batch)))
+    return batch, own, draw(st.sampled_from([1, 3 * batch * BYTES, 10**6]))
+
+
+def make_features(batch, seed=0):
+    return torch.randn(2, batch, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def dense(features, across):
+    """[2b, 2b], EXCLUDED where two rows are one sample's; NaN where rows of one side are no candidates."""
+    batch = features.shape[1]
+    table = features.flatten(0, 1)
+    similarities = table @ table.T
+    sample = torch.arange(2 * batch) % batch
+    similarities[sample[:, None] == sample] = EXCLUDED
+    if across:
+        similarities[:batch, :batch] = similarities[batch:, batch:] = torch.nan
+    return similarities
+
+
+@pytest.fixture(params=[True, False], ids=["across", "all"], scope="module")
+def across(request):
+    return request.param
+
+
+@settings(max_examples=40)
+@given(layout=layouts())
+def test_the_blocks_hold_what_own_rows_see_with_their_own_sample_excluded(layout, across):
+    batch, own, budget = layout
+    features = make_features(batch)
+    pairs, expected = Pairs(features, own, across=across, budget=budget), dense(features, across)
+    covered = torch.zeros_like(expected, dtype=torch.int)
+    for block in pairs.blocks:
+        for rows, similarities in pairs.visit(block):
+            torch.testing.assert_close(similarities, expected[rows, block.columns], rtol=1e-13, atol=1e-14)
+            covered[rows, block.columns] += 1
+            if pairs.mirrored:
+                covered[block.columns, rows] += 1
+    mine = torch.zeros(batch, dtype=torch.bool)
+    mine[own] = True
+    seen = mine.repeat(2)[:, None] & ~expected.isnan()
+    assert torch.equal(covered, seen.int())
+
+
+@settings(max_examples=40)
+@given(layout=layouts())
+def test_similarities_are_kept_where_all_of_them_fit_the_budget_and_else_come_in_chunks_within_it(layout, across):
+    batch, own, _ = layout
+    features = make_features(batch)
+    blocks = len(Pairs(features, own, across=across, budget=1).blocks)
+    exact = blocks * (own.stop - own.start) * (batch if across else 2 * batch) * BYTES
+    for budget in (exact, exact - 1, 1):
+        pairs = Pairs(features, own, across=across, budget=budget)
+        for block in pairs.blocks:
+            for _, similarities in pairs.visit(block):
+                assert similarities.nbytes <= budget or len(similarities) == 1
+                similarities.fill_(7.0)  # and see whether the next visit finds it
+        for block in pairs.blocks:
+            for _, similarities in pairs.visit(block):
+                assert (similarities == 7.0).all() == (budget == exact)
+
+
+@settings(max_examples=20)
+@given(layout=layouts())
+def test_the_second_half_is_read_off_the_first_halfs_columns_only_where_one_rank_holds_the_whole_batch(layout, across):
+    batch, own, budget = layout
+    pairs = Pairs(make_features(batch), own, across=across, budget=budget)
+    assert pairs.mirrored == (across and own == slice(0, batch))
+    assert len(pairs.blocks) == (1 if pairs.mirrored else 2)
+
+
+@settings(max_examples=40)
+@given(layout=layouts(), piece=st.sampled_from([1, 9, 10**6]), seed=st.integers(0, 2**31))
+def test_gradients_of_own_rows_are_the_weights_times_the_candidates(layout, across, piece, seed):
+    batch, own, budget = layout
+    features = make_features(batch, seed)
+    # Of a symmetric table: dR/dS_ij of a pair is one number, whichever row is called the anchor.
+    weights = torch.randn(2 * batch, 2 * batch, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    weights += weights.T.clone()
+    weights[dense(features, across).isnan()] = 0.0
+
+    def weigh(similarities, rows, block):
+        similarities.copy_(weights[rows, block.columns])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(module.PIECE, "cpu", piece)
+        gradients = Pairs(features, own, across=across, budget=budget).gradients(weigh)
+    expected = (weights @ features.flatten(0, 1)).unflatten(0, (2, batch))[:, own]
+    torch.testing.assert_close(gradients, expected, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(("piece", "heights"), [(1, [1] * 7), (10, [3, 3, 1]), (100, [7])])
+def test_a_chunk_is_split_into_views_of_whole_rows_that_hold_at_most_a_piece_of_pairs(piece, heights, monkeypatch):
+    monkeypatch.setitem(module.PIECE, "cpu", piece)
+    chunk = torch.zeros(7, 3)
+    parts = list(split(slice(20, 27), chunk))
+    assert [len(part) for _, part in parts] == heights
+    for rows, part in parts:
+        part += torch.arange(rows.start, rows.stop)[:, None]
+    assert torch.equal(chunk, torch.arange(20.0, 27)[:, None].expand(7, 3))

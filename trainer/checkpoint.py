@@ -107,11 +107,11 @@ def _discard(path: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def load_checkpoint(path: Path, device: torch.device) -> tuple[CheckpointInfo, dict[str, Any]]:
-    """Read a checkpoint. Raises RunError where it is damaged."""
+def load_checkpoint(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
+    """Read a checkpoint, its tensors on the CPU. Raises RunError where it is damaged."""
     try:
         info = CheckpointInfo.model_validate(json.loads((path / _INFO).read_text("utf-8")))
-        training = torch.load(path / _TENSORS, map_location=device, weights_only=True)
+        training = torch.load(path / _TENSORS, map_location="cpu", weights_only=True)
     except (OSError, ValueError, ValidationError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise RunError(f"{path} is damaged ({reason}); name an older one in {path.parent / LATEST}") from error

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import (
@@ -20,6 +20,8 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    field_validator,
+    model_validator,
 )
 
 from .errors import ConfigError
@@ -85,18 +87,80 @@ class ObjectiveConfig(BaseModel):
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class OptimizerConfig(_Section):
-    """AdamW, with warm-up and a cosine to zero."""
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"betas": (0.9, 0.999), "eps": 1e-8},
+    "sgd": {"momentum": 0.9},
+    "lars": {"momentum": 0.9, "trust_coefficient": 1e-3},
+    "lamb": {"betas": (0.9, 0.999), "eps": 1e-6},
+    "lion": {"betas": (0.9, 0.99)},
+}
+"""Name → the settings of its own that an optimiser has, with their defaults: the library's, but for SGD's momentum."""
 
-    name: Literal["adamw"] = "adamw"
+
+class OptimizerConfig(_Section):
+    """The optimiser by name, with warm-up and a cosine. A setting left out, or `none`, has its default.
+
+    `betas`, `eps`, `momentum` and `trust_coefficient` are refused where the optimiser has no such setting.
+    """
+
+    name: str = "adamw"
+    """adamw, sgd, lars, lamb or lion."""
     lr: PositiveFloat = 1e-3
-    """Highest learning rate, reached after the warm-up."""
-    warmup_steps: NonNegativeInt = 200
-    """Steps in which the learning rate rises from 0 to lr."""
+    """Highest learning rate, reached after the warm-up; each optimiser has a scale of its own."""
+    lr_min: NonNegativeFloat = 0.0
+    """Where the cosine ends, at the run's last step."""
+    warmup_steps: NonNegativeInt | None = None
+    """Steps in which the learning rate rises from 0 to lr; 200 where `warmup_epochs` is not set either."""
+    warmup_epochs: NonNegativeInt | None = None
+    """The same in epochs."""
     weight_decay: NonNegativeFloat = 0.02
     """Not applied to biases, norms and the objective's parameters."""
-    betas: tuple[_Beta, _Beta] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
+    betas: tuple[_Beta, _Beta] | None = None
+    """Memory of the gradient's mean and of its square (lion: in the step and in the mean), each in [0, 1)."""
+    eps: PositiveFloat | None = None
+    """Added to the root of the mean square."""
+    momentum: _Beta | None = None
+    """Memory of the step, in [0, 1)."""
+    trust_coefficient: PositiveFloat | None = None
+    """A layer's step, in units of its own norm, at learning rate 1."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        settings = {key: value for key, value in given.items() if value is not None and value != "none"}
+        name = str(settings.get("name", "adamw"))
+        if name not in OPTIMIZERS:
+            return settings  # the name's own check says what is wrong
+        own = OPTIMIZERS[name]
+        if foreign := sorted({key for each in OPTIMIZERS.values() for key in each} & settings.keys() - own.keys()):
+            raise ValueError(
+                f"{name} has no setting {' or '.join(foreign)}, but {', '.join(own)}. "
+                f"Where a preset or a file set it, add {' '.join(f'--set optimizer.{key}=none' for key in foreign)}"
+            )
+        if "warmup_epochs" not in settings:
+            settings.setdefault("warmup_steps", 200)
+        return own | settings
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in OPTIMIZERS:
+            near = _nearest(name, OPTIMIZERS)
+            raise ValueError(f"there is no such optimiser{near}; there are: {', '.join(OPTIMIZERS)}")
+        return name
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.lr_min > self.lr:
+            raise ValueError(f"lr_min {self.lr_min} is above lr {self.lr}, where the cosine begins; lower lr_min")
+        if self.warmup_steps is not None and self.warmup_epochs is not None:
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} and warmup_epochs {self.warmup_epochs} are both set; "
+                "take one out: --set optimizer.warmup_steps=none or --set optimizer.warmup_epochs=none"
+            )
+        return self
 
 
 class CheckpointConfig(_Section):
@@ -184,36 +248,60 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is no TOML: {error}") from None
 
 
-def read_preset(name: str) -> dict[str, Any]:
-    """The settings of a preset. Raises ConfigError where there is none of that name, listing those there are."""
-    known = sorted(str(path.relative_to(PRESETS).with_suffix("")) for path in PRESETS.rglob("*.toml"))
-    if name not in known:
-        raise ConfigError(f"there is no preset {name!r}; there are: {', '.join(known)}")
-    return read_toml(PRESETS / f"{name}.toml")
+def preset_names() -> list[str]:
+    return sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.toml"))
+
+
+def read_preset(name: str, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The settings of a preset, on top of those of the preset that it extends.
+
+    Raises ConfigError where there is none of that name, listing those there are, or where presets extend in a circle.
+    """
+    if name not in (known := preset_names()):
+        wanted = f"{name!r}, which {extended_by[-1]!r} extends" if extended_by else repr(name)
+        raise ConfigError(f"there is no preset {wanted}{_nearest(name, known)}; there are: {', '.join(known)}")
+    if name in extended_by:
+        raise ConfigError(f"presets extend one another in a circle: {' → '.join((*extended_by, name))}")
+    own = read_toml(PRESETS / f"{name}.toml")
+    base = own.pop("extends", None)
+    tree = {} if base is None else read_preset(base, (*extended_by, name))
+    merge(tree, own)
+    return tree
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Write `a.b=value` into the tree, in place; a value is TOML, or plain text where it is none."""
+    """Merge every `a.b=value` into the tree, in place; a value is TOML, or plain text where it is none."""
+    asked: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
             raise ConfigError(f"{override!r} is not key=value, as in optimizer.lr=0.001")
         *tables, last = key.split(".")
-        table = tree
+        table = asked
         for name in tables:
             table = table.setdefault(name, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"{key}: {name} is a value, not a table of settings")
         table[last] = _toml_value(text)
+    merge(tree, asked)
 
 
 def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Write `other` into `tree`, in place; tables are merged, values replaced."""
+    """Write `other` into `tree`, in place; tables are merged, values replaced.
+
+    A table that names another objective or encoder replaces the old one whole, whose settings would mean nothing to it.
+    An optimiser of another name keeps the schedule and the decay, and refuses what it does not know.
+    """
     for key, value in other.items():
-        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
-            merge(tree[key], value)
+        old = tree.get(key)
+        if isinstance(value, Mapping) and isinstance(old, dict) and (key == "optimizer" or _one_name(old, value)):
+            merge(old, value)
         else:
             tree[key] = value
+
+
+def _one_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return "name" not in old or new.get("name", old["name"]) == old["name"]
 
 
 def to_tree(config: TrainConfig) -> dict[str, Any]:
@@ -252,6 +340,11 @@ def _toml_value(text: str) -> Any:
 def _explain(error: dict[str, Any]) -> str:
     key = ".".join(map(str, error["loc"]))
     if error["type"] != "extra_forbidden":
-        return f"{key} = {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"
-    near = get_close_matches(key, _flat(to_tree(TrainConfig())), n=1, cutoff=0.5)
-    return f"there is no setting {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        given = "" if isinstance(error["input"], Mapping | BaseModel) else f" = {error['input']!r}"
+        return f"{key}{given}: {error['msg'].removeprefix('Value error, ')}"
+    return f"there is no setting {key!r}{_nearest(key, _flat(TrainConfig().model_dump()))}"
+
+
+def _nearest(given: str, valid: Iterable[str]) -> str:
+    near = get_close_matches(given, list(valid), n=1, cutoff=0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..pipeline.augment import RECIPES
 from ..pipeline.batch import Batch
@@ -30,10 +31,10 @@ from .checkpoint import (
 )
 from .config import DataConfig, TrainConfig, to_toml
 from .encoders import Encoders, with_names
-from .errors import ConfigError, RunError
+from .errors import ConfigError, RunError, TrainingError
 from .metrics_log import MetricsLog
-from .objectives import Objective, Progress, create_objective
-from .optim import create_optimizer, learning_rate, set_learning_rate
+from .objectives import FeaturesError, Objective, Outcome, Progress, create_objective
+from .optim import create_optimizer, learning_rate
 from .run_directory import RunDirectory
 
 LOADERS = {"ffcv": FFCVLoader}
@@ -110,14 +111,14 @@ class Trainer:
         if checkpoint is None:
             self.store = self._resources.enter_context(self._new_store())
         else:
-            info, training = load_checkpoint(checkpoint, self.device)
+            info, training = load_checkpoint(checkpoint)
             if info.order_version != ORDER_VERSION:
                 raise RunError(f"{checkpoint} was made with sample order {info.order_version}, but this thermopile has "
                                f"order {ORDER_VERSION}; resume it with the version that started it")  # fmt: skip
             self.store = self._resources.enter_context(
                 StateStore.open(self.run_directory.state, at=info.snapshot, **self._store_settings())
             )
-            self._restore(info, training)
+            self._restore(checkpoint, info, training)
         self.store.expect(windows_from(self.steps_done, self.order, self.config.epochs))
         self._prefetched = self.steps_done + 1  # steps before this one need no prefetch any more
         self.log = self._resources.enter_context(
@@ -169,16 +170,16 @@ class Trainer:
         self._prefetch()
 
         first, second = self.encoders(batch.to(self.device))
-        outcome = self.objective(first, second, state, progress)
+        outcome = self._outcome(first, second, state, progress)
 
         began = time.monotonic()
         self.store.put(sample_ids, outcome.state, step=self.steps_done + 1)  # returns at once; written during backprop
         self._store_wait += time.monotonic() - began
 
-        rate = learning_rate(self.config.optimizer, self.steps_done, self.total_steps)
-        set_learning_rate(self.optimizer, rate)
-        self.optimizer.zero_grad(set_to_none=True)
-        outcome.loss.backward()
+        rate = learning_rate(self.config.optimizer, self.steps_done, self.order.steps_per_epoch, self.total_steps)
+        self.optimizer.set_learning_rate(rate)
+        self.optimizer.zero_grad()
+        outcome.loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.steps_done += 1
         self.log.add(
@@ -188,6 +189,13 @@ class Trainer:
             | {"refused_rows": self.store.refused_rows}
         )
         self._data_wait = self._store_wait = 0.0
+
+    def _outcome(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
+        try:
+            outcome: Outcome = self.objective(first, second, state, progress)
+        except FeaturesError as error:
+            raise TrainingError(f"step {progress.step + 1}: {error}; if not finite, lower the learning rate") from error
+        return outcome
 
     def save(self) -> Path:
         """Checkpoint at this step boundary: the state's snapshot first, then the model part that names it.
@@ -280,13 +288,18 @@ class Trainer:
             state["cuda_rng"] = torch.cuda.get_rng_state()
         return state
 
-    def _restore(self, info: CheckpointInfo, training: dict[str, Any]) -> None:
-        self.encoders.load_state_dict(training["encoders"])
-        self.objective.load_state_dict(training["objective"])
-        self.optimizer.load_state_dict(training["optimizer"])
-        torch.set_rng_state(training["rng"].cpu())
-        if "cuda_rng" in training and self.device.type == "cuda":
-            torch.cuda.set_rng_state(training["cuda_rng"].cpu())
+    def _restore(self, checkpoint: Path, info: CheckpointInfo, training: dict[str, Any]) -> None:
+        try:
+            self.encoders.load_state_dict(training["encoders"])
+            self.objective.load_state_dict(training["objective"])
+            self.optimizer.load_state_dict(training["optimizer"])
+            torch.set_rng_state(training["rng"])
+            if "cuda_rng" in training and self.device.type == "cuda":
+                torch.cuda.set_rng_state(training["cuda_rng"])
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise RunError(f"{checkpoint} does not fit the settings of the run ({reason}): it is of another run or "
+                           "version of thermopile; resume it with the version that started it") from error  # fmt: skip
         self.steps_done = info.step
 
     def _report(self, lines: list[dict[str, float]], seconds: float) -> StepReport:

@@ -1,39 +1,150 @@
-"""The optimiser and its learning rate, a pure function of the step, so that a resumed run goes on exactly."""
+"""The optimisers and their learning rate, a pure function of the step, so that a resumed run goes on exactly."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
-from .config import OptimizerConfig
+from .config import OPTIMIZERS, OptimizerConfig
+from .objectives import Objective
+from .objectives.base import TemperatureRate
+
+Groups = list[dict[str, Any]]
 
 
-def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Rises linearly to config.lr over warmup_steps, then falls as a cosine to 0 at total_steps. step counts from 0."""
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    share = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
-    return config.lr * 0.5 * (1 + math.cos(math.pi * share))
+def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, total_steps: int) -> float:
+    """Rises linearly to config.lr over the warm-up, then falls as a cosine to config.lr_min at total_steps.
+
+    step counts from 0, over all epochs.
+    """
+    warmup = config.warmup_steps or 0
+    if config.warmup_epochs is not None:
+        warmup = config.warmup_epochs * steps_per_epoch
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    share = (step - warmup) / max(1, total_steps - warmup)
+    return config.lr_min + (config.lr - config.lr_min) * 0.5 * (1 + math.cos(math.pi * share))
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = value
+class TemperatureAdamW(torch.optim.AdamW):
+    """AdamW of a global temperature, whichever optimiser the weights have; no weight decay.
+
+    Its learning rate follows no schedule: FastCLIP (appendix B) has warm-up and cosine for the model's parameters, and
+    a third "of its original value" for the temperature's rate. That third holds in every step that begins with tau
+    below `slow_below`, and no longer once tau is back above: the paper says only "when tau becomes smaller than", its
+    code looks at the value of each step, and so there is nothing more to save.
+    """
+
+    def __init__(self, tau: nn.Parameter, rate: TemperatureRate) -> None:
+        super().__init__([tau], lr=rate.lr, betas=rate.betas, eps=1e-8, weight_decay=0.0)
+        self._tau, self._slow_below = tau, rate.slow_below
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        before = self._tau.clone()
+        super().step()
+        if self._slow_below is not None:
+            # Without weight decay the step is proportional to the rate, so a third of the way is a third of the rate.
+            # All on the device: asking here whether tau is low would wait for it.
+            share = torch.ones_like(before).masked_fill_(before < self._slow_below, 1 / 3)
+            self._tau.copy_(before.lerp(self._tau, share))
 
 
-def create_optimizer(config: OptimizerConfig, encoders: nn.Module, objective: nn.Module) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices and kernels alone, not on biases, norms or the objective's own parameters."""
-    parameters = list(encoders.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        {"params": list(objective.parameters()), "weight_decay": 0.0},
+class Optimizer:
+    """The optimiser of the weights and, where the objective learns a global temperature, that of the temperature."""
+
+    def __init__(self, name: str, weights: torch.optim.Optimizer, temperature: TemperatureAdamW | None) -> None:
+        """name: what the settings call `weights`."""
+        self.name, self.weights, self.temperature = name, weights, temperature
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the rate of all but the temperature."""
+        for group in self.weights.param_groups:
+            group["lr"] = rate
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.weights.zero_grad(set_to_none)
+        if self.temperature is not None:
+            self.temperature.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        """Move every parameter by its gradient, which LARS overwrites. Reads nothing back from the device."""
+        self.weights.step()
+        if self.temperature is not None:
+            self.temperature.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        temperature = None if self.temperature is None else self.temperature.state_dict()
+        return {"name": self.name, "weights": self.weights.state_dict(), "temperature": temperature}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave, its tensors on the CPU: AdamW counts its steps there, and a count on the
+        device would be waited for in every step. Raises ValueError where it is of other optimisers."""
+        held, asked = _kind(state), _kind(self.state_dict())
+        if held != asked:
+            raise ValueError(f"its optimiser is {held}, that of the settings {asked}")
+        self.weights.load_state_dict(state["weights"])
+        if self.temperature is not None:
+            self.temperature.load_state_dict(state["temperature"])
+
+
+def _kind(state: dict[str, Any]) -> str:
+    return f"{state.get('name', 'of an older format')} {'with' if state.get('temperature') else 'without'} one for tau"
+
+
+def create_optimizer(config: OptimizerConfig, encoders: nn.Module, objective: Objective) -> Optimizer:
+    """The optimisers of a run; weight decay on matrices and kernels alone, not on biases, norms or temperatures.
+
+    A global temperature apart, the objective's own parameters (CLIP's logit scale, AUC-CL's b) learn as biases do.
+    LARS moves scalars and vectors by plain SGD with momentum, without its trust ratio.
+    """
+    rate = objective.temperature_rate
+    temperature = None if rate is None else TemperatureAdamW(objective.get_parameter("tau"), rate)
+    others = [p for name, p in objective.named_parameters() if rate is None or name != "tau"]
+    weights = list(encoders.parameters())
+    groups: Groups = [
+        {"params": [p for p in weights if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in weights if p.ndim < 2], "weight_decay": 0.0},
+        {"params": others, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(_without_empty(groups), lr=config.lr, betas=config.betas, eps=config.eps)
+    settings = {"lr": config.lr} | {name: getattr(config, name) for name in OPTIMIZERS[config.name]}
+    return Optimizer(config.name, _of_library(config.name, groups, settings), temperature)
 
 
-def _without_empty(groups: Iterable[dict[str, object]]) -> list[dict[str, object]]:
+def _of_library(name: str, groups: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
+    if name == "adamw":
+        return torch.optim.AdamW(_without_empty(groups), **settings)
+    if name == "sgd":
+        return torch.optim.SGD(_without_empty(groups), **settings)
+    if name == "lamb":
+        return _lamb(groups, settings)
+    import pytorch_optimizer  # late: it takes seconds
+
+    library: dict[str, Any] = {"lars": pytorch_optimizer.LARS, "lion": pytorch_optimizer.Lion}
+    optimizer: torch.optim.Optimizer = library[name](_without_empty(groups), **settings)
+    return optimizer
+
+
+def _lamb(groups: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
+    """LAMB as in FastCLIP (procedure 4, appendix B, and code), which the library's defaults are not.
+
+    Weight decay is part of the step that the trust ratio scales. The weights' norm is not cut at 10, which a ResNet's
+    larger kernels exceed. What is spared decay has no trust ratio, or a scalar that starts at 0 would hardly move. The
+    rate is not divided by 1 - beta_1^t, which would make the first steps ten times as long. The library does not
+    correct the means for their start: the trust ratio cancels that, but what has none steps up to 7 times as far in
+    the first hundreds of steps, which a warm-up covers.
+    """
+    from pytorch_optimizer import Lamb
+
+    for group in groups[1:]:
+        group["adam"] = True  # trust ratio 1
+    lamb = Lamb(_without_empty(groups), weight_decouple=False, adam_debias=True, **settings)
+    lamb.clamp = math.inf
+    return lamb
+
+
+def _without_empty(groups: Groups) -> Groups:
     return [group for group in groups if group["params"]]

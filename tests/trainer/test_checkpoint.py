@@ -17,8 +17,6 @@ from thermopile.trainer.checkpoint import (
 )
 from thermopile.trainer.errors import RunError
 
-CPU = torch.device("cpu")
-
 
 def info(step):
     return CheckpointInfo(step=step, snapshot=f"id-{step}", order_version=1, dataset_fingerprint="f")
@@ -30,7 +28,7 @@ def save(folder, step):
 
 def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path):
     path = save(tmp_path, 7)
-    loaded, training = load_checkpoint(path, CPU)
+    loaded, training = load_checkpoint(path)
     assert loaded == info(7)
     assert torch.equal(training["weights"], torch.full((3,), 7.0))
 
@@ -53,7 +51,7 @@ def test_without_the_pointer_the_newest_whole_checkpoint_is_the_latest(tmp_path)
 def test_saving_the_same_step_again_replaces_it(tmp_path):
     save(tmp_path, 3)
     save_checkpoint(tmp_path, info(3), {"weights": torch.zeros(1)})
-    assert torch.equal(load_checkpoint(tmp_path / "step-3", CPU)[1]["weights"], torch.zeros(1))
+    assert torch.equal(load_checkpoint(tmp_path / "step-3")[1]["weights"], torch.zeros(1))
 
 
 def test_a_save_that_fails_leaves_the_last_checkpoint_and_no_half_of_a_new_one(tmp_path, monkeypatch):
@@ -111,7 +109,7 @@ def test_a_checkpoint_cut_short_is_refused_by_name(tmp_path, file, keep):
     path = save(tmp_path, 3)
     (path / file).write_bytes((path / file).read_bytes()[:keep])
     with pytest.raises(RunError, match="step-3 is damaged"):
-        load_checkpoint(path, CPU)
+        load_checkpoint(path)
 
 
 class _Payload:
@@ -127,7 +125,7 @@ def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
     for write in (torch.save, lambda payload, to: to.write_bytes(pickle.dumps(payload, protocol=2))):
         write({"weights": _Payload(tmp_path / "executed")}, path / "training.pt")
         with pytest.raises(RunError, match="damaged"):
-            load_checkpoint(path, CPU)
+            load_checkpoint(path)
     assert not (tmp_path / "executed").exists()
 
 

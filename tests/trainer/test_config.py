@@ -5,6 +5,8 @@ import tomllib
 import pytest
 
 from thermopile.trainer.config import (
+    OPTIMIZERS,
+    OptimizerConfig,
     TrainConfig,
     apply_overrides,
     differences,
@@ -20,8 +22,8 @@ from thermopile.trainer.errors import ConfigError
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"epoch": 3}, "no setting 'epoch'; did you mean 'epochs'"),
-        ({"optimizer": {"lrr": 0.1}}, r"no setting 'optimizer\.lrr'; did you mean 'optimizer\.lr'"),
+        ({"epoch": 3}, r"no setting 'epoch' \(did you mean 'epochs'"),
+        ({"optimizer": {"lrr": 0.1}}, r"no setting 'optimizer\.lrr' \(did you mean 'optimizer\.lr'"),
         ({"data": {"imagesize": 32}}, r"did you mean 'data\.image_size'"),
         ({"epochs": 0}, "epochs = 0: .*greater than 0"),
         ({"device": "tpu"}, "device = 'tpu'"),
@@ -52,16 +54,96 @@ def test_an_override_is_toml_or_else_plain_text(override, value):
     assert tree["optimizer"][override.split("=")[0].split(".")[1]] == value
 
 
-@pytest.mark.parametrize("override", ["optimizer.lr", "=3", "seed.deep=1"])
-def test_an_override_that_is_none_is_refused(override):
+@pytest.mark.parametrize("overrides", [["optimizer.lr"], ["=3"], ["seed=1", "seed.deep=1"]])
+def test_an_override_that_is_none_is_refused(overrides):
     with pytest.raises(ConfigError):
-        apply_overrides({"seed": 0}, [override])
+        apply_overrides({"seed": 0}, overrides)
+
+
+def test_an_override_of_a_value_by_a_table_is_named():
+    tree = {"seed": 0}
+    apply_overrides(tree, ["seed.deep=1"])
+    with pytest.raises(ConfigError, match="seed: Input should be a valid integer"):
+        load_config(tree)
 
 
 def test_merging_replaces_values_and_keeps_the_rest_of_a_table():
     tree = {"optimizer": {"lr": 1, "eps": 2}, "seed": 0}
     merge(tree, {"optimizer": {"lr": 3}, "epochs": 4})
     assert tree == {"optimizer": {"lr": 3, "eps": 2}, "seed": 0, "epochs": 4}
+
+
+def test_another_objective_or_encoder_starts_without_the_settings_of_the_old_one():
+    tree = {
+        "objective": {"name": "isogclr", "rho": 2.0},
+        "model": {"dim": 5, "image": {"name": "hf:vit-b", "config": {}}},
+    }
+    apply_overrides(tree, ["objective.tau=0.1", "objective.name=sogclr", "model.image.name=conv"])
+    assert tree == {"objective": {"name": "sogclr", "tau": 0.1}, "model": {"dim": 5, "image": {"name": "conv"}}}
+
+
+def test_the_same_objective_named_again_keeps_its_settings():
+    tree = {"objective": {"name": "isogclr", "rho": 2.0}}
+    apply_overrides(tree, ["objective.name=isogclr", "objective.eta=0.1"])
+    assert tree == {"objective": {"name": "isogclr", "rho": 2.0, "eta": 0.1}}
+
+
+# The optimiser's settings
+
+
+def own_settings(config):
+    return {key for each in OPTIMIZERS.values() for key in each if getattr(config, key) is not None}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimisers_own_settings_are_filled_in_and_recorded(name):
+    config = load_config({"optimizer": {"name": name}})
+    assert own_settings(config.optimizer) == OPTIMIZERS[name].keys()
+    recorded = tomllib.loads(to_toml(config))["optimizer"]
+    assert recorded.keys() == {"name", "lr", "lr_min", "warmup_steps", "weight_decay"} | OPTIMIZERS[name].keys()
+    assert load_config({"optimizer": recorded}).optimizer == config.optimizer
+
+
+def test_what_is_set_stays_beside_what_is_filled_in():
+    config = OptimizerConfig(name="lion", betas=(0.5, 0.6), lr=1e-4)
+    assert (config.betas, config.lr, config.eps) == ((0.5, 0.6), 1e-4, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"name": "adam"},
+            r"optimizer\.name = 'adam': .* \(did you mean 'adamw'\?\); there are: adamw, sgd, lars, lamb, lion",
+        ),
+        ({"name": 3}, r"optimizer\.name = 3: Input should be a valid string"),
+        ({"momentum": 0.9}, r"optimizer: adamw has no setting momentum, but betas, eps"),
+        (
+            {"name": "sgd", "betas": [0.9, 0.98], "eps": 1e-6},
+            r"sgd has no setting betas or eps, but momentum.*--set optimizer\.betas=none --set optimizer\.eps=none",
+        ),
+        ({"warmup_steps": 5, "warmup_epochs": 1}, r"both set; take one out: --set optimizer\.warmup_steps=none or"),
+        ({"lr": 0.1, "lr_min": 0.2}, r"optimizer: lr_min 0\.2 is above lr 0\.1"),
+        ({"betas": [0.9, 1.0]}, r"optimizer\.betas\.1 = 1\.0"),
+        ({"momentun": 1}, r"no setting 'optimizer\.momentun' \(did you mean 'optimizer\.momentum'"),
+    ],
+)
+def test_settings_that_the_optimiser_has_not_are_named_with_the_cure(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config({"optimizer": settings})
+
+
+def test_an_optimiser_set_on_top_of_a_preset_keeps_the_schedule_once_the_old_ones_settings_are_taken_out():
+    tree = {"optimizer": {"name": "adamw", "lr": 4e-4, "betas": [0.9, 0.98], "eps": 1e-6, "warmup_epochs": 3}}
+    apply_overrides(tree, ["optimizer.name=sgd", "optimizer.lr=1.0", "optimizer.betas=none", "optimizer.eps=none"])
+    config = load_config(tree).optimizer
+    assert (config.name, config.lr, config.warmup_epochs, config.warmup_steps) == ("sgd", 1.0, 3, None)
+    assert own_settings(config) == {"momentum"}
+
+
+def test_the_warm_up_is_of_200_steps_where_nothing_is_said_of_it():
+    assert OptimizerConfig().warmup_steps == 200
+    assert OptimizerConfig(warmup_epochs=2).warmup_steps is None
 
 
 def test_settings_written_out_and_read_back_are_the_same():
@@ -90,7 +172,9 @@ def test_a_memory_budget_is_bytes_or_a_size_with_its_unit(size, budget):
 
 
 def test_an_unknown_preset_and_a_broken_file_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no preset 'glyhps'; there are: glyphs"):
+    with pytest.raises(
+        ConfigError, match=r"no preset 'glyhps' \(did you mean 'glyphs'\?\); there are: .*isogclr/cifar10"
+    ):
         read_preset("glyhps")
     (tmp_path / "a.toml").write_text("epochs = = 3")
     with pytest.raises(ConfigError, match=r"a\.toml is no TOML"):

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from thermopile.state_store import SnapshotError, StateReader, list_snapshots
 from thermopile.trainer import loop
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import differences, load_config, to_toml
-from thermopile.trainer.errors import ConfigError, TrainingError
+from thermopile.trainer.errors import ConfigError, RunError, TrainingError
 from thermopile.trainer.loop import Trainer, resolve, windows_from
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -101,9 +102,11 @@ def test_the_loss_falls_and_the_learned_temperature_of_clip_is_trained(pairs_dat
     assert training["objective"]["log_logit_scale"] != pytest.approx(np.log(1 / 0.07))
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(pairs_dataset, tmp_path):
+def test_features_that_are_not_finite_stop_the_run(pairs_dataset, tmp_path):
     config = small(pairs_dataset, optimizer={"lr": 1e30, "warmup_steps": 0})
-    with pytest.raises(TrainingError, match="loss is nan at step"):
+    with pytest.raises(
+        TrainingError, match=r"step \d+: features: row \d+ of first has norm nan.*lower the learning rate"
+    ):
         train(config, tmp_path / "run")
 
 
@@ -246,6 +249,55 @@ def test_rows_of_each_step_are_prefetched_once_so_many_steps_ahead_also_across_e
         assert max(before_the_next, key=lambda event: event[1])[1] == min(step + ahead, 13)
 
 
+# Optimisers across a stop
+
+
+def test_a_run_stopped_within_an_epoch_goes_on_with_the_rates_and_losses_of_one_never_stopped(pairs_dataset, tmp_path):
+    tree = {
+        "objective": {"name": "fastclip_v3", "tau": 0.031, "eta": 1e-3},
+        "optimizer": {"name": "lamb", "lr": 1e-2, "lr_min": 1e-6, "warmup_epochs": 1},
+        "checkpoint": {"every_steps": 4},
+    }
+    config, broken = small(pairs_dataset, **tree), RunDirectory(tmp_path / "broken")
+    whole = train(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt), Trainer.open(config, broken) as trainer:
+        trainer.run(stop_at(10))
+    with Trainer.open(config, broken, resume=True) as trainer:
+        assert trainer.steps_done == 8
+        trainer.run()
+    first, second = (
+        [(line["learning_rate"], line["loss"], line.get("tau")) for line in lines(run)] for run in (whole, broken)
+    )
+    assert first == second
+    rates = [rate for rate, *_ in first]
+    assert rates[6] == max(rates) == config.optimizer.lr
+    assert rates == sorted(rates[:7]) + sorted(rates[7:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda training: training.pop("optimizer"), "'optimizer'"),
+        (
+            lambda training: training["optimizer"].update(name="sgd"),
+            "its optimiser is sgd .* that of the settings adamw",
+        ),
+        (lambda training: training.update(optimizer=training["optimizer"]["weights"]), "of an older format"),
+        (lambda training: training["encoders"].popitem(), "Missing key"),
+    ],
+)
+def test_a_checkpoint_of_other_settings_is_refused_with_its_name(finished, tmp_path, change, reason):
+    run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
+    file = latest_checkpoint(run.checkpoints) / "training.pt"
+    training = torch.load(file, weights_only=True)
+    change(training)
+    torch.save(training, file)
+    with pytest.raises(
+        RunError, match=rf"step-14 does not fit the settings of the run \(.*{reason}.*\).*resume it with"
+    ):
+        Trainer.open(run.config(), run, resume=True)
+
+
 # Checkpoints that go, and checkpoints that cannot come
 
 
@@ -258,7 +310,7 @@ def snapshots(run):
 
 
 def snapshot_of_the_latest(run):
-    info, _ = load_checkpoint(latest_checkpoint(run.checkpoints), torch.device("cpu"))
+    info, _ = load_checkpoint(latest_checkpoint(run.checkpoints))
     return info.snapshot
 
 

@@ -1,4 +1,4 @@
-"""`thermopile bench state` at its small scale: what it prints, never how fast it was."""
+"""`thermopile bench` at its small scale: what it prints, never how fast it was."""
 
 import json
 import math
@@ -9,10 +9,11 @@ import sys
 import time
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+from thermopile.tools.bench.state.sizes import FULL, SMALL
 from thermopile.tools.bench_cmd import STATE_PARTS
-from thermopile.tools.bench_state.sizes import FULL, SMALL
 from thermopile.tools.cli import main
 
 
@@ -104,11 +105,10 @@ def test_without_json_a_table_is_printed_for_the_parts_asked_for(directory):
     assert "\x1b" not in done.stdout
 
 
-@pytest.mark.parametrize("words", [("bench",), ("bench", "state")])
+@pytest.mark.parametrize("words", [("bench",), ("bench", "state"), ("bench", "objective")])
 def test_help_ends_with_an_example(words):
-    assert (
-        "thermopile bench state --part rows" in CliRunner().invoke(main, [*words, "--help"]).stdout.split("Example")[1]
-    )
+    help_text = CliRunner().invoke(main, [*words, "--help"]).stdout
+    assert f"thermopile {' '.join(words)} " in help_text.split("Example")[1]
 
 
 def test_every_part_can_be_chosen_and_has_both_scales():
@@ -153,3 +153,62 @@ def test_ctrl_c_ends_the_measurement_with_a_word_and_leaves_nothing(tmp_path):
     assert errors.splitlines()[-1] == "Aborted!"
     assert "Traceback" not in errors
     assert os.listdir(tmp_path) == []
+
+
+def bench_objective(*words):
+    return CliRunner().invoke(main, ["bench", "objective", "--scale", "small", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def measured_objective():
+    done = bench_objective("--name", "clip", "--batch", 8, "--dim", 4, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_time_and_peak_memory_of_an_objective_are_measured_beside_three_products(measured_objective):
+    (times,), (peaks,) = measured_objective["time"], measured_objective["memory"]
+    assert times["batch"] == peaks["batch"] == 8
+    assert times["rounds"] >= 5
+    assert times["threads"] >= 1
+    assert set(times["ms"]) == set(times["times_ours"]) == set(peaks["bytes"]) == {"ours", "products"}
+    assert min(peaks["bytes"].values()) >= 0
+    assert times["left_out"] == peaks["left_out"] == {}
+
+
+def test_what_was_measured_of_an_objective_and_where_is_told(measured_objective):
+    told = {key: measured_objective[key] for key in ("name", "mode", "dim")}
+    assert told == {"name": "clip", "mode": "bimodal", "dim": 4}
+    assert measured_objective["device"] in ("cpu", "cuda")
+    assert measured_objective["machine"]["cores"] == len(os.sched_getaffinity(0))
+    assert measured_objective["asked"] == {}
+
+
+def test_isogclr_on_pairs_stands_beside_its_rivals_in_a_table():
+    done = bench_objective("--part", "time", "--batch", 8, "--dim", 4)
+    assert done.exit_code == 0
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "batch ours 3 bare products plain autograd FastCLIP's path rounds" in lines
+    assert sum(line.startswith("8 ") and line.count("×") == 3 for line in lines) == 1
+    assert "peak memory" not in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [(("--name", "isogcl"), "objective 'isogcl' is unknown (did you mean 'isogclr'?)"),
+     (("--name", "clip", "--mode", "unimodal"), "objective 'clip' has no mode 'unimodal'"),
+     (("--batch", 1), "1 is not in the range x>=2"),
+     (("--part", "disk"), "'disk' is not one of 'time', 'memory'")],
+)  # fmt: skip
+def test_an_objective_that_cannot_be_measured_is_wrong_usage(words, expected):
+    done = bench_objective(*words)
+    assert done.exit_code == 2
+    assert expected in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_wrong_usage():
+    done = bench_objective("--device", "cuda")
+    assert done.exit_code == 2
+    assert "--device cuda: torch sees no GPU; use --device cpu" in done.stderr

@@ -1,6 +1,6 @@
 import pytest
 
-from thermopile.tools.bench_state.figure import Figure, StepSeconds, excess, plain_number, store_share
+from thermopile.tools.bench.figure import Figure, plain_number
 
 
 def figure(ours, alternative=None, **asked):
@@ -23,6 +23,12 @@ def test_a_bound_is_asked_of_ours(ours, held):
     assert (asked.asked, asked.held) == ("≤ 20 ms", held)
 
 
+@pytest.mark.parametrize(("ours", "held"), [(3.9, False), (4.0, True), (4.1, True)])
+def test_a_bound_from_below_is_asked_of_ours(ours, held):
+    asked = figure(ours, at_least=4)
+    assert (asked.asked, asked.held) == ("≥ 4 ms", held)
+
+
 @pytest.mark.parametrize(("ours", "held"), [(10.0, True), (10.1, False)])
 def test_a_ratio_is_asked_of_both(ours, held):
     asked = figure(ours, 80.0, ratio_at_least=8)
@@ -38,15 +44,6 @@ def test_only_sizes_that_a_figure_is_asked_for_are_judged():
     asked = figure(1.0, at_most=20)
     assert asked.to_json(judged=True)["held"] is True
     assert asked.to_json(judged=False)["held"] is None
-
-
-def test_the_share_is_of_all_the_time_and_not_a_mean_of_shares():
-    assert store_share([StepSeconds(store=1.0, whole=9.0), StepSeconds(store=0.0, whole=1.0)]) == 10.0
-
-
-def test_the_excess_counts_what_every_step_took_more_than_the_median_in_quiet():
-    assert excess([3.0, 5.0], quiet=[1.0, 2.0, 100.0]) == 4.0
-    assert excess([1.0], quiet=[2.0]) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,19 @@ def free_disk(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
 
+def memory_in_use() -> int:
+    """Bytes of RAM that this process has now: VmRSS."""
+    return _kibibytes("/proc/self/status", "VmRSS")
+
+
 def peak_memory() -> int:
-    """Most bytes of RAM that this process ever had: VmHWM."""
+    """Most bytes of RAM that this process ever had, or had since reset_peak_memory(): VmHWM."""
     return _kibibytes("/proc/self/status", "VmHWM")
+
+
+def reset_peak_memory() -> None:
+    """Let peak_memory() count from what the process has now."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def disk_used(directory: Path) -> int:

@@ -10,11 +10,12 @@ from statistics import median
 import numpy as np
 import torch
 
-from ...state_store import StateStore
-from ...state_store.schema import Schema
+from ....state_store import StateStore
+from ....state_store.schema import Schema
+from ..figure import Figure
+from ..progress import counted, say
 from .alternatives import SeparateTensors
-from .figure import Figure, Measured
-from .progress import counted, say
+from .measured import Measured
 from .sizes import RowsSizes
 
 _WARM_UP = 3

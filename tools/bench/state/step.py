@@ -6,12 +6,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...pipeline.order import Order
-from ...state_store import StateStore
+from ....pipeline.order import Order
+from ....state_store import StateStore
+from ..figure import Figure
+from ..progress import counted
 from .alternatives import SeparateTensors
 from .epochs import expected_windows, pass_epoch
-from .figure import Figure, Measured, StepSeconds, store_share
-from .progress import counted
+from .measured import Measured, StepSeconds, store_share
 from .sizes import ROW_BYTES, ROW_FIELDS, StepSizes
 from .training import TrainingLoop
 

@@ -35,7 +35,7 @@ def run_isolated(function: Callable[..., T], *arguments: Any) -> T:
         process.join()
         raise EndedWithoutAWordError(
             f"its process ended with exit code {process.exitcode} and without a word, as when memory runs out; "
-            "lower --samples, or free memory"
+            "free memory, or ask for less"
         ) from None
     except BaseException:
         process.kill()

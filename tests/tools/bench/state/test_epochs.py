@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thermopile.pipeline.order import Order
-from thermopile.tools.bench_state.epochs import expected_windows, ids_of
-from thermopile.tools.bench_state.rows import random_ids
+from thermopile.tools.bench.state.epochs import expected_windows, ids_of
+from thermopile.tools.bench.state.rows import random_ids
 
 
 def test_the_windows_expected_hold_the_blocks_of_every_put_over_epochs():

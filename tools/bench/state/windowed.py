@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...pipeline.order import Order
-from ...state_store import StateStore
+from ....pipeline.order import Order
+from ....state_store import StateStore
+from ..figure import Figure
+from ..machine import peak_memory
 from .epochs import expected_windows, pass_epoch
-from .figure import Figure, Measured, store_share
-from .machine import peak_memory
+from .measured import Measured, store_share
 from .sizes import ROW_BYTES, ROW_FIELDS, WindowedSizes
 
 

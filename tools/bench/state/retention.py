@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...pipeline.order import Order
-from ...state_store import StateStore
-from .figure import Figure, Measured
-from .machine import disk_used
-from .progress import counted
+from ....pipeline.order import Order
+from ....state_store import StateStore
+from ..figure import Figure
+from ..machine import disk_used
+from ..progress import counted
+from .measured import Measured
 from .sizes import ROW_FIELDS, RetentionSizes
 from .snapshot import change_all_rows
 

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...pipeline.order import Order
-from ...state_store import StateStore
-from ...state_store.schema import Schema
+from ....pipeline.order import Order
+from ....state_store import StateStore
+from ....state_store.schema import Schema
+from ..figure import Figure
+from ..progress import counted, say
 from .alternatives import PlainZarr
-from .figure import Figure, Measured, excess
-from .progress import counted, say
+from .measured import Measured, excess
 from .sizes import ROW_FIELDS, SnapshotSizes
 from .training import TrainingLoop
 

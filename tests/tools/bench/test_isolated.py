@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from thermopile.tools.bench_state.isolated import EndedWithoutAWordError, run_isolated
+from thermopile.tools.bench.isolated import EndedWithoutAWordError, run_isolated
 
 
 def test_the_function_runs_in_another_process_and_its_result_comes_back():

@@ -9,10 +9,10 @@ from itertools import count
 
 import torch
 
-from ...pipeline.order import Order, Window
-from ...state_store import StateStore
-from .figure import StepSeconds
-from .progress import counted
+from ....pipeline.order import Order, Window
+from ....state_store import StateStore
+from ..progress import counted
+from .measured import StepSeconds
 
 _PREFETCHED_STEPS = 2
 

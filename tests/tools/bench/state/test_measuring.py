@@ -1,7 +1,7 @@
 import pytest
 
-from thermopile.tools.bench_state.measuring import NoRoomError, check_room
-from thermopile.tools.bench_state.sizes import FULL
+from thermopile.tools.bench.state.measuring import NoRoomError, check_room
+from thermopile.tools.bench.state.sizes import FULL
 
 
 def test_a_machine_with_room_is_accepted():

@@ -8,9 +8,9 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from .figure import Measured
-from .isolated import run_isolated
-from .machine import free_disk, free_memory, peak_memory
+from ..isolated import run_isolated
+from ..machine import free_disk, free_memory, peak_memory
+from .measured import Measured
 from .sizes import Sizes
 
 _SPARE_MEMORY = 10**9

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 
@@ -20,6 +18,8 @@ class Figure:
     alternative: float | None = None
     more_is_better: bool = False
     at_most: float | None = None
+    """Asked of ours, in `unit`."""
+    at_least: float | None = None
     """Asked of ours, in `unit`."""
     ratio_at_least: float | None = None
     """Asked of the ratio."""
@@ -37,6 +37,8 @@ class Figure:
         """What was asked, in words; empty where nothing was."""
         if self.at_most is not None:
             return f"≤ {plain_number(self.at_most)} {self.unit}"
+        if self.at_least is not None:
+            return f"≥ {plain_number(self.at_least)} {self.unit}"
         return "" if self.ratio_at_least is None else f"ratio ≥ {plain_number(self.ratio_at_least)}"
 
     @property
@@ -44,6 +46,8 @@ class Figure:
         """Whether it is what was asked; None where nothing was."""
         if self.at_most is not None:
             return self.ours <= self.at_most
+        if self.at_least is not None:
+            return self.ours >= self.at_least
         if self.ratio_at_least is not None:
             return self.ratio is not None and self.ratio >= self.ratio_at_least
         return None
@@ -58,39 +62,6 @@ class Figure:
             "asked": self.asked or None,
             "held": self.held if judged else None,
         }
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one part has found out."""
-
-    title: str
-    """What was done, with its sizes."""
-    versus: str
-    """What the alternative is."""
-    figures: tuple[Figure, ...]
-    seconds: float = 0.0
-    """How long the part took."""
-    peak_bytes: int = 0
-    """Most memory that its process had (VmHWM)."""
-
-
-@dataclass(frozen=True)
-class StepSeconds:
-    """How long one training step took, and how long of that the calls into the store held it up."""
-
-    store: float
-    whole: float
-
-
-def store_share(steps: Sequence[StepSeconds]) -> float:
-    """The share of these steps that went by in the store's calls, in percent."""
-    return 100 * sum(step.store for step in steps) / sum(step.whole for step in steps)
-
-
-def excess(during: Sequence[float], quiet: Sequence[float]) -> float:
-    """What `during` took more, in all, than as many times the median of `quiet`; 0 where it took less."""
-    return max(0.0, sum(during) - len(during) * median(quiet))
 
 
 def plain_number(value: float) -> str:

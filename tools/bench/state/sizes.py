@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...state_store.schema import Schema
+from ....state_store.schema import Schema
 
 ROW_FIELDS = {"first/log_s": float("-inf"), "first/tau": 0.05, "first/u": 0.0,
               "second/log_s": float("-inf"), "second/tau": 0.05, "second/u": 0.0}  # fmt: skip

@@ -9,15 +9,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...pipeline.batch import Batch
-from ...pipeline.dataset import TokenizerInfo
-from ...pipeline.order import Order
-from ...trainer.config import ModelConfig, OptimizerConfig
-from ...trainer.encoders import Encoders, with_names
-from ...trainer.objectives import Progress, create_objective
-from ...trainer.optim import create_optimizer
+from ....pipeline.batch import Batch
+from ....pipeline.dataset import TokenizerInfo
+from ....pipeline.order import Order
+from ....trainer.config import ModelConfig, OptimizerConfig
+from ....trainer.encoders import Encoders, with_names
+from ....trainer.objectives import Progress, create_objective
+from ....trainer.optim import create_optimizer
 from .epochs import ids_of
-from .figure import StepSeconds
+from .measured import StepSeconds
 
 _IMAGE_SIZE = 32
 _TOKENIZER = TokenizerInfo(vocab_size=1024, context_length=32, end_id=3)

@@ -56,7 +56,7 @@ class StepReport:
     loss: float
     """Of the last step."""
     tau_mean: float | None
-    """Mean temperature of the last batch, over its sides; None where the objective has none."""
+    """Mean temperature of the last batch, over its sides, or the global one; None where it is not learned."""
     samples_per_second: float
     data_wait: float
     """Share of the time spent waiting for the loader, 0 … 1."""
@@ -182,11 +182,10 @@ class Trainer:
         outcome.loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.steps_done += 1
+        scalars: dict[str, Tensor | float] = {"step": self.steps_done, "epoch": progress.epoch, "loss": outcome.loss}
+        waits = {"data_wait_seconds": self._data_wait, "store_wait_seconds": self._store_wait}
         self.log.add(
-            {"step": self.steps_done, "epoch": progress.epoch, "loss": outcome.loss, "learning_rate": rate}
-            | outcome.metrics
-            | {"data_wait_seconds": self._data_wait, "store_wait_seconds": self._store_wait}
-            | {"refused_rows": self.store.refused_rows}
+            scalars | {"learning_rate": rate} | outcome.metrics | waits | {"refused_rows": self.store.refused_rows}
         )
         self._data_wait = self._store_wait = 0.0
 
@@ -304,7 +303,7 @@ class Trainer:
 
     def _report(self, lines: list[dict[str, float]], seconds: float) -> StepReport:
         last = lines[-1]
-        taus = [value for name, value in last.items() if name.endswith("/tau_mean")]
+        taus = [value for name, value in last.items() if name == "tau" or name.endswith("/tau_mean")]
         return StepReport(
             step=self.steps_done,
             total_steps=self.total_steps,

@@ -34,7 +34,7 @@ class _Views(Contrastive):
         super().__init__(mode, settings)
 
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
-        return like.new_tensor(self.settings.tau)
+        return like.new_full((), self.settings.tau)
 
 
 class Simclr(_Views):

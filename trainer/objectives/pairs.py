@@ -15,8 +15,8 @@ EXCLUDED = -1e30
 """Similarity of a pair that is no candidate. Finite, where -inf would make exp(x)·x a NaN; over any temperature below
 1e28 its exponential is 0."""
 
-PIECE = {"cpu": 2**18, "cuda": 2**24}
-"""Pairs that pass through elementwise work at a time: on a CPU 1 MiB of float32, which stays in the cache; on a GPU
+PIECE = {"cpu": 2**19, "cuda": 2**24}
+"""Pairs that pass through elementwise work at a time: on a CPU 2 MiB of float32, which stays in the caches; on a GPU
 what bounds the temporaries."""
 
 

@@ -77,7 +77,7 @@ class ObjectiveConfig(BaseModel):
 
     name: str = "isogclr"
     mode: Literal["auto", "bimodal", "unimodal"] = "auto"
-    """auto is bimodal for pairs and unimodal for images."""
+    """auto is the one mode of an objective that has one; else bimodal for pairs and unimodal for images."""
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from .config import DataConfig, TrainConfig, to_toml
 from .encoders import Encoders, with_names
 from .errors import ConfigError, RunError, TrainingError
 from .metrics_log import MetricsLog
-from .objectives import FeaturesError, Objective, Outcome, Progress, create_objective
+from .objectives import OBJECTIVES, FeaturesError, Objective, Outcome, Progress, create_objective
 from .optim import create_optimizer, learning_rate
 from .run_directory import RunDirectory
 
@@ -324,7 +324,7 @@ def resolve(config: TrainConfig, dataset: Dataset) -> TrainConfig:
     pairs = dataset.index.mode == "pairs"
     mode = config.objective.mode
     if mode == "auto":
-        mode = "bimodal" if pairs else "unimodal"
+        mode = _natural_mode(config.objective.name, pairs)
     if mode == "bimodal" and not pairs:
         raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.path} has pictures alone")
     recipe = config.data.recipe
@@ -348,6 +348,12 @@ def resolve(config: TrainConfig, dataset: Dataset) -> TrainConfig:
             "window_blocks": order.window_blocks,
         }
     )
+
+
+def _natural_mode(objective: str, pairs: bool) -> Literal["bimodal", "unimodal"]:
+    """What the data asks for, or the one mode that the objective has."""
+    modes = OBJECTIVES[objective].settings_of_mode.keys() if objective in OBJECTIVES else {"bimodal", "unimodal"}
+    return "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
 
 
 def windows_from(steps_done: int, order: Order, epochs: int) -> Iterator[Window]:

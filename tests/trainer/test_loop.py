@@ -124,6 +124,11 @@ def test_settings_of_the_objective_are_checked_before_a_run_begins(pairs_dataset
         small(pairs_dataset, **change)
 
 
+def test_an_objective_with_one_mode_has_it_whatever_the_data_holds(pairs_dataset):
+    config = small(pairs_dataset, objective={"name": "simclr"})
+    assert (config.objective.mode, config.data.recipe) == ("unimodal", "crop_flip")
+
+
 def test_the_recorded_settings_leave_nothing_to_defaults(finished):
     recorded = finished.config()
     assert recorded.objective.settings["gamma"] == 0.8

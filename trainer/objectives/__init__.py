@@ -66,5 +66,5 @@ def _describe(part: Any) -> str:
 
 
 def _nearest(given: str, valid: Iterable[str]) -> str:
-    nearest = get_close_matches(given, list(valid), n=1)
+    nearest = get_close_matches(str(given), list(valid), n=1)
     return f" (did you mean '{nearest[0]}'?)" if nearest else ""

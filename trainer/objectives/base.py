@@ -12,7 +12,7 @@ from .gathering import Ranks
 
 
 class FeaturesError(ValueError):
-    """Features are not unit-norm rows; none that is not finite is."""
+    """Features are not unit-norm rows; rows that are not finite count as such."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TemperatureRate:
     """How fast an objective's global temperature is to learn, by an AdamW of its own without weight decay."""
 
     lr: float
-    """Learning rate, above 0 or 0."""
+    """Learning rate, 0 or more."""
     betas: tuple[float, float]
     """AdamW's."""
     slow_below: float | None
@@ -98,9 +98,9 @@ class Objective(nn.Module):
         check_shapes(first, second)
         first_step = not self._looked_at_features
         if first_step:
-            ranks.check_same_rows(len(first), first.device)
+            ranks.check_alike(first)
         if len(first) * ranks.world < 2:
-            raise ValueError("features: a batch of 1 sample has no negatives; use a batch of at least 2")
+            raise ValueError(f"features: a batch of {len(first)} sample has no negatives; use a batch of at least 2")
         if first_step or first.device.type == "cpu":
             check_unit_norm("first", first)
             check_unit_norm("second", second)
@@ -119,7 +119,7 @@ class Objective(nn.Module):
 
 
 def check_shapes(first: Tensor, second: Tensor) -> None:
-    """Raise ValueError unless both are floating [b, d] of one shape with b >= 1."""
+    """Raise ValueError unless both are floating [b, d] of one shape."""
     if first.dim() != 2 or first.shape != second.shape:
         raise ValueError(
             f"features: first is {list(first.shape)} and second {list(second.shape)}; "

@@ -40,7 +40,7 @@ class Clip(Contrastive):
         self.log_logit_scale.clamp_(0.0, LOG_LOGIT_SCALE_MAX)
 
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
-        return self.log_logit_scale.neg().exp().to(like.dtype)
+        return self.log_logit_scale.neg().exp().to(like)
 
     def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         # The positive is a candidate too, with exponent 0.

@@ -7,6 +7,7 @@ where temperatures are individual.
 import math
 from typing import ClassVar
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -79,7 +80,7 @@ class _GlobalTemperature(Contrastive):
         self.tau.clamp_(*self._bounds)
 
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
-        return self.tau.to(like.dtype).expand_as(rows["log_s"])
+        return self.tau.to(like).expand_as(rows["log_s"])
 
     def learn(self, value: Tensor, force: Tensor, gradient: Tensor, rows: Rows, est: Estimate) -> Step:
         """The step that moves tau by `gradient`, a scalar."""
@@ -158,12 +159,17 @@ class FastclipV2(Contrastive):
         (b1, b2), visits = self.settings.betas, rows["visits"] + 1
         m = b1 * rows["m"] + (1 - b1) * gradient
         v = b2 * rows["v"] + (1 - b2) * gradient.square()
-        step = (m / (1 - b1**visits)) / ((v / (1 - b2**visits)).sqrt() + 1e-8)
+        step = (m / _correction(b1, visits)) / ((v / _correction(b2, visits)).sqrt() + 1e-8)
         tau = (rows["tau"] - self.settings.eta_at(progress) * step).clamp(self.settings.tau_min, self.settings.tau_max)
         return {"tau": tau, "m": m, "v": v}
 
     def advice(self, batch_size: int) -> list[str]:
         return advice_on_rho(self, self.settings.rho, batch_size)
+
+
+def _correction(beta: float, visits: Tensor) -> Tensor:
+    """1 - beta^visits, exact in float32 where beta is near 1."""
+    return -torch.expm1(visits * math.log(beta)) if beta else torch.ones_like(visits)
 
 
 class FastclipV3(_GlobalTemperature):

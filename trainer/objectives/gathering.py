@@ -35,14 +35,16 @@ class Ranks:
         dist.all_gather(list(received), sent)
         return received.view(values.dtype).transpose(0, 1).flatten(1, 2)
 
-    def check_same_rows(self, rows: int, device: torch.device) -> None:
-        """Raise ValueError where the ranks hold different numbers of rows, which the gathering could not tell.
+    def check_alike(self, features: Tensor) -> None:
+        """Raise ValueError where the ranks' features differ in shape or dtype, of which gathering knows nothing.
 
         Waits for the device, so it is for the first step of a run.
         """
-        counts = self.gather(torch.tensor([[rows]], device=device))[0].tolist()
-        if len(set(counts)) > 1:
+        own = torch.tensor([*features.shape, features.element_size()], device=features.device)
+        of_ranks = self.gather(own.unsqueeze(1)).T.tolist()
+        if any(of_rank != of_ranks[0] for of_rank in of_ranks):
+            held = ", ".join(f"{rows} × {width} numbers of {size} bytes" for rows, width, size in of_ranks)
             raise ValueError(
-                f"the ranks hold {', '.join(map(str, counts))} samples of one batch; "
-                "each must hold as many, so choose a global batch that the number of ranks divides"
+                f"features: the ranks hold {held}; all must hold the same: "
+                "choose a global batch that the number of ranks divides, and one precision"
             )

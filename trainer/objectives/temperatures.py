@@ -76,7 +76,7 @@ class GlobalTau(BoundedTau, frozen=True):
     tau: float = Field(default=0.03, gt=0.0)
     """First temperature; dimensionless, within tau_min and tau_max."""
     eta: float = Field(default=1e-3, ge=0.0)
-    """Learning rate of tau, 0 or more; 0 holds it where it is."""
+    """Learning rate of tau, 0 or more; 0 holds it where it is. FastCLIP tunes it in [1e-4, 1e-2] (Appendix B)."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Adam's, for tau; each in [0, 1)."""
 

@@ -161,10 +161,10 @@ def _train(case, samples, own, wrap):
     }
 
 
-def refusal(name, mode, rows):
+def refusal(name, mode, rows, dtype=torch.float32):
     """What the objective says to `rows` rows on this rank."""
     objective = create_objective(name, mode)
-    features, state = F.normalize(torch.ones(rows, WIDTH), dim=1), make_state(objective, rows, torch.float32)
+    features, state = F.normalize(torch.ones(rows, WIDTH), dim=1).to(dtype), make_state(objective, rows, torch.float32)
     try:
         objective(features, features, state, Progress(step=0, steps_per_epoch=2))
     except ValueError as error:
@@ -178,6 +178,7 @@ def run_rank(rank, world, directory):
     init_process_group("gloo", init_method=meeting_point, rank=rank, world_size=world, timeout=PATIENCE)
     seen = {
         "refused": {known: refusal(*known, rows=3 + (rank == world - 1)) for known in KNOWN},
+        "refused_dtype": refusal("isogclr", "bimodal", 3, torch.bfloat16 if rank == world - 1 else torch.float32),
         "trained": {name: train(case, rank, world) for name, case in CASES.items()},
     }
     torch.save(seen, directory / f"{rank}.pt")

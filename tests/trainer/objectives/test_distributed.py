@@ -155,15 +155,21 @@ def test_a_step_gathers_the_features_and_a_few_scalars_and_leaves_the_rest_to_dd
             (operations, sent), state = zip(*seen["traffic"], strict=True), seen["steps"][0]["state"]
             assert operations == ("allgather_", "allgather_", "allreduce_"), name
             assert sent[0] == 2 * rows * WIDTH * case.dtype.itemsize, name
-            # The temperature and three sums of each of a sample's two anchors, and its state.
-            assert sent[1] <= (2 * 4 + len(state)) * rows * scalar, name
+            # Three sums of each of a sample's two anchors, and its state.
+            assert sent[1] <= (2 * 3 + len(state)) * rows * scalar, name
             assert sent[2] == sum(parameter.nbytes for parameter in seen["encoders"].values()), name
         assert reference(name, ranks)["traffic"] == []
 
 
+def test_features_of_different_dtypes_are_refused_on_every_rank(ranks):
+    for rank in ranks:
+        assert "numbers of 4 bytes, " in rank["refused_dtype"]
+        assert f"3 × {WIDTH} numbers of 2 bytes; all must hold the same" in rank["refused_dtype"]
+
+
 def test_shares_of_different_sizes_are_refused_on_every_rank(ranks):
-    counts = ", ".join(["3"] * (len(ranks) - 1) + ["4"])
+    held = ", ".join(f"{rows} × {WIDTH} numbers of 4 bytes" for rows in [3] * (len(ranks) - 1) + [4])
     for rank in ranks:
         assert rank["refused"].keys() == set(KNOWN)
         for message in rank["refused"].values():
-            assert message.startswith(f"the ranks hold {counts} samples of one batch")
+            assert message.startswith(f"features: the ranks hold {held}; all must hold the same")

@@ -54,6 +54,17 @@ def test_version_2_moves_every_temperature_as_an_adam_of_its_own_would(make_feat
     assert at_ceiling > 0
 
 
+@pytest.mark.parametrize("betas", [(0.0, 0.0), (0.9, 0.999), (0.999999999, 0.999999999)])
+def test_corrections_of_version_2_are_exact_in_float32_for_any_betas(betas, make_features, make_state, run):
+    objective = create_objective("fastclip_v2", betas=betas, eta=0.01)
+    features, state = make_features(6), make_state(objective, 6)
+    wide, narrow = (
+        run(objective, [side.detach().to(dtype) for side in features], {n: v.to(dtype) for n, v in state.items()})[0]
+        for dtype in (torch.float64, torch.float32)
+    )
+    torch.testing.assert_close(narrow.state["first/tau"].double(), wide.state["first/tau"], rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize(("name", "start", "slow_below"), [("fastclip_v0", 0.03, None), ("fastclip_v3", 0.07, 0.03)])
 def test_a_global_temperature_starts_and_is_to_learn_as_in_the_paper(name, start, slow_below):
     objective = create_objective(name)

@@ -24,40 +24,35 @@ from .temperatures import (
     scalar_parameter,
 )
 
-EPS = 1e-14
-"""FastCLIP Appendix D; 1e-6 there at 315 million samples."""
+
+class FastclipSettings(EstimatorSettings, frozen=True):
+    """What the four versions have in common."""
+
+    eps: float = Field(default=1e-14, ge=0.0)
+    """Added to s where it is divided by or its log taken, 0 or more. FastCLIP eq 2-7; Appendix D has 1e-14, and 1e-6 at
+    315 million samples."""
 
 
-class FastclipV0Settings(EstimatorSettings, GlobalTau, frozen=True):
+class FastclipV0Settings(FastclipSettings, GlobalTau, frozen=True):
     """Settings of version 0."""
 
-    eps: float = Field(default=EPS, ge=0.0)
-    """Added to s where it is divided by or its log taken, 0 or more. FastCLIP eq 2-7."""
 
-
-class FastclipV1Settings(SogclrSettings, frozen=True):
+class FastclipV1Settings(FastclipSettings, SogclrSettings, frozen=True):
     """Settings of version 1."""
 
-    eps: float = Field(default=EPS, ge=0.0)
-    """Added to s where it is divided by or its log taken, 0 or more. FastCLIP eq 2-7."""
 
-
-class FastclipV2Settings(EstimatorSettings, IndividualTau, frozen=True):
+class FastclipV2Settings(FastclipSettings, IndividualTau, frozen=True):
     """Settings of version 2; `eta` is Adam's learning rate."""
 
-    eps: float = Field(default=EPS, ge=0.0)
-    """Added to s where it is divided by or its log taken, 0 or more. FastCLIP eq 2-7."""
     tau_init: float = Field(default=0.03, gt=0.0)
     """Temperature of a sample not seen before; dimensionless, within tau_min and tau_max. FastCLIP Appendix B."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Adam's, for every tau; each in [0, 1). FastCLIP procedure 4."""
 
 
-class FastclipV3Settings(EstimatorSettings, GlobalTau, frozen=True):
+class FastclipV3Settings(FastclipSettings, GlobalTau, frozen=True):
     """Settings of version 3."""
 
-    eps: float = Field(default=EPS, ge=0.0)
-    """Added to s where it is divided by or its log taken, 0 or more. FastCLIP eq 2-7."""
     tau: float = Field(default=0.07, gt=0.0)
     """First temperature; dimensionless, within tau_min and tau_max. FastCLIP Appendix B."""
     eta: float = Field(default=2e-4, ge=0.0)

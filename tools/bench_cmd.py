@@ -126,7 +126,7 @@ def _print_parts(outcomes: dict[str, Measured | str], judged: dict[str, bool]) -
     "  thermopile bench objective --name clip --batch 256 --batch 512 --dim 128"
 )
 @click.option("--name", default="isogclr", show_default=True, help="The objective, with its default settings.")
-@click.option("--mode", type=click.Choice(["bimodal", "unimodal"]), default="bimodal", show_default=True)
+@click.option("--mode", type=click.Choice(["bimodal", "unimodal"]), help="Default: bimodal where the objective has it.")
 @click.option("--part", "parts", type=click.Choice(OBJECTIVE_PARTS), multiple=True,
               help="Measure this part; may be repeated. Default: both.")  # fmt: skip
 @click.option("--scale", type=click.Choice(["full", "small"]), default="full", show_default=True,
@@ -139,7 +139,7 @@ def _print_parts(outcomes: dict[str, Measured | str], judged: dict[str, bool]) -
               help="Time for each batch size of part time, five rounds at least. Default: 60, small: 0.1.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def objective(
-    name: str, mode: str, parts: tuple[str, ...], scale: str, batches: tuple[int, ...], dim: int, device: str,
+    name: str, mode: str | None, parts: tuple[str, ...], scale: str, batches: tuple[int, ...], dim: int, device: str,
     seconds: float | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure what a step of an objective costs: forward, backward and new state.
@@ -179,13 +179,15 @@ def objective(
         raise click.ClickException(f"not measured: {name} at batch {', '.join(map(str, sorted(failed)))}")
 
 
-def _case(name: str, mode: str, dim: int, device: str) -> Case:
+def _case(name: str, mode: str | None, dim: int, device: str) -> Case:
     """What is to be measured, at no batch size yet; refuses an objective or a device that there is not."""
     import torch
 
-    from ..trainer.objectives import create_objective
+    from ..trainer.objectives import OBJECTIVES, create_objective
     from .bench.objective.contenders import Case
 
+    if mode is None:
+        mode = next(iter(OBJECTIVES[name].settings_of_mode)) if name in OBJECTIVES else "bimodal"
     try:
         create_objective(name, mode)
     except ValueError as error:

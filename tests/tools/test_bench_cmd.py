@@ -176,6 +176,11 @@ def test_time_and_peak_memory_of_an_objective_are_measured_beside_three_products
     assert times["left_out"] == peaks["left_out"] == {}
 
 
+def test_an_objective_with_one_mode_is_measured_in_that():
+    done = bench_objective("--name", "simclr", "--part", "memory", "--batch", 8, "--dim", 4, "--json")
+    assert json.loads(done.stdout)["mode"] == "unimodal"
+
+
 def test_what_was_measured_of_an_objective_and_where_is_told(measured_objective):
     told = {key: measured_objective[key] for key in ("name", "mode", "dim")}
     assert told == {"name": "clip", "mode": "bimodal", "dim": 4}

@@ -52,14 +52,12 @@ class AucCl(Objective):
             features = ranks.gather(torch.stack([first, second])).to(dtype)
             own = ranks.own(len(first))
             pairs = Pairs(features, own, across=True, budget=self.settings.similarity_budget)
-            b, positive, count = self.b.to(dtype), (features[0] * features[1]).sum(1), features.shape[1]
+            b, positive = self.b.to(dtype), (features[0] * features[1]).sum(1)
             squares, differences, peak = ranks.gather(_row_sums(pairs, b))
             value = self._value(b, positive, squares, differences)
-            gradients = pairs.gradients(lambda *piece: self._weigh(pairs, b, *piece)).mul_(ranks.world / count)
-            in_positive = 2 * (positive - self.settings.a - self.settings.alpha)
-            pull = in_positive[own].unsqueeze(1) * (ranks.world / count)
-            gradients[0].addcmul_(pull, features[1, own])
-            gradients[1].addcmul_(pull, features[0, own])
+            in_positives = 2 * (positive - self.settings.a - self.settings.alpha)
+            gradients = pairs.gradients(lambda *piece: self._weigh(pairs, b, *piece), in_positives)
+            gradients.mul_(ranks.world / features.shape[1])
             in_b = -2 * differences.mean()
         loss = attach_gradients(value, [first, second, self.b], [*gradients.unbind(), in_b])
         new_state = {"visits": count_visit(state["visits"])} if "visits" in state else {}
@@ -83,10 +81,11 @@ class AucCl(Objective):
 
 def _row_sums(pairs: Pairs, b: Tensor) -> Tensor:
     """[3, n] of own rows, over negatives: sum of (sim - b)², sum of sim - b, largest sim."""
-    sums = pairs.table.new_empty((3, pairs.blocks[0].rows.stop - pairs.blocks[0].rows.start))
-    for rows, similarities in pairs.pieces(pairs.blocks[0]):
+    block = pairs.blocks[0]
+    sums = pairs.table.new_empty((3, block.rows.stop - block.rows.start))
+    for rows, similarities in pairs.pieces(block):
         differences = similarities - b
-        pairs.fill_own(differences, rows, pairs.blocks[0], 0.0)
-        local = slice(rows.start - pairs.blocks[0].rows.start, rows.stop - pairs.blocks[0].rows.start)
-        sums[:, local] = torch.stack([differences.square().sum(1), differences.sum(1), similarities.amax(1)])
+        pairs.fill_own(differences, rows, block, 0.0)
+        of_rows = (differences.square().sum(1), differences.sum(1), similarities.amax(1))
+        sums[:, block.local(rows)] = torch.stack(of_rows)
     return sums

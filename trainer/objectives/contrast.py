@@ -44,7 +44,7 @@ def look(pairs: Pairs, tau: Tensor) -> Sums:
     bit = tau * LN2
     for half, block in enumerate(pairs.blocks):
         for rows, similarities in pairs.pieces(block):
-            local = slice(rows.start - block.rows.start, rows.stop - block.rows.start)
+            local = block.local(rows)
             _add(sums, (half, local), similarities, bit[half, local], dim=1)
             if pairs.mirrored:
                 _add(sums, (1, slice(None)), similarities, bit[1], dim=0)

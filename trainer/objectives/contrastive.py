@@ -123,18 +123,17 @@ class Contrastive(Objective):
         with torch.no_grad(), full_precision(first.device.type):
             self.project()
             features = ranks.gather(torch.stack([first, second])).to(dtype)
-            own = ranks.own(len(first))
-            pairs = Pairs(features, own, across=len(self.sides) == 2, budget=self.settings.similarity_budget)
+            own, across = ranks.own(len(first)), len(self.sides) == 2
+            pairs = Pairs(features, own, across=across, budget=self.settings.similarity_budget)
             rows = self._rows(state, dtype)
-            tau = self.temperature(rows, features).expand(2, len(first))
-            sums = look(pairs, tau)
+            sums = look(pairs, self.temperature(rows, features).expand(2, len(first)))
             sums, rows = _gather(ranks, sums, rows)
             anchors = self._anchors(features, self.temperature(rows, features), sums)
             step = self.react(anchors, rows, progress)
             gradients = step.parameter_gradients
             if differentiable:
                 inputs += [first, second]
-                gradients += _feature_gradients(pairs, features, own, anchors.tau, sums, step).mul_(ranks.world)
+                gradients += _feature_gradients(pairs, anchors.tau, sums, step).mul_(ranks.world)
         loss = attach_gradients(step.value, inputs, gradients)
         found = self.pool((anchors.margin > 0).to(dtype)).mean(1)
         return Outcome(
@@ -176,12 +175,9 @@ def _gather(ranks: Ranks, sums: Sums, rows: Rows) -> tuple[Sums, Rows]:
     return Sums(*whole[: len(sums)]), dict(zip(rows, whole[len(sums) :], strict=True))
 
 
-def _feature_gradients(pairs: Pairs, features: Tensor, own: slice, tau: Tensor, sums: Sums, step: Step) -> Tensor:
+def _feature_gradients(pairs: Pairs, tau: Tensor, sums: Sums, step: Step) -> Tensor:
     """[2, n, d]: of this rank's features."""
     weights = Weights(sums.peak.flatten(), tau.flatten() * LN2, (step.push / sums.total).flatten())
-    gradients = pairs.gradients(lambda similarities, rows, block: weigh(similarities, rows, block, weights))
-    # A pair's positive similarity is one number, whichever of the two is the anchor.
-    pull = step.pull.sum(0)[own].unsqueeze(1)
-    gradients[0].addcmul_(pull, features[1, own], value=-1)
-    gradients[1].addcmul_(pull, features[0, own], value=-1)
-    return gradients
+    return pairs.gradients(
+        lambda similarities, rows, block: weigh(similarities, rows, block, weights), in_positives=-step.pull.sum(0)
+    )

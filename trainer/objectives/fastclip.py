@@ -14,15 +14,9 @@ from torch import Tensor
 from .base import Progress, Settings, TemperatureRate
 from .contrastive import Anchors, Contrastive, Rows, Step
 from .estimator import Estimate, EstimatorSettings, estimate, estimate_metrics
+from .isogclr import IndividualTemperature, RobustSettings
 from .sogclr import Sogclr, SogclrSettings
-from .temperatures import (
-    Beta,
-    GlobalTau,
-    IndividualTau,
-    advice_on_rho,
-    individual_tau_metrics,
-    scalar_parameter,
-)
+from .temperatures import Beta, GlobalTau, advice_on_rho, scalar_parameter
 
 
 class FastclipSettings(EstimatorSettings, frozen=True):
@@ -41,7 +35,7 @@ class FastclipV1Settings(FastclipSettings, SogclrSettings, frozen=True):
     """Settings of version 1."""
 
 
-class FastclipV2Settings(FastclipSettings, IndividualTau, frozen=True):
+class FastclipV2Settings(FastclipSettings, RobustSettings, frozen=True):
     """Settings of version 2; `eta` is Adam's learning rate."""
 
     tau_init: float = Field(default=0.03, gt=0.0)
@@ -115,13 +109,12 @@ class FastclipV1(Sogclr):
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV1Settings}
 
 
-class FastclipV2(Contrastive):
-    """Robust global contrastive loss with individual temperatures, moved by an Adam of each sample and side.
+class FastclipV2(IndividualTemperature):
+    """iSogCLR's loss, each temperature moved by an Adam of its own.
 
-    Value: (1/b) sum over samples and sides of tau · (log(s' + eps) + rho). Adam's corrections go by the sample's own
-    visits: the paper's procedure 4 writes the global step, its code takes the epoch, and either is wrong for a sample
-    that comes late. The gradient is clipped first, which the code does and the paper does not say.
-    State: log_s, tau, m, v of each side.
+    Adam's corrections go by the sample's own visits: the paper's procedure 4 writes the global step, its code takes the
+    epoch, and either is wrong for a sample that comes late. The gradient is clipped first, which the code does and the
+    paper does not say. State: log_s, tau, m, v of each side.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV2Settings}
@@ -131,35 +124,14 @@ class FastclipV2(Contrastive):
     def __init__(self, mode: str, settings: FastclipV2Settings) -> None:
         super().__init__(mode, settings, log_s=-math.inf, tau=settings.tau_init, m=0.0, v=0.0)
 
-    def temperature(self, rows: Rows, like: Tensor) -> Tensor:
-        return rows["tau"]
-
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        settings = self.settings
-        est = estimate(self, anchors, rows["log_s"], settings, progress)
-        gradient = est.log_s_eps + settings.rho - est.exponent
-        moved = self._adam(rows, gradient.clamp(-settings.grad_clip, settings.grad_clip), progress)
-        force = est.ratio * self.share(anchors)
-        return Step(
-            value=(rows["tau"] * (est.log_s_eps + settings.rho)).mean(1).sum(),
-            push=force,
-            pull=force,
-            rows={"log_s": est.log_s, **moved},
-            metrics=individual_tau_metrics(self, moved["tau"], gradient, settings)
-            | estimate_metrics(self, rows["log_s"], est.log_s),
-        )
-
-    def _adam(self, rows: Rows, gradient: Tensor, progress: Progress) -> Rows:
-        """FastCLIP procedure 4, for each row of [sides, b]."""
+    def move(self, rows: Rows, gradient: Tensor, progress: Progress) -> Rows:
+        """FastCLIP procedure 4."""
         (b1, b2), visits = self.settings.betas, rows["visits"] + 1
         m = b1 * rows["m"] + (1 - b1) * gradient
         v = b2 * rows["v"] + (1 - b2) * gradient.square()
         step = (m / _correction(b1, visits)) / ((v / _correction(b2, visits)).sqrt() + 1e-8)
         tau = (rows["tau"] - self.settings.eta_at(progress) * step).clamp(self.settings.tau_min, self.settings.tau_max)
         return {"tau": tau, "m": m, "v": v}
-
-    def advice(self, batch_size: int) -> list[str]:
-        return advice_on_rho(self, self.settings.rho, batch_size)
 
 
 def _correction(beta: float, visits: Tensor) -> Tensor:

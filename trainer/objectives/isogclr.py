@@ -1,6 +1,7 @@
 """iSogCLR: the robust global contrastive loss, with a temperature for every sample (Qiu et al., ICML 2023)."""
 
 import math
+from abc import abstractmethod
 from typing import ClassVar
 
 from pydantic import Field
@@ -12,7 +13,11 @@ from .estimator import EstimatorSettings, estimate, estimate_metrics
 from .temperatures import IndividualTau, advice_on_rho, individual_tau_metrics
 
 
-class IsogclrSettings(EstimatorSettings, IndividualTau, frozen=True):
+class RobustSettings(EstimatorSettings, IndividualTau, frozen=True):
+    """What all losses with individual temperatures have in common."""
+
+
+class IsogclrSettings(RobustSettings, frozen=True):
     """The starting values of the paper's runs on image-text pairs, but for rho."""
 
     beta_u: float = Field(default=0.9, gt=0.0, le=1.0)
@@ -32,11 +37,45 @@ class IsogclrUnimodalSettings(IsogclrSettings, frozen=True):
     """Bound on a temperature gradient's size before it enters u, above 0."""
 
 
-class Isogclr(Contrastive):
-    """Robust global contrastive loss with individual temperatures, bimodal or unimodal.
+class IndividualTemperature(Contrastive):
+    """Robust global contrastive loss with individual temperatures; how a temperature moves is left open.
 
     Value: (1/b) sum over samples and sides of tau · (log(s' + eps) + rho). The gradient of the features is that of
     (1/b) sum p_ij h_ij with the weights p held constant (iSogCLR eq 14 and 21), not the derivative of the value.
+    """
+
+    settings: RobustSettings
+
+    @abstractmethod
+    def move(self, rows: Rows, gradient: Tensor, progress: Progress) -> Rows:
+        """The new tau and its averages, [sides, b]; gradient: G, clipped."""
+
+    def temperature(self, rows: Rows, like: Tensor) -> Tensor:
+        return rows["tau"]
+
+    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+        """iSogCLR eq 13, 19 and 20; FastCLIP eq 9. The temperatures used in the step are the old ones."""
+        settings = self.settings
+        est = estimate(self, anchors, rows["log_s"], settings, progress)
+        gradient = est.log_s_eps + settings.rho - est.exponent
+        moved = self.move(rows, gradient.clamp(-settings.grad_clip, settings.grad_clip), progress)
+        force = est.ratio * self.share(anchors)
+        return Step(
+            value=(rows["tau"] * (est.log_s_eps + settings.rho)).mean(1).sum(),
+            push=force,
+            pull=force,
+            rows={"log_s": est.log_s, **moved},
+            metrics=individual_tau_metrics(self, moved["tau"], gradient, settings)
+            | estimate_metrics(self, rows["log_s"], est.log_s),
+        )
+
+    def advice(self, batch_size: int) -> list[str]:
+        return advice_on_rho(self, self.settings.rho, batch_size)
+
+
+class Isogclr(IndividualTemperature):
+    """iSogCLR, bimodal or unimodal.
+
     State: log_s, tau, u of each side: `first/…` and `second/…`, or, unimodal, `sample/…`, shared by both views.
     """
 
@@ -50,26 +89,9 @@ class Isogclr(Contrastive):
     def __init__(self, mode: str, settings: IsogclrSettings) -> None:
         super().__init__(mode, settings, log_s=-math.inf, tau=settings.tau_init, u=0.0)
 
-    def temperature(self, rows: Rows, like: Tensor) -> Tensor:
-        return rows["tau"]
-
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        """iSogCLR algorithm 1; the temperatures used in the step are the old ones."""
+    def move(self, rows: Rows, gradient: Tensor, progress: Progress) -> Rows:
+        """iSogCLR algorithm 1."""
         settings = self.settings
-        est = estimate(self, anchors, rows["log_s"], settings, progress)
-        gradient = est.log_s_eps + settings.rho - est.exponent
-        clipped = gradient.clamp(-settings.grad_clip, settings.grad_clip)
-        u = (1.0 - settings.beta_u) * rows["u"] + settings.beta_u * clipped
+        u = (1.0 - settings.beta_u) * rows["u"] + settings.beta_u * gradient
         tau = (rows["tau"] - settings.eta_at(progress) * u).clamp(settings.tau_min, settings.tau_max)
-        force = est.ratio * self.share(anchors)
-        return Step(
-            value=(rows["tau"] * (est.log_s_eps + settings.rho)).mean(1).sum(),
-            push=force,
-            pull=force,
-            rows={"log_s": est.log_s, "tau": tau, "u": u},
-            metrics=individual_tau_metrics(self, tau, gradient, settings)
-            | estimate_metrics(self, rows["log_s"], est.log_s),
-        )
-
-    def advice(self, batch_size: int) -> list[str]:
-        return advice_on_rho(self, self.settings.rho, batch_size)
+        return {"tau": tau, "u": u}

@@ -26,6 +26,10 @@ class Block(NamedTuple):
     rows: slice
     columns: slice
 
+    def local(self, rows: slice) -> slice:
+        """The table's `rows` counted from the block's first."""
+        return slice(rows.start - self.rows.start, rows.stop - self.rows.start)
+
 
 class Pairs:
     """The similarities that a rank needs of a global batch.
@@ -39,7 +43,7 @@ class Pairs:
 
         across: a row's candidates are the rows of the other half (image against text) rather than all.
         """
-        self.batch = features.shape[1]
+        self.features, self.own, self.batch = features, own, features.shape[1]
         self.table = features.flatten(0, 1)
         halves = [slice(start, start + self.batch) for start in (0, self.batch)]
         owned = [slice(half.start + own.start, half.start + own.stop) for half in halves]
@@ -89,21 +93,23 @@ class Pairs:
         for rows, similarities in self.visit(block):
             yield from split(rows, similarities)
 
-    def gradients(self, weigh: Callable[[Tensor, slice, Block], None]) -> Tensor:
+    def gradients(self, weigh: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:
         """Gradients [2, n, d] in this rank's features of what has the gradient W in the similarities.
 
-        weigh(similarities, rows, block) writes W over a piece of similarities. Visits every block for the last time.
+        weigh(similarities, rows, block) writes W over a piece of similarities, 0 where they are EXCLUDED; in_positives
+        [b] is W of each sample's positive. Visits every block for the last time.
         """
-        count = self.blocks[0].rows.stop - self.blocks[0].rows.start
-        gradients = self.table.new_empty((2, count, self.table.shape[1]))
+        gradients = torch.empty_like(self.features[:, self.own])
         for half, block in enumerate(self.blocks):
             for rows, weights in self.visit(block):
                 for piece_rows, piece in split(rows, weights):
                     weigh(piece, piece_rows, block)
-                local = slice(rows.start - block.rows.start, rows.stop - block.rows.start)
-                torch.mm(weights, self.table[block.columns], out=gradients[half, local])
+                torch.mm(weights, self.table[block.columns], out=gradients[half, block.local(rows)])
                 if self.mirrored:  # what is there before the first chunk is not read
                     gradients[1].addmm_(weights.T, self.table[rows], beta=int(rows.start > block.rows.start))
+        # A pair's positive similarity is one number, whichever of the two is the anchor.
+        for half in (0, 1):
+            gradients[half].addcmul_(in_positives[self.own].unsqueeze(1), self.features[1 - half, self.own])
         return gradients
 
 

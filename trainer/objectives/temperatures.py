@@ -44,8 +44,8 @@ class IndividualTau(BoundedTau, frozen=True):
     tau_init: float = Field(default=0.01, gt=0.0)
     """Temperature of a sample not seen before; dimensionless, within tau_min and tau_max."""
     rho: float = Field(default=2.0, ge=0.0)
-    """KL radius of the robust loss, 0 or more. It binds only below log(number of negatives): near that every tau falls
-    to tau_min. 2.0 suits 256 pairs; the papers have 5.8 to 9 with 512 pairs and more. iSogCLR eq 7."""
+    """KL radius of the robust loss, 0 or more. From about log(number of negatives) on it may never bind, and every
+    tau falls to tau_min. 2.0 suits 256 pairs; the papers have 5.8 to 9 with 512 pairs and more. iSogCLR eq 7."""
     eta: float = Field(default=0.01, ge=0.0)
     """Step size of tau, 0 or more; 0 holds every tau where it is. The 1/n of iSogCLR eq 13 is part of it."""
     eta_min: float = Field(default=0.0, ge=0.0)

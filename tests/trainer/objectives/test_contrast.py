@@ -79,7 +79,7 @@ def test_weights_give_own_features_the_gradient_of_every_anchors_log_sum(layout,
         everyone = look(Pairs(features, slice(0, batch), across=across, budget=10**6), tau.view(2, batch))
         pairs = Pairs(features, own, across=across, budget=budget)
         weights = Weights(everyone.peak.flatten(), tau * LN2, push / everyone.total.flatten())
-        gradients = pairs.gradients(lambda similarities, rows, block: weigh(similarities, rows, block, weights))
+        gradients = pairs.gradients(lambda *piece: weigh(*piece, weights), in_positives=tau.new_zeros(batch))
     torch.testing.assert_close(gradients, features.grad[:, own], rtol=1e-10, atol=1e-12)
 
 

@@ -36,7 +36,10 @@ def ranks_of(tmp_path_factory):
     run = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=180, check=False)
     if run.returncode:
         pytest.fail(f"the ranks ended with {run.returncode}:\n{run.stderr}", pytrace=False)
-    return {world: [torch.load(directory / f"{world}/{rank}.pt") for rank in range(world)] for world in WORLDS}
+    return {
+        world: [torch.load(directory / f"{world}/{rank}.pt", weights_only=True) for rank in range(world)]
+        for world in WORLDS
+    }
 
 
 @pytest.fixture(params=WORLDS, ids=lambda world: f"{world} ranks")

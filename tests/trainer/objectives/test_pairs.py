@@ -89,20 +89,24 @@ def test_the_second_half_is_read_off_the_first_halfs_columns_only_where_one_rank
 
 @settings(max_examples=40)
 @given(layout=layouts(), piece=st.sampled_from([1, 9, 10**6]), seed=st.integers(0, 2**31))
-def test_gradients_of_own_rows_are_the_weights_times_the_candidates(layout, across, piece, seed):
+def test_gradients_of_own_rows_are_the_weights_times_candidates_and_positives(layout, across, piece, seed):
     batch, own, budget = layout
     features = make_features(batch, seed)
     # Of a symmetric table: dR/dS_ij of a pair is one number, whichever row is called the anchor.
     weights = torch.randn(2 * batch, 2 * batch, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     weights += weights.T.clone()
-    weights[dense(features, across).isnan()] = 0.0
+    in_positives = weights.diagonal(batch).clone()
+    similarities = dense(features, across)
+    weights[similarities.isnan() | (similarities == EXCLUDED)] = 0.0
 
     def weigh(similarities, rows, block):
         similarities.copy_(weights[rows, block.columns])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(module.PIECE, "cpu", piece)
-        gradients = Pairs(features, own, across=across, budget=budget).gradients(weigh)
+        gradients = Pairs(features, own, across=across, budget=budget).gradients(weigh, in_positives)
+    weights.diagonal(batch).copy_(in_positives)
+    weights.diagonal(-batch).copy_(in_positives)
     expected = (weights @ features.flatten(0, 1)).unflatten(0, (2, batch))[:, own]
     torch.testing.assert_close(gradients, expected, rtol=1e-12, atol=1e-13)
 

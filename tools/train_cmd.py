@@ -60,7 +60,7 @@ def train(
 def _new(data: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...]) -> TrainConfig:
     from ..pipeline.dataset import Dataset
     from ..trainer.config import load_config
-    from ..trainer.loop import resolve
+    from ..trainer.parts import resolve
 
     settings = load_config(_asked({}, data, preset, config, overrides))
     if not settings.data.path:
@@ -74,7 +74,7 @@ def _resumed(run: RunDirectory, data: Path | None, preset: str | None, config: P
     from ..pipeline.dataset import Dataset
     from ..trainer.config import differences, load_config, to_tree
     from ..trainer.errors import ConfigError
-    from ..trainer.loop import resolve
+    from ..trainer.parts import resolve
 
     recorded = run.config()
     asked = load_config(_asked(to_tree(recorded), data, preset, config, overrides))

@@ -1,26 +1,23 @@
-"""The run: everything built from its settings, then the loop over epochs and steps."""
+"""The run: the loop over epochs and steps, its checkpoints and its log."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..pipeline.augment import RECIPES
 from ..pipeline.batch import Batch
 from ..pipeline.dataset import Dataset
-from ..pipeline.ffcv_loader import FFCVLoader
-from ..pipeline.order import ORDER_VERSION, Order, Window
+from ..pipeline.order import ORDER_VERSION
 from ..state_store import SnapshotError, StateStore, StateStoreError, list_snapshots
-from ..state_store.schema import Schema
 from .checkpoint import (
     CheckpointInfo,
     latest_checkpoint,
@@ -29,15 +26,14 @@ from .checkpoint import (
     retained_steps,
     save_checkpoint,
 )
-from .config import DataConfig, TrainConfig, to_toml
-from .encoders import Encoders, with_names
-from .errors import ConfigError, RunError, TrainingError
+from .config import TrainConfig, to_toml
+from .encoders import Encoders
+from .errors import RunError, TrainingError
 from .metrics_log import MetricsLog
-from .objectives import OBJECTIVES, FeaturesError, Objective, Outcome, Progress, create_objective
+from .objectives import FeaturesError, Outcome, Progress
 from .optim import create_optimizer, learning_rate
+from .parts import create_order, device_named, objective_of, open_loader, windows_from
 from .run_directory import RunDirectory
-
-LOADERS = {"ffcv": FFCVLoader}
 
 RETRY_SECONDS = 60.0
 """Time from a checkpoint that could not be written to the next attempt."""
@@ -74,14 +70,14 @@ class Trainer:
     def __init__(self, config: TrainConfig, run: RunDirectory, dataset: Dataset) -> None:
         torch.manual_seed(config.seed)
         self.config, self.run_directory, self.dataset = config, run, dataset
-        self.device = _device(config.device)
+        self.device = device_named(config.device)
         self.mode = config.objective.mode
         tokenizer = dataset.index.tokenizer
         self.encoders = Encoders.create(config.model, self.mode, config.data.image_size, tokenizer).to(self.device)
-        self.objective = _objective(config).to(self.device)
-        self.order = _order(config, dataset, self.objective)
+        self.objective = objective_of(config).to(self.device)
+        self.order = create_order(config, dataset, self.objective)
         self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective)
-        self.loader = _open_loader(config.data, dataset, self.order, self.mode)
+        self.loader = open_loader(config.data, dataset, self.order, self.mode)
         self.total_steps = config.epochs * self.order.steps_per_epoch
         self.steps_done = 0
         self._resources = ExitStack()
@@ -314,106 +310,3 @@ class Trainer:
             data_wait=sum(line["data_wait_seconds"] for line in lines) / seconds,
             store_wait=sum(line["store_wait_seconds"] for line in lines) / seconds,
         )
-
-
-def resolve(config: TrainConfig, dataset: Dataset) -> TrainConfig:
-    """Replace every `auto` that a result depends on by what it stands for, and fill in the objective's settings.
-
-    Raises ConfigError where the objective, its mode or a setting of it, or the batch size, does not fit.
-    """
-    pairs = dataset.index.mode == "pairs"
-    mode = config.objective.mode
-    if mode == "auto":
-        mode = _natural_mode(config.objective.name, pairs)
-    if mode == "bimodal" and not pairs:
-        raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.path} has pictures alone")
-    recipe = config.data.recipe
-    if recipe == "auto":
-        recipe = "clip" if mode == "bimodal" else "crop_flip"
-    resolved = config.model_copy(
-        update={
-            "data": config.data.model_copy(update={"recipe": recipe, "path": str(dataset.path.resolve())}),
-            "objective": config.objective.model_copy(update={"mode": mode}),
-            "model": with_names(config.model),
-        }
-    )
-    objective = _objective(resolved)
-    order = _order(resolved, dataset, objective)
-    settings = objective.settings.model_dump(exclude_none=True)
-    return resolved.model_copy(
-        update={
-            "objective": type(config.objective)(name=resolved.objective.name, mode=mode, **settings),
-            "canonical_shards": order.canonical_shards,
-            "blocks_per_shard": order.blocks_per_shard,
-            "window_blocks": order.window_blocks,
-        }
-    )
-
-
-def _natural_mode(objective: str, pairs: bool) -> Literal["bimodal", "unimodal"]:
-    """What the data asks for, or the one mode that the objective has."""
-    modes = OBJECTIVES[objective].settings_of_mode.keys() if objective in OBJECTIVES else {"bimodal", "unimodal"}
-    return "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
-
-
-def windows_from(steps_done: int, order: Order, epochs: int) -> Iterator[Window]:
-    """The windows that the steps after `steps_done` need, to the end of the run, made one by one.
-
-    Their steps are numbered as in `StateStore.put`: from 1, over all epochs.
-    """
-    for epoch in range(steps_done // order.steps_per_epoch, epochs):
-        first_step = 1 + epoch * order.steps_per_epoch
-        for window in order.windows(epoch):
-            if first_step + window.last_step > steps_done:
-                yield Window(first_step + window.first_step, first_step + window.last_step, window.blocks)
-
-
-def _order(config: TrainConfig, dataset: Dataset, objective: Objective) -> Order:
-    """The order that the settings ask for, windowed where they leave that open and the memory budget wants it."""
-    row_bytes = 4 * Schema(objective.fields).row_words
-    budget = config.state.memory_budget or dataset.n * row_bytes
-    rows, shards = budget // row_bytes, config.canonical_shards or None
-    blocks, window = config.blocks_per_shard or None, config.window_blocks or None
-    try:
-        if blocks or window:
-            order = Order.create(dataset.n, config.batch_size, config.seed, shards, blocks, window)
-        else:
-            order = Order.for_memory(rows, dataset.n, config.batch_size, config.seed, shards)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    if order.live_rows > rows:
-        raise ConfigError(
-            f"state.memory_budget = {budget:,} holds {rows:,} rows of {row_bytes} bytes, but the order needs "
-            f"{order.live_rows:,} at once, of {dataset.n:,}: its {order.canonical_shards} shards have windows of "
-            f"{order.window_blocks:,} of {order.blocks_per_shard:,} blocks of {order.block_rows:,} rows. "
-            f"Set state.memory_budget to at least {order.live_rows * row_bytes:,}, or to none"
-        )
-    return order
-
-
-def _objective(config: TrainConfig) -> Objective:
-    objective = config.objective
-    try:
-        return create_objective(objective.name, mode=objective.mode, **objective.settings)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-
-
-def _open_loader(config: DataConfig, dataset: Dataset, order: Order, mode: str) -> FFCVLoader:
-    return LOADERS[config.loader].open(
-        dataset,
-        order,
-        recipe=RECIPES[config.recipe],
-        image_size=config.image_size,
-        views=1 if mode == "bimodal" else 2,
-        workers=config.workers or None,
-        ahead=config.ahead,
-    )
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device = 'cuda', but torch sees no GPU here; use device = 'cpu' or 'auto'")
-    return torch.device(name)

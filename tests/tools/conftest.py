@@ -11,8 +11,8 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.folder import FolderSource
 from thermopile.state_store import StateStore
 from thermopile.trainer.config import load_config
-from thermopile.trainer.loop import resolve
 from thermopile.trainer.objectives import create_objective
+from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 STEP = 5

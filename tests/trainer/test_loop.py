@@ -21,7 +21,8 @@ from thermopile.trainer import loop
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import differences, load_config, to_toml
 from thermopile.trainer.errors import ConfigError, RunError, TrainingError
-from thermopile.trainer.loop import Trainer, resolve, windows_from
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.parts import resolve, windows_from
 from thermopile.trainer.run_directory import RunDirectory
 
 

@@ -1,0 +1,129 @@
+"""Settings made definite, and the parts of a run that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+
+from ..pipeline.augment import RECIPES
+from ..pipeline.dataset import Dataset
+from ..pipeline.ffcv_loader import FFCVLoader
+from ..pipeline.order import Order, Window
+from ..state_store.schema import Schema
+from .config import DataConfig, TrainConfig
+from .encoders import with_names
+from .errors import ConfigError
+from .objectives import OBJECTIVES, Objective, create_objective
+
+LOADERS = {"ffcv": FFCVLoader}
+
+
+def resolve(config: TrainConfig, dataset: Dataset) -> TrainConfig:
+    """Replace every `auto` that a result depends on by what it stands for, and fill in the objective's settings.
+
+    Raises ConfigError where the objective, its mode or a setting of it, or the batch size, does not fit.
+    """
+    pairs = dataset.index.mode == "pairs"
+    mode = config.objective.mode
+    if mode == "auto":
+        mode = _natural_mode(config.objective.name, pairs)
+    if mode == "bimodal" and not pairs:
+        raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.path} has pictures alone")
+    recipe = config.data.recipe
+    if recipe == "auto":
+        recipe = "clip" if mode == "bimodal" else "crop_flip"
+    resolved = config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"recipe": recipe, "path": str(dataset.path.resolve())}),
+            "objective": config.objective.model_copy(update={"mode": mode}),
+            "model": with_names(config.model),
+        }
+    )
+    objective = objective_of(resolved)
+    order = create_order(resolved, dataset, objective)
+    settings = objective.settings.model_dump(exclude_none=True)
+    return resolved.model_copy(
+        update={
+            "objective": type(config.objective)(name=resolved.objective.name, mode=mode, **settings),
+            "canonical_shards": order.canonical_shards,
+            "blocks_per_shard": order.blocks_per_shard,
+            "window_blocks": order.window_blocks,
+        }
+    )
+
+
+def _natural_mode(objective: str, pairs: bool) -> Literal["bimodal", "unimodal"]:
+    """What the data asks for, or the one mode that the objective has."""
+    modes = OBJECTIVES[objective].settings_of_mode.keys() if objective in OBJECTIVES else {"bimodal", "unimodal"}
+    return "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
+
+
+def windows_from(steps_done: int, order: Order, epochs: int) -> Iterator[Window]:
+    """The windows that the steps after `steps_done` need, to the end of the run, made one by one.
+
+    Their steps are numbered as in `StateStore.put`: from 1, over all epochs.
+    """
+    for epoch in range(steps_done // order.steps_per_epoch, epochs):
+        first_step = 1 + epoch * order.steps_per_epoch
+        for window in order.windows(epoch):
+            if first_step + window.last_step > steps_done:
+                yield Window(first_step + window.first_step, first_step + window.last_step, window.blocks)
+
+
+def create_order(config: TrainConfig, dataset: Dataset, objective: Objective) -> Order:
+    """The order that the settings ask for, windowed where they leave that open and the memory budget wants it.
+
+    Raises ConfigError where the batch size, or the memory budget, does not fit the dataset.
+    """
+    row_bytes = 4 * Schema(objective.fields).row_words
+    budget = config.state.memory_budget or dataset.n * row_bytes
+    rows, shards = budget // row_bytes, config.canonical_shards or None
+    blocks, window = config.blocks_per_shard or None, config.window_blocks or None
+    try:
+        if blocks or window:
+            order = Order.create(dataset.n, config.batch_size, config.seed, shards, blocks, window)
+        else:
+            order = Order.for_memory(rows, dataset.n, config.batch_size, config.seed, shards)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if order.live_rows > rows:
+        raise ConfigError(
+            f"state.memory_budget = {budget:,} holds {rows:,} rows of {row_bytes} bytes, but the order needs "
+            f"{order.live_rows:,} at once, of {dataset.n:,}: its {order.canonical_shards} shards have windows of "
+            f"{order.window_blocks:,} of {order.blocks_per_shard:,} blocks of {order.block_rows:,} rows. "
+            f"Set state.memory_budget to at least {order.live_rows * row_bytes:,}, or to none"
+        )
+    return order
+
+
+def objective_of(config: TrainConfig) -> Objective:
+    """The objective with its settings; its mode is no longer `auto`. Raises ConfigError where a setting is wrong."""
+    objective = config.objective
+    try:
+        return create_objective(objective.name, mode=objective.mode, **objective.settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def open_loader(config: DataConfig, dataset: Dataset, order: Order, mode: str) -> FFCVLoader:
+    """The loader of the dataset in this order: one view of a sample when bimodal, else two."""
+    return LOADERS[config.loader].open(
+        dataset,
+        order,
+        recipe=RECIPES[config.recipe],
+        image_size=config.image_size,
+        views=1 if mode == "bimodal" else 2,
+        workers=config.workers or None,
+        ahead=config.ahead,
+    )
+
+
+def device_named(name: str) -> torch.device:
+    """"cpu", "cuda", or, for "auto", the better of those that are here. Raises ConfigError where there is no GPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device = 'cuda', but torch sees no GPU here; use device = 'cpu' or 'auto'")
+    return torch.device(name)

@@ -121,7 +121,7 @@ def open_loader(config: DataConfig, dataset: Dataset, order: Order, mode: str) -
 
 
 def device_named(name: str) -> torch.device:
-    """"cpu", "cuda", or, for "auto", the better of those that are here. Raises ConfigError where there is no GPU."""
+    """The device `cpu`, `cuda` or, of `auto`, the better one that is here. Raises ConfigError where there is no GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

@@ -7,12 +7,16 @@ import threading
 import numpy as np
 import pytest
 import torch
+from numba import njit
 from PIL import Image
 
 from thermopile.pipeline.augment import Recipe
+from thermopile.pipeline.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.ffcv_loader import FFCVLoader
+from thermopile.pipeline.folder import FolderSource
+from thermopile.pipeline.keyed import uniform
 from thermopile.pipeline.order import Order
 
 WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))
@@ -150,6 +154,44 @@ def test_a_sample_damaged_after_conversion_is_named_at_its_batch(open_loader, pa
         next(batches)
     with pytest.raises(DatasetError, match=f"sample {victim} .*row {row} of shard {shard}.* does not decode"):
         next(batches)
+
+
+def test_any_samples_can_be_made_with_the_views_of_an_epoch(open_loader, images_dataset):
+    loader = open_loader(images_dataset, views=2)
+    of_epoch = views_by_id(loader, 1)
+    ids = np.array(sorted(of_epoch)[5:40:3])
+    batch = loader.make(ids, epoch=1)
+    assert batch.sample_ids.tolist() == ids.tolist()
+    for i, *views in zip(ids, *batch.views, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(of_epoch[i], views, strict=True))
+
+
+@njit(nogil=True)
+def darken_some(view, key):
+    if uniform(key, np.uint64(1000)) < 0.5:
+        view[:] = view * np.float32(0.5)
+
+
+def test_a_user_s_own_augmentation_sees_each_view_before_it_is_normalised(open_loader, images_dataset):
+    plain = views_by_id(open_loader(images_dataset, views=2))
+    darkened = views_by_id(open_loader(images_dataset, views=2, augment=darken_some))
+    halved = {
+        (i, view): torch.allclose(darkened[i][view], plain[i][view] / 2, atol=1e-6) for i in plain for view in (0, 1)
+    }
+    same = {(i, view): torch.equal(darkened[i][view], plain[i][view]) for i in plain for view in (0, 1)}
+    assert all(halved[at] != same[at] for at in halved)
+    assert 0.4 < np.mean(list(halved.values())) < 0.6
+
+
+def test_large_pictures_are_decoded_at_a_fraction_of_their_size_and_look_the_same(open_loader, draw, tmp_path):
+    draw(1, height=700, width=900).save(tmp_path / "large.jpg", quality=95)
+    for copy in range(32):
+        shutil.copyfile(tmp_path / "large.jpg", tmp_path / f"{copy}.jpg")
+    convert(FolderSource(tmp_path), tmp_path / "out", ConvertSettings(image={"max_size": 800}), workers=1)
+    dataset = Dataset(tmp_path / "out")
+    batch = open_loader(dataset, recipe=WHOLE, batch_size=32).make(np.array([3]), epoch=0)
+    whole = Image.open(tmp_path / "large.jpg").resize((32, 32), Image.Resampling.BILINEAR)
+    assert np.abs(batch.views[0][0].numpy().transpose(1, 2, 0) - np.asarray(whole) / 255).mean() < 0.01
 
 
 def test_an_order_for_another_number_of_samples_is_refused(pairs_dataset):

@@ -115,12 +115,13 @@ def test_saturation_and_hue_keep_greys_and_luma():
         assert np.abs(drawn.colour - np.eye(3)).max() > 0.1
 
 
-def test_hue_turns_red_to_green_to_blue_by_at_most_its_range():
+def test_hue_turns_red_to_green_to_blue_by_at_most_its_range_and_keeps_volumes():
     drawn = draw(jitter=1.0, hue=0.5).colour
     red = drawn[:, :, 0]  # what becomes of pure red
     assert {0, 1, 2} == set(red.argmax(1).tolist())
     small = draw(jitter=1.0, hue=0.05).colour
     assert (small[:, :, 0].argmax(1) == 0).all()
+    np.testing.assert_allclose(np.linalg.det(drawn), 1, atol=1e-5)
 
 
 def test_grayscale_makes_every_channel_the_luma():

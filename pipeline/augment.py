@@ -232,9 +232,8 @@ def draw_colour(
         for operation in range(3):
             factors[operation] = max(0.0, 1 + strengths[operation] * _either_way(key, _STRENGTH + operation))
         angle = 2 * math.pi * strengths[3] * _either_way(key, _STRENGTH + 3)
-    brightness, contrast, saturation = factors
-    if uniform(key, np.uint64(_GRAYSCALE)) < grayscale:
-        saturation = 0.0
+    brightness, contrast = factors[0], factors[1]
+    saturation = 0.0 if uniform(key, np.uint64(_GRAYSCALE)) < grayscale else factors[2]
     turned = _hue_matrix(angle)
     for row in range(3):
         for column in range(3):

@@ -40,10 +40,13 @@ class TokenizerInfo(BaseModel, frozen=True, extra="forbid"):
     """What an encoder must know of the tokens."""
 
     vocab_size: int
+    """The highest token id and 1."""
     context_length: int
     """Tokens per caption, padded or cut to this length."""
     end_id: int
-    """The token that closes every caption, from which CLIP's text tower pools."""
+    """The token that closes every caption: what stands behind the first is padding, and CLIP's tower pools from it."""
+    truncated: int = 0
+    """Captions that were cut to context_length."""
 
 
 class DatasetIndex(BaseModel, frozen=True, extra="forbid"):

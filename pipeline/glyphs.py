@@ -7,6 +7,7 @@ CIFAR100-LT with imbalance 100: 10,847 samples. Beside it a class-balanced test 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from .sources import Sample
+from .sources import Groups, Sample
 
 # No two that differ by size alone (o, O), nor look-alikes of different scripts (Latin B, Greek Β): the drawing
 # varies size and shift, so such pairs would be one class under two names.
@@ -55,8 +56,18 @@ class GlyphSource:
     def describe(self) -> dict[str, Any]:
         return {"kind": "glyphs", "seed": self.seed, "split": "test" if self.test else "train"}
 
-    def captions(self) -> list[str]:
-        return [_caption(CHARACTERS[self._characters[i]], self._font_of(i)) for i in range(len(self))]
+    def groups(self) -> Groups:
+        return Groups(tuple(unicodedata.name(character) for character in CHARACTERS), self._characters.astype(np.int32))
+
+    def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
+        for index in indices.tolist():
+            yield _caption(CHARACTERS[self._characters[index]], self._font_of(index))
+
+    def chunks(self) -> None:
+        return None
+
+    def stored_bytes(self) -> int:
+        return len(self) * IMAGE_SIZE**2 * 3
 
     def __getitem__(self, index: int) -> Sample:
         character = CHARACTERS[self._characters[index]]

@@ -1,4 +1,7 @@
-"""Any picture that Pillow opens → an upright RGB JPEG that the loaders can decode, or a reason why not."""
+"""Any picture that Pillow opens → an upright RGB JPEG that the loaders can decode, or a reason why not.
+
+Colours are taken as the file's numbers have them: colour profiles are not applied, as nearly no loader does.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,32 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, UnidentifiedImageError
 
 from .beton import MAX_JPEG_BYTES
 from .dataset import ImagePolicy
 from .errors import BadSampleError
 from .ffcv_api import imdecode
+from .jpeg_markers import coding_of
 
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""Nothing else is opened: Pillow also knows formats that start other programs. MPO is a JPEG with more behind it."""
+MAX_PIXELS = 89_478_485
+"""Pillow's own limit before it warns of a bomb: a quarter of a gigabyte as RGB."""
 MAX_SIDE = 65_500
 """libjpeg's limit; FFCV stores a side in 16 bits."""
-_EXIF_ORIENTATION = 0x0112
+
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF orientation → what makes the picture upright."""
 
 
 class StoredImage(NamedTuple):
@@ -30,36 +49,31 @@ class StoredImage(NamedTuple):
 def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
     """Keep a JPEG byte for byte where that is possible; otherwise make the picture upright RGB and encode it.
 
-    Raises BadSampleError for what is no picture, is cut short, or would be larger than Pillow's bomb limit unpacked.
+    A JPEG is kept that is Huffman-coded YCbCr, upright, within policy.max_size, and that the loaders' decoder takes
+    without complaint; bytes behind its end are kept with it. Of an animation the first picture is taken; what is
+    transparent becomes white. Raises BadSampleError for what is no picture, is cut short or damaged, or is a bomb.
     """
     if isinstance(picture, Image.Image):
-        return _encode(picture, policy)
+        return _encode(_rgb(picture), policy)
     if not picture:
         raise BadSampleError("the file is empty")
+    coding = coding_of(picture) if picture.startswith(b"\xff\xd8") else None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(io.BytesIO(picture)) as image:
-                if _can_be_kept(image, picture, policy) and decodes(picture, image.height, image.width):
+            warnings.simplefilter("ignore")  # of odd metadata, and of bombs, which are counted here
+            with Image.open(io.BytesIO(picture), formats=FORMATS) as image:
+                _refuse_bomb(image)
+                if coding and coding.is_huffman and _can_be_kept(image, picture, policy):
                     return StoredImage(picture, image.height, image.width)
-                return _encode(image, policy)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BadSampleError(f"too many pixels: {error}") from error
+                return _encode(_rgb(_loaded_upright(image, policy)), policy)
     except BadSampleError:
         raise
+    except UnidentifiedImageError:  # its message names an address in memory
+        raise BadSampleError(_what_it_is(picture)) from None
+    except Image.DecompressionBombError:  # raised where it is opened: its size is not told
+        raise BadSampleError(f"too many pixels: more than twice {MAX_PIXELS:,}") from None
     except Exception as error:  # Pillow's decoders raise nearly anything on hostile input
-        raise BadSampleError(f"{type(error).__name__}: {error}") from error
-
-
-def _can_be_kept(image: Image.Image, data: bytes, policy: ImagePolicy) -> bool:
-    return (
-        image.format == "JPEG"
-        and image.mode == "RGB"
-        and min(image.size) <= policy.max_size
-        and max(image.size) <= MAX_SIDE
-        and len(data) <= MAX_JPEG_BYTES
-        and image.getexif().get(_EXIF_ORIENTATION, 1) == 1
-    )
+        raise BadSampleError(f"damaged or not supported: {str(error) or type(error).__name__}") from error
 
 
 def decodes(jpeg: bytes, height: int, width: int) -> bool:
@@ -72,24 +86,97 @@ def decodes(jpeg: bytes, height: int, width: int) -> bool:
     return result == 0
 
 
-def _encode(image: Image.Image, policy: ImagePolicy) -> StoredImage:
-    image = _rgb(ImageOps.exif_transpose(image))
-    scale = policy.max_size / min(image.size)
-    if scale < 1:
-        width, height = (max(1, round(side * scale)) for side in image.size)
-        image = image.resize((width, height), Image.Resampling.LANCZOS, reducing_gap=3.0)
-    if max(image.size) > MAX_SIDE:
-        raise BadSampleError(f"{image.width}×{image.height} pixels: the long side is above {MAX_SIDE:,}")
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=policy.quality)
-    if buffer.tell() > MAX_JPEG_BYTES:
-        raise BadSampleError(f"{buffer.tell():,} bytes as JPEG, above {MAX_JPEG_BYTES:,}; a smaller --max-size fits")
-    return StoredImage(buffer.getvalue(), image.height, image.width)
+def _refuse_bomb(image: Image.Image) -> None:
+    if (pixels := image.width * image.height) > MAX_PIXELS:
+        raise BadSampleError(f"too many pixels: {image.width}×{image.height} = {pixels:,}, above {MAX_PIXELS:,}")
+
+
+def _can_be_kept(image: Image.Image, data: bytes, policy: ImagePolicy) -> bool:
+    """Whether a Huffman-coded JPEG may be stored as it is; the decoder has the last word."""
+    return (
+        image.format == "JPEG"
+        and image.mode == "RGB"
+        and min(image.size) <= policy.max_size
+        and len(data) <= MAX_JPEG_BYTES
+        and _is_ycbcr(image)
+        and _orientation(image) == 1
+        and decodes(data, image.height, image.width)
+    )
+
+
+def _is_ycbcr(image: Image.Image) -> bool:
+    """Whether the three channels of a JPEG are what all decoders take them for; Adobe's may be RGB."""
+    names = bytes(layer[0] for layer in image.layer)  # type: ignore[attr-defined]
+    return image.info.get("adobe_transform", 1) == 1 and names != b"RGB"
+
+
+def _loaded_upright(image: Image.Image, policy: ImagePolicy) -> Image.Image:
+    wanted_width, wanted_height = _reduced(image.size, policy)
+    # A JPEG is decoded faster at 1/2, 1/4 or 1/8 of its size; the filter that follows does the rest.
+    image.draft(None, (2 * wanted_width, 2 * wanted_height))
+    image.load()
+    # Asked after loading, for Pillow turns a TIFF by itself, and a PNG may say it at its end.
+    turn = _UPRIGHT.get(_orientation(image))
+    return image if turn is None else image.transpose(turn)
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF's, 1 to 8; 1, upright, where there is none or it cannot be read, as browsers have it."""
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    except Exception:  # noqa: BLE001 - damaged EXIF raises nearly anything, and the picture is as good as before
+        return 1
+    return orientation if orientation in _UPRIGHT else 1
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Pillow's own conversion, but for 16-bit grey, which it would clip at 255 instead of scaling."""
-    if image.mode.startswith("I"):
-        grey = np.asarray(image).astype(np.float64) / 257.0
-        image = Image.fromarray(np.clip(np.round(grey), 0, 255).astype(np.uint8))
+    """Pillow's own conversion, but for deep pixels, which it would clip at 255, and transparent ones, on white."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        # Not the colours below the transparency, which nobody was meant to see.
+        paper = Image.new("RGB", image.size, "white")
+        paper.paste(image, mask=image.getchannel("A"))
+        return paper
     return image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey from floating-point pixels of 0 to 1, or from integers of 0 to 65,535."""
+    grey = np.asarray(image)
+    white = 1.0 if image.mode == "F" else 65_535.0
+    low, high = grey.min(), grey.max()
+    if not (0 <= low <= high <= white):
+        raise BadSampleError(f"deep pixels of unknown scale: {low:g} to {high:g}; 0 to {white:g} is understood")
+    return Image.fromarray(np.rint(grey.astype(np.float32) * np.float32(255 / white)).astype(np.uint8))
+
+
+def _reduced(size: tuple[int, int], policy: ImagePolicy) -> tuple[int, int]:
+    """Width and height with the short side at most policy.max_size; they never grow."""
+    scale = min(1.0, policy.max_size / min(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def _encode(image: Image.Image, policy: ImagePolicy) -> StoredImage:
+    if (size := _reduced(image.size, policy)) != image.size:
+        image = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+    if max(image.size) > MAX_SIDE:
+        raise BadSampleError(f"too long: {image.width}×{image.height} pixels; a side may have {MAX_SIDE:,}")
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=policy.quality)
+    if buffer.tell() > MAX_JPEG_BYTES:
+        raise BadSampleError(
+            f"too large: {buffer.tell():,} bytes as JPEG, above {MAX_JPEG_BYTES:,}; a smaller --max-size fits"
+        )
+    return StoredImage(buffer.getvalue(), image.height, image.width)
+
+
+def _what_it_is(data: bytes) -> str:
+    """Why bytes that Pillow does not know are no picture for us."""
+    start = data[:1000].lstrip().lower()
+    if start.startswith(b"<"):
+        return "an SVG drawing, not pixels" if b"<svg" in start else "a page of HTML or XML, not a picture"
+    if data[4:8] == b"ftyp":
+        return "an AVIF or HEIC picture, or a film; save it as PNG or JPEG"
+    return f"no JPEG, PNG, WebP, GIF, BMP, TIFF or PPM picture, or its start is damaged: it begins with {data[:12]!r}"

@@ -28,7 +28,10 @@ class Groups(NamedTuple):
     """The class of every sample of a source, known without reading a picture."""
 
     names: tuple[str, ...]
-    """The classes, in the source's own order, or sorted where it has none."""
+    """The classes, in the source's own order, or sorted where it has none.
+
+    The empty name stands for the samples without a class; their Sample.group is None.
+    """
     of_sample: NDArray[np.int32]
     """int32 [n]: index into names."""
 

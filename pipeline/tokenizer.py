@@ -1,17 +1,39 @@
-"""Captions → token ids of a fixed length, with a byte-level BPE trained on the captions themselves."""
+"""Captions → token ids of a fixed length, with a byte-level BPE trained on the captions or any `tokenizer.json`.
+
+A row of tokens is a caption, its closing token, and padding: readers find the end by the first closing token, since
+tokenizers pad with whatever they like, CLIP's with the closing token itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from .errors import DatasetError
+
 PAD, START, END = "<pad>", "<start>", "<end>"
 PAD_ID, START_ID, END_ID = 0, 1, 2
-"""Their ids, in the order in which they are given to the trainer. Encoders tell padding from text by PAD_ID."""
+"""Ids of our own tokenizer, in the order in which they are given to the trainer."""
+
+PAD_NAMES = (PAD, "[PAD]", "<|pad|>", "<|padding|>")
+"""What other tokenizers call their padding, the first that is there wins."""
+MAX_FILE_BYTES = 256 << 20
+MAX_VOCAB_SIZE = 1 << 22
+"""Far above every published tokenizer; the embedding has a row for each id, used or not."""
+
+
+class Encoded(NamedTuple):
+    """Captions as a shard holds them."""
+
+    tokens: NDArray[np.int32]
+    """int32 [captions, context_length]; every row holds the closing token, and after its first there is padding."""
+    truncated: int
+    """How many of the captions were cut to fit."""
 
 
 def train_tokenizer(captions: Iterable[str], *, vocab_size: int) -> Tokenizer:
@@ -36,13 +58,101 @@ def train_tokenizer(captions: Iterable[str], *, vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(path: Path, *, context_length: int) -> Tokenizer:
-    """The tokenizer of a dataset, set to pad and truncate to context_length."""
-    tokenizer = Tokenizer.from_file(str(path))
+    """Any Hugging Face tokenizer.json, set to cut captions to context_length tokens and to pad them at the right.
+
+    Padding is the token that the file itself pads with, else one named `<pad>`, `[PAD]` or the like, else id 0: what
+    it is does not matter, for it stands behind the closing token. A special token's name in a caption is plain text.
+    Raises DatasetError where the file is no tokenizer, its vocabulary is beyond MAX_VOCAB_SIZE, it does not close
+    captions with a token (see end_id_of), or context_length leaves no room between its special tokens.
+    """
+    tokenizer = _read(path)
+    tokenizer.encode_special_tokens = True  # else a caption that holds "<end>" would end there
+    if vocab_size_of(tokenizer) > MAX_VOCAB_SIZE:
+        size = vocab_size_of(tokenizer)
+        raise DatasetError(f"{path} numbers its tokens up to {size - 1:,}; at most {MAX_VOCAB_SIZE:,} are supported")
+    pad_id = _pad_id_of(tokenizer)
+    tokenizer.enable_padding(length=context_length, pad_id=pad_id, pad_token=tokenizer.id_to_token(pad_id) or PAD)
+    try:
+        end_id_of(tokenizer)
+    except DatasetError as error:
+        raise DatasetError(f"{path} cannot be used: {error}") from None
+    if context_length <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
+        raise DatasetError(f"{path} adds {special} special tokens to every caption, so a context length of "
+                           f"{context_length} holds no text; take {special + 1} or more")  # fmt: skip
     tokenizer.enable_truncation(context_length)
-    tokenizer.enable_padding(length=context_length, pad_id=PAD_ID, pad_token=PAD)
     return tokenizer
 
 
-def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> NDArray[np.int32]:
-    """int32 [len(captions), context_length]; START and END are kept when a caption is cut."""
-    return np.array([encoding.ids for encoding in tokenizer.encode_batch(captions)], np.int32)
+def end_id_of(tokenizer: Tokenizer) -> int:
+    """The token that closes every caption, and stands nowhere else in one: encoders find a caption's end by it.
+
+    Raises DatasetError where the tokenizer closes captions with none, or opens them with the same.
+    """
+    empty, short = _real_ids(tokenizer, ""), _real_ids(tokenizer, "a")
+    if unknown := [token for token in empty if tokenizer.id_to_token(token) is None]:
+        raise DatasetError(f"it adds token {unknown[0]} to every caption, which its vocabulary does not have")
+    if not empty or short[-1:] != empty[-1:]:
+        raise DatasetError(
+            "it puts no closing token behind a caption. Give it a post-processor that does, in Python: "
+            "`tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single='$A <|endoftext|>', "
+            "special_tokens=[('<|endoftext|>', ID)])`, with its own closing token and ID; then save it again"
+        )
+    if empty.count(empty[-1]) > 1:
+        raise DatasetError(
+            f"token {empty[-1]} ({tokenizer.id_to_token(empty[-1])}) closes captions and stands before them as well. "
+            "Give it a post-processor that puts it at the end alone"
+        )
+    return empty[-1]
+
+
+def vocab_size_of(tokenizer: Tokenizer) -> int:
+    """The highest id and 1: as many rows as an embedding needs, also where ids are left out."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
+def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> Encoded:
+    """Encode captions with a tokenizer from load_tokenizer. Special tokens are kept where a caption is cut.
+
+    Raises DatasetError where the tokenizer does not give every caption the same length and a closing token.
+    """
+    try:
+        encodings = tokenizer.encode_batch(captions)
+    except Exception as error:  # tokenizers raises nothing more special
+        raise DatasetError(f"the tokenizer cannot encode a caption: {error}") from error
+    context_length = (tokenizer.padding or {})["length"]
+    if any(len(encoding.ids) != context_length for encoding in encodings):
+        raise DatasetError(f"the tokenizer gave a caption other than {context_length} tokens; take another tokenizer")
+    tokens = np.array([encoding.ids for encoding in encodings], np.int32).reshape(len(captions), context_length)
+    if not (tokens == end_id_of(tokenizer)).any(1).all():
+        raise DatasetError("the tokenizer gave a caption no closing token; take another tokenizer")
+    return Encoded(tokens, sum(bool(encoding.overflowing) for encoding in encodings))
+
+
+def _read(path: Path) -> Tokenizer:
+    cure = "Give a tokenizer.json as Hugging Face's `tokenizers` writes it"
+    try:
+        if not path.is_file():  # reading a pipe would wait for ever
+            raise DatasetError(f"{path} is no file. {cure}")
+        if (size := path.stat().st_size) > MAX_FILE_BYTES:
+            raise DatasetError(f"{path} holds {size:,} bytes, above {MAX_FILE_BYTES:,}. {cure}")
+        return Tokenizer.from_buffer(path.read_bytes())
+    except DatasetError:
+        raise
+    except Exception as error:  # tokenizers raises nothing more special
+        raise DatasetError(f"{path} is no tokenizer: {error}. {cure}") from error
+
+
+def _pad_id_of(tokenizer: Tokenizer) -> int:
+    named = tokenizer.padding["pad_id"] if tokenizer.padding else None
+    if named is not None and tokenizer.id_to_token(named) is not None:
+        return int(named)
+    return next((i for name in PAD_NAMES if (i := tokenizer.token_to_id(name)) is not None), 0)
+
+
+def _real_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Token ids of a text, without padding."""
+    try:
+        encoding = tokenizer.encode(text)
+    except Exception as error:  # tokenizers raises nothing more special
+        raise DatasetError(f"it cannot encode {text!r}: {error}") from error
+    return [token for token, real in zip(encoding.ids, encoding.attention_mask, strict=True) if real]

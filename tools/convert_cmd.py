@@ -1,106 +1,233 @@
-"""`thermopile convert`: a source of samples → a dataset directory."""
+"""`thermopile convert`: a source of samples → a dataset directory, and one for tests where asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import Timer
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from .convert_check import check
+from .convert_report import announce, say_summary
+from .convert_sources import KINDS, Kind, Opened
 from .progress import progress_bar
 
 if TYPE_CHECKING:
-    from ..pipeline.convert import ConvertSettings, Summary
-    from ..pipeline.sources import Source
+    import numpy as np
+    from numpy.typing import NDArray
 
-_PATH = click.Path(path_type=Path)
-_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+    from ..pipeline.convert import ConvertSettings
+    from ..pipeline.shard_pool import Counts
+    from ..pipeline.sources import Groups, Source
+
+SECONDS_UNTIL_TOLD = 2.0
 
 
 @click.group(
     epilog="\b\nExamples:\n"
     "  thermopile convert glyphs data/glyphs\n"
-    "  thermopile convert folder ~/pictures data/pictures --max-size 256"
+    "  thermopile convert folder ~/pictures data/pictures --max-size 256\n"
+    "  thermopile convert webdataset cc12m/*.tar data/cc12m --resume\n"
+    "  thermopile convert check data/pictures"
 )
 def convert() -> None:
-    """Write a dataset directory that the loaders read."""
+    """Write a dataset directory that the loaders read, or check one.
 
-
-def _common(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that every source has."""
-    for option in (
-        click.option("--overwrite", is_flag=True, help="Replace OUT where it is a dataset."),
-        click.option("--workers", type=click.IntRange(1), help="Processes; one per core by default."),
-        click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Same seed, same dataset."),
-    ):
-        command = option(command)
-    return command
-
-
-@convert.command(epilog="\b\nExample:\n  thermopile convert glyphs data/glyphs   # and data/glyphs-test")
-@click.argument("out", type=_PATH)
-@_common
-def glyphs(out: Path, seed: int, workers: int | None, overwrite: bool) -> None:
-    """The embedded example: 100 characters, class sizes falling from 500 to 5, with captions; no download.
-
-    Also writes OUT-test, with 20 samples of every class.
+    What cannot be read is left out and listed in OUT/errors.jsonl. An interrupted conversion goes on with --resume.
     """
-    from ..pipeline.convert import ConvertSettings, refuse_existing
-    from ..pipeline.dataset import TOKENIZER_FILE
-    from ..pipeline.glyphs import GlyphSource
-
-    refuse_existing(out, overwrite)
-    test = out.with_name(f"{out.name}-test")
-    refuse_existing(test, overwrite)
-    settings = ConvertSettings(seed=seed)
-    _convert(GlyphSource(seed), out, settings, workers, overwrite)
-    _convert(GlyphSource(seed, test=True), test, settings, workers, overwrite, tokenizer_from=out / TOKENIZER_FILE)
 
 
-@convert.command(epilog="\b\nExample:\n  thermopile convert folder ~/pictures data/pictures")
-@click.argument("source", metavar="SRC", type=_FOLDER)
-@click.argument("out", type=_PATH)
-@_common
-@click.option("--max-size", type=click.IntRange(8), default=512, show_default=True,
-              help="Reduce pictures whose short side is longer, in pixels.")  # fmt: skip
-@click.option("--quality", type=click.IntRange(1, 100), default=90, show_default=True,
-              help="JPEG quality of pictures that must be encoded again.")  # fmt: skip
-def folder(
-    source: Path, out: Path, seed: int, workers: int | None, overwrite: bool, max_size: int, quality: int
+class Split(NamedTuple):
+    """One dataset to write."""
+
+    out: Path
+    source: Source
+    selection: NDArray[np.int64] | None
+    """Source indices; None for all."""
+    groups: Groups | None
+
+    @property
+    def samples(self) -> int:
+        return len(self.source) if self.selection is None else len(self.selection)
+
+
+def _number_or_share(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    if value is None or 0 < value < 1 or (value >= 1 and value.is_integer()):
+        return value
+    raise click.BadParameter(f"{value:g} is neither a number of samples nor a share between 0 and 1")
+
+
+def _options(kind: Kind) -> Iterator[click.Option]:
+    """The options that several kinds have; their names are those of `_run`."""
+    if not kind.own_test:
+        yield click.Option(["--holdout"], type=float, callback=_number_or_share, metavar="N|FRACTION",
+                           help="Keep so many samples apart as OUT-test, as many of every class.")  # fmt: skip
+    if kind.labelled:
+        yield click.Option(["--longtail"], type=click.FloatRange(1, min_open=True), metavar="RATIO",
+                           help="Cut the classes to sizes that fall exponentially, by RATIO from first to last; "
+                           "after --holdout.")  # fmt: skip
+    if kind.captions:
+        yield click.Option(["--vocab-size"], type=click.IntRange(300), default=1024, show_default=True,
+                           help="Tokens of the tokenizer that is trained on the captions.")  # fmt: skip
+        yield click.Option(["--tokenizer"], type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                           help="Use this tokenizer.json instead.")  # fmt: skip
+        yield click.Option(["--context-length"], type=click.IntRange(4), default=32, show_default=True,
+                           help="Tokens per caption.")  # fmt: skip
+    yield click.Option(["--max-size"], type=click.IntRange(8), default=512, show_default=True,
+                       help="Reduce pictures whose short side is longer, in pixels.")  # fmt: skip
+    yield click.Option(["--quality"], type=click.IntRange(1, 100), default=90, show_default=True,
+                       help="JPEG quality of pictures that must be encoded again.")  # fmt: skip
+    yield click.Option(["--on-error"], type=click.Choice(["skip", "fail"]), default="skip", show_default=True,
+                       help="Leave out what cannot be used, or stop at the first.")  # fmt: skip
+    yield click.Option(["--max-error-rate"], type=click.FloatRange(0, 1), default=0.1, show_default=True,
+                       help="Stop where a greater share cannot be used.")  # fmt: skip
+    yield click.Option(["--seed"], type=click.IntRange(0), default=0, show_default=True,
+                       help="Same seed, same dataset.")  # fmt: skip
+    yield click.Option(["--workers"], type=click.IntRange(1), help="Processes; one per core by default.")
+    yield click.Option(["--resume"], is_flag=True, help="Go on with a conversion that was interrupted.")
+    yield click.Option(["--overwrite"], is_flag=True, help="Replace OUT where it is a dataset.")
+
+
+def _command(kind: Kind) -> click.Command:
+    def run(out: Path, seed: int, **values: Any) -> None:
+        own = {name: values.pop(name) for parameter in kind.parameters if (name := parameter.name)}
+        if kind.drawn:
+            own["seed"] = seed
+        _run(kind, own, out, seed=seed, **values)
+
+    arguments = [parameter for parameter in kind.parameters if isinstance(parameter, click.Argument)]
+    options = [parameter for parameter in kind.parameters if isinstance(parameter, click.Option)]
+    out = click.Argument(["out"], type=click.Path(path_type=Path))
+    return click.Command(
+        kind.name,
+        params=[*arguments, out, *options, *_options(kind)],
+        callback=run,
+        help=kind.help,
+        epilog=f"\b\nExample:\n  thermopile convert {kind.name} {kind.example}",
+    )
+
+
+for _kind in KINDS:
+    convert.add_command(_command(_kind))
+convert.add_command(check)
+
+
+def _run(
+    kind: Kind,
+    own: dict[str, Any],
+    out: Path,
+    *,
+    seed: int,
+    workers: int | None,
+    resume: bool,
+    overwrite: bool,
+    holdout: float | None = None,
+    longtail: float | None = None,
+    **settings: Any,
 ) -> None:
-    """A folder of pictures, nested or flat; the first sub-folder below SRC is a picture's class.
+    from ..pipeline.dataset import TOKENIZER_FILE
+    from ..pipeline.partial import refuse_existing
+    from ..pipeline.shard_pool import start_workers_early
 
-    Pictures that cannot be read are left out and listed in OUT/errors.jsonl.
-    """
-    from ..pipeline.convert import ConvertSettings, refuse_existing
+    _refuse_to_swallow(own, out)
+    convert_settings = _settings(seed, settings)
+    outs = [out, out.with_name(f"{out.name}-test")] if kind.own_test or holdout else [out]
+    if not resume:
+        for path in outs:
+            refuse_existing(path, overwrite=overwrite)
+    start_workers_early()
+    with _told_when_slow(f"listing {kind.name} …"):
+        splits = _splits(kind.open(**own), outs, seed, holdout, longtail)
+        announce(splits)
+    for split in splits:
+        _convert(split, convert_settings, workers=workers, resume=resume, overwrite=overwrite,
+                 tokenizer_from=None if split.out == out else out / TOKENIZER_FILE)  # fmt: skip
+
+
+def _refuse_to_swallow(own: dict[str, Any], out: Path) -> None:
+    paths = [path for value in own.values() for path in (value if isinstance(value, tuple) else [value])]
+    for path in paths:
+        if isinstance(path, Path) and path.resolve().is_relative_to(out.resolve()):
+            raise click.UsageError(f"OUT {out} holds {path}, which is to be converted; choose another directory")
+
+
+def _settings(seed: int, options: dict[str, Any]) -> ConvertSettings:
+    from ..pipeline.convert import ConvertSettings
     from ..pipeline.dataset import ImagePolicy
-    from ..pipeline.folder import FolderSource
 
-    if source.resolve().is_relative_to(out.resolve()):
-        raise click.UsageError(f"OUT {out} holds the pictures to convert; choose another directory")
-    refuse_existing(out, overwrite)
-    settings = ConvertSettings(seed=seed, image=ImagePolicy(max_size=max_size, quality=quality))
-    _convert(FolderSource(source), out, settings, workers, overwrite)
+    image = ImagePolicy(max_size=options.pop("max_size"), quality=options.pop("quality"))
+    return ConvertSettings(seed=seed, image=image, **options)
 
 
-def _convert(source: Source, out: Path, settings: ConvertSettings, workers: int | None, overwrite: bool,
-             tokenizer_from: Path | None = None) -> None:  # fmt: skip
+def _splits(opened: Opened, outs: list[Path], seed: int, holdout: float | None, longtail: float | None) -> list[Split]:
+    """What is to be written: the test set is held out first, then the long tail is cut of the rest alone."""
+    import numpy as np
+
+    from ..pipeline.selection import hold_out, long_tail
+
+    source, groups = opened.source, opened.source.groups()
+    train, test = None, None
+    if holdout:
+        train, test = hold_out(len(source), groups, holdout, seed)
+    if longtail:
+        if groups is None:
+            raise click.UsageError("--longtail cuts classes, and this source has none")
+        train = long_tail(np.arange(len(source)) if train is None else train, groups, longtail, seed)
+    splits = [Split(outs[0], source, train, groups)]
+    if opened.test is not None:
+        splits.append(Split(outs[1], opened.test, None, opened.test.groups()))
+    elif holdout:
+        splits.append(Split(outs[1], source, test, groups))
+    return splits
+
+
+def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: Any) -> None:
     from ..pipeline.convert import convert as convert_source
+    from ..pipeline.errors import DatasetExistsError
+    from ..pipeline.partial import partial_of
 
-    with progress_bar(f"converting {out.name}", len(source)) as bar:
-        summary = convert_source(
-            source, out, settings,
-            workers=workers, overwrite=overwrite, tokenizer_from=tokenizer_from, on_progress=bar.update,
-        )  # fmt: skip
-    click.echo(_summary_line(summary))
+    try:
+        with progress_bar(f"converting {split.out.name}", split.samples) as bar:
+            bar.update(0, "preparing")
+            summary = convert_source(split.source, split.out, settings, selection=split.selection, resume=resume,
+                                     on_progress=_Shown(bar.update), **how)  # fmt: skip
+    except DatasetExistsError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        if partial_of(split.out).in_progress and "--resume" not in str(error):
+            click.echo("What is done is kept; the same command goes on with --resume.", err=True)
+        raise
+    say_summary(summary, split, settings)
 
 
-def _summary_line(summary: Summary) -> str:
-    from ..pipeline.dataset import ERRORS_FILE
+class _Shown:
+    """Shows on a bar how far a conversion is: its rate, and how many samples were left out."""
 
-    shards = "1 shard" if summary.shards == 1 else f"{summary.shards} shards"
-    line = f"{summary.path}: {summary.samples:,} samples in {shards}, {summary.seconds:.1f} s"
-    if summary.left_out:
-        line += f"; {summary.left_out:,} left out, see {summary.path / ERRORS_FILE}"
-    return line
+    def __init__(self, update: Callable[[int, str], None]) -> None:
+        self._update = update
+        self._started: float | None = None
+        self._first = self._last = 0
+
+    def __call__(self, counts: Counts) -> None:
+        if self._started is None or counts.done == self._first:  # the workers are still starting
+            self._started, self._first = time.monotonic(), counts.done
+        elif counts.done != self._last:
+            rate = (counts.done - self._first) / (time.monotonic() - self._started)
+            left_out = f", {counts.left_out:,} left out" if counts.left_out else ""
+            self._update(counts.done, f"{rate:,.0f} img/s{left_out}")
+        self._last = counts.done
+
+
+@contextmanager
+def _told_when_slow(words: str) -> Iterator[None]:
+    timer = Timer(SECONDS_UNTIL_TOLD, click.echo, [words], {"err": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

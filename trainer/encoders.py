@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from ..pipeline.batch import Batch
 from ..pipeline.dataset import TokenizerInfo
-from ..pipeline.tokenizer import PAD_ID
 from .config import EncoderConfig, ModelConfig
 from .errors import ConfigError
 
@@ -38,17 +37,27 @@ class ConvEncoder(nn.Module):
 class MeanEmbedding(nn.Module):
     """The mean of the token embeddings and a two-layer perceptron; word order does not count."""
 
-    def __init__(self, dim: int, vocab_size: int, width: int = 128) -> None:
+    def __init__(self, dim: int, vocab_size: int, end_id: int, width: int = 128) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocab_size, width, padding_idx=PAD_ID)
+        self.end_id = end_id
+        self.embedding = nn.Embedding(vocab_size, width)
         self.head = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, dim))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens int [b, L] → [b, dim]."""
-        real = (tokens != PAD_ID).unsqueeze(-1)
+        real = caption_mask(tokens, self.end_id).unsqueeze(-1)
         mean = (self.embedding(tokens) * real).sum(1) / real.sum(1).clamp(min=1)
         features: Tensor = self.head(mean)
         return features
+
+
+def caption_mask(tokens: Tensor, end_id: int) -> Tensor:
+    """Which tokens are a caption's, bool [b, L]: those up to its first closing token. Everything behind is padding.
+
+    tokens: int [b, L]. Not told by a pad id: CLIP's tokenizer, for one, pads with the closing token itself.
+    """
+    is_end = tokens == end_id
+    return (is_end.cumsum(1) - is_end.long()) == 0
 
 
 IMAGE_ENCODERS: dict[str, Callable[..., nn.Module]] = {"conv": ConvEncoder}
@@ -81,7 +90,8 @@ def create_text_encoder(config: EncoderConfig, dim: int, tokenizer: TokenizerInf
         from .hf_encoders import HFTextEncoder
 
         return HFTextEncoder(name.removeprefix("hf:"), config.config, dim, tokenizer)
-    return _build(TEXT_ENCODERS, "model.text", name, config.config, dim=dim, vocab_size=tokenizer.vocab_size)
+    sizes = {"vocab_size": tokenizer.vocab_size, "end_id": tokenizer.end_id}
+    return _build(TEXT_ENCODERS, "model.text", name, config.config, dim=dim, **sizes)
 
 
 def _build(known: dict[str, Callable[..., nn.Module]], where: str, name: str, config: dict[str, Any],

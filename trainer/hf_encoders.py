@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
 from ..pipeline.dataset import TokenizerInfo
-from ..pipeline.tokenizer import PAD_ID
+from .encoders import caption_mask
 from .errors import ConfigError
 
 _BASIC = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
@@ -51,24 +51,24 @@ class HFTextEncoder(nn.Module):
         sizes = {
             "vocab_size": tokenizer.vocab_size,
             "max_position_embeddings": tokenizer.context_length,
-            "pad_token_id": PAD_ID,
+            # No id is padding by itself: the attention mask says where padding is.
+            "pad_token_id": None,
             "eos_token_id": tokenizer.end_id,
         }
         self.body = _build("model.text", TEXT_MODELS, name, sizes | overrides)
+        self.end_id = tokenizer.end_id
         # A causal tower has seen the whole caption only at its end; the others read it all at its start.
-        self.end_id = tokenizer.end_id if name == "clip-text" else None
+        self.reads_at_end = name == "clip-text"
         config: Any = self.body.config
         self.head = nn.Linear(config.hidden_size, dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens int [b, L] → [b, dim]."""
         tokens = tokens.long()
-        states = self.body(input_ids=tokens, attention_mask=(tokens != PAD_ID).long()).last_hidden_state
-        if self.end_id is None:
-            pooled = states[:, 0]
-        else:
-            place = (tokens == self.end_id).int().argmax(1)
-            pooled = states[torch.arange(len(tokens), device=tokens.device), place]
+        real = caption_mask(tokens, self.end_id).long()
+        states = self.body(input_ids=tokens, attention_mask=real).last_hidden_state
+        place = real.sum(1) - 1 if self.reads_at_end else 0
+        pooled = states[torch.arange(len(tokens), device=tokens.device), place]
         features: Tensor = self.head(pooled)
         return features
 

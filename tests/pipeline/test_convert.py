@@ -1,11 +1,16 @@
 """Conversion: a dataset directory that appears whole or not at all, the same whatever the number of workers."""
 
+import contextlib
 import hashlib
 import io
 import json
 import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +29,11 @@ def digests(root):
         for path in sorted(root.rglob("*"))
         if path.is_file()
     }
+
+
+def many_shards(monkeypatch, rows):
+    monkeypatch.setattr("thermopile.pipeline.plan.MIN_SHARD_ROWS", rows)
+    monkeypatch.setattr("thermopile.pipeline.plan.MIN_SHARD_BYTES", 1)
 
 
 def test_ids_are_dense_and_each_leads_to_the_pixels_of_its_source(images_dataset, picture_folder):
@@ -61,11 +71,11 @@ def test_pairs_carry_the_caption_and_its_tokens(pairs_dataset):
 
 
 def test_several_workers_and_shards_write_the_same_bytes_as_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("thermopile.pipeline.convert.MIN_SHARD_ROWS", 700)
-    source = GlyphSource(0, test=True)
+    many_shards(monkeypatch, rows=50)
+    source, selection = GlyphSource(0, test=True), np.arange(0, 2000, 10)
     for name, workers in (("one", 1), ("two", 2)):
-        convert(source, tmp_path / name, ConvertSettings(), workers=workers)
-    assert Dataset(tmp_path / "one").shards == 3
+        convert(source, tmp_path / name, ConvertSettings(), workers=workers, selection=selection)
+    assert Dataset(tmp_path / "one").shards == 4
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
 
 
@@ -88,7 +98,7 @@ def half_bad(tmp_path_factory, draw):
     (root / "cut.jpg").write_bytes((root / "good00.jpg").read_bytes()[:300])
     draw(99).save(root / "really_png.jpg", "PNG")
     out = root.parent / "out"
-    return convert(FolderSource(root), out, ConvertSettings(), workers=1)
+    return convert(FolderSource(root), out, ConvertSettings(max_error_rate=0.2), workers=1)
 
 
 def test_unusable_pictures_are_left_out_and_counted(half_bad):
@@ -100,6 +110,7 @@ def test_what_was_left_out_is_listed_with_the_reason(half_bad):
     lines = [json.loads(line) for line in (half_bad.path / "errors.jsonl").read_text().splitlines()]
     assert {line["uri"] for line in lines} == {"empty.png", "page.jpg", "cut.jpg"}
     assert all(line["reason"] for line in lines)
+    assert sum(count for _, count in half_bad.reasons) == 3
 
 
 def test_ids_stay_dense_where_samples_are_left_out(half_bad):
@@ -111,12 +122,12 @@ def test_ids_stay_dense_where_samples_are_left_out(half_bad):
     assert [listing[i] for i in source_index] == uris
 
 
-def test_a_source_without_one_usable_sample_leaves_nothing_behind(tmp_path):
+def test_a_source_without_one_usable_sample_makes_no_dataset(tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.png").write_bytes(b"no")
     with pytest.raises(SourceError, match=r"none of the 1 samples is usable.*a\.png"):
-        convert(FolderSource(tmp_path / "in"), tmp_path / "out", ConvertSettings(), workers=1)
-    assert os.listdir(tmp_path) == ["in"]
+        convert(FolderSource(tmp_path / "in"), tmp_path / "out", ConvertSettings(max_error_rate=1), workers=1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_existing_directory_is_refused_and_stays_as_it_was(tmp_path, picture_folder):
@@ -141,16 +152,209 @@ def test_overwriting_replaces_a_dataset_only_once_the_new_one_is_whole(tmp_path,
     assert sorted(os.listdir(tmp_path)) == ["bad", "out"]
 
 
-def test_a_worker_that_is_killed_ends_the_conversion_with_an_error(tmp_path, picture_folder):
-    def kill_the_worker(done):
+def test_only_the_selected_samples_are_converted(tmp_path, picture_folder):
+    selection = np.arange(5, 300, 7)
+    convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1, selection=selection)
+    np.testing.assert_array_equal(np.sort(Dataset(tmp_path / "out").beton(0).source_index), selection)
+
+
+def test_a_test_set_is_encoded_with_the_tokenizer_of_its_training_set(tmp_path, pairs_dataset):
+    source = GlyphSource(1, test=True)
+    convert(source, tmp_path / "out", ConvertSettings(context_length=8), workers=1, selection=np.arange(100),
+            tokenizer_from=pairs_dataset.tokenizer_path)  # fmt: skip
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == pairs_dataset.tokenizer_path.read_bytes()
+    info = Dataset(tmp_path / "out").index.tokenizer
+    assert info.context_length == 8
+    assert info.truncated > 0
+
+
+def test_a_worker_that_is_killed_ends_the_conversion_and_what_was_done_is_kept(tmp_path, pairs_dataset):
+    def kill_the_worker(counts):
         for process in multiprocessing.active_children():
             process.kill()
 
+    source, out = GlyphSource(0, test=True), tmp_path / "out"
     with pytest.raises(DatasetError, match="fewer --workers"):
-        convert(
-            FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1, on_progress=kill_the_worker
-        )
-    assert os.listdir(tmp_path) == []
+        convert(source, out, ConvertSettings(), workers=1, on_progress=kill_the_worker)
+    assert os.listdir(tmp_path) == [".out.partial"]
+    convert(source, out, ConvertSettings(), workers=1, resume=True)
+    assert Dataset(out).index.fingerprint == pairs_dataset.index.fingerprint
+
+
+def test_a_defect_of_a_source_ends_the_conversion_with_its_cause(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)  # where the workers find it too
+    from broken_source import BrokenSource
+
+    many_shards(monkeypatch, rows=25)
+    source, selection = BrokenSource(0, test=True), np.arange(100)
+    with pytest.raises(ZeroDivisionError, match="a defect of the source") as error:
+        convert(source, tmp_path / "out", ConvertSettings(), workers=2, selection=selection)
+    assert "broken_source.py" in str(error.value.__cause__)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bad_sample_stops_the_conversion_where_asked_for_and_it_goes_on_once_mended(tmp_path, draw):
+    (tmp_path / "in").mkdir()
+    for i in range(5):
+        draw(i).save(tmp_path / "in" / f"{i}.jpg")
+    (tmp_path / "in" / "3.jpg").write_bytes(b"")
+    source, settings = FolderSource(tmp_path / "in"), ConvertSettings(on_error="fail")
+    with pytest.raises(SourceError, match=r"'3\.jpg': the file is empty.*--on-error skip"):
+        convert(source, tmp_path / "out", settings, workers=1)
+    draw(3).save(tmp_path / "in" / "3.jpg")
+    assert convert(source, tmp_path / "out", settings, workers=1, resume=True).samples == 5
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_too_many_bad_samples_stop_the_conversion_with_reasons_and_a_list(tmp_path, draw, monkeypatch, workers):
+    many_shards(monkeypatch, rows=5)
+    (tmp_path / "in").mkdir()
+    for i in range(20):
+        draw(i).save(tmp_path / "in" / f"{i:02d}.jpg")
+    for i in (3, 7, 11):
+        (tmp_path / "in" / f"{i:02d}.jpg").write_bytes(b"")
+    source, out = FolderSource(tmp_path / "in"), tmp_path / "out"
+    with pytest.raises(SourceError, match=r"3 of 20 samples.*allows 0\.1 .*\.jpg': the file is empty.*higher --max-"):
+        convert(source, out, ConvertSettings(max_error_rate=0.1), workers=workers)
+    assert len((tmp_path / ".out.partial" / "errors.jsonl").read_text().splitlines()) == 3
+    summary = convert(source, out, ConvertSettings(max_error_rate=0.15), workers=workers, resume=True)
+    assert (summary.samples, summary.left_out) == (17, 3)
+
+
+def interrupt(*anything):
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def interrupted(tmp_path, picture_folder):
+    """A conversion that was interrupted as soon as it had begun."""
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1, on_progress=interrupt)
+    return tmp_path / "out"
+
+
+def test_an_interrupted_conversion_is_not_begun_anew_unasked(interrupted, picture_folder, images_dataset):
+    source = FolderSource(picture_folder)
+    with pytest.raises(DatasetExistsError, match="did not end; go on with --resume, or start anew with --overwrite"):
+        convert(source, interrupted, ConvertSettings(), workers=1)
+    convert(source, interrupted, ConvertSettings(), workers=1, overwrite=True)
+    assert Dataset(interrupted).index.fingerprint == images_dataset.index.fingerprint
+    assert os.listdir(interrupted.parent) == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"settings": ConvertSettings(image={"quality": 80})}, "image.quality was 90 and is 80"),
+        ({"settings": ConvertSettings(seed=3)}, "seed was 0 and is 3"),
+        ({"selection": np.arange(200)}, "selected was 300 and is 200"),
+        ({"source": GlyphSource(0)}, r'source\.kind was "folder" and is "glyphs"'),
+    ],
+)
+def test_going_on_otherwise_than_begun_is_refused_naming_what_differs(interrupted, picture_folder, change, words):
+    given = {"source": FolderSource(picture_folder), "settings": ConvertSettings()} | change
+    with pytest.raises(DatasetExistsError, match=words):
+        convert(given.pop("source"), interrupted, given.pop("settings"), workers=1, resume=True, **given)
+
+
+def test_settings_that_change_no_byte_may_change_on_the_way(interrupted, picture_folder):
+    settings = ConvertSettings(on_error="fail", max_error_rate=0.5)
+    assert convert(FolderSource(picture_folder), interrupted, settings, workers=2, resume=True).samples == 300
+
+
+def test_going_on_where_all_is_done_touches_nothing(tmp_path, picture_folder):
+    source, out = FolderSource(picture_folder), tmp_path / "out"
+    first = convert(source, out, ConvertSettings(), workers=1, resume=True)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    second = convert(source, out, ConvertSettings(), workers=1, resume=True)
+    assert (first.seen, second.seen, second.samples) == (300, 0, 300)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    with pytest.raises(DatasetExistsError, match="not converted like this"):
+        convert(source, out, ConvertSettings(seed=1), workers=1, resume=True)
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_of_two_conversions_to_one_place_the_second_is_refused(tmp_path, picture_folder):
+    def convert_there_as_well(counts):
+        convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1, overwrite=True)
+
+    with pytest.raises(DatasetExistsError, match=f"being written by pid {os.getpid()} on"):
+        convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1,
+                on_progress=convert_there_as_well)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def with_bad_ones(tmp_path_factory, draw):
+    """240 pictures of two classes, every twelfth unusable."""
+    root = tmp_path_factory.mktemp("bad") / "in"
+    for i in range(240):
+        path = root / ("cats" if i < 160 else "dogs") / f"{i:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw(i).save(path) if i % 12 else path.write_bytes(b"no picture")
+    return root
+
+
+def processes_of_session(session):
+    """Processes of a session that have not ended."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, of_session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(of_session) == session and state != "Z":
+                yield stat.parent.name
+
+
+def kill_at_random(rng, command, partials):
+    """Start the conversion, kill it when some shards are done, and wait until its workers have noticed."""
+    process = subprocess.Popen(command, start_new_session=True)
+    done = sum(1 for partial in partials for _ in partial.glob("parts/*.done.json"))
+    wanted = done + rng.integers(1, 7)
+    while process.poll() is None and sum(1 for p in partials for _ in p.glob("parts/*.done.json")) < wanted:
+        time.sleep(0.002)
+    time.sleep(rng.uniform(0, 0.05))
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 60
+    while remaining := list(processes_of_session(process.pid)):
+        assert time.monotonic() < deadline, f"processes {remaining} outlived their parent"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_conversion_killed_at_random_moments_ends_the_same_as_one_never_killed(
+    tmp_path, with_bad_ones, kills, monkeypatch
+):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    from converting_run import convert_both
+
+    monkeypatch.setattr("thermopile.pipeline.plan.MIN_SHARD_ROWS", 0)  # so that it is put back
+    monkeypatch.setattr("thermopile.pipeline.plan.MIN_SHARD_BYTES", 0)
+    convert_both(with_bad_ones, tmp_path / "never" / "out", workers=1)
+    out = tmp_path / "killed" / "out"
+    command = [sys.executable, str(Path(__file__).with_name("converting_run.py")), str(with_bad_ones), str(out)]
+    partials = [out.with_name(".out.partial"), out.with_name(".out-test.partial")]
+    rng = np.random.default_rng(0)
+    for _ in range(kills):
+        kill_at_random(rng, command, partials)
+    convert_both(with_bad_ones, out, workers=2)
+    assert digests(tmp_path / "killed") == digests(tmp_path / "never")
+
+
+def test_a_conversion_killed_at_any_step_of_its_end_ends_the_same(tmp_path, with_bad_ones, images_dataset, monkeypatch):
+    many_shards(monkeypatch, rows=60)
+    shutil.copytree(images_dataset.path, tmp_path / "out")  # what is to be replaced
+    with monkeypatch.context() as before_the_end:
+        before_the_end.setattr("thermopile.pipeline.partial.Partial.assemble", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            convert(FolderSource(with_bad_ones), tmp_path / "out", ConvertSettings(), workers=2, overwrite=True)
+    (tmp_path / "never_killed").mkdir()
+    shutil.copytree(tmp_path / ".out.partial", tmp_path / "never_killed" / ".out.partial")
+    convert(FolderSource(with_bad_ones), tmp_path / "never_killed" / "out", ConvertSettings(), resume=True)
+    (tmp_path / "wanted").write_text(json.dumps(digests(tmp_path / "never_killed")))
+    command = [sys.executable, Path(__file__).with_name("finishing_run.py"), with_bad_ones, tmp_path]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > 30
 
 
 def edit(path, old, new):

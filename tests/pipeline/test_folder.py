@@ -29,6 +29,20 @@ def test_the_first_folder_on_the_way_is_the_class_and_a_flat_picture_has_none(tm
     }  # fmt: skip
 
 
+def test_the_classes_are_sorted_by_name_though_the_listing_is_sorted_by_path(tmp_path):
+    for name in ("a/1.png", "a-b/2.png", "a/3.png", "z.png"):
+        touch(tmp_path / name)
+    source = FolderSource(tmp_path)
+    assert [source.uri(i) for i in range(4)] == ["a-b/2.png", "a/1.png", "a/3.png", "z.png"]
+    assert source.groups().names == ("", "a", "a-b")
+    assert source.groups().of_sample.tolist() == [2, 1, 1, 0]
+
+
+def test_a_flat_folder_has_no_classes(tmp_path):
+    touch(tmp_path / "1.png")
+    assert FolderSource(tmp_path).groups() is None
+
+
 def test_a_missing_folder_and_one_without_pictures_are_refused(tmp_path):
     with pytest.raises(SourceError, match="not a folder"):
         FolderSource(tmp_path / "nowhere")
@@ -41,6 +55,29 @@ def test_a_circle_of_links_is_not_walked(tmp_path):
     touch(tmp_path / "a" / "1.png")
     (tmp_path / "a" / "again").symlink_to(tmp_path)
     assert len(FolderSource(tmp_path)) == 1
+
+
+def test_links_to_pictures_are_followed_and_links_to_folders_are_not(tmp_path):
+    touch(tmp_path / "elsewhere" / "1.png", b"pixels")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "picture.png").symlink_to("../elsewhere/1.png")
+    (tmp_path / "in" / "folder.png").symlink_to("../elsewhere")
+    (tmp_path / "in" / "circle.png").symlink_to("circle.png")
+    source = FolderSource(tmp_path / "in")
+    assert [source.uri(i) for i in range(len(source))] == ["circle.png", "picture.png"]
+    assert source[1].picture == b"pixels"
+    with pytest.raises(BadSampleError, match="symbolic links"):
+        source[0]
+
+
+def test_the_listing_has_another_digest_when_a_picture_has_come_or_gone(tmp_path):
+    touch(tmp_path / "a.png")
+    before = FolderSource(tmp_path).describe()["listing"]
+    assert FolderSource(tmp_path).describe()["listing"] == before
+    touch(tmp_path / "b.png")
+    assert FolderSource(tmp_path).describe()["listing"] != before
+    (tmp_path / "b.png").unlink()
+    assert FolderSource(tmp_path).describe()["listing"] == before
 
 
 def test_a_name_that_is_not_utf8_is_read_and_shown_escaped(tmp_path):

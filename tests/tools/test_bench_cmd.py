@@ -12,8 +12,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from thermopile.tools.bench.state.command import PARTS
 from thermopile.tools.bench.state.sizes import FULL, SMALL
-from thermopile.tools.bench_cmd import STATE_PARTS
 from thermopile.tools.cli import main
 
 
@@ -99,20 +99,20 @@ def test_without_json_a_table_is_printed_for_the_parts_asked_for(directory):
     assert "cores" in lines[0]
     assert "GPU" in lines[0]
     assert "icechunk" in lines[0]
-    assert next(line for line in lines if line.partition(":")[0] in STATE_PARTS).startswith("retention: 5 snapshots")
+    assert next(line for line in lines if line.partition(":")[0] in PARTS).startswith("retention: 5 snapshots")
     assert "figure ours alternative ratio asked" in lines
     assert any(line.startswith("most disk, in snapshots") and line.endswith("≤ 5 ×") for line in lines)
     assert "\x1b" not in done.stdout
 
 
-@pytest.mark.parametrize("words", [("bench",), ("bench", "state"), ("bench", "objective")])
-def test_help_ends_with_an_example(words):
-    help_text = CliRunner().invoke(main, [*words, "--help"]).stdout
-    assert f"thermopile {' '.join(words)} " in help_text.split("Example")[1]
+@pytest.mark.parametrize("command", [[], ["state"], ["objective"], ["loader"], ["convert"]])
+def test_help_ends_with_an_example(command):
+    help_text = CliRunner().invoke(main, ["bench", *command, "--help"]).stdout
+    assert f"thermopile {' '.join(['bench', *command])} " in help_text.split("Example")[1]
 
 
 def test_every_part_can_be_chosen_and_has_both_scales():
-    assert set(STATE_PARTS) == set(FULL) == set(SMALL) == set(FIGURES)
+    assert set(PARTS) == set(FULL) == set(SMALL) == set(FIGURES)
 
 
 def test_a_part_without_room_is_named_with_what_it_needs_and_the_exit_code_says_so(directory):

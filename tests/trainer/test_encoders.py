@@ -1,5 +1,8 @@
 """Encoders: a batch in, unit-norm features out."""
 
+import copy
+
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +47,47 @@ def test_a_text_encoder_reads_the_whole_caption(name):
     changed = TOKENS.clone()
     changed[1, 7] = 11
     assert not torch.allclose(encoder(changed)[1], encoder(TOKENS)[1])
+
+
+@pytest.mark.parametrize("name", TINY_TEXT)
+@pytest.mark.parametrize("padding", [0, 2, 11])
+def test_a_text_encoder_does_not_care_what_a_tokenizer_pads_with(name, padding):
+    torch.manual_seed(0)
+    encoder = create_text_encoder(EncoderConfig(name=name, config=TINY_TEXT[name]), 6, TOKENIZER).eval()
+    padded = TOKENS.clone()
+    padded[0, 4:] = padding
+    assert torch.equal(encoder(padded), encoder(TOKENS))
+
+
+def test_a_token_whose_id_is_zero_is_text_before_the_end_of_a_caption():
+    torch.manual_seed(0)
+    encoder = create_text_encoder(EncoderConfig(name="mean_embedding"), 6, TOKENIZER)
+    changed = TOKENS.clone()
+    changed[0, 1] = 0
+    assert not torch.allclose(encoder(changed)[0], encoder(TOKENS)[0])
+
+
+@pytest.mark.parametrize("name", TINY_TEXT)
+def test_captions_of_our_own_tokenizer_give_the_features_that_a_pad_id_of_zero_gives(name, pairs_dataset):
+    info = pairs_dataset.index.tokenizer
+    torch.manual_seed(0)
+    encoder = create_text_encoder(EncoderConfig(name=name, config=TINY_TEXT[name]), 6, info).eval()
+    tokens = torch.from_numpy(pairs_dataset.beton(0).tokens(np.arange(400)))
+    assert torch.equal(encoder(tokens), features_with_pad_id_zero(encoder, name, tokens.long()))
+
+
+def features_with_pad_id_zero(encoder, name, tokens):
+    """The features where whatever is not token 0 is text, and token 0 has no embedding."""
+    encoder = copy.deepcopy(encoder)
+    real = tokens != 0
+    if name == "mean_embedding":
+        with torch.no_grad():
+            encoder.embedding.weight[0] = 0
+        return encoder.head((encoder.embedding(tokens) * real[..., None]).sum(1) / real.sum(1, keepdim=True))
+    with torch.no_grad():
+        encoder.body.get_input_embeddings().weight[0] = 0
+    states = encoder.body(input_ids=tokens, attention_mask=real.long()).last_hidden_state
+    return encoder.head(states[range(len(tokens)), (tokens == 2).int().argmax(1) if name == "hf:clip-text" else 0])
 
 
 def test_published_sizes_are_what_their_names_say():

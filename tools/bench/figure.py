@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 
@@ -23,10 +24,16 @@ class Figure:
     """Asked of ours, in `unit`."""
     ratio_at_least: float | None = None
     """Asked of the ratio."""
+    ratios: tuple[float, ...] = ()
+    """How many times better ours was in each round of taking turns: what the machine does meanwhile to one, it does
+    to both."""
 
     @property
     def ratio(self) -> float | None:
-        """How many times better ours is; None without an alternative, or where it would be infinite."""
+        """How many times better ours is, the median where there were rounds; None without an alternative, or where it
+        would be infinite."""
+        if self.ratios:
+            return median(self.ratios)
         if self.alternative is None:
             return None
         better, worse = (self.ours, self.alternative) if self.more_is_better else (self.alternative, self.ours)
@@ -61,7 +68,7 @@ class Figure:
             "ratio": self.ratio,
             "asked": self.asked or None,
             "held": self.held if judged else None,
-        }
+        } | ({"ratios": list(self.ratios)} if self.ratios else {})
 
 
 def plain_number(value: float) -> str:

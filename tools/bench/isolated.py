@@ -21,12 +21,13 @@ class EndedWithoutAWordError(Exception):
 def run_isolated(function: Callable[..., T], *arguments: Any) -> T:
     """Return `function(*arguments)`, done in a fresh process; an exception of it is raised here.
 
-    Both must be picklable. Whatever ends this call, the process has ended before it returns.
+    Both must be picklable. Whatever ends this call, the process has ended before it returns. It may start processes of
+    its own, which must end with it: see end_with_parent_in_background.
     Raises EndedWithoutAWordError where the process was killed.
     """
     context = get_context("spawn")  # a fork would begin with this process's memory, and with locks of its threads
     receiving, sending = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(sending, function, arguments), daemon=True)
+    process = context.Process(target=_work, args=(sending, function, arguments))  # a daemon may have no children
     _start_deaf_to_interrupts(process)
     sending.close()
     try:
@@ -61,7 +62,7 @@ def _start_deaf_to_interrupts(process: Any) -> None:
 
 
 def _work(sending: Connection, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent_in_background()
     try:
         outcome = function(*arguments)
     except Exception as error:  # noqa: BLE001 (handed on: raised by run_isolated)
@@ -70,8 +71,15 @@ def _work(sending: Connection, function: Callable[..., object], arguments: tuple
     sending.send(outcome)
 
 
+def end_with_parent_in_background() -> None:
+    """Have this process end as soon as its parent does.
+
+    A parent that is killed tells nobody; the measurement would go on for minutes.
+    """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
 def _end_with_parent() -> None:
-    """A parent that is killed tells nobody; the measurement would go on for minutes."""
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)

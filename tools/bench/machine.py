@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 
-def describe_machine() -> dict[str, Any]:
-    """CPU model, cores that this process may use, RAM in bytes, versions of what does the work, and the GPU or none."""
+def describe_machine(*packages: str) -> dict[str, Any]:
+    """CPU model, cores that this process may use, RAM in bytes, versions of these packages, and the GPU or none."""
     import torch
 
     return {
         "cpu": _lines("/proc/cpuinfo").get("model name", "unknown"),
         "cores": len(os.sched_getaffinity(0)),
         "ram_bytes": _kibibytes("/proc/meminfo", "MemTotal"),
-        **{name: version(name) for name in ("torch", "zarr", "icechunk")},
+        **{name: version(name) for name in packages},
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
@@ -39,6 +39,16 @@ def memory_in_use() -> int:
 def peak_memory() -> int:
     """Most bytes of RAM that this process ever had, or had since reset_peak_memory(): VmHWM."""
     return _kibibytes("/proc/self/status", "VmHWM")
+
+
+def anonymous_memory() -> int:
+    """Bytes of RAM that this process has now beside mapped files: RssAnon."""
+    return _kibibytes("/proc/self/status", "RssAnon")
+
+
+def peak_anonymous_memory() -> int:
+    """Most bytes that this process had since reset_peak_memory(), less the mapped files that it has in RAM now."""
+    return peak_memory() - memory_in_use() + anonymous_memory()
 
 
 def reset_peak_memory() -> None:

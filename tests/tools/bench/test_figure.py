@@ -52,3 +52,9 @@ def test_only_sizes_that_a_figure_is_asked_for_are_judged():
 )
 def test_numbers_are_written_without_an_exponent(value, text):
     assert plain_number(value) == text
+
+
+def test_where_contenders_took_turns_the_ratio_is_the_median_of_the_rounds():
+    asked = figure(2.0, 10.0, ratios=(1.0, 9.0, 4.0), ratio_at_least=4)
+    assert (asked.ratio, asked.held) == (4.0, True)
+    assert asked.to_json(judged=True)["ratios"] == [1.0, 9.0, 4.0]

@@ -1,27 +1,10 @@
-"""What one part has found out, and how the time of training steps is counted."""
+"""How the time of training steps is counted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-
-from ..figure import Figure
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one part has found out."""
-
-    title: str
-    """What was done, with its sizes."""
-    versus: str
-    """What the alternative is."""
-    figures: tuple[Figure, ...]
-    seconds: float = 0.0
-    """How long the part took."""
-    peak_bytes: int = 0
-    """Most memory that its process had (VmHWM)."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from ....pipeline.order import Order
 from ....state_store import StateStore
 from ..figure import Figure
 from ..machine import disk_used
+from ..measured import Measured
 from ..progress import counted
-from .measured import Measured
 from .sizes import ROW_FIELDS, RetentionSizes
 from .snapshot import change_all_rows
 

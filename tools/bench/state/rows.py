@@ -13,9 +13,9 @@ import torch
 from ....state_store import StateStore
 from ....state_store.schema import Schema
 from ..figure import Figure
+from ..measured import Measured
 from ..progress import counted, say
 from .alternatives import SeparateTensors
-from .measured import Measured
 from .sizes import RowsSizes
 
 _WARM_UP = 3

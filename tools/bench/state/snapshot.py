@@ -19,9 +19,10 @@ from ....pipeline.order import Order
 from ....state_store import StateStore
 from ....state_store.schema import Schema
 from ..figure import Figure
+from ..measured import Measured
 from ..progress import counted, say
 from .alternatives import PlainZarr
-from .measured import Measured, excess
+from .measured import excess
 from .sizes import ROW_FIELDS, SnapshotSizes
 from .training import TrainingLoop
 

@@ -9,10 +9,11 @@ from typing import Any
 from ....pipeline.order import Order
 from ....state_store import StateStore
 from ..figure import Figure
+from ..measured import Measured
 from ..progress import counted
 from .alternatives import SeparateTensors
 from .epochs import expected_windows, pass_epoch
-from .measured import Measured, StepSeconds, store_share
+from .measured import StepSeconds, store_share
 from .sizes import ROW_BYTES, ROW_FIELDS, StepSizes
 from .training import TrainingLoop
 

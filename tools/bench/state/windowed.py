@@ -8,8 +8,9 @@ from ....pipeline.order import Order
 from ....state_store import StateStore
 from ..figure import Figure
 from ..machine import peak_memory
+from ..measured import Measured
 from .epochs import expected_windows, pass_epoch
-from .measured import Measured, store_share
+from .measured import store_share
 from .sizes import ROW_BYTES, ROW_FIELDS, WindowedSizes
 
 

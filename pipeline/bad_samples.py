@@ -1,0 +1,34 @@
+"""errors.jsonl: what a conversion left out, a line for each sample, in the order in which they would have had ids."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_NUMBER = re.compile(r"\d[\d,.]*")
+
+
+class BadSample(NamedTuple):
+    """A line of errors.jsonl."""
+
+    uri: str
+    key: str
+    reason: str
+
+    def line(self) -> str:
+        return json.dumps(self._asdict(), ensure_ascii=False) + "\n"
+
+
+def read_bad_samples(file: Path) -> Iterator[BadSample]:
+    with file.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield BadSample(**json.loads(line))
+
+
+def count_reasons(samples: Iterable[BadSample]) -> Counter[str]:
+    """How many samples each reason has; reasons that differ in their numbers alone count as one, with N for them."""
+    return Counter(_NUMBER.sub("N", sample.reason) for sample in samples)

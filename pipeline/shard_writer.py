@@ -1,0 +1,177 @@
+"""One shard, from samples to verified files on disk; the worker processes run this."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from .bad_samples import BadSample
+from .beton import Beton, BetonRow, write_beton
+from .errors import BadSampleError, DatasetError, SourceError
+from .files import sha256_of, sync, write_atomically
+from .images import StoredImage, to_stored
+from .partial import Part, PartSuffix, ShardResult
+from .sources import Sample, Source
+from .tokenizer import encode
+
+if TYPE_CHECKING:
+    from .convert import ConvertSettings
+
+TABLE_SCHEMA = pa.schema([
+    ("row", pa.int64()), ("key", pa.string()), ("uri", pa.string()), ("caption", pa.string()),
+    ("group", pa.string()), ("width", pa.int32()), ("height", pa.int32()),
+])  # fmt: skip
+ENCODED_AT_ONCE = 32
+SECONDS_BETWEEN_FLUSHES = 0.2
+_SUFFIXES: tuple[PartSuffix, ...] = ("beton", "parquet", "errors.jsonl")
+_FIRST_BYTES_OF_JPEG = b"\xff\xd8"
+
+
+class Conversion(NamedTuple):
+    """What every shard of a conversion is written with."""
+
+    source: Source
+    settings: ConvertSettings
+    tokenizer: Tokenizer | None
+    count_one: Callable[[bool], None]
+    """Called after every sample with whether it was left out; what it raises ends the shard."""
+
+
+class _Row(NamedTuple):
+    source_index: int
+    sample: Sample
+    image: StoredImage
+
+
+def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conversion) -> None:
+    """Write the usable samples in the order given, the list of the others, and last of all the marker.
+
+    Raises DatasetError where the disk does not give back what was written, and SourceError at the first sample that
+    cannot be used where settings.on_error says so.
+    """
+    beton, parquet, errors = (part.being_written(suffix) for suffix in _SUFFIXES)
+    length = conversion.settings.context_length if conversion.tokenizer else None
+    with errors.open("w", encoding="utf-8") as left_out, _flushed_meanwhile(beton):
+        rows = _Rows(source_indices, conversion, left_out)
+        write_beton(beton, rows, most_rows=len(source_indices), context_length=length)
+    table = pa.table(rows.table, schema=TABLE_SCHEMA)
+    pq.write_table(table, parquet)
+    _verify(beton, parquet, table, rows.source_index)
+    result = ShardResult(len(table), sha256_of(beton, parquet), rows.left_out, rows.truncated)
+    sync(parquet)
+    sync(errors)
+    for suffix in _SUFFIXES:
+        part.being_written(suffix).rename(part.file(suffix))
+    sync(part.folder)
+    write_atomically(part.file("done.json"), json.dumps(result._asdict()))
+
+
+class _Rows:
+    """A shard's usable samples as rows, given once; what else is known of them gathers here meanwhile."""
+
+    def __init__(self, source_indices: NDArray[np.int64], conversion: Conversion, errors: TextIO) -> None:
+        self._source_indices, self._errors = source_indices, errors
+        self._source, self._settings, self._tokenizer, self._count_one = conversion
+        self.table: dict[str, list[Any]] = {name: [] for name in TABLE_SCHEMA.names}
+        self.source_index: list[int] = []
+        self.left_out = self.truncated = 0
+
+    def __iter__(self) -> Iterator[BetonRow]:
+        usable = self._usable()
+        while some := list(islice(usable, ENCODED_AT_ONCE)):
+            tokens = self._tokens_of([row.sample.caption or "" for row in some])
+            for (source_index, sample, image), its_tokens in zip(some, tokens, strict=True):
+                self._note(source_index, sample, image)
+                yield BetonRow(image.jpeg, image.height, image.width, its_tokens, source_index)
+
+    def _usable(self) -> Iterator[_Row]:
+        for source_index in self._source_indices.tolist():
+            try:
+                sample = self._source[source_index]
+                image = to_stored(sample.picture, self._settings.image)
+            except BadSampleError as error:
+                self._leave_out(source_index, str(error))
+                continue
+            self._count_one(False)
+            yield _Row(source_index, sample._replace(picture=b""), image)
+
+    def _leave_out(self, source_index: int, reason: str) -> None:
+        uri, key = self._source.uri(source_index), self._source.key(source_index)
+        if self._settings.on_error == "fail":
+            raise SourceError(f"{uri!r}: {reason}. Mend it, or have --on-error skip leave such samples out")
+        self._errors.write(BadSample(uri, key, reason).line())
+        self._errors.flush()
+        self.left_out += 1
+        self._count_one(True)
+
+    def _tokens_of(self, captions: list[str]) -> Iterable[NDArray[np.int32] | None]:
+        if self._tokenizer is None:
+            return [None] * len(captions)
+        tokens, truncated = encode(self._tokenizer, captions)
+        self.truncated += truncated
+        return tokens
+
+    def _note(self, source_index: int, sample: Sample, image: StoredImage) -> None:
+        record = (
+            len(self.source_index),
+            sample.key,
+            sample.uri,
+            sample.caption,
+            sample.group,
+            image.width,
+            image.height,
+        )
+        for column, value in zip(self.table.values(), record, strict=True):
+            column.append(value)
+        self.source_index.append(source_index)
+
+
+@contextmanager
+def _flushed_meanwhile(path: Path) -> Iterator[None]:
+    """Have what the body writes to `path` on disk at the end, and most of it before: the disk is idle meanwhile."""
+    # Opened first: an error of writing back that comes to light before a file is opened is not reported to it.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    ended = threading.Event()
+
+    def flush() -> None:
+        while not ended.wait(SECONDS_BETWEEN_FLUSHES):
+            os.fdatasync(descriptor)
+
+    with ThreadPoolExecutor(1) as thread:
+        flushing = thread.submit(flush)
+        try:
+            yield
+        finally:
+            ended.set()
+    try:
+        flushing.result()
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _verify(beton_file: Path, parquet: Path, table: pa.Table, source_index: list[int]) -> None:
+    """Raise DatasetError where the files do not hold the rows: FFCV does not look whether a full disk took all."""
+    beton = Beton(beton_file)
+    if not (
+        np.array_equal(beton.source_index, source_index)
+        and np.array_equal(beton.widths, table["width"])
+        and np.array_equal(beton.heights, table["height"])
+        and all(beton.jpeg(row).startswith(_FIRST_BYTES_OF_JPEG) for row in range(len(beton)))
+        and pq.read_table(parquet) == table
+    ):
+        raise DatasetError(f"{beton_file} does not hold what was written to it; is the disk full, or failing? "
+                           "--resume writes it again")  # fmt: skip

@@ -1,0 +1,56 @@
+"""The loaders that take turns: each is opened once, and serves some batches a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Literal
+
+import torch
+
+from ....pipeline.augment import RECIPES
+from ....pipeline.ffcv_loader import FFCVLoader
+from .cases import DALI, DECODE, FFCV, FFCV_OWN, PILLOW, Case
+from .decode import CORES, decode_only
+from .ffcv_own import ffcv_own_loader
+from .material import Material
+from .pillow_views import pillow_loader
+from .sizes import RateSizes
+
+Serve = Callable[[int], Iterator[object]]
+"""Round -> that round's batches; no contender works on after the last one."""
+
+
+@contextmanager
+def _ffcv(material: Material, case: Case, sizes: RateSizes) -> Iterator[Serve]:
+    with FFCVLoader.open(
+        material.dataset, material.order, recipe=RECIPES[case.recipe], image_size=sizes.image_size, views=case.views,
+        workers=CORES,
+    ) as loader:  # fmt: skip
+        yield lambda number: loader.epoch(number, _first_step(material, sizes))
+
+
+@contextmanager
+def _dali(material: Material, case: Case, sizes: RateSizes) -> Iterator[Serve]:
+    from ....pipeline.dali_loader import DALILoader  # it takes a second to import
+
+    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
+    with DALILoader.open(
+        material.dataset, material.order, recipe=RECIPES[case.recipe], image_size=sizes.image_size, views=case.views,
+        workers=CORES, device=device,
+    ) as loader:  # fmt: skip
+        yield lambda number: loader.epoch(number, _first_step(material, sizes))
+
+
+def _first_step(material: Material, sizes: RateSizes) -> int:
+    """Where to enter an epoch, so that it ends with the round."""
+    return material.order.steps_per_epoch - sizes.warm_up - sizes.batches
+
+
+CONTENDERS: dict[str, Callable[[Material, Case, RateSizes], AbstractContextManager[Serve]]] = {
+    FFCV: _ffcv,
+    DALI: _dali,
+    FFCV_OWN: ffcv_own_loader,
+    PILLOW: pillow_loader,
+    DECODE: decode_only,
+}

@@ -1,0 +1,64 @@
+"""`thermopile convert check`: is a dataset on disk still what was converted?"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .plain_text import plain_text
+from .progress import progress_bar
+
+if TYPE_CHECKING:
+    from ..pipeline.check import Finding
+
+MOST_OF_A_KIND = 10
+
+
+@click.command(
+    short_help="Check that a dataset is sound.",
+    epilog="\b\nExamples:\n"
+    "  thermopile convert check data/pictures\n"
+    "  thermopile convert check data/pictures --json\n\n"
+    "Exit codes: 0 sound, 1 not sound or not found, 2 wrong usage.",
+)
+@click.argument("dataset", type=click.Path(path_type=Path))
+@click.option("--workers", type=click.IntRange(1), help="Threads; one per core by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
+@click.pass_context
+def check(context: click.Context, dataset: Path, workers: int | None, as_json: bool) -> None:
+    """Check that DATASET is sound: read every byte of it again, and decode every picture.
+
+    Shards are held against their digests, tables against the FFCV files, pictures against their sizes, tokens against
+    the captions; ids are dense, and no sample of the source comes twice.
+    """
+    from ..pipeline.check import check_dataset
+    from ..pipeline.dataset import read_index
+
+    samples = read_index(dataset).n
+    with progress_bar(f"checking {dataset.name}", samples) as bar:
+        findings = list(check_dataset(dataset, workers=workers, on_progress=bar.update))
+    if as_json:
+        found = [finding._asdict() for finding in findings]
+        click.echo(json.dumps({"dataset": str(dataset), "samples": samples, "sound": not found, "findings": found}))
+    elif findings:
+        _print(findings)
+    else:
+        click.echo(f"{dataset} is sound: {samples:,} samples")
+    if findings:
+        context.exit(1)
+
+
+def _print(findings: list[Finding]) -> None:
+    of_kind: dict[str, list[Finding]] = defaultdict(list)
+    for finding in findings:
+        of_kind[finding.kind].append(finding)
+    for kind, found in of_kind.items():
+        for finding in found[:MOST_OF_A_KIND]:
+            click.echo(f"{kind}: {finding.where}: {plain_text(finding.what)}")
+        if len(found) > MOST_OF_A_KIND:
+            click.echo(f"{kind}: and {len(found) - MOST_OF_A_KIND:,} more")
+    click.echo("Not sound. Convert the dataset again, or fetch it again from where it came.")

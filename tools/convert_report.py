@@ -1,0 +1,78 @@
+"""What `thermopile convert` says before a conversion, and after it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import numpy as np
+
+from .plain_text import plain_text
+
+if TYPE_CHECKING:
+    from ..pipeline.convert import ConvertSettings, Summary
+    from .convert_cmd import Split
+
+
+def announce(splits: list[Split]) -> None:
+    """One line on stderr for each dataset, and a warning where the disk seems too small for all."""
+    from ..pipeline.plan import largest_bytes
+
+    needed = 0
+    for split in splits:
+        stored = split.source.stored_bytes()
+        here = None if stored is None else stored * split.samples // len(split.source)
+        words = f"{split.out.name}: {split.samples:,} samples{_of_classes(split)}"
+        if here is not None:
+            needed += (most := largest_bytes(split.samples, here))
+            words += f", {size(here)} in the source, at most about {size(most)} in {split.out}"
+        click.echo(words, err=True)
+    free = shutil.disk_usage(_existing(splits[0].out)).free
+    if needed > free:
+        click.echo(f"Warning: {size(free)} are free there, which may not be enough.", err=True)
+
+
+def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> None:
+    """What was converted, on stdout; what to do next."""
+    from ..pipeline.dataset import ERRORS_FILE
+
+    if not summary.seen:
+        click.echo(f"{summary.path} is complete: {_result(summary, split)}; nothing was left to convert")
+        return
+    rate = summary.seen / max(summary.seconds, 1e-9)
+    click.echo(f"{summary.path}: {_result(summary, split)}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
+    if summary.left_out:
+        reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
+        click.echo(f"  {summary.left_out:,} left out, see {summary.path / ERRORS_FILE}: {reasons}")
+    if summary.truncated:
+        click.echo(f"  {summary.truncated:,} captions were cut to {settings.context_length} tokens")
+    click.echo(f"  next: thermopile show {summary.path} --out {summary.path.name}.png")
+
+
+def size(count: int) -> str:
+    """A number of bytes, for people."""
+    number, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while number >= 1000 and len(units) > 1:
+        number /= 1000
+        units.pop(0)
+    return f"{number:.0f} {units[0]}" if units[0] == "B" else f"{number:.1f} {units[0]}"
+
+
+def _result(summary: Summary, split: Split) -> str:
+    shards = "1 shard" if summary.shards == 1 else f"{summary.shards:,} shards"
+    on_disk = sum(file.stat().st_size for file in summary.path.rglob("*") if file.is_file())
+    return f"{summary.samples:,} samples{_of_classes(split)} in {shards}, {size(on_disk)}"
+
+
+def _of_classes(split: Split) -> str:
+    if split.groups is None:
+        return ""
+    of_sample = split.groups.of_sample if split.selection is None else split.groups.of_sample[split.selection]
+    return f" of {len(np.unique(of_sample)):,} classes"
+
+
+def _existing(path: Path) -> Path:
+    """The path itself, or the nearest folder above it that is there."""
+    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())

@@ -1,0 +1,168 @@
+"""The kinds of source that `thermopile convert` offers: a new one is an entry here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from ..pipeline.sources import Source
+
+
+class Opened(NamedTuple):
+    """A source, listed."""
+
+    source: Source
+    test: Source | None = None
+    """The test set that it has of its own, which becomes OUT-test."""
+
+
+class Kind(NamedTuple):
+    """One kind of source, as a command."""
+
+    name: str
+    help: str
+    example: str
+    open: Callable[..., Opened]
+    """Called with the values of `parameters`; may take long."""
+    parameters: tuple[click.Parameter, ...] = ()
+    """SRC, if it has any, and the options that no other kind has."""
+    captions: bool = False
+    own_test: bool = False
+    labelled: bool = True
+    """Whether its samples can have classes of which a long tail can be cut."""
+    drawn: bool = False
+    """Whether it is drawn from the seed, which `open` is called with as well."""
+
+
+_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_EITHER = click.Path(exists=True, path_type=Path)
+
+
+def _option(*names: str, **settings: Any) -> click.Option:
+    return click.Option(names, show_default="default" in settings, **settings)
+
+
+def _none_if_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    return value or None
+
+
+def _part(name: str, default: str | None, help: str) -> click.Option:
+    return _option(f"--{name}", default=default, callback=_none_if_empty, help=help)
+
+
+def _files_of(given: Sequence[Path], pattern: str) -> list[Path]:
+    """The files, and those below the folders, that were given; sorted, whatever order a shell lists them in."""
+    found = {file for path in given for file in (path.rglob(pattern) if path.is_dir() else [path])}
+    return sorted(found)
+
+
+def _open_glyphs(seed: int) -> Opened:
+    from ..pipeline.glyphs import GlyphSource
+
+    return Opened(GlyphSource(seed), GlyphSource(seed, test=True))
+
+
+def _open_folder(src: Path) -> Opened:
+    from ..pipeline.folder import FolderSource
+
+    return Opened(FolderSource(src))
+
+
+def _open_cifar(src: Path) -> Opened:
+    from ..pipeline.cifar import CifarSource
+
+    return Opened(CifarSource(src, test=False), CifarSource(src, test=True))
+
+
+def _open_csv(src: Path, **columns: Any) -> Opened:
+    from ..pipeline.csv_source import CsvSource
+
+    return Opened(CsvSource(src, **columns))
+
+
+def _open_webdataset(src: Sequence[Path], **members: Any) -> Opened:
+    from ..pipeline.webdataset import WebDatasetSource
+
+    return Opened(WebDatasetSource(_files_of(src, "*.tar"), **members))
+
+
+def _open_parquet(src: Sequence[Path], **columns: Any) -> Opened:
+    from ..pipeline.parquet import ParquetSource
+
+    return Opened(ParquetSource(_files_of(src, "*.parquet"), **columns))
+
+
+KINDS = (
+    Kind(
+        "folder",
+        "A folder of pictures, nested or flat; the first sub-folder below SRC is a picture's class.",
+        "~/pictures data/pictures --holdout 0.05",
+        _open_folder,
+        (click.Argument(["src"], type=_FOLDER),),
+    ),
+    Kind(
+        "cifar",
+        "CIFAR-10 or -100, python or binary: the archive as downloaded, or its folder. The test batch is OUT-test.",
+        "cifar-100-python.tar.gz data/cifar100-lt --longtail 100",
+        _open_cifar,
+        (click.Argument(["src"], type=_EITHER),),
+        own_test=True,
+    ),
+    Kind(
+        "csv",
+        "A csv or tsv file whose lines name a picture's file and its caption.",
+        "cc3m/train.tsv data/cc3m --vocab-size 16384 --context-length 64",
+        _open_csv,
+        (
+            click.Argument(["src"], type=_FILE),
+            _part("image", "filepath", "Column of the picture's path."),
+            _part("caption", "title", "Column of the caption; empty for images alone."),
+            _part("group", None, "Column of the class, if there is one."),
+            _option("--separator", help="Between columns; a tab for .tsv or where the header has one, else a comma."),
+            _option("--root", type=_FOLDER, help="Where relative paths start; the folder of SRC by default."),
+        ),
+        captions=True,
+    ),
+    Kind(
+        "webdataset",
+        "WebDataset's tar shards, also as img2dataset writes them: files, or folders of them.",
+        "cc12m/*.tar data/cc12m --caption json:caption",
+        _open_webdataset,
+        (
+            click.Argument(["src"], nargs=-1, required=True, type=_EITHER),
+            _part("image", "jpg;jpeg;png;webp", "Suffixes of pictures, the first that a sample has."),
+            _part("caption", "txt", "Suffix of the caption, or json:FIELD; empty for images alone."),
+            _part("group", "cls", "Suffix of the class, or json:FIELD."),
+        ),
+        captions=True,
+    ),
+    Kind(
+        "parquet",
+        "Parquet files that hold the pictures, as Hugging Face's datasets do: files, or folders of them.",
+        "food101/data/train-*.parquet data/food101 --holdout 50",
+        _open_parquet,
+        (
+            click.Argument(["src"], nargs=-1, required=True, type=_EITHER),
+            _part("image", "image;jpg;jpeg;png;webp;img", "Column of the picture, the first that there is."),
+            _part("caption", "caption;text", "Column of the caption; images alone where there is none, or if empty."),
+            _part("group", "label;cls", "Column of the class, the first that there is."),
+        ),
+        captions=True,
+    ),
+    Kind(
+        "glyphs",
+        "The embedded example: 100 characters, class sizes falling from 500 to 5, with captions; no download. "
+        "OUT-test has 20 samples of every class.",
+        "data/glyphs   # and data/glyphs-test",
+        _open_glyphs,
+        captions=True,
+        own_test=True,
+        labelled=False,
+        drawn=True,
+    ),
+)

@@ -56,7 +56,7 @@ def coding_of(jpeg: bytes) -> Coding:
             scans += 1
             if scans > MAX_SCANS:
                 raise BadSampleError(f"a bomb: more than {MAX_SCANS} scans")
-            if frame in _ONE_PASS_FRAMES and True:
+            if frame in _ONE_PASS_FRAMES and jpeg[place + 2] == components:
                 return Coding(is_huffman=True, scans=1)  # what follows is coded data, which takes long to search
         place += int.from_bytes(jpeg[place : place + 2], "big")
     raise BadSampleError(f"a bomb: more than {MAX_SEGMENTS:,} segments")

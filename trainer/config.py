@@ -40,16 +40,32 @@ class DataConfig(_Section):
 
     path: str = ""
     """The dataset directory; `--data`."""
-    loader: Literal["ffcv"] = "ffcv"
-    """Who decodes."""
-    recipe: Literal["auto", "clip", "crop_flip"] = "auto"
-    """Augmentation; auto is `clip` for pairs and `crop_flip` for images."""
+    loader: Literal["auto", "ffcv", "dali"] = "auto"
+    """Who decodes and augments; auto is `dali` with a GPU, and `ffcv` without one or for an augmentation of one's own.
+
+    A run keeps the one that it began with, on whatever machine it is resumed: `dali` also runs without a GPU. Their
+    views differ by about one level of 255."""
+    recipe: str = "auto"
+    """Augmentation: clip, crop_flip, simclr, simclr_cifar, moco_v3 or vicreg; auto is `clip` for pairs and `crop_flip`
+    for images."""
+    augmentation: str = ""
+    """`module:function`, one's own augmentation on top of the recipe's; `ffcv` alone has it. A function compiled by
+    numba changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""
     image_size: int = Field(default=224, ge=8)
     """Side of a view in pixels."""
     workers: NonNegativeInt = 0
     """Decoding threads; 0 is one per core."""
     ahead: PositiveInt = 2
     """Batches decoded before they are asked for."""
+
+    @model_validator(mode="after")
+    def _augmentation_has_its_loader(self) -> Self:
+        if self.augmentation and self.loader == "dali":
+            raise ValueError(
+                f"augmentation {self.augmentation!r} is compiled code, which loader 'dali' cannot run; "
+                "take loader = 'ffcv', or leave augmentation out"
+            )
+        return self
 
 
 class EncoderConfig(_Section):

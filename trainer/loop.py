@@ -77,7 +77,7 @@ class Trainer:
         self.objective = objective_of(config).to(self.device)
         self.order = create_order(config, dataset, self.objective)
         self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective)
-        self.loader = open_loader(config.data, dataset, self.order, self.mode)
+        self.loader = open_loader(config.data, dataset, self.order, self.mode, self.device)
         self.total_steps = config.epochs * self.order.steps_per_epoch
         self.steps_done = 0
         self._resources = ExitStack()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from ..pipeline.augment import RECIPES
 from ..pipeline.dataset import Dataset
-from ..pipeline.ffcv_loader import FFCVLoader
 from ..pipeline.order import Order, Window
 from ..state_store.schema import Schema
 from .config import DataConfig, TrainConfig
@@ -17,13 +17,15 @@ from .encoders import with_names
 from .errors import ConfigError
 from .objectives import OBJECTIVES, Objective, create_objective
 
-LOADERS = {"ffcv": FFCVLoader}
+if TYPE_CHECKING:
+    from ..pipeline.dali_loader import DALILoader
+    from ..pipeline.ffcv_loader import Augmentation, FFCVLoader
 
 
 def resolve(config: TrainConfig, dataset: Dataset) -> TrainConfig:
     """Replace every `auto` that a result depends on by what it stands for, and fill in the objective's settings.
 
-    Raises ConfigError where the objective, its mode or a setting of it, or the batch size, does not fit.
+    Raises ConfigError where the objective, its mode or a setting of it, the recipe, or the batch size, does not fit.
     """
     pairs = dataset.index.mode == "pairs"
     mode = config.objective.mode
@@ -31,12 +33,9 @@ def resolve(config: TrainConfig, dataset: Dataset) -> TrainConfig:
         mode = _natural_mode(config.objective.name, pairs)
     if mode == "bimodal" and not pairs:
         raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.path} has pictures alone")
-    recipe = config.data.recipe
-    if recipe == "auto":
-        recipe = "clip" if mode == "bimodal" else "crop_flip"
     resolved = config.model_copy(
         update={
-            "data": config.data.model_copy(update={"recipe": recipe, "path": str(dataset.path.resolve())}),
+            "data": _resolve_data(config, dataset, mode),
             "objective": config.objective.model_copy(update={"mode": mode}),
             "model": with_names(config.model),
         }
@@ -52,6 +51,18 @@ def resolve(config: TrainConfig, dataset: Dataset) -> TrainConfig:
             "window_blocks": order.window_blocks,
         }
     )
+
+
+def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfig:
+    data = config.data
+    recipe, loader = data.recipe, data.loader
+    if recipe == "auto":
+        recipe = "clip" if mode == "bimodal" else "crop_flip"
+    if recipe not in RECIPES:
+        raise ConfigError(f"data.recipe = {recipe!r} is unknown; there are: auto, {', '.join(RECIPES)}")
+    if loader == "auto":
+        loader = "dali" if device_named(config.device).type == "cuda" and not data.augmentation else "ffcv"
+    return data.model_copy(update={"recipe": recipe, "loader": loader, "path": str(dataset.path.resolve())})
 
 
 def _natural_mode(objective: str, pairs: bool) -> Literal["bimodal", "unimodal"]:
@@ -107,17 +118,54 @@ def objective_of(config: TrainConfig) -> Objective:
         raise ConfigError(str(error)) from None
 
 
-def open_loader(config: DataConfig, dataset: Dataset, order: Order, mode: str) -> FFCVLoader:
-    """The loader of the dataset in this order: one view of a sample when bimodal, else two."""
-    return LOADERS[config.loader].open(
-        dataset,
-        order,
-        recipe=RECIPES[config.recipe],
-        image_size=config.image_size,
-        views=1 if mode == "bimodal" else 2,
-        workers=config.workers or None,
-        ahead=config.ahead,
-    )
+def open_loader(
+    config: DataConfig, dataset: Dataset, order: Order, mode: str, device: torch.device
+) -> FFCVLoader | DALILoader:
+    """The loader of the dataset in this order: one view of a sample when bimodal, else two.
+
+    Raises ConfigError where the user's own augmentation cannot be had.
+    """
+    shared: dict[str, Any] = {
+        "recipe": RECIPES[config.recipe],
+        "image_size": config.image_size,
+        "views": 1 if mode == "bimodal" else 2,
+        "workers": config.workers or None,
+        "ahead": config.ahead,
+    }
+    if config.loader == "dali":
+        from ..pipeline.dali_loader import DALILoader
+
+        return DALILoader.open(dataset, order, **shared, device="cuda" if device.type == "cuda" else "cpu")
+    from ..pipeline.ffcv_loader import FFCVLoader
+
+    augment = _augmentation_named(config.augmentation) if config.augmentation else None
+    return FFCVLoader.open(dataset, order, **shared, augment=augment)
+
+
+def _augmentation_named(name: str) -> Augmentation:
+    """The compiled function `module:function`. Raises ConfigError where there is none that fits."""
+    from numba import float32, uint64
+    from numba.core.dispatcher import Dispatcher
+    from numba.core.errors import NumbaError
+
+    module, _, function = name.partition(":")
+    try:
+        augmentation = getattr(import_module(module), function)
+    except Exception as error:  # a module of the user's may raise anything
+        raise ConfigError(
+            f"data.augmentation = {name!r} cannot be imported: {type(error).__name__}: {error}. "
+            "It is module:function, and the module's folder must be in PYTHONPATH"
+        ) from error
+    if not isinstance(augmentation, Dispatcher):
+        raise ConfigError(f"data.augmentation = {name!r} is not compiled; decorate it with numba.njit")
+    try:
+        augmentation.compile((float32[:, :, ::1], uint64))
+    except NumbaError as error:
+        raise ConfigError(
+            f"data.augmentation = {name!r} does not compile for (pixels float32 [3, H, W], key uint64): {error}"
+        ) from error
+    compiled: Augmentation = augmentation
+    return compiled
 
 
 def device_named(name: str) -> torch.device:

@@ -1,4 +1,7 @@
-"""A conversion with a test set held out, in many small shards; tests kill it. Arguments: pictures, OUT."""
+"""A conversion with a test set held out, in many small shards; tests kill it. Arguments: pictures, OUT.
+
+It makes ready, which takes seconds, and begins when a line comes in.
+"""
 
 import sys
 from pathlib import Path
@@ -7,6 +10,7 @@ from thermopile.pipeline import plan
 from thermopile.pipeline.convert import ConvertSettings, convert
 from thermopile.pipeline.folder import FolderSource
 from thermopile.pipeline.selection import hold_out
+from thermopile.pipeline.shard_pool import start_workers_early
 
 
 def convert_both(pictures, out, workers):
@@ -19,4 +23,6 @@ def convert_both(pictures, out, workers):
 
 
 if __name__ == "__main__":
+    start_workers_early()
+    sys.stdin.readline()
     convert_both(Path(sys.argv[1]), Path(sys.argv[2]), workers=2)

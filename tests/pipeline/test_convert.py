@@ -304,16 +304,18 @@ def processes_of_session(session):
                 yield stat.parent.name
 
 
-def kill_at_random(rng, command, partials):
-    """Start the conversion, kill it when some shards are done, and wait until its workers have noticed."""
-    process = subprocess.Popen(command, start_new_session=True)
+def kill_at_random(rng, process, partials):
+    """Let the conversion begin, kill it when some shards are done, and wait until its workers have noticed."""
     done = sum(1 for partial in partials for _ in partial.glob("parts/*.done.json"))
     wanted = done + rng.integers(1, 7)
+    process.stdin.write("begin\n")
+    process.stdin.flush()
     while process.poll() is None and sum(1 for p in partials for _ in p.glob("parts/*.done.json")) < wanted:
         time.sleep(0.002)
     time.sleep(rng.uniform(0, 0.05))
     process.kill()
     process.wait()
+    process.stdin.close()
     deadline = time.monotonic() + 60
     while remaining := list(processes_of_session(process.pid)):
         assert time.monotonic() < deadline, f"processes {remaining} outlived their parent"
@@ -327,17 +329,18 @@ def test_a_conversion_killed_at_random_moments_ends_the_same_as_one_never_killed
     monkeypatch.syspath_prepend(Path(__file__).parent)
     from converting_run import convert_both
 
-    monkeypatch.setattr("thermopile.pipeline.plan.MIN_SHARD_ROWS", 0)  # so that it is put back
-    monkeypatch.setattr("thermopile.pipeline.plan.MIN_SHARD_BYTES", 0)
-    convert_both(with_bad_ones, tmp_path / "never" / "out", workers=1)
-    out = tmp_path / "killed" / "out"
+    many_shards(monkeypatch, rows=0)  # has the test put back what convert_both sets
+    out, never_killed = tmp_path / "killed" / "out", tmp_path / "never_killed" / "out"
     command = [sys.executable, str(Path(__file__).with_name("converting_run.py")), str(with_bad_ones), str(out)]
-    partials = [out.with_name(".out.partial"), out.with_name(".out-test.partial")]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True) for _ in range(2)]
+    convert_both(with_bad_ones, never_killed, workers=1)
     rng = np.random.default_rng(0)
-    for _ in range(kills):
-        kill_at_random(rng, command, partials)
+    for kill in range(kills):
+        kill_at_random(rng, processes[kill], [out.with_name(".out.partial"), out.with_name(".out-test.partial")])
+        if len(processes) < kills:  # the next one makes ready while this one works
+            processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True))
     convert_both(with_bad_ones, out, workers=2)
-    assert digests(tmp_path / "killed") == digests(tmp_path / "never")
+    assert digests(tmp_path / "killed") == digests(tmp_path / "never_killed")
 
 
 def test_a_conversion_killed_at_any_step_of_its_end_ends_the_same(tmp_path, with_bad_ones, images_dataset, monkeypatch):

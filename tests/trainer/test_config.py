@@ -30,6 +30,8 @@ from thermopile.trainer.errors import ConfigError
         ({"optimizer": {"lr": "fast"}}, r"optimizer\.lr = 'fast'"),
         ({"state": {"memory_budget": "2 apples"}}, r"state\.memory_budget = '2 apples': is no size; write bytes"),
         ({"state": {"memory_budget": 0}}, r"state\.memory_budget = 0: .*greater than 0"),
+        ({"data": {"loader": "torch"}}, r"data\.loader = 'torch': .*'auto', 'ffcv' or 'dali'"),
+        ({"data": {"loader": "dali", "augmentation": "a:b"}}, r"data: augmentation 'a:b' .*take loader = 'ffcv'"),
         ({"checkpoint": {"keep_last": 0}}, r"checkpoint\.keep_last = 0: .*greater than 0"),
     ],
 )
@@ -184,11 +186,13 @@ def test_an_unknown_preset_and_a_broken_file_are_refused(tmp_path):
 def test_differences_name_what_would_change_results_and_nothing_else():
     run = TrainConfig()
     asked = load_config(
-        {"seed": 1, "optimizer": {"lr": 0.5}, "log_every": 3, "data": {"workers": 2}, "checkpoint": {"every_steps": 5}}
+        {"seed": 1, "optimizer": {"lr": 0.5}, "log_every": 3, "checkpoint": {"every_steps": 5}}
+        | {"data": {"workers": 2, "loader": "dali"}}
         | {"state": {"memory_budget": 5, "prefetch_steps": 3}, "window_blocks": 2}
     )
     assert differences(run, run) == []
     assert differences(run, asked) == [
+        "data.loader: the run has 'auto', asked for 'dali'",
         "optimizer.lr: the run has 0.001, asked for 0.5", "seed: the run has 0, asked for 1",
         "window_blocks: the run has 0, asked for 2",
     ]  # fmt: skip

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 
+from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.dataset import TokenizerInfo
 from thermopile.trainer import config as config_module
 from thermopile.trainer.config import PRESETS, load_config, preset_names, read_preset
@@ -50,6 +51,16 @@ def test_the_header_of_a_preset_tells_its_paper_its_command_and_what_to_expect(n
     assert re.search(r"(ICML 2023|Wei et al\., 2024|NeurIPS 2022|ICLR 2024)\): .*(Table|section)", header)
     assert f"thermopile train --preset {name} " in header
     assert "\n# Expected: " in header
+
+
+@pytest.mark.parametrize("name", sorted(PAPERS))
+def test_presets_on_images_have_simclrs_augmentation_without_blur_where_views_are_small(name):
+    data = preset(name).data
+    if preset(name).objective.mode == "bimodal":
+        assert data.recipe == "auto"
+    else:
+        assert data.recipe == {224: "simclr", 32: "simclr_cifar"}[data.image_size]
+    assert data.recipe in {"auto", *RECIPES}
 
 
 @pytest.mark.parametrize("version", ["v0", "v1", "v2", "v3"])

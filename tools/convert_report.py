@@ -48,7 +48,7 @@ def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> No
         click.echo(f"  {summary.left_out:,} left out, see {summary.path / ERRORS_FILE}: {reasons}")
     if summary.truncated:
         click.echo(f"  {summary.truncated:,} captions were cut to {settings.context_length} tokens")
-    click.echo(f"  next: thermopile show {summary.path} --out {summary.path.name}.png")
+    click.echo(f"  next: thermopile train --data {summary.path} --out runs/{summary.path.name}")
 
 
 def size(count: int) -> str:
@@ -70,7 +70,8 @@ def _of_classes(split: Split) -> str:
     if split.groups is None:
         return ""
     of_sample = split.groups.of_sample if split.selection is None else split.groups.of_sample[split.selection]
-    return f" of {len(np.unique(of_sample)):,} classes"
+    unlabelled = [i for i, name in enumerate(split.groups.names) if not name]  # samples without a class share one
+    return f" of {len(np.setdiff1d(of_sample, unlabelled)):,} classes"
 
 
 def _existing(path: Path) -> Path:

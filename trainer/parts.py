@@ -160,7 +160,7 @@ def _augmentation_named(name: str) -> Augmentation:
         raise ConfigError(f"data.augmentation = {name!r} is not compiled; decorate it with numba.njit")
     try:
         augmentation.compile((float32[:, :, ::1], uint64))
-    except NumbaError as error:
+    except (NumbaError, TypeError) as error:  # the latter for another number of arguments
         raise ConfigError(
             f"data.augmentation = {name!r} does not compile for (pixels float32 [3, H, W], key uint64): {error}"
         ) from error

@@ -17,7 +17,7 @@ def convert_both(pictures, out, workers):
     source = FolderSource(pictures)
     train, test = hold_out(len(source), source.groups(), 40, 0)
     settings = ConvertSettings(max_error_rate=1)
-    plan.MIN_SHARD_ROWS, plan.MIN_SHARD_BYTES = 16, 1
+    plan.MIN_SHARD_ROWS, plan.MIN_SHARD_BYTES = 4, 1
     convert(source, out, settings, workers=workers, resume=True, selection=train)
     convert(source, out.with_name(f"{out.name}-test"), settings, workers=workers, resume=True, selection=test)
 

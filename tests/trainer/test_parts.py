@@ -88,6 +88,9 @@ def own_module(tmp_path, monkeypatch):
         "    if uniform(key, 1000) < 0.5:\n"
         "        pixels[:] = 255 - pixels\n\n"
         "@njit\n"
+        "def of_text(pixels, key):\n"
+        "    pixels[:] = key.upper()\n\n"
+        "@njit\n"
         "def of_three(pixels, key, strength):\n"
         "    pixels[:] = strength\n\n"
         "def plain(pixels, key):\n"
@@ -116,7 +119,8 @@ def test_an_augmentation_of_ones_own_changes_the_views_that_it_chooses(own_modul
         ("own:positive", r"'own:positive' cannot be imported: AttributeError: .*'positive'"),
         ("own", r"'own' cannot be imported: .* It is module:function"),
         ("own:plain", r"'own:plain' is not compiled; decorate it with numba\.njit"),
-        ("own:of_three", r"'own:of_three' does not compile for \(pixels float32 \[3, H, W\], key uint64\): .*strength"),
+        ("own:of_three", r"'own:of_three' does not compile for \(pixels float32 \[3, H, W\], key uint64\): .* takes 3 arguments"),
+        ("own:of_text", r"'own:of_text' does not compile for .*upper"),
     ],
 )
 def test_an_augmentation_that_cannot_be_used_is_refused_before_a_run_begins(

@@ -11,6 +11,7 @@ from thermopile.pipeline.order import Order
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.parts import open_loader
 
+CPU = torch.device("cpu")
 DOCS = Path(__file__).parents[1] / "docs"
 
 
@@ -23,7 +24,7 @@ def test_the_augmentation_of_one_s_own_in_the_documentation_paints_a_grey_square
     )
     recipe = RECIPES["crop_flip"]
     grey = torch.tensor([(128 / 255 - m) / s for m, s in zip(recipe.mean, recipe.std, strict=True)])
-    with open_loader(config, images_dataset, Order.create(images_dataset.n, 64), mode="unimodal") as loader:
+    with open_loader(config, images_dataset, Order.create(images_dataset.n, 64), mode="unimodal", device=CPU) as loader:
         batch = loader.make(np.arange(8), epoch=0)
     for view in torch.cat(batch.views):
         painted = (view - grey[:, None, None]).abs().amax(0) < 1e-5

@@ -81,11 +81,12 @@ def test_an_unknown_recipe_is_refused_with_those_there_are(pairs_dataset):
 def own_module(tmp_path, monkeypatch):
     """Importable as `own`."""
     (tmp_path / "own.py").write_text(
+        "import numpy as np\n"
         "from numba import njit\n"
         "from thermopile.pipeline.keyed import uniform\n\n"
         "@njit(nogil=True)\n"
         "def negative(pixels, key):\n"
-        "    if uniform(key, 1000) < 0.5:\n"
+        "    if uniform(key, np.uint64(1000)) < 0.5:\n"
         "        pixels[:] = 255 - pixels\n\n"
         "@njit\n"
         "def of_text(pixels, key):\n"
@@ -119,7 +120,10 @@ def test_an_augmentation_of_ones_own_changes_the_views_that_it_chooses(own_modul
         ("own:positive", r"'own:positive' cannot be imported: AttributeError: .*'positive'"),
         ("own", r"'own' cannot be imported: .* It is module:function"),
         ("own:plain", r"'own:plain' is not compiled; decorate it with numba\.njit"),
-        ("own:of_three", r"'own:of_three' does not compile for \(pixels float32 \[3, H, W\], key uint64\): .* takes 3 arguments"),
+        (
+            "own:of_three",
+            r"'own:of_three' does not compile for \(pixels float32 \[3, H, W\], key uint64\): .* takes 3 arguments",
+        ),
         ("own:of_text", r"'own:of_text' does not compile for .*upper"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The command line: `thermopile convert | train | inspect | state | bench`. A thin shell over the library.
+"""The command line: `thermopile convert | show | train | inspect | state | bench`. A thin shell over the library.
 
 Commands import what they need when they run: `--help` must not wait for torch.
 """
@@ -16,6 +16,7 @@ from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingErro
 from .bench_cmd import bench
 from .convert_cmd import convert
 from .inspect_cmd import inspect
+from .show_cmd import show
 from .state_cmd import state
 from .train_cmd import train
 
@@ -63,7 +64,7 @@ def main(debug: bool) -> None:
     """Contrastive pretraining in which every sample has its own temperature."""
 
 
-for command in (convert, train, inspect, state, bench):
+for command in (convert, show, train, inspect, state, bench):
     main.add_command(command)
 
 if __name__ == "__main__":

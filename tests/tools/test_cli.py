@@ -1,11 +1,7 @@
 """The command line: one clear line for every mistake, and the right exit code."""
 
-import json
-import os
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from click.testing import CliRunner
@@ -37,54 +33,6 @@ def test_every_help_ends_with_an_example(command):
 
 def test_the_exit_codes_are_listed_in_the_help():
     assert "0 done, 1 failed, 2 wrong usage" in run("--help").stdout
-
-
-def test_a_missing_folder_is_wrong_usage(tmp_path):
-    assert_one_line(run("convert", "folder", tmp_path / "nowhere", tmp_path / "out"), 2, "nowhere", "does not exist")
-
-
-def test_an_empty_folder_is_a_failure_that_leaves_nothing(tmp_path):
-    (tmp_path / "empty").mkdir()
-    assert_one_line(run("convert", "folder", tmp_path / "empty", tmp_path / "out"), 1, "holds no picture")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_with_a_corrupt_picture_is_converted_without_it(tmp_path, draw):
-    folder = tmp_path / "in"
-    folder.mkdir()
-    for i in range(3):
-        draw(i).save(folder / f"{i}.png")
-    (folder / "bad.png").write_bytes((folder / "0.png").read_bytes()[:60])
-    result = run("convert", "folder", folder, tmp_path / "out", "--workers", 1)
-    assert result.exit_code == 0
-    assert "3 samples" in result.stdout
-    assert "1 left out, see" in result.stdout
-    assert json.loads((tmp_path / "out" / "errors.jsonl").read_text())["uri"] == "bad.png"
-
-
-def test_an_output_that_exists_is_refused(tmp_path, images_dataset, picture_folder):
-    result = run("convert", "folder", picture_folder, images_dataset.path)
-    assert_one_line(result, 2, str(images_dataset.path), "exists", "--overwrite")
-
-
-def test_glyphs_are_refused_before_any_work_where_only_the_test_set_exists(tmp_path):
-    (tmp_path / "glyphs-test").mkdir()
-    assert_one_line(run("convert", "glyphs", tmp_path / "glyphs"), 2, "glyphs-test exists")
-    assert not (tmp_path / "glyphs").exists()
-
-
-def test_a_conversion_interrupted_says_so_in_a_word_and_leaves_nothing(tmp_path):
-    command = [sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs", str(tmp_path / "glyphs")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    shards = tmp_path / ".glyphs.partial" / "shards"
-    while not (shards.is_dir() and any(shards.iterdir())):
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers as well
-    _, errors = process.communicate()
-    assert process.returncode == 1
-    assert errors.splitlines()[-1] == "Aborted!"
-    assert "Traceback" not in errors
-    assert os.listdir(tmp_path) == []
 
 
 def test_training_without_a_dataset_is_wrong_usage(tmp_path):
@@ -190,15 +138,6 @@ def test_a_process_ends_with_the_exit_code_of_its_error(finished, other_pairs):
         other_pairs,
     )
     assert subprocess.run(list(map(str, command)), capture_output=True).returncode == 2
-
-
-def test_a_picture_folder_is_never_overwritten_by_its_own_dataset(tmp_path, draw):
-    for name in ("a.png", "b.png"):
-        draw(1).save(tmp_path / name)
-    (tmp_path / "dataset.json").write_text('{"labels": null}')
-    assert run("convert", "folder", tmp_path, tmp_path, "--overwrite").exit_code == 2
-    assert_one_line(run("convert", "glyphs", tmp_path, "--overwrite"), 2, "replaces only datasets")
-    assert sorted(os.listdir(tmp_path)) == ["a.png", "b.png", "dataset.json"]
 
 
 def test_an_error_nobody_foresaw_is_one_line_and_a_traceback_with_debug(monkeypatch, finished):

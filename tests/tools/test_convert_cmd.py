@@ -1,0 +1,288 @@
+"""`thermopile convert` and `thermopile convert check`: what they say, and the datasets that options make."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from thermopile.pipeline.dataset import Dataset
+from thermopile.tools.cli import main
+from thermopile.tools.convert_sources import KINDS
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["convert", *map(str, arguments)])
+
+
+def converted(*arguments):
+    result = run(*arguments, "--workers", 1)
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+def assert_one_line(result, exit_code, *words):
+    assert result.exit_code == exit_code, result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert result.stderr.splitlines()[-1] == line
+    for word in words:
+        assert word in line
+    assert "Traceback" not in result.output
+
+
+def jpeg(picture):
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory, draw):
+    """Three classes of 40, 20 and 4 pictures."""
+    root = tmp_path_factory.mktemp("classes") / "in"
+    for name, size in (("ant", 40), ("bee", 20), ("cow", 4)):
+        (root / name).mkdir(parents=True)
+        for i in range(size):
+            draw(size + i).save(root / name / f"{i:02d}.jpg")
+    return root
+
+
+def sizes(path):
+    names = Dataset(path).column("group").to_pylist()
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
+@pytest.mark.parametrize("kind", [*(kind.name for kind in KINDS), "check"])
+def test_every_help_ends_with_an_example(kind):
+    result = run(kind, "--help")
+    assert result.exit_code == 0
+    assert f"thermopile convert {kind}" in result.stdout.split("Example")[1]
+
+
+def test_a_conversion_is_announced_and_summed_up(tmp_path, classes):
+    result = converted("folder", classes, tmp_path / "out")
+    assert f"out: 64 samples of 3 classes, {sum(f.stat().st_size for f in classes.rglob('*.jpg')) / 1e3:.1f} kB in the source, at most about" in result.stderr  # fmt: skip # noqa: E501
+    assert "converting out: 64/64" in result.stderr
+    assert f"{tmp_path / 'out'}: 64 samples of 3 classes in 1 shard, 4.2 MB; " in result.stdout
+    assert f"next: thermopile show {tmp_path / 'out'}" in result.stdout
+
+
+def test_a_disk_that_is_too_small_is_warned_of(tmp_path, classes, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=2_000_000))
+    assert "Warning: 2.0 MB are free there" in converted("folder", classes, tmp_path / "out").stderr
+
+
+def test_a_folder_with_corrupt_pictures_is_converted_without_them(tmp_path, classes):
+    folder = shutil.copytree(classes, tmp_path / "in")
+    (folder / "bad.png").write_bytes((folder / "ant" / "00.jpg").read_bytes()[:60])
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "also empty.png").write_bytes(b"")
+    result = converted("folder", folder, tmp_path / "out")
+    assert "64 samples" in result.stdout
+    assert f"3 left out, see {tmp_path / 'out' / 'errors.jsonl'}: 2 × the file is empty; 1 × " in result.stdout
+    left_out = [json.loads(line)["uri"] for line in (tmp_path / "out" / "errors.jsonl").read_text().splitlines()]
+    assert sorted(left_out) == ["also empty.png", "bad.png", "empty.png"]
+
+
+def test_too_many_corrupt_pictures_are_a_failure_that_says_how_to_go_on(tmp_path, classes):
+    folder = shutil.copytree(classes, tmp_path / "in")
+    for i in range(8):
+        (folder / f"{i}.png").write_bytes(b"")
+    arguments = ("folder", folder, tmp_path / "out", "--workers", 1)
+    assert_one_line(
+        run(*arguments), 1, "8 of 72 samples", "--max-error-rate allows 0.1", "the file is empty", "--resume"
+    )
+    assert run(*arguments, "--resume", "--max-error-rate", 0.2).exit_code == 0
+    assert_one_line(run("folder", folder, tmp_path / "strict", "--on-error", "fail"), 1, ".png': the file is empty")
+
+
+def test_a_test_set_is_held_out_of_every_class_alike_before_a_long_tail_is_cut(tmp_path, classes):
+    converted("folder", classes, tmp_path / "out", "--holdout", 9, "--longtail", 16)
+    assert sizes(tmp_path / "out-test") == {"ant": 3, "bee": 3, "cow": 3}
+    assert sizes(tmp_path / "out") == {"ant": 37, "bee": 9, "cow": 1}  # 37, 37 / 4; of 37 / 16 = 2 one is left
+    both = [set(Dataset(tmp_path / name).column("uri").to_pylist()) for name in ("out", "out-test")]
+    assert not both[0] & both[1]
+
+
+@pytest.mark.parametrize("share", ["0", "1.5", "-3", "nan", "many"])
+def test_a_share_that_is_none_is_wrong_usage(tmp_path, classes, share):
+    assert_one_line(run("folder", classes, tmp_path / "out", "--holdout", share), 2, "--holdout")
+
+
+def test_a_long_tail_of_a_source_without_classes_is_wrong_usage(tmp_path, classes):
+    assert_one_line(run("folder", classes / "ant", tmp_path / "out", "--longtail", 10), 2, "--longtail", "has none")
+    assert not (tmp_path / "out").exists()
+
+
+CAPTIONS = [f"a picture with the number {i} on it" for i in range(12)]
+
+
+def write_csv(folder, pictures):
+    lines = ["file,text,kind"]
+    for i, picture in enumerate(pictures):
+        (folder / f"{i}.jpg").write_bytes(picture)
+        lines.append(f"{i}.jpg,{CAPTIONS[i]},{'ab'[i % 2]}")
+    (folder / "list.csv").write_text("\n".join(lines))
+    return ["csv", folder / "list.csv"], ["--image", "file", "--caption", "text", "--group", "kind"]
+
+
+def write_tars(folder, pictures):
+    for shard in (0, 1):
+        with tarfile.open(folder / f"{shard}.tar", "w") as tar:
+            for i in range(6 * shard, 6 * shard + 6):
+                members = {
+                    "jpg": pictures[i],
+                    "json": json.dumps({"say": CAPTIONS[i]}).encode(),
+                    "cls": b"ab"[i % 2 :][:1],
+                }
+                for suffix, data in members.items():
+                    member = tarfile.TarInfo(f"{i:02d}.{suffix}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    return ["webdataset", folder / "1.tar", folder / "0.tar"], ["--caption", "json:say"]
+
+
+def write_parquet(folder, pictures):
+    table = {
+        "photo": [{"bytes": picture, "path": None} for picture in pictures],
+        "title": CAPTIONS,
+        "label": [*"ab"] * 6,
+    }
+    pq.write_table(pa.table(table), folder / "train.parquet", row_group_size=5)
+    return ["parquet", folder], ["--image", "photo", "--caption", "title"]
+
+
+@pytest.mark.parametrize("write", [write_csv, write_tars, write_parquet])
+def test_names_of_columns_and_members_are_options(tmp_path, draw, write):
+    (tmp_path / "in").mkdir()
+    pictures = [jpeg(draw(i)) for i in range(12)]
+    source, options = write(tmp_path / "in", pictures)
+    result = converted(*source, tmp_path / "out", *options, "--context-length", 8, "--holdout", 4)
+    assert "8 samples of 2 classes" in result.stdout
+    assert "8 captions were cut to 8 tokens" in result.stdout
+    for name, count in (("out", 8), ("out-test", 4)):
+        dataset = Dataset(tmp_path / name)
+        for row in dataset.rows(range(count)):
+            number = CAPTIONS.index(row["caption"])
+            assert dataset.jpeg(row["sample_id"]) == pictures[number]  # byte for byte
+            assert row["group"] == "ab"[number % 2]
+    tokenizers = [(tmp_path / name / "tokenizer.json").read_bytes() for name in ("out", "out-test")]
+    assert tokenizers[0] == tokenizers[1]
+
+
+def test_the_test_batch_of_cifar_becomes_a_dataset_of_its_own_and_is_not_cut(tmp_path):
+    (tmp_path / "in").mkdir()
+    names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
+    for seed, name in enumerate(names):
+        pixels = np.random.default_rng(seed).integers(0, 256, (40, 3073), np.uint8)
+        pixels[:, 0] = np.arange(40) % 10
+        (tmp_path / "in" / name).write_bytes(pixels.tobytes())
+    (tmp_path / "in" / "batches.meta.txt").write_text("\n".join(f"kind {i}" for i in range(10)))
+    converted("cifar", tmp_path / "in", tmp_path / "out", "--longtail", 20)
+    assert list(sizes(tmp_path / "out").values()) == [int(20 * 20 ** (-k / 9) + 1e-9) for k in range(10)]
+    assert sizes(tmp_path / "out-test") == {f"kind {i}": 4 for i in range(10)}
+
+
+def test_a_tokenizer_of_ones_own_is_used(tmp_path, draw, pairs_dataset):
+    (tmp_path / "in").mkdir()
+    source, options = write_csv(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
+    converted(*source, tmp_path / "out", *options, "--tokenizer", pairs_dataset.tokenizer_path)
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == pairs_dataset.tokenizer_path.read_bytes()
+
+
+def test_a_missing_folder_is_wrong_usage(tmp_path):
+    assert_one_line(run("folder", tmp_path / "nowhere", tmp_path / "out"), 2, "nowhere", "does not exist")
+
+
+def test_an_empty_folder_is_a_failure_that_leaves_nothing(tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert_one_line(run("folder", tmp_path / "empty", tmp_path / "out"), 1, "holds no picture")
+    assert os.listdir(tmp_path) == ["empty"]
+
+
+def test_an_output_that_exists_is_refused(images_dataset, picture_folder):
+    result = run("folder", picture_folder, images_dataset.path)
+    assert_one_line(result, 2, str(images_dataset.path), "exists", "--overwrite")
+
+
+def test_glyphs_are_refused_before_any_work_where_only_the_test_set_exists(tmp_path):
+    (tmp_path / "glyphs-test").mkdir()
+    assert_one_line(run("glyphs", tmp_path / "glyphs"), 2, "glyphs-test exists")
+    assert os.listdir(tmp_path) == ["glyphs-test"]
+
+
+def test_a_picture_folder_is_never_overwritten_by_its_own_dataset(tmp_path, draw):
+    for name in ("a.png", "b.png"):
+        draw(1).save(tmp_path / name)
+    (tmp_path / "dataset.json").write_text('{"labels": null}')
+    assert_one_line(run("folder", tmp_path, tmp_path, "--overwrite"), 2, "is to be converted")
+    assert_one_line(run("glyphs", tmp_path, "--overwrite"), 2, "replaces only datasets")
+    assert sorted(os.listdir(tmp_path)) == ["a.png", "b.png", "dataset.json"]
+
+
+def test_a_job_that_is_started_again_with_resume_says_that_nothing_is_left(tmp_path, classes):
+    arguments = ("folder", classes, tmp_path / "out", "--holdout", 0.1, "--resume")
+    converted(*arguments)
+    shutil.rmtree(tmp_path / "out-test")
+    lines = converted(*arguments).stdout.splitlines()
+    assert "out is complete: 58 samples of 3 classes" in lines[0]
+    assert "out-test: 6 samples of 3 classes in 1 shard" in lines[1]
+
+
+def test_a_conversion_interrupted_says_so_in_a_word_and_how_to_go_on(tmp_path):
+    command = [sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs", str(tmp_path / "glyphs")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    parts = tmp_path / ".glyphs.partial" / "parts"
+    while not (parts.is_dir() and any(parts.iterdir())):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers as well
+    _, errors = process.communicate()
+    assert process.returncode == 1
+    assert errors.splitlines()[-2:] == ["What is done is kept; the same command goes on with --resume.", "Aborted!"]
+    assert "Traceback" not in errors
+    assert os.listdir(tmp_path) == [".glyphs.partial"]
+    assert_one_line(run("glyphs", tmp_path / "glyphs"), 2, "did not end; go on with --resume")
+
+
+def test_a_sound_dataset_passes_the_check(images_dataset):
+    result = run("check", images_dataset.path)
+    assert result.exit_code == 0
+    assert result.stdout == f"{images_dataset.path} is sound: 300 samples\n"
+    assert json.loads(run("check", images_dataset.path, "--json").stdout)["sound"] is True
+
+
+def test_what_the_check_finds_is_named_and_is_a_failure(tmp_path, images_dataset):
+    copy = shutil.copytree(images_dataset.path, tmp_path / "copy")
+    table = pq.read_table(copy / "shards" / "shard-00000.parquet")
+    pq.write_table(table.slice(1), copy / "shards" / "shard-00000.parquet")
+    result = run("check", copy)
+    assert result.exit_code == 1
+    assert "digest: shard-00000.beton: these are not the bytes" in result.stdout
+    assert "table: shard-00000.parquet: its column 'row' does not fit" in result.stdout
+    findings = json.loads(run("check", copy, "--json").stdout)
+    assert (findings["samples"], findings["sound"], len(findings["findings"])) == (300, False, 4)
+    assert findings["findings"][0]["kind"] == "digest"
+
+
+def test_of_many_findings_of_a_kind_only_some_are_shown(tmp_path, images_dataset):
+    copy = shutil.copytree(images_dataset.path, tmp_path / "copy")
+    beton = copy / "shards" / "shard-00000.beton"
+    beton.write_bytes(beton.read_bytes().replace(b"\xff\xd8\xff\xe0", b"\xff\xd8\xff\xff"))
+    result = run("check", copy)
+    assert result.stdout.count("picture: ") == 11
+    assert "picture: and 290 more" in result.stdout
+
+
+def test_a_directory_that_is_no_dataset_fails_the_check(tmp_path):
+    assert_one_line(run("check", tmp_path), 1, "is no dataset")

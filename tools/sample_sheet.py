@@ -1,0 +1,131 @@
+"""A contact sheet: stored pictures beside their augmented views, with what is known of each sample, as one picture.
+
+Drawn with Pillow, which draws texts as they are: matplotlib would read a `$` in a caption as mathematics.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image, ImageDraw, ImageFont
+
+PAPER, INK, FAINT, FRAME = "#ffffff", "#33373d", "#767b83", "#e3e5e8"
+VIEW_COLOURS = ("#0072b2", "#d55e00")
+"""Okabe and Ito's blue and orange: of each view's name, and of its crop on the stored picture."""
+SMALLEST_TILE, LARGEST_TILE = 128, 320
+"""Side of a tile, in pixels; views outside of it are enlarged by a whole number, or reduced."""
+WIDEST = 1500
+"""Pixels of a row of samples, which fits a screen."""
+MARGIN, GUTTER, GAP, LINE = 24, 28, 6, 20
+CAPTION_LINES = 2
+
+
+class ShownView(NamedTuple):
+    """One view of a sample."""
+
+    name: str
+    picture: Image.Image
+    box: tuple[int, int, int, int]
+    """Left, top, right, bottom of its crop, in pixels of the stored picture."""
+
+
+class ShownSample(NamedTuple):
+    """What a sheet shows of one sample. Texts are on one line, and harmless."""
+
+    sample_id: int
+    group: str
+    """Empty where the sample has none; so for the caption."""
+    caption: str
+    stored: Image.Image
+    views: tuple[ShownView, ...]
+
+
+def draw_sheet(title: str, facts: str, samples: list[ShownSample]) -> Image.Image:
+    """The samples in rows of as many as fit WIDEST, below a title and a line of facts. One sample at least."""
+    side = _tile_side(samples[0].views[0].picture.width)
+    tiles = 1 + len(samples[0].views)
+    cell_width = tiles * side + (tiles - 1) * GAP
+    columns = max(1, min(len(samples), (WIDEST + GUTTER) // (cell_width + GUTTER)))
+    caption_lines = CAPTION_LINES if any(sample.caption for sample in samples) else 0
+    cell_height = LINE + side + GAP + LINE * (1 + caption_lines)
+    width = columns * (cell_width + GUTTER) - GUTTER
+    head = [*wrapped(title, _font(22, bold=True), width, lines=1), *wrapped(facts, _font(15), width, lines=3)]
+    top = MARGIN + 32 + LINE * (len(head) - 1) + GUTTER // 2
+    rows = -(-len(samples) // columns)
+    sheet = Image.new("RGB", (width + 2 * MARGIN, top + rows * (cell_height + GUTTER) - GUTTER + MARGIN), PAPER)
+    draw = ImageDraw.Draw(sheet)
+    draw.text((MARGIN, MARGIN), head[0], INK, _font(22, bold=True))
+    for i, line in enumerate(head[1:]):
+        draw.text((MARGIN, MARGIN + 34 + i * LINE), line, FAINT, _font(15))
+    for i, sample in enumerate(samples):
+        left = MARGIN + i % columns * (cell_width + GUTTER)
+        _draw_sample(sheet, draw, left, top + i // columns * (cell_height + GUTTER), side, cell_width, sample)
+    return sheet
+
+
+def _draw_sample(
+    sheet: Image.Image, draw: ImageDraw.ImageDraw, left: int, top: int, side: int, width: int, sample: ShownSample
+) -> None:
+    name, below = f"stored {sample.stored.width}×{sample.stored.height}", top + LINE + side + GAP
+    draw.text((left, top), name, FAINT, _font(13))
+    _draw_stored(sheet, draw, left, top + LINE, side, sample)
+    for i, (view, colour) in enumerate(zip(sample.views, VIEW_COLOURS, strict=False), start=1):
+        at = left + i * (side + GAP)
+        draw.text((at, top), view.name, colour, _font(13))
+        enlarged = view.picture.width < side
+        filtered = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
+        sheet.paste(view.picture.resize((side, side), filtered), (at, top + LINE))
+    draw.text((left, below), f"id {sample.sample_id}", INK, _font(15, bold=True))
+    group_at = left + round(_font(15, bold=True).getlength(f"id {sample.sample_id}")) + 2 * GAP
+    for line in wrapped(sample.group, _font(15), width - (group_at - left), lines=1):
+        draw.text((group_at, below), line, FAINT, _font(15))
+    for i, line in enumerate(wrapped(sample.caption, _font(15), width, CAPTION_LINES), start=1):
+        draw.text((left, below + i * LINE), line, INK, _font(15))
+
+
+def _draw_stored(
+    sheet: Image.Image, draw: ImageDraw.ImageDraw, left: int, top: int, side: int, sample: ShownSample
+) -> None:
+    """The stored picture as large as the tile allows, on grey, and the crops that made the views."""
+    stored = sample.stored
+    scale = side / max(stored.size)
+    size = max(1, round(stored.width * scale)), max(1, round(stored.height * scale))
+    draw.rectangle((left, top, left + side - 1, top + side - 1), FRAME)
+    x, y = left + (side - size[0]) // 2, top + (side - size[1]) // 2
+    sheet.paste(stored.resize(size, Image.Resampling.LANCZOS), (x, y))
+    for view, colour in zip(sample.views, VIEW_COLOURS, strict=False):
+        box = [round(edge * scale) for edge in view.box]
+        draw.rectangle((x + box[0], y + box[1], x + box[2] - 1, y + box[3] - 1), outline=PAPER, width=4)
+        draw.rectangle((x + box[0] + 1, y + box[1] + 1, x + box[2] - 2, y + box[3] - 2), outline=colour, width=2)
+
+
+def wrapped(text: str, font: ImageFont.FreeTypeFont, width: int, lines: int) -> list[str]:
+    """`text` in at most so many lines of `width` pixels, broken at spaces where there are any, cut with an ellipsis."""
+    broken: list[str] = []
+    while text and len(broken) < lines:
+        if font.getlength(text) <= width:
+            return [*broken, text]
+        last, mark = len(broken) == lines - 1, "…"
+        fits = next(n for n in range(len(text) - 1, -1, -1) if n <= 1 or font.getlength(text[:n] + mark) <= width)
+        space = text.rfind(" ", 1, fits + 1)
+        end = fits if last or space < 0 else space
+        broken.append(text[:end].rstrip() + (mark if last else ""))
+        text = text[end:].lstrip()
+    return broken
+
+
+def _tile_side(image_size: int) -> int:
+    if image_size < SMALLEST_TILE:
+        return image_size * -(-SMALLEST_TILE // image_size)
+    return min(image_size, LARGEST_TILE)
+
+
+@cache
+def _font(size: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
+    """DejaVu, which comes with matplotlib and knows Latin, Greek, Cyrillic, Arabic and more."""
+    import matplotlib
+
+    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name), size)

@@ -1,0 +1,93 @@
+"""`thermopile show`: samples of a dataset and their augmented views on one sheet, to look at before training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+RECIPE_NAMES = ("clip", "crop_flip", "simclr", "simclr_cifar", "moco_v3", "vicreg")
+"""Of pipeline/augment.py, which is not asked: `--help` would wait for numba."""
+MOST_SAMPLES = 200
+
+
+class _Ids(click.ParamType):
+    """Sample ids, separated by commas."""
+
+    name = "id,id,…"
+
+    def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> list[int]:
+        """The ids in the order given; wrong usage where one is no whole number, or there are too many."""
+        try:
+            ids = [int(word) for word in value.split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is no list of ids such as 1,5,9", param, context)
+        if len(ids) > MOST_SAMPLES:
+            self.fail(f"{len(ids):,} ids; a sheet shows up to {MOST_SAMPLES}", param, context)
+        return ids
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  thermopile show data/glyphs --out sheet.png\n"
+    "  thermopile show data/pictures --out sheet.png --recipe simclr --epoch 3\n"
+    "  thermopile show data/pictures --out sheet.png --ids 1,5,9 --image-size 32 --overwrite"
+)
+@click.argument("dataset", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The PNG file to write.")
+@click.option("--recipe", type=click.Choice(RECIPE_NAMES), help="Default: what training takes for the dataset, clip "
+              "for pairs and crop_flip for pictures alone.")  # fmt: skip
+@click.option("--samples", type=click.IntRange(1, MOST_SAMPLES), default=12, show_default=True,
+              help="How many, chosen by the seed.")  # fmt: skip
+@click.option("--ids", type=_Ids(), help="Show these samples instead.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="As in training.")
+@click.option("--epoch", type=click.IntRange(0, 2**32), default=0, show_default=True, help="As in training, from 0.")
+@click.option("--image-size", type=click.IntRange(8, 1024), default=224, show_default=True,
+              help="Side of the views, in pixels.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Replace OUT where it is there.")
+def show(
+    dataset: Path, out: Path, recipe: str | None, samples: int, ids: list[int] | None, seed: int, epoch: int,
+    image_size: int, overwrite: bool,
+) -> None:  # fmt: skip
+    """Draw samples of DATASET on one sheet: the stored picture, two augmented views, id, caption and class.
+
+    The views are those that training with this seed makes in this epoch; frames on the stored picture show their
+    crops. Pairs have one view in an epoch: this epoch's and the next one's are shown.
+    """
+    from ..pipeline.dataset import Dataset
+    from .sample_sheet import draw_sheet
+    from .shown_samples import shown_samples
+
+    if out.suffix.lower() != ".png":
+        raise click.UsageError(f"--out {out} does not end in .png, and the sheet is a PNG file")
+    if out.exists() and not overwrite:
+        raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
+    opened = Dataset(dataset)
+    chosen = _choose(opened.n, samples, ids, seed)
+    recipe = recipe or ("clip" if opened.index.mode == "pairs" else "crop_flip")
+    shown = shown_samples(opened, chosen, recipe, seed=seed, epoch=epoch, image_size=image_size)
+    number = f"{len(chosen):,} of {opened.n:,} samples"
+    facts = f"recipe {recipe}  ·  views {image_size}×{image_size}  ·  seed {seed}  ·  epoch {epoch}  ·  {number}"
+    draw_sheet(_name_of(dataset), facts, shown).save(out, "PNG")
+    click.echo(f"{out}: {number}, recipe {recipe}")
+
+
+def _choose(n: int, samples: int, ids: list[int] | None, seed: int) -> NDArray[np.int64]:
+    import numpy as np
+
+    if ids is None:
+        return np.sort(np.random.default_rng(seed).choice(n, min(samples, n), replace=False)).astype(np.int64)
+    if outside := [sample_id for sample_id in ids if not 0 <= sample_id < n]:
+        raise click.UsageError(f"--ids: there is no sample {outside[0]}; the dataset holds 0 to {n - 1}")
+    return np.array(ids, np.int64)
+
+
+def _name_of(dataset: Path) -> str:
+    from .plain_text import plain_text
+
+    return plain_text(dataset.resolve().name)

@@ -1,0 +1,62 @@
+"""Samples of a dataset with the views that training would make of them, by the loader that makes them."""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from ..pipeline.augment import RECIPES, Recipe, view_parameters
+from ..pipeline.dataset import Dataset
+from ..pipeline.ffcv_loader import FFCVLoader
+from ..pipeline.order import Order
+from .plain_text import plain_text
+from .sample_sheet import ShownSample, ShownView
+
+
+def shown_samples(
+    dataset: Dataset, sample_ids: NDArray[np.int64], recipe_name: str, *, seed: int, epoch: int, image_size: int
+) -> list[ShownSample]:
+    """The samples with two views each, as training with that seed sees them; sample_ids int64 [b].
+
+    Of pictures alone: both views of the epoch. Of pairs, which have one view: that of the epoch, and of the next one.
+    """
+    recipe = RECIPES[recipe_name]
+    rows = dataset.rows(sample_ids.tolist())
+    pictures = [Image.open(BytesIO(dataset.jpeg(row["sample_id"])), formats=["JPEG"]) for row in rows]
+    columns = _views(dataset, sample_ids, recipe, seed, epoch, image_size, pictures)
+    return [
+        ShownSample(row["sample_id"], plain_text(row["group"] or ""), plain_text(row["caption"] or ""), picture, views)
+        for row, picture, views in zip(rows, pictures, zip(*columns, strict=True), strict=True)
+    ]
+
+
+def _views(
+    dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe, seed: int, epoch: int, image_size: int,
+    pictures: list[Image.Image],
+) -> list[list[ShownView]]:  # fmt: skip
+    """The two views, of every sample each."""
+    pairs = dataset.index.mode == "pairs"
+    order = Order.create(dataset.n, batch_size=1, seed=seed)  # the views depend on its seed alone
+    drawn = [(epoch, 0, f"epoch {epoch}"), (epoch + 1, 0, f"epoch {epoch + 1}")] if pairs else [
+        (epoch, 0, "view 1"), (epoch, 1, "view 2"),
+    ]  # fmt: skip
+    heights, widths = (np.array([getattr(p, side) for p in pictures], np.int64) for side in ("height", "width"))
+    found = []
+    with FFCVLoader.open(dataset, order, recipe=recipe, image_size=image_size, views=1 if pairs else 2) as loader:
+        for of_epoch, view, name in drawn:
+            pixels = loader.make(sample_ids, of_epoch).views[view]
+            boxes = view_parameters(recipe, seed, of_epoch, sample_ids, heights, widths, view).box
+            found.append([ShownView(name, _picture(one, recipe), (left, top, left + width, top + height))
+                          for one, (top, left, height, width) in zip(pixels, boxes.tolist(), strict=True)])  # fmt: skip
+    return found
+
+
+def _picture(pixels: torch.Tensor, recipe: Recipe) -> Image.Image:
+    """A view, float32 [3, H, W], as it was before it was normalised."""
+    mean, std = (torch.tensor(channels).view(3, 1, 1) for channels in (recipe.mean, recipe.std))
+    shown = ((pixels * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+    return Image.fromarray(shown.permute(1, 2, 0).contiguous().numpy())

@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver, get_context, parent_process
 from multiprocessing.context import ForkServerContext
@@ -77,8 +76,12 @@ def start_workers_early() -> None:
     do not survive one.
     """
     _context().set_forkserver_preload([f"{__package__}.shard_writer"])
-    with _interrupts_ignored():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        # Processes never see what their ancestor blocks: a terminal sends Ctrl-C to all, but `stop` ends the workers.
         forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def convert_shards(
@@ -100,8 +103,7 @@ def convert_shards(
                      context.Value("b", 0, lock=False))  # fmt: skip
     pool = ProcessPoolExecutor(min(workers, len(shards)), context, _start_worker, (job, shared))
     try:
-        with _interrupts_ignored():
-            waiting: set[Future[None]] = {pool.submit(_write_shard, *shard) for shard in shards}
+        waiting: set[Future[None]] = {pool.submit(_write_shard, *shard) for shard in shards}
         while waiting:
             finished, waiting = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_EXCEPTION)
             for future in finished:
@@ -117,19 +119,6 @@ def convert_shards(
 
 def _context() -> ForkServerContext:
     return get_context("forkserver")
-
-
-@contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Processes started meanwhile never see Ctrl-C, which a terminal sends them too; `stop` tells them to end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may handle signals
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 _conversion: Conversion

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from .convert_check import check
-from .convert_report import announce, say_summary
+from .convert_report import announce, say_next, say_summary
 from .convert_sources import KINDS, Kind, Opened
 from .progress import progress_bar
 
@@ -146,6 +146,7 @@ def _run(
     for split in splits:
         _convert(split, convert_settings, workers=workers, resume=resume, overwrite=overwrite,
                  tokenizer_from=None if split.out == out else out / TOKENIZER_FILE)  # fmt: skip
+    say_next(out)
 
 
 def _refuse_to_swallow(own: dict[str, Any], out: Path) -> None:

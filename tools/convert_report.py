@@ -35,7 +35,7 @@ def announce(splits: list[Split]) -> None:
 
 
 def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> None:
-    """What was converted, on stdout; what to do next."""
+    """What was converted, on stdout."""
     from ..pipeline.dataset import ERRORS_FILE
 
     if not summary.seen:
@@ -48,7 +48,11 @@ def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> No
         click.echo(f"  {summary.left_out:,} left out, see {summary.path / ERRORS_FILE}: {reasons}")
     if summary.truncated:
         click.echo(f"  {summary.truncated:,} captions were cut to {settings.context_length} tokens")
-    click.echo(f"  next: thermopile train --data {summary.path} --out runs/{summary.path.name}")
+
+
+def say_next(out: Path) -> None:
+    """What to do with a dataset: look at it, then train."""
+    click.echo(f"next: thermopile show {out} --out {out.name}.png; thermopile train --data {out} --out runs/{out.name}")
 
 
 def size(count: int) -> str:

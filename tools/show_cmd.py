@@ -16,20 +16,14 @@ RECIPE_NAMES = ("clip", "crop_flip", "simclr", "simclr_cifar", "moco_v3", "vicre
 MOST_SAMPLES = 200
 
 
-class _Ids(click.ParamType):
-    """Sample ids, separated by commas."""
-
-    name = "id,id,…"
-
-    def convert(self, value: str, param: click.Parameter | None, context: click.Context | None) -> list[int]:
-        """The ids in the order given; wrong usage where one is no whole number, or there are too many."""
-        try:
-            ids = [int(word) for word in value.split(",")]
-        except ValueError:
-            self.fail(f"{value!r} is no list of ids such as 1,5,9", param, context)
-        if len(ids) > MOST_SAMPLES:
-            self.fail(f"{len(ids):,} ids; a sheet shows up to {MOST_SAMPLES}", param, context)
-        return ids
+def _parse_ids(context: click.Context, option: click.Parameter, value: str | None) -> list[int] | None:
+    try:
+        ids = None if value is None else [int(word) for word in value.split(",")]
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of ids such as 1,5,9") from None
+    if ids and len(ids) > MOST_SAMPLES:
+        raise click.BadParameter(f"{len(ids):,} ids; a sheet shows up to {MOST_SAMPLES}")
+    return ids
 
 
 @click.command(
@@ -44,7 +38,7 @@ class _Ids(click.ParamType):
               "for pairs and crop_flip for pictures alone.")  # fmt: skip
 @click.option("--samples", type=click.IntRange(1, MOST_SAMPLES), default=12, show_default=True,
               help="How many, chosen by the seed.")  # fmt: skip
-@click.option("--ids", type=_Ids(), help="Show these samples instead.")
+@click.option("--ids", metavar="ID,ID,…", callback=_parse_ids, help="Show these samples instead.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="As in training.")
 @click.option("--epoch", type=click.IntRange(0, 2**32), default=0, show_default=True, help="As in training, from 0.")
 @click.option("--image-size", type=click.IntRange(8, 1024), default=224, show_default=True,

@@ -11,8 +11,9 @@ from PIL import Image
 
 from ..pipeline.augment import RECIPES, Recipe, view_parameters
 from ..pipeline.dataset import Dataset
+from ..pipeline.errors import DatasetError
 from ..pipeline.ffcv_loader import FFCVLoader
-from ..pipeline.order import Order
+from ..pipeline.order import MIN_ROWS_PER_STEP, Order
 from .plain_text import plain_text
 from .sample_sheet import ShownSample, ShownView
 
@@ -26,12 +27,16 @@ def shown_samples(
     """
     recipe = RECIPES[recipe_name]
     rows = dataset.rows(sample_ids.tolist())
-    pictures = [Image.open(BytesIO(dataset.jpeg(row["sample_id"])), formats=["JPEG"]) for row in rows]
+    pictures = [_stored(dataset, row["sample_id"]) for row in rows]
     columns = _views(dataset, sample_ids, recipe, seed, epoch, image_size, pictures)
     return [
         ShownSample(row["sample_id"], plain_text(row["group"] or ""), plain_text(row["caption"] or ""), picture, views)
         for row, picture, views in zip(rows, pictures, zip(*columns, strict=True), strict=True)
     ]
+
+
+def _stored(dataset: Dataset, sample_id: int) -> Image.Image:
+    return Image.open(BytesIO(dataset.jpeg(sample_id)), formats=["JPEG"])
 
 
 def _views(
@@ -40,7 +45,7 @@ def _views(
 ) -> list[list[ShownView]]:  # fmt: skip
     """The two views, of every sample each."""
     pairs = dataset.index.mode == "pairs"
-    order = Order.create(dataset.n, batch_size=1, seed=seed)  # the views depend on its seed alone
+    order = _any_order(dataset, seed)
     drawn = [(epoch, 0, f"epoch {epoch}"), (epoch + 1, 0, f"epoch {epoch + 1}")] if pairs else [
         (epoch, 0, "view 1"), (epoch, 1, "view 2"),
     ]  # fmt: skip
@@ -53,6 +58,16 @@ def _views(
             found.append([ShownView(name, _picture(one, recipe), (left, top, left + width, top + height))
                           for one, (top, left, height, width) in zip(pixels, boxes.tolist(), strict=True)])  # fmt: skip
     return found
+
+
+def _any_order(dataset: Dataset, seed: int) -> Order:
+    """What the loader wants; of it, a sample's views depend on the seed alone."""
+    try:
+        return Order.create(dataset.n, MIN_ROWS_PER_STEP, seed)
+    except ValueError:
+        raise DatasetError(
+            f"{dataset.path} holds {dataset.n} samples; the loader makes views of {MIN_ROWS_PER_STEP} or more"
+        ) from None
 
 
 def _picture(pixels: torch.Tensor, recipe: Recipe) -> Image.Image:

@@ -74,9 +74,7 @@ def _draw_sample(
     for i, (view, colour) in enumerate(zip(sample.views, VIEW_COLOURS, strict=False), start=1):
         at = left + i * (side + GAP)
         draw.text((at, top), view.name, colour, _font(13))
-        enlarged = view.picture.width < side
-        filtered = Image.Resampling.NEAREST if enlarged else Image.Resampling.LANCZOS
-        sheet.paste(view.picture.resize((side, side), filtered), (at, top + LINE))
+        sheet.paste(_resized(view.picture, (side, side)), (at, top + LINE))
     draw.text((left, below), f"id {sample.sample_id}", INK, _font(15, bold=True))
     group_at = left + round(_font(15, bold=True).getlength(f"id {sample.sample_id}")) + 2 * GAP
     for line in wrapped(sample.group, _font(15), width - (group_at - left), lines=1):
@@ -94,11 +92,17 @@ def _draw_stored(
     size = max(1, round(stored.width * scale)), max(1, round(stored.height * scale))
     draw.rectangle((left, top, left + side - 1, top + side - 1), FRAME)
     x, y = left + (side - size[0]) // 2, top + (side - size[1]) // 2
-    sheet.paste(stored.resize(size, Image.Resampling.LANCZOS), (x, y))
+    sheet.paste(_resized(stored, size), (x, y))
     for view, colour in zip(sample.views, VIEW_COLOURS, strict=False):
         box = [round(edge * scale) for edge in view.box]
         draw.rectangle((x + box[0], y + box[1], x + box[2] - 1, y + box[3] - 1), outline=PAPER, width=4)
         draw.rectangle((x + box[0] + 1, y + box[1] + 1, x + box[2] - 2, y + box[3] - 2), outline=colour, width=2)
+
+
+def _resized(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Small pictures keep their pixels to be seen as squares."""
+    magnified = size[0] >= 2 * picture.width
+    return picture.resize(size, Image.Resampling.NEAREST if magnified else Image.Resampling.LANCZOS)
 
 
 def wrapped(text: str, font: ImageFont.FreeTypeFont, width: int, lines: int) -> list[str]:

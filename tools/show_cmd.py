@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,11 +55,15 @@ def show(
     crops. Pairs have one view in an epoch: this epoch's and the next one's are shown.
     """
     from ..pipeline.dataset import Dataset
+    from ..trainer.files import write_atomically
+    from .plain_text import plain_text
     from .sample_sheet import draw_sheet
     from .shown_samples import shown_samples
 
     if out.suffix.lower() != ".png":
         raise click.UsageError(f"--out {out} does not end in .png, and the sheet is a PNG file")
+    if not out.parent.is_dir():
+        raise click.UsageError(f"--out {out}: there is no folder {out.parent}")
     if out.exists() and not overwrite:
         raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
     opened = Dataset(dataset)
@@ -67,7 +72,9 @@ def show(
     shown = shown_samples(opened, chosen, recipe, seed=seed, epoch=epoch, image_size=image_size)
     number = f"{len(chosen):,} of {opened.n:,} samples"
     facts = f"recipe {recipe}  ·  views {image_size}×{image_size}  ·  seed {seed}  ·  epoch {epoch}  ·  {number}"
-    draw_sheet(_name_of(dataset), facts, shown).save(out, "PNG")
+    png = BytesIO()
+    draw_sheet(plain_text(dataset.resolve().name), facts, shown).save(png, "PNG")
+    write_atomically(out, png.getvalue())
     click.echo(f"{out}: {number}, recipe {recipe}")
 
 
@@ -79,9 +86,3 @@ def _choose(n: int, samples: int, ids: list[int] | None, seed: int) -> NDArray[n
     if outside := [sample_id for sample_id in ids if not 0 <= sample_id < n]:
         raise click.UsageError(f"--ids: there is no sample {outside[0]}; the dataset holds 0 to {n - 1}")
     return np.array(ids, np.int64)
-
-
-def _name_of(dataset: Path) -> str:
-    from .plain_text import plain_text
-
-    return plain_text(dataset.resolve().name)

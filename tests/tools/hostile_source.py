@@ -46,7 +46,16 @@ class HostileSource:
     def key(self, index):
         return str(index)
 
-    def captions(self):
+    def groups(self):
+        return None
+
+    def chunks(self):
+        return None
+
+    def stored_bytes(self):
+        return None
+
+    def captions(self, indices):
         return HOSTILE
 
     def describe(self):

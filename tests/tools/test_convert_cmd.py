@@ -74,7 +74,7 @@ def test_a_conversion_is_announced_and_summed_up(tmp_path, classes):
     assert f"out: 64 samples of 3 classes, {sum(f.stat().st_size for f in classes.rglob('*.jpg')) / 1e3:.1f} kB in the source, at most about" in result.stderr  # fmt: skip # noqa: E501
     assert "converting out: 64/64" in result.stderr
     assert f"{tmp_path / 'out'}: 64 samples of 3 classes in 1 shard, 4.2 MB; " in result.stdout
-    assert f"next: thermopile show {tmp_path / 'out'}" in result.stdout
+    assert f"next: thermopile show {tmp_path / 'out'} --out out.png" in result.stdout
 
 
 def test_a_disk_that_is_too_small_is_warned_of(tmp_path, classes, monkeypatch):
@@ -249,7 +249,11 @@ def test_a_conversion_interrupted_says_so_in_a_word_and_how_to_go_on(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers as well
     _, errors = process.communicate()
     assert process.returncode == 1
-    assert errors.splitlines()[-2:] == ["What is done is kept; the same command goes on with --resume.", "Aborted!"]
+    assert errors.split("\n")[-4:-1] == [
+        "What is done is kept; the same command goes on with --resume.",
+        "",
+        "Aborted!",
+    ]
     assert "Traceback" not in errors
     assert os.listdir(tmp_path) == [".glyphs.partial"]
     assert_one_line(run("glyphs", tmp_path / "glyphs"), 2, "did not end; go on with --resume")

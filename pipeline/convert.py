@@ -156,7 +156,10 @@ class _Run:
 
     def write_shards(self, workers: int, on_progress: Callable[[Counts], None]) -> int:
         """Write the shards that are not done yet; return how many samples those have."""
-        listings = cut_into_shards(self.chosen, self.source.chunks(), self.settings.seed, self.plan.shards)
+        picture_bytes = (self.source.stored_bytes() or 0) // len(self.source)
+        listings = cut_into_shards(
+            self.chosen, self.source.chunks(), self.settings.seed, self.plan.shards, picture_bytes=picture_bytes
+        )
         shards = list(zip(self.partial.parts(self.plan.shards), listings, strict=True))
         done = [result for part, _ in shards if (result := part.result())]
         missing = [(part, listing) for part, listing in shards if part.result() is None]

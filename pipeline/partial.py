@@ -1,7 +1,13 @@
-"""`.OUT.partial`, in which the dataset OUT grows until it is whole: docs/formats.md describes what lies in it.
+"""`.OUT.partial`, in which the dataset OUT grows until it is whole.
 
-A shard is done where its marker is, which is written after all else. Every step from there to OUT can be repeated, so
-a conversion that was killed at any moment goes on where it was.
+    lock                         held by the process that converts to OUT
+    plan.json                    all that decides the dataset's bytes
+    parts/part-00000.beton       a shard that was verified, .parquet its table, .errors.jsonl what was left out of it
+    parts/part-00000.done.json   its marker, written last: without it, the shard is written again
+    dataset/                     what is to become OUT: tokenizer.json at the start, all else once every shard is done
+    errors.jsonl                 what was left out, of a conversion that failed for it
+
+Every step can be repeated, so a conversion that was killed at any moment goes on where it was.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ _PADDING_BYTES, _ROW_BYTES = 4 << 20, 256
 """Of a shard, at most; of a row's tokens and table, about."""
 MANY_SHARDS = 128
 """Enough to keep many processes busy to the end, few enough to open at once."""
-WINDOW_ROWS = 2_048
-"""Samples of a source that is read in chunks are mixed over at least so many, whose chunks a worker must hold."""
+WINDOW_ROWS, WINDOW_BYTES = 2_048, 512 << 20
+"""Samples of a source that is read in chunks are mixed over at least so many, or so much: a worker holds the chunks."""
 
 
 class Plan(BaseModel, frozen=True, extra="forbid"):
@@ -95,14 +95,21 @@ def largest_bytes(samples: int, stored_bytes: int) -> int:
 
 
 def cut_into_shards(
-    selected: NDArray[np.int64], chunks: NDArray[np.int64] | None, seed: int, shards: int
+    selected: NDArray[np.int64],
+    chunks: NDArray[np.int64] | None,
+    seed: int,
+    shards: int,
+    *,
+    picture_bytes: int = 0,
 ) -> list[NDArray[np.int64]]:
     """The source indices of every shard, in the order of their rows; `selected` is sorted.
 
+    picture_bytes: of a picture in the source, on average.
+
     Data comes sorted by class, and blocks of state are ranges of ids, so the listing is permuted before it is cut.
     Where a source is read in chunks (prefix sums, as Source.chunks has them), whole chunks are permuted and cut into
-    shards, and the samples are permuted within windows of whole chunks that hold at least WINDOW_ROWS together, so
-    that each chunk is read about once: its samples stay near each other, but no longer stand in its order.
+    shards, and the samples are permuted within windows of whole chunks that hold at least WINDOW_ROWS together, or
+    WINDOW_BYTES, so that each chunk is read about once: its samples stay near each other, but not in its order.
     """
     rng = np.random.default_rng(seed)
     cuts = np.array([shard * len(selected) // shards for shard in range(shards + 1)])
@@ -113,7 +120,8 @@ def cut_into_shards(
     turn = rng.permutation(len(chunks) - 1)[chunk]
     listing = selected[np.argsort(turn, kind="stable")]
     cuts = _at_ends_of_chunks(cuts, np.sort(turn))
-    return [_mixed(listing[start:end], chunks, rng) for start, end in pairwise(cuts.tolist())]
+    window = min(WINDOW_ROWS, WINDOW_BYTES // max(picture_bytes, 1))
+    return [_mixed(listing[start:end], chunks, window, rng) for start, end in pairwise(cuts.tolist())]
 
 
 def _at_ends_of_chunks(cuts: NDArray[np.int64], turn: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -126,17 +134,19 @@ def _at_ends_of_chunks(cuts: NDArray[np.int64], turn: NDArray[np.int64]) -> NDAr
     return moved if sizes.min() > 0 and sizes.max() <= MAX_SHARD_ROWS else cuts
 
 
-def _mixed(indices: NDArray[np.int64], chunks: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """One shard's samples, given chunk by chunk, permuted within windows of whole chunks."""
+def _mixed(
+    indices: NDArray[np.int64], chunks: NDArray[np.int64], window: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """One shard's samples, given chunk by chunk, permuted within windows of whole chunks and at least `window` rows."""
     chunk = np.searchsorted(chunks, indices, side="right")
     ends = [*(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(indices)]
-    return np.concatenate([rng.permutation(indices[start:end]) for start, end in _windows(ends)])
+    return np.concatenate([rng.permutation(indices[start:end]) for start, end in _windows(ends, window)])
 
 
-def _windows(ends: list[int]) -> Iterator[tuple[int, int]]:
+def _windows(ends: list[int], window: int) -> Iterator[tuple[int, int]]:
     start = 0
     for end in ends:
-        if end - start >= WINDOW_ROWS or end == ends[-1]:
+        if end - start >= window or end == ends[-1]:
             yield start, end
             start = end
 

@@ -248,19 +248,22 @@ def resident_megabytes():
 def test_epochs_broken_off_half_way_leave_threads_files_and_memory_as_they_were(open_loader, images_dataset, epochs):
     loader = open_loader(images_dataset, views=2, image_size=64, batch_size=64, recipe=RECIPES["simclr"], workers=2)
 
-    def break_off(epoch):
-        batches = loader.epoch(epoch)
-        for _ in range(loader.order.steps_per_epoch // 2):
-            next(batches)
-        batches.close()
+    def highest(numbers):
+        """Most megabytes after any of these epochs, each broken off half-way."""
+        megabytes = []
+        for epoch in numbers:
+            batches = loader.epoch(epoch)
+            for _ in range(loader.order.steps_per_epoch // 2):
+                next(batches)
+            batches.close()
+            megabytes.append(resident_megabytes())
+        return max(megabytes)
 
-    for epoch in range(3):
-        break_off(epoch)
-    before, megabytes = threads_and_files(), resident_megabytes()
-    for epoch in range(3, 3 + epochs):
-        break_off(epoch)
+    first_half = highest(range(epochs))
+    before = threads_and_files()
+    # Allocators take some dozens of epochs to have all they will ever want. A batch has 6 MB, and two are ahead.
+    assert highest(range(epochs, 2 * epochs)) < first_half + 48
     assert threads_and_files() == before
-    assert resident_megabytes() < megabytes + 32  # five batches
 
 
 def test_closing_ends_the_threads(open_loader, pairs_dataset):

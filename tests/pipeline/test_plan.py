@@ -70,6 +70,13 @@ def test_a_chunk_is_read_in_one_shard_and_its_samples_do_not_stand_in_its_order(
     assert (neighbours == 0).mean() < 0.4  # five chunks are mixed
 
 
+def test_large_pictures_are_mixed_over_fewer_so_that_a_worker_can_hold_their_chunks():
+    chunks = chunks_of([500] * 20)
+    (part,) = cut_into_shards(np.arange(10_000), chunks, 0, 1, picture_bytes=1 << 20)
+    chunk = np.searchsorted(chunks, part, side="right")
+    assert max(np.ptp(np.flatnonzero(chunk == number)) for number in range(1, 21)) < 1_000
+
+
 @pytest.mark.parametrize("chunks", [None, chunks_of([200] * 10)])
 def test_the_seed_decides_the_order(chunks):
     first, again, other = (np.concatenate(cut_into_shards(np.arange(2000), chunks, seed, 2)) for seed in (1, 1, 2))

@@ -133,7 +133,8 @@ def test_what_is_known_of_a_sample_is_written_below_it():
 
 
 HOSTILE = [
-    "\u202egnp.elif\u202c \u2066isolated\u2069 \x00\x07\x1b[31mred\x1b[0m", "x" * 10_000, "", " \n\t ", "$\\frac{1}{2}$ [b]",
+    "\u202egnp.elif\u202c \u2066isolated\u2069 \x00\x07\x1b[31mred\x1b[0m", "x" * 10_000, "", " \n\t ",
+    "$\\frac{1}{2}$ [b]",
     "漢字とかな交じりの文章は空白なしに続く" * 9, "مرحبا بالعالم", "नमस्ते दुनिया", "👨‍👩‍👧 family", "\ud800 lone", "e\u0301" * 99,
 ]  # fmt: skip
 

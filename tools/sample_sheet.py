@@ -51,13 +51,13 @@ def draw_sheet(title: str, facts: str, samples: list[ShownSample]) -> Image.Imag
     caption_lines = CAPTION_LINES if any(sample.caption for sample in samples) else 0
     cell_height = LINE + side + GAP + LINE * (1 + caption_lines)
     width = columns * (cell_width + GUTTER) - GUTTER
-    head = [*wrapped(title, _font(22, bold=True), width, lines=1), *wrapped(facts, _font(15), width, lines=3)]
-    top = MARGIN + 32 + LINE * (len(head) - 1) + GUTTER // 2
+    headline, facts_lines = wrapped(title, _font(22, bold=True), width, lines=1), wrapped(facts, _font(15), width, 3)
+    top = MARGIN + 32 + LINE * len(facts_lines) + GUTTER // 2
     rows = -(-len(samples) // columns)
     sheet = Image.new("RGB", (width + 2 * MARGIN, top + rows * (cell_height + GUTTER) - GUTTER + MARGIN), PAPER)
     draw = ImageDraw.Draw(sheet)
-    draw.text((MARGIN, MARGIN), head[0], INK, _font(22, bold=True))
-    for i, line in enumerate(head[1:]):
+    draw.text((MARGIN, MARGIN), "".join(headline), INK, _font(22, bold=True))
+    for i, line in enumerate(facts_lines):
         draw.text((MARGIN, MARGIN + 34 + i * LINE), line, FAINT, _font(15))
     for i, sample in enumerate(samples):
         left = MARGIN + i % columns * (cell_width + GUTTER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,21 +28,20 @@ def shown_samples(
     """
     recipe = RECIPES[recipe_name]
     rows = dataset.rows(sample_ids.tolist())
-    pictures = [_stored(dataset, row["sample_id"]) for row in rows]
-    columns = _views(dataset, sample_ids, recipe, seed, epoch, image_size, pictures)
-    return [
-        ShownSample(row["sample_id"], plain_text(row["group"] or ""), plain_text(row["caption"] or ""), picture, views)
-        for row, picture, views in zip(rows, pictures, zip(*columns, strict=True), strict=True)
-    ]
+    columns = _views(dataset, sample_ids, recipe, seed, epoch, image_size, rows)
+    return [_shown(dataset, row, views) for row, views in zip(rows, zip(*columns, strict=True), strict=True)]
 
 
-def _stored(dataset: Dataset, sample_id: int) -> Image.Image:
-    return Image.open(BytesIO(dataset.jpeg(sample_id)), formats=["JPEG"])
+def _shown(dataset: Dataset, row: dict[str, Any], views: tuple[ShownView, ...]) -> ShownSample:
+    stored = Image.open(BytesIO(dataset.jpeg(row["sample_id"])), formats=["JPEG"])
+    return ShownSample(
+        row["sample_id"], plain_text(row["group"] or ""), plain_text(row["caption"] or ""), stored, views
+    )
 
 
 def _views(
     dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe, seed: int, epoch: int, image_size: int,
-    pictures: list[Image.Image],
+    rows: list[dict[str, Any]],
 ) -> list[list[ShownView]]:  # fmt: skip
     """The two views, of every sample each."""
     pairs = dataset.index.mode == "pairs"
@@ -49,7 +49,7 @@ def _views(
     drawn = [(epoch, 0, f"epoch {epoch}"), (epoch + 1, 0, f"epoch {epoch + 1}")] if pairs else [
         (epoch, 0, "view 1"), (epoch, 1, "view 2"),
     ]  # fmt: skip
-    heights, widths = (np.array([getattr(p, side) for p in pictures], np.int64) for side in ("height", "width"))
+    heights, widths = (np.array([row[side] for row in rows], np.int64) for side in ("height", "width"))
     found = []
     with FFCVLoader.open(dataset, order, recipe=recipe, image_size=image_size, views=1 if pairs else 2) as loader:
         for of_epoch, view, name in drawn:

@@ -1,5 +1,6 @@
 """`thermopile show`: samples and their views on one sheet."""
 
+import io
 import re
 import shutil
 
@@ -28,12 +29,16 @@ def show(*words):
     return CliRunner().invoke(main, ["show", *map(str, words)])
 
 
+def format_of(path):
+    return Image.open(io.BytesIO(path.read_bytes())).format
+
+
 def test_a_sheet_is_written_and_named(images_dataset, tmp_path):
     done = show(images_dataset.path, "--out", tmp_path / "sheet.png", "--samples", 3, "--image-size", 32)
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == f"{tmp_path / 'sheet.png'}: 3 of 300 samples, recipe crop_flip\n"
     assert [path.name for path in tmp_path.iterdir()] == ["sheet.png"]
-    assert Image.open(tmp_path / "sheet.png").format == "PNG"
+    assert format_of(tmp_path / "sheet.png") == "PNG"
 
 
 def test_recipe_epoch_seed_and_ids_are_what_is_shown(images_dataset, tmp_path):
@@ -73,13 +78,14 @@ def test_frames_enclose_what_a_view_was_made_of(images_dataset):
 
 
 def test_pairs_are_shown_in_two_epochs_for_they_have_one_view(pairs_dataset):
-    ids = np.array([7, 1999])
+    ids = np.array([7, 300, 1999])
     now, later = (shown_samples(pairs_dataset, ids, "clip", seed=0, epoch=epoch, image_size=32) for epoch in (4, 5))
     for sample, next_sample, row in zip(now, later, pairs_dataset.rows(ids.tolist()), strict=True):
         assert [view.name for view in sample.views] == ["epoch 4", "epoch 5"]
         assert sample.views[1].picture.tobytes() == next_sample.views[0].picture.tobytes()
-        assert sample.views[0].picture.tobytes() != sample.views[1].picture.tobytes()
         assert (sample.caption, sample.group) == (row["caption"], row["group"])
+    # Two draws can be the same crop, but not everywhere.
+    assert any(sample.views[0].box != sample.views[1].box for sample in now)
 
 
 def test_the_recipes_are_those_of_the_loaders():
@@ -133,10 +139,18 @@ def test_what_is_known_of_a_sample_is_written_below_it():
 
 
 HOSTILE = [
-    "\u202egnp.elif\u202c \u2066isolated\u2069 \x00\x07\x1b[31mred\x1b[0m", "x" * 10_000, "", " \n\t ",
+    "\u202egnp.elif\u202c \u2066isolated\u2069 \x00\x07\x1b[31mred\x1b[0m",
+    "x" * 10_000,
+    "",
+    " \n\t ",
     "$\\frac{1}{2}$ [b]",
-    "漢字とかな交じりの文章は空白なしに続く" * 9, "مرحبا بالعالم", "नमस्ते दुनिया", "👨‍👩‍👧 family", "\ud800 lone", "e\u0301" * 99,
-]  # fmt: skip
+    "漢字とかな交じりの文章は空白なしに続く" * 9,
+    "مرحبا بالعالم",
+    "नमस्ते दुनिया",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 family",
+    "\ud800 lone",
+    "e\u0301" * 99,
+]
 
 
 def test_any_text_is_drawn_without_harm():
@@ -158,7 +172,7 @@ def test_wrapped_lines_fit_and_nothing_is_lost_without_a_mark(text, width, lines
 
 def test_lines_are_broken_between_words():
     assert wrapped("a dog on the grass", _font(15), 90, lines=3) == ["a dog on", "the grass"]
-    assert wrapped("a dog on the grass", _font(15), 90, lines=1) == ["a dog on …"]
+    assert wrapped("a dog on the grass", _font(15), 90, lines=1) == ["a dog on…"]
 
 
 def assert_refused(done, exit_code, message):
@@ -175,7 +189,7 @@ def test_an_existing_file_is_replaced_only_where_that_is_asked_for(images_datase
     assert_refused(show(images_dataset.path, *options), 2, r"exists; choose another file, or .* --overwrite")
     assert out.read_bytes() == b"mine"
     assert show(images_dataset.path, *options, "--overwrite").exit_code == 0
-    assert Image.open(out).format == "PNG"
+    assert format_of(out) == "PNG"
 
 
 @pytest.mark.parametrize(

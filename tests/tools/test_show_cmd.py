@@ -3,6 +3,7 @@
 import io
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from thermopile.pipeline.augment import RECIPES
+from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 from thermopile.tools.cli import main
@@ -213,7 +215,7 @@ def test_wrong_usage_is_one_line_and_writes_nothing(images_dataset, tmp_path, mo
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_no_dataset_or_too_small_a_one_is_one_line(images_dataset, tmp_path):
+def test_what_is_no_dataset_is_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     assert_refused(show(tmp_path / "empty", "--out", tmp_path / "a.png"), 1, "is no dataset: it has no dataset.json")
     assert_refused(show(tmp_path / "absent", "--out", tmp_path / "a.png"), 2, "does not exist")
@@ -226,3 +228,20 @@ def test_a_picture_damaged_on_disk_is_one_line(images_dataset, tmp_path):
     data = shard.read_bytes()
     shard.write_bytes(data.replace(b"\xff\xd8\xff", b"\0\0\0"))
     assert_refused(show(copy, "--out", tmp_path / "a.png", "--samples", 2), 1, "Convert the dataset again")
+
+
+def test_fewer_samples_than_the_loader_takes_are_refused_with_both_numbers(tmp_path):
+    with pytest.raises(DatasetError, match="holds 5 samples; the loader makes views of 16 or more"):
+        shown_samples(FiveSamples(tmp_path), np.arange(2), "clip", seed=0, epoch=0, image_size=32)
+
+
+class FiveSamples(SimpleNamespace):
+    """As much of a dataset as is asked before the loader is."""
+
+    n, index = 5, SimpleNamespace(mode="images")
+
+    def __init__(self, path):
+        super().__init__(path=path)
+
+    def rows(self, sample_ids):
+        return [{"sample_id": i, "height": 20, "width": 20} for i in sample_ids]

@@ -24,6 +24,7 @@ from .order import Order
 from .pixels import gaussian_blur, normalise, recolour, solarise
 from .placing import Placed, Placer
 from .resample import resample_into
+from .view_memory import ViewMemory
 
 Augmentation = Callable[[NDArray[np.float32], np.uint64], None]
 """A numba-compiled function that changes a view in place: pixels float32 [3, H, W] in 0 … 255, and the view's key,
@@ -31,7 +32,7 @@ from which `keyed.uniform(key, draw)` makes numbers for draws of 1,000 and more:
 
 
 class FFCVLoader:
-    """Serves the batches of one rank. Batches are fresh tensors: they may be kept.
+    """Serves the batches of one rank. A batch may be kept: its memory is used again only once nothing refers to it.
 
     Threads, not processes: the kernels hold no lock, so that nothing is copied between processes or left behind.
     """
@@ -45,6 +46,7 @@ class FFCVLoader:
         self._placer = Placer(dataset)
         self._ahead, self._workers, self._augment = ahead, workers, augment
         self._pool = ThreadPoolExecutor(workers, "thermopile-loader")
+        self._memory = ViewMemory(spare=ahead + 2)  # those ahead, the one in use, the one that comes
 
     @classmethod
     def open(
@@ -101,7 +103,7 @@ class FFCVLoader:
 
     def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[Batch, list[Future[int]]]:
         size = self.image_size
-        pixels = np.empty((self.views, len(ids), 3, size, size), np.float32)  # on huge pages, unlike torch.empty
+        pixels = self._memory.lend((self.views, len(ids), 3, size, size))
         placed, tokens = self._placer.place(ids)
         views = tuple(
             view_parameters(self.recipe, self.order.seed, epoch, ids, placed.height, placed.width, view)

@@ -22,6 +22,6 @@ class ViewMemory:
         if owned is None or owned.size != prod(shape):
             owned = np.empty(prod(shape), np.float32)  # on huge pages, unlike torch.empty
         # Through a memoryview: numpy and torch then refer to `lent`, and not past it to `owned`.
-        lent = np.frombuffer(memoryview(owned), np.float32)
+        lent = np.frombuffer(owned.data, np.float32)
         weakref.finalize(lent, self._spare.append, owned)
         return lent.reshape(shape)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,6 +17,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from .beton import Beton
+from .cores import cores
 from .dataset import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, Dataset, TokenizerInfo, shard_name
 from .errors import DatasetError
 from .files import sha256_of
@@ -60,7 +60,7 @@ def check_dataset(
     tokenizer, findings = _open_tokenizer(dataset)
     yield from findings
     seen = np.zeros(0, np.int64)
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as threads:
+    with ThreadPoolExecutor(workers or cores()) as threads:
         for number in range(dataset.shards):
             try:
                 shard, findings = _open(dataset, number, tokenizer)

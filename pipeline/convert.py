@@ -8,7 +8,6 @@ the shards, partial.py keeps what is done and gives it its name in the end.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from .bad_samples import BadSample, count_reasons, read_bad_samples
+from .cores import cores
 from .dataset import ERRORS_FILE, FORMAT, DatasetIndex, ImagePolicy, TokenizerInfo, fingerprint, read_index
 from .errors import DatasetError, SourceError
 from .files import sync
@@ -105,7 +105,7 @@ def convert(
             run = _Run(source, np.arange(len(source)) if selection is None else selection, settings, plan, partial)
             run.begin(tokenizer, overwrite, resume)
             if not partial.is_whole:
-                seen = run.write_shards(workers or os.cpu_count() or 1, on_progress)
+                seen = run.write_shards(workers or cores(), on_progress)
                 run.assemble()
             partial.publish()
         partial.remove_replaced()

@@ -6,7 +6,6 @@ of its own.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +21,7 @@ from torch.utils.dlpack import from_dlpack
 
 from .augment import Recipe, ViewParameters, view_parameters
 from .batch import Batch
+from .cores import cores
 from .dataset import Dataset
 from .errors import DatasetError
 from .order import Order
@@ -67,14 +67,15 @@ class DALILoader:
         """Open a loader.
 
         image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images alone.
-        workers: threads of DALI; all cores where None. ahead: batches made before they are asked for.
+        workers: threads of DALI; where None, one more than cores, since each operator waits for its last sample.
+        ahead: batches made before they are asked for.
         device: who decodes and augments; "cuda" is torch's current CUDA device.
         Raises DatasetError where the order was made for another number of samples.
         """
         if order.samples != dataset.n:
             raise DatasetError(f"the order is for {order.samples:,} samples, but {dataset.path} holds {dataset.n:,}")
         return cls(
-            dataset, order, recipe=recipe, image_size=image_size, views=views, workers=workers or os.cpu_count() or 1,
+            dataset, order, recipe=recipe, image_size=image_size, views=views, workers=workers or cores() + 1,
             ahead=ahead, rank=rank, world=world, device=device,
         )  # fmt: skip
 

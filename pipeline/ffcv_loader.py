@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from .augment import Recipe, ViewParameters, view_key, view_parameters
 from .batch import Batch
+from .cores import cores
 from .dataset import Dataset
 from .errors import DatasetError
 from .ffcv_api import imdecode
@@ -64,7 +64,7 @@ class FFCVLoader:
         if order.samples != dataset.n:
             raise DatasetError(f"the order is for {order.samples:,} samples, but {dataset.path} holds {dataset.n:,}")
         return cls(
-            dataset, order, recipe=recipe, image_size=image_size, views=views, workers=workers or os.cpu_count() or 1,
+            dataset, order, recipe=recipe, image_size=image_size, views=views, workers=workers or cores(),
             ahead=ahead, rank=rank, world=world, augment=augment or _leave,
         )  # fmt: skip
 

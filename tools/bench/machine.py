@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ...pipeline.cores import cores
+
 
 def describe_machine(*packages: str) -> dict[str, Any]:
     """CPU model, cores that this process may use, RAM in bytes, versions of these packages, and the GPU or none."""
@@ -15,7 +17,7 @@ def describe_machine(*packages: str) -> dict[str, Any]:
 
     return {
         "cpu": _lines("/proc/cpuinfo").get("model name", "unknown"),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "ram_bytes": _kibibytes("/proc/meminfo", "MemTotal"),
         **{name: version(name) for name in packages},
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

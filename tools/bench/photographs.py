@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -11,6 +10,8 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from ...pipeline.cores import cores
 
 HEIGHT, WIDTH = 300, 400
 QUALITY = 90
@@ -25,7 +26,7 @@ def jpegs(count: int) -> Iterator[bytes]:
 
     originals = load_sample_images().images  # of 427 × 640 pixels: a flower, and a temple
     numbers = iter(range(count))
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
         while some := list(islice(numbers, _AT_ONCE)):
             yield from pool.map(lambda number: _jpeg(originals[number % len(originals)], number), some)
 

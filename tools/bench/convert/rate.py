@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from ....pipeline.convert import ConvertSettings, convert
+from ....pipeline.cores import cores
 from ....pipeline.dataset import ImagePolicy
 from ....pipeline.webdataset import WebDatasetSource
 from ..figure import Figure
@@ -27,22 +28,22 @@ _FEW = 2
 def measure(sizes: Sizes, directory: Path) -> Measured:
     """Convert the tars, and copy them plainly, once a round each; the listing of the tars counts for both."""
     say(f"convert: making {sizes.images:,} photographs")
-    policy, cores = ImagePolicy(max_size=sizes.max_size), len(os.sched_getaffinity(0))
+    policy, workers = ImagePolicy(max_size=sizes.max_size), cores()
     tars, out = write_tars(directory, sizes.images, sizes.tars), directory / "out"
     (directory / "few").mkdir()
     few = write_tars(directory / "few", _FEW, 1)
 
     def converted(paths: list[Path]) -> Callable[[int], float]:
-        return _timed(out, lambda: convert(WebDatasetSource(paths), out, ConvertSettings(image=policy), workers=cores))
+        return _timed(out, lambda: convert(WebDatasetSource(paths), out, ConvertSettings(image=policy), workers=workers))
 
     cold, warm = (converted(few)(start) for start in range(2))
     seconds = take_turns(
-        "convert", {"convert": converted(tars), "plain": _timed(out, lambda: copy_tars(tars, out, policy, cores))},
+        "convert", {"convert": converted(tars), "plain": _timed(out, lambda: copy_tars(tars, out, policy, workers))},
         sizes.rounds,
     )  # fmt: skip
     rates = {name: [sizes.images / of_round for of_round in times] for name, times in seconds.items()}
     return Measured(
-        f"{sizes.images:,} photographs of 400×300 in {sizes.tars} webdataset tars, {_what(sizes)}, {cores} processes; "
+        f"{sizes.images:,} photographs of 400×300 in {sizes.tars} webdataset tars, {_what(sizes)}, {workers} processes; "
         f"medians of {sizes.rounds} rounds",
         f"the same processes that only read the tars, {_plainly(sizes)} and write one file for each tar",
         (

@@ -11,7 +11,7 @@ import torch
 from ....pipeline.augment import RECIPES
 from ....pipeline.ffcv_loader import FFCVLoader
 from .cases import DALI, DECODE, FFCV, FFCV_OWN, PILLOW, Case
-from .decode import CORES, decode_only
+from .decode import decode_only
 from .ffcv_own import ffcv_own_loader
 from .material import Material
 from .pillow_views import pillow_loader
@@ -25,7 +25,6 @@ Serve = Callable[[int], Iterator[object]]
 def _ffcv(material: Material, case: Case, sizes: RateSizes) -> Iterator[Serve]:
     with FFCVLoader.open(
         material.dataset, material.order, recipe=RECIPES[case.recipe], image_size=sizes.image_size, views=case.views,
-        workers=CORES,
     ) as loader:  # fmt: skip
         yield lambda number: loader.epoch(number, _first_step(material, sizes))
 
@@ -37,7 +36,7 @@ def _dali(material: Material, case: Case, sizes: RateSizes) -> Iterator[Serve]:
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
     with DALILoader.open(
         material.dataset, material.order, recipe=RECIPES[case.recipe], image_size=sizes.image_size, views=case.views,
-        workers=CORES, device=device,
+        device=device,
     ) as loader:  # fmt: skip
         yield lambda number: loader.epoch(number, _first_step(material, sizes))
 

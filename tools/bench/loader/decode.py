@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,22 +12,21 @@ from numba import njit
 from numpy.typing import NDArray
 
 from ....pipeline.beton import Beton
+from ....pipeline.cores import cores
 from ....pipeline.ffcv_api import imdecode
 from .cases import Case
 from .material import Material
 from .sizes import RateSizes
-
-CORES = len(os.sched_getaffinity(0))
 
 
 @contextmanager
 def decode_only(material: Material, case: Case, sizes: RateSizes) -> Iterator[Callable[[int], Iterator[object]]]:
     """Decode the same JPEGs whole, once each, on all cores, and do nothing else."""
     beton = material.dataset.beton(0)
-    with ThreadPoolExecutor(CORES) as pool:
+    with ThreadPoolExecutor(cores()) as pool:
 
         def decode_batch(rows: NDArray[np.int64]) -> int:
-            parts = np.array_split(rows, CORES)
+            parts = np.array_split(rows, cores())
             return sum(pool.map(partial(decode_rows, beton), parts))
 
         def decode(number: int) -> Iterator[object]:

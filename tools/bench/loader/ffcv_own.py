@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTo
 from ffcv.traversal_order.base import TraversalOrder
 
 from ....pipeline.augment import RECIPES, Recipe
+from ....pipeline.cores import cores
 from ....pipeline.dataset import SHARD_FOLDER, shard_name
 from .cases import Case
 from .material import Material
@@ -32,7 +32,7 @@ def ffcv_own_loader(material: Material, case: Case, sizes: RateSizes) -> Iterato
         pipelines[f"image_{view}"] = PipelineSpec("image", decoder, transforms)
     loader = Loader(
         str(material.dataset.path / SHARD_FOLDER / shard_name(0, "beton")),
-        batch_size=sizes.batch, num_workers=len(os.sched_getaffinity(0)), os_cache=True,
+        batch_size=sizes.batch, num_workers=cores(), os_cache=True,
         order=OrderOption.SEQUENTIAL, pipelines=pipelines, batches_ahead=2,
     )  # fmt: skip
     # Given afterwards: in 1.0.2 the argument `order` takes no order of one's own.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ....pipeline.augment import RECIPES, Recipe, ViewParameters, view_parameters
+from ....pipeline.cores import cores
 from ....pipeline.order import Order
 from ..photographs import HEIGHT, WIDTH
 from .cases import Case
@@ -31,7 +31,7 @@ def pillow_loader(material: Material, case: Case, sizes: RateSizes) -> Iterator[
     views = PillowViews(material.files, case.recipe, case.views, sizes.image_size)
     batches = _Batches(material.order, sizes.warm_up + sizes.batches)
     loader: DataLoader[tuple[Tensor, ...]] = DataLoader(
-        views, batch_sampler=batches, num_workers=len(os.sched_getaffinity(0)), persistent_workers=True,
+        views, batch_sampler=batches, num_workers=cores(), persistent_workers=True,
         multiprocessing_context="spawn",  # a fork would take over locks of this process's threads
     )  # fmt: skip
 

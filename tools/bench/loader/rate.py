@@ -11,13 +11,13 @@ from statistics import median
 
 import torch
 
+from ....pipeline.cores import cores
 from ..figure import Figure
 from ..measured import Measured
 from ..progress import say
 from ..rounds import ratios, take_turns
 from .cases import CASES, NAMES, Case
 from .contenders import CONTENDERS, Serve
-from .decode import CORES
 from .material import prepare
 from .sizes import RateSizes
 
@@ -36,7 +36,7 @@ def measure(sizes: RateSizes, directory: Path) -> Measured:
         rates = take_turns(sizes.case, measures, sizes.rounds)
     return Measured(
         f"images a second of {case.title}; {sizes.images:,} photographs of 400×300 to "
-        f"{sizes.image_size}×{sizes.image_size}, batches of {sizes.batch}, {CORES} cores; "
+        f"{sizes.image_size}×{sizes.image_size}, batches of {sizes.batch}, {cores()} cores; "
         f"medians of {sizes.rounds} rounds of {sizes.batches} batches each",
         "as named; ratios are the median of the rounds (lowest–highest)",
         tuple(_figures(case, rates)),

@@ -34,7 +34,9 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
     few = write_tars(directory / "few", _FEW, 1)
 
     def converted(paths: list[Path]) -> Callable[[int], float]:
-        return _timed(out, lambda: convert(WebDatasetSource(paths), out, ConvertSettings(image=policy), workers=workers))
+        return _timed(
+            out, lambda: convert(WebDatasetSource(paths), out, ConvertSettings(image=policy), workers=workers)
+        )
 
     cold, warm = (converted(few)(start) for start in range(2))
     seconds = take_turns(

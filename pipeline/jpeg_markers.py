@@ -18,6 +18,7 @@ MAX_FILL = 1_000
 """Bytes between two segments that mean nothing; there should be none, and Pillow looks at each."""
 
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
+_APP1, _APP15 = 0xE1, 0xEF
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ONE_PASS_FRAMES = (0xC0, 0xC1)
 _HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
@@ -33,6 +34,9 @@ class Coding(NamedTuple):
     """Baseline or progressive, which every decoder takes; not arithmetic or lossless, which hardware lacks."""
     scans: int
     """How often a decoder goes over the whole picture."""
+    plain_size: tuple[int, int] | None = None
+    """Height and width of a baseline JPEG of 8-bit YCbCr in one scan, whose header has no more to say: no EXIF, no
+    Adobe marker, nothing of any other program's."""
 
 
 def coding_of(jpeg: bytes) -> Coding:
@@ -40,7 +44,7 @@ def coding_of(jpeg: bytes) -> Coding:
 
     Raises BadSampleError for what would keep a decoder busy: scans or segments beyond number, or much filling.
     """
-    frame, scans, components, place = 0, 0, 0, 0
+    frame, scans, place, header, is_plain = 0, 0, 0, b"", True
     for _ in range(MAX_SEGMENTS):
         found = _MARKER.search(jpeg, place)
         if not found or found.end() + 8 > len(jpeg) or (marker := jpeg[found.end() - 1]) == _EOI:
@@ -51,12 +55,22 @@ def coding_of(jpeg: bytes) -> Coding:
         if marker == _SOI:
             continue
         if marker in _FRAMES:
-            frame, components = marker, jpeg[place + 7]
+            frame, header = marker, jpeg[place + 2 : place + 17]
+        is_plain &= not _APP1 <= marker <= _APP15
         if marker == _SOS:
             scans += 1
             if scans > MAX_SCANS:
                 raise BadSampleError(f"a bomb: more than {MAX_SCANS} scans")
-            if frame in _ONE_PASS_FRAMES and jpeg[place + 2] == components:
-                return Coding(is_huffman=True, scans=1)  # what follows is coded data, which takes long to search
+            if frame in _ONE_PASS_FRAMES and jpeg[place + 2] == header[5]:
+                # What follows is coded data, which takes long to search.
+                return Coding(is_huffman=True, scans=1, plain_size=_size_of_ycbcr(header) if is_plain else None)
         place += int.from_bytes(jpeg[place : place + 2], "big")
     raise BadSampleError(f"a bomb: more than {MAX_SEGMENTS:,} segments")
+
+
+def _size_of_ycbcr(header: bytes) -> tuple[int, int] | None:
+    """Height and width from a frame's header, where it describes three components of 8 bits not called R, G and B."""
+    precision, components, names = header[0], header[5], header[6::3]
+    if precision != 8 or components != 3 or names == b"RGB":
+        return None
+    return int.from_bytes(header[1:3], "big"), int.from_bytes(header[3:5], "big")

@@ -64,13 +64,14 @@ def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conve
     """
     beton, parquet, errors = (part.being_written(suffix) for suffix in _SUFFIXES)
     length = conversion.settings.context_length if conversion.tokenizer else None
-    with errors.open("w", encoding="utf-8") as left_out, _flushed_meanwhile(beton):
-        rows = _Rows(source_indices, conversion, left_out)
-        write_beton(beton, rows, most_rows=len(source_indices), context_length=length)
-    table = pa.table(rows.table, schema=TABLE_SCHEMA)
-    pq.write_table(table, parquet)
-    _verify(beton, parquet, table, rows.source_index)
-    result = ShardResult(len(table), sha256_of(beton, parquet), rows.left_out, rows.truncated)
+    with _flushed_meanwhile(beton):
+        with errors.open("w", encoding="utf-8") as left_out:
+            rows = _Rows(source_indices, conversion, left_out)
+            write_beton(beton, rows, most_rows=len(source_indices), context_length=length)
+        table = pa.table(rows.table, schema=TABLE_SCHEMA)
+        pq.write_table(table, parquet)
+        _verify(beton, parquet, table, rows.source_index)
+        result = ShardResult(len(table), sha256_of(beton, parquet), rows.left_out, rows.truncated)
     sync(parquet)
     sync(errors)
     for suffix in _SUFFIXES:

@@ -30,7 +30,7 @@ def test_a_conversion_is_measured_beside_a_plain_loop(tmp_path, part):
     assert (rate.name, rate.asked, len(rate.ratios)) == ("images_per_second", "ratio ≥ 0.80", SMALL[part].rounds)
     assert rate.ours > 0
     assert start_up.ours >= 0
-    assert "16 photographs of 400×300 in 2 webdataset tars" in measured.title
+    assert "16 photographs of 400×300 in 2 tars" in measured.title
 
 
 @pytest.mark.soak

@@ -45,7 +45,7 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
     )  # fmt: skip
     rates = {name: [sizes.images / of_round for of_round in times] for name, times in seconds.items()}
     return Measured(
-        f"{sizes.images:,} photographs of 400×300 in {sizes.tars} webdataset tars, {_what(sizes)}, {workers} processes; "
+        f"{sizes.images:,} photographs of 400×300 in {sizes.tars} tars, {_what(sizes)}, {workers} processes; "
         f"medians of {sizes.rounds} rounds",
         f"the same processes that only read the tars, {_plainly(sizes)} and write one file for each tar",
         (

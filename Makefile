@@ -10,7 +10,7 @@ PYTEST = .venv/bin/pytest --rootdir tests tests
 DEBIAN_PACKAGES = build-essential pkg-config libopencv-dev libturbojpeg0-dev libgl1 libglib2.0-0 python3-dev python3-venv
 
 demo: .venv/ready
-	test -f demo/glyphs-test/dataset.json || $(RUN) convert glyphs demo/glyphs --overwrite
+	$(RUN) convert glyphs demo/glyphs --resume
 	$(RUN) train --preset glyphs --data demo/glyphs --out demo/run --resume
 	$(RUN) inspect demo/run
 

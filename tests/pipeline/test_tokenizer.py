@@ -206,9 +206,9 @@ def hostile_files():
 
 
 def test_a_vocabulary_that_would_need_a_huge_embedding_is_refused(tmp_path):
-    theirs = Tokenizer(models.WordLevel({"a": 0, "[SEP]": 2**31}, unk_token="a"))
-    theirs.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 2**31)])
-    with pytest.raises(DatasetError, match="tokens up to 2,147,483,648; at most 4,194,304"):
+    theirs = Tokenizer(models.WordLevel({"a": 0, "[SEP]": 2**23}, unk_token="a"))
+    theirs.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 2**23)])
+    with pytest.raises(DatasetError, match="tokens up to 8,388,608; at most 4,194,304"):
         loaded(theirs, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""How many cores this process may use, which a scheduler or a container can make fewer than there are."""
+"""How many cores this process may use, which a scheduler or `taskset` can make fewer than there are."""
 
 import os
 

@@ -185,7 +185,8 @@ class DALILoader:
         """Take what is still scheduled, and throw it away."""
         while self._scheduled:
             self._scheduled.popleft()
-            with suppress(RuntimeError):  # a damaged sample that nobody asked for
+            # A damaged sample that nobody asked for, or a pipeline that DALI ended because the interpreter does.
+            with suppress(RuntimeError, AttributeError):
                 self._take_outputs()
 
     def _forget_pipeline(self) -> None:

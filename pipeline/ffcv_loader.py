@@ -94,6 +94,7 @@ class FFCVLoader:
     def close(self) -> None:
         """Stop the decoding threads; waits for the batch they are at."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._memory = ViewMemory(spare=0)  # batches that are still held come back to the old one, which goes with them
 
     def __enter__(self) -> Self:
         return self
@@ -111,13 +112,18 @@ class FFCVLoader:
         )
         cuts = np.linspace(0, len(ids), self._workers + 1).astype(int)
         parts = [
-            self._pool.submit(_make_rows, placed, views, low, high, pixels, *self._constants(epoch))
+            self._pool.submit(self._make_rows, placed, views, low, high, pixels, *self._constants(epoch))
             for low, high in pairwise(cuts.tolist())
         ]
         batch = Batch(
             torch.from_numpy(ids), tuple(torch.from_numpy(pixels)), None if tokens is None else torch.from_numpy(tokens)
         )
         return batch, parts
+
+    def _make_rows(self, *of_part: Any) -> int:
+        """A method, so that work under way holds the memory maps that it reads when its loader is dropped unclosed."""
+        row: int = _make_rows(*of_part)
+        return row
 
     def _constants(self, epoch: int) -> tuple[Any, ...]:
         std = np.array(self.recipe.std)

@@ -18,8 +18,11 @@ class ViewMemory:
 
     def lend(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """An array with any values. It comes back when it is gone, and every view and tensor that shares its memory."""
-        owned = self._spare.pop() if self._spare else None
-        if owned is None or owned.size != prod(shape):
+        try:
+            owned = self._spare.pop()  # asked for its length before, another thread could take the last one meanwhile
+        except IndexError:
+            owned = np.empty(0, np.float32)
+        if owned.size != prod(shape):
             owned = np.empty(prod(shape), np.float32)  # on huge pages, unlike torch.empty
         # Through a memoryview: numpy and torch then refer to `lent`, and not past it to `owned`.
         lent = np.frombuffer(owned.data, np.float32)

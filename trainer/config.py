@@ -54,7 +54,7 @@ class DataConfig(_Section):
     image_size: int = Field(default=224, ge=8)
     """Side of a view in pixels."""
     workers: NonNegativeInt = 0
-    """Decoding threads; 0 is one per core."""
+    """Decoding threads; 0 is one per core, and one more with `dali`."""
     ahead: PositiveInt = 2
     """Batches decoded before they are asked for."""
 

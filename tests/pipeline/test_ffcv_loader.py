@@ -1,8 +1,10 @@
 """The CPU loader: the order's ids, the pixels that belong to them, from any step, and nothing left behind."""
 
+import gc
 import io
 import shutil
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -192,6 +194,20 @@ def test_large_pictures_are_decoded_at_a_fraction_of_their_size_and_look_the_sam
     batch = open_loader(dataset, recipe=WHOLE, batch_size=32).make(np.array([3]), epoch=0)
     whole = Image.open(tmp_path / "large.jpg").resize((32, 32), Image.Resampling.BILINEAR)
     assert np.abs(batch.views[0][0].numpy().transpose(1, 2, 0) - np.asarray(whole) / 255).mean() < 0.01
+
+
+def test_a_closed_loader_holds_no_memory_of_views(open_loader, pairs_dataset):
+    tracemalloc.start()
+    try:
+        loader = open_loader(pairs_dataset, image_size=128)
+        batches = loader.epoch(0)
+        megabytes_of_a_batch = next(batches).views[0].nbytes / 1e6
+        batches.close()
+        loader.close()
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] / 1e6 < megabytes_of_a_batch / 2
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_order_for_another_number_of_samples_is_refused(pairs_dataset):

@@ -3,7 +3,10 @@
 import gc
 import os
 import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -264,6 +267,14 @@ def test_epochs_broken_off_half_way_leave_threads_files_and_memory_as_they_were(
     # Allocators take some dozens of epochs to have all they will ever want. A batch has 6 MB, and two are ahead.
     assert highest(range(epochs, 2 * epochs)) < first_half + 48
     assert threads_and_files() == before
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_loader_dropped_unclosed_ends_neither_the_process_nor_its_silence(kind, photographs):
+    _, dataset = photographs
+    command = [sys.executable, Path(__file__).with_name("dropping_run.py"), kind, dataset.path]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_closing_ends_the_threads(open_loader, pairs_dataset):

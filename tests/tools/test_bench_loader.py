@@ -9,8 +9,9 @@ from click.testing import CliRunner
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.ffcv_loader import FFCVLoader
-from thermopile.tools.bench.loader.cases import CASES, FFCV, FFCV_OWN, PILLOW
+from thermopile.tools.bench.loader.cases import CASES, FFCV, FFCV_OWN, NAMES, PILLOW
 from thermopile.tools.bench.loader.command import PARTS
+from thermopile.tools.bench.loader.contenders import configured
 from thermopile.tools.bench.loader.decode import decode_only, decode_rows
 from thermopile.tools.bench.loader.material import prepare
 from thermopile.tools.bench.loader.pillow_views import PillowViews
@@ -87,6 +88,12 @@ def test_a_round_is_as_many_batches_as_its_sizes_say(material):
     with decode_only(material, CASES["single"], sizes) as serve:
         assert len(list(serve(0))) == 5
         assert images_per_second(serve, sizes, 1) > 0
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_how_each_contender_was_opened_is_told(case):
+    told = [line.split(":")[0] for line in configured(case)]
+    assert told == [NAMES[name] for name in case.contenders]
 
 
 def test_psnr_of_a_difference_of_one_level_everywhere():

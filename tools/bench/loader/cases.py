@@ -15,6 +15,9 @@ NAMES = {
 }
 """Contender -> what it is called in tables."""
 
+AHEAD = 2
+"""Batches that a contender makes before they are asked for; of DataLoader, batches of each process."""
+
 
 @dataclass(frozen=True)
 class Case:

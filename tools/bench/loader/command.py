@@ -18,7 +18,7 @@ PARTS = ("single", "two_views", "simclr", "cost", "resize", "open")
 @click.option("--part", "parts", type=click.Choice(PARTS), multiple=True,
               help="Measure this part; may be repeated. Default: all.")  # fmt: skip
 @click.option("--scale", type=click.Choice(["full", "small"]), default="full", show_default=True,
-              help="full: 10 minutes, 4 GB of memory. small: a minute, and no judgement.")  # fmt: skip
+              help="full: 10 minutes, 4 GB of memory. small: 3 minutes, and no judgement.")  # fmt: skip
 @click.option("--dir", "directory", type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
               help="Where temporary files go.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

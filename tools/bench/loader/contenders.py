@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 
 from ....pipeline.augment import RECIPES
+from ....pipeline.cores import cores
 from ....pipeline.ffcv_loader import FFCVLoader
-from .cases import DALI, DECODE, FFCV, FFCV_OWN, PILLOW, Case
+from .cases import AHEAD, DALI, DECODE, FFCV, FFCV_OWN, NAMES, PILLOW, Case
 from .decode import decode_only
 from .ffcv_own import ffcv_own_loader
 from .material import Material
@@ -25,6 +26,7 @@ Serve = Callable[[int], Iterator[object]]
 def _ffcv(material: Material, case: Case, sizes: RateSizes) -> Iterator[Serve]:
     with FFCVLoader.open(
         material.dataset, material.order, recipe=RECIPES[case.recipe], image_size=sizes.image_size, views=case.views,
+        ahead=AHEAD,
     ) as loader:  # fmt: skip
         yield lambda number: loader.epoch(number, _first_step(material, sizes))
 
@@ -36,7 +38,7 @@ def _dali(material: Material, case: Case, sizes: RateSizes) -> Iterator[Serve]:
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
     with DALILoader.open(
         material.dataset, material.order, recipe=RECIPES[case.recipe], image_size=sizes.image_size, views=case.views,
-        device=device,
+        ahead=AHEAD, device=device,
     ) as loader:  # fmt: skip
         yield lambda number: loader.epoch(number, _first_step(material, sizes))
 
@@ -53,3 +55,17 @@ CONTENDERS: dict[str, Callable[[Material, Case, RateSizes], AbstractContextManag
     PILLOW: pillow_loader,
     DECODE: decode_only,
 }
+
+
+def configured(case: Case) -> tuple[str, ...]:
+    """How each contender of the case is opened, a line each."""
+    device = "the GPU" if torch.cuda.is_available() else "the CPU"
+    decodes = "decoded once" if case.views == 1 else "decoded again for each view"
+    words = {
+        FFCV: f"{cores()} threads, {AHEAD} batches ahead, a JPEG decoded once",
+        DALI: f"on {device}, {cores() + 1} threads, {AHEAD} batches ahead, a JPEG decoded once",
+        FFCV_OWN: f"{cores()} threads, {AHEAD} batches ahead, os_cache, rows drawn at random, a JPEG {decodes}",
+        PILLOW: f"{cores()} processes, {AHEAD} batches ahead in each, JPEGs of a folder, decoded once",
+        DECODE: f"{cores()} threads, whole pictures, once each, with the fast DCT",
+    }
+    return tuple(f"{NAMES[name]}: {words[name]}." for name in case.contenders)

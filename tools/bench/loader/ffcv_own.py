@@ -16,7 +16,7 @@ from ffcv.traversal_order.base import TraversalOrder
 from ....pipeline.augment import RECIPES, Recipe
 from ....pipeline.cores import cores
 from ....pipeline.dataset import SHARD_FOLDER, shard_name
-from .cases import Case
+from .cases import AHEAD, Case
 from .material import Material
 from .sizes import RateSizes
 
@@ -33,7 +33,7 @@ def ffcv_own_loader(material: Material, case: Case, sizes: RateSizes) -> Iterato
     loader = Loader(
         str(material.dataset.path / SHARD_FOLDER / shard_name(0, "beton")),
         batch_size=sizes.batch, num_workers=cores(), os_cache=True,
-        order=OrderOption.SEQUENTIAL, pipelines=pipelines, batches_ahead=2,
+        order=OrderOption.SEQUENTIAL, pipelines=pipelines, batches_ahead=AHEAD,
     )  # fmt: skip
     # Given afterwards: in 1.0.2 the argument `order` takes no order of one's own.
     loader.traversal_order = _RandomRows(loader, sizes.batch * (sizes.warm_up + sizes.batches))

@@ -17,7 +17,7 @@ from ....pipeline.augment import RECIPES, Recipe, ViewParameters, view_parameter
 from ....pipeline.cores import cores
 from ....pipeline.order import Order
 from ..photographs import HEIGHT, WIDTH
-from .cases import Case
+from .cases import AHEAD, Case
 from .material import Material
 from .sizes import RateSizes
 
@@ -31,7 +31,7 @@ def pillow_loader(material: Material, case: Case, sizes: RateSizes) -> Iterator[
     views = PillowViews(material.files, case.recipe, case.views, sizes.image_size)
     batches = _Batches(material.order, sizes.warm_up + sizes.batches)
     loader: DataLoader[tuple[Tensor, ...]] = DataLoader(
-        views, batch_sampler=batches, num_workers=cores(), persistent_workers=True,
+        views, batch_sampler=batches, num_workers=cores(), prefetch_factor=AHEAD, persistent_workers=True,
         multiprocessing_context="spawn",  # a fork would take over locks of this process's threads
     )  # fmt: skip
 

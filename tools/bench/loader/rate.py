@@ -17,7 +17,7 @@ from ..measured import Measured
 from ..progress import say
 from ..rounds import ratios, take_turns
 from .cases import CASES, NAMES, Case
-from .contenders import CONTENDERS, Serve
+from .contenders import CONTENDERS, Serve, configured
 from .material import prepare
 from .sizes import RateSizes
 
@@ -40,6 +40,7 @@ def measure(sizes: RateSizes, directory: Path) -> Measured:
         f"medians of {sizes.rounds} rounds of {sizes.batches} batches each",
         "as named; ratios are the median of the rounds (lowest–highest)",
         tuple(_figures(case, rates)),
+        notes=configured(case),
     )
 
 

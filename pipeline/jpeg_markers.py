@@ -18,7 +18,9 @@ MAX_FILL = 1_000
 """Bytes between two segments that mean nothing; there should be none, and Pillow looks at each."""
 
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
-_APP1, _APP15 = 0xE1, 0xEF
+_APP0, _APP1, _APP15 = 0xE0, 0xE1, 0xEF
+_JFIF_BYTES = 16
+"""Length of the segment that nearly every JPEG begins with, where it holds no small picture of its own."""
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ONE_PASS_FRAMES = (0xC0, 0xC1)
 _HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
@@ -36,7 +38,7 @@ class Coding(NamedTuple):
     """How often a decoder goes over the whole picture."""
     plain_size: tuple[int, int] | None = None
     """Height and width of a baseline JPEG of 8-bit YCbCr in one scan, whose header has no more to say: no EXIF, no
-    Adobe marker, nothing of any other program's."""
+    Adobe marker, nothing of any other program's, and nothing between its parts, on which decoders disagree."""
 
 
 def coding_of(jpeg: bytes) -> Coding:
@@ -51,12 +53,14 @@ def coding_of(jpeg: bytes) -> Coding:
             return Coding(frame in _HUFFMAN_FRAMES, scans)
         if not scans and found.start() - place > MAX_FILL:
             raise BadSampleError(f"a bomb: more than {MAX_FILL:,} bytes between two parts of its header")
+        is_plain &= found.start() == place and not _APP1 <= marker <= _APP15
         place = found.end()
         if marker == _SOI:
             continue
         if marker in _FRAMES:
             frame, header = marker, jpeg[place + 2 : place + 17]
-        is_plain &= not _APP1 <= marker <= _APP15
+        length = int.from_bytes(jpeg[place : place + 2], "big")
+        is_plain &= marker != _APP0 or length == _JFIF_BYTES
         if marker == _SOS:
             scans += 1
             if scans > MAX_SCANS:
@@ -64,7 +68,7 @@ def coding_of(jpeg: bytes) -> Coding:
             if frame in _ONE_PASS_FRAMES and jpeg[place + 2] == header[5]:
                 # What follows is coded data, which takes long to search.
                 return Coding(is_huffman=True, scans=1, plain_size=_size_of_ycbcr(header) if is_plain else None)
-        place += int.from_bytes(jpeg[place : place + 2], "big")
+        place += length
     raise BadSampleError(f"a bomb: more than {MAX_SEGMENTS:,} segments")
 
 

@@ -39,18 +39,22 @@ def long_tail(indices: NDArray[np.int64], groups: Groups, ratio: float, seed: in
 
     n_max is the largest class's size; a class that has fewer keeps all. The classes stand in the order of
     groups.names: this is how CIFAR100-LT is made (Cui et al., CVPR 2019, whose imbalance factor is 1 / ratio).
-    Raises SourceError unless ratio is above 1 and finite.
+    Samples without a class are no class: all of them stay.
+    Raises SourceError unless ratio is above 1 and finite, and where no sample has a class.
     """
     if not 1 < ratio < np.inf:
         raise SourceError(
             f"a long tail of ratio {ratio:g} is none; the largest class has to be larger than the smallest"
         )
     of_sample = groups.of_sample[indices].astype(np.int64)
-    classes = len(groups.names)
-    present = np.bincount(of_sample, minlength=classes)
-    rank = np.arange(classes) / max(classes - 1, 1)
-    wanted = np.floor(present.max() * float(ratio) ** -rank + 1e-9).astype(np.int64)  # 5, not 4.999…
-    return _drawn(indices, of_sample, np.minimum(wanted, present), np.random.default_rng([seed, _LONG_TAIL]))
+    wanted = np.bincount(of_sample, minlength=len(groups.names))
+    named = np.flatnonzero([bool(name) for name in groups.names])
+    if not (present := wanted[named]).any():
+        raise SourceError("a long tail is cut of classes, and no sample has one")
+    rank = np.arange(len(named)) / max(len(named) - 1, 1)
+    by_rule = np.floor(present.max() * float(ratio) ** -rank + 1e-9).astype(np.int64)  # 5, not 4.999…
+    wanted[named] = np.minimum(by_rule, present)
+    return _drawn(indices, of_sample, wanted, np.random.default_rng([seed, _LONG_TAIL]))
 
 
 def _even_shares(most: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -9,10 +9,10 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing import forkserver, get_context, parent_process
+from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -76,6 +76,7 @@ def start_workers_early() -> None:
     do not survive one.
     """
     _context().set_forkserver_preload([f"{__package__}.shard_writer"])
+    resource_tracker.ensure_running()  # the fork server starts it otherwise, and that undoes the blocking
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         # Processes never see what their ancestor blocks: a terminal sends Ctrl-C to all, but `stop` ends the workers.
@@ -103,7 +104,10 @@ def convert_shards(
                      context.Value("b", 0, lock=False))  # fmt: skip
     pool = ProcessPoolExecutor(min(workers, len(shards)), context, _start_worker, (job, shared))
     try:
-        waiting: set[Future[None]] = {pool.submit(_write_shard, *shard) for shard in shards}
+        with ThreadPoolExecutor(1) as starter:
+            # Ctrl-C interrupts the main thread alone. There it could come while a worker is told its job, or before
+            # the pool knows of the worker, and so would not wait for its end.
+            waiting = starter.submit(_submit, pool, shards).result()
         while waiting:
             finished, waiting = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_EXCEPTION)
             for future in finished:
@@ -115,6 +119,10 @@ def convert_shards(
     finally:
         shared.stop.value = 1
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, shards: list[tuple[Part, NDArray[np.int64]]]) -> set[Future[None]]:
+    return {pool.submit(_write_shard, *shard) for shard in shards}
 
 
 def _context() -> ForkServerContext:

@@ -16,12 +16,15 @@ from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingErro
 from .bench_cmd import bench
 from .convert_cmd import convert
 from .inspect_cmd import inspect
+from .plain_text import plain_text
 from .show_cmd import show
 from .state_cmd import state
 from .train_cmd import train
 
 WRONG_USAGE = (ConfigError, DatasetExistsError, RunExistsError, StoreMismatchError)
 FAILURES = (DatasetError, SourceError, StateStoreError, RunError, TrainingError, OSError)
+MOST_CHARACTERS = 10_000
+"""Of an error: room for a few paths as long as they can be."""
 
 
 class _Group(click.Group):
@@ -46,7 +49,7 @@ def _one_line(error: Exception) -> click.ClickException:
     text = str(error) or type(error).__name__
     if not isinstance(error, WRONG_USAGE + FAILURES):
         text = f"{type(error).__name__}: {text} (this should not happen; `thermopile --debug …` shows where)"
-    text = " ".join(text.split())
+    text = plain_text(text, MOST_CHARACTERS)  # it may quote a stranger's file
     return _WrongUsage(text) if isinstance(error, WRONG_USAGE) else click.ClickException(text)
 
 

@@ -10,6 +10,7 @@ from threading import Timer
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from .convert_check import check
 from .convert_report import announce, say_next, say_summary
@@ -69,7 +70,7 @@ def _options(kind: Kind) -> Iterator[click.Option]:
     if kind.labelled:
         yield click.Option(["--longtail"], type=click.FloatRange(1, min_open=True), metavar="RATIO",
                            help="Cut the classes to sizes that fall exponentially, by RATIO from first to last; "
-                           "after --holdout.")  # fmt: skip
+                           "after --holdout. What has no class stays.")  # fmt: skip
     if kind.captions:
         yield click.Option(["--vocab-size"], type=click.IntRange(300), default=1024, show_default=True,
                            help="Tokens of the tokenizer that is trained on the captions.")  # fmt: skip
@@ -171,6 +172,7 @@ def _splits(opened: Opened, outs: list[Path], seed: int, holdout: float | None, 
     from ..pipeline.selection import hold_out, long_tail
 
     source, groups = opened.source, opened.source.groups()
+    _refuse_what_no_sample_has(source, groups)
     train, test = None, None
     if holdout:
         train, test = hold_out(len(source), groups, holdout, seed)
@@ -184,6 +186,17 @@ def _splits(opened: Opened, outs: list[Path], seed: int, holdout: float | None, 
     elif holdout:
         splits.append(Split(outs[1], source, test, groups))
     return splits
+
+
+def _refuse_what_no_sample_has(source: Source, groups: Groups | None) -> None:
+    """The defaults are only looked for; a name that was given is meant, and may be mistyped."""
+    from ..pipeline.errors import SourceError
+
+    context = click.get_current_context()
+    for option, found in (("caption", source.mode == "pairs"), ("group", groups is not None)):
+        given, by = context.params.get(option), context.get_parameter_source(option)
+        if given and not found and by is ParameterSource.COMMANDLINE:
+            raise SourceError(f"no sample has what --{option} {given!r} names; name another, or none: --{option} ''")
 
 
 def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: Any) -> None:

@@ -40,9 +40,9 @@ def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> No
 
     if not summary.seen:
         click.echo(f"{summary.path} is complete: {_result(summary, split)}; nothing was left to convert")
-        return
-    rate = summary.seen / max(summary.seconds, 1e-9)
-    click.echo(f"{summary.path}: {_result(summary, split)}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
+    else:
+        rate = summary.seen / max(summary.seconds, 1e-9)
+        click.echo(f"{summary.path}: {_result(summary, split)}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
     if summary.left_out:
         reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
         click.echo(f"  {summary.left_out:,} left out, see {summary.path / ERRORS_FILE}: {reasons}")

@@ -205,6 +205,22 @@ def test_a_bad_sample_stops_the_conversion_where_asked_for_and_it_goes_on_once_m
     assert convert(source, tmp_path / "out", settings, workers=1, resume=True).samples == 5
 
 
+ASKS_A_WORKER = """
+import signal
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from thermopile.pipeline.shard_pool import start_workers_early
+start_workers_early()
+with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
+    assert signal.SIGINT in pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()
+"""
+
+
+def test_ctrl_c_in_a_terminal_does_not_reach_the_workers():
+    # A process of its own: in this one, what undid the blocking once may have started long ago.
+    subprocess.run([sys.executable, "-c", ASKS_A_WORKER], check=True, timeout=60)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_too_many_bad_samples_stop_the_conversion_with_reasons_and_a_list(tmp_path, draw, monkeypatch, workers):
     many_shards(monkeypatch, rows=5)

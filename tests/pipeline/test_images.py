@@ -410,6 +410,9 @@ def test_a_plain_jpegs_size_is_told_by_its_markers_and_nothing_elses(draw):
         "with a profile": as_bytes(draw(1), "JPEG", icc_profile=b"a profile"),
         "grey": as_bytes(draw(1).convert("L"), "JPEG"),
         "of RGB": as_bytes(draw(1), "JPEG", keep_rgb=True),
+        "with filling": plain[:2] + b"\xff" + plain[2:],
+        "with a marker that Pillow does not know": plain[:2] + b"\xff\x01" + plain[2:],
+        "with a start too short for Pillow": plain[:2] + b"\xff\xe0\x00\x07JFIF\x00" + plain[20:],
     }
     assert coding_of(plain).plain_size == (24, 32)
     assert {name: coding_of(jpeg).plain_size for name, jpeg in others.items()} == dict.fromkeys(others)

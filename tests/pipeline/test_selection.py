@@ -98,3 +98,19 @@ def test_cifar_100_with_ratio_100_has_the_published_10847_samples():
 def test_a_ratio_that_makes_no_tail_is_refused(ratio):
     with pytest.raises(SourceError, match="none"):
         long_tail(np.arange(10), groups_of([5, 5]), ratio, 0)
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_samples_without_a_class_all_stay_and_are_no_step_of_the_tail(place):
+    sizes, names = [16, 16, 16], ["ant", "bee", "cow"]
+    sizes.insert(place, 40)
+    names.insert(place, "")
+    groups = groups_of(sizes)._replace(names=tuple(names))
+    kept = per_class(groups, long_tail(np.arange(88), groups, 4, 0))
+    assert dict(zip(names, kept.tolist(), strict=True)) == {"": 40, "ant": 16, "bee": 8, "cow": 4}
+
+
+def test_a_long_tail_of_samples_that_all_have_no_class_is_refused():
+    groups = groups_of([0, 0, 9])._replace(names=("ant", "bee", ""))
+    with pytest.raises(SourceError, match="no sample has one"):
+        long_tail(np.arange(9), groups, 4, 0)

@@ -103,7 +103,9 @@ def test_too_many_corrupt_pictures_are_a_failure_that_says_how_to_go_on(tmp_path
     assert_one_line(
         run(*arguments), 1, "8 of 72 samples", "--max-error-rate allows 0.1", "the file is empty", "--resume"
     )
-    assert run(*arguments, "--resume", "--max-error-rate", 0.2).exit_code == 0
+    resumed = run(*arguments, "--resume", "--max-error-rate", 0.2)
+    assert resumed.exit_code == 0
+    assert "left out, see" in resumed.stdout
     assert_one_line(run("folder", folder, tmp_path / "strict", "--on-error", "fail"), 1, ".png': the file is empty")
 
 
@@ -179,6 +181,31 @@ def test_names_of_columns_and_members_are_options(tmp_path, draw, write):
             assert row["group"] == "ab"[number % 2]
     tokenizers = [(tmp_path / name / "tokenizer.json").read_bytes() for name in ("out", "out-test")]
     assert tokenizers[0] == tokenizers[1]
+
+
+@pytest.mark.parametrize("option", ["--caption", "--group"])
+@pytest.mark.parametrize(("write", "name"), [(write_tars, "say"), (write_parquet, "say;tell")])
+def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused(tmp_path, draw, write, name, option):
+    (tmp_path / "in").mkdir()
+    source, _ = write(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
+    result = run(*source, tmp_path / "out", "--image", "photo;jpg", option, name)
+    assert_one_line(result, 1, f"no sample has what {option} '{name}' names")
+    assert os.listdir(tmp_path) == ["in"]
+
+
+def test_a_caption_that_was_not_asked_for_need_not_be_there(tmp_path, draw):
+    (tmp_path / "in").mkdir()
+    source, _ = write_tars(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
+    converted(*source, tmp_path / "out", "--group", "")
+    assert Dataset(tmp_path / "out").index.mode == "images"
+
+
+def test_names_in_a_strangers_file_move_no_cursor_where_they_are_told(tmp_path):
+    pq.write_table(pa.table({"photo": [{"\x1b[31mred": 1}]}), tmp_path / "in.parquet")
+    result = CliRunner().invoke(
+        main, ["convert", "parquet", str(tmp_path / "in.parquet"), str(tmp_path / "out")], color=True
+    )
+    assert_one_line(result, 1, "struct<[U+001B][31mred: int64>")
 
 
 def test_the_test_batch_of_cifar_becomes_a_dataset_of_its_own_and_is_not_cut(tmp_path):

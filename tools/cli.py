@@ -59,7 +59,7 @@ def _one_line(error: Exception) -> click.ClickException:
     "  thermopile convert glyphs data/glyphs\n"
     "  thermopile train --preset glyphs --data data/glyphs --out runs/glyphs\n"
     "  thermopile inspect runs/glyphs\n\n"
-    "Exit codes: 0 done, 1 failed, 2 wrong usage.",
+    "Exit codes: 0 done, 1 failed, 2 wrong usage, 75 training was stopped by a signal and can be resumed.",
 )
 @click.version_option(__version__, prog_name="thermopile")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")

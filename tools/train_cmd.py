@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,12 @@ def train(
     """Train encoders with a temperature for every sample.
 
     Later settings win: defaults, --preset, --config, --set, --data. OUT/config.toml records them all.
+
+    SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 stop the run after the step that it is at, with a checkpoint and exit code 75;
+    a second one ends it at once, back to the checkpoint before.
     """
     from ..trainer.loop import Trainer
+    from ..trainer.preemption import EXIT_CODE, StopRequest
     from ..trainer.run_directory import RunDirectory
 
     run = RunDirectory(out)
@@ -49,12 +54,19 @@ def train(
         if resuming:
             run.record(settings)  # where the data is now, and whatever else may change
             click.echo(f"resuming at step {trainer.steps_done:,}", err=True)
-        try:
-            with progress_bar("training", trainer.total_steps) as bar:
-                trainer.run(lambda report: bar.update(report.step, _words(report)))
-        except KeyboardInterrupt:
-            raise click.ClickException(f"stopped; --resume continues {out} from its last checkpoint") from None
+        with progress_bar("training", trainer.total_steps) as bar, StopRequest(_acknowledge) as stop:
+            trainer.run(lambda report: bar.update(report.step, _words(report)), stop)
+        if trainer.steps_done < trainer.total_steps:
+            click.echo(
+                f"{out}: stopped at step {trainer.steps_done:,} by {stop.name}, with a checkpoint; --resume goes on"
+            )
+            click.get_current_context().exit(EXIT_CODE)
     click.echo(f"{out}: trained {trainer.total_steps:,} steps; look at it with `thermopile inspect {out}`")
+
+
+def _acknowledge(signal_name: str) -> None:
+    # Not through sys.stderr: the signal may have come while something was written there.
+    os.write(2, f"\n{signal_name}: stopping with a checkpoint; a second signal ends the run at once\n".encode())
 
 
 def _new(data: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...]) -> TrainConfig:

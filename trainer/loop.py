@@ -136,8 +136,12 @@ class Trainer:
             return StateStore.open(self.run_directory.state, at="step-0", **self._store_settings())
         return StateStore.create(self.run_directory.state, block_rows=self.order.block_rows, **self._store_settings())
 
-    def run(self, on_report: Callable[[StepReport], None] = lambda report: None) -> None:
-        """Train to the last step.
+    def run(
+        self,
+        on_report: Callable[[StepReport], None] = lambda report: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Train to the last step, or to the first after which should_stop says so, which is asked after every step.
 
         A checkpoint that cannot be written, as on a full disk, is warned of and tried again; only the last one must
         succeed. Raises TrainingError where the loss is not finite, and SnapshotError or OSError at the end.
@@ -148,14 +152,17 @@ class Trainer:
             batches = self.loader.epoch(epoch, first_step)
             while (batch := self._next(batches)) is not None:
                 self.step(batch)
+                is_last = self.steps_done == self.total_steps or should_stop()
                 # Once in a while.
-                checkpoint_is_due = self._checkpoint_is_due()
+                checkpoint_is_due = is_last or self._checkpoint_is_due()
                 if checkpoint_is_due or self.steps_done % self.config.log_every == 0:
                     now = time.monotonic()
                     on_report(self._report(self.log.flush(), now - reported_at))
                     reported_at = now
                 if checkpoint_is_due:
-                    self._save_now_or_later()
+                    self._save_now_or_later(must_succeed=is_last)
+                if is_last:
+                    return
 
     def step(self, batch: Batch) -> None:
         """One step: state in, loss, state out, gradients, weights. Nothing here reads a value back from the device."""
@@ -213,11 +220,11 @@ class Trainer:
         self._remove_old_checkpoints()
         return path
 
-    def _save_now_or_later(self) -> None:
+    def _save_now_or_later(self, *, must_succeed: bool) -> None:
         try:
             self.save()
         except (SnapshotError, OSError) as error:
-            if self.steps_done == self.total_steps:
+            if must_succeed:
                 raise
             self._retry_at = time.monotonic() + RETRY_SECONDS
             _log.warning(
@@ -264,8 +271,6 @@ class Trainer:
 
     def _checkpoint_is_due(self) -> bool:
         every = self.config.checkpoint
-        if self.steps_done == self.total_steps:
-            return True
         if self._retry_at is not None:
             return time.monotonic() >= self._retry_at
         if every.every_steps and self.steps_done % every.every_steps == 0:

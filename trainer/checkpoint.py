@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import pickle
 import re
 import shutil
 from collections.abc import Container, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +26,9 @@ from .files import sync_directory, write_atomically
 
 LATEST = "latest"
 _INFO, _TENSORS = "checkpoint.json", "training.pt"
-_NAME = re.compile(r"step-([0-9]+)")
+_NAME = re.compile(r"step-[0-9]+")
+
+_log = logging.getLogger(__name__)
 
 
 class CheckpointInfo(BaseModel, frozen=True, extra="forbid"):
@@ -79,6 +83,29 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return folder / name
 
 
+def load_latest(folder: Path) -> tuple[Path, CheckpointInfo, dict[str, Any]] | None:
+    """The checkpoint that `latest` names and what it holds, or None before the first.
+
+    Where it is damaged, a warning says so, and the newest one before it that is not is taken: its snapshot of the state
+    is kept as long. Raises RunError, of the newest, where all are damaged.
+    """
+    newest = latest_checkpoint(folder)
+    if newest is None:
+        return None
+    try:
+        return newest, *load_checkpoint(newest)
+    except RunError as error:
+        before = {step: path for step, path in _checkpoints(folder).items() if step < _step_of(newest)}
+        for step in sorted(before, reverse=True):
+            with suppress(RunError):
+                found = before[step], *load_checkpoint(before[step])
+                _log.warning("%s Going on from step %d, the newest checkpoint that is whole.", error, step)
+                return found
+        raise RunError(
+            f"{error} None of the {len(before)} before it is whole; start anew, with another --out"
+        ) from error
+
+
 def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set[int]:
     """Of the steps of all snapshots those to keep: the newest `keep_last`, and those that `keep_every` divides."""
     ascending = sorted(steps)
@@ -95,7 +122,11 @@ def remove_checkpoints(folder: Path, *, keep: Container[int]) -> None:
 
 
 def _checkpoints(folder: Path) -> dict[int, Path]:
-    return {int(name[1]): path for path in folder.glob("step-*") if (name := _NAME.fullmatch(path.name))}
+    return {_step_of(path): path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)}
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _discard(path: Path) -> None:
@@ -114,5 +145,5 @@ def load_checkpoint(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
         training = torch.load(path / _TENSORS, map_location="cpu", weights_only=True)
     except (OSError, ValueError, ValidationError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise RunError(f"{path} is damaged ({reason}); name an older one in {path.parent / LATEST}") from error
+        raise RunError(f"{path} is damaged ({reason}).") from error
     return info, training

@@ -20,8 +20,7 @@ from ..pipeline.order import ORDER_VERSION
 from ..state_store import SnapshotError, StateStore, StateStoreError, list_snapshots
 from .checkpoint import (
     CheckpointInfo,
-    latest_checkpoint,
-    load_checkpoint,
+    load_latest,
     remove_checkpoints,
     retained_steps,
     save_checkpoint,
@@ -97,17 +96,17 @@ class Trainer:
         if not resume:
             run.create(config)
         try:
-            trainer._open_state(latest_checkpoint(run.checkpoints) if resume else None)
+            trainer._open_state(load_latest(run.checkpoints) if resume else None)
         except BaseException:
             trainer.close()
             raise
         return trainer
 
-    def _open_state(self, checkpoint: Path | None) -> None:
-        if checkpoint is None:
+    def _open_state(self, loaded: tuple[Path, CheckpointInfo, dict[str, Any]] | None) -> None:
+        if loaded is None:
             self.store = self._resources.enter_context(self._new_store())
         else:
-            info, training = load_checkpoint(checkpoint)
+            checkpoint, info, training = loaded
             if info.order_version != ORDER_VERSION:
                 raise RunError(f"{checkpoint} was made with sample order {info.order_version}, but this thermopile has "
                                f"order {ORDER_VERSION}; resume it with the version that started it")  # fmt: skip

@@ -11,6 +11,7 @@ from thermopile.trainer.checkpoint import (
     CheckpointInfo,
     latest_checkpoint,
     load_checkpoint,
+    load_latest,
     remove_checkpoints,
     retained_steps,
     save_checkpoint,
@@ -110,6 +111,37 @@ def test_a_checkpoint_cut_short_is_refused_by_name(tmp_path, file, keep):
     (path / file).write_bytes((path / file).read_bytes()[:keep])
     with pytest.raises(RunError, match="step-3 is damaged"):
         load_checkpoint(path)
+
+
+def cut_short(path):
+    (path / "training.pt").write_bytes((path / "training.pt").read_bytes()[:20])
+
+
+@pytest.mark.parametrize("damage", [cut_short, shutil.rmtree])
+def test_where_the_latest_checkpoint_is_damaged_the_newest_whole_one_before_it_is_taken(tmp_path, caplog, damage):
+    for step in (3, 40, 5, 7):  # the run went back behind 40
+        save(tmp_path, step)
+    cut_short(tmp_path / "step-5")
+    damage(tmp_path / "step-7")
+    path, loaded, training = load_latest(tmp_path)
+    assert (path.name, loaded, training["weights"][0]) == ("step-3", info(3), 3)
+    assert "step-7 is damaged" in caplog.text
+    assert "Going on from step 3" in caplog.text
+
+
+def test_a_whole_latest_checkpoint_is_taken_without_a_word(tmp_path, caplog):
+    assert load_latest(tmp_path) is None
+    save(tmp_path, 3)
+    save(tmp_path, 5)
+    assert load_latest(tmp_path)[:2] == (tmp_path / "step-5", info(5))
+    assert not caplog.text
+
+
+def test_where_all_checkpoints_are_damaged_the_newest_is_named(tmp_path):
+    for step in (3, 5):
+        cut_short(save(tmp_path, step))
+    with pytest.raises(RunError, match=r"step-5 is damaged .* None of the 1 before it is whole; start anew"):
+        load_latest(tmp_path)
 
 
 class _Payload:

@@ -255,6 +255,19 @@ def test_rows_of_each_step_are_prefetched_once_so_many_steps_ahead_also_across_e
         assert max(before_the_next, key=lambda event: event[1])[1] == min(step + ahead, 13)
 
 
+def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(finished, pairs_dataset, tmp_path, caplog):
+    config, run = small(pairs_dataset, checkpoint={"every_steps": 3}), RunDirectory(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
+        trainer.run(stop_at(8))
+    (run.checkpoints / "step-6" / "training.pt").write_bytes(b"")
+    with Trainer.open(config, run, resume=True) as trainer:
+        assert trainer.steps_done == 3
+        trainer.run()
+    assert "step-6 is damaged" in caplog.text
+    assert losses(run) == losses(finished)
+    assert_same_state(run, finished)
+
+
 # Optimisers across a stop
 
 

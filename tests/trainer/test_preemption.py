@@ -45,13 +45,15 @@ with StopRequest(lambda name: print(name, flush=True)):
 
 @pytest.mark.parametrize("second", SIGNALS)
 def test_a_second_signal_ends_the_process_whatever_it_is_at(second):
-    process = subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.stdout.readline() == "SIGTERM\n"
-    process.send_signal(second)
-    assert process.wait(timeout=10) == -second
-    process.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout.readline() == "SIGTERM\n"
+            process.send_signal(second)
+            assert process.wait(timeout=10) == -second
+        finally:
+            process.kill()
 
 
 def start(dataset, out):

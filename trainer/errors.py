@@ -15,3 +15,11 @@ class RunExistsError(RunError):
 
 class TrainingError(Exception):
     """Training cannot go on; the last checkpoint stands."""
+
+
+class NotFiniteError(TrainingError):
+    """The loss of a step is infinite or not a number."""
+
+    def __init__(self, step: int, loss: float) -> None:
+        super().__init__(f"the loss of step {step:,} is {loss}")
+        self.step = step

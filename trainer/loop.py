@@ -20,6 +20,7 @@ from ..pipeline.order import ORDER_VERSION
 from ..state_store import SnapshotError, StateStore, StateStoreError, list_snapshots
 from .checkpoint import (
     CheckpointInfo,
+    latest_checkpoint,
     load_latest,
     remove_checkpoints,
     retained_steps,
@@ -27,7 +28,7 @@ from .checkpoint import (
 )
 from .config import TrainConfig, to_toml
 from .encoders import Encoders
-from .errors import RunError, TrainingError
+from .errors import NotFiniteError, RunError, TrainingError
 from .metrics_log import MetricsLog
 from .objectives import FeaturesError, Outcome, Progress
 from .optim import create_optimizer, learning_rate
@@ -36,6 +37,9 @@ from .run_directory import RunDirectory
 
 RETRY_SECONDS = 60.0
 """Time from a checkpoint that could not be written to the next attempt."""
+
+FIRST_IDS = 8
+"""So many samples of a batch are named where it ends the run."""
 
 _log = logging.getLogger(__name__)
 
@@ -156,7 +160,7 @@ class Trainer:
                 checkpoint_is_due = is_last or self._checkpoint_is_due()
                 if checkpoint_is_due or self.steps_done % self.config.log_every == 0:
                     now = time.monotonic()
-                    on_report(self._report(self.log.flush(), now - reported_at))
+                    on_report(self._report(self._flushed_log(), now - reported_at))
                     reported_at = now
                 if checkpoint_is_due:
                     self._save_now_or_later(must_succeed=is_last)
@@ -195,15 +199,33 @@ class Trainer:
         try:
             outcome: Outcome = self.objective(first, second, state, progress)
         except FeaturesError as error:
-            raise TrainingError(f"step {progress.step + 1}: {error}; if not finite, lower the learning rate") from error
+            self._flushed_log()  # the loss of a step before may be the cause
+            raise self._cannot_go_on(self.steps_done + 1, f"step {self.steps_done + 1:,}: {error}") from error
         return outcome
+
+    def _flushed_log(self) -> list[dict[str, float]]:
+        try:
+            return self.log.flush()
+        except NotFiniteError as error:
+            raise self._cannot_go_on(error.step, str(error)) from error
+
+    def _cannot_go_on(self, step: int, why: str) -> TrainingError:
+        """What to raise for values that are not finite: whose they are, and what is left."""
+        sample_ids = self.order.batch_ids(*divmod(step - 1, self.order.steps_per_epoch)).tolist()
+        first = ", ".join(map(str, sample_ids[:FIRST_IDS]))
+        last = latest_checkpoint(self.run_directory.checkpoints)
+        left = f"The last checkpoint, {last}, is from before it" if last else "There is no checkpoint before it"
+        return TrainingError(
+            f"{why}. Its {len(sample_ids)} samples begin with the ids {first}: look whether they are damaged. {left}. "
+            "If they are not, lower the learning rate in a new run"
+        )
 
     def save(self) -> Path:
         """Checkpoint at this step boundary: the state's snapshot first, then the model part that names it.
 
         Raises SnapshotError or OSError where either cannot be written; the last checkpoint then stands.
         """
-        self.log.flush()
+        self._flushed_log()
         self.log.sync()
         config_hash = hashlib.sha256(to_toml(self.config).encode()).hexdigest()
         epoch = self.steps_done // self.order.steps_per_epoch

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from .errors import TrainingError
+from .errors import NotFiniteError
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ class MetricsLog:
         """Write the steps added since the last flush and return them.
 
         Lines that cannot be written, as on a full disk, are kept for the next flush, with a warning.
-        Raises TrainingError where a loss is not finite.
+        Raises NotFiniteError where a loss is not finite; the steps before it are written.
         """
         steps, self._waiting = self._waiting, []
         tensors = [value.detach().double() for step in steps for value in step.values() if isinstance(value, Tensor)]
@@ -50,9 +51,8 @@ class MetricsLog:
             {name: next(numbers) if isinstance(value, Tensor) else value for name, value in step.items()}
             for step in steps
         ]
-        for line in lines:
-            if not math.isfinite(line["loss"]):
-                raise TrainingError(f"the loss is {line['loss']} at step {line['step']}; lower the learning rate")
+        good = list(takewhile(lambda line: math.isfinite(line["loss"]), lines))
+        for line in good:
             # JSON has no infinity.
             finite = {name: value if math.isfinite(value) else None for name, value in line.items()}
             self._unwritten += json.dumps(finite).encode() + b"\n"
@@ -60,6 +60,9 @@ class MetricsLog:
             self._write()
         except OSError as error:
             _log.warning("metrics.jsonl cannot be written: %s. Its lines are kept and written later", error)
+        if len(good) < len(lines):
+            bad = lines[len(good)]
+            raise NotFiniteError(int(bad["step"]), bad["loss"])
         return lines
 
     def sync(self) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import cycle
 
 import numpy as np
@@ -101,6 +102,27 @@ def test_the_loss_falls_and_the_learned_temperature_of_clip_is_trained(pairs_dat
     assert np.mean(values[-7:]) < np.mean(values[:7]) - 0.3
     training = torch.load(latest_checkpoint(run.checkpoints) / "training.pt", weights_only=True)
     assert training["objective"]["log_logit_scale"] != pytest.approx(np.log(1 / 0.07))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_step_samples_and_the_last_checkpoint(
+    pairs_dataset, tmp_path, monkeypatch
+):
+    config, run = small(pairs_dataset, log_every=4, checkpoint={"every_steps": 3}), RunDirectory(tmp_path / "run")
+    with Trainer.open(config, run) as trainer:
+        outcome = trainer._outcome
+
+        def poisoned(*inputs):
+            found = outcome(*inputs)
+            return replace(found, loss=found.loss * np.nan) if trainer.steps_done == 6 else found
+
+        monkeypatch.setattr(trainer, "_outcome", poisoned)
+        ids = ", ".join(map(str, trainer.order.batch_ids(0, 6)[:8]))
+        with pytest.raises(
+            TrainingError, match=rf"the loss of step 7 is nan\. Its 256 samples begin .* {ids}: .*step-6,"
+        ):
+            trainer.run()
+    assert checkpoints(run) == {3, 6}
+    assert [line["step"] for line in lines(run)] == list(range(1, 7))
 
 
 def test_features_that_are_not_finite_stop_the_run(pairs_dataset, tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from thermopile.trainer.errors import TrainingError
+from thermopile.trainer.errors import NotFiniteError
 from thermopile.trainer.metrics_log import MetricsLog
 
 
@@ -50,7 +50,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path):
     with MetricsLog(tmp_path / "m.jsonl", keep_steps=0) as log:
         add(log, 1)
         add(log, 2, float("nan"))
-        with pytest.raises(TrainingError, match="loss is nan at step 2"):
+        with pytest.raises(NotFiniteError, match="the loss of step 2 is nan"):
             log.flush()
 
 

@@ -1,4 +1,4 @@
-"""The command line: `thermopile convert | show | train | inspect | state | bench`. A thin shell over the library.
+"""Command line: `thermopile convert | show | train | inspect | eval | state | bench`. A thin shell over the library.
 
 Commands import what they need when they run: `--help` must not wait for torch.
 """
@@ -15,6 +15,7 @@ from ..state_store.errors import StateStoreError, StoreMismatchError
 from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingError
 from .bench_cmd import bench
 from .convert_cmd import convert
+from .eval_cmd import eval_
 from .inspect_cmd import inspect
 from .plain_text import plain_text
 from .show_cmd import show
@@ -67,7 +68,7 @@ def main(debug: bool) -> None:
     """Contrastive pretraining in which every sample has its own temperature."""
 
 
-for command in (convert, show, train, inspect, state, bench):
+for command in (convert, show, train, inspect, eval_, state, bench):
     main.add_command(command)
 
 if __name__ == "__main__":

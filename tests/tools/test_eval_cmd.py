@@ -1,0 +1,173 @@
+"""`thermopile eval` from one end to the other: what it scores, what it leaves out and says so, what it refuses."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from thermopile.tools.cli import main
+from thermopile.trainer.checkpoint import load_checkpoint
+
+BANDS = {"all", "head", "medium", "tail"}
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def evaluate(path, train, test, *options):
+    return run("eval", path, "--train", train.path, "--test", test.path, *options)
+
+
+def scores_of(path, train, test, *options):
+    result = evaluate(path, train, test, "--json", *options)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def assert_one_line(result, exit_code, *words):
+    assert result.exit_code == exit_code, result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert result.stderr.splitlines()[-1] == line
+    for word in words:
+        assert word in line
+
+
+@pytest.fixture(scope="module")
+def pairs_run(pairs_dataset, tmp_path_factory):
+    """14 steps on pairs: checkpoints at 7 and 14."""
+    out = tmp_path_factory.mktemp("runs") / "pairs"
+    settings = ("epochs=2", "data.image_size=32", "checkpoint.every_steps=7", "optimizer.warmup_steps=0")
+    result = run(
+        "train", "--data", pairs_dataset.path, "--out", out, *(part for s in settings for part in ("--set", s))
+    )
+    assert result.exit_code == 0, result.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def images_run(images_dataset, tmp_path_factory):
+    """A few steps on pictures alone."""
+    out = tmp_path_factory.mktemp("runs") / "images"
+    settings = ("epochs=1", "batch_size=64", "data.image_size=24")
+    result = run(
+        "train", "--data", images_dataset.path, "--out", out, *(part for s in settings for part in ("--set", s))
+    )
+    assert result.exit_code == 0, result.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def pairs_scores(pairs_run, pairs_dataset):
+    return scores_of(pairs_run, pairs_dataset, pairs_dataset, "--template", "the character {lower}")
+
+
+def test_pairs_get_every_score_in_every_band(pairs_scores):
+    scores = pairs_scores["scores"]
+    assert {method: list(variants) for method, variants in scores.items()} == {
+        "knn": ["10", "20", "100", "200"], "probe": ["lbfgs", "sgd"], "image_to_text": ["1", "5", "10"],
+        "text_to_image": ["1", "5", "10"], "zero_shot": ["top1"],
+    }  # fmt: skip
+    for variants in scores.values():
+        for shares in variants.values():
+            assert set(shares) == BANDS
+            # 20 samples of each of 100 classes, of which 34, 33 and 33 make the bands.
+            mean = 0.34 * shares["head"] + 0.33 * shares["medium"] + 0.33 * shares["tail"]
+            assert mean == pytest.approx(shares["all"])
+    assert pairs_scores["checkpoint"] == "step-14"
+    assert pairs_scores["classes_of_band"] == {"head": 34, "medium": 33, "tail": 33}
+
+
+def test_the_features_of_a_trained_run_beat_chance(pairs_scores):
+    scores = pairs_scores["scores"]
+    for method, variant in (("knn", "10"), ("probe", "lbfgs"), ("probe", "sgd")):
+        assert scores[method][variant]["all"] > 0.05, (method, scores)  # of 100 classes
+    for direction in ("image_to_text", "text_to_image"):
+        at_1, at_5, at_10 = (scores[direction][k]["all"] for k in ("1", "5", "10"))
+        assert at_1 <= at_5 <= at_10
+        assert at_10 > 0
+
+
+def test_the_notes_say_that_the_sets_are_the_same_and_balanced(pairs_scores):
+    same, balanced = pairs_scores["notes"]
+    assert "are the same" in same
+    assert "Every class has 20 training samples" in balanced
+
+
+def test_evaluating_again_gives_the_same_and_an_older_checkpoint_other_scores(pairs_run, hostile_dataset):
+    latest = scores_of(pairs_run, hostile_dataset, hostile_dataset)
+    assert scores_of(pairs_run, hostile_dataset, hostile_dataset) == latest
+    older = scores_of(pairs_run, hostile_dataset, hostile_dataset, "--at", "step-7")
+    assert (latest["checkpoint"], older["checkpoint"]) == ("step-14", "step-7")
+    assert older["scores"] != latest["scores"]
+
+
+def test_samples_without_class_or_caption_and_a_k_too_large_are_left_out(pairs_run, hostile_dataset):
+    result = scores_of(pairs_run, hostile_dataset, hostile_dataset)
+    assert list(result["scores"]["knn"]) == ["10", "20"]
+    assert any("no k-NN for k = 100, 200: the training set has 65 samples" in note for note in result["notes"])
+    assert set(result["scores"]) == {"knn", "probe", "image_to_text", "text_to_image", "zero_shot"}
+
+
+def test_the_table_names_every_score_and_the_bands(images_run, images_dataset):
+    result = evaluate(images_run, images_dataset, images_dataset)
+    assert result.exit_code == 0, result.stderr
+    for words in ("step-4", "k-NN, k = 200", "linear probe, L-BFGS", "linear probe, SGD", "head (1)", "tail (0)", "–"):
+        assert words in result.stdout
+    assert "The run has no text encoder, so there are no retrieval and no zero-shot scores." in result.stdout
+    assert "linear probe, SGD: 100/100" in result.stderr
+
+
+def test_without_classes_one_line_says_what_is_left_out(images_run, flat_dataset):
+    result = scores_of(images_run, flat_dataset, flat_dataset)
+    assert result["scores"] == {}
+    assert any("names no classes, so there are no k-NN" in note for note in result["notes"])
+
+
+def test_pictures_alone_can_be_classified_by_a_run_on_pairs_but_not_retrieved(pairs_run, images_dataset):
+    result = scores_of(pairs_run, images_dataset, images_dataset)
+    assert set(result["scores"]) == {"knn", "probe", "zero_shot"}
+    assert any("has no captions, so there are no retrieval scores" in note for note in result["notes"])
+
+
+def test_the_run_is_left_as_it_was(pairs_run, hostile_dataset):
+    files = {path: path.stat().st_mtime_ns for path in pairs_run.rglob("*") if path.is_file()}
+    scores_of(pairs_run, hostile_dataset, hostile_dataset)
+    assert {path: path.stat().st_mtime_ns for path in pairs_run.rglob("*") if path.is_file()} == files
+
+
+def test_a_run_that_is_none_or_has_no_checkpoint_is_refused(pairs_run, hostile_dataset, write_run, tmp_path):
+    assert_one_line(evaluate(tmp_path, hostile_dataset, hostile_dataset), 1, "is no run")
+    write_run(tmp_path / "fresh", hostile_dataset, {})
+    assert_one_line(evaluate(tmp_path / "fresh", hostile_dataset, hostile_dataset), 1, "has no checkpoint yet")
+    wrong = evaluate(pairs_run, hostile_dataset, hostile_dataset, "--at", "step-8")
+    assert_one_line(wrong, 1, "no checkpoint 'step-8'; there are: step-7, step-14")
+
+
+def test_datasets_that_do_not_fit_are_refused(pairs_run, pairs_dataset, images_dataset, hostile_dataset, tmp_path):
+    assert_one_line(evaluate(pairs_run, pairs_dataset, images_dataset), 1, "holds pairs", "holds images")
+    assert_one_line(evaluate(pairs_run, pairs_dataset, hostile_dataset), 1, "classes that the training set does not")
+    assert_one_line(run("eval", pairs_run, "--train", tmp_path, "--test", tmp_path), 1, "is no dataset")
+    moved = evaluate(pairs_run, pairs_dataset, pairs_dataset, "--data", hostile_dataset.path)
+    assert_one_line(moved, 1, "is not the dataset that the run was trained on")
+
+
+def test_wrong_usage_is_told_from_failure(pairs_run, pairs_dataset):
+    assert_one_line(run("eval", pairs_run, "--train", pairs_dataset.path), 2, "--test")
+    template = evaluate(pairs_run, pairs_dataset, pairs_dataset, "--template", "a photo")
+    assert_one_line(template, 2, "neither {} nor {lower}")
+
+
+def test_a_checkpoint_of_other_encoders_is_refused_in_one_line(pairs_run, pairs_dataset, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(pairs_run, copy)
+    _, training = load_checkpoint(copy / "checkpoints" / "step-14")
+    del training["encoders"]["image.head.bias"]
+    torch.save(training, copy / "checkpoints" / "step-14" / "training.pt")
+    assert_one_line(evaluate(copy, pairs_dataset, pairs_dataset), 1, "does not hold the encoders")
+
+
+def test_the_help_ends_with_examples():
+    assert "thermopile eval" in run("eval", "--help").stdout.split("Examples")[1]

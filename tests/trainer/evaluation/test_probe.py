@@ -1,0 +1,63 @@
+"""Linear probes: right where classes can be parted, the papers' recipe step for step, no setting to choose."""
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from thermopile.trainer.evaluation import probe
+
+
+def quiet(done, total):
+    pass
+
+
+def clusters(seed, n, classes=3, spread=0.1):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % classes
+    return F.normalize(torch.eye(4)[labels] + spread * torch.randn(n, 4, generator=generator)), labels
+
+
+def test_both_probes_part_clusters():
+    (train, labels), (test, truth) = clusters(0, 600), clusters(1, 90)
+    predicted, converged = probe.predict_lbfgs(train, labels, test)
+    assert converged
+    assert predicted.equal(truth)
+    assert probe.predict_sgd(train, labels, test, quiet).equal(truth)
+
+
+def test_the_lbfgs_probe_does_not_depend_on_the_scale_of_a_feature():
+    (train, labels), (test, _) = clusters(0, 90, spread=0.8), clusters(1, 90, spread=0.8)
+    scale = torch.tensor([1.0, 1000.0, 0.001, 1.0])
+    plain, scaled = (probe.predict_lbfgs(train * by, labels, test * by)[0] for by in (1, scale))
+    assert (plain == scaled).float().mean() > 0.98
+
+
+def test_the_lbfgs_probe_says_that_it_did_not_converge(monkeypatch):
+    monkeypatch.setattr(probe, "LBFGS_ITERATIONS", 1)
+    train, labels = clusters(0, 90)
+    assert not probe.predict_lbfgs(train, labels, train)[1]
+
+
+def test_the_sgd_probe_is_the_papers_recipe():
+    """100 epochs of one batch each, by hand: Nesterov's momentum of 0.9, learning rate 30, a fifth at 40, 60, 80."""
+    (train, labels), (test, _) = clusters(0, 60, spread=1.0), clusters(1, 500, spread=1.0)
+    inputs = np.hstack([train.double().numpy(), np.ones((60, 1))])
+    weight, momentum = np.zeros((3, 5)), np.zeros((3, 5))
+    for epoch in range(100):
+        logits = inputs @ weight.T
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        gradient = (p - np.eye(3)[labels]).T @ inputs / 60
+        momentum = 0.9 * momentum + gradient
+        weight -= 30 * 0.2 ** sum(epoch >= drop for drop in (40, 60, 80)) * (gradient + 0.9 * momentum)
+    expected = (np.hstack([test.numpy(), np.ones((500, 1))]) @ weight.T).argmax(1)
+    predicted = probe.predict_sgd(train, labels, test, quiet).numpy()
+    assert (predicted == expected).mean() > 0.99  # float32 here, float64 there
+
+
+def test_the_sgd_probe_gives_the_same_every_time_and_shows_each_epoch():
+    (train, labels), (test, _) = clusters(0, 600, spread=1.0), clusters(1, 90, spread=1.0)
+    done = []
+    first = probe.predict_sgd(train, labels, test, lambda *at: done.append(at))
+    assert done == [(epoch, 100) for epoch in range(1, 101)]
+    assert probe.predict_sgd(train, labels, test, quiet).equal(first)

@@ -1,0 +1,124 @@
+"""`thermopile eval`: how good the features of a run's checkpoint are, by the papers' measures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ..trainer.evaluation.evaluate import Evaluation
+
+_LABELS = {
+    "knn": "k-NN, k = {}", "probe": "linear probe, {}", "image_to_text": "image to text, R@{}",
+    "text_to_image": "text to image, R@{}", "zero_shot": "zero-shot",
+}  # fmt: skip
+_PROBES = {"lbfgs": "L-BFGS", "sgd": "SGD"}
+
+
+def _with_place(context: click.Context, option: click.Parameter, templates: tuple[str, ...]) -> tuple[str, ...]:
+    for template in templates:
+        if "{}" not in template and "{lower}" not in template:
+            raise click.BadParameter(f"{template!r} has neither {{}} nor {{lower}}, where the class's name goes")
+    return templates
+
+
+@click.command(
+    "eval",
+    epilog="\b\nExamples:\n"
+    "  thermopile eval runs/glyphs --train data/glyphs --test data/glyphs-test\n"
+    "  thermopile eval runs/glyphs --train data/glyphs --test data/glyphs-test --at step-400 --json\n"
+    '  thermopile eval runs/cc3m --train data/cifar --test data/cifar-test --template "a photo of a {}"',
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--train", required=True, type=click.Path(path_type=Path),
+              help="The dataset that classifiers learn from; its class sizes make the bands.")  # fmt: skip
+@click.option("--test", required=True, type=click.Path(path_type=Path), help="The dataset that is scored.")
+@click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to evaluate.")
+@click.option("--template", "templates", multiple=True, default=("a photo of a {}",), show_default=True,
+              callback=_with_place,
+              help="A zero-shot prompt; {} is the class's name, {lower} it in lower case. Repeatable.")  # fmt: skip
+@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
+              help="Where the run's dataset is now, if it was moved: its tokenizer is needed for texts.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, shares of 1.")
+def eval_(
+    run: Path, train: Path, test: Path, at: str, templates: tuple[str, ...], data: Path | None, as_json: bool
+) -> None:
+    """Score the features of RUN's latest checkpoint: k-NN, linear probes, retrieval, zero-shot.
+
+    Classes are the datasets' groups. Each score is given for all test samples and for head, medium and tail: the thirds
+    of the classes with most, fewer and fewest training samples. Works while the run trains and changes nothing.
+    """
+    from ..pipeline.dataset import Dataset
+    from ..trainer.evaluation.evaluate import evaluate
+    from ..trainer.run_directory import RunDirectory
+
+    with _progress() as on_progress:
+        evaluation = evaluate(
+            RunDirectory(run), Dataset(train), Dataset(test), at=at, data=data, templates=templates,
+            on_progress=on_progress,
+        )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(_to_json(run, evaluation), allow_nan=False))
+    else:
+        _print_scores(run, evaluation)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr for whatever is done at the moment."""
+    from .progress import ProgressBar, progress_bar
+
+    with ExitStack() as open_bar:
+        bars: dict[str, ProgressBar] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                open_bar.close()
+                bars[what] = open_bar.enter_context(progress_bar(what, total))
+            bars[what].update(done)
+
+        yield show
+
+
+def _to_json(run: Path, evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "run": str(run),
+        "checkpoint": evaluation.checkpoint,
+        "train": {"path": str(evaluation.train.path), "samples": evaluation.train.n},
+        "test": {"path": str(evaluation.test.path), "samples": evaluation.test.n},
+        "classes_of_band": evaluation.classes_of_band,
+        "scores": evaluation.scores,
+        "notes": evaluation.notes,
+    }
+
+
+def _print_scores(run: Path, evaluation: Evaluation) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    from .plain_text import plain_text
+
+    facts = {"run": f"{run}, {evaluation.checkpoint}"} | {
+        word: f"{dataset.path}, {dataset.n:,} samples"
+        for word, dataset in (("train", evaluation.train), ("test", evaluation.test))
+    }
+    for word, value in [*facts.items(), *(("note", note) for note in evaluation.notes)]:
+        click.echo(f"{word:10}{plain_text(value, most=1000)}")
+    if not evaluation.scores:
+        return
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+    shown.add_column("% right")
+    shown.add_column("all", justify="right")
+    for band, classes in evaluation.classes_of_band.items():
+        shown.add_column(f"{band} ({classes:,})", justify="right")
+    for method, variants in evaluation.scores.items():
+        for variant, scores in variants.items():
+            cells = ("–" if share is None else f"{100 * share:.1f}" for share in scores.values())
+            shown.add_row(_LABELS[method].format(_PROBES.get(variant, variant)), *cells)
+    Console(highlight=False).print(shown)

@@ -1,0 +1,1 @@
+"""How good a run's features are: k-NN, linear probes, retrieval, zero-shot. Start at `evaluate.evaluate`."""

@@ -1,0 +1,196 @@
+"""All that can be said of a run's checkpoint with a training and a test set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from ...pipeline.augment import RECIPES
+from ...pipeline.dataset import Dataset, TokenizerInfo
+from ...pipeline.errors import DatasetError
+from ...pipeline.tokenizer import load_tokenizer
+from ..checkpoint import LATEST, CheckpointInfo, latest_checkpoint, load_checkpoint
+from ..errors import RunError
+from ..parts import device_named
+from ..run_directory import RunDirectory
+from . import knn, probe, retrieval, zero_shot
+from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
+from .features import image_features, restore_encoders, text_features
+
+NEIGHBOURS = (10, 20, 100, 200)
+RECALL_AT = (1, 5, 10)
+
+OnProgress = Callable[[str, int, int], None]
+"""What is done, how much of it, of how much."""
+
+
+@dataclass
+class Evaluation:
+    """The scores of one checkpoint. `notes` say in plain words why a part is missing."""
+
+    checkpoint: str
+    train: Dataset
+    test: Dataset
+    classes: Classes
+    scores: dict[str, dict[str, Scores]] = field(default_factory=dict)
+    """By method and its variant: knn (10, 20, …), probe (lbfgs, sgd), image_to_text and text_to_image (1, 5, 10: the
+    share found among the first so many), zero_shot (top1)."""
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, method: str, variant: object, right: NDArray[np.bool_], of: NDArray[np.bool_] | None = None) -> None:
+        """Record what was right, bool [those of the test samples that `of`, bool [m], chooses; all where None]."""
+        bands = self.classes.test_bands
+        self.scores.setdefault(method, {})[str(variant)] = score(right, bands if of is None else bands[of])
+
+    @property
+    def classes_of_band(self) -> dict[str, int]:
+        counts = np.bincount(band_of_class(self.classes.sizes), minlength=len(BANDS))
+        return dict(zip(BANDS, counts.tolist(), strict=True))
+
+
+def evaluate(
+    run: RunDirectory, train: Dataset, test: Dataset, *, at: str = LATEST, data: Path | None = None,
+    templates: Sequence[str] = zero_shot.TEMPLATES, on_progress: OnProgress = lambda what, done, total: None,
+) -> Evaluation:  # fmt: skip
+    """Evaluate a run's checkpoint, `latest` or step-N, by all that its mode and the datasets' columns allow.
+
+    data: where the run's dataset is now, None: where the run found it; its tokenizer is needed for texts. The run's
+    dataset need be neither of the two. Nothing is fitted to, or chosen by, the test set.
+    Raises RunError where there is no such run or checkpoint, DatasetError where the datasets do not fit each other or
+    the run, ConfigError where the run's encoders cannot be built.
+    """
+    config = run.config()
+    checkpoint = find_checkpoint(run, at)
+    if train.index.mode != test.index.mode:
+        raise DatasetError(f"{train.path} holds {train.index.mode}, but {test.path} holds {test.index.mode}")
+    result = Evaluation(checkpoint.name, train, test, match_classes(train.column("group"), test.column("group")))
+    has_texts = config.objective.mode == "bimodal"
+    info, training = load_checkpoint(checkpoint)
+    tokenizer, sizes = _tokenizer_of(data or Path(config.data.path), info) if has_texts else (None, None)
+    encoders = restore_encoders(config, checkpoint, training, sizes)
+    device = device_named("auto")  # a run trained on a GPU can be evaluated without one
+    encoders.to(device)
+    _note_oddities(result)
+
+    view = (RECIPES[config.data.recipe], config.data.image_size, device)
+    test_images = image_features(encoders.image, test, *view, partial(on_progress, "test pictures"))
+    can_classify = _can_classify(result)
+    if can_classify:
+        train_images = image_features(encoders.image, train, *view, partial(on_progress, "training pictures"))
+        _classify(result, train_images, test_images, on_progress)
+    if encoders.text is None or tokenizer is None:
+        result.notes.append("The run has no text encoder, so there are no retrieval and no zero-shot scores.")
+        return result
+    encode = partial(text_features, encoders.text, tokenizer, device=device)
+    _retrieve(result, test_images, partial(encode, on_progress=partial(on_progress, "captions")), on_progress)
+    if can_classify:
+        labelled = result.classes.test != NONE
+        encode_prompts = partial(encode, on_progress=partial(on_progress, "prompts"))
+        predicted = zero_shot.predict(test_images[labelled], result.classes.names, templates, encode_prompts)
+        result.add("zero_shot", "top1", predicted.cpu().numpy() == result.classes.test[labelled], labelled)
+    return result
+
+
+def find_checkpoint(run: RunDirectory, at: str) -> Path:
+    """The checkpoint `latest` or step-N. Raises RunError where there is none, naming those that there are."""
+    if at == LATEST:
+        if (latest := latest_checkpoint(run.checkpoints)) is None:
+            raise RunError(f"{run.path} has no checkpoint yet; its first one can be evaluated")
+        return latest
+    steps = sorted(int(path.name[5:]) for path in run.checkpoints.glob("step-*") if re.fullmatch(r"\d+", path.name[5:]))
+    if at not in (names := [f"step-{step}" for step in steps]):
+        raise RunError(f"{run.path} has no checkpoint {at!r}; there are: {', '.join(names) or 'none yet'}")
+    return run.checkpoints / at
+
+
+def _tokenizer_of(path: Path, info: CheckpointInfo) -> tuple[Tokenizer, TokenizerInfo]:
+    """The run's own tokenizer: another dataset's may number the same words differently."""
+    try:
+        dataset = Dataset(path)
+    except DatasetError as error:
+        raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} "
+                           "Say with --data where that dataset is now.") from error  # fmt: skip
+    if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
+        raise DatasetError(
+            f"{path} is not the dataset that the run was trained on, whose tokenizer is needed: its fingerprint is "
+            f"{dataset.index.fingerprint[:12]}…, the checkpoint has {info.dataset_fingerprint[:12]}…"
+        )
+    tokenizer = dataset.index.tokenizer
+    return load_tokenizer(dataset.tokenizer_path, context_length=tokenizer.context_length), tokenizer
+
+
+def _note_oddities(result: Evaluation) -> None:
+    sizes = result.classes.sizes
+    if result.train.index.fingerprint == result.test.index.fingerprint:
+        result.notes.append("Training and test set are the same, so every sample is its own nearest neighbour.")
+    if len(sizes) > 1 and (sizes == sizes[0]).all():
+        result.notes.append(f"Every class has {sizes[0]:,} training samples, so the bands are cut by name alone.")
+
+
+def _can_classify(result: Evaluation) -> bool:
+    without = [data.path for data, codes in ((result.train, result.classes.train), (result.test, result.classes.test))
+               if (codes == NONE).all()]  # fmt: skip
+    if without:
+        why = f"{without[0]} names no classes"
+    elif len(result.classes.names) < 2:
+        why = f"{result.train.path} names one class alone"
+    else:
+        return True
+    result.notes.append(f"{why}, so there are no k-NN, linear probe and zero-shot scores.")
+    return False
+
+
+def _classify(result: Evaluation, train_images: Tensor, test_images: Tensor, on_progress: OnProgress) -> None:
+    """k-NN and probes, on the features of all samples, float32 [n, d] and [m, d]; only those with a class count."""
+    known, labelled = result.classes.train != NONE, result.classes.test != NONE
+    train, test, truth = train_images[known], test_images[labelled], result.classes.test[labelled]
+    labels = torch.from_numpy(result.classes.train[known]).to(train.device)
+
+    def add(method: str, variant: object, predicted: Tensor) -> None:
+        result.add(method, variant, predicted.cpu().numpy() == truth, labelled)
+
+    ks = [k for k in NEIGHBOURS if k <= len(train)]
+    if left_out := [str(k) for k in NEIGHBOURS if k > len(train)]:
+        result.notes.append(f"There is no k-NN for k = {', '.join(left_out)}: the training set has {len(train):,} "
+                            "samples with a class.")  # fmt: skip
+    if ks:
+        for k, predicted in knn.predict(train, labels, test, ks, partial(on_progress, "k-NN")).items():
+            add("knn", k, predicted)
+    on_progress("linear probe, L-BFGS", 0, 1)
+    predicted, converged = probe.predict_lbfgs(train, labels, test)
+    on_progress("linear probe, L-BFGS", 1, 1)
+    add("probe", "lbfgs", predicted)
+    if not converged:
+        result.notes.append(f"The L-BFGS probe had not converged after {probe.LBFGS_ITERATIONS:,} iterations.")
+    add("probe", "sgd", probe.predict_sgd(train, labels, test, partial(on_progress, "linear probe, SGD")))
+
+
+def _retrieve(
+    result: Evaluation, images: Tensor, encode: Callable[[list[str]], Tensor], on_progress: OnProgress
+) -> None:
+    """Retrieval among the m test pictures, float32 [m, d], and their different captions."""
+    captions = result.test.column("caption").to_pylist()
+    has_caption = np.array([caption is not None for caption in captions])
+    texts = sorted({caption for caption in captions if caption is not None})
+    if not texts:
+        result.notes.append(f"{result.test.path} has no captions, so there are no retrieval scores.")
+        return
+    place = {text: code for code, text in enumerate(texts)}
+    of_picture = torch.tensor([place[caption] for caption in captions if caption is not None], device=images.device)
+    of_text = torch.arange(len(texts), device=images.device)
+    pictures, features = images[has_caption], encode(texts)
+    to_text = retrieval.ranks(pictures, features, of_picture, of_text, partial(on_progress, "image to text"))
+    to_image = retrieval.ranks(features, pictures, of_text, of_picture, partial(on_progress, "text to image"))
+    # Each picture's caption is one query, so that every sample weighs the same in both directions.
+    for direction, found in (("image_to_text", to_text), ("text_to_image", to_image[of_picture])):
+        for k in RECALL_AT:
+            result.add(direction, k, (found < k).cpu().numpy(), has_caption)

@@ -1,0 +1,100 @@
+"""The features of a whole dataset, as the encoders of a run's checkpoint see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...pipeline.augment import Recipe
+from ...pipeline.dataset import Dataset, TokenizerInfo
+from ...pipeline.errors import DatasetError
+from ...pipeline.ffcv_loader import FFCVLoader
+from ...pipeline.order import MIN_ROWS_PER_STEP, Order
+from ...pipeline.tokenizer import encode
+from ..config import TrainConfig
+from ..encoders import Encoders
+from ..errors import RunError
+
+BATCH = 256
+
+
+def restore_encoders(
+    config: TrainConfig, checkpoint: Path, training: dict[str, Any], tokenizer: TokenizerInfo | None
+) -> Encoders:
+    """The encoders of a checkpoint, on the CPU, set to evaluate.
+
+    training: what load_checkpoint read of `checkpoint`. tokenizer: that of the run's dataset.
+    Raises RunError where the checkpoint is not of these settings.
+    """
+    encoders = Encoders.create(config.model, config.objective.mode, config.data.image_size, tokenizer)
+    try:
+        encoders.load_state_dict(training["encoders"])
+    except (KeyError, TypeError, RuntimeError) as error:
+        raise RunError(f"{checkpoint} does not hold the encoders that the run's settings describe ({error})") from error
+    return encoders.eval()
+
+
+def evaluation_recipe(trained: Recipe) -> Recipe:
+    """The largest central square of a picture, neither mirrored nor recoloured, normalised as in training.
+
+    Where a picture's sides differ by one pixel its square may lie one pixel beside the centre, in every view the same.
+    """
+    return Recipe(scale=(1, 1), ratio=(1, 1), flip=0, mean=trained.mean, std=trained.std)
+
+
+def image_features(
+    encoder: nn.Module, dataset: Dataset, recipe: Recipe, image_size: int, device: torch.device,
+    on_progress: Callable[[int, int], None],
+) -> Tensor:  # fmt: skip
+    """Features of all n pictures in the order of their ids, float32 [n, d] on `device`, rows of norm 1.
+
+    on_progress: called with the pictures done, and with n. Raises DatasetError for a picture that does not decode and
+    for fewer than 16 samples, RunError where a feature is not finite.
+    """
+    if dataset.n < MIN_ROWS_PER_STEP:
+        raise DatasetError(f"{dataset.path} holds {dataset.n} samples; at least {MIN_ROWS_PER_STEP} can be evaluated")
+    # A loader wants an order of the dataset's size, but here pictures are asked for by their ids.
+    order = Order.create(dataset.n, batch_size=MIN_ROWS_PER_STEP, canonical_shards=1)
+    parts = []
+    with (
+        FFCVLoader.open(dataset, order, recipe=evaluation_recipe(recipe), image_size=image_size, views=1) as loader,
+        torch.inference_mode(),
+    ):
+        for first in range(0, dataset.n, BATCH):
+            ids = np.arange(first, min(first + BATCH, dataset.n))
+            parts.append(encoder(loader.make(ids, epoch=0).views[0].to(device)))
+            on_progress(first + len(ids), dataset.n)
+    return _unit_rows(parts)
+
+
+def text_features(
+    encoder: nn.Module, tokenizer: Tokenizer, texts: Sequence[str], device: torch.device,
+    on_progress: Callable[[int, int], None],
+) -> Tensor:  # fmt: skip
+    """Features of texts, at least one, in their order, float32 [texts, d] on `device`, rows of norm 1.
+
+    tokenizer: from load_tokenizer. on_progress: called with the texts done, and with all.
+    Raises DatasetError where a text cannot be encoded, RunError where a feature is not finite.
+    """
+    parts = []
+    with torch.inference_mode():
+        for first in range(0, len(texts), BATCH):
+            tokens = encode(tokenizer, texts[first : first + BATCH]).tokens
+            parts.append(encoder(torch.from_numpy(tokens).to(device)))
+            on_progress(first + len(tokens), len(texts))
+    return _unit_rows(parts)
+
+
+def _unit_rows(parts: list[Tensor]) -> Tensor:
+    """Outside of inference mode, whose tensors a probe could not be trained on."""
+    features = F.normalize(torch.cat(parts).float(), dim=-1)
+    if not features.isfinite().all():
+        raise RunError("the checkpoint's encoders give features that are not finite; evaluate an older one with --at")
+    return features

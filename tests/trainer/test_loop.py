@@ -497,7 +497,7 @@ def kill_once_it_has_made(process, run, steps):
     process.communicate()
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.soak)])
 def test_a_run_killed_and_resumed_with_all_or_few_rows_in_memory_has_the_losses_of_one_never_killed(
     pairs_dataset, tmp_path, kills
 ):

@@ -9,11 +9,12 @@ import time
 
 import pytest
 
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoint import latest_checkpoint
+from thermopile.trainer.config import load_config
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.parts import resolve
 from thermopile.trainer.preemption import EXIT_CODE, SIGNALS, StopRequest
 from thermopile.trainer.run_directory import RunDirectory
-
-STEPS = 60
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -56,41 +57,48 @@ def test_a_second_signal_ends_the_process_whatever_it_is_at(second):
             process.kill()
 
 
-def start(dataset, out):
-    settings = ("epochs=4", "batch_size=128", "log_every=1", "data.image_size=32", "checkpoint.every_minutes=0")
-    command = [sys.executable, "-m", "thermopile.tools.cli", "train", "--data", dataset.path, "--out", out, "--resume"]
-    overrides = [part for setting in settings for part in ("--set", setting)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([*map(str, command), *overrides], **pipes, text=True)
-
-
-def signalled_once_it_has_made(steps, process, run, number):
-    """Exit code and what was printed on stdout and stderr."""
-    while not run.metrics_file.exists() or len(run.metrics_file.read_text().splitlines()) < steps:
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.005)
-    process.send_signal(number)
-    out, errors = process.communicate(timeout=60)
-    return process.returncode, out, errors
+def small(dataset):
+    tree = {"epochs": 4, "batch_size": 256, "log_every": 1, "checkpoint": {"every_minutes": 0}}
+    return resolve(load_config(tree | {"data": {"path": str(dataset.path), "image_size": 32}}), dataset)
 
 
 def losses(run):
     return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("signals", [SIGNALS[:1], pytest.param(SIGNALS, marks=pytest.mark.soak)])
-def test_a_run_stopped_by_signals_has_the_losses_of_one_never_stopped(pairs_dataset, tmp_path, signals):
-    whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    process = start(pairs_dataset, whole.path)
-    assert "trained 60 steps" in process.communicate()[0]
-    for number, at in zip(signals, (3, 20, 45), strict=False):
-        code, out, errors = signalled_once_it_has_made(at, start(pairs_dataset, broken.path), broken, number)
-        info, _ = load_checkpoint(latest_checkpoint(broken.checkpoints))
-        assert code == EXIT_CODE == 75
-        assert f"stopped at step {info.step} by {number.name}, with a checkpoint" in out
-        assert f"{number.name}: stopping with a checkpoint; a second signal ends the run at once" in errors
-        assert at <= info.step == len(losses(broken)) < STEPS
-    process = start(pairs_dataset, broken.path)
-    assert "trained 60 steps" in process.communicate()[0]
+def test_a_run_stopped_by_every_signal_in_turn_has_the_losses_of_one_never_stopped(pairs_dataset, tmp_path):
+    config, whole, broken = small(pairs_dataset), RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
+    with Trainer.open(config, whole) as trainer:
+        trainer.run()
+    for number, at in zip(SIGNALS, (3, 5, 20), strict=True):
+
+        def send_once(report, number=number, at=at):
+            if report.step == at:
+                os.kill(os.getpid(), number)
+
+        with Trainer.open(config, broken, resume=broken.exists()) as trainer, StopRequest() as stop:
+            trainer.run(send_once, stop)
+            # The report comes before the checkpoint of its own step, so the step after it is the last.
+            assert trainer.steps_done == len(losses(broken)) == at + 1
+        assert latest_checkpoint(broken.checkpoints).name == f"step-{at + 1}"
+    with Trainer.open(config, broken, resume=True) as trainer:
+        trainer.run()
     assert losses(broken) == losses(whole)
-    assert len(losses(whole)) == STEPS
+    assert len(losses(whole)) == 28
+
+
+def test_the_command_ends_with_a_code_of_its_own_and_says_how_to_go_on(pairs_dataset, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    settings = ("epochs=50", "log_every=1", "data.image_size=32")
+    command = [sys.executable, "-m", "thermopile.tools.cli", "train", "--data", pairs_dataset.path, "--out", run.path]
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*map(str, command), *overrides], **pipes, text=True) as process:
+        while not run.metrics_file.exists() or not losses(run):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        out, errors = process.communicate(timeout=60)
+    assert process.returncode == EXIT_CODE == 75
+    assert f"stopped at step {len(losses(run))} by SIGTERM, with a checkpoint; --resume goes on" in out
+    assert "SIGTERM: stopping with a checkpoint; a second signal ends the run at once" in errors

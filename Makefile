@@ -17,8 +17,8 @@ demo: .venv/ready
 test: lint
 	$(PYTEST) -m "not soak"
 
-# The same tests at full length: crashes, seeds, a store of 2·10^8 rows. Takes about three quarters of an hour on two
-# cores; the last one is skipped where less than 14 GB of disk are free.
+# The same tests at full length: crashes, kills, epochs broken off, seeds, a store of 2·10^8 rows. Takes about an hour on
+# two cores; the last one is skipped where less than 14 GB of disk are free.
 soak: .venv/ready
 	$(PYTEST) -m soak --timeout 3600
 

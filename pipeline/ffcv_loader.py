@@ -110,9 +110,9 @@ class FFCVLoader:
             view_parameters(self.recipe, self.order.seed, epoch, ids, placed.height, placed.width, view)
             for view in range(self.views)
         )
-        cuts = np.linspace(0, len(ids), self._workers + 1).astype(int)
+        cuts, constants = np.linspace(0, len(ids), self._workers + 1).astype(int), self._constants(epoch)
         parts = [
-            self._pool.submit(self._make_rows, placed, views, low, high, pixels, *self._constants(epoch))
+            self._pool.submit(self._make_rows, placed, views, low, high, pixels, *constants)
             for low, high in pairwise(cuts.tolist())
         ]
         batch = Batch(

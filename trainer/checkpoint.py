@@ -74,7 +74,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
         name = (folder / LATEST).read_text("utf-8").strip()
     except FileNotFoundError:
         # A kill before the first checkpoint was named, or a copy that missed the file: every step-N is whole.
-        whole = _checkpoints(folder)
+        whole = checkpoints_in(folder)
         return whole[max(whole)] if whole else None
     if not _NAME.fullmatch(name):
         raise RunError(
@@ -95,7 +95,7 @@ def load_latest(folder: Path) -> tuple[Path, CheckpointInfo, dict[str, Any]] | N
     try:
         return newest, *load_checkpoint(newest)
     except RunError as error:
-        before = {step: path for step, path in _checkpoints(folder).items() if step < _step_of(newest)}
+        before = {step: path for step, path in checkpoints_in(folder).items() if step < _step_of(newest)}
         for step in sorted(before, reverse=True):
             with suppress(RunError):
                 found = before[step], *load_checkpoint(before[step])
@@ -114,14 +114,15 @@ def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set
 
 def remove_checkpoints(folder: Path, *, keep: Container[int]) -> None:
     """Remove the checkpoints of steps not in `keep`, and what interrupted savings and removals left behind."""
-    for step, path in _checkpoints(folder).items():
+    for step, path in checkpoints_in(folder).items():
         if step not in keep:
             _discard(path)
     for leftover in folder.glob(".step-*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _checkpoints(folder: Path) -> dict[int, Path]:
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """Step → directory of every whole checkpoint, in no order."""
     return {_step_of(path): path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +17,7 @@ from ...pipeline.augment import RECIPES
 from ...pipeline.dataset import Dataset, TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.tokenizer import load_tokenizer
-from ..checkpoint import LATEST, CheckpointInfo, latest_checkpoint, load_checkpoint
+from ..checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint
 from ..errors import RunError
 from ..parts import device_named
 from ..run_directory import RunDirectory
@@ -106,8 +105,8 @@ def find_checkpoint(run: RunDirectory, at: str) -> Path:
         if (latest := latest_checkpoint(run.checkpoints)) is None:
             raise RunError(f"{run.path} has no checkpoint yet; its first one can be evaluated")
         return latest
-    steps = sorted(int(path.name[5:]) for path in run.checkpoints.glob("step-*") if re.fullmatch(r"\d+", path.name[5:]))
-    if at not in (names := [f"step-{step}" for step in steps]):
+    names = [path.name for _, path in sorted(checkpoints_in(run.checkpoints).items())]
+    if at not in names:
         raise RunError(f"{run.path} has no checkpoint {at!r}; there are: {', '.join(names) or 'none yet'}")
     return run.checkpoints / at
 

@@ -8,64 +8,55 @@ _STORED_BYTES = 50_000
 """Of a photograph, rounded up."""
 
 
-@dataclass(frozen=True)
-class RateSizes:
+@dataclass(frozen=True, kw_only=True)
+class _Photographs:
+    """What is loaded, as files and as a dataset."""
+
+    images: int = 256
+    """Of 400 × 300 pixels, in the page cache."""
+    image_size: int = 224
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0
+
+    @property
+    def disk_bytes(self) -> int:
+        return 2 * self.images * _STORED_BYTES + 2**24
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateSizes(_Photographs):
     """Batches that each contender serves once a round."""
 
     case: str
     """Of cases.py."""
     images: int = 2_048
-    """Of 400 × 300 pixels, in the page cache."""
     batch: int = 64
     warm_up: int = 4
     """Batches of a round that are not timed: they fill what a contender keeps ready."""
     batches: int = 12
     """Batches of a round that are timed."""
     rounds: int = 7
-    image_size: int = 224
 
     @property
     def memory_bytes(self) -> int:
         return 60 * self.batch * 3 * self.image_size**2 * 4  # several batches ahead, of two views, in five contenders
 
-    @property
-    def disk_bytes(self) -> int:
-        return 2 * self.images * _STORED_BYTES + 2**24
-
 
 @dataclass(frozen=True)
-class CostSizes:
+class CostSizes(_Photographs):
     """Images that go through each step on one core."""
 
-    images: int = 256
     rounds: int = 5
-    image_size: int = 224
-
-    @property
-    def memory_bytes(self) -> int:
-        return 0
-
-    @property
-    def disk_bytes(self) -> int:
-        return 2 * self.images * _STORED_BYTES + 2**24
 
 
 @dataclass(frozen=True)
-class ResizeSizes:
+class ResizeSizes(_Photographs):
     """Crops of the recipe's own distribution of boxes."""
 
-    images: int = 256
     epochs: int = 4
     """Crops of each image."""
-    image_size: int = 224
-
-    @property
-    def memory_bytes(self) -> int:
-        return 0
-
-    @property
-    def disk_bytes(self) -> int:
-        return 2 * self.images * _STORED_BYTES + 2**24
 
 
 @dataclass(frozen=True)
@@ -88,18 +79,18 @@ class OpenSizes:
 Sizes = RateSizes | CostSizes | ResizeSizes | OpenSizes
 
 FULL: dict[str, Sizes] = {
-    "single": RateSizes("single"),
-    "two_views": RateSizes("two_views"),
-    "simclr": RateSizes("simclr", rounds=5),
+    "single": RateSizes(case="single"),
+    "two_views": RateSizes(case="two_views"),
+    "simclr": RateSizes(case="simclr", rounds=5),
     "cost": CostSizes(),
     "resize": ResizeSizes(),
     "open": OpenSizes(),
 }
 
 SMALL: dict[str, Sizes] = {
-    "single": RateSizes("single", images=64, batch=16, warm_up=1, batches=2, rounds=1, image_size=64),
-    "two_views": RateSizes("two_views", images=64, batch=16, warm_up=1, batches=2, rounds=1, image_size=64),
-    "simclr": RateSizes("simclr", images=64, batch=16, warm_up=1, batches=2, rounds=1, image_size=64),
+    "single": RateSizes(case="single", images=64, batch=16, warm_up=1, batches=2, rounds=1, image_size=64),
+    "two_views": RateSizes(case="two_views", images=64, batch=16, warm_up=1, batches=2, rounds=1, image_size=64),
+    "simclr": RateSizes(case="simclr", images=64, batch=16, warm_up=1, batches=2, rounds=1, image_size=64),
     "cost": CostSizes(images=16, rounds=1),
     "resize": ResizeSizes(images=16, epochs=1),
     "open": OpenSizes(shards=2, rows=256),

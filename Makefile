@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up all they need by themselves, once. The rest is for development.
-.PHONY: demo test soak lint format system clean
+.PHONY: demo test reproduce soak lint format system clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -13,6 +13,11 @@ demo: .venv/ready
 	$(RUN) convert glyphs demo/glyphs --resume
 	$(RUN) train --preset glyphs --data demo/glyphs --out demo/run --resume
 	$(RUN) inspect demo/run
+
+# The papers' methods compared, as docs/reproduction.md: half an hour on two cores, with FULL=1 hours. Called again, it
+# goes on where it was stopped, and makes no run twice; `rm -r reproduction` makes them all anew.
+reproduce: .venv/ready
+	$(RUN) reproduce reproduction --page docs/reproduction.md $(if $(FULL),--full)
 
 test: lint
 	$(PYTEST) -m "not soak"
@@ -62,4 +67,4 @@ if ! command -v apt-get >/dev/null; then \
 endef
 
 clean:
-	rm -rf .venv build demo *.egg-info
+	rm -rf .venv build demo reproduction *.egg-info

@@ -1,5 +1,6 @@
 """Which batches are prefetched, and which puts came after: what `take` needs to never return a stale row."""
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -30,6 +31,8 @@ class Put:
     number: int
     ascending_ids: IdArray
     done: "Future[None]"
+    made_at: float
+    """Of the monotonic clock, in seconds."""
 
 
 class InFlight:
@@ -45,7 +48,7 @@ class InFlight:
 
     def add_put(self, ascending_ids: IdArray, done: "Future[None]") -> None:
         self._puts_made += 1
-        self._puts.append(Put(self._puts_made, ascending_ids, done))
+        self._puts.append(Put(self._puts_made, ascending_ids, done, time.monotonic()))
         self._forget_old_puts()
 
     def claim(self, ids: IdArray) -> Prefetch | None:
@@ -62,6 +65,11 @@ class InFlight:
         under_way = [put for put in self._puts if not put.done.done()]
         ascending = np.sort(ids) if under_way else ids
         return (put for put in under_way if _meet(ascending, put.ascending_ids))
+
+    def seconds_behind(self) -> float:
+        """Age of the oldest put that is not in the rows yet, in seconds; 0 where all are."""
+        made_at = next((put.made_at for put in self._puts if not put.done.done()), None)
+        return 0.0 if made_at is None else time.monotonic() - made_at
 
     def puts_after(self, prefetch: Prefetch) -> Iterator[tuple[Put, Flags]]:
         """Yield the puts made after `prefetch` that share ids with it, and which of its ids they are, bool [b]."""

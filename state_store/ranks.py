@@ -1,6 +1,10 @@
 """What the processes of one run tell each other when they write a snapshot together."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
+
+from .errors import StateStoreError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,3 +64,32 @@ class TorchRanks:
         values: list[Any] = [None] * self.world if self.rank == 0 else []
         gather_object(value, values if self.rank == 0 else None, group=self._group, group_dst=0)
         return values
+
+    def all_gather(self, own: Sequence[int]) -> list[list[int]]:
+        """Return every rank's numbers, as many as this one's, in the order of the ranks."""
+        import torch
+        from torch.distributed import all_gather
+
+        received = torch.empty((self.world, len(own)), dtype=torch.int64)
+        all_gather(list(received), torch.tensor(own), group=self._group)
+        numbers: list[list[int]] = received.tolist()
+        return numbers
+
+
+@contextmanager
+def agreement(ranks: Ranks, failure_elsewhere: type[Exception] = StateStoreError) -> Iterator[None]:
+    """Let all ranks do the body; if it fails on one, raise on all: a rank that went on alone would wait for ever.
+
+    failure_elsewhere: what is raised, with the first failure's text, on the ranks that did not fail themselves.
+    """
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (raised again, once the others know)
+        failure = error
+    failures = [text for text in ranks.gather(failure and f"rank {ranks.rank}: {failure}") if text]
+    first_failure = ranks.broadcast(failures[0] if failures else None)
+    if failure is not None:
+        raise failure
+    if first_failure is not None:
+        raise failure_elsewhere(first_failure)

@@ -2,9 +2,9 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -14,11 +14,11 @@ import torch
 
 from .background import BackgroundThread
 from .durable import ColumnPart, Description, Repository, Snapshot
-from .errors import SnapshotError, StateStoreError, StepError, StoreClosedError
+from .errors import SnapshotError, StepError, StoreClosedError
 from .in_flight import InFlight, Prefetch
 from .loading import rows_at, slots_within
 from .lock import WriterLock
-from .ranks import Alone, Ranks
+from .ranks import Alone, Ranks, agreement
 from .rows import Rows
 from .sample_ids import Flags, IdArray, SampleIds, checked_ids, sorted_without_repeats
 from .schema import Schema
@@ -131,7 +131,7 @@ class StateStore:
         ranks = ranks or Alone()
         with ExitStack() as undo:
             lock, snapshot = None, None
-            with _agreement(ranks):
+            with agreement(ranks):
                 description = describe()
                 if ranks.rank == 0:
                     lock = WriterLock(path)
@@ -140,16 +140,16 @@ class StateStore:
                 share = range(description.samples) if owned is None else owned
                 staging = Staging(description.schema, device)
                 slots = slots_within(memory_budget, description, share)
-            with _agreement(ranks):
+            with agreement(ranks):
                 if ranks.rank == 0:
                     snapshot = begin(description)
             snapshot = ranks.broadcast(snapshot)
-            with _agreement(ranks):
+            with agreement(ranks):
                 repository = Repository.open(path)
                 rows, windowed = rows_at(repository, description, snapshot, share, slots, ranks.rank)
                 if windowed is not None:
                     undo.callback(windowed.close)
-            with _agreement(ranks):
+            with agreement(ranks):
                 if ranks.rank == 0:
                     repository.undo_after(snapshot)
             store = cls(repository, description, rows, windowed, staging, lock, ranks, snapshot)
@@ -167,6 +167,11 @@ class StateStore:
         self._check_usable()
         if self._windowed is not None:
             self._windowed.expect(windows)
+
+    @property
+    def write_backlog(self) -> float:
+        """Seconds since the oldest put that is not yet in the rows; 0 where all are."""
+        return self._in_flight.seconds_behind()
 
     @property
     def blocks_read(self) -> int:
@@ -410,19 +415,3 @@ class StateStore:
 def _check_step(step: int) -> None:
     if not 1 <= step <= _MAX_STEP:
         raise StepError(f"step {step} is outside 1 … {_MAX_STEP}; the first step is number 1")
-
-
-@contextmanager
-def _agreement(ranks: Ranks) -> Iterator[None]:
-    """Let all ranks do the body; if it fails on one, raise on all: a rank that went on alone would wait for ever."""
-    failure: Exception | None = None
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 (raised again, once the others know)
-        failure = error
-    failures = [text for text in ranks.gather(failure and f"rank {ranks.rank}: {failure}") if text]
-    first_failure = ranks.broadcast(failures[0] if failures else None)
-    if failure is not None:
-        raise failure
-    if first_failure is not None:
-        raise StateStoreError(first_failure)

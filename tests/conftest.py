@@ -4,6 +4,8 @@ import os
 
 # Before torch or hf libraries are imported: nothing here may ask the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Tensors here are small. Two threads that meet at each operation are ten times slower where others use the cores too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import settings
 

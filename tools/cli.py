@@ -1,10 +1,11 @@
-"""Command line: `thermopile convert | show | train | inspect | eval | state | bench`. A thin shell over the library.
+"""The command line, `thermopile`: a thin shell over the library.
 
 Commands import what they need when they run: `--help` must not wait for torch.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import click
@@ -16,10 +17,13 @@ from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingErro
 from .bench_cmd import bench
 from .convert_cmd import convert
 from .eval_cmd import eval_
+from .export_cmd import export
 from .inspect_cmd import inspect
 from .plain_text import plain_text
+from .reproduce_cmd import reproduce
 from .show_cmd import show
 from .state_cmd import state
+from .status_cmd import status
 from .train_cmd import train
 
 WRONG_USAGE = (ConfigError, DatasetExistsError, RunExistsError, StoreMismatchError)
@@ -66,9 +70,19 @@ def _one_line(error: Exception) -> click.ClickException:
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
     """Contrastive pretraining in which every sample has its own temperature."""
+    package = logging.getLogger(__name__.partition(".")[0])
+    if not any(isinstance(handler, _WarningsOnStderr) for handler in package.handlers):
+        package.addHandler(_WarningsOnStderr(logging.WARNING))
 
 
-for command in (convert, show, train, inspect, eval_, state, bench):
+class _WarningsOnStderr(logging.Handler):
+    """What the library warns of, a line each."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(plain_text(f"Warning: {record.getMessage()}", MOST_CHARACTERS), err=True)
+
+
+for command in (convert, show, train, status, inspect, eval_, export, state, bench, reproduce):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -28,11 +28,15 @@ class ProgressBar:
             self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
             self._console.print(f"{self._title}: {done:,}/{self._total:,} {words}", markup=False, highlight=False)
 
+    def note(self, text: str) -> None:
+        """A line of its own, which stays."""
+        self._console.print(text, markup=False, highlight=False)
+
 
 @contextmanager
-def progress_bar(title: str, total: int) -> Iterator[ProgressBar]:
-    """A bar on stderr while the block runs."""
-    console = Console(stderr=True, soft_wrap=True)
+def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[ProgressBar]:
+    """A bar on stderr while the block runs; hidden: none."""
+    console = Console(stderr=True, soft_wrap=True, quiet=hidden)
     if not console.is_terminal:
         yield ProgressBar(console, title, total, None)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,56 +13,174 @@ from .progress import progress_bar
 
 if TYPE_CHECKING:
     from ..trainer.config import TrainConfig
+    from ..trainer.layers import Layers
     from ..trainer.loop import StepReport
     from ..trainer.run_directory import RunDirectory
+    from ..trainer.world import World
+    from .progress import ProgressBar
+
+SHOWN = {
+    "data_wait": "data wait",
+    "store_wait": "store wait",
+    "write_backlog": "backlog",
+    "forward_backward": "forward+backward",
+    "optimizer": "optimizer",
+    "communication": "communication",
+}
+"""Part of a step -> what it is called in the progress line."""
+
+STEADY_STEPS = 50
+"""Steps after which waits are no longer those of the start."""
+
+_log = logging.getLogger(__name__)
 
 
 @click.command(
     epilog="\b\nExamples:\n"
     "  thermopile train --preset glyphs --data data/glyphs --out runs/glyphs\n"
     "  thermopile train --data data/cc3m --out runs/cc3m --set epochs=30 --set optimizer.lr=2e-4\n"
-    "  thermopile train --out runs/cc3m --resume"
+    "  thermopile train --preset isogclr/cc3m --data data/cc3m --print-config\n"
+    "  thermopile train --out runs/cc3m --resume\n"
+    "  thermopile train --out runs/cc3m --resume --set epochs=40 --allow-change epochs\n"
+    "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m"
 )
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="The dataset directory.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The run directory.")
-@click.option("--preset", help="Start from the settings of this name.")
+@click.option("--out", type=click.Path(path_type=Path), help="The run directory; only --print-config needs none.")
+@click.option("--preset", help="Start from the settings of this name; a name that is none lists all there are.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Settings, as TOML.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting; may be repeated.")
+@click.option("--init-from", metavar="RUN[@step-N]", help="Start a new run with the encoders' weights of another.")
 @click.option("--resume", is_flag=True, help="Continue the run in OUT; start it where there is none yet.")
+@click.option("--allow-change", "allowed", multiple=True, metavar="KEY",
+              help="With --resume: a setting, or table of them, to change in the run; may be repeated.")  # fmt: skip
+@click.option("--print-config", is_flag=True, help="Show every setting and where it comes from, and start nothing.")
 def train(
-    data: Path | None, out: Path, preset: str | None, config: Path | None, overrides: tuple[str, ...], resume: bool
-) -> None:
+    data: Path | None, out: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...],
+    init_from: str | None, resume: bool, allowed: tuple[str, ...], print_config: bool,
+) -> None:  # fmt: skip
     """Train encoders with a temperature for every sample.
 
-    Later settings win: defaults, --preset, --config, --set, --data. OUT/config.toml records them all.
+    Later settings win: defaults, --preset, --config, --set, --init-from, --data. OUT/config.toml records them all.
 
     SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 stop the run after the step that it is at, with a checkpoint and exit code 75;
     a second one ends it at once, back to the checkpoint before.
     """
+    from ..trainer.config import to_tree
+    from ..trainer.layers import Layers
+    from ..trainer.run_directory import RunDirectory
+    from ..trainer.world import joined_world
+    from .shown_settings import shown_settings
+
+    run = None if out is None else RunDirectory(out)
+    if run is None and not print_config:
+        raise click.UsageError("Missing option '--out': the directory that the run is to be in")
+    with joined_world() as world:
+        # One rank looks: by the time that another one did, this one might have begun the run.
+        begun = run if world.control.broadcast(run is not None and resume and run.exists()) else None
+        layers = Layers()
+        if begun is not None:
+            layers.add(to_tree(begun.config()), str(begun.config_file))
+        _lay(layers, data, preset, config, overrides, init_from)
+        if begun is None:
+            settings = _new(layers, world, needs_data=not print_config)
+        else:
+            settings = _resumed(layers, begun, world, allowed)
+        if print_config:
+            click.echo(shown_settings(settings, layers))
+        elif run is not None:
+            _train(settings, run, world, resuming=begun is not None)
+
+
+def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...],
+         init_from: str | None) -> None:  # fmt: skip
+    """Lay what the command line asks for on top."""
+    from ..trainer.config import apply_overrides, read_toml
+
+    if preset is not None:
+        layers.add_preset(preset)
+    if config is not None:
+        layers.add(read_toml(config), f"--config {config}")
+    asked: dict[str, Any] = {}
+    apply_overrides(asked, overrides)
+    layers.add(asked, "--set")
+    if init_from is not None:
+        layers.add({"init_from": init_from}, "--init-from")
+    if data is not None:
+        layers.add({"data": {"path": str(data.resolve())}}, "--data")
+
+
+def _new(layers: Layers, world: World, *, needs_data: bool) -> TrainConfig:
+    """The settings of a new run: resolved, but where there is no dataset and none is needed."""
+    from ..pipeline.dataset import Dataset
+    from ..state_store.ranks import agreement
+    from ..trainer.errors import RunError
+    from ..trainer.initial_weights import pinned
+    from ..trainer.parts import resolve
+
+    settings = layers.load()
+    if settings.init_from:
+        with agreement(world.control, RunError):
+            source = pinned(settings.init_from) if world.is_first else None
+        # That of one rank: the other run may go on, and have another latest checkpoint by now.
+        settings = settings.model_copy(update={"init_from": world.control.broadcast(source)})
+    if settings.data.path:
+        return resolve(settings, Dataset(Path(settings.data.path)), world)
+    if needs_data:
+        raise click.UsageError("no dataset: give --data, the directory that `thermopile convert` wrote")
+    return settings
+
+
+def _resumed(layers: Layers, run: RunDirectory, world: World, allowed: tuple[str, ...]) -> TrainConfig:
+    """The run's own settings, with what may change; anything else that was asked for is refused by name."""
+    from ..pipeline.dataset import Dataset
+    from ..trainer.changes import allowed_changes
+    from ..trainer.initial_weights import is_same_source
+    from ..trainer.parts import resolve
+
+    recorded, asked = run.config(), layers.load()
+    if is_same_source(asked.init_from, recorded.init_from):
+        asked = asked.model_copy(update={"init_from": recorded.init_from})
+    dataset = Dataset(Path(asked.data.path))
+    # Resolved anew, what was recorded before there was some setting has that one's default as well.
+    recorded, asked = resolve(recorded, dataset, world), resolve(asked, dataset, world)
+    for change in allowed_changes(run.path, recorded, asked, allowed):
+        if world.is_first:
+            click.echo(f"{change.key}: {change.before} → {change.after}", err=True)
+    return asked
+
+
+def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool) -> None:
     from ..trainer.loop import Trainer
     from ..trainer.preemption import EXIT_CODE, StopRequest
-    from ..trainer.run_directory import RunDirectory
+    from ..trainer.warnings_log import warnings_log
 
-    run = RunDirectory(out)
-    resuming = resume and run.exists()
-    settings = _resumed(run, data, preset, config, overrides) if resuming else _new(data, preset, config, overrides)
-    with Trainer.open(settings, run, resume=resuming) as trainer:
-        if trainer.steps_done == trainer.total_steps:
-            click.echo(f"{out}: finished at step {trainer.total_steps:,}; nothing to do")
+    def say(text: str, err: bool = True) -> None:
+        if world.is_first:
+            click.echo(f"{run.path}: {text}", err=err)
+
+    with (
+        warnings_log(run.warnings_file, world.rank if world.size > 1 else None),
+        Trainer.open(settings, run, resume=resuming, world=world) as trainer,
+    ):
+        if trainer.steps_done >= trainer.total_steps:
+            say(f"finished at step {trainer.steps_done:,}; nothing to do", err=False)
             return
-        for advice in trainer.objective.advice(settings.batch_size):
-            click.echo(f"Warning: {advice}", err=True)
         if resuming:
-            run.record(settings)  # where the data is now, and whatever else may change
-            click.echo(f"resuming at step {trainer.steps_done:,}", err=True)
-        with progress_bar("training", trainer.total_steps) as bar, StopRequest(_acknowledge) as stop:
-            trainer.run(lambda report: bar.update(report.step, _words(report)), stop)
+            if world.is_first:
+                run.record(settings)  # where the data is now, and whatever else may change
+            say(f"resuming at step {trainer.steps_done:,}")
+        if world.is_first:
+            for advice in trainer.advice():
+                _log.warning("%s", advice)
+        with progress_bar("training", trainer.total_steps, hidden=not world.is_first) as bar, (
+            StopRequest(_acknowledge)
+        ) as stop:  # fmt: skip
+            trainer.run(_Shown(bar, trainer.steps_done), stop)
         if trainer.steps_done < trainer.total_steps:
-            click.echo(
-                f"{out}: stopped at step {trainer.steps_done:,} by {stop.name}, with a checkpoint; --resume goes on"
-            )
+            asked = stop.name or "a signal to another rank"
+            say(f"stopped at step {trainer.steps_done:,} by {asked}, with a checkpoint; --resume goes on", err=False)
             click.get_current_context().exit(EXIT_CODE)
-    click.echo(f"{out}: trained {trainer.total_steps:,} steps; look at it with `thermopile inspect {out}`")
+    say(f"trained {trainer.total_steps:,} steps; look at it with `thermopile inspect {run.path}`", err=False)
 
 
 def _acknowledge(signal_name: str) -> None:
@@ -69,51 +188,24 @@ def _acknowledge(signal_name: str) -> None:
     os.write(2, f"\n{signal_name}: stopping with a checkpoint; a second signal ends the run at once\n".encode())
 
 
-def _new(data: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...]) -> TrainConfig:
-    from ..pipeline.dataset import Dataset
-    from ..trainer.config import load_config
-    from ..trainer.parts import resolve
+class _Shown:
+    """Shows reports in the progress bar, and what a person could do about a wait, once for each."""
 
-    settings = load_config(_asked({}, data, preset, config, overrides))
-    if not settings.data.path:
-        raise click.UsageError("no dataset: give --data, the directory that `thermopile convert` wrote")
-    return resolve(settings, Dataset(Path(settings.data.path)))
+    def __init__(self, bar: ProgressBar, first_step: int) -> None:
+        self._bar, self._hints_from = bar, first_step + STEADY_STEPS
+        self._hinted: set[str] = set()
 
+    def __call__(self, report: StepReport) -> None:
+        from ..trainer.step_split import hints
 
-def _resumed(run: RunDirectory, data: Path | None, preset: str | None, config: Path | None,
-             overrides: tuple[str, ...]) -> TrainConfig:  # fmt: skip
-    """The run's own settings, with what may change; anything else that was asked for is refused by name."""
-    from ..pipeline.dataset import Dataset
-    from ..trainer.config import differences, load_config, to_tree
-    from ..trainer.errors import ConfigError
-    from ..trainer.parts import resolve
-
-    recorded = run.config()
-    asked = load_config(_asked(to_tree(recorded), data, preset, config, overrides))
-    asked = resolve(asked, Dataset(Path(asked.data.path)))
-    if changed := differences(recorded, asked):
-        raise ConfigError(f"{run.path} cannot be resumed with other settings: {'; '.join(changed)}. "
-                          "Leave them out, or start a new run with another --out.")  # fmt: skip
-    return asked
-
-
-def _asked(tree: dict[str, Any], data: Path | None, preset: str | None, config: Path | None,
-           overrides: tuple[str, ...]) -> dict[str, Any]:  # fmt: skip
-    from ..trainer.config import apply_overrides, merge, read_preset, read_toml
-
-    if preset is not None:
-        merge(tree, read_preset(preset))
-    if config is not None:
-        merge(tree, read_toml(config))
-    apply_overrides(tree, overrides)
-    if data is not None:
-        merge(tree, {"data": {"path": str(data.resolve())}})
-    return tree
+        self._bar.update(report.step, _words(report))
+        for part, hint in hints(report.split).items():
+            if report.step >= self._hints_from and part not in self._hinted:
+                self._hinted.add(part)
+                self._bar.note(hint)
 
 
 def _words(report: StepReport) -> str:
     tau = "" if report.tau_mean is None else f"tau {report.tau_mean:.4f}  "
-    return (
-        f"loss {report.loss:.4f}  {tau}{report.samples_per_second:,.0f} samples/s  "
-        f"data wait {report.data_wait:.0%}  store wait {report.store_wait:.0%}"
-    )
+    shares = "  ".join(f"{words} {report.split[part]:.0%}" for part, words in SHOWN.items() if part in report.split)
+    return f"loss {report.loss:.4f}  {tau}{report.samples_per_second:,.0f} samples/s  {shares}"

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import tomli_w
 from pydantic import (
@@ -69,12 +69,13 @@ class DataConfig(_Section):
 
 
 class EncoderConfig(_Section):
-    """One encoder: a built-in by name, or `hf:` and a model of transformers, built from its config."""
+    """One encoder: a built-in by name, or `hf:` and a model of transformers or a directory that holds one."""
 
     name: str = "auto"
-    """auto is `conv` for images and `mean_embedding` for text."""
+    """auto is `conv` for images and `mean_embedding` for text; `hf:/path/to/model` or `hf:./model` begins with the
+    weights of a local directory."""
     config: dict[str, bool | int | float | str | list[int]] = {}
-    """Overrides of the encoder's own settings."""
+    """Overrides of the encoder's own settings; of a local directory its architecture, which the run records."""
 
 
 class ModelConfig(_Section):
@@ -82,8 +83,23 @@ class ModelConfig(_Section):
 
     dim: PositiveInt = 64
     """Width d of the features."""
+    head: Literal["linear", "simclr", "vicreg"] = "linear"
+    """Projection head of each encoder, from its features to that space: one layer, SimCLR's two or VICReg's three."""
+    head_width: NonNegativeInt = 0
+    """Units of the head's hidden layers; 0 is its own: for simclr the encoder's width, for vicreg 8192."""
+    activation_checkpointing: bool = False
+    """Compute the encoders' inner activations again in backprop instead of keeping them: less memory, more time."""
     image: EncoderConfig = EncoderConfig()
     text: EncoderConfig = EncoderConfig()
+
+    @model_validator(mode="after")
+    def _hidden_layers_where_there_are_some(self) -> Self:
+        if self.head == "linear" and self.head_width:
+            raise ValueError(
+                f"head_width {self.head_width} is for hidden layers, which head 'linear' has not; "
+                "take head = 'simclr' or 'vicreg', or leave head_width out"
+            )
+        return self
 
 
 class ObjectiveConfig(BaseModel):
@@ -232,8 +248,21 @@ class TrainConfig(_Section):
     window_blocks: NonNegativeInt = 0
     """Blocks of a range that are shuffled together; 0 is all, or the most that suit `state.memory_budget`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    """Of the encoders' computation; weights, objective and state are float32 all the same."""
+    channels_last: bool = False
+    """Keep pictures and kernels with the channel as the innermost axis, which convolutions in half precision want."""
+    compile: bool = False
+    """Let torch.compile build the encoders, which takes minutes once and makes steps faster."""
+    on_nan: Literal["stop", "skip"] = "stop"
+    """What a step does whose features or loss are not finite: end the run, or change nothing and go on, ten times in a
+    row at most. To skip, every step waits for the device."""
+    tensorboard: bool = False
+    """Write RUN/tensorboard/ beside metrics.jsonl; needs the package tensorboard."""
     log_every: PositiveInt = 10
     """Steps between two looks at the device; metrics.jsonl has a line for every step all the same."""
+    init_from: str = ""
+    """Whose encoders' weights a new run starts with, RUN or RUN@step-N; `--init-from`. Recorded with its step."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -242,7 +271,10 @@ class TrainConfig(_Section):
     state: StateConfig = StateConfig()
 
 
-FREE_TO_CHANGE = ("data.path", "data.workers", "data.ahead", "log_every", "checkpoint.", "state.")
+FREE_TO_CHANGE = (
+    "data.path", "data.workers", "data.ahead", "model.activation_checkpointing", "log_every", "on_nan", "tensorboard",
+    "checkpoint.", "state.",
+)  # fmt: skip
 """Settings, and beginnings of settings, that change no result, so that a resumed run may have others."""
 
 
@@ -268,8 +300,16 @@ def preset_names() -> list[str]:
     return sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.toml"))
 
 
-def read_preset(name: str, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The settings of a preset, on top of those of the preset that it extends.
+def read_preset(name: str) -> dict[str, Any]:
+    """The settings of a preset, on top of those of the preset that it extends. Raises ConfigError as `preset_chain`."""
+    tree: dict[str, Any] = {}
+    for _, own in preset_chain(name):
+        merge(tree, own)
+    return tree
+
+
+def preset_chain(name: str, extended_by: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """A preset and those below it, each with the settings of its own file; the one that extends no other is the first.
 
     Raises ConfigError where there is none of that name, listing those there are, or where presets extend in a circle.
     """
@@ -280,9 +320,8 @@ def read_preset(name: str, extended_by: tuple[str, ...] = ()) -> dict[str, Any]:
         raise ConfigError(f"presets extend one another in a circle: {' → '.join((*extended_by, name))}")
     own = read_toml(PRESETS / f"{name}.toml")
     base = own.pop("extends", None)
-    tree = {} if base is None else read_preset(base, (*extended_by, name))
-    merge(tree, own)
-    return tree
+    below = [] if base is None else preset_chain(base, (*extended_by, name))
+    return [*below, (name, own)]
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
@@ -329,21 +368,37 @@ def to_toml(config: TrainConfig) -> str:
     return tomli_w.dumps(to_tree(config))
 
 
-def differences(run: TrainConfig, asked: TrainConfig) -> list[str]:
-    """What `asked` would change in a run's results, as 'key: the run has X, asked for Y'."""
-    have, want = _flat(to_tree(run)), _flat(to_tree(asked))
+class Change(NamedTuple):
+    """A setting that is to be another than the run's."""
+
+    key: str
+    before: object
+    after: object
+
+    def __str__(self) -> str:
+        return f"{self.key}: the run has {_shown(self.before)}, asked for {_shown(self.after)}"
+
+
+def differences(run: TrainConfig, asked: TrainConfig) -> list[Change]:
+    """What `asked` would change in a run's results; a side that lacks a setting has None."""
+    have, want = flat(to_tree(run)), flat(to_tree(asked))
     return [
-        f"{key}: the run has {have.get(key, 'no such setting')!r}, asked for {want.get(key, 'no such setting')!r}"
+        Change(key, have.get(key), want.get(key))
         for key in sorted(have.keys() | want.keys())
         if have.get(key) != want.get(key) and not key.startswith(FREE_TO_CHANGE)
     ]
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _shown(value: object) -> str:
+    return "no such setting" if value is None else repr(value)
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The tree's values by their keys in full, as `optimizer.lr`."""
+    values: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return values
 
 
 def _toml_value(text: str) -> Any:
@@ -358,7 +413,7 @@ def _explain(error: dict[str, Any]) -> str:
     if error["type"] != "extra_forbidden":
         given = "" if isinstance(error["input"], Mapping | BaseModel) else f" = {error['input']!r}"
         return f"{key}{given}: {error['msg'].removeprefix('Value error, ')}"
-    return f"there is no setting {key!r}{_nearest(key, _flat(TrainConfig().model_dump()))}"
+    return f"there is no setting {key!r}{_nearest(key, flat(TrainConfig().model_dump()))}"
 
 
 def _nearest(given: str, valid: Iterable[str]) -> str:

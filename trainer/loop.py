@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,8 @@ from torch import Tensor
 from ..pipeline.batch import Batch
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import ORDER_VERSION
-from ..state_store import SnapshotError, StateStore, StateStoreError, list_snapshots
+from ..state_store import Snapshot, StateStore, StateStoreError, list_snapshots
+from ..state_store.ranks import agreement
 from .checkpoint import (
     CheckpointInfo,
     latest_checkpoint,
@@ -26,20 +30,31 @@ from .checkpoint import (
     retained_steps,
     save_checkpoint,
 )
+from .checkpointer import Checkpointer
 from .config import TrainConfig, to_toml
+from .data_parallel import batch_norm_advice, encoders_of_a_step
 from .encoders import Encoders
 from .errors import NotFiniteError, RunError, TrainingError
-from .metrics_log import MetricsLog
+from .host_copy import CopyOnHost
+from .initial_weights import load_initial_weights
+from .metrics_log import MetricsLog, Scalar
+from .mixed_precision import MixedPrecision
 from .objectives import FeaturesError, Outcome, Progress
 from .optim import create_optimizer, learning_rate
 from .parts import create_order, device_named, objective_of, open_loader, windows_from
 from .run_directory import RunDirectory
-
-RETRY_SECONDS = 60.0
-"""Time from a checkpoint that could not be written to the next attempt."""
+from .step_clock import StepClock
+from .step_split import split
+from .tensorboard_log import TensorBoardLog
+from .world import ALONE, World
 
 FIRST_IDS = 8
 """So many samples of a batch are named where it ends the run."""
+
+MOST_SKIPPED = 10
+"""So many steps in a row may be skipped; weights that are spoilt give no step that is finite ever again."""
+
+NOT_REMOVED = "old checkpoints could not be removed: %s. The next checkpoint tries again"
 
 _log = logging.getLogger(__name__)
 
@@ -57,50 +72,61 @@ class StepReport:
     tau_mean: float | None
     """Mean temperature of the last batch, over its sides, or the global one; None where it is not learned."""
     samples_per_second: float
-    data_wait: float
-    """Share of the time spent waiting for the loader, 0 … 1."""
-    store_wait: float
-    """Share of the time spent waiting for the state store, 0 … 1."""
+    """Over all ranks."""
+    split: dict[str, float]
+    """Part of a step -> its share of the steps' time, 0 … 1, on this rank; see `step_split`."""
 
 
 class Trainer:
     """One run, ready to step. Build it with `open`, which also resumes; `run` trains to the end.
 
     Everything that decides a result is a function of the settings and the step, so a resumed run repeats nothing and
-    skips nothing.
+    skips nothing. Of more ranks each has a trainer; they make the same calls.
     """
 
-    def __init__(self, config: TrainConfig, run: RunDirectory, dataset: Dataset) -> None:
+    def __init__(
+        self, config: TrainConfig, run: RunDirectory, dataset: Dataset, world: World = ALONE, *, pretrained: bool = True
+    ) -> None:
+        """pretrained: read the weights of local directories that the encoders are to begin with."""
         torch.manual_seed(config.seed)
-        self.config, self.run_directory, self.dataset = config, run, dataset
+        self.config, self.run_directory, self.dataset, self.world = config, run, dataset, world
         self.device = device_named(config.device)
         self.mode = config.objective.mode
         tokenizer = dataset.index.tokenizer
-        self.encoders = Encoders.create(config.model, self.mode, config.data.image_size, tokenizer).to(self.device)
+        self.encoders = Encoders.create(
+            config.model, self.mode, config.data.image_size, tokenizer, pretrained=pretrained
+        ).to(self.device)
         self.objective = objective_of(config).to(self.device)
-        self.order = create_order(config, dataset, self.objective)
-        self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective)
-        self.loader = open_loader(config.data, dataset, self.order, self.mode, self.device)
+        self.order = create_order(config, dataset, self.objective, world)
         self.total_steps = config.epochs * self.order.steps_per_epoch
         self.steps_done = 0
+        self._clock = StepClock(self.device)
+        self.objective.communicating = partial(self._clock.computing, "communication")
+        self._encode = encoders_of_a_step(self.encoders, config, self.device, world, self._clock)
+        self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective)
+        self.precision = MixedPrecision(config.precision, self.device)
+        self._skipped_in_a_row = self._refused_rows = 0
         self._resources = ExitStack()
+        self.loader = open_loader(config.data, dataset, self.order, self.mode, self.device, world)
         self._resources.enter_context(self.loader)
-        self._saved_at = time.monotonic()
-        self._retry_at: float | None = None  # set where the last checkpoint could not be written
-        self._data_wait = self._store_wait = 0.0
 
     @classmethod
-    def open(cls, config: TrainConfig, run: RunDirectory, *, resume: bool = False) -> Trainer:
+    def open(cls, config: TrainConfig, run: RunDirectory, *, resume: bool = False, world: World = ALONE) -> Trainer:
         """Start a run with resolved settings (`resolve`), or continue it from its latest checkpoint.
 
-        Nothing is written before everything that the settings ask for was built.
+        Nothing is written before everything that the settings ask for was built. All ranks call it.
         Raises ConfigError, RunError, DatasetError, StateStoreError.
         """
-        trainer = cls(config, run, Dataset(Path(config.data.path)))
-        if not resume:
-            run.create(config)
+        with agreement(world.control, RunError):
+            dataset, loaded = Dataset(Path(config.data.path)), load_latest(run.checkpoints) if resume else None
+        trainer = cls(config, run, dataset, world, pretrained=loaded is None)
         try:
-            trainer._open_state(load_latest(run.checkpoints) if resume else None)
+            with agreement(world.control, RunError):
+                if loaded is None and config.init_from:
+                    load_initial_weights(trainer.encoders, config.init_from)
+                if not resume and world.is_first:
+                    run.create(config)
+            trainer._open_state(loaded)
         except BaseException:
             trainer.close()
             raise
@@ -118,11 +144,17 @@ class Trainer:
                 StateStore.open(self.run_directory.state, at=info.snapshot, **self._store_settings())
             )
             self._restore(checkpoint, info, training)
-        self.store.expect(windows_from(self.steps_done, self.order, self.config.epochs))
+        self.store.expect(windows_from(self.steps_done, self.order, self.config.epochs, self.world))
         self._prefetched = self.steps_done + 1  # steps before this one need no prefetch any more
-        self.log = self._resources.enter_context(
-            MetricsLog(self.run_directory.metrics_file, keep_steps=self.steps_done)
-        )
+        # One rank writes it: the metrics are those of the whole batch.
+        metrics = self.run_directory.metrics_file if self.world.is_first else None
+        self.log = self._resources.enter_context(MetricsLog(metrics, keep_steps=self.steps_done))
+        self._tensorboard = None
+        if self.config.tensorboard and self.world.is_first:
+            board = TensorBoardLog(self.run_directory.tensorboard, keep_steps=self.steps_done)
+            self._tensorboard = self._resources.enter_context(board)
+        self._checkpointer = Checkpointer(self.config.checkpoint, self.world)
+        self._resources.callback(self._checkpointer.close)
 
     def _store_settings(self) -> dict[str, Any]:
         return {
@@ -131,11 +163,14 @@ class Trainer:
             "dataset_fingerprint": self.dataset.index.fingerprint,
             "device": self.device,
             "memory_budget": self.config.state.memory_budget,
+            "ranks": self.world.snapshots,
+            "owned": self.order.rank_ids(self.world.rank, self.world.size),
         }
 
     def _new_store(self) -> StateStore:
         """A store of samples never seen, or what a run killed before its first checkpoint left, taken back to that."""
-        if self.run_directory.state.exists():
+        exists = self.world.control.broadcast(self.run_directory.state.exists())
+        if exists:
             return StateStore.open(self.run_directory.state, at="step-0", **self._store_settings())
         return StateStore.create(self.run_directory.state, block_rows=self.order.block_rows, **self._store_settings())
 
@@ -146,56 +181,99 @@ class Trainer:
     ) -> None:
         """Train to the last step, or to the first after which should_stop says so, which is asked after every step.
 
-        A checkpoint that cannot be written, as on a full disk, is warned of and tried again; only the last one must
-        succeed. Raises TrainingError where the loss is not finite, and SnapshotError or OSError at the end.
+        Where one rank is to stop, all do. A checkpoint that cannot be written, as on a full disk, is warned of and
+        tried again; only the last one must succeed.
+        Raises TrainingError where the loss is not finite or a rank is lost, and SnapshotError or OSError at the end.
         """
+        try:
+            self._run(on_report, should_stop)
+        except RuntimeError as error:
+            if lost := self.world.lost_ranks():
+                raise self._without(lost) from error
+            raise
+
+    def _run(self, on_report: Callable[[StepReport], None], should_stop: Callable[[], bool]) -> None:
         reported_at = time.monotonic()
+        self._clock.end_step()  # what came before is no part of a step
         while self.steps_done < self.total_steps:
             epoch, first_step = divmod(self.steps_done, self.order.steps_per_epoch)
             batches = self.loader.epoch(epoch, first_step)
             while (batch := self._next(batches)) is not None:
                 self.step(batch)
-                is_last = self.steps_done == self.total_steps or should_stop()
+                stop, checkpoint_is_due = self._agree(should_stop())
+                is_last = stop or self.steps_done == self.total_steps
                 # Once in a while.
-                checkpoint_is_due = is_last or self._checkpoint_is_due()
-                if checkpoint_is_due or self.steps_done % self.config.log_every == 0:
+                if is_last or checkpoint_is_due or self.steps_done % self.config.log_every == 0:
                     now = time.monotonic()
                     on_report(self._report(self._flushed_log(), now - reported_at))
                     reported_at = now
-                if checkpoint_is_due:
-                    self._save_now_or_later(must_succeed=is_last)
+                if is_last or checkpoint_is_due:
+                    self._begin_checkpoint()
                 if is_last:
+                    self._end_checkpoint(must_succeed=True)
                     return
 
     def step(self, batch: Batch) -> None:
         """One step: state in, loss, state out, gradients, weights. Nothing here reads a value back from the device."""
         sample_ids, progress = batch.sample_ids, Progress(self.steps_done, self.order.steps_per_epoch)
-        began = time.monotonic()
-        state = self.store.take(sample_ids)
-        self._store_wait += time.monotonic() - began
+        self._seed_random_numbers()
+        with self._clock.waiting("store_wait"):
+            state = self.store.take(sample_ids)
         self._prefetch()
 
-        first, second = self.encoders(batch.to(self.device))
-        outcome = self._outcome(first, second, state, progress)
+        with self._clock.computing("forward_backward"):
+            outcome = self._outcome(batch, state, progress)
+        if outcome is None:
+            self._skip(progress)
+            return
 
-        began = time.monotonic()
-        self.store.put(sample_ids, outcome.state, step=self.steps_done + 1)  # returns at once; written during backprop
-        self._store_wait += time.monotonic() - began
+        with self._clock.waiting("store_wait"):
+            # Returns at once; written during backprop.
+            self.store.put(sample_ids, outcome.state, step=self.steps_done + 1)
 
         rate = learning_rate(self.config.optimizer, self.steps_done, self.order.steps_per_epoch, self.total_steps)
         self.optimizer.set_learning_rate(rate)
         self.optimizer.zero_grad()
-        outcome.loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.steps_done += 1
-        scalars: dict[str, Tensor | float] = {"step": self.steps_done, "epoch": progress.epoch, "loss": outcome.loss}
-        waits = {"data_wait_seconds": self._data_wait, "store_wait_seconds": self._store_wait}
-        self.log.add(
-            scalars | {"learning_rate": rate} | outcome.metrics | waits | {"refused_rows": self.store.refused_rows}
-        )
-        self._data_wait = self._store_wait = 0.0
+        with self._clock.computing("forward_backward"):
+            self.precision.backward(outcome.loss)
+            self._clock.end_of_backward()
+        with self._clock.computing("optimizer"):
+            self.precision.step(self.optimizer)
+        self._skipped_in_a_row = 0
+        self._end_step({"epoch": progress.epoch, "loss": outcome.loss, "learning_rate": rate, **outcome.metrics})
 
-    def _outcome(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
+    def _end_step(self, scalars: Mapping[str, Scalar]) -> None:
+        self.steps_done += 1
+        backlog = {"write_backlog_seconds": self.store.write_backlog}
+        times = self._clock.end_step()
+        self.log.add({"step": self.steps_done, **scalars, "refused_rows": self._refused_rows} | times | backlog)
+
+    def _seed_random_numbers(self) -> None:
+        """Dropout and its like follow from the step, so that nothing of it is to be saved; ranks draw differently."""
+        key = f"{self.config.seed}/{self.steps_done}/{self.world.rank}".encode()
+        seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
+
+    def _outcome(self, batch: Batch, state: Mapping[str, Tensor], progress: Progress) -> Outcome | None:
+        """The objective's outcome; None where it is not finite and such steps are to be skipped."""
+        skips = self.config.on_nan == "skip"
+        # Norms of a bad batch would stay in their running means.
+        buffers = [buffer.clone() for buffer in self.encoders.buffers()] if skips else []
+        with self.precision.autocast():
+            first, second = self._encode(batch.to(self.device))
+        if not (skips and self._any_rank(not _all_finite(first, second))):
+            outcome = self._checked_outcome(first, second, state, progress)
+            if not (skips and not _all_finite(outcome.loss)):
+                return outcome
+        for buffer, before in zip(self.encoders.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+        return None
+
+    def _checked_outcome(
+        self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress
+    ) -> Outcome:
         try:
             outcome: Outcome = self.objective(first, second, state, progress)
         except FeaturesError as error:
@@ -203,66 +281,119 @@ class Trainer:
             raise self._cannot_go_on(self.steps_done + 1, f"step {self.steps_done + 1:,}: {error}") from error
         return outcome
 
-    def _flushed_log(self) -> list[dict[str, float]]:
+    def _skip(self, progress: Progress) -> None:
+        """Leave weights and state as they were; too many such steps in a row end the run."""
+        self._skipped_in_a_row += 1
+        step = self.steps_done + 1
+        if self._skipped_in_a_row > MOST_SKIPPED:
+            self._flushed_log()
+            raise self._cannot_go_on(step, f"steps {step - MOST_SKIPPED:,} to {step:,} gave values that are not finite")
+        if self.world.is_first:
+            _log.warning("step %d gave values that are not finite and was skipped; %s", step, self._samples_of(step))
+        self._end_step({"epoch": progress.epoch, "loss": None, "skipped": True})
+
+    def _any_rank(self, flag: bool) -> bool:
+        return any(of_rank[0] for of_rank in self.world.all_gather([flag]))
+
+    def _flushed_log(self) -> list[dict[str, Any]]:
         try:
-            return self.log.flush()
+            lines = self.log.flush()
         except NotFiniteError as error:
             raise self._cannot_go_on(error.step, str(error)) from error
+        if self._tensorboard is not None:
+            self._tensorboard.add(lines)
+        return lines
 
     def _cannot_go_on(self, step: int, why: str) -> TrainingError:
         """What to raise for values that are not finite: whose they are, and what is left."""
-        sample_ids = self.order.batch_ids(*divmod(step - 1, self.order.steps_per_epoch)).tolist()
-        first = ", ".join(map(str, sample_ids[:FIRST_IDS]))
+        self._end_checkpoint()
         last = latest_checkpoint(self.run_directory.checkpoints)
         left = f"The last checkpoint, {last}, is from before it" if last else "There is no checkpoint before it"
         return TrainingError(
-            f"{why}. Its {len(sample_ids)} samples begin with the ids {first}: look whether they are damaged. {left}. "
+            f"{why}. {self._samples_of(step)}: look whether they are damaged. {left}. "
             "If they are not, lower the learning rate in a new run"
         )
 
-    def save(self) -> Path:
-        """Checkpoint at this step boundary: the state's snapshot first, then the model part that names it.
+    def _samples_of(self, step: int) -> str:
+        sample_ids = self.order.batch_ids(*divmod(step - 1, self.order.steps_per_epoch)).tolist()
+        return f"Its {len(sample_ids)} samples begin with the ids {', '.join(map(str, sample_ids[:FIRST_IDS]))}"
+
+    def _without(self, lost: list[int]) -> TrainingError:
+        assert self.world.lives is not None
+        named = " and ".join(f"rank {rank} ({self.world.lives.place(rank)})" for rank in lost)
+        last = latest_checkpoint(self.run_directory.checkpoints)
+        left = (
+            f"The last checkpoint, {last}, stands; --resume goes on from it" if last else "There is no checkpoint yet"
+        )
+        return TrainingError(f"{named} went away at step {self.steps_done + 1:,}; look for its own messages. {left}")
+
+    def _agree(self, stop: bool) -> tuple[bool, bool]:
+        """At a step's end: whether any rank is to stop, and whether a checkpoint is due."""
+        due, progress = self._checkpointer.is_due(self.steps_done), self._checkpointer.progress
+        of_ranks = self.world.all_gather([stop, due, progress, self.store.refused_rows])
+        stops, dues, progresses, refused = map(list, zip(*of_ranks, strict=True))
+        self._refused_rows = sum(refused)
+        self._settle(progresses)
+        return any(stops), bool(dues[0])
+
+    def save(self) -> None:
+        """Checkpoint at this step boundary, and wait for it: the state's snapshot, then the model part that names it.
 
         Raises SnapshotError or OSError where either cannot be written; the last checkpoint then stands.
         """
+        self._begin_checkpoint()
+        self._end_checkpoint(must_succeed=True)
+
+    def _begin_checkpoint(self) -> None:
+        """Cut the state and clone the weights; both are written while training goes on."""
+        self._end_checkpoint()
         self._flushed_log()
-        self.log.sync()
         config_hash = hashlib.sha256(to_toml(self.config).encode()).hexdigest()
         epoch = self.steps_done // self.order.steps_per_epoch
-        snapshot = self.store.snapshot(self.steps_done, epoch=epoch, config_hash=config_hash).result()
+        snapshot = self.store.snapshot(self.steps_done, epoch=epoch, config_hash=config_hash)
+        training = CopyOnHost(self._training_state()) if self.world.is_first else None
+        self._checkpointer.begin(self.steps_done, partial(self._write_checkpoint, self.steps_done, snapshot, training))
+
+    def _write_checkpoint(self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None) -> None:
+        """The checkpoint's durable part, in the background; of more ranks the first one's."""
+        committed = snapshot.result()
+        if training is None:
+            return
+        self.log.sync()
         info = CheckpointInfo(
-            step=self.steps_done,
-            snapshot=snapshot.id,
+            step=step,
+            snapshot=committed.id,
             order_version=ORDER_VERSION,
             dataset_fingerprint=self.dataset.index.fingerprint,
         )
-        path = save_checkpoint(self.run_directory.checkpoints, info, self._training_state())
-        self._saved_at, self._retry_at = time.monotonic(), None
-        self._remove_old_checkpoints()
-        return path
+        save_checkpoint(self.run_directory.checkpoints, info, training.result())
+        self._remove_old_checkpoints(step)
 
-    def _save_now_or_later(self, *, must_succeed: bool) -> None:
-        try:
-            self.save()
-        except (SnapshotError, OSError) as error:
-            if must_succeed:
-                raise
-            self._retry_at = time.monotonic() + RETRY_SECONDS
-            _log.warning(
-                "the checkpoint of step %d was not written: %s. Training goes on; next attempt in %.0f seconds",
-                self.steps_done, error, RETRY_SECONDS,
-            )  # fmt: skip
+    def _end_checkpoint(self, *, must_succeed: bool = False) -> None:
+        """Wait for the checkpoint that is being written, if there is one."""
+        if self._checkpointer.wait():
+            of_ranks = self.world.all_gather([self._checkpointer.progress])
+            self._settle([progress for (progress,) in of_ranks], must_succeed=must_succeed)
 
-    def _remove_old_checkpoints(self) -> None:
-        """Remove checkpoints, then the snapshots that they name; never the one that `latest` names, just written."""
+    def _settle(self, progresses: list[int], *, must_succeed: bool = False) -> None:
+        if self._checkpointer.settle(progresses, must_succeed=must_succeed):
+            keep = self.config.checkpoint
+            self.store.retain(keep.keep_last, keep.keep_every).add_done_callback(_warn_of_failure)
+
+    def _remove_old_checkpoints(self, newest: int) -> None:
+        """Remove checkpoints, whose snapshots go later; never the one that `latest` names, just written."""
         keep = self.config.checkpoint
         try:
             snapshots = (snapshot.step for snapshot in list_snapshots(self.run_directory.state))
-            kept = retained_steps(snapshots, keep.keep_last, keep.keep_every) | {self.steps_done}
+            kept = retained_steps(snapshots, keep.keep_last, keep.keep_every) | {newest}
             remove_checkpoints(self.run_directory.checkpoints, keep=kept)
-            self.store.retain(keep.keep_last, keep.keep_every).result()
         except (StateStoreError, OSError) as error:
-            _log.warning("old checkpoints could not be removed: %s. The next checkpoint tries again", error)
+            _log.warning(NOT_REMOVED, error)
+
+    def advice(self) -> list[str]:
+        """What a person should know before the run begins; nothing where all is well."""
+        of_norms = batch_norm_advice(self.encoders, self.device, self.world)
+        return self.objective.advice(self.config.batch_size) + of_norms
 
     def close(self) -> None:
         """End the threads and release the run; what came after the last checkpoint is lost."""
@@ -275,64 +406,60 @@ class Trainer:
         self.close()
 
     def _next(self, batches: Any) -> Batch | None:
-        began = time.monotonic()
-        batch: Batch | None = next(batches, None)
-        self._data_wait += time.monotonic() - began
+        with self._clock.waiting("data_wait"):
+            batch: Batch | None = next(batches, None)
         return batch
 
     def _prefetch(self) -> None:
         """Let the store gather the rows of the coming steps, those of each step once."""
         end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
         for step in range(self._prefetched, end):
-            sample_ids = self.order.batch_ids(*divmod(step, self.order.steps_per_epoch))
-            began = time.monotonic()  # computing the order is not the store's time
-            self.store.prefetch(sample_ids)
-            self._store_wait += time.monotonic() - began
+            place = divmod(step, self.order.steps_per_epoch)
+            sample_ids = self.order.batch_ids(*place, self.world.rank, self.world.size)
+            with self._clock.waiting("store_wait"):  # computing the order is not the store's time
+                self.store.prefetch(sample_ids)
         self._prefetched = end
 
-    def _checkpoint_is_due(self) -> bool:
-        every = self.config.checkpoint
-        if self._retry_at is not None:
-            return time.monotonic() >= self._retry_at
-        if every.every_steps and self.steps_done % every.every_steps == 0:
-            return True
-        return bool(every.every_minutes) and time.monotonic() - self._saved_at >= 60 * every.every_minutes
-
     def _training_state(self) -> dict[str, Any]:
-        state = {
+        return {
             "encoders": self.encoders.state_dict(),
             "objective": self.objective.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "rng": torch.get_rng_state(),
+            "loss_scale": self.precision.scaler.state_dict(),
         }
-        if self.device.type == "cuda":
-            state["cuda_rng"] = torch.cuda.get_rng_state()
-        return state
 
     def _restore(self, checkpoint: Path, info: CheckpointInfo, training: dict[str, Any]) -> None:
         try:
             self.encoders.load_state_dict(training["encoders"])
             self.objective.load_state_dict(training["objective"])
             self.optimizer.load_state_dict(training["optimizer"])
-            torch.set_rng_state(training["rng"])
-            if "cuda_rng" in training and self.device.type == "cuda":
-                torch.cuda.set_rng_state(training["cuda_rng"])
+            if scale := training.get("loss_scale"):
+                self.precision.scaler.load_state_dict(scale)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise RunError(f"{checkpoint} does not fit the settings of the run ({reason}): it is of another run or "
                            "version of thermopile; resume it with the version that started it") from error  # fmt: skip
         self.steps_done = info.step
 
-    def _report(self, lines: list[dict[str, float]], seconds: float) -> StepReport:
+    def _report(self, lines: list[dict[str, Any]], seconds: float) -> StepReport:
         last = lines[-1]
         taus = [value for name, value in last.items() if name == "tau" or name.endswith("/tau_mean")]
         return StepReport(
             step=self.steps_done,
             total_steps=self.total_steps,
             epoch=int(last["epoch"]),
-            loss=last["loss"],
+            loss=math.nan if last["loss"] is None else last["loss"],
             tau_mean=sum(taus) / len(taus) if taus else None,
             samples_per_second=len(lines) * self.config.batch_size / seconds,
-            data_wait=sum(line["data_wait_seconds"] for line in lines) / seconds,
-            store_wait=sum(line["store_wait_seconds"] for line in lines) / seconds,
+            split=split(lines),
         )
+
+
+def _all_finite(*tensors: Tensor) -> bool:
+    """Waits for the device."""
+    return all(bool(tensor.detach().isfinite().all()) for tensor in tensors)
+
+
+def _warn_of_failure(retained: Future[None]) -> None:
+    if error := retained.exception():
+        _log.warning(NOT_REMOVED, error)

@@ -6,16 +6,19 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from .errors import NotFiniteError
+
+Scalar = Tensor | float | Callable[[], float] | None
+"""A value, on any device; or what gives one once the device is done."""
 
 _log = logging.getLogger(__name__)
 
@@ -26,19 +29,20 @@ class MetricsLog:
     `flush` reads values back from the device, and so waits for it; a step does not.
     """
 
-    def __init__(self, path: Path, *, keep_steps: int) -> None:
-        """Open the log; lines of steps after keep_steps, and a line cut off by a crash, are dropped."""
-        if path.exists():
+    def __init__(self, path: Path | None, *, keep_steps: int) -> None:
+        """Open the log; lines of steps after keep_steps, and a line cut off by a crash, are dropped. None: no file."""
+        if path is not None and path.exists():
             os.truncate(path, _bytes_up_to(path, keep_steps))
-        self._file = path.open("ab", buffering=0)
+        self._file = None if path is None else path.open("ab", buffering=0)
         self._unwritten = b""  # lines that the disk had no room for
-        self._waiting: list[dict[str, Tensor | float]] = []
+        self._failure: OSError | None = None
+        self._waiting: list[dict[str, Scalar]] = []
 
-    def add(self, scalars: Mapping[str, Tensor | float]) -> None:
-        """Keep one step's scalars; `step` and `loss` are among them."""
+    def add(self, scalars: Mapping[str, Scalar]) -> None:
+        """Keep one step's scalars; `step` and `loss` are among them. A loss of None is that of a step skipped."""
         self._waiting.append(dict(scalars))
 
-    def flush(self) -> list[dict[str, float]]:
+    def flush(self) -> list[dict[str, Any]]:
         """Write the steps added since the last flush and return them.
 
         Lines that cannot be written, as on a full disk, are kept for the next flush, with a warning.
@@ -48,17 +52,21 @@ class MetricsLog:
         tensors = [value.detach().double() for step in steps for value in step.values() if isinstance(value, Tensor)]
         numbers = iter(torch.stack(tensors).tolist() if tensors else ())
         lines = [
-            {name: next(numbers) if isinstance(value, Tensor) else value for name, value in step.items()}
+            {name: next(numbers) if isinstance(value, Tensor) else _ready(value) for name, value in step.items()}
             for step in steps
         ]
-        good = list(takewhile(lambda line: math.isfinite(line["loss"]), lines))
+        good = list(takewhile(lambda line: line["loss"] is None or math.isfinite(line["loss"]), lines))
         for line in good:
             # JSON has no infinity.
-            finite = {name: value if math.isfinite(value) else None for name, value in line.items()}
+            finite = {
+                name: value if value is not None and math.isfinite(value) else None for name, value in line.items()
+            }
             self._unwritten += json.dumps(finite).encode() + b"\n"
         try:
+            self._failure = None
             self._write()
         except OSError as error:
+            self._failure = error
             _log.warning("metrics.jsonl cannot be written: %s. Its lines are kept and written later", error)
         if len(good) < len(lines):
             bad = lines[len(good)]
@@ -66,11 +74,17 @@ class MetricsLog:
         return lines
 
     def sync(self) -> None:
-        """Make all lines durable. Raises OSError where that fails."""
-        self._write()
+        """Make the lines flushed so far durable; may be called in another thread. Raises OSError where that fails."""
+        if self._file is None:
+            return
+        if self._failure is not None:
+            raise self._failure
         os.fsync(self._file.fileno())
 
     def _write(self) -> None:
+        if self._file is None:
+            self._unwritten = b""
+            return
         while self._unwritten:
             self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
@@ -80,7 +94,13 @@ class MetricsLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def _ready(value: Any) -> Any:
+    """A number, or one that the device, which `flush` has waited for, has by now."""
+    return value() if callable(value) else value
 
 
 def _bytes_up_to(path: Path, step: int) -> int:

@@ -60,21 +60,24 @@ class Optimizer:
         """name: what the settings call `weights`."""
         self.name, self.weights, self.temperature = name, weights, temperature
 
+    @property
+    def parts(self) -> list[torch.optim.Optimizer]:
+        """The optimisers of the library."""
+        return [self.weights] if self.temperature is None else [self.weights, self.temperature]
+
     def set_learning_rate(self, rate: float) -> None:
         """Set the rate of all but the temperature."""
         for group in self.weights.param_groups:
             group["lr"] = rate
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self.weights.zero_grad(set_to_none)
-        if self.temperature is not None:
-            self.temperature.zero_grad(set_to_none)
+        for part in self.parts:
+            part.zero_grad(set_to_none)
 
     def step(self) -> None:
         """Move every parameter by its gradient, which LARS overwrites. Reads nothing back from the device."""
-        self.weights.step()
-        if self.temperature is not None:
-            self.temperature.step()
+        for part in self.parts:
+            part.step()
 
     def state_dict(self) -> dict[str, Any]:
         temperature = None if self.temperature is None else self.temperature.state_dict()
@@ -116,9 +119,9 @@ def create_optimizer(config: OptimizerConfig, encoders: nn.Module, objective: Ob
 
 def _of_library(name: str, groups: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
     if name == "adamw":
-        return torch.optim.AdamW(_without_empty(groups), **settings)
+        return torch.optim.AdamW(_without_empty(groups), **settings, fused=True)
     if name == "sgd":
-        return torch.optim.SGD(_without_empty(groups), **settings)
+        return torch.optim.SGD(_without_empty(groups), **settings, fused=True)
     if name == "lamb":
         return _lamb(groups, settings)
     import pytorch_optimizer  # late: it takes seconds

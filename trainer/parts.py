@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ..pipeline.augment import RECIPES
+from ..pipeline.cores import cores
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import Order, Window
 from ..state_store.schema import Schema
@@ -16,13 +18,14 @@ from .config import DataConfig, TrainConfig
 from .encoders import with_names
 from .errors import ConfigError
 from .objectives import OBJECTIVES, Objective, create_objective
+from .world import ALONE, World
 
 if TYPE_CHECKING:
     from ..pipeline.dali_loader import DALILoader
     from ..pipeline.ffcv_loader import Augmentation, FFCVLoader
 
 
-def resolve(config: TrainConfig, dataset: Dataset) -> TrainConfig:
+def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> TrainConfig:
     """Replace every `auto` that a result depends on by what it stands for, and fill in the objective's settings.
 
     Raises ConfigError where the objective, its mode or a setting of it, the recipe, or the batch size, does not fit.
@@ -41,7 +44,7 @@ def resolve(config: TrainConfig, dataset: Dataset) -> TrainConfig:
         }
     )
     objective = objective_of(resolved)
-    order = create_order(resolved, dataset, objective)
+    order = create_order(resolved, dataset, objective, world)
     settings = objective.settings.model_dump(exclude_none=True)
     return resolved.model_copy(
         update={
@@ -71,25 +74,26 @@ def _natural_mode(objective: str, pairs: bool) -> Literal["bimodal", "unimodal"]
     return "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
 
 
-def windows_from(steps_done: int, order: Order, epochs: int) -> Iterator[Window]:
-    """The windows that the steps after `steps_done` need, to the end of the run, made one by one.
+def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALONE) -> Iterator[Window]:
+    """The windows that a rank's steps after `steps_done` need, to the end of the run, made one by one.
 
     Their steps are numbered as in `StateStore.put`: from 1, over all epochs.
     """
     for epoch in range(steps_done // order.steps_per_epoch, epochs):
         first_step = 1 + epoch * order.steps_per_epoch
-        for window in order.windows(epoch):
+        for window in order.windows(epoch, world.rank, world.size):
             if first_step + window.last_step > steps_done:
                 yield Window(first_step + window.first_step, first_step + window.last_step, window.blocks)
 
 
-def create_order(config: TrainConfig, dataset: Dataset, objective: Objective) -> Order:
+def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, world: World = ALONE) -> Order:
     """The order that the settings ask for, windowed where they leave that open and the memory budget wants it.
 
-    Raises ConfigError where the batch size, or the memory budget, does not fit the dataset.
+    Raises ConfigError where the batch size, or the memory budget, does not fit the dataset, or the number of ranks does
+    not divide the order's shards.
     """
     row_bytes = 4 * Schema(objective.fields).row_words
-    budget = config.state.memory_budget or dataset.n * row_bytes
+    budget = (config.state.memory_budget or dataset.n * row_bytes) * world.size
     rows, shards = budget // row_bytes, config.canonical_shards or None
     blocks, window = config.blocks_per_shard or None, config.window_blocks or None
     try:
@@ -97,14 +101,16 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective) ->
             order = Order.create(dataset.n, config.batch_size, config.seed, shards, blocks, window)
         else:
             order = Order.for_memory(rows, dataset.n, config.batch_size, config.seed, shards)
+        order.rank_ids(world.rank, world.size)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if order.live_rows > rows:
         raise ConfigError(
-            f"state.memory_budget = {budget:,} holds {rows:,} rows of {row_bytes} bytes, but the order needs "
+            f"state.memory_budget = {budget // world.size:,} holds {rows:,} rows of {row_bytes} bytes"
+            f"{f' on {world.size} ranks' if world.size > 1 else ''}, but the order needs "
             f"{order.live_rows:,} at once, of {dataset.n:,}: its {order.canonical_shards} shards have windows of "
             f"{order.window_blocks:,} of {order.blocks_per_shard:,} blocks of {order.block_rows:,} rows. "
-            f"Set state.memory_budget to at least {order.live_rows * row_bytes:,}, or to none"
+            f"Set state.memory_budget to at least {math.ceil(order.live_rows / world.size) * row_bytes:,}, or to none"
         )
     return order
 
@@ -119,9 +125,9 @@ def objective_of(config: TrainConfig) -> Objective:
 
 
 def open_loader(
-    config: DataConfig, dataset: Dataset, order: Order, mode: str, device: torch.device
+    config: DataConfig, dataset: Dataset, order: Order, mode: str, device: torch.device, world: World = ALONE
 ) -> FFCVLoader | DALILoader:
-    """The loader of the dataset in this order: one view of a sample when bimodal, else two.
+    """The loader of a rank's share of the dataset in this order: one view of a sample when bimodal, else two.
 
     Raises ConfigError where the user's own augmentation cannot be had.
     """
@@ -129,8 +135,10 @@ def open_loader(
         "recipe": RECIPES[config.recipe],
         "image_size": config.image_size,
         "views": 1 if mode == "bimodal" else 2,
-        "workers": config.workers or None,
+        "workers": config.workers or _workers_beside_others(config.loader, world),
         "ahead": config.ahead,
+        "rank": world.rank,
+        "world": world.size,
     }
     if config.loader == "dali":
         from ..pipeline.dali_loader import DALILoader
@@ -140,6 +148,13 @@ def open_loader(
 
     augment = _augmentation_named(config.augmentation) if config.augmentation else None
     return FFCVLoader.open(dataset, order, **shared, augment=augment)
+
+
+def _workers_beside_others(loader: str, world: World) -> int | None:
+    """Threads of a rank that shares its machine; None, as many as the loader thinks best, of one that does not."""
+    if world.local_size == 1:
+        return None
+    return max(1, cores() // world.local_size) + (loader == "dali")
 
 
 def _augmentation_named(name: str) -> Augmentation:

@@ -25,6 +25,14 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     @property
+    def warnings_file(self) -> Path:
+        return self.path / "warnings.log"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
     def state(self) -> Path:
         return self.path / "state"
 

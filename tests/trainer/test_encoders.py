@@ -25,16 +25,24 @@ TINY_IMAGE = {"hf:resnet-18": {"embedding_size": 4, "hidden_sizes": [4, 4, 4, 8]
               "conv": {"width": 4}}  # fmt: skip
 
 
+def image_encoder(name, *, image_size=32, **config):
+    return create_image_encoder(ModelConfig(dim=6, image=EncoderConfig(name=name, config=config)), image_size)
+
+
+def text_encoder(name, tokenizer=TOKENIZER, **config):
+    return create_text_encoder(ModelConfig(dim=6, text=EncoderConfig(name=name, config=config)), tokenizer)
+
+
 @pytest.mark.parametrize("name", TINY_IMAGE)
 def test_an_image_encoder_gives_a_row_of_features_per_picture(name):
-    encoder = create_image_encoder(EncoderConfig(name=name, config=TINY_IMAGE[name]), dim=6, image_size=32)
+    encoder = image_encoder(name, **TINY_IMAGE[name])
     assert encoder(torch.randn(2, 3, 32, 32)).shape == (2, 6)
 
 
 @pytest.mark.parametrize("name", TINY_TEXT)
 def test_a_text_encoder_gives_features_that_do_not_depend_on_padding(name):
     torch.manual_seed(0)
-    encoder = create_text_encoder(EncoderConfig(name=name, config=TINY_TEXT[name]), 6, TOKENIZER).eval()
+    encoder = text_encoder(name, **TINY_TEXT[name]).eval()
     features = encoder(TOKENS)
     assert features.shape == (2, 6)
     torch.testing.assert_close(encoder(TOKENS[:1, :5]), features[:1])
@@ -43,7 +51,7 @@ def test_a_text_encoder_gives_features_that_do_not_depend_on_padding(name):
 @pytest.mark.parametrize("name", TINY_TEXT)
 def test_a_text_encoder_reads_the_whole_caption(name):
     torch.manual_seed(0)
-    encoder = create_text_encoder(EncoderConfig(name=name, config=TINY_TEXT[name]), 6, TOKENIZER).eval()
+    encoder = text_encoder(name, **TINY_TEXT[name]).eval()
     changed = TOKENS.clone()
     changed[1, 7] = 11
     assert not torch.allclose(encoder(changed)[1], encoder(TOKENS)[1])
@@ -53,7 +61,7 @@ def test_a_text_encoder_reads_the_whole_caption(name):
 @pytest.mark.parametrize("padding", [0, 2, 11])
 def test_a_text_encoder_does_not_care_what_a_tokenizer_pads_with(name, padding):
     torch.manual_seed(0)
-    encoder = create_text_encoder(EncoderConfig(name=name, config=TINY_TEXT[name]), 6, TOKENIZER).eval()
+    encoder = text_encoder(name, **TINY_TEXT[name]).eval()
     padded = TOKENS.clone()
     padded[0, 4:] = padding
     assert torch.equal(encoder(padded), encoder(TOKENS))
@@ -61,7 +69,7 @@ def test_a_text_encoder_does_not_care_what_a_tokenizer_pads_with(name, padding):
 
 def test_a_token_whose_id_is_zero_is_text_before_the_end_of_a_caption():
     torch.manual_seed(0)
-    encoder = create_text_encoder(EncoderConfig(name="mean_embedding"), 6, TOKENIZER)
+    encoder = text_encoder("mean_embedding")
     changed = TOKENS.clone()
     changed[0, 1] = 0
     assert not torch.allclose(encoder(changed)[0], encoder(TOKENS)[0])
@@ -71,7 +79,7 @@ def test_a_token_whose_id_is_zero_is_text_before_the_end_of_a_caption():
 def test_captions_of_our_own_tokenizer_give_the_features_that_a_pad_id_of_zero_gives(name, pairs_dataset):
     info = pairs_dataset.index.tokenizer
     torch.manual_seed(0)
-    encoder = create_text_encoder(EncoderConfig(name=name, config=TINY_TEXT[name]), 6, info).eval()
+    encoder = text_encoder(name, info, **TINY_TEXT[name]).eval()
     tokens = torch.from_numpy(pairs_dataset.beton(0).tokens(np.arange(400)))
     assert torch.equal(encoder(tokens), features_with_pad_id_zero(encoder, name, tokens.long()))
 
@@ -81,18 +89,21 @@ def features_with_pad_id_zero(encoder, name, tokens):
     encoder = copy.deepcopy(encoder)
     real = tokens != 0
     if name == "mean_embedding":
+        mean, *hidden = encoder.backbone.body
         with torch.no_grad():
-            encoder.embedding.weight[0] = 0
-        return encoder.head((encoder.embedding(tokens) * real[..., None]).sum(1) / real.sum(1, keepdim=True))
+            mean.embedding.weight[0] = 0
+        return encoder.head(
+            torch.nn.Sequential(*hidden)((mean.embedding(tokens) * real[..., None]).sum(1) / real.sum(1, keepdim=True))
+        )
     with torch.no_grad():
-        encoder.body.get_input_embeddings().weight[0] = 0
-    states = encoder.body(input_ids=tokens, attention_mask=real.long()).last_hidden_state
+        encoder.backbone.model.get_input_embeddings().weight[0] = 0
+    states = encoder.backbone.model(input_ids=tokens, attention_mask=real.long()).last_hidden_state
     return encoder.head(states[range(len(tokens)), (tokens == 2).int().argmax(1) if name == "hf:clip-text" else 0])
 
 
 def test_published_sizes_are_what_their_names_say():
     count = {
-        name: sum(p.numel() for p in create_image_encoder(EncoderConfig(name=name), 1, 224).body.parameters()) / 1e6
+        name: sum(p.numel() for p in image_encoder(name, image_size=224).backbone.parameters()) / 1e6
         for name in ("hf:resnet-18", "hf:resnet-50", "hf:vit-s", "hf:vit-b")
     }
     # He et al. 2016 and Touvron et al. 2021, without the classifier; ViT with the pooler of transformers.
@@ -126,9 +137,28 @@ def test_unimodal_features_are_of_both_views_by_one_encoder():
 )
 def test_an_unknown_encoder_or_setting_is_named(config, message):
     with pytest.raises(ConfigError, match=message):
-        create_image_encoder(config, dim=6, image_size=32)
+        create_image_encoder(ModelConfig(image=config), image_size=32)
 
 
 def test_pairs_are_needed_for_the_bimodal_mode():
     with pytest.raises(ConfigError, match="needs captions"):
         Encoders.create(with_names(ModelConfig()), "bimodal", 32, None)
+
+
+def test_the_cifar_stem_is_a_small_convolution_that_keeps_the_pictures_size():
+    torch.manual_seed(0)
+    stem = image_encoder("hf:resnet-18", **TINY_IMAGE["hf:resnet-18"], stem="cifar").backbone.model.embedder
+    pictures = torch.randn(2, 3, 32, 32)
+    (weight, *_) = stem.parameters()
+    assert weight.shape == (4, 3, 3, 3)
+    assert weight.std().item() == pytest.approx((2 / (4 * 9)) ** 0.5, rel=0.15)  # He's, by fan-out, as the others
+    expected = torch.relu(torch.nn.functional.conv2d(pictures, weight, padding=1))
+    stem.embedder.normalization = torch.nn.Identity()
+    torch.testing.assert_close(stem(pictures), expected)
+
+
+def test_a_stem_is_a_setting_of_resnets_alone():
+    with pytest.raises(ConfigError, match=r"model.image.config.stem = 'cfar': there are: imagenet, cifar"):
+        image_encoder("hf:resnet-18", **TINY_IMAGE["hf:resnet-18"], stem="cfar")
+    with pytest.raises(ConfigError, match=r"model.image.config.stem: transformers' ViTConfig has no such setting"):
+        image_encoder("hf:vit-s", stem="cifar")

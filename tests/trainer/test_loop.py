@@ -4,9 +4,6 @@ import json
 import random
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from itertools import cycle
@@ -18,7 +15,7 @@ import torch
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 from thermopile.state_store import SnapshotError, StateReader, list_snapshots
-from thermopile.trainer import loop
+from thermopile.trainer import checkpointer
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import differences, load_config, to_toml
 from thermopile.trainer.errors import ConfigError, RunError, TrainingError
@@ -168,7 +165,7 @@ def test_reports_count_the_steps_since_the_last_one(pairs_dataset, tmp_path):
         trainer.run(reports.append)
     assert [report.step for report in reports] == [3, 5, 6, 9, 10, 12, 14]
     assert all(report.samples_per_second > 0 for report in reports)
-    assert all(0 <= report.data_wait + report.store_wait <= 1 for report in reports)
+    assert all(0 < sum(report.split.values()) - report.split["write_backlog"] <= 1.01 for report in reports)
 
 
 # A memory for part of the rows: 2,000 rows of 32 bytes are 64,000.
@@ -368,6 +365,7 @@ def test_the_checkpoints_and_the_snapshots_that_are_kept_are_of_the_same_steps(p
 
     def latest_is_whole(report):
         if report.step > 3:
+            trainer._end_checkpoint()
             assert snapshot_of_the_latest(run) in {snapshot.id for snapshot in list_snapshots(run.state)}
 
     with Trainer.open(config, run) as trainer:
@@ -382,8 +380,13 @@ def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pa
         trainer.run()
     (run.checkpoints / "latest").write_text("step-6")
     config = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 1})
+
+    def stop(report):
+        trainer._end_checkpoint()
+        stop_at(11)(report)
+
     with pytest.raises(KeyboardInterrupt), Trainer.open(config, run, resume=True) as trainer:
-        trainer.run(stop_at(11))
+        trainer.run(stop)
     assert latest_checkpoint(run.checkpoints).name == "step-9"
     assert checkpoints(run) == {9}
     assert snapshots(run) == {0, 9}
@@ -404,45 +407,55 @@ def unblock(run):
 def test_a_snapshot_that_fails_is_tried_again_and_training_goes_on(
     finished, pairs_dataset, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(loop, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.0)
     config, run = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 9}), RunDirectory(tmp_path / "run")
 
     def report(report):
+        if report.step in (6, 7, 9):
+            trainer._end_checkpoint()
         if report.step == 6:
             block(run)
-        if report.step == 8:
+        if report.step == 9:
             assert latest_checkpoint(run.checkpoints).name == "step-3"
             unblock(run)
 
     with Trainer.open(config, run) as trainer:
         trainer.run(report)
-    warned = [record.message for record in caplog.records if record.name == loop.__name__]
-    assert [message.split(" was")[0] for message in warned] == ["the checkpoint of step 6", "the checkpoint of step 7"]
-    assert checkpoints(run) == {3, 8, 9, 12, 14}
+    warned = [record.message for record in caplog.records if record.name == checkpointer.__name__]
+    assert [message.split(" was")[0] for message in warned] == ["the checkpoint of step 6", "the checkpoint of step 8"]
+    assert checkpoints(run) == {3, 9, 12, 14}
     assert losses(run) == losses(finished)
     assert_same_state(run, finished)
 
 
 def test_a_failed_attempt_is_not_repeated_at_every_step(pairs_dataset, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(loop, "RETRY_SECONDS", 1e9)
+    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 1e9)
     config, run = small(pairs_dataset, epochs=1, checkpoint={"every_steps": 2}), RunDirectory(tmp_path / "run")
 
     def report(report):
         if report.step == 2:
             block(run)
+        if report.step == 3:
+            trainer._end_checkpoint()
         if report.step == 6:
             unblock(run)
 
     with Trainer.open(config, run) as trainer:
         trainer.run(report)
-    assert [record.name for record in caplog.records].count(loop.__name__) == 1
+    assert [record.name for record in caplog.records].count(checkpointer.__name__) == 1
     assert checkpoints(run) == {7}
 
 
 def test_a_run_fails_whose_last_checkpoint_cannot_be_written_and_can_be_resumed(finished, pairs_dataset, tmp_path):
     config, run = small(pairs_dataset, checkpoint={"every_steps": 5}), RunDirectory(tmp_path / "run")
+
+    def report(report):
+        if report.step == 14:
+            trainer._end_checkpoint()
+            block(run)
+
     with pytest.raises(SnapshotError, match="snapshot of step 14"), Trainer.open(config, run) as trainer:
-        trainer.run(lambda report: block(run) if report.step == 14 else None)
+        trainer.run(report)
     unblock(run)
     with Trainer.open(config, run, resume=True) as trainer:
         assert trainer.steps_done == 10
@@ -454,10 +467,12 @@ def test_a_run_fails_whose_last_checkpoint_cannot_be_written_and_can_be_resumed(
 def test_a_model_part_that_fails_leaves_the_last_checkpoint_with_its_snapshot(
     pairs_dataset, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(loop, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.0)
     config, run = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 2}), RunDirectory(tmp_path / "run")
 
     def report(report):
+        if report.step in (6, 7):
+            trainer._end_checkpoint()
         if report.step == 6:
             (run.checkpoints / ".step-6.partial").touch()  # a file where its directory belongs
         if report.step == 7:
@@ -474,41 +489,48 @@ def test_a_model_part_that_fails_leaves_the_last_checkpoint_with_its_snapshot(
 # Kills
 
 
-def start(dataset, out, budget="none"):
-    settings = (
-        "epochs=6", "batch_size=128", "log_every=1", "data.image_size=32", "checkpoint.every_steps=7",
-        "canonical_shards=2", "blocks_per_shard=15", "window_blocks=4", f"state.memory_budget={budget}",
-    )  # fmt: skip
-    command = [sys.executable, "-m", "thermopile.tools.cli", "train", "--data", dataset.path, "--out", out, "--resume"]
-    overrides = [part for setting in settings for part in ("--set", setting)]
-    return subprocess.Popen([*map(str, command), *overrides], stderr=subprocess.PIPE, text=True)
+KILLED = (
+    "epochs=6", "batch_size=128", "log_every=1", "data.image_size=32", "checkpoint.every_steps=7",
+    "canonical_shards=2", "blocks_per_shard=15", "window_blocks=4",
+)  # fmt: skip
 
 
-def finish(process):
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
+@pytest.fixture
+def start(start_program, pairs_dataset):
+    """Return a function that starts or resumes a run of 90 steps in a process of its own."""
+
+    def start(run, budget="none"):
+        settings = [part for setting in (*KILLED, f"state.memory_budget={budget}") for part in ("--set", setting)]
+        return start_program("train", "--data", pairs_dataset.path, "--out", run.path, "--resume", *settings)
+
+    return start
 
 
-def kill_once_it_has_made(process, run, steps):
+def finish(program):
+    code, _, errors = program.end()
+    assert code == 0, errors
+
+
+def kill_once_it_has_made(program, run, steps):
     while len(run.metrics_file.read_text().splitlines()) < steps if run.metrics_file.exists() else True:
-        assert process.poll() is None, process.stderr.read()
+        assert program.is_running(), program.end()
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    program.kill()
+    program.end()
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.soak)])
 def test_a_run_killed_and_resumed_with_all_or_few_rows_in_memory_has_the_losses_of_one_never_killed(
-    pairs_dataset, tmp_path, kills
+    start, tmp_path, kills
 ):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    finish(start(pairs_dataset, whole.path))
+    finish(start(whole))
     steps = len(losses(whole))
     assert steps == 90
     budgets = cycle(["40KB", "none"])
     for target in sorted(random.Random(kills).sample(range(2, steps), kills)):
-        kill_once_it_has_made(start(pairs_dataset, broken.path, next(budgets)), broken, target)
-    finish(start(pairs_dataset, broken.path, next(budgets)))
+        kill_once_it_has_made(start(broken, next(budgets)), broken, target)
+    finish(start(broken, next(budgets)))
     assert [line["step"] for line in lines(broken)] == list(range(1, 91))
     assert losses(broken) == losses(whole)
     assert_same_state(broken, whole)

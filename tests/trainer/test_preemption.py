@@ -87,18 +87,15 @@ def test_a_run_stopped_by_every_signal_in_turn_has_the_losses_of_one_never_stopp
     assert len(losses(whole)) == 28
 
 
-def test_the_command_ends_with_a_code_of_its_own_and_says_how_to_go_on(pairs_dataset, tmp_path):
+def test_the_command_ends_with_a_code_of_its_own_and_says_how_to_go_on(start_program, pairs_dataset, tmp_path):
     run = RunDirectory(tmp_path / "run")
-    settings = ("epochs=50", "log_every=1", "data.image_size=32")
-    command = [sys.executable, "-m", "thermopile.tools.cli", "train", "--data", pairs_dataset.path, "--out", run.path]
-    overrides = [part for setting in settings for part in ("--set", setting)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*map(str, command), *overrides], **pipes, text=True) as process:
-        while not run.metrics_file.exists() or not losses(run):
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        out, errors = process.communicate(timeout=60)
-    assert process.returncode == EXIT_CODE == 75
+    settings = [part for setting in ("epochs=50", "log_every=1", "data.image_size=32") for part in ("--set", setting)]
+    program = start_program("train", "--data", pairs_dataset.path, "--out", run.path, *settings)
+    while not run.metrics_file.exists() or not losses(run):
+        assert program.is_running(), program.end()
+        time.sleep(0.01)
+    program.send(signal.SIGTERM)
+    code, out, errors = program.end(within=60)
+    assert code == EXIT_CODE == 75
     assert f"stopped at step {len(losses(run))} by SIGTERM, with a checkpoint; --resume goes on" in out
     assert "SIGTERM: stopping with a checkpoint; a second signal ends the run at once" in errors

@@ -1,5 +1,6 @@
-"""The papers' settings by name: each loads, its objective and encoders exist, and one extends another as it says."""
+"""The papers' settings by name: the numbers of their tables, parts that exist, a run that trains."""
 
+import json
 import math
 import re
 
@@ -9,11 +10,14 @@ import torch
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.dataset import TokenizerInfo
 from thermopile.trainer import config as config_module
-from thermopile.trainer.config import PRESETS, load_config, preset_names, read_preset
+from thermopile.trainer.config import PRESETS, apply_overrides, load_config, preset_names, read_preset
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.loop import Trainer
 from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.optim import learning_rate
+from thermopile.trainer.parts import resolve
+from thermopile.trainer.run_directory import RunDirectory
 
 IMAGES = ("cifar10", "cifar100", "cifar10-lt", "cifar100-lt", "imagenet100", "inaturalist")
 PAPERS = {
@@ -69,15 +73,152 @@ def test_a_preset_whose_rate_was_tuned_with_scaled_gradients_says_so(version, si
     assert "halves the features' gradients" in (PRESETS / f"fastclip_{version}/{size}.toml").read_text("utf-8")
 
 
-def test_every_optimiser_that_a_header_offers_loads_on_top_of_its_preset():
-    for size in ("medium", "large"):
-        text = (PRESETS / f"fastclip_v3/{size}.toml").read_text("utf-8").replace("\n#     --set", " --set")
-        offers = [re.findall(r"--set (\S+)", line) for line in text.splitlines() if line.startswith("#   --set")]
-        assert len(offers) == 3
-        for offer in offers:
+# The papers' tables
+
+
+class Between:
+    """Equal to every number of a range that a paper tuned in, its ends included."""
+
+    def __init__(self, low, high):
+        self.low, self.high = low, high
+
+    def __eq__(self, number):
+        return self.low <= number <= self.high
+
+    def __repr__(self):
+        return f"{self.low} to {self.high}"
+
+
+def presets(names, *data):
+    return [f"{name}/{each}" for name in names.split() for each in data]
+
+
+SMALL = presets("isogclr sogclr simclr", "cifar10", "cifar100", "cifar10-lt", "cifar100-lt")
+LARGE = presets("isogclr sogclr simclr", "imagenet100", "inaturalist")
+FASTCLIP = "fastclip_v0 fastclip_v1 fastclip_v2 fastclip_v3"
+LARS = {"name": "lars", "momentum": 0.9, "lr_min": 0, "warmup_epochs": 10, "weight_decay": 1e-4}
+ADAMW = {"name": "adamw", "betas": (0.9, 0.999), "eps": 1e-8, "lr_min": 0}
+ADAMW_OF_VIT = {"name": "adamw", "betas": (0.9, 0.98), "eps": 1e-6, "lr_min": 0}
+
+
+@pytest.mark.parametrize(
+    ("names", "image_encoder", "batch_size", "epochs", "optimizer"),
+    [
+        (SMALL, "hf:resnet-18", 128, 400, LARS | {"lr": 0.8}),
+        (LARGE, "hf:resnet-50", 256, 400, LARS | {"lr": 1.2}),
+        (["isogclr/cc3m", "sogclr/cc3m", "clip/cc3m"], "hf:resnet-50", 512, 30,
+         {"name": "adamw", "lr": 2e-4, "lr_min": 1e-6, "warmup_steps": 1000, "weight_decay": 0.02}),
+        (presets(FASTCLIP, "medium"), "hf:resnet-50", 1024, 37,
+         ADAMW | {"lr": 1e-3, "warmup_steps": 10_000, "weight_decay": 0.1}),
+        (presets(FASTCLIP, "large"), "hf:vit-b/32", 2048, 33,
+         ADAMW_OF_VIT | {"lr": 4e-4, "warmup_steps": 10_000, "weight_decay": 0.1}),
+        (["fastclip_v3/xlarge"], "hf:vit-b/16", 5120, 42,
+         ADAMW_OF_VIT | {"lr": 2e-4, "warmup_steps": 13_000, "weight_decay": 0.2}),
+        (["decl/cifar"], "hf:resnet-50", Between(64, 512), Between(200, 500), {}),
+        (["decl/openclip-cc3m"], "hf:resnet-50", 1024, 30, {}),
+        (["auc_cl/cifar"], "hf:resnet-18", 128, 500,
+         {"name": "adamw", "lr": 1e-3 * 128 / 256, "lr_min": 0, "warmup_epochs": 40}),
+    ],
+)  # fmt: skip
+def test_a_preset_trains_as_its_paper_does(names, image_encoder, batch_size, epochs, optimizer):
+    for name in names:
+        config = preset(name)
+        image = config.model.image
+        patch = image.config.get("patch_size")
+        assert (name, image.name + (f"/{patch}" if patch else "")) == (name, image_encoder)
+        assert (name, config.batch_size, config.epochs) == (name, batch_size, epochs)
+        assert {key: getattr(config.optimizer, key) for key in optimizer} == optimizer
+
+
+@pytest.mark.parametrize(
+    ("names", "text_encoder"),
+    [(["isogclr/cc3m", "sogclr/cc3m", "clip/cc3m"], "hf:distilbert"),
+     ([*presets(FASTCLIP, "medium", "large"), "fastclip_v3/xlarge", "decl/openclip-cc3m"], "hf:clip-text")],
+)  # fmt: skip
+def test_a_preset_on_pairs_has_its_papers_text_encoder(names, text_encoder):
+    assert {preset(name).model.text.name for name in names} == {text_encoder}
+
+
+TUNED_TAU = Between(0.1, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("names", "settings"),
+    [
+        (SMALL[:4] + LARGE[:2], {"gamma": Between(0.7, 0.9), "rho": Between(0.1, 0.4), "tau_init": 0.7,
+                                 "tau_min": 0.05}),
+        (SMALL[4:] + LARGE[2:], {"tau": TUNED_TAU}),
+        (["isogclr/cc3m"], {"gamma": Between(0.7, 0.9), "rho": Between(5.8, 6.4), "tau_init": 0.01, "tau_min": 0.005,
+                            "beta_u": 0.9, "eta": 0.01}),
+        (["sogclr/cc3m"], {"gamma": 0.6, "tau": 0.03}),
+        (presets(FASTCLIP, "medium"), {"gamma_min": 0.2, "gamma_decay_epochs": 18, "eps": 1e-14}),
+        (presets(FASTCLIP, "large"), {"gamma_min": 0.2, "gamma_decay_epochs": 16, "eps": 1e-14}),
+        (["fastclip_v3/xlarge"], {"gamma_min": 0.8, "gamma_decay_epochs": 10, "eps": 1e-6}),
+        (presets("fastclip_v0 fastclip_v1", "medium", "large"), {"tau": 0.03}),
+        (["fastclip_v2/medium"], {"tau_init": 0.03, "eta": 1e-2, "rho": 7.0}),
+        (["fastclip_v2/large"], {"tau_init": 0.03, "eta": 1e-4, "rho": 8.5}),
+        (["fastclip_v3/medium"], {"tau": 0.07, "eta": 2e-4, "rho": 6.5}),
+        (["fastclip_v3/large"], {"tau": 0.07, "eta": 1e-4, "rho": 8.5}),
+        (["fastclip_v3/xlarge"], {"tau": 0.07, "eta": 5e-5, "rho": 16.0}),
+        (["decl/cifar"], {"mixing": "loss1"}),
+        (["decl/openclip-cc3m"], {"mixing": "alternate"}),
+        (["auc_cl/cifar"], {"alpha": 0.5}),
+    ],
+)  # fmt: skip
+def test_the_objective_of_a_preset_has_its_papers_settings(names, settings):
+    for name in names:
+        objective = preset(name).objective
+        in_force = create_objective(objective.name, objective.mode, **objective.settings).settings
+        assert {key: getattr(in_force, key) for key in settings} == settings, name
+
+
+@pytest.mark.parametrize(
+    ("size", "rates"),
+    [("medium", {"sgd": (1.0 / 2, 2 * 3e-6), "lamb": (2e-3, 0.1), "lion": (2e-4, 0.3)}),
+     ("large", {"sgd": (2.0 / 2, 2 * 3e-6), "lamb": (2e-3, 0.1), "lion": (1e-4, 0.3)})],
+)  # fmt: skip
+def test_a_header_offers_the_papers_other_optimisers_and_each_loads_on_top_of_its_preset(size, rates):
+    text = (PRESETS / f"fastclip_v3/{size}.toml").read_text("utf-8").replace("\n#     --set", " --set")
+    offered = {}
+    for line in text.splitlines():
+        if line.startswith("#   --set"):
             tree = read_preset(f"fastclip_v3/{size}")
-            config_module.apply_overrides(tree, offer)
-            assert load_config(tree).optimizer.warmup_steps == 10000
+            apply_overrides(tree, re.findall(r"--set (\S+)", line))
+            optimizer = load_config(tree).optimizer
+            offered[optimizer.name] = (optimizer.lr, optimizer.weight_decay)
+            assert optimizer.warmup_steps == 10_000
+    assert offered == rates
+
+
+# Running
+
+
+TINY = (
+    "batch_size=16", "epochs=1", "data.image_size=16", "log_every=1", "model.dim=8", "model.head=linear",
+    "model.image.name=conv", "model.image.config.width=4", "model.text.name=mean_embedding",
+)  # fmt: skip
+
+
+def one_of_each_kind():
+    """The presets but for those that differ from another one of the same objective and optimiser in numbers alone."""
+    kinds = {}
+    for name in preset_names():
+        config = preset(name)
+        kinds.setdefault((config.objective.name, config.objective.mode, config.optimizer.name), name)
+    return sorted(kinds.values())
+
+
+@pytest.mark.parametrize("name", one_of_each_kind())
+def test_a_preset_trains_on_data_of_its_kind(name, pairs_dataset, images_dataset, tmp_path):
+    tree = read_preset(name)
+    apply_overrides(tree, TINY)
+    dataset = images_dataset if tree["objective"].get("mode") == "unimodal" else pairs_dataset
+    config = resolve(load_config(tree | {"data": tree["data"] | {"path": str(dataset.path)}}), dataset)
+    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
+        trainer.run(should_stop=lambda: trainer.steps_done == 2)
+        losses = [json.loads(line)["loss"] for line in trainer.run_directory.metrics_file.read_text().splitlines()]
+    assert len(losses) == 2
+    assert all(map(math.isfinite, losses))
 
 
 def test_the_encoders_of_all_presets_can_be_built():

@@ -62,6 +62,9 @@ def evaluate(
 ) -> Evaluation:  # fmt: skip
     """Evaluate a run's checkpoint, `latest` or step-N, by all that its mode and the datasets' columns allow.
 
+    A unimodal run is scored by its backbone's features, before the projection head, which is thrown away after training
+    (SimCLR, section 2.1 and Figure 8; iSogCLR, section 6.1). A bimodal run is scored by the features behind the heads,
+    where pictures and texts meet: one and the same for all its scores.
     data: where the run's dataset is now, None: where the run found it; its tokenizer is needed for texts. The run's
     dataset need be neither of the two. Nothing is fitted to, or chosen by, the test set.
     Raises RunError where there is no such run or checkpoint, DatasetError where the datasets do not fit each other or
@@ -74,17 +77,18 @@ def evaluate(
     result = Evaluation(checkpoint.name, train, test, match_classes(train.column("group"), test.column("group")))
     has_texts = config.objective.mode == "bimodal"
     info, training = load_checkpoint(checkpoint)
-    tokenizer, sizes = _tokenizer_of(data or Path(config.data.path), info) if has_texts else (None, None)
+    tokenizer, sizes = tokenizer_of(data or Path(config.data.path), info) if has_texts else (None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes)
     device = device_named("auto")  # a run trained on a GPU can be evaluated without one
     encoders.to(device)
     _note_oddities(result)
 
     view = (RECIPES[config.data.recipe], config.data.image_size, device)
-    test_images = image_features(encoders.image, test, *view, partial(on_progress, "test pictures"))
+    scored = encoders.image if has_texts else encoders.image.backbone
+    test_images = image_features(scored, test, *view, partial(on_progress, "test pictures"))
     can_classify = _can_classify(result)
     if can_classify:
-        train_images = image_features(encoders.image, train, *view, partial(on_progress, "training pictures"))
+        train_images = image_features(scored, train, *view, partial(on_progress, "training pictures"))
         _classify(result, train_images, test_images, on_progress)
     if encoders.text is None or tokenizer is None:
         result.notes.append("The run has no text encoder, so there are no retrieval and no zero-shot scores.")
@@ -111,7 +115,7 @@ def find_checkpoint(run: RunDirectory, at: str) -> Path:
     return run.checkpoints / at
 
 
-def _tokenizer_of(path: Path, info: CheckpointInfo) -> tuple[Tokenizer, TokenizerInfo]:
+def tokenizer_of(path: Path, info: CheckpointInfo) -> tuple[Tokenizer, TokenizerInfo]:
     """The run's own tokenizer: another dataset's may number the same words differently."""
     try:
         dataset = Dataset(path)

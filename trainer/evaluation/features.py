@@ -33,7 +33,8 @@ def restore_encoders(
     training: what load_checkpoint read of `checkpoint`. tokenizer: that of the run's dataset.
     Raises RunError where the checkpoint is not of these settings.
     """
-    encoders = Encoders.create(config.model, config.objective.mode, config.data.image_size, tokenizer)
+    mode, image_size = config.objective.mode, config.data.image_size
+    encoders = Encoders.create(config.model, mode, image_size, tokenizer, pretrained=False)
     try:
         encoders.load_state_dict(training["encoders"])
     except (KeyError, TypeError, RuntimeError) as error:

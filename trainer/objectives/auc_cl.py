@@ -45,7 +45,7 @@ class AucCl(Objective):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
     def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
         """See Objective. Computed in the features' dtype, at least float32."""
-        ranks, dtype = Ranks.of_this_process(), working_dtype(first, second)
+        ranks, dtype = Ranks.of_this_process(self.communicating), working_dtype(first, second)
         self.check(first, second, ranks)
         with torch.no_grad(), full_precision(first.device.type):
             self.project()

@@ -1,6 +1,7 @@
 """What every objective has in common: its settings' rules, its inputs, its outcome."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -87,6 +88,9 @@ class Objective(nn.Module):
 
     temperature_rate: TemperatureRate | None = None
     """Set where the objective learns a global temperature, its parameter `tau`."""
+
+    communicating: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
+    """Around every exchange with other ranks; the trainer measures it with this."""
 
     _looked_at_features = False
 

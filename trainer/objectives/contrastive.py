@@ -115,7 +115,7 @@ class Contrastive(Objective):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
     def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
         """See Objective. Computed in the features' dtype, at least float32."""
-        ranks, dtype = Ranks.of_this_process(), working_dtype(first, second)
+        ranks, dtype = Ranks.of_this_process(self.communicating), working_dtype(first, second)
         self.check(first, second, ranks)
         check_state(state, self.fields, len(first))
         differentiable = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)

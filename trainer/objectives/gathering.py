@@ -1,5 +1,7 @@
 """Values of all ranks, gathered where training runs on more than one; nothing else crosses between ranks."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +15,15 @@ class Ranks:
 
     rank: int
     world: int
+    communicating: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Around every exchange; to measure it."""
 
     @classmethod
-    def of_this_process(cls) -> "Ranks":
+    def of_this_process(cls, communicating: Callable[[], AbstractContextManager[None]] = nullcontext) -> "Ranks":
         """Those of torch.distributed's default group; alone where none was started."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls(0, 1)
-        return cls(dist.get_rank(), dist.get_world_size())
+        return cls(dist.get_rank(), dist.get_world_size(), communicating)
 
     def own(self, rows: int) -> slice:
         """Where this rank's `rows` rows lie in the global batch."""
@@ -32,7 +36,8 @@ class Ranks:
         # As bytes: gloo does not know every dtype.
         sent = values.detach().contiguous().view(torch.uint8)
         received = sent.new_empty((self.world, *sent.shape))
-        dist.all_gather(list(received), sent)
+        with self.communicating():
+            dist.all_gather(list(received), sent)
         return received.view(values.dtype).transpose(0, 1).flatten(1, 2)
 
     def check_alike(self, features: Tensor) -> None:

@@ -1,0 +1,75 @@
+"""`--print-config`: every setting, where it comes from, as TOML that is settings again."""
+
+import tomllib
+
+import pytest
+
+from thermopile.tools.shown_settings import shown_settings
+from thermopile.trainer.config import TrainConfig, flat, load_config, preset_names
+from thermopile.trainer.layers import Layers
+from thermopile.trainer.parts import resolve
+
+
+def layered(*, preset=None, **settings):
+    layers = Layers()
+    if preset:
+        layers.add_preset(preset)
+    layers.add(settings, "--set")
+    return layers
+
+
+def lines(text):
+    """Key in full → (the setting as written, where it comes from)."""
+    found, table = {}, ""
+    for line in text.splitlines():
+        if line.startswith("["):
+            table = line.strip("[]") + "."
+        elif line:
+            setting, _, origin = line.rpartition("  # ")
+            found[table + setting.removeprefix("# ").split(" = ")[0]] = (setting.rstrip(), origin)
+    return found
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_what_is_shown_is_toml_that_gives_the_same_settings(name):
+    layers = layered(preset=name)
+    config = load_config(tomllib.loads(shown_settings(layers.load(), layers)))
+    assert config.model_copy(update={"objective": None}) == layers.load().model_copy(update={"objective": None})
+    given = layers.load().objective.settings
+    assert {key: config.objective.settings[key] for key in given} == given
+
+
+def test_every_setting_is_shown_with_where_it_comes_from():
+    layers = layered(preset="isogclr/cifar100", epochs=3)
+    shown = lines(shown_settings(layers.load(), layers))
+    assert flat(TrainConfig().model_dump()).keys() <= shown.keys()
+    assert shown["epochs"] == ("epochs = 3", "--set")
+    assert shown["objective.rho"] == ("rho = 0.4", "preset isogclr/cifar100")
+    assert shown["batch_size"] == ("batch_size = 128", "preset isogclr/cifar10")
+    assert shown["log_every"] == ("log_every = 10", "default")
+    assert shown["objective.grad_clip"] == ("grad_clip = 3.0", "default")
+    assert shown["objective.gamma_decay_epochs"] == ("# gamma_decay_epochs = none", "default")
+    assert shown["optimizer.trust_coefficient"] == ("trust_coefficient = 0.001", "default")
+
+
+def test_what_was_open_says_what_it_was(pairs_dataset):
+    layers = layered(canonical_shards=0, data={"path": str(pairs_dataset.path)})
+    shown = lines(shown_settings(resolve(layers.load(), pairs_dataset), layers))
+    assert shown["canonical_shards"] == ("canonical_shards = 8", "resolved from 0 (--set)")
+    assert shown["objective.mode"] == ('mode = "bimodal"', "resolved from auto (default)")
+    assert shown["data.recipe"] == ('recipe = "clip"', "resolved from auto (default)")
+    assert shown["objective.rho"] == ("rho = 2.0", "default")
+
+
+def test_without_a_dataset_what_is_open_stays_so():
+    layers = layered()
+    shown = lines(shown_settings(layers.load(), layers))
+    assert shown["objective.mode"] == ('mode = "auto"', "default")
+    assert "objective.rho" not in shown
+
+
+def test_no_setting_hides_or_reorders_what_the_terminal_shows():
+    layers = layered(data={"path": "a\x1b[2J\u202eb\x85\x7f"}, model={"image": {"config": {"a\u202eb": [1, 2]}}})
+    text = shown_settings(layers.load(), layers)
+    assert all(c.isprintable() or c == "\n" for c in text)
+    assert load_config(tomllib.loads(text)).data.path == "a\x1b[2J\u202eb\x85\x7f"

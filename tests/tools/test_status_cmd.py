@@ -1,0 +1,225 @@
+"""`thermopile status`: what it tells of a run that trains, stands, hangs or ended, and that it leaves no trace."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+from click.testing import CliRunner
+
+from thermopile.state_store.lock import WriterLock
+from thermopile.tools.cli import main
+
+TOTAL = 80
+"""66 samples in batches of 16 make 4 steps an epoch, and 20 epochs."""
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def status_of(run_directory):
+    result = run("status", run_directory.path, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def text_of(run_directory):
+    result = run("status", run_directory.path)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@contextmanager
+def held(run_directory):
+    """As by a process that trains."""
+    lock = WriterLock(run_directory.state)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def line(step, **more):
+    times = {"step_seconds": 0.5, "data_wait_seconds": 0.1, "store_wait_seconds": 0.0, "forward_backward_seconds": 0.35}
+    values = {"step": step, "epoch": (step - 1) // 4, "loss": 8.0 / step, "learning_rate": 1e-3, "refused_rows": 0}
+    return values | {"first/tau_mean": 0.1, "second/tau_mean": 0.2} | times | more
+
+
+def write_lines(run_directory, lines):
+    run_directory.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_checkpoint(run_directory, step, size=1000):
+    path = run_directory.checkpoints / f"step-{step}"
+    path.mkdir(parents=True)
+    (path / "training.pt").write_bytes(bytes(size))
+
+
+@pytest.fixture(scope="session")
+def fresh(hostile_dataset, tau_by_class_size, write_run, tmp_path_factory):
+    """A run of 66 samples with one snapshot; copied by `made` before it is changed."""
+    taus = {"first": tau_by_class_size, "second": tau_by_class_size}
+    return write_run(tmp_path_factory.mktemp("status") / "run", hostile_dataset, taus)
+
+
+@pytest.fixture
+def made(fresh, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(fresh.path, path)
+    return type(fresh)(path)
+
+
+def test_a_run_that_trains_shows_its_place_its_loss_its_speed_and_the_time_left(made):
+    write_lines(made, [line(step) for step in range(1, 21)])
+    with held(made):
+        found = status_of(made)
+        words = text_of(made)
+    assert (found["state"], found["writer"].split()[:2]) == ("running", ["pid", str(os.getpid())])
+    assert (found["total_steps"], found["steps"]["step"], found["steps"]["epoch"]) == (TOTAL, 20, 4)
+    assert found["steps"]["loss"] == 0.4
+    assert found["steps"]["loss_mean"] == pytest.approx(sum(8 / step for step in range(1, 21)) / 20)
+    assert found["steps"]["tau_mean"] == pytest.approx(0.15)
+    assert found["samples_per_second"] == 32.0
+    assert found["seconds_left"] == 30.0
+    for part in ("step           20 of 80 (25.0%), epoch 5 of 20, 30 s left", "32 samples/s", "loss           0.4000",
+                 f"running as pid {os.getpid()} on", "█▄▃", "data wait 20%  store wait 0%  forward backward 70%",
+                 ):  # fmt: skip
+        assert part in words
+    assert "hint           data wait 20%: " in words
+
+
+def test_means_are_over_the_last_hundred_steps(made):
+    write_lines(made, [line(step, loss=100.0 if step <= 50 else 1.0) for step in range(1, 151)])
+    assert status_of(made)["steps"]["loss_mean"] == 1.0
+
+
+def test_a_process_that_writes_nothing_for_long_is_silent(made):
+    write_lines(made, [line(1)])
+    with held(made):
+        hour_ago = time.time() - 3600
+        os.utime(made.metrics_file, (hour_ago, hour_ago))
+        assert status_of(made)["state"] == "running"  # it has just begun, and may be reading its rows
+        os.utime(made.path / "state.lock", (hour_ago, hour_ago))
+        assert status_of(made)["state"] == "silent"
+        assert "does it hang?" in text_of(made)
+        write_lines(made, [line(1, step_seconds=100.0)])  # ten of them between two writings
+        os.utime(made.metrics_file, (hour_ago, hour_ago))
+        assert status_of(made)["state"] == "running"
+
+
+def test_a_run_that_was_stopped_is_told_from_one_that_was_killed(made):
+    write_lines(made, [line(1)])
+    assert (status_of(made)["state"], status_of(made)["writer"]) == ("stopped", None)
+    (made.path / "state.lock").write_text("pid 1 on elsewhere\n")
+    assert (status_of(made)["state"], status_of(made)["writer"]) == ("stopped", "pid 1 on elsewhere")
+    assert "killed as pid 1 on elsewhere" in text_of(made)
+    assert status_of(made)["seconds_left"] is None
+
+
+def test_a_run_is_finished_once_its_last_step_is_saved(made):
+    write_lines(made, [line(step) for step in range(1, TOTAL + 1)])
+    write_checkpoint(made, 40)
+    assert status_of(made)["state"] == "stopped"
+    write_checkpoint(made, TOTAL)
+    assert status_of(made)["state"] == "finished"
+
+
+def test_a_run_that_never_made_a_step_has_none_to_show(hostile_dataset, write_run, tmp_path):
+    never = write_run(tmp_path / "never", hostile_dataset, {}, snapshot=False)
+    found = status_of(never)
+    assert (found["state"], found["steps"], found["sample_state"], found["notes"]) == ("never started", None, None, [])
+    assert "none yet" in text_of(never)
+
+
+def test_what_is_saved_is_listed(made):
+    write_lines(made, [line(9)])
+    for step in (4, 12, 8):
+        write_checkpoint(made, step, size=step * 1000)
+    (made.checkpoints / ".step-16.partial").mkdir()
+    (made.checkpoints / "step-x").mkdir()
+    found = status_of(made)
+    assert [(saved["step"], saved["bytes"]) for saved in found["checkpoints"]] == [(4, 4000), (8, 8000), (12, 12000)]
+    assert found["sample_state"] == {"samples": 66, "snapshots": ["step-0", "step-5"], "coverage": 1.0}
+    words = text_of(made)
+    assert "step 12, 0 s ago, 0.0 MB; kept: 4, 8, 12" in words
+    assert "visited 100%" in words
+
+
+def test_coverage_is_the_share_of_samples_visited(hostile_dataset, tau_by_class_size, write_run, tmp_path):
+    visited = [sample_id % 3 == 0 for sample_id in range(hostile_dataset.n)]
+    taus = {"first": tau_by_class_size, "second": tau_by_class_size}
+    part = write_run(tmp_path / "part", hostile_dataset, taus, visited=visited)
+    assert status_of(part)["sample_state"]["coverage"] == pytest.approx(22 / 66)
+
+
+def test_lines_without_loss_or_times_are_no_obstacle(made):
+    old = {"step": 1, "epoch": 0, "loss": 2.0, "data_wait_seconds": 0.1}
+    skipped = {"step": 2, "epoch": 0, "loss": None, "skipped": True}
+    evaluation = {"step": 2, "evaluation": {"knn": {"10": {"all": 0.5}}}}
+    write_lines(made, [old, skipped, evaluation])
+    with made.metrics_file.open("a") as file:
+        file.write('{"step": 3, "loss": 9')  # being written
+    found = status_of(made)
+    assert (found["steps"]["step"], found["steps"]["loss"], found["steps"]["loss_mean"]) == (2, None, 2.0)
+    assert (found["steps"]["skipped"], found["steps"]["split"], found["samples_per_second"]) == (1, {}, None)
+    assert found["evaluations"] == [{"step": 2, "evaluation": {"knn/10/all": 0.5}}]
+    words = text_of(made)
+    assert "step 2: knn/10/all 0.5" in words
+    assert "1 of the last 100 steps" in words
+    assert "the step was skipped" in words
+
+
+def test_the_last_warnings_are_shown_and_nothing_hostile_reaches_the_terminal(made):
+    warnings = [f"2026-01-01 00:00:0{i}+0000 warning {i}" for i in range(7)]
+    (made.path / "warnings.log").write_bytes("\n".join([*warnings, "\x1b[2J evil \u202e"]).encode() + b"\xff\n")
+    (made.path / "state.lock").write_text("\x1b]0;pid 1\n")
+    write_lines(made, [line(1), {"step": 1, "evaluation": {"\x1b[31mred": 1.0}}])
+    found, words = status_of(made), text_of(made)
+    assert len(found["warnings"]) == 5
+    assert found["warnings"][0] == warnings[3]
+    assert "warning 6" in words
+    assert "\x1b" not in words
+    assert "\u202e" not in words
+    assert "[U+001B]" in words
+
+
+def test_a_damaged_state_is_a_note_and_the_rest_is_shown(made):
+    write_lines(made, [line(1)])
+    for file in (made.state / "snapshots").iterdir():
+        file.write_bytes(b"damaged")
+    found = status_of(made)
+    assert (found["sample_state"], found["total_steps"], found["steps"]["step"]) == (None, None, 1)
+    assert any("cannot be read" in note for note in found["notes"])
+    assert "note " in text_of(made)
+
+
+def test_a_directory_that_is_no_run_is_one_clear_line(tmp_path):
+    result = run("status", tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: ")
+    assert "is no run" in result.stderr
+
+
+def test_a_look_loads_no_torch_and_changes_nothing(made):
+    write_lines(made, [line(1)])
+    (made.path / "state.lock").write_text("pid 1 on elsewhere\n")
+    before = {path: path.stat().st_mtime_ns for path in made.path.rglob("*")}
+    program = (
+        "import sys\n"
+        "from thermopile.tools.cli import main\n"
+        "main(['status', sys.argv[1]], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program, made.path], check=True, capture_output=True)
+    assert {path: path.stat().st_mtime_ns for path in made.path.rglob("*")} == before
+
+
+def test_a_writer_may_begin_while_the_run_is_looked_at(made):
+    (made.path / "state.lock").write_text("pid 1 on elsewhere\n")
+    status_of(made)
+    WriterLock(made.state).release()  # would raise StoreLockedError

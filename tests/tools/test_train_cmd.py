@@ -1,0 +1,148 @@
+"""`thermopile train`: what is asked of a new run, and of one that goes on."""
+
+import shutil
+import tomllib
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from thermopile.tools.cli import main
+from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.run_directory import RunDirectory
+
+TINY = ("epochs=1", "batch_size=256", "data.image_size=16", "model.dim=8", "model.image.config.width=4",
+        "objective.name=isogclr")  # fmt: skip
+
+
+def sets(*settings):
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+def train(*arguments):
+    return CliRunner().invoke(main, ["train", *map(str, arguments)])
+
+
+def refused(result, *words):
+    assert result.exit_code == 2, result.output
+    for word in words:
+        assert word in result.stderr.splitlines()[-1]
+
+
+def weights(run):
+    return load_checkpoint(latest_checkpoint(run / "checkpoints"))[1]["encoders"]
+
+
+@pytest.fixture(scope="module")
+def started(pairs_dataset, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    result = train("--data", pairs_dataset.path, "--out", out, *sets(*TINY))
+    assert result.exit_code == 0, result.stderr
+    return out
+
+
+@pytest.fixture
+def finished(started, tmp_path):
+    """A run of one epoch, 7 steps, for one test alone."""
+    return shutil.copytree(started, tmp_path / "run")
+
+
+# Looking first
+
+
+def test_print_config_shows_a_preset_without_data_and_run_directory():
+    result = train("--preset", "isogclr/cifar100", "--print-config", *sets("epochs=3"))
+    assert result.exit_code == 0, result.stderr
+    shown = tomllib.loads(result.stdout)
+    assert (shown["epochs"], shown["objective"]["rho"], shown["data"]["recipe"]) == (3, 0.4, "simclr")
+    assert "# preset isogclr/cifar10\n" in result.stdout
+
+
+def test_print_config_resolves_with_data_and_starts_nothing(pairs_dataset, tmp_path):
+    (tmp_path / "own.toml").write_text("log_every = 3")
+    result = train("--data", pairs_dataset.path, "--config", tmp_path / "own.toml", "--out", tmp_path / "run",
+                   "--print-config")  # fmt: skip
+    assert tomllib.loads(result.stdout)["objective"]["mode"] == "bimodal"
+    assert f"log_every = 3 # --config {tmp_path}/own.toml" in " ".join(result.stdout.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["own.toml"]
+
+
+def test_print_config_on_resume_shows_what_the_run_has_and_what_would_change(finished):
+    before = (finished / "config.toml").read_bytes()
+    result = train("--out", finished, "--resume", "--print-config", "--allow-change", "epochs", *sets("epochs=2"))
+    words = " ".join(result.stdout.split())
+    assert "epochs = 2 # --set" in words
+    assert f"batch_size = 256 # {finished}/config.toml" in words
+    assert "epochs: 1 → 2" in result.stderr
+    assert (finished / "config.toml").read_bytes() == before
+
+
+def test_a_run_without_a_directory_is_wrong_usage(pairs_dataset):
+    refused(train("--data", pairs_dataset.path), "Missing option '--out'")
+
+
+# Going on with other settings
+
+
+def test_a_change_that_is_allowed_is_made_told_and_recorded(finished):
+    refused(train("--out", finished, "--resume", *sets("epochs=2")), "--allow-change epochs")
+    result = train("--out", finished, "--resume", *sets("epochs=2"), "--allow-change", "epochs")
+    assert result.exit_code == 0, result.stderr
+    assert "epochs: 1 → 2" in result.stderr
+    assert "trained 14 steps" in result.stdout
+    assert RunDirectory(finished).config().epochs == 2
+
+
+def test_a_run_that_is_past_its_new_end_is_finished(finished):
+    train("--out", finished, "--resume", *sets("epochs=2"), "--allow-change", "epochs")
+    result = train("--out", finished, "--resume", *sets("epochs=1"), "--allow-change", "epochs")
+    assert "finished at step 14; nothing to do" in result.stdout
+
+
+def test_a_run_from_before_a_setting_goes_on_with_its_default(finished):
+    config = finished / "config.toml"
+    newer = ("similarity_budget", "log_every", "init_from", "grad_clip")
+    lines = config.read_text().splitlines()
+    config.write_text("\n".join(line for line in lines if not line.startswith(newer)))
+    result = train("--out", finished, "--resume")
+    assert result.exit_code == 0, result.stderr
+    refused(train("--out", finished, "--resume", *sets("objective.grad_clip=1")),
+            "objective.grad_clip: the run has 5.0, asked for 1")  # fmt: skip
+
+
+def test_the_preset_that_a_run_was_started_with_is_no_change_and_another_is(pairs_dataset, tmp_path):
+    line = ("--preset", "glyphs", "--data", pairs_dataset.path, "--out", tmp_path / "run", "--resume",
+            *sets("epochs=1", "data.image_size=16", "optimizer.lr=0.002", "optimizer.warmup_steps=3"))  # fmt: skip
+    assert train(*line).exit_code == 0
+    again = train(*line)
+    assert "finished at step 7" in again.stdout, again.stderr
+    refused(train("--preset", "glyphs", "--out", tmp_path / "run", "--resume"), "epochs: the run has 1, asked for 20",
+            "optimizer.lr: the run has 0.002, asked for 0.001")  # fmt: skip
+
+
+# Starting from another run
+
+
+def test_a_new_run_starts_from_the_weights_of_another_and_records_which(finished, pairs_dataset, tmp_path):
+    out = tmp_path / "new"
+    line = ("--data", pairs_dataset.path, "--out", out, "--init-from", finished, *sets(*TINY, "optimizer.lr=1e-12"))
+    result = train(*line)
+    assert result.exit_code == 0, result.stderr
+    assert RunDirectory(out).config().init_from == f"{finished}@step-7"
+    before, after = weights(finished), weights(out)
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(after[name], before[name], atol=1e-6) for name in before)
+    # A job script's line, given again.
+    assert "finished at step 7" in train(*line, "--resume").stdout
+    refused(train(*line), "--resume")
+
+
+def test_a_run_that_has_begun_is_not_started_from_other_weights(finished):
+    refused(train("--out", finished, "--resume", "--init-from", finished), "init_from: the run has ''",
+            "cannot change: the run goes on with its own weights")  # fmt: skip
+
+
+def test_weights_that_do_not_fit_start_no_run(finished, pairs_dataset, tmp_path):
+    line = ("--data", pairs_dataset.path, "--out", tmp_path / "new", "--init-from", finished)
+    refused(train(*line, *sets(*TINY, "model.dim=16")), "image.", "there, but", "in this run")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,63 @@
+"""The program as processes of their own, without the seconds that its imports take."""
+
+import multiprocessing
+import os
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, sys
+for number, path in ((1, out), (2, errors)):
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+os.environ.update(environment)
+sys.argv = ["thermopile", *arguments]
+from thermopile.tools.cli import main
+main()
+"""
+
+
+class Program:
+    """`thermopile ARGUMENTS` in a process forked from one that has imported everything and has no threads."""
+
+    def __init__(self, context, folder: Path, arguments, environment) -> None:
+        self._out, self._errors = folder / "out", folder / "errors"
+        given = {"out": str(self._out), "errors": str(self._errors), "environment": environment}
+        self.process = context.Process(target=exec, args=(PROGRAM, given | {"arguments": [*map(str, arguments)]}))
+        self.process.start()
+        self.pid = self.process.pid
+
+    def is_running(self) -> bool:
+        return self.process.is_alive()
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def end(self, within: float = 120) -> tuple[int, str, str]:
+        """Its exit code, negative for a signal, and what it said to stdout and stderr; ends it if it goes on longer."""
+        self.process.join(within)
+        code = self.process.exitcode
+        self.kill()
+        self.process.join()
+        return code, *(path.read_text() if path.exists() else "" for path in (self._out, self._errors))
+
+
+@pytest.fixture(scope="session")
+def start_program(tmp_path_factory: pytest.TempPathFactory):
+    """Return a function (*arguments, **environment) -> Program."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["thermopile.trainer.loop", "thermopile.pipeline.ffcv_loader", "thermopile.tools.cli"]
+    )
+    folder, numbers = tmp_path_factory.mktemp("programs"), count()
+
+    def start(*arguments, **environment) -> Program:
+        own = folder / str(next(numbers))
+        own.mkdir()
+        return Program(context, own, arguments, {name: str(value) for name, value in environment.items()})
+
+    return start

@@ -1,0 +1,174 @@
+"""Exported encoders: plain transformers and plain safetensors give the run's own features, bit for bit."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
+
+from thermopile._version import __version__
+from thermopile.pipeline.augment import RECIPES
+from thermopile.pipeline.batch import Batch
+from thermopile.trainer import export as export_module
+from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
+from thermopile.trainer.config import load_config
+from thermopile.trainer.encoders import Encoders
+from thermopile.trainer.errors import ConfigError, RunError
+from thermopile.trainer.export import export
+from thermopile.trainer.parts import resolve
+from thermopile.trainer.run_directory import RunDirectory
+
+IMAGE = {
+    "resnet": {"name": "hf:resnet-18", "config": {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1]}},
+    "vit": {"name": "hf:vit-s", "config": {"hidden_size": 12, "num_hidden_layers": 1, "patch_size": 16}},
+    "cifar": {"name": "hf:resnet-18",
+              "config": {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "stem": "cifar"}},
+    "conv": {"name": "conv", "config": {"width": 2}},
+}  # fmt: skip
+TEXT = {
+    "distilbert": {"name": "hf:distilbert", "config": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16}},
+    "clip": {"name": "hf:clip-text", "config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                                                "intermediate_size": 16}},
+    "mean": {"name": "mean_embedding", "config": {"width": 4}},
+}  # fmt: skip
+PICTURES = torch.linspace(-2, 2, 2 * 3 * 32 * 32).view(2, 3, 32, 32)
+
+
+def make_run(path, dataset, image, text=None, name=None, **model):
+    """A run with one checkpoint, step-7, of random weights, and those encoders."""
+    sides = {"image": {"name": name} if name else IMAGE[image]} | ({"text": TEXT[text]} if text else {})
+    config = resolve(load_config({
+        "batch_size": 64, "data": {"path": str(dataset.path), "image_size": 32}, "model": {"dim": 6} | sides | model,
+        "objective": {"mode": "bimodal" if text else "unimodal"},
+    }), dataset)  # fmt: skip
+    run = RunDirectory(path)
+    run.create(config)
+    torch.manual_seed(3)
+    encoders = Encoders.create(config.model, config.objective.mode, 32, dataset.index.tokenizer)
+    encoders(_batch(dataset))  # so that batch norms have seen something
+    info = CheckpointInfo(step=7, snapshot="none", order_version=1, dataset_fingerprint=dataset.index.fingerprint)
+    save_checkpoint(run.checkpoints, info, {"encoders": encoders.state_dict()})
+    return run, encoders.eval()
+
+
+def _batch(dataset):
+    tokens = torch.from_numpy(dataset.beton(0).tokens(np.arange(2))) if dataset.index.tokenizer else None
+    return Batch(torch.arange(2), (PICTURES, PICTURES.flip(0)), tokens)
+
+
+@pytest.mark.parametrize("image", ["resnet", "vit"])
+def test_transformers_alone_gives_the_image_encoders_features(image, images_dataset, tmp_path):
+    run, encoders = make_run(tmp_path / "run", images_dataset, image)
+    export(run, tmp_path / "out", "hf")
+    model = AutoModel.from_pretrained(tmp_path / "out" / "image").eval()
+    h = model(PICTURES).pooler_output.flatten(1)
+    assert torch.equal(h, encoders.image.backbone(PICTURES))
+    head = load_file(tmp_path / "out" / "image" / "head.safetensors")
+    assert torch.equal(torch.nn.functional.linear(h, head["weight"], head["bias"]), encoders.image(PICTURES))
+    assert not (tmp_path / "out" / "text").exists()
+
+
+@pytest.mark.parametrize("text", ["distilbert", "clip"])
+def test_transformers_alone_gives_the_text_encoders_features_from_the_tokenizer_beside(text, pairs_dataset, tmp_path):
+    run, encoders = make_run(tmp_path / "run", pairs_dataset, "resnet", text)
+    export(run, tmp_path / "out", "hf")
+    folder = tmp_path / "out" / "text"
+    captions = pairs_dataset.column("caption").to_pylist()[:200]
+    read = AutoTokenizer.from_pretrained(folder)(
+        captions, padding="max_length", truncation=True, return_tensors="pt"
+    )  # fmt: skip
+    tokens, mask = read["input_ids"], read["attention_mask"]
+    assert tokens.equal(torch.from_numpy(pairs_dataset.beton(0).tokens(np.arange(200))).long())
+    end = (tokens == pairs_dataset.index.tokenizer.end_id).int().argmax(1)
+    states = AutoModel.from_pretrained(folder).eval()(input_ids=tokens, attention_mask=mask).last_hidden_state
+    h = states[range(200), end] if text == "clip" else states[:, 0]
+    assert torch.equal(h, encoders.text.backbone(tokens))
+
+
+def test_the_image_processor_shows_the_central_square_as_training_normalises_it(images_dataset, tmp_path):
+    run, _ = make_run(tmp_path / "run", images_dataset, "resnet")
+    export(run, tmp_path / "out", "hf")
+    recipe = RECIPES[run.config().data.recipe]
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 50, 3), np.uint8)
+    seen = AutoImageProcessor.from_pretrained(tmp_path / "out" / "image")(Image.fromarray(pixels), return_tensors="np")
+    expected = (pixels[:, 9:41] / 255 - recipe.mean) / recipe.std
+    np.testing.assert_allclose(seen["pixel_values"][0].transpose(1, 2, 0), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("image", "text"), [("conv", "mean"), ("cifar", "clip"), ("vit", "distilbert")])
+def test_a_safetensors_file_holds_an_encoders_weights_and_what_a_reader_must_know(image, text, pairs_dataset, tmp_path):
+    run, encoders = make_run(tmp_path / "run", pairs_dataset, image, text, head="vicreg", head_width=5)
+    files = export(run, tmp_path / "out", "safetensors")
+    assert [path.name for path in files] == ["image.safetensors", "text.safetensors", "tokenizer.json"]
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == pairs_dataset.tokenizer_path.read_bytes()
+    for side, encoder in (("image", encoders.image), ("text", encoders.text)):
+        weights = load_file(tmp_path / "out" / f"{side}.safetensors")
+        assert weights.keys() == encoder.state_dict().keys()
+        assert all(torch.equal(weights[name], value) for name, value in encoder.state_dict().items())
+        with safe_open(tmp_path / "out" / f"{side}.safetensors", "pt") as file:
+            facts = file.metadata()
+        settings = IMAGE[image] if side == "image" else TEXT[text]
+        assert (facts["encoder"], json.loads(facts["config"])) == (settings["name"], settings["config"])
+        assert (facts["head"], facts["head_width"], facts["dim"], facts["step"]) == ("vicreg", "5", "6", "7")
+        assert (int(facts["width"]), facts["thermopile"]) == (encoder.backbone.width, __version__)
+        tokenizer, recipe = pairs_dataset.index.tokenizer, RECIPES[run.config().data.recipe]
+        about = {"image_size": 32, "mean": list(recipe.mean), "std": list(recipe.std)} if side == "image" else {
+            "vocab_size": tokenizer.vocab_size, "context_length": tokenizer.context_length, "end_id": tokenizer.end_id,
+        }  # fmt: skip
+        assert {key: json.loads(facts[key]) for key in about} == about
+
+
+@pytest.mark.parametrize(
+    ("image", "text", "what"),
+    [("conv", None, "image encoder is 'conv', which transformers does not have"),
+     ("resnet", "mean", "text encoder is 'mean_embedding', which"),
+     ("cifar", None, "'hf:resnet-18' with the stem 'cifar', which transformers' ResNet does not have")],
+)  # fmt: skip
+def test_encoders_that_transformers_has_not_are_refused_naming_the_other_format(
+    image, text, what, pairs_dataset, tmp_path
+):
+    run, _ = make_run(tmp_path / "run", pairs_dataset, image, text)
+    with pytest.raises(ConfigError, match=f"{what}.*; export it with --format safetensors"):
+        export(run, tmp_path / "out", "hf")
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_directory_that_is_there_is_left_as_it_is(images_dataset, tmp_path):
+    run, _ = make_run(tmp_path / "run", images_dataset, "conv")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigError, match="is there already; nothing was written"):
+        export(run, tmp_path / "out", "safetensors")
+    assert os.listdir(tmp_path / "out") == []
+
+
+def test_an_export_that_fails_half_way_leaves_nothing(pairs_dataset, tmp_path, monkeypatch):
+    run, _ = make_run(tmp_path / "run", pairs_dataset, "conv", "mean")
+
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(export_module.shutil, "copyfile", full)  # the last of the files
+    with pytest.raises(OSError, match="No space left"):
+        export(run, tmp_path / "out", "safetensors")
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_checkpoint_that_is_not_there_is_named(images_dataset, tmp_path):
+    run, _ = make_run(tmp_path / "run", images_dataset, "conv")
+    with pytest.raises(RunError, match="no checkpoint 'step-8'; there are: step-7"):
+        export(run, tmp_path / "out", "safetensors", at="step-8")
+
+
+def test_where_a_local_model_lies_is_not_told(images_dataset, tmp_path):
+    source, _ = make_run(tmp_path / "source", images_dataset, "resnet")
+    export(source, tmp_path / "secret" / "model", "hf")
+    run, _ = make_run(tmp_path / "run", images_dataset, "resnet", name=f"hf:{tmp_path}/secret/model/image")
+    export(run, tmp_path / "out", "hf")
+    for path in (tmp_path / "out").rglob("*.*"):
+        assert b"secret" not in path.read_bytes(), path
+    assert '| encoder | "hf:image" |' in (tmp_path / "out" / "image" / "README.md").read_text("utf-8")

@@ -1,0 +1,157 @@
+"""Several ranks train one run: as one process does, killed or not, and with another number of them after each stop."""
+
+import json
+import signal
+import socket
+import time
+
+import numpy as np
+import pytest
+
+from thermopile.state_store import StateReader
+from thermopile.trainer.checkpoint import latest_checkpoint
+from thermopile.trainer.config import load_config
+from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.parts import resolve
+from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.world import World, joined_world
+
+SETTINGS = (
+    "batch_size=128", "log_every=1", "data.image_size=32", "checkpoint.every_steps=5", "canonical_shards=4",
+)  # fmt: skip
+STEPS_PER_EPOCH = 15
+
+
+@pytest.fixture(scope="module")
+def start(start_program, pairs_dataset):
+    """Return a function that starts a process for each rank, as torchrun does; but nobody ends those that are left."""
+
+    def start(run, world, epochs=3):
+        settings = [part for setting in (*SETTINGS, f"epochs={epochs}") for part in ("--set", setting)]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = ("train", "--data", pairs_dataset.path, "--out", run.path, "--resume", *settings)
+        return [start_program(*command, **shared, RANK=rank, LOCAL_RANK=rank) for rank in range(world)]
+
+    return start
+
+
+def finish(ranks):
+    ends = [rank.end() for rank in ranks]
+    assert [code for code, *_ in ends] == [0] * len(ranks), ends
+
+
+def losses(run):
+    return {line["step"]: line["loss"] for line in map(json.loads, run.metrics_file.read_text().splitlines())}
+
+
+def wait_for(run, steps, ranks):
+    while not run.metrics_file.exists() or run.metrics_file.read_bytes().count(b"\n") < steps:
+        assert all(rank.is_running() for rank in ranks), [rank.end() for rank in ranks]
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def alone(start, tmp_path_factory):
+    run = RunDirectory(tmp_path_factory.mktemp("alone") / "run")
+    finish(start(run, 1))
+    return run
+
+
+@pytest.fixture(scope="module")
+def two_ranks(start, tmp_path_factory):
+    run = RunDirectory(tmp_path_factory.mktemp("two") / "run")
+    finish(start(run, 2))
+    return run
+
+
+def assert_close(given, expected, steps):
+    assert [given[step] for step in steps] == pytest.approx([expected[step] for step in steps], rel=1e-4)
+
+
+def test_two_ranks_train_as_one_process_does(alone, two_ranks):
+    assert losses(two_ranks).keys() == losses(alone).keys() == set(range(1, 46))
+    assert_close(losses(two_ranks), losses(alone), range(1, 21))
+    one, two = StateReader.open(alone.state), StateReader.open(two_ranks.state)
+    np.testing.assert_array_equal(two.column("visits"), one.column("visits"))
+    np.testing.assert_array_equal(two.column("last_step"), one.column("last_step"))
+    np.testing.assert_allclose(two.column("first/tau"), one.column("first/tau"), rtol=1e-2)
+
+
+def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the_same_losses(
+    two_ranks, start, tmp_path
+):
+    run = RunDirectory(tmp_path / "run")
+    ranks = start(run, 2)
+    wait_for(run, 12, ranks)
+    ranks[1].kill()
+    code, _, errors = ranks[0].end(within=30)
+    assert code == 1
+    last = errors.splitlines()[-1]
+    assert "rank 1 (" in last
+    assert f"process {ranks[1].pid}) went away at step" in last
+    assert f"The last checkpoint, {latest_checkpoint(run.checkpoints)}, stands" in last
+    finish(start(run, 2))
+    assert losses(run) == losses(two_ranks)
+
+
+def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_with_more_and_with_fewer(alone, start, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    for world, steps in ((2, 7), (4, 22)):
+        ranks = start(run, world)
+        wait_for(run, steps, ranks)
+        ranks[-1].send(signal.SIGTERM)
+        ends = [rank.end() for rank in ranks]
+        assert [code for code, *_ in ends] == [75] * world, ends
+        stopped_at = len(losses(run))
+        assert f"stopped at step {stopped_at:,} by a signal to another rank, with a checkpoint" in ends[0][1]
+        assert_close(losses(run), losses(alone), range(1, stopped_at + 1))
+    finish(start(run, 1))
+    assert_close(losses(run), losses(alone), range(1, stopped_at + 21))
+
+
+@pytest.mark.soak
+def test_two_ranks_killed_ten_times_have_the_losses_of_a_run_never_killed(start, tmp_path):
+    whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
+    finish(start(whole, 2, epochs=20))
+    draw, steps = np.random.default_rng(0), 0
+    for _ in range(10):
+        ranks = start(broken, 2, epochs=20)
+        steps += int(draw.integers(1, 28))
+        wait_for(broken, steps, ranks)
+        time.sleep(draw.uniform(0, 0.2))
+        for rank in draw.permutation(ranks):
+            rank.kill()
+        for rank in ranks:
+            rank.end()
+    finish(start(broken, 2, epochs=20))
+    assert losses(broken) == losses(whole)
+    assert len(losses(whole)) == 300
+
+
+def test_a_number_of_ranks_that_does_not_divide_the_orders_shards_is_refused(pairs_dataset):
+    config = load_config({"batch_size": 128, "data": {"path": str(pairs_dataset.path), "image_size": 32}})
+    with pytest.raises(ConfigError, match="world 3 does not divide canonical_shards 8"):
+        resolve(config, pairs_dataset, World(rank=0, size=3))
+
+
+def test_a_memory_budget_is_a_ranks_own(pairs_dataset):
+    tree = {"batch_size": 128, "data": {"path": str(pairs_dataset.path)}, "state": {"memory_budget": "40KB"}}
+    alone, shared = (resolve(load_config(tree), pairs_dataset, World(size=size)) for size in (1, 2))
+    assert alone.window_blocks / alone.blocks_per_shard < shared.window_blocks / shared.blocks_per_shard
+
+
+def test_a_launcher_that_says_how_many_but_not_who_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2, but RANK, .* is not set; start the ranks with torchrun"):
+        joined_world().__enter__()
+
+
+def test_a_run_of_one_process_needs_no_launcher(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with joined_world() as world:
+        assert (world.rank, world.size, world.is_first) == (0, 1, True)
+        assert world.all_gather([3, 4]) == [[3, 4]]
+        assert world.lost_ranks() == []

@@ -1,0 +1,33 @@
+"""`thermopile export`: a run's encoders as files for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  thermopile export runs/pictures --to models/pictures --format hf\n"
+    "  thermopile export runs/glyphs --to models/glyphs --format safetensors --at step-400"
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--to", required=True, type=click.Path(path_type=Path), help="The directory to write; must not exist.")
+@click.option("--format", "format_", required=True, type=click.Choice(["hf", "safetensors"]),
+              help="hf: a directory for each encoder that transformers loads. safetensors: a file for each, of any "
+              "encoder.")  # fmt: skip
+@click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to export.")
+@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
+              help="Where the run's dataset is now, if it was moved: its tokenizer is needed for texts.")  # fmt: skip
+def export(run: Path, to: Path, format_: Literal["hf", "safetensors"], at: str, data: Path | None) -> None:
+    """Write the encoders of RUN's latest checkpoint into a new directory.
+
+    Works while the run trains and changes nothing.
+    """
+    from ..trainer.export import export as write
+    from ..trainer.run_directory import RunDirectory
+
+    for path in write(RunDirectory(run), to, format_, at=at, data=data):
+        click.echo(path)

@@ -1,0 +1,70 @@
+"""A run's settings as TOML in which every value says where it comes from: `thermopile train --print-config`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tomli_w
+
+from ..trainer.config import TrainConfig, flat
+from ..trainer.layers import Layers
+from ..trainer.parts import objective_of
+from .plain_text import plain_text
+
+
+def shown_settings(settings: TrainConfig, layers: Layers) -> str:
+    """All settings of a run, those left out as comments; the text can be given to `--config`.
+
+    settings: what the layers ask for, resolved where there is a dataset. What resolving changed says what it was.
+    """
+    tree = settings.model_dump(mode="json")
+    if settings.objective.mode != "auto":
+        tree["objective"] |= objective_of(settings).settings.model_dump(mode="json")
+    asked = flat(layers.load().model_dump(mode="json"))
+    lines = []
+    for table, key, value in _entries(tree):
+        full = f"{table}.{key}".removeprefix(".")
+        origin = layers.origins.get(full, "default")
+        if full in asked and asked[full] != value:
+            origin = f"resolved from {asked[full]} ({origin})"
+        lines.append((table, f"# {key} = none" if value is None else f"{key} = {_toml(value)}", plain_text(origin)))
+    return _aligned(lines)
+
+
+def _entries(tree: dict[str, Any], table: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Table, key and value of every setting; those of a table before those of the tables in it."""
+    for key, value in tree.items():
+        if not isinstance(value, dict):
+            yield table, _toml_key(key), value
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _entries(value, f"{table}.{key}".removeprefix("."))
+
+
+def _aligned(lines: list[tuple[str, str, str]]) -> str:
+    """The lines with their origins in one column, below the header of each table."""
+    width = min(44, max(len(setting) for _, setting, _ in lines))
+    text, current = [], ""
+    for table, setting, origin in lines:
+        if table != current:
+            text += ["", f"[{table}]"]
+            current = table
+        text.append(f"{setting:<{width}}  # {origin}")
+    return "\n".join(text)
+
+
+def _toml(value: Any) -> str:
+    """The value in one line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return _escaped(tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n"))
+
+
+def _toml_key(key: str) -> str:
+    return _escaped(tomli_w.dumps({key: 0}).removesuffix(" = 0\n"))
+
+
+def _escaped(text: str) -> str:
+    """What shows nothing, or reorders what others show, as TOML writes it: the settings may be a stranger's."""
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in text)

@@ -1,0 +1,132 @@
+"""`thermopile status`: how a run stands, in a dozen lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .plain_text import plain_text
+
+if TYPE_CHECKING:
+    from ..trainer.run_status import CheckpointStatus, RunStatus, StepsStatus
+
+_BARS = "▁▂▃▄▅▆▇█"
+_MOST_LISTED = 6
+"""Checkpoints and snapshots named, the newest ones."""
+_MOST_SCORES = 8
+"""Of an evaluation."""
+
+
+@click.command(
+    epilog="\b\nExamples:\n"
+    "  thermopile status runs/glyphs\n"
+    "  thermopile status runs/glyphs --json\n"
+    "  watch -n 10 thermopile status runs/glyphs"
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
+def status(run: Path, as_json: bool) -> None:
+    """Show how RUN stands: whether it trains, how far it is, its loss, where its time goes, what it has saved.
+
+    Works while the run trains, and changes nothing of it. Means are over the last 100 steps.
+    """
+    from ..trainer.run_directory import RunDirectory
+    from ..trainer.run_status import read_status
+
+    found = read_status(RunDirectory(run))
+    if as_json:
+        click.echo(json.dumps(asdict(found), allow_nan=False))
+        return
+    for title, words in _lines(found):
+        click.echo(f"{title:<15}{words}")
+
+
+def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
+    yield "run", plain_text(run.run, most=1000)
+    yield "state", _state(run)
+    if run.steps:
+        yield from _steps_lines(run, run.steps)
+    yield "checkpoints", _checkpoints(run.checkpoints)
+    if run.sample_state:
+        tags = [tag for tag in run.sample_state.snapshots if tag != "step-0"]
+        yield "samples", f"{run.sample_state.samples:,}, visited {run.sample_state.coverage:.0%} at the last snapshot"
+        yield "snapshots", _listed(tags) if tags else "none but the initial values"
+    for evaluation in run.evaluations:
+        scores = [f"{name} {score:.4g}" for name, score in evaluation["evaluation"].items()]
+        more = f"  and {len(scores) - _MOST_SCORES} more" if len(scores) > _MOST_SCORES else ""
+        yield "evaluation", plain_text(f"step {evaluation['step']:,}: {', '.join(scores[:_MOST_SCORES])}{more}", 1000)
+    for title, texts in (("warning", run.warnings), ("note", run.notes)):
+        for text in texts:
+            yield title, plain_text(text, most=1000)
+
+
+def _state(run: RunStatus) -> str:
+    written = f"last line {_duration(run.steps.age_seconds)} ago" if run.steps else "no line yet"
+    writer = plain_text(run.writer or "")
+    if run.state == "running":
+        return f"running as {writer}, {written}"
+    if run.state == "silent":
+        return f"silent: {writer} has the run, but wrote nothing for long ({written}); does it hang?"
+    if run.state == "stopped" and run.writer:
+        return f"stopped: killed as {writer}, or training where its lock does not reach ({written})"
+    return run.state if run.state == "never started" else f"{run.state}, {written}"
+
+
+def _steps_lines(run: RunStatus, steps: StepsStatus) -> Iterator[tuple[str, str]]:
+    total = f" of {run.total_steps:,} ({steps.step / run.total_steps:.1%})" if run.total_steps else ""
+    left = f", {_duration(run.seconds_left)} left" if run.seconds_left is not None else ""
+    yield "step", f"{steps.step:,}{total}, epoch {steps.epoch + 1:,} of {run.epochs:,}{left}"
+    now = "none: the step was skipped" if steps.loss is None else f"{steps.loss:.4f}"
+    mean = "" if steps.loss_mean is None else f"  mean {steps.loss_mean:.4f}"
+    yield "loss", f"{now}{mean}  {_sparkline(steps.loss_curve)}"
+    if steps.tau_mean is not None:
+        yield "tau", f"{steps.tau_mean:.4f}"
+    if steps.learning_rate is not None:
+        yield "learning rate", f"{steps.learning_rate:.3g}"
+    if run.samples_per_second is not None:
+        yield "speed", f"{run.samples_per_second:,.0f} samples/s"
+    if steps.split:
+        yield "time", "  ".join(f"{name.replace('_', ' ')} {share:.0%}" for name, share in steps.split.items())
+    for hint in steps.hints:
+        yield "hint", hint
+    if steps.skipped:
+        yield "skipped", f"{steps.skipped:,} of the last 100 steps"
+    if steps.refused_rows:
+        yield "refused", f"{steps.refused_rows:,} rows of state that were not finite"
+
+
+def _checkpoints(checkpoints: list[CheckpointStatus]) -> str:
+    if not checkpoints:
+        return "none yet"
+    last = checkpoints[-1]
+    kept = _listed([f"{checkpoint.step:,}" for checkpoint in checkpoints])
+    return f"step {last.step:,}, {_duration(last.age_seconds)} ago, {last.bytes / 1e6:,.1f} MB; kept: {kept}"
+
+
+def _listed(names: list[str]) -> str:
+    earlier = f"{len(names) - _MOST_LISTED:,} earlier, " if len(names) > _MOST_LISTED else ""
+    return earlier + ", ".join(names[-_MOST_LISTED:])
+
+
+def _sparkline(values: list[float]) -> str:
+    """A bar for each value, the lowest and the highest of the block characters for the extremes."""
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    height = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * height)] for value in values)
+
+
+def _duration(seconds: float) -> str:
+    """The two largest of days, hours and minutes; seconds below a minute."""
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{seconds:.0f} s"

@@ -1,0 +1,71 @@
+"""What a resumed run may have otherwise than it was started with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from .config import Change, TrainConfig, differences
+from .errors import ConfigError
+from .parts import objective_of
+
+_ORDER = "the order of the samples follows from it"
+_WEIGHTS = "the checkpoint's weights and state belong to it"
+_BROUGHT = "the checkpoint brings its own"
+
+FIXED = {
+    "seed": _ORDER,
+    "batch_size": _ORDER,
+    "canonical_shards": _ORDER,
+    "blocks_per_shard": _ORDER,
+    "window_blocks": _ORDER,
+    "model": _WEIGHTS,
+    "objective.name": _WEIGHTS,
+    "objective.mode": _WEIGHTS,
+    "objective.tau_init": "samples not seen yet have the run's",
+    "optimizer.name": _WEIGHTS,
+    "optimizer.weight_decay": _BROUGHT,
+    "optimizer.betas": _BROUGHT,
+    "optimizer.eps": _BROUGHT,
+    "optimizer.momentum": _BROUGHT,
+    "optimizer.trust_coefficient": _BROUGHT,
+    "init_from": "the run goes on with its own weights",
+}
+"""Settings, and tables of them, that no resumed run can change, and why."""
+
+
+def allowed_changes(run: Path, recorded: TrainConfig, asked: TrainConfig, allowed: Collection[str]) -> list[Change]:
+    """What `asked` changes in the results of a run with the `recorded` settings; both are resolved.
+
+    allowed: the settings, or tables of them, that may change. Raises ConfigError naming every change that may not.
+    """
+    changes = differences(recorded, asked)
+    fixed = _fixed_settings(recorded)
+    impossible = [(change, never) for change in changes if (never := _reason(change.key, fixed))]
+    unnamed = [change for change in changes if not _reason(change.key, fixed) and not _within(change.key, allowed)]
+    if impossible or unnamed:
+        found = [f"{change} (cannot change: {never})" for change, never in impossible]
+        names = " ".join(f"--allow-change {change.key}" for change in unnamed)
+        raise ConfigError(
+            f"{run} cannot be resumed with other settings: {'; '.join([*found, *map(str, unnamed)])}. "
+            f"Leave them out{f', allow them with {names},' if names else ''} or start a new run with another --out."
+        )
+    return changes
+
+
+def _fixed_settings(recorded: TrainConfig) -> dict[str, str]:
+    """FIXED, with what the run's objective learns: its first value no longer counts."""
+    objective = objective_of(recorded)
+    learned = [name for name, _ in objective.named_parameters()]
+    if objective.temperature_rate is not None:
+        learned += ["eta", "betas"]  # of the temperature's optimiser, which the checkpoint brings
+    return FIXED | {f"objective.{name}": _BROUGHT for name in learned}
+
+
+def _reason(key: str, reasons: dict[str, str]) -> str | None:
+    return next((why for name, why in reasons.items() if _within(key, [name])), None)
+
+
+def _within(key: str, names: Iterable[str]) -> bool:
+    """Whether a key, as `optimizer.lr`, is one of the names, or in a table of them: `optimizer` or `optimizer.`."""
+    return any(key == name or key.startswith(f"{name.removesuffix('.')}.") for name in names)

@@ -1,0 +1,219 @@
+"""A run's encoders as files for other programs: directories for transformers, or plain safetensors with their facts.
+
+Nothing here needs thermopile to be read again. docs/operations.md, Exporting, says what is in which file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import nn
+
+from .._version import __version__
+from ..pipeline.augment import RECIPES
+from ..pipeline.dataset import Dataset, TokenizerInfo
+from .checkpoint import LATEST, load_checkpoint
+from .config import EncoderConfig, TrainConfig
+from .encoders import HF, Encoder, Encoders, is_directory
+from .errors import ConfigError
+from .evaluation.evaluate import find_checkpoint, tokenizer_of
+from .evaluation.features import restore_encoders
+from .files import sync_directory
+from .run_directory import RunDirectory
+
+Format = Literal["hf", "safetensors"]
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """How the run's texts became tokens."""
+
+    tokenizer: Tokenizer
+    sizes: TokenizerInfo
+    file: Path
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What there is to export: a checkpoint's encoders and what they must be told."""
+
+    config: TrainConfig
+    step: int
+    encoders: Encoders
+    texts: _Texts | None
+
+    @property
+    def sides(self) -> dict[str, tuple[EncoderConfig, Encoder]]:
+        """By name, image and, of a bimodal run, text."""
+        image = {"image": (self.config.model.image, self.encoders.image)}
+        return image if self.encoders.text is None else image | {"text": (self.config.model.text, self.encoders.text)}
+
+    def facts(self, side: str) -> dict[str, Any]:
+        """What a reader of one side's weights must know, as JSON has it."""
+        model, data, (encoder, module) = self.config.model, self.config.data, self.sides[side]
+        # Of a local model the directory's name alone: where it lies is nobody else's business, nor of use.
+        name = HF + Path(encoder.name).name if is_directory(encoder.name) else encoder.name
+        facts: dict[str, Any] = {
+            "encoder": name, "config": encoder.config, "width": module.backbone.width, "head": model.head,
+            "head_width": model.head_width, "dim": model.dim, "step": self.step, "thermopile": __version__,
+        }  # fmt: skip
+        if side == "image":
+            recipe = RECIPES[data.recipe]
+            return facts | {"image_size": data.image_size, "mean": recipe.mean, "std": recipe.std}
+        assert self.texts is not None  # there is a text encoder
+        return facts | self.texts.sizes.model_dump(include={"vocab_size", "context_length", "end_id"})
+
+
+def export(run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, data: Path | None = None) -> list[Path]:
+    """Write the encoders of a run's checkpoint, `latest` or step-N, into the new directory `to`; returns its files.
+
+    data: where the run's dataset is now, None: where the run found it; its tokenizer is needed for texts. A kill leaves
+    no `to`, only a hidden directory beside it. Raises ConfigError where `to` is there already or transformers has no
+    such encoder, RunError where there is no such run or checkpoint, DatasetError where the tokenizer is not found.
+    """
+    if to.exists():
+        raise ConfigError(f"{to} is there already; nothing was written. Choose another directory with --to")
+    config = run.config()
+    if format == "hf":
+        _check_transformers_has_them(config)
+    trained = _restore(run, config, at, data)
+    write = _write_hf if format == "hf" else _write_safetensors
+    with _written_aside(to) as folder:
+        for side in trained.sides:
+            write(trained, side, folder)
+    return sorted(path for path in to.rglob("*") if path.is_file())
+
+
+def _check_transformers_has_them(config: TrainConfig) -> None:
+    sides = {"image": config.model.image}
+    if config.objective.mode == "bimodal":
+        sides["text"] = config.model.text
+    for side, encoder in sides.items():
+        if not encoder.name.startswith(HF):
+            what = f"{encoder.name!r}, which transformers does not have"
+        elif encoder.config.get("stem") == "cifar":
+            what = f"{encoder.name!r} with the stem 'cifar', which transformers' ResNet does not have"
+        else:
+            continue
+        raise ConfigError(f"the run's {side} encoder is {what}; export it with --format safetensors")
+
+
+def _restore(run: RunDirectory, config: TrainConfig, at: str, data: Path | None) -> _Trained:
+    checkpoint = find_checkpoint(run, at)
+    info, training = load_checkpoint(checkpoint)
+    texts = None
+    if config.objective.mode == "bimodal":
+        folder = data or Path(config.data.path)
+        texts = _Texts(*tokenizer_of(folder, info), Dataset(folder).tokenizer_path)
+    encoders = restore_encoders(config, checkpoint, training, texts.sizes if texts else None)
+    return _Trained(config, info.step, encoders, texts)
+
+
+def _write_safetensors(trained: _Trained, side: str, folder: Path) -> None:
+    _save(trained.sides[side][1], folder / f"{side}.safetensors", trained.facts(side))
+    if side == "text" and trained.texts:
+        shutil.copyfile(trained.texts.file, folder / trained.texts.file.name)
+
+
+def _write_hf(trained: _Trained, side: str, folder: Path) -> None:
+    from .hf_directory import quiet
+
+    folder /= side
+    encoder, facts = trained.sides[side][1], trained.facts(side)
+    model: Any = encoder.backbone.model
+    with quiet():
+        model.save_pretrained(folder)
+    _save(encoder.head, folder / "head.safetensors", facts)
+    if side == "image":
+        _write_json(folder / "preprocessor_config.json", _preprocessor(facts))
+    elif trained.texts:
+        shutil.copyfile(trained.texts.file, folder / trained.texts.file.name)
+        _write_json(folder / "tokenizer_config.json", _tokenizer_settings(trained.texts))
+    (folder / "README.md").write_text(_card(side, facts, type(model).__name__), "utf-8")
+
+
+def _save(module: nn.Module, path: Path, facts: dict[str, Any]) -> None:
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in facts.items()}
+    save_file(module.state_dict(), path, metadata={"format": "pt"} | texts)
+
+
+def _preprocessor(facts: dict[str, Any]) -> dict[str, Any]:
+    """What `thermopile eval` shows the encoder, but for the rounding of another resampler: the central square."""
+    size = facts["image_size"]
+    return {
+        "image_processor_type": "CLIPImageProcessor",  # the one that resizes the short side and cuts out the centre
+        "do_convert_rgb": True,
+        "do_resize": True, "size": {"shortest_edge": size}, "resample": 2,
+        "do_center_crop": True, "crop_size": {"height": size, "width": size},
+        "do_rescale": True, "rescale_factor": 1 / 255,
+        "do_normalize": True, "image_mean": facts["mean"], "image_std": facts["std"],
+    }  # fmt: skip
+
+
+def _tokenizer_settings(texts: _Texts) -> dict[str, Any]:
+    """What AutoTokenizer needs to know beside tokenizer.json, to take it as it is, and to pad and cut."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": texts.sizes.context_length,
+        "pad_token": (texts.tokenizer.padding or {})["pad_token"],
+    }
+
+
+def _card(side: str, facts: dict[str, Any], model_class: str) -> str:
+    outputs = {
+        "ResNetModel": "`pooler_output.flatten(1)`",
+        "ViTModel": "`pooler_output`",
+        "DistilBertModel": "`last_hidden_state[:, 0]`",
+        "CLIPTextModel": f"`last_hidden_state` at the first token {facts.get('end_id')}, which closes a text",
+    }
+    about = "\n".join(f"| {key} | {json.dumps(value)} |" for key, value in facts.items())
+    return f"""---
+library_name: transformers
+---
+
+# The {side} encoder of a thermopile run
+
+A `{model_class}`, trained contrastively to step {facts["step"]:,}. `transformers.AutoModel.from_pretrained` loads it.
+
+Its features, {facts["width"]} wide, are {outputs[model_class]}. `head.safetensors` holds the projection head
+({facts["head"]}) between them and the {facts["dim"]} dimensions that were compared, after division by the norm.
+
+| | |
+|---|---|
+{about}
+"""
+
+
+def _write_json(path: Path, tree: dict[str, Any]) -> None:
+    path.write_text(json.dumps(tree, indent=2) + "\n", "utf-8")
+
+
+@contextmanager
+def _written_aside(to: Path) -> Iterator[Path]:
+    """A directory beside `to` that takes its name at the end, on the disk; removed where anything fails."""
+    # With the process's number: two exports to one name must not write into one directory.
+    beside = to.with_name(f".{to.name}.{os.getpid()}.partial")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        yield beside
+        for path in beside.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            else:
+                sync_directory(path)
+        sync_directory(beside)
+        beside.rename(to)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    sync_directory(to.parent)

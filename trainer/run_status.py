@@ -1,0 +1,279 @@
+"""How a run stands, live or finished: read beside it, without torch, and without a change to its files."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..state_store.errors import StateStoreError
+from .metrics_tail import last_lines, loss_curve
+from .run_directory import RunDirectory
+from .step_split import TIME, hints, split
+
+if TYPE_CHECKING:
+    from ..state_store import StateReader
+    from .config import TrainConfig
+
+RECENT_STEPS = 100
+"""Steps that means are taken over."""
+CURVE_POINTS = 60
+EVALUATIONS, WARNINGS = 10, 5
+"""So many of the last ones are read."""
+SILENT_SECONDS = 600.0
+"""A run that writes nothing for so long, and for ten times as long as it takes between two writings, may hang."""
+COVERAGE_BLOCKS = 16
+"""Blocks of the state, spread evenly, on which the share of samples visited is measured."""
+
+_WARNING_BYTES = 1 << 14
+_CHECKPOINT = re.compile(r"step-([0-9]+)")
+
+
+@dataclass(frozen=True)
+class StepsStatus:
+    """What metrics.jsonl says; None where it does not, as in runs of an older thermopile."""
+
+    step: int
+    """Steps made, as far as they are written."""
+    epoch: int
+    """Of the last step, from 0."""
+    age_seconds: float
+    """Since metrics.jsonl was last written."""
+    loss: float | None
+    loss_mean: float | None
+    """Over the last RECENT_STEPS, as are `step_seconds`, `split`, `hints` and `skipped`."""
+    loss_curve: list[float]
+    """From the first step to the last, at most CURVE_POINTS."""
+    tau_mean: float | None
+    """Mean temperature of the last batch, over its sides, or the global one."""
+    learning_rate: float | None
+    refused_rows: int | None
+    skipped: int
+    step_seconds: float | None
+    split: dict[str, float]
+    """Shares of the time (step_split)."""
+    hints: list[str]
+
+
+@dataclass(frozen=True)
+class StateStatus:
+    """What the samples' state says."""
+
+    samples: int
+    snapshots: list[str]
+    """Tags, oldest first."""
+    coverage: float
+    """Share of the samples visited at the last of them; where it has more than COVERAGE_BLOCKS, an estimate."""
+
+
+@dataclass(frozen=True)
+class CheckpointStatus:
+    step: int
+    age_seconds: float
+    bytes: int
+    """Of its own files, without the snapshot that it names."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What a person asks of a run."""
+
+    run: str
+    state: str
+    """running; silent (a process has the run, but writes nothing); stopped; finished; never started."""
+    writer: str | None
+    """`pid N on HOST`: the process that trains or, of a run that is stopped, that was killed."""
+    epochs: int
+    batch_size: int
+    total_steps: int | None
+    """None where the state, which knows the number of samples, cannot be read."""
+    samples_per_second: float | None
+    seconds_left: float | None
+    """Of a run that trains."""
+    steps: StepsStatus | None
+    """None before the first line."""
+    checkpoints: list[CheckpointStatus]
+    """By step; --resume goes on from the last."""
+    sample_state: StateStatus | None
+    evaluations: list[dict[str, Any]]
+    """The last evaluations of metrics.jsonl, oldest first: `step`, and `evaluation` by name."""
+    warnings: list[str]
+    """The last lines of warnings.log."""
+    notes: list[str]
+    """What could not be read, and why."""
+
+
+def read_status(run: RunDirectory) -> RunStatus:
+    """Read how a run stands, in a time that does not grow with it. Raises RunError where the directory is no run."""
+    config, notes = run.config(), list[str]()
+    steps, evaluations = _read_metrics(run.metrics_file)
+    sample_state = _read_state(run.state, notes)
+    total = _total_steps(config, sample_state, notes)
+    checkpoints = _read_checkpoints(run.checkpoints)
+    lock = run.state.with_name("state.lock")
+    writer, is_held = _writer(lock)
+    silence = min(map(_age, filter(Path.exists, (lock, run.metrics_file))), default=0.0)
+    seconds = steps.step_seconds if steps else None
+    return RunStatus(
+        run=str(run.path),
+        state=_state(config, steps, checkpoints, total, silence if is_held else None),
+        writer=writer,
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        total_steps=total,
+        samples_per_second=config.batch_size / seconds if seconds else None,
+        seconds_left=(total - steps.step) * seconds if is_held and steps and total and seconds else None,
+        steps=steps,
+        checkpoints=checkpoints,
+        sample_state=sample_state,
+        evaluations=evaluations,
+        warnings=_last_warnings(run.path / "warnings.log"),
+        notes=notes,
+    )
+
+
+def _state(
+    config: TrainConfig, steps: StepsStatus | None, checkpoints: Sequence[CheckpointStatus], total: int | None,
+    silence: float | None,
+) -> str:  # fmt: skip
+    """silence: seconds since the process that has the run wrote something; None where none has it."""
+    if silence is not None:
+        between_writings = config.log_every * (steps.step_seconds or 0.0) if steps else 0.0
+        return "silent" if silence > max(SILENT_SECONDS, 10 * between_writings) else "running"
+    if checkpoints and checkpoints[-1].step == total:
+        return "finished"
+    return "stopped" if steps or checkpoints else "never started"
+
+
+def _writer(lock: Path) -> tuple[str | None, bool]:
+    """Who wrote its name into the lock of the state, and whether it holds it still."""
+    try:
+        file = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None, False
+    try:
+        holder = os.pread(file, 256, 0).decode(errors="replace").strip()
+        if not holder:
+            return None, False  # released in good order
+        # Shared and let go at once: only a writer that starts at this very moment could be refused for it.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return holder, True
+    finally:
+        os.close(file)
+    return holder, False
+
+
+def _read_metrics(path: Path) -> tuple[StepsStatus | None, list[dict[str, Any]]]:
+    try:
+        lines, evaluations = last_lines(path, RECENT_STEPS, EVALUATIONS)
+        curve = loss_curve(path, CURVE_POINTS)
+    except FileNotFoundError:
+        return None, []
+    if not lines:
+        return None, evaluations
+    last, shares = lines[-1], split(lines)
+    taus = [name for name in last if name == "tau" or name.endswith("/tau_mean")]
+    refused = _number(last, "refused_rows")
+    return StepsStatus(
+        step=last["step"],
+        epoch=int(_number(last, "epoch") or 0),
+        age_seconds=_age(path),
+        loss=_number(last, "loss"),
+        loss_mean=_mean(_number(line, "loss") for line in lines),
+        loss_curve=curve,
+        tau_mean=_mean(_number(last, name) for name in taus),
+        learning_rate=_number(last, "learning_rate"),
+        refused_rows=None if refused is None else int(refused),
+        skipped=sum(line.get("skipped") is True for line in lines),
+        step_seconds=_mean(_number(line, TIME) for line in lines),
+        split=shares,
+        hints=list(hints(shares).values()),
+    ), evaluations
+
+
+def _age(path: Path) -> float:
+    """Seconds since it was written."""
+    return max(0.0, time.time() - path.stat().st_mtime)  # another machine's clock may be ahead
+
+
+def _number(line: Mapping[str, Any], name: str) -> float | None:
+    value = line.get(name)
+    return value if isinstance(value, float) else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _read_state(path: Path, notes: list[str]) -> StateStatus | None:
+    if not path.exists():
+        return None  # not begun
+    from icechunk import IcechunkError
+
+    from ..state_store.durable import Repository, Snapshot
+    from ..state_store.reader import StateReader
+
+    try:
+        repository = Repository.open(path)
+        history = repository.history()
+        snapshots = [entry for entry in history if isinstance(entry, Snapshot)]
+        notes += [str(entry) for entry in history if not isinstance(entry, Snapshot)]
+        reader = StateReader(repository, snapshots[-1] if snapshots else repository.resolve("latest"))
+        return StateStatus(reader.samples, [snapshot.tag for snapshot in snapshots], _coverage(reader))
+    except (StateStoreError, IcechunkError, OSError) as error:
+        notes.append(f"the samples' state cannot be read: {error}")
+        return None
+
+
+def _coverage(reader: StateReader) -> float:
+    blocks = -(-reader.samples // reader.block_rows)
+    looked_at = min(blocks, COVERAGE_BLOCKS)
+    visited = rows = 0
+    for place in range(looked_at):
+        start = place * blocks // looked_at * reader.block_rows
+        visits = reader.rows(start, min(start + reader.block_rows, reader.samples), ["visits"])["visits"]
+        visited, rows = visited + int((visits > 0).sum()), rows + len(visits)
+    return visited / rows
+
+
+def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str]) -> int | None:
+    from ..pipeline.order import Order
+
+    if state is None:
+        return None
+    cut = (config.canonical_shards, config.blocks_per_shard, config.window_blocks)
+    try:
+        order = Order.create(state.samples, config.batch_size, config.seed, *(number or None for number in cut))
+    except ValueError as error:
+        notes.append(f"the number of steps is not known: {error}")
+        return None
+    return config.epochs * order.steps_per_epoch
+
+
+def _read_checkpoints(folder: Path) -> list[CheckpointStatus]:
+    found = []
+    for path in folder.glob("step-*"):
+        if name := _CHECKPOINT.fullmatch(path.name):
+            with suppress(FileNotFoundError):  # the run keeps only the newest, also while we look
+                files = [file.stat() for file in path.iterdir()]
+                found.append(CheckpointStatus(int(name[1]), _age(path), sum(file.st_size for file in files)))
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def _last_warnings(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _WARNING_BYTES))
+            lines = file.read(_WARNING_BYTES).decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return []
+    return [line for line in lines if line][-WARNINGS:]

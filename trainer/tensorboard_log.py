@@ -1,0 +1,78 @@
+"""RUN/tensorboard/: the lines of metrics.jsonl once more, as TensorBoard reads them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from .errors import ConfigError
+from .metrics_tail import numbers_in
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+FLUSH_SECONDS = 30
+QUEUE = 10_000
+"""Scalars that may wait for the writing thread; a step has about a dozen and waits for nothing."""
+
+_log = logging.getLogger(__name__)
+
+
+class TensorBoardLog:
+    """Writes every number of a line as a scalar of the line's step; those of an evaluation as evaluation/….
+
+    A disk that takes no more ends the log with a warning, and not the run: metrics.jsonl has the same numbers.
+    """
+
+    def __init__(self, path: Path, *, keep_steps: int) -> None:
+        """Open the log in the directory `path`; what it has of steps after keep_steps is not shown any more.
+
+        Raises ConfigError where the package tensorboard is missing.
+        """
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                f"tensorboard = true, but the package is missing ({error}): "
+                "pip install 'thermopile[tensorboard]', or set tensorboard = false"
+            ) from None
+        self._path = path
+        self._writer: SummaryWriter | None = SummaryWriter(
+            str(path), purge_step=keep_steps + 1, max_queue=QUEUE, flush_secs=FLUSH_SECONDS
+        )
+
+    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Write lines as metrics.jsonl has them; each has a `step`. What is null is left out."""
+        if self._writer is None:
+            return
+        try:
+            for line in lines:
+                for name, value in numbers_in({name: value for name, value in line.items() if name != "step"}):
+                    self._writer.add_scalar(name, value, line["step"])
+        except OSError as error:
+            _log.warning("%s cannot be written: %s. Only metrics.jsonl goes on", self._path, error)
+            writer, self._writer = self._writer, None
+            with suppress(OSError):
+                writer.close()
+
+    def close(self) -> None:
+        """Write what waits and end the thread."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        try:
+            writer.close()
+        except OSError as error:
+            _log.warning("%s could not be written to the end: %s. metrics.jsonl has it all", self._path, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

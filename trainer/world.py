@@ -1,0 +1,158 @@
+"""The processes that train a run together: who they are, what they agree on, and which of them has gone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ..state_store.ranks import Alone, Ranks, TorchRanks
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+TIMEOUT = timedelta(minutes=10)
+"""So long a rank waits for another one that is alive, as at the first step, where each compiles."""
+SNAPSHOT_TIMEOUT = timedelta(hours=1)
+"""The same for the rows of a snapshot, which take as long as the disk does."""
+BEAT_SECONDS = 1.0
+SILENT_AFTER_SECONDS = 5.0
+"""A rank that has given no sign of life for so long is gone."""
+LINGER_SECONDS = 2.0
+"""So long the first rank, which may hold what the others ask, waits for those that notice when their neighbours go."""
+
+_ALONE = Alone()
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks of a run, as one of them sees them. `World()` is a run of one process."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    """Place among the ranks of this machine: its GPU."""
+    local_size: int = 1
+    """Ranks on this machine, which share its cores."""
+    control: Ranks = _ALONE
+    """For the thread that trains; every rank makes the same calls in the same order."""
+    snapshots: Ranks = _ALONE
+    """For the state store, which writes snapshots in a thread of its own."""
+    lives: Lives | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes the run's files and talks to the user."""
+        return self.rank == 0
+
+    def all_gather(self, own: Sequence[int]) -> list[list[int]]:
+        """The numbers of every rank, as many as this one's, in the order of the ranks. Never waits for a GPU."""
+        if not isinstance(self.control, TorchRanks):
+            return [list(own)]
+        return self.control.all_gather(own)
+
+    def lost_ranks(self) -> list[int]:
+        """Ranks that have gone, asked where a collective has failed; takes a few seconds."""
+        return [] if self.lives is None else self.lives.lost()
+
+
+ALONE = World()
+
+
+@contextmanager
+def joined_world() -> Iterator[World]:
+    """The world that torchrun, or a launcher that sets the same variables, has started; alone without one.
+
+    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who is who.
+    Raises ConfigError where some are missing.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield ALONE
+        return
+    # torch would print a page of addresses for every broken connection, once for each rank; read when it is imported.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    if missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise ConfigError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set; start the ranks with "
+            "torchrun, or take WORLD_SIZE out of the environment"
+        )
+    local_rank = int(os.environ["LOCAL_RANK"])
+    on_gpus = torch.cuda.is_available()
+    if on_gpus:
+        torch.cuda.set_device(local_rank)
+    store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+    backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    # On the CPU: what they say must not wait for what the GPU is at.
+    control = TorchRanks(dist.new_group(backend="gloo", timeout=TIMEOUT))
+    snapshots = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
+    with Lives(store, rank, size) as lives:
+        yield World(rank, size, local_rank, local_size, control, snapshots, lives)
+    # Not after an error: a group that has lost a rank may wait for it.
+    dist.destroy_process_group()
+
+
+class Lives:
+    """Every rank gives a sign of life each second, beside whatever it does, so that one that has gone can be named.
+
+    A collective that fails says which connection broke, not which rank is the cause: a rank that lost its neighbour
+    goes too, and then its neighbours.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="thermopile-lives", daemon=True)
+
+    def __enter__(self) -> Lives:
+        self._store.set(f"place/{self._rank}", f"{socket.gethostname()}, process {os.getpid()}")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def lost(self) -> list[int]:
+        """The ranks that gave no sign of life; what the first to notice found is what all say."""
+        try:
+            if not self._store.check(["lost"]):
+                before = self._beats()
+                time.sleep(SILENT_AFTER_SECONDS)
+                silent = [rank for rank, beats in enumerate(self._beats()) if beats == before[rank]]
+                self._store.compare_set("lost", "", ",".join(map(str, silent)))
+            named = self._store.get("lost").decode()
+        except RuntimeError:  # the store itself is gone, with the process that held it
+            return [0]
+        if self._rank == 0:
+            time.sleep(LINGER_SECONDS)
+        return [int(rank) for rank in named.split(",") if rank]
+
+    def place(self, rank: int) -> str:
+        """Machine and process of a rank."""
+        try:
+            return self._store.get(f"place/{rank}").decode()
+        except RuntimeError:
+            return "with the machine that the ranks met on"
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            try:
+                self._store.add(f"beats/{self._rank}", 1)
+            except RuntimeError:  # the store is gone; who needs it will see
+                return
+
+    def _beats(self) -> list[int]:
+        return [self._store.add(f"beats/{rank}", 0) for rank in range(self._size)]

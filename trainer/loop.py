@@ -306,7 +306,7 @@ class Trainer:
 
     def _cannot_go_on(self, step: int, why: str) -> TrainingError:
         """What to raise for values that are not finite: whose they are, and what is left."""
-        self._end_checkpoint()
+        self._checkpointer.wait()  # of this rank alone: the others may not know yet
         last = latest_checkpoint(self.run_directory.checkpoints)
         left = f"The last checkpoint, {last}, is from before it" if last else "There is no checkpoint before it"
         return TrainingError(

@@ -490,17 +490,18 @@ def test_a_model_part_that_fails_leaves_the_last_checkpoint_with_its_snapshot(
 
 
 KILLED = (
-    "epochs=6", "batch_size=128", "log_every=1", "data.image_size=32", "checkpoint.every_steps=7",
+    "batch_size=128", "log_every=1", "data.image_size=32", "checkpoint.every_steps=7",
     "canonical_shards=2", "blocks_per_shard=15", "window_blocks=4",
 )  # fmt: skip
 
 
 @pytest.fixture
 def start(start_program, pairs_dataset):
-    """Return a function that starts or resumes a run of 90 steps in a process of its own."""
+    """Return a function that starts or resumes a run, 15 steps an epoch, in a process of its own."""
 
-    def start(run, budget="none"):
-        settings = [part for setting in (*KILLED, f"state.memory_budget={budget}") for part in ("--set", setting)]
+    def start(run, epochs, budget="none"):
+        all_settings = (*KILLED, f"epochs={epochs}", f"state.memory_budget={budget}")
+        settings = [part for setting in all_settings for part in ("--set", setting)]
         return start_program("train", "--data", pairs_dataset.path, "--out", run.path, "--resume", *settings)
 
     return start
@@ -519,18 +520,18 @@ def kill_once_it_has_made(program, run, steps):
     program.end()
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("kills", "epochs"), [(1, 4), pytest.param(10, 20, marks=pytest.mark.soak)])
 def test_a_run_killed_and_resumed_with_all_or_few_rows_in_memory_has_the_losses_of_one_never_killed(
-    start, tmp_path, kills
+    start, tmp_path, kills, epochs
 ):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    finish(start(whole))
+    finish(start(whole, epochs))
     steps = len(losses(whole))
-    assert steps == 90
+    assert steps == 15 * epochs
     budgets = cycle(["40KB", "none"])
     for target in sorted(random.Random(kills).sample(range(2, steps), kills)):
-        kill_once_it_has_made(start(broken, next(budgets)), broken, target)
-    finish(start(broken, next(budgets)))
-    assert [line["step"] for line in lines(broken)] == list(range(1, 91))
+        kill_once_it_has_made(start(broken, epochs, next(budgets)), broken, target)
+    finish(start(broken, epochs, next(budgets)))
+    assert [line["step"] for line in lines(broken)] == list(range(1, steps + 1))
     assert losses(broken) == losses(whole)
     assert_same_state(broken, whole)

@@ -30,10 +30,10 @@ METHODS = (
     Method("bimodal", "isogclr", {"rho": 0.5, "tau_init": 0.05, "eta": 0.02}, "rho 0.5, 1, 2, 3"),
     Method("bimodal", "fastclip_v3", {"rho": 1.0}, "rho 1, 2"),
     Method("unimodal", "simclr", {"tau": 0.3}, "tau 0.1, 0.3"),
-    Method("unimodal", "isogclr", {"rho": 0.3, "tau_init": 0.3, "eta": 0.05},
+    Method("unimodal", "isogclr", {"rho": 1.0, "tau_init": 0.3, "eta": 0.05},
            "rho 0.3 with tau_init 0.7 and eta 0.01; rho 0.3, 1 with tau_init 0.3 and eta 0.05"),
     Method("unimodal", "decl", {"tau": 0.1}, "tau 0.1, 0.3"),
-    Method("unimodal", "auc_cl", {"alpha": 0.5}, "alpha 0.1, 0.5, 1"),
+    Method("unimodal", "auc_cl", {"alpha": 1.0}, "alpha 0.1, 0.5, 1"),
 )  # fmt: skip
 
 SHARED: dict[str, Any] = {

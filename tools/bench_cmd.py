@@ -8,6 +8,7 @@ from .bench.convert.command import convert
 from .bench.loader.command import loader
 from .bench.objective.command import objective
 from .bench.state.command import state
+from .bench.step.command import step
 
 
 @click.group(epilog="\b\nExamples:\n  thermopile bench state --part rows\n  thermopile bench loader --part single")
@@ -15,5 +16,5 @@ def bench() -> None:
     """Measure on this machine."""
 
 
-for command in (loader, convert, objective, state):
+for command in (loader, convert, objective, state, step):
     bench.add_command(command)

@@ -6,6 +6,7 @@ Commands import what they need when they run: `--help` must not wait for torch.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -79,7 +80,8 @@ class _WarningsOnStderr(logging.Handler):
     """What the library warns of, a line each."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(plain_text(f"Warning: {record.getMessage()}", MOST_CHARACTERS), err=True)
+        with suppress(OSError):  # stderr may be a file on the very disk that is full
+            click.echo(plain_text(f"Warning: {record.getMessage()}", MOST_CHARACTERS), err=True)
 
 
 for command in (convert, show, train, status, inspect, eval_, export, state, bench, reproduce):

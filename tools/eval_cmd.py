@@ -13,10 +13,11 @@ import click
 if TYPE_CHECKING:
     from ..trainer.evaluation.evaluate import Evaluation
 
-_LABELS = {
+LABELS = {
     "knn": "k-NN, k = {}", "probe": "linear probe, {}", "image_to_text": "image to text, R@{}",
     "text_to_image": "text to image, R@{}", "zero_shot": "zero-shot",
 }  # fmt: skip
+"""Method of a score → its name, with a place for the variant."""
 _PROBES = {"lbfgs": "L-BFGS", "sgd": "SGD"}
 
 
@@ -120,5 +121,5 @@ def _print_scores(run: Path, evaluation: Evaluation) -> None:
     for method, variants in evaluation.scores.items():
         for variant, scores in variants.items():
             cells = ("–" if share is None else f"{100 * share:.1f}" for share in scores.values())
-            shown.add_row(_LABELS[method].format(_PROBES.get(variant, variant)), *cells)
+            shown.add_row(LABELS[method].format(_PROBES.get(variant, variant)), *cells)
     Console(highlight=False).print(shown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -26,11 +26,12 @@ class ProgressBar:
             self._bar.update(self._task, completed=done, words=words)
         elif time.monotonic() >= self._next_line or done == self._total:
             self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
-            self._console.print(f"{self._title}: {done:,}/{self._total:,} {words}", markup=False, highlight=False)
+            self.note(f"{self._title}: {done:,}/{self._total:,} {words}")
 
     def note(self, text: str) -> None:
         """A line of its own, which stays."""
-        self._console.print(text, markup=False, highlight=False)
+        with suppress(OSError):  # stderr may be a file on a full disk, which must not end what is under way
+            self._console.print(text, markup=False, highlight=False)
 
 
 @contextmanager

@@ -57,7 +57,11 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
         yield "samples", f"{run.sample_state.samples:,}, visited {run.sample_state.coverage:.0%} at the last snapshot"
         yield "snapshots", _listed(tags) if tags else "none but the initial values"
     for evaluation in run.evaluations:
-        scores = [f"{name} {score:.4g}" for name, score in evaluation["evaluation"].items()]
+        # Those over all samples; their bands are in metrics.jsonl and in --json.
+        of_all = {
+            name.removesuffix("/all"): score for name, score in evaluation["evaluation"].items() if "/all" in name
+        }
+        scores = [f"{name} {score:.4g}" for name, score in of_all.items()]
         more = f"  and {len(scores) - _MOST_SCORES} more" if len(scores) > _MOST_SCORES else ""
         yield "evaluation", plain_text(f"step {evaluation['step']:,}: {', '.join(scores[:_MOST_SCORES])}{more}", 1000)
     for title, texts in (("warning", run.warnings), ("note", run.notes)):

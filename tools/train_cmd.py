@@ -50,23 +50,27 @@ _log = logging.getLogger(__name__)
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Settings, as TOML.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting; may be repeated.")
 @click.option("--init-from", metavar="RUN[@step-N]", help="Start a new run with the encoders' weights of another.")
+@click.option("--on-nan", type=click.Choice(["stop", "skip"]),
+              help="What a step does whose loss is not finite: end the run, or change nothing and go on.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue the run in OUT; start it where there is none yet.")
 @click.option("--allow-change", "allowed", multiple=True, metavar="KEY",
               help="With --resume: a setting, or table of them, to change in the run; may be repeated.")  # fmt: skip
 @click.option("--print-config", is_flag=True, help="Show every setting and where it comes from, and start nothing.")
 def train(
     data: Path | None, out: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...],
-    init_from: str | None, resume: bool, allowed: tuple[str, ...], print_config: bool,
+    init_from: str | None, on_nan: str | None, resume: bool, allowed: tuple[str, ...], print_config: bool,
 ) -> None:  # fmt: skip
     """Train encoders with a temperature for every sample.
 
-    Later settings win: defaults, --preset, --config, --set, --init-from, --data. OUT/config.toml records them all.
+    Later settings win: defaults, --preset, --config, --set, --init-from, --on-nan, --data. OUT/config.toml records
+    them all.
 
     SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 stop the run after the step that it is at, with a checkpoint and exit code 75;
     a second one ends it at once, back to the checkpoint before.
     """
     from ..trainer.config import to_tree
     from ..trainer.layers import Layers
+    from ..trainer.preemption import EXIT_CODE
     from ..trainer.run_directory import RunDirectory
     from ..trainer.world import joined_world
     from .shown_settings import shown_settings
@@ -74,25 +78,28 @@ def train(
     run = None if out is None else RunDirectory(out)
     if run is None and not print_config:
         raise click.UsageError("Missing option '--out': the directory that the run is to be in")
+    finished = True
     with joined_world() as world:
         # One rank looks: by the time that another one did, this one might have begun the run.
         begun = run if world.control.broadcast(run is not None and resume and run.exists()) else None
         layers = Layers()
         if begun is not None:
             layers.add(to_tree(begun.config()), str(begun.config_file))
-        _lay(layers, data, preset, config, overrides, init_from)
+        _lay(layers, data, preset, config, overrides, init_from, on_nan)
         if begun is None:
             settings = _new(layers, world, needs_data=not print_config)
         else:
             settings = _resumed(layers, begun, world, allowed)
-        if print_config:
+        if print_config and world.is_first:
             click.echo(shown_settings(settings, layers))
-        elif run is not None:
-            _train(settings, run, world, resuming=begun is not None)
+        elif run is not None and not print_config:
+            finished = _train(settings, run, world, resuming=begun is not None)
+    if not finished:
+        click.get_current_context().exit(EXIT_CODE)
 
 
 def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...],
-         init_from: str | None) -> None:  # fmt: skip
+         init_from: str | None, on_nan: str | None) -> None:  # fmt: skip
     """Lay what the command line asks for on top."""
     from ..trainer.config import apply_overrides, read_toml
 
@@ -105,6 +112,8 @@ def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | N
     layers.add(asked, "--set")
     if init_from is not None:
         layers.add({"init_from": init_from}, "--init-from")
+    if on_nan is not None:
+        layers.add({"on_nan": on_nan}, "--on-nan")
     if data is not None:
         layers.add({"data": {"path": str(data.resolve())}}, "--data")
 
@@ -149,9 +158,10 @@ def _resumed(layers: Layers, run: RunDirectory, world: World, allowed: tuple[str
     return asked
 
 
-def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool) -> None:
+def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool) -> bool:
+    """Whether the run came to its end; False where a signal stopped it."""
     from ..trainer.loop import Trainer
-    from ..trainer.preemption import EXIT_CODE, StopRequest
+    from ..trainer.preemption import StopRequest
     from ..trainer.warnings_log import warnings_log
 
     def say(text: str, err: bool = True) -> None:
@@ -164,7 +174,7 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
     ):
         if trainer.steps_done >= trainer.total_steps:
             say(f"finished at step {trainer.steps_done:,}; nothing to do", err=False)
-            return
+            return True
         if resuming:
             if world.is_first:
                 run.record(settings)  # where the data is now, and whatever else may change
@@ -175,12 +185,13 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
         with progress_bar("training", trainer.total_steps, hidden=not world.is_first) as bar, (
             StopRequest(_acknowledge)
         ) as stop:  # fmt: skip
-            trainer.run(_Shown(bar, trainer.steps_done), stop)
+            trainer.run(_Shown(bar, trainer.steps_done), stop, lambda line: bar.note(_scores_in_words(line)))
         if trainer.steps_done < trainer.total_steps:
             asked = stop.name or "a signal to another rank"
             say(f"stopped at step {trainer.steps_done:,} by {asked}, with a checkpoint; --resume goes on", err=False)
-            click.get_current_context().exit(EXIT_CODE)
+            return False
     say(f"trained {trainer.total_steps:,} steps; look at it with `thermopile inspect {run.path}`", err=False)
+    return True
 
 
 def _acknowledge(signal_name: str) -> None:
@@ -203,6 +214,15 @@ class _Shown:
             if report.step >= self._hints_from and part not in self._hinted:
                 self._hinted.add(part)
                 self._bar.note(hint)
+
+
+def _scores_in_words(line: dict[str, Any]) -> str:
+    """An evaluation in a line: each method's first score, over all samples."""
+    from .eval_cmd import LABELS
+
+    firsts = {method: next(iter(variants.items())) for method, variants in line["evaluation"].items()}
+    scores = (f"{LABELS[method].format(variant)}: {of['all']:.1%}" for method, (variant, of) in firsts.items())
+    return f"step {line['step']:,}: {'; '.join(scores)}"
 
 
 def _words(report: StepReport) -> str:

@@ -71,7 +71,7 @@ def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]
 def latest_checkpoint(folder: Path) -> Path | None:
     """The directory that `latest` names, without it the newest one, or None before the first checkpoint."""
     try:
-        name = (folder / LATEST).read_text("utf-8").strip()
+        name = (folder / LATEST).read_text("utf-8", errors="replace").strip()
     except FileNotFoundError:
         # A kill before the first checkpoint was named, or a copy that missed the file: every step-N is whole.
         whole = checkpoints_in(folder)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import tomli_w
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -233,6 +234,34 @@ class StateConfig(_Section):
     """Steps ahead of which their rows are gathered."""
 
 
+_DatasetPath = Annotated[str, AfterValidator(lambda path: str(Path(path).resolve()) if path else path)]
+"""Made absolute: a run may be resumed from any directory."""
+
+
+class EvaluationConfig(_Section):
+    """Scores of the encoders while they are trained, on a held-out set. Changes no result of the training."""
+
+    every_steps: NonNegativeInt = 0
+    """Steps between two evaluations; 0: none."""
+    test: _DatasetPath = ""
+    """The dataset that is scored, one that the run does not train on."""
+    train: _DatasetPath = ""
+    """The dataset that neighbours come from and whose class sizes make the bands; empty: the run's own."""
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Self:
+        if self.every_steps and not self.test:
+            raise ValueError(f"every_steps {self.every_steps} needs a dataset to score; set evaluation.test")
+        if not self.every_steps and (self.test or self.train):
+            raise ValueError("every_steps is 0, so the datasets of `test` and `train` are not used; set every_steps, "
+                             "or set both to nothing, as --set evaluation.test=")  # fmt: skip
+        return self
+
+    def is_due(self, step: int) -> bool:
+        """Whether the encoders are evaluated after this step."""
+        return bool(self.every_steps) and step % self.every_steps == 0
+
+
 class TrainConfig(_Section):
     """Everything that decides a run."""
 
@@ -269,11 +298,12 @@ class TrainConfig(_Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     state: StateConfig = StateConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
 
 
 FREE_TO_CHANGE = (
     "data.path", "data.workers", "data.ahead", "model.activation_checkpointing", "log_every", "on_nan", "tensorboard",
-    "checkpoint.", "state.",
+    "checkpoint.", "state.", "evaluation.",
 )  # fmt: skip
 """Settings, and beginnings of settings, that change no result, so that a resumed run may have others."""
 

@@ -102,7 +102,8 @@ def load_model(where: str, folder: Path, config: Any) -> nn.Module:
     # A ViT is often published with a classifier in the pooler's place; the pooler is then learned.
     if missing := sorted(key for key in found["missing_keys"] if not key.startswith("pooler.")):
         raise ConfigError(f"{where} lacks {len(missing)} of the model's tensors, such as {missing[0]}")
-    loaded: nn.Module = model
+    # It comes set to evaluate: without dropout, and with batch norms that learn nothing.
+    loaded: nn.Module = model.train()
     return loaded
 
 

@@ -35,6 +35,7 @@ from .config import TrainConfig, to_toml
 from .data_parallel import batch_norm_advice, encoders_of_a_step
 from .encoders import Encoders
 from .errors import NotFiniteError, RunError, TrainingError
+from .evaluation.online import OnlineEvaluation
 from .host_copy import CopyOnHost
 from .initial_weights import load_initial_weights
 from .metrics_log import MetricsLog, Scalar
@@ -106,6 +107,7 @@ class Trainer:
         self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective)
         self.precision = MixedPrecision(config.precision, self.device)
         self._skipped_in_a_row = self._refused_rows = 0
+        self.evaluation: OnlineEvaluation | None = None
         self._resources = ExitStack()
         self.loader = open_loader(config.data, dataset, self.order, self.mode, self.device, world)
         self._resources.enter_context(self.loader)
@@ -124,6 +126,8 @@ class Trainer:
             with agreement(world.control, RunError):
                 if loaded is None and config.init_from:
                     load_initial_weights(trainer.encoders, config.init_from)
+                # One rank alone scores: the others wait for it at their next step.
+                trainer.evaluation = OnlineEvaluation.open(config, dataset, trainer.device) if world.is_first else None
                 if not resume and world.is_first:
                     run.create(config)
             trainer._open_state(loaded)
@@ -143,6 +147,8 @@ class Trainer:
             self.store = self._resources.enter_context(
                 StateStore.open(self.run_directory.state, at=info.snapshot, **self._store_settings())
             )
+            if info.step != (taken_at := self.store.last_snapshot.step):
+                raise RunError(f"{checkpoint} is damaged: it says step {info.step}, its snapshot of state {taken_at}")
             self._restore(checkpoint, info, training)
         self.store.expect(windows_from(self.steps_done, self.order, self.config.epochs, self.world))
         self._prefetched = self.steps_done + 1  # steps before this one need no prefetch any more
@@ -178,21 +184,26 @@ class Trainer:
         self,
         on_report: Callable[[StepReport], None] = lambda report: None,
         should_stop: Callable[[], bool] = lambda: False,
+        on_evaluation: Callable[[dict[str, Any]], None] = lambda line: None,
     ) -> None:
         """Train to the last step, or to the first after which should_stop says so, which is asked after every step.
 
         Where one rank is to stop, all do. A checkpoint that cannot be written, as on a full disk, is warned of and
-        tried again; only the last one must succeed.
+        tried again; only the last one must succeed. on_evaluation: called on the first rank with the line that
+        metrics.jsonl has of an evaluation.
         Raises TrainingError where the loss is not finite or a rank is lost, and SnapshotError or OSError at the end.
         """
         try:
-            self._run(on_report, should_stop)
+            self._run(on_report, should_stop, on_evaluation)
         except RuntimeError as error:
             if lost := self.world.lost_ranks():
                 raise self._without(lost) from error
             raise
 
-    def _run(self, on_report: Callable[[StepReport], None], should_stop: Callable[[], bool]) -> None:
+    def _run(
+        self, on_report: Callable[[StepReport], None], should_stop: Callable[[], bool],
+        on_evaluation: Callable[[dict[str, Any]], None],
+    ) -> None:  # fmt: skip
         reported_at = time.monotonic()
         self._clock.end_step()  # what came before is no part of a step
         while self.steps_done < self.total_steps:
@@ -202,11 +213,15 @@ class Trainer:
                 self.step(batch)
                 stop, checkpoint_is_due = self._agree(should_stop())
                 is_last = stop or self.steps_done == self.total_steps
+                evaluation_is_due = self.config.evaluation.is_due(self.steps_done) and not stop
+                is_logged = self.steps_done % self.config.log_every == 0
                 # Once in a while.
-                if is_last or checkpoint_is_due or self.steps_done % self.config.log_every == 0:
+                if is_last or checkpoint_is_due or evaluation_is_due or is_logged:
                     now = time.monotonic()
                     on_report(self._report(self._flushed_log(), now - reported_at))
                     reported_at = now
+                if evaluation_is_due and (line := self._evaluate(should_stop)):
+                    on_evaluation(line)
                 if is_last or checkpoint_is_due:
                     self._begin_checkpoint()
                 if is_last:
@@ -289,7 +304,7 @@ class Trainer:
             self._flushed_log()
             raise self._cannot_go_on(step, f"steps {step - MOST_SKIPPED:,} to {step:,} gave values that are not finite")
         if self.world.is_first:
-            _log.warning("step %d gave values that are not finite and was skipped; %s", step, self._samples_of(step))
+            _log.warning("step %d gave values that are not finite and was skipped. %s", step, self._samples_of(step))
         self._end_step({"epoch": progress.epoch, "loss": None, "skipped": True})
 
     def _any_rank(self, flag: bool) -> bool:
@@ -303,6 +318,18 @@ class Trainer:
         if self._tensorboard is not None:
             self._tensorboard.add(lines)
         return lines
+
+    def _evaluate(self, should_stop: Callable[[], bool]) -> dict[str, Any] | None:
+        """The line of an evaluation after this step, whose own line is written; None where there are no scores."""
+        if self.evaluation is None:
+            return None
+        scores = self.evaluation.scores(self.encoders, self.steps_done, should_stop)
+        if scores is None:
+            return None
+        line = self.log.add_evaluation(self.steps_done, scores)
+        if self._tensorboard is not None:
+            self._tensorboard.add([line])
+        return line
 
     def _cannot_go_on(self, step: int, why: str) -> TrainingError:
         """What to raise for values that are not finite: whose they are, and what is left."""
@@ -393,7 +420,8 @@ class Trainer:
     def advice(self) -> list[str]:
         """What a person should know before the run begins; nothing where all is well."""
         of_norms = batch_norm_advice(self.encoders, self.device, self.world)
-        return self.objective.advice(self.config.batch_size) + of_norms
+        of_evaluation = self.evaluation.notes if self.evaluation else []
+        return self.objective.advice(self.config.batch_size) + of_norms + of_evaluation
 
     def close(self) -> None:
         """End the threads and release the run; what came after the last checkpoint is lost."""
@@ -435,7 +463,7 @@ class Trainer:
             self.optimizer.load_state_dict(training["optimizer"])
             if scale := training.get("loss_scale"):
                 self.precision.scaler.load_state_dict(scale)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise RunError(f"{checkpoint} does not fit the settings of the run ({reason}): it is of another run or "
                            "version of thermopile; resume it with the version that started it") from error  # fmt: skip

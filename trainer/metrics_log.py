@@ -1,4 +1,4 @@
-"""metrics.jsonl: a line for every step, though the device is asked only once in a while."""
+"""metrics.jsonl: a line for every step, though the device is asked only once in a while, and for every evaluation."""
 
 from __future__ import annotations
 
@@ -62,16 +62,22 @@ class MetricsLog:
                 name: value if value is not None and math.isfinite(value) else None for name, value in line.items()
             }
             self._unwritten += json.dumps(finite).encode() + b"\n"
-        try:
-            self._failure = None
-            self._write()
-        except OSError as error:
-            self._failure = error
-            _log.warning("metrics.jsonl cannot be written: %s. Its lines are kept and written later", error)
+        self._write_or_keep()
         if len(good) < len(lines):
             bad = lines[len(good)]
             raise NotFiniteError(int(bad["step"]), bad["loss"])
         return lines
+
+    def add_evaluation(self, step: int, scores: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the scores after a step, whose own line is flushed, and return their line; on a full disk as `flush`.
+
+        scores: tables of finite numbers or None.
+        """
+        assert not self._waiting
+        line = {"step": step, "evaluation": scores}
+        self._unwritten += json.dumps(line, allow_nan=False).encode() + b"\n"
+        self._write_or_keep()
+        return line
 
     def sync(self) -> None:
         """Make the lines flushed so far durable; may be called in another thread. Raises OSError where that fails."""
@@ -80,6 +86,14 @@ class MetricsLog:
         if self._failure is not None:
             raise self._failure
         os.fsync(self._file.fileno())
+
+    def _write_or_keep(self) -> None:
+        try:
+            self._failure = None
+            self._write()
+        except OSError as error:
+            self._failure = error
+            _log.warning("metrics.jsonl cannot be written: %s. Its lines are kept and written later", error)
 
     def _write(self) -> None:
         if self._file is None:
@@ -107,8 +121,13 @@ def _bytes_up_to(path: Path, step: int) -> int:
     """Length of the whole lines up to and including that of `step`."""
     length = 0
     with path.open("rb") as lines:
-        for line in lines:
-            if not line.endswith(b"\n") or json.loads(line)["step"] > step:
+        for number, line in enumerate(lines, start=1):
+            try:
+                is_kept = line.endswith(b"\n") and json.loads(line)["step"] <= step
+            except (ValueError, LookupError, TypeError):
+                _log.warning("%s: line %d cannot be read; it is dropped, and what follows it", path, number)
+                is_kept = False
+            if not is_kept:
                 break
             length += len(line)
     return length

@@ -14,6 +14,9 @@ from .objectives.base import TemperatureRate
 
 Groups = list[dict[str, Any]]
 
+_MEMORIES = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
+"""What an optimiser keeps of a weight that is as large as the weight; some keep scalars besides."""
+
 
 def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, total_steps: int) -> float:
     """Rises linearly to config.lr over the warm-up, then falls as a cosine to config.lr_min at total_steps.
@@ -85,13 +88,25 @@ class Optimizer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave, its tensors on the CPU: AdamW counts its steps there, and a count on the
-        device would be waited for in every step. Raises ValueError where it is of other optimisers."""
+        device would be waited for in every step. Raises ValueError where it is of other optimisers or weights."""
         held, asked = _kind(state), _kind(self.state_dict())
         if held != asked:
             raise ValueError(f"its optimiser is {held}, that of the settings {asked}")
         self.weights.load_state_dict(state["weights"])
         if self.temperature is not None:
             self.temperature.load_state_dict(state["temperature"])
+        for part in self.parts:
+            _lay_out_as_weights(part)
+
+
+def _lay_out_as_weights(part: torch.optim.Optimizer) -> None:
+    """Fused steps walk through the memory of weights and state as it lies, and look at neither shape nor strides."""
+    for parameter, own in part.state.items():
+        for name, value in own.items():
+            if isinstance(value, torch.Tensor) and name in _MEMORIES:
+                if value.shape != parameter.shape:
+                    raise ValueError(f"its {name} is {list(value.shape)}, of a weight that is {list(parameter.shape)}")
+                own[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _kind(state: dict[str, Any]) -> str:
@@ -121,7 +136,11 @@ def _of_library(name: str, groups: Groups, settings: dict[str, Any]) -> torch.op
     if name == "adamw":
         return torch.optim.AdamW(_without_empty(groups), **settings, fused=True)
     if name == "sgd":
-        return torch.optim.SGD(_without_empty(groups), **settings, fused=True)
+        sgd = torch.optim.SGD(_without_empty(groups), **settings, fused=True)
+        for parameter in (p for group in groups if settings["momentum"] for p in group["params"]):
+            # torch would leave it as it finds the memory where the first step is one that fp16 does not take.
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
     if name == "lamb":
         return _lamb(groups, settings)
     import pytorch_optimizer  # late: it takes seconds

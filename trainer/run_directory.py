@@ -54,11 +54,14 @@ class RunDirectory:
         """
         if self.exists():
             raise RunExistsError(f"{self.path} holds a run; continue it with --resume, or choose another --out")
-        # A kill while the settings were written leaves them under a hidden name: still no run.
-        if self.path.exists() and (not self.path.is_dir() or any(p.name[0] != "." for p in self.path.iterdir())):
+        if self.path.exists() and (not self.path.is_dir() or any(map(self._is_of_something, self.path.iterdir()))):
             raise RunExistsError(f"{self.path} is not empty; choose another directory with --out")
         self.path.mkdir(parents=True, exist_ok=True)
         self.record(config)
+
+    def _is_of_something(self, path: Path) -> bool:
+        # A kill while the settings were written leaves them under a hidden name, and warnings may come first: no run.
+        return path.name[0] != "." and path != self.warnings_file
 
     def record(self, config: TrainConfig) -> None:
         """Write the settings, in place of those before."""

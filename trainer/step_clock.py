@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 Seconds = float | Callable[[], float]
-"""Seconds, or what gives them once the device is done; asking earlier is an error."""
+"""Seconds, or what gives them once the device is done, for which it waits."""
 Mark = float | torch.cuda.Event
 
 WAITS = ("data_wait", "store_wait")
@@ -96,6 +96,7 @@ class _Sum:
 def _seconds(span: tuple[Mark, Mark]) -> float:
     began, ended = span
     if isinstance(began, torch.cuda.Event) and isinstance(ended, torch.cuda.Event):
+        ended.synchronize()  # no wait where the log has read a value back, but steps that were skipped have none
         return float(began.elapsed_time(ended)) / 1000
     assert isinstance(began, float)
     assert isinstance(ended, float)

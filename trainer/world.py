@@ -88,13 +88,15 @@ def joined_world() -> Iterator[World]:
             "torchrun, or take WORLD_SIZE out of the environment"
         )
     local_rank = int(os.environ["LOCAL_RANK"])
-    on_gpus = torch.cuda.is_available()
-    if on_gpus:
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    if on_gpus := torch.cuda.is_available():
+        if (gpus := torch.cuda.device_count()) < local_size:
+            raise ConfigError(f"{local_size} ranks are started on a machine with {gpus} GPUs; start one for each GPU, "
+                              "or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU")  # fmt: skip
         torch.cuda.set_device(local_rank)
     store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
     backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     # On the CPU: what they say must not wait for what the GPU is at.
     control = TorchRanks(dist.new_group(backend="gloo", timeout=TIMEOUT))
     snapshots = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))

@@ -178,7 +178,7 @@ def test_the_last_warnings_are_shown_and_nothing_hostile_reaches_the_terminal(ma
     warnings = [f"2026-01-01 00:00:0{i}+0000 warning {i}" for i in range(7)]
     (made.path / "warnings.log").write_bytes("\n".join([*warnings, "\x1b[2J evil \u202e"]).encode() + b"\xff\n")
     (made.path / "state.lock").write_text("\x1b]0;pid 1\n")
-    write_lines(made, [line(1), {"step": 1, "evaluation": {"\x1b[31mred": 1.0}}])
+    write_lines(made, [line(1), {"step": 1, "evaluation": {"\x1b[31mred": {"all": 1.0}}}])
     found, words = status_of(made), text_of(made)
     assert len(found["warnings"]) == 5
     assert found["warnings"][0] == warnings[3]

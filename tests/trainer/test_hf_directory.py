@@ -47,6 +47,12 @@ def test_an_image_encoder_begins_with_the_directorys_weights(model_type, tmp_pat
     assert torch.equal(backbone(PICTURES), model(PICTURES).pooler_output.flatten(1))
 
 
+def test_a_directorys_model_is_set_to_train_as_one_that_begins_fresh_is(tmp_path):
+    save(tmp_path, "resnet")
+    encoder = create_image_encoder(of_directory("image", tmp_path), 32)
+    assert all(module.training for module in encoder.modules())
+
+
 @pytest.mark.parametrize("model_type", TEXT_MODELS)
 def test_a_text_encoder_begins_with_the_directorys_weights(model_type, tmp_path):
     model = save(tmp_path, model_type)

@@ -16,8 +16,11 @@ from torch import Tensor
 from ...pipeline.augment import RECIPES
 from ...pipeline.dataset import Dataset, TokenizerInfo
 from ...pipeline.errors import DatasetError
+from ...pipeline.order import MIN_ROWS_PER_STEP
 from ...pipeline.tokenizer import load_tokenizer
 from ..checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint
+from ..config import DataConfig
+from ..encoders import Encoders
 from ..errors import RunError
 from ..parts import device_named
 from ..run_directory import RunDirectory
@@ -51,6 +54,14 @@ class Evaluation:
         self.scores.setdefault(method, {})[str(variant)] = score(right, bands if of is None else bands[of])
 
     @property
+    def not_classified(self) -> str | None:
+        """Why there are no scores by classes; None where there are."""
+        for dataset, codes in ((self.train, self.classes.train), (self.test, self.classes.test)):
+            if (codes == NONE).all():
+                return f"{dataset.path} names no classes"
+        return f"{self.train.path} names one class alone" if len(self.classes.names) < 2 else None
+
+    @property
     def classes_of_band(self) -> dict[str, int]:
         counts = np.bincount(band_of_class(self.classes.sizes), minlength=len(BANDS))
         return dict(zip(BANDS, counts.tolist(), strict=True))
@@ -72,35 +83,64 @@ def evaluate(
     """
     config = run.config()
     checkpoint = find_checkpoint(run, at)
-    if train.index.mode != test.index.mode:
-        raise DatasetError(f"{train.path} holds {train.index.mode}, but {test.path} holds {test.index.mode}")
-    result = Evaluation(checkpoint.name, train, test, match_classes(train.column("group"), test.column("group")))
-    has_texts = config.objective.mode == "bimodal"
+    result = compared(checkpoint.name, train, test)
     info, training = load_checkpoint(checkpoint)
+    has_texts = config.objective.mode == "bimodal"
     tokenizer, sizes = tokenizer_of(data or Path(config.data.path), info) if has_texts else (None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes)
     device = device_named("auto")  # a run trained on a GPU can be evaluated without one
-    encoders.to(device)
-    _note_oddities(result)
+    score_encoders(result, encoders.to(device), config.data, device, tokenizer, templates, on_progress=on_progress)
+    return result
 
-    view = (RECIPES[config.data.recipe], config.data.image_size, device)
-    scored = encoders.image if has_texts else encoders.image.backbone
-    test_images = image_features(scored, test, *view, partial(on_progress, "test pictures"))
-    can_classify = _can_classify(result)
-    if can_classify:
-        train_images = image_features(scored, train, *view, partial(on_progress, "training pictures"))
-        _classify(result, train_images, test_images, on_progress)
+
+def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
+    """An evaluation without scores yet: the classes matched, and in its notes what is odd about the datasets.
+
+    Raises DatasetError where they do not fit each other, and for fewer than 16 samples.
+    """
+    if train.index.mode != test.index.mode:
+        raise DatasetError(f"{train.path} holds {train.index.mode}, but {test.path} holds {test.index.mode}")
+    result = Evaluation(checkpoint, train, test, match_classes(train.column("group"), test.column("group")))
+    sizes = result.classes.sizes
+    if train.index.fingerprint == test.index.fingerprint:
+        result.notes.append("Training and test set are the same, so every sample is its own nearest neighbour.")
+    if len(sizes) > 1 and (sizes == sizes[0]).all():
+        result.notes.append(f"Every class has {sizes[0]:,} training samples, so the bands are cut by name alone.")
+    used = (test,) if result.not_classified else (train, test)
+    if too_small := [dataset for dataset in used if dataset.n < MIN_ROWS_PER_STEP]:
+        raise DatasetError(f"{too_small[0].path} holds {too_small[0].n} samples; at least {MIN_ROWS_PER_STEP} can be "
+                           "evaluated")  # fmt: skip
+    if why := result.not_classified:
+        result.notes.append(f"{why}, so there are no k-NN, linear probe and zero-shot scores.")
+    return result
+
+
+def score_encoders(
+    result: Evaluation, encoders: Encoders, data: DataConfig, device: torch.device, tokenizer: Tokenizer | None,
+    templates: Sequence[str] = zero_shot.TEMPLATES, *, with_probes: bool = True,
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> None:  # fmt: skip
+    """Add to `result` what encoders, set to evaluate and on `device`, score.
+
+    data: settings of the run, whose views the encoders know. tokenizer: the run's own; None without a text encoder.
+    Raises DatasetError and RunError as image_features does.
+    """
+    view = (RECIPES[data.recipe], data.image_size, device)
+    scored = encoders.image if encoders.text is not None else encoders.image.backbone
+    test_images = image_features(scored, result.test, *view, partial(on_progress, "test pictures"))
+    if not result.not_classified:
+        train_images = image_features(scored, result.train, *view, partial(on_progress, "training pictures"))
+        _classify(result, train_images, test_images, with_probes, on_progress)
     if encoders.text is None or tokenizer is None:
         result.notes.append("The run has no text encoder, so there are no retrieval and no zero-shot scores.")
-        return result
+        return
     encode = partial(text_features, encoders.text, tokenizer, device=device)
     _retrieve(result, test_images, partial(encode, on_progress=partial(on_progress, "captions")), on_progress)
-    if can_classify:
+    if not result.not_classified:
         labelled = result.classes.test != NONE
         encode_prompts = partial(encode, on_progress=partial(on_progress, "prompts"))
         predicted = zero_shot.predict(test_images[labelled], result.classes.names, templates, encode_prompts)
         result.add("zero_shot", "top1", predicted.cpu().numpy() == result.classes.test[labelled], labelled)
-    return result
 
 
 def find_checkpoint(run: RunDirectory, at: str) -> Path:
@@ -131,28 +171,9 @@ def tokenizer_of(path: Path, info: CheckpointInfo) -> tuple[Tokenizer, Tokenizer
     return load_tokenizer(dataset.tokenizer_path, context_length=tokenizer.context_length), tokenizer
 
 
-def _note_oddities(result: Evaluation) -> None:
-    sizes = result.classes.sizes
-    if result.train.index.fingerprint == result.test.index.fingerprint:
-        result.notes.append("Training and test set are the same, so every sample is its own nearest neighbour.")
-    if len(sizes) > 1 and (sizes == sizes[0]).all():
-        result.notes.append(f"Every class has {sizes[0]:,} training samples, so the bands are cut by name alone.")
-
-
-def _can_classify(result: Evaluation) -> bool:
-    without = [data.path for data, codes in ((result.train, result.classes.train), (result.test, result.classes.test))
-               if (codes == NONE).all()]  # fmt: skip
-    if without:
-        why = f"{without[0]} names no classes"
-    elif len(result.classes.names) < 2:
-        why = f"{result.train.path} names one class alone"
-    else:
-        return True
-    result.notes.append(f"{why}, so there are no k-NN, linear probe and zero-shot scores.")
-    return False
-
-
-def _classify(result: Evaluation, train_images: Tensor, test_images: Tensor, on_progress: OnProgress) -> None:
+def _classify(
+    result: Evaluation, train_images: Tensor, test_images: Tensor, with_probes: bool, on_progress: OnProgress
+) -> None:
     """k-NN and probes, on the features of all samples, float32 [n, d] and [m, d]; only those with a class count."""
     known, labelled = result.classes.train != NONE, result.classes.test != NONE
     train, test, truth = train_images[known], test_images[labelled], result.classes.test[labelled]
@@ -168,6 +189,8 @@ def _classify(result: Evaluation, train_images: Tensor, test_images: Tensor, on_
     if ks:
         for k, predicted in knn.predict(train, labels, test, ks, partial(on_progress, "k-NN")).items():
             add("knn", k, predicted)
+    if not with_probes:
+        return
     on_progress("linear probe, L-BFGS", 0, 1)
     predicted, converged = probe.predict_lbfgs(train, labels, test)
     on_progress("linear probe, L-BFGS", 1, 1)

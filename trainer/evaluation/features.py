@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from ...pipeline.augment import Recipe
 from ...pipeline.dataset import Dataset, TokenizerInfo
-from ...pipeline.errors import DatasetError
 from ...pipeline.ffcv_loader import FFCVLoader
 from ...pipeline.order import MIN_ROWS_PER_STEP, Order
 from ...pipeline.tokenizer import encode
@@ -54,13 +53,11 @@ def image_features(
     encoder: nn.Module, dataset: Dataset, recipe: Recipe, image_size: int, device: torch.device,
     on_progress: Callable[[int, int], None],
 ) -> Tensor:  # fmt: skip
-    """Features of all n pictures in the order of their ids, float32 [n, d] on `device`, rows of norm 1.
+    """Features of all n pictures, at least 16, in the order of their ids, float32 [n, d] on `device`, rows of norm 1.
 
-    on_progress: called with the pictures done, and with n. Raises DatasetError for a picture that does not decode and
-    for fewer than 16 samples, RunError where a feature is not finite.
+    on_progress: called with the pictures done, and with n. Raises DatasetError for a picture that does not decode,
+    RunError where a feature is not finite.
     """
-    if dataset.n < MIN_ROWS_PER_STEP:
-        raise DatasetError(f"{dataset.path} holds {dataset.n} samples; at least {MIN_ROWS_PER_STEP} can be evaluated")
     # A loader wants an order of the dataset's size, but here pictures are asked for by their ids.
     order = Order.create(dataset.n, batch_size=MIN_ROWS_PER_STEP, canonical_shards=1)
     parts = []

@@ -1,0 +1,279 @@
+"""`thermopile train` on runs, checkpoints and datasets that are damaged, gone or hostile: one line, or it goes on."""
+
+import json
+import logging
+import os
+import pickle
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.glyphs import GlyphSource
+from thermopile.tools.cli import main
+from thermopile.trainer import checkpointer
+from thermopile.trainer.checkpoint import latest_checkpoint
+from thermopile.trainer.config import load_config
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.parts import resolve
+from thermopile.trainer.run_directory import RunDirectory
+
+TINY = ("batch_size=256", "data.image_size=16", "model.dim=8", "model.image.config.width=4", "log_every=1",
+        "checkpoint.every_minutes=0", "checkpoint.every_steps=3")  # fmt: skip
+FURTHER = ("--set", "epochs=2", "--allow-change", "epochs")
+
+
+def train(*arguments):
+    return CliRunner().invoke(main, ["train", *map(str, arguments)])
+
+
+def start(dataset, out, *more):
+    sets = [part for setting in (*TINY, "epochs=1") for part in ("--set", setting)]
+    return train("--data", dataset.path, "--out", out, *sets, *more)
+
+
+def resume(run, *more):
+    return train("--out", run.path, "--resume", *FURTHER, *more)
+
+
+def refused(result, code, *words):
+    """It ended with this exit code, and its last words are one line with all of these."""
+    assert result.exit_code == code, result.output
+    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert errors == [result.stderr.splitlines()[-1]]
+    assert "should not happen" not in errors[0]
+    for word in words:
+        assert str(word) in errors[0]
+
+
+def losses(run):
+    return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def seven_steps(pairs_dataset, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    result = start(pairs_dataset, out)
+    assert result.exit_code == 0, result.stderr
+    return RunDirectory(out)
+
+
+@pytest.fixture
+def run(seven_steps, tmp_path):
+    """A run of 7 steps with checkpoints of the last two saved, 6 and 7, for one test alone."""
+    return RunDirectory(shutil.copytree(seven_steps.path, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def further(seven_steps, tmp_path_factory):
+    """The losses of 14 steps where nothing is damaged."""
+    run = RunDirectory(shutil.copytree(seven_steps.path, tmp_path_factory.mktemp("further") / "run"))
+    assert resume(run).exit_code == 0
+    return losses(run)
+
+
+# Places that cannot be written
+
+
+def test_a_run_below_a_file_is_refused_with_the_path(pairs_dataset, tmp_path):
+    (tmp_path / "file").touch()
+    refused(start(pairs_dataset, tmp_path / "file" / "run"), 1, "Not a directory", tmp_path / "file" / "run")
+    refused(start(pairs_dataset, tmp_path / "file"), 2, tmp_path / "file")
+
+
+def test_a_file_where_the_checkpoints_belong_is_an_error_of_the_resumed_run(run):
+    shutil.rmtree(run.checkpoints)
+    run.checkpoints.touch()
+    refused(resume(run), 1, "Not a directory", run.checkpoints)
+
+
+def test_a_run_that_can_write_no_checkpoint_trains_on_and_fails_at_its_end(pairs_dataset, tmp_path):
+    config = small(pairs_dataset)
+    run = RunDirectory(tmp_path / "run")
+    with Trainer.open(config, run) as trainer:
+        run.checkpoints.touch()
+        with pytest.raises(OSError, match="checkpoints"):
+            trainer.run()
+    assert len(losses(run)) == 7
+
+
+def small(dataset):
+    tree = {
+        "epochs": 1, "batch_size": 256, "log_every": 1, "model": {"dim": 8, "image": {"config": {"width": 4}}},
+        "data": {"path": str(dataset.path), "image_size": 16},
+        "checkpoint": {"every_minutes": 0, "every_steps": 2, "keep_last": 9},
+    }  # fmt: skip
+    return resolve(load_config(tree), dataset)
+
+
+def room_for_files(size):
+    """Let this process write files of no more bytes than that, so that further writes fail as on a full disk."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+
+def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
+    pairs_dataset, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.0)
+    # Of earlier commands: what they print goes to a file of pytest's, for which there is no room either.
+    monkeypatch.setattr(logging.getLogger("thermopile"), "handlers", [])
+    whole, run = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "run")
+    with Trainer.open(small(pairs_dataset), whole) as trainer:
+        trainer.run()
+
+    def report(report):
+        trainer._checkpointer.wait()
+        if report.step == 3:
+            room_for_files(1)
+        if report.step == 5:
+            assert latest_checkpoint(run.checkpoints).name == "step-2"
+            room_for_files(resource.RLIM_INFINITY)
+
+    try:
+        with Trainer.open(small(pairs_dataset), run) as trainer:
+            trainer.run(report)
+    finally:
+        room_for_files(resource.RLIM_INFINITY)
+    assert "the checkpoint of step 4 was not written" in caplog.text
+    assert "metrics.jsonl cannot be written" in caplog.text
+    assert {path.name for path in run.checkpoints.iterdir()} == {"step-2", "step-6", "step-7", "latest"}
+    assert losses(run) == losses(whole)
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: (path / "training.pt").write_bytes((path / "training.pt").read_bytes()[:3000]),
+        lambda path: (path / "checkpoint.json").write_text("{"),
+        lambda path: (path / "training.pt").unlink(),
+    ],
+)
+def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_on_from_the_one_before(run, further, damage):
+    damage(run.checkpoints / "step-7")
+    result = resume(run)
+    assert result.exit_code == 0, result.stderr
+    assert f"{run.checkpoints / 'step-7'} is damaged" in result.stderr
+    assert "resuming at step 6" in result.stderr
+    assert losses(run) == further
+
+
+class _Payload:
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize(
+    "write", [torch.save, lambda payload, path: path.write_bytes(pickle.dumps(payload, protocol=2))]
+)
+def test_a_checkpoint_that_brings_code_is_refused_and_the_code_does_not_run(run, tmp_path, write):
+    training = torch.load(run.checkpoints / "step-7" / "training.pt", weights_only=True)
+    training["loss_scale"] = _Payload(f"touch {tmp_path}/executed")
+    for step in (6, 7):
+        write(training, run.checkpoints / f"step-{step}" / "training.pt")
+    refused(resume(run), 1, run.checkpoints / "step-7", "is damaged", "None of the 1 before it is whole")
+    assert not (tmp_path / "executed").exists()
+
+
+def rewrite(run, **fields):
+    info = latest_checkpoint(run.checkpoints) / "checkpoint.json"
+    info.write_text(json.dumps(json.loads(info.read_text()) | fields))
+
+
+@pytest.mark.parametrize("snapshot", ["ZZZZZZZZZZZZZZZZZZZ0", "../../elsewhere", "step-7\x1b[31m", ""])
+def test_a_checkpoint_of_a_snapshot_that_does_not_exist_is_refused_with_those_that_do(run, snapshot):
+    rewrite(run, snapshot=snapshot)
+    result = resume(run)
+    refused(result, 1, f"{run.state} holds no snapshot", "there are: step-0, step-6, step-7")
+    assert "\x1b" not in result.stderr
+
+
+@pytest.mark.parametrize("step", [3, -5, 10**30])
+def test_a_checkpoint_whose_step_is_not_that_of_its_state_is_refused(run, step):
+    rewrite(run, step=step)
+    refused(resume(run), 1, f"step-7 is damaged: it says step {step}, its snapshot of state 7")
+    assert len(losses(run)) == 7
+
+
+def spoil_optimizer_state(training):
+    """State that a fused step, which goes by the size of the weight alone, would read behind its end."""
+    for own in training["optimizer"]["weights"]["state"].values():
+        own["exp_avg"] = torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (spoil_optimizer_state, "its exp_avg is [1], of a weight"),
+        (lambda training: training.update(optimizer=None), "does not fit the settings of the run"),
+        (lambda training: training["optimizer"].update(weights=3), "does not fit the settings of the run"),
+        (lambda training: training["encoders"].update({"image.head.bias": "x"}), "image.head.bias"),
+        (lambda training: training.clear(), "'encoders'"),
+    ],
+)
+def test_a_checkpoint_of_another_shape_is_refused_by_name(run, change, reason):
+    file = run.checkpoints / "step-7" / "training.pt"
+    training = torch.load(file, weights_only=True)
+    change(training)
+    torch.save(training, file)
+    refused(resume(run), 1, run.checkpoints / "step-7", reason)
+
+
+# The dataset
+
+
+def test_a_dataset_that_was_moved_is_found_with_data_and_missed_by_its_path_without(
+    run, further, pairs_dataset, tmp_path
+):
+    gone, moved = tmp_path / "gone", shutil.copytree(pairs_dataset.path, tmp_path / "moved")
+    run.config_file.write_text(run.config_file.read_text().replace(str(pairs_dataset.path), str(gone)))
+    refused(resume(run), 1, f"{gone} is no dataset")
+    result = resume(run, "--data", moved)
+    assert result.exit_code == 0, result.stderr
+    assert run.config().data.path == str(moved)
+    assert losses(run) == further
+
+
+def test_another_dataset_of_the_same_size_is_refused_by_its_fingerprint(run, tmp_path):
+    other = tmp_path / "other"
+    convert(GlyphSource(1, test=True), other, ConvertSettings(), workers=1)
+    before = run.metrics_file.read_bytes()
+    refused(resume(run, "--data", other), 2, run.state, "dataset")
+    assert run.metrics_file.read_bytes() == before
+    assert resume(run).exit_code == 0
+
+
+# The run's own files
+
+
+@pytest.mark.parametrize("garbage", [b'{"step": 8, "lo', b"\0\0\xff\xfe{\n", b"[1]\n{}\n", b'{"step": "x"}\n', b"\n"])
+def test_a_log_that_ends_in_half_a_line_or_in_none_is_cut_back_and_goes_on(run, further, garbage):
+    with run.metrics_file.open("ab") as file:
+        file.write(garbage)
+    result = resume(run)
+    assert result.exit_code == 0, result.stderr
+    assert losses(run) == further
+    assert ("metrics.jsonl: line 8 cannot be read" in result.stderr) == garbage.endswith(b"\n")
+
+
+@pytest.mark.parametrize("text", ["epochs = = 3", "epochs = 'many'", "[[", "no_such_setting = 1"])
+def test_settings_that_are_damaged_are_named_as_the_runs_own(run, text):
+    run.config_file.write_text(text)
+    refused(resume(run), 1, f"{run.config_file} is damaged")
+
+
+def test_a_directory_without_settings_is_no_run_and_nothing_in_it_is_touched(run, pairs_dataset):
+    run.config_file.unlink()
+    before = {path: path.stat().st_mtime_ns for path in sorted(Path(run.path).rglob("*"))}
+    refused(start(pairs_dataset, run.path, "--resume"), 2, f"{run.path}", "--out")
+    assert {path: path.stat().st_mtime_ns for path in sorted(Path(run.path).rglob("*"))} == before

@@ -1,0 +1,291 @@
+"""Scores while a run trains: those of its checkpoints, and the run is none the different for it."""
+
+import json
+import shutil
+import socket
+import threading
+from itertools import count
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.folder import FolderSource
+from thermopile.tools.cli import main
+from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.config import differences, load_config
+from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.evaluation.evaluate import evaluate
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.parts import resolve
+from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.run_status import read_status
+
+# Batch norms in the heads, dropout in the text encoder.
+MODEL = {
+    "dim": 8, "head": "vicreg", "head_width": 32, "image": {"name": "conv", "config": {"width": 4}},
+    "text": {"name": "hf:distilbert", "config": {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 8}},
+}  # fmt: skip
+
+
+def settings(dataset, evaluation, **more):
+    tree = {"epochs": 1, "batch_size": 256, "data": {"path": str(dataset.path), "image_size": 16}, "model": MODEL}
+    return resolve(load_config(tree | {"evaluation": evaluation} | more), dataset)
+
+
+def train(config, path, *on):
+    run = RunDirectory(path)
+    with Trainer.open(config, run) as trainer:
+        trainer.run(*on)
+    return run
+
+
+def lines(run):
+    return [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+
+
+def losses(run):
+    return {line["step"]: line["loss"] for line in lines(run) if "loss" in line}
+
+
+def evaluations(run):
+    return {line["step"]: line["evaluation"] for line in lines(run) if "evaluation" in line}
+
+
+def weights(run):
+    return load_checkpoint(latest_checkpoint(run.checkpoints))[1]["encoders"]
+
+
+@pytest.fixture(scope="module")
+def held_out(draw, tmp_path_factory):
+    """40 pictures of the classes of the picture folder; a folder, and what was converted from it."""
+    root = tmp_path_factory.mktemp("held-out")
+    for i in range(40):
+        path = root / "pictures" / ("cats" if i < 20 else "dogs") / f"{i}.png"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        draw(1000 + i).save(path)
+    convert(FolderSource(root / "pictures"), root / "dataset", ConvertSettings(), workers=1)
+    return Dataset(root / "dataset")
+
+
+def converted(pictures, out):
+    convert(FolderSource(pictures), out, ConvertSettings(), workers=1)
+    return Dataset(out)
+
+
+@pytest.fixture(scope="module")
+def watched(pairs_dataset, tmp_path_factory):
+    """7 steps, evaluated after 2, 4 and 6, with a checkpoint at 4."""
+    config = settings(pairs_dataset, {"every_steps": 2, "test": str(pairs_dataset.path)}, checkpoint={"every_steps": 4})
+    return train(config, tmp_path_factory.mktemp("runs") / "watched")
+
+
+def test_the_line_of_an_evaluation_stands_behind_that_of_its_step(watched):
+    places = [(line["step"], "evaluation" in line) for line in lines(watched)]
+    assert places == [(1, 0), (2, 0), (2, 1), (3, 0), (4, 0), (4, 1), (5, 0), (6, 0), (6, 1), (7, 0)]
+    assert [found["step"] for found in read_status(watched).evaluations] == [2, 4, 6]
+
+
+def test_the_scores_are_those_of_the_checkpoint_of_that_step_without_the_probes(watched, pairs_dataset):
+    expected = evaluate(watched, pairs_dataset, pairs_dataset, at="step-4").scores
+    del expected["probe"]
+    assert evaluations(watched)[4] == expected
+    assert expected.keys() == {"knn", "image_to_text", "text_to_image", "zero_shot"}
+    assert evaluations(watched)[6] != expected
+
+
+def test_losses_and_weights_are_the_same_bit_for_bit_as_without_evaluations(watched, pairs_dataset, tmp_path):
+    unwatched = train(settings(pairs_dataset, {}), tmp_path / "run")
+    assert losses(unwatched) == losses(watched)
+    assert evaluations(unwatched) == {}
+    expected = weights(unwatched)
+    assert any("running_mean" in name for name in expected)
+    for name, value in weights(watched).items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_a_run_that_is_resumed_has_the_same_lines(watched, tmp_path):
+    def stop(line):
+        if line["step"] == 6:
+            raise KeyboardInterrupt
+
+    run = RunDirectory(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt), Trainer.open(watched.config(), run) as trainer:
+        trainer.run(on_evaluation=stop)
+    assert evaluations(run) == evaluations(watched)
+    with Trainer.open(watched.config(), run, resume=True) as trainer:
+        assert (trainer.steps_done, evaluations(run).keys()) == (4, {2, 4})
+        trainer.run()
+    assert [line["step"] for line in lines(run)] == [line["step"] for line in lines(watched)]
+    assert losses(run) == losses(watched)
+    assert evaluations(run) == evaluations(watched)
+
+
+def test_settings_of_the_evaluation_may_change_when_a_run_is_resumed(watched, held_out):
+    other = watched.config().evaluation.model_copy(update={"every_steps": 3, "train": str(held_out.path)})
+    assert differences(watched.config(), watched.config().model_copy(update={"evaluation": other})) == []
+
+
+# Pictures alone
+
+
+def images_settings(dataset, evaluation, **more):
+    return settings(dataset, evaluation, batch_size=64, model={"image": {"config": {"width": 2}}}, **more)
+
+
+def test_neighbours_come_from_the_runs_own_dataset_unless_another_is_named(images_dataset, held_out, tmp_path):
+    own = images_settings(images_dataset, {"every_steps": 4, "test": str(held_out.path)})
+    other = images_settings(images_dataset, {"every_steps": 4, "test": str(held_out.path), "train": str(held_out.path)})
+    of_own, of_other = (evaluations(train(config, tmp_path / str(i)))[4] for i, config in enumerate((own, other)))
+    assert of_own.keys() == {"knn"}
+    assert of_own["knn"].keys() == {"10", "20", "100", "200"}
+    assert of_other["knn"].keys() == {"10", "20"}
+
+
+def test_no_thread_is_left_behind_and_a_part_that_was_frozen_stays_so(images_dataset, held_out, tmp_path):
+    config = images_settings(images_dataset, {"every_steps": 1, "test": str(held_out.path)})
+    threads = []
+
+    def note(line):
+        threads.append(threading.active_count())
+        assert not trainer.encoders.image.head.training
+        assert trainer.encoders.image.backbone.training
+
+    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
+        trainer.encoders.image.head.eval()
+        trainer.run(on_evaluation=note)
+    assert len(threads) == 4
+    assert threads[-1] <= threads[1]
+
+
+def test_tensorboard_gets_the_scores_too(images_dataset, held_out, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = images_settings(images_dataset, {"every_steps": 2, "test": str(held_out.path)}, tensorboard=True)
+    run = train(config, tmp_path / "run")
+    board = EventAccumulator(str(run.tensorboard)).Reload()
+    assert [event.step for event in board.Scalars("evaluation/knn/10/all")] == [2, 4]
+
+
+def test_a_signal_while_the_encoders_are_evaluated_ends_that_at_once(images_dataset, held_out, tmp_path):
+    config = images_settings(images_dataset, {"every_steps": 2, "test": str(held_out.path)})
+    reported = []
+    run = train(config, tmp_path / "run", reported.append, lambda: bool(reported))
+    assert [line["step"] for line in lines(run)] == [1, 2, 3]
+    assert evaluations(run) == {}
+    assert latest_checkpoint(run.checkpoints).name == "step-3"
+
+
+def test_a_run_that_another_rank_was_told_to_stop_does_not_evaluate_first(images_dataset, held_out, tmp_path):
+    config = images_settings(images_dataset, {"every_steps": 2, "test": str(held_out.path)})
+    questions = count(1)
+    # Asked while the encoders are evaluated, this rank would say that nobody told it.
+    run = train(config, tmp_path / "run", lambda report: None, lambda: next(questions) == 2)
+    assert [line["step"] for line in lines(run)] == [1, 2]
+
+
+def test_a_picture_that_does_not_decode_is_warned_of_and_training_goes_on(images_dataset, held_out, tmp_path, caplog):
+    damaged = Dataset(shutil.copytree(held_out.path, tmp_path / "damaged"))
+    beton = damaged.path / "shards" / "shard-00000.beton"
+    jpeg = held_out.jpeg(17)
+    content = beton.read_bytes()
+    assert content.count(jpeg) == 1
+    beton.write_bytes(content.replace(jpeg, bytes(len(jpeg))))
+    run = train(images_settings(images_dataset, {"every_steps": 4, "test": str(damaged.path)}), tmp_path / "run")
+    assert evaluations(run) == {}
+    assert len(losses(run)) == 4
+    assert "the evaluation after step 4 failed: " in caplog.text
+    assert "sample 17" in caplog.text
+
+
+# Before a run begins
+
+
+def assert_refused(config, run, error, message):
+    with pytest.raises(error, match=message) as refusal:
+        Trainer.open(config, RunDirectory(run)).close()
+    assert "\n" not in str(refusal.value)
+    assert not run.exists()
+
+
+def test_datasets_that_cannot_be_scored_are_refused_before_anything_is_written(
+    images_dataset, pairs_dataset, held_out, draw, tmp_path
+):
+    run = tmp_path / "run"
+
+    def on(test, **more):
+        return images_settings(
+            images_dataset, {"every_steps": 4, "test": str(test)} | {key: str(path) for key, path in more.items()}
+        )
+
+    for number, label in enumerate(("birds", "cats")):
+        for i in range(20 if number == 0 else 5):
+            path = tmp_path / label / label / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draw(i).save(path)
+    birds, few = (converted(tmp_path / label, tmp_path / f"{label}-set").path for label in ("birds", "cats"))
+    assert_refused(on(tmp_path / "nowhere"), run, DatasetError, "nowhere is no dataset")
+    assert_refused(on(held_out.path, train=tmp_path / "gone"), run, DatasetError, "gone is no dataset")
+    assert_refused(on(pairs_dataset.path), run, DatasetError, "holds images, but .* holds pairs")
+    assert_refused(on(birds), run, DatasetError, "1 classes that the training set does not have, as 'birds'")
+    assert_refused(
+        on(birds, train=birds), run, ConfigError, "nothing to score: .* names one class alone, .*every_steps"
+    )
+    assert_refused(on(few), run, DatasetError, "holds 5 samples; at least 16")
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [({"every_steps": 5}, "every_steps 5 needs a dataset to score; set evaluation.test"),
+     ({"test": "data/x"}, "every_steps is 0, so the datasets .* set every_steps"),
+     ({"train": "data/x"}, "every_steps is 0")],
+)  # fmt: skip
+def test_settings_that_mean_nothing_are_refused(evaluation, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config({"evaluation": evaluation})
+
+
+def test_the_recorded_datasets_are_found_from_any_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load_config({"evaluation": {"every_steps": 5, "test": "data/x"}}).evaluation
+    assert (config.test, config.train) == (str(tmp_path / "data" / "x"), "")
+
+
+# On the command line
+
+
+def sets(*settings):
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+def test_the_first_score_of_each_method_is_shown_and_training_on_the_scored_set_is_warned_of(images_dataset, tmp_path):
+    result = CliRunner().invoke(main, [
+        "train", "--data", str(images_dataset.path), "--out", str(tmp_path / "run"),
+        *sets("epochs=1", "batch_size=64", "data.image_size=16", "model.image.config.width=2",
+              "evaluation.every_steps=3", f"evaluation.test={images_dataset.path}"),
+    ])  # fmt: skip
+    assert result.exit_code == 0, result.output
+    (shown,) = [line for line in result.stderr.splitlines() if line.startswith("step 3: ")]
+    share = evaluations(RunDirectory(tmp_path / "run"))[3]["knn"]["10"]["all"]
+    assert shown == f"step 3: k-NN, k = 10: {share:.1%}"
+    assert "evaluation while the run trains: Training and test set are the same" in result.stderr
+
+
+def test_of_two_ranks_the_first_one_scores_while_the_other_one_waits(start_program, pairs_dataset, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    asked = sets("epochs=1", "data.image_size=16", "canonical_shards=4", "evaluation.every_steps=3",
+                 f"evaluation.test={pairs_dataset.path}")  # fmt: skip
+    command = ("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *asked)
+    ranks = [start_program(*command, **shared, RANK=rank, LOCAL_RANK=rank) for rank in range(2)]
+    ends = [rank.end() for rank in ranks]
+    assert [code for code, *_ in ends] == [0, 0], ends
+    run = RunDirectory(tmp_path / "run")
+    assert evaluations(run).keys() == {3, 6}
+    assert losses(run).keys() == set(range(1, 8))
+    assert [errors.count("step 3: k-NN, k = 10: ") for _, _, errors in ends] == [1, 0]

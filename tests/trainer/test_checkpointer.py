@@ -1,0 +1,235 @@
+"""Checkpoints are written beside training: of the boundary at which they were cut, one after another."""
+
+import json
+import logging
+import threading
+import time
+
+import pytest
+import torch
+
+from thermopile.state_store import SnapshotError
+from thermopile.trainer import checkpointer, loop
+from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpointer import Checkpointer, Progress
+from thermopile.trainer.config import CheckpointConfig, load_config
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.parts import resolve
+from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.world import ALONE, World
+
+PATIENCE = 20
+"""Seconds after which a wait that should end has failed."""
+
+
+def small(dataset, **checkpoint):
+    tree = {
+        "epochs": 1, "batch_size": 256, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 16},
+        "model": {"dim": 16, "image": {"config": {"width": 8}}},
+        "checkpoint": {"every_minutes": 0, "keep_last": 9} | checkpoint,
+    }  # fmt: skip
+    return resolve(load_config(tree), dataset)
+
+
+def losses(run):
+    return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
+
+
+def saved(run):
+    return sorted(int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*"))
+
+
+class SlowDisk:
+    """Lets a checkpoint's model part be written only once `free` is set."""
+
+    def __init__(self, monkeypatch):
+        self.began, self.free = threading.Event(), threading.Event()
+        self._save = loop.save_checkpoint
+        monkeypatch.setattr(loop, "save_checkpoint", self)
+
+    def __call__(self, *arguments):
+        self.began.set()
+        assert self.free.wait(PATIENCE)
+        return self._save(*arguments)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.free.set()
+
+
+# A run's checkpoints
+
+
+def test_steps_are_made_while_a_checkpoint_is_written_and_it_holds_the_weights_of_its_own_step(
+    pairs_dataset, tmp_path, slow_disk
+):
+    stopped, run = RunDirectory(tmp_path / "stopped"), RunDirectory(tmp_path / "run")
+
+    def report(report):
+        if report.step == 6:
+            assert slow_disk.began.wait(PATIENCE)
+            assert saved(run) == []
+            slow_disk.free.set()
+
+    with Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer:
+        trainer.run(report)
+    assert saved(run) == [3, 6, 7]
+    with Trainer.open(small(pairs_dataset), stopped) as trainer:
+        trainer.run(should_stop=lambda: trainer.steps_done == 3)
+    (_, kept), (_, expected) = (load_checkpoint(each.checkpoints / "step-3") for each in (run, stopped))
+    torch.testing.assert_close(kept["encoders"], expected["encoders"], rtol=0, atol=0)
+    memory, expected_memory = (training["optimizer"]["weights"]["state"] for training in (kept, expected))
+    assert memory
+    torch.testing.assert_close(memory, expected_memory, rtol=0, atol=0)
+
+
+def test_a_checkpoint_that_comes_due_while_one_is_written_waits_for_it(pairs_dataset, tmp_path, slow_disk):
+    run, waited = RunDirectory(tmp_path / "run"), []
+    with Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer:
+
+        def let_go_late():
+            assert slow_disk.began.wait(PATIENCE)
+            deadline = time.monotonic() + PATIENCE
+            while trainer.steps_done < 6 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            waited.append(trainer.steps_done)
+            slow_disk.free.set()
+
+        thread = threading.Thread(target=let_go_late)
+        thread.start()
+        trainer.run()
+        thread.join()
+    assert waited == [6]
+    assert saved(run) == [3, 6, 7]
+
+
+def test_a_run_that_ends_by_an_error_still_finishes_the_checkpoint_that_is_being_written(
+    pairs_dataset, tmp_path, slow_disk
+):
+    run = RunDirectory(tmp_path / "run")
+
+    def report(report):
+        if report.step == 4:
+            assert slow_disk.began.wait(PATIENCE)
+            threading.Timer(0.3, slow_disk.free.set).start()
+            raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer,
+    ):
+        trainer.run(report)
+    assert saved(run) == [3]
+    assert latest_checkpoint(run.checkpoints).name == "step-3"
+    with Trainer.open(run.config(), run, resume=True) as trainer:
+        assert trainer.steps_done == 3
+
+
+@pytest.mark.parametrize("at", [3, 7])
+def test_an_error_that_no_disk_gives_ends_the_run(pairs_dataset, tmp_path, monkeypatch, at):
+    save = loop.save_checkpoint
+
+    def wrong(folder, info, training):
+        if info.step == at:
+            raise KeyError("a mistake in the program")
+        return save(folder, info, training)
+
+    monkeypatch.setattr(loop, "save_checkpoint", wrong)
+    run = RunDirectory(tmp_path / "run")
+    with (
+        pytest.raises(KeyError, match="a mistake in the program"),
+        Trainer.open(small(pairs_dataset, every_steps=3), run) as trainer,
+    ):
+        trainer.run()
+    assert saved(run) == ([] if at == 3 else [3, 6])
+
+
+# When one is due, and how it went
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds on the checkpointer's clock, to be set."""
+    clock = type("Clock", (), {"now": 1000.0})()
+    monkeypatch.setattr(checkpointer.time, "monotonic", lambda: clock.now)
+    return clock
+
+
+@pytest.fixture
+def make(request):
+    def make(world=ALONE, **config):
+        made = Checkpointer(CheckpointConfig(**config), world)
+        request.addfinalizer(made.close)
+        return made
+
+    return make
+
+
+def fail(error):
+    def write():
+        raise error
+
+    return write
+
+
+def ended(checkpointer, write, step=1):
+    checkpointer.begin(step, write)
+    assert checkpointer.wait()
+    return checkpointer
+
+
+def test_one_is_due_after_so_many_steps_or_so_many_minutes_since_the_last_one_began(make, clock):
+    by_steps, by_time = make(every_steps=5, every_minutes=0), make(every_minutes=2)
+    assert [step for step in range(1, 16) if by_steps.is_due(step)] == [5, 10, 15]
+    clock.now += 119
+    assert not by_time.is_due(7)
+    clock.now += 1
+    assert by_time.is_due(8)
+    ended(by_time, lambda: None).settle([Progress.WRITTEN])
+    assert not by_time.is_due(9)
+    assert not any(make(every_minutes=0).is_due(step) for step in range(1, 100))
+
+
+def test_one_that_failed_is_warned_of_and_due_again_a_minute_later_and_not_before(make, clock, caplog):
+    failed = ended(make(every_steps=1), fail(OSError("disk full")), step=3)
+    assert failed.progress == Progress.FAILED
+    assert not failed.settle([Progress.FAILED])
+    assert "the checkpoint of step 3 was not written: disk full. Training goes on" in caplog.text
+    clock.now += checkpointer.RETRY_SECONDS - 1
+    assert not failed.is_due(4)
+    clock.now += 1
+    assert failed.is_due(5)
+    assert ended(failed, lambda: None, step=5).settle([Progress.WRITTEN])
+    assert failed.progress == Progress.NONE
+
+
+def test_where_it_must_succeed_its_error_is_raised(make):
+    with pytest.raises(OSError, match="disk full"):
+        ended(make(), fail(OSError("disk full"))).settle([Progress.FAILED], must_succeed=True)
+
+
+def test_an_unexpected_error_is_raised_in_any_case(make):
+    with pytest.raises(ZeroDivisionError):
+        ended(make(), fail(ZeroDivisionError())).settle([Progress.FAILED])
+
+
+def test_it_is_settled_only_once_every_rank_is_done_and_only_the_first_one_warns(make, caplog):
+    own = ended(make(World(rank=1, size=2)), lambda: None)
+    assert not own.settle([Progress.WRITING, Progress.WRITTEN])
+    assert own.progress == Progress.WRITTEN
+    assert not own.settle([Progress.FAILED, Progress.WRITTEN])
+    assert own.progress == Progress.NONE
+    assert not caplog.records
+    last = ended(make(World(rank=0, size=2)), lambda: None)
+    with caplog.at_level(logging.WARNING), pytest.raises(SnapshotError, match="rank 1 could not write its part"):
+        last.settle([Progress.WRITTEN, Progress.FAILED], must_succeed=True)
+
+
+def test_without_one_there_is_nothing_to_wait_for(make):
+    none = make()
+    assert not none.wait()
+    assert not none.settle([Progress.NONE])

@@ -1,0 +1,106 @@
+"""A run on a GPU: the CPU's losses, no wait for the device but for the log, and one rank for each GPU."""
+
+import json
+import socket
+
+import pytest
+import torch
+
+from thermopile.trainer.config import load_config
+from thermopile.trainer.host_copy import CopyOnHost
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.parts import resolve
+from thermopile.trainer.run_directory import RunDirectory
+
+GPUS = torch.cuda.device_count()
+needs_a_gpu = pytest.mark.skipif(GPUS < 1, reason="needs a GPU: trains on it")
+TREE = {"epochs": 2, "batch_size": 256, "log_every": 1, "optimizer": {"warmup_steps": 0}}
+
+
+def small(dataset, **more):
+    # One loader everywhere: views of `dali` differ from those of `ffcv` by a level.
+    data = {"path": str(dataset.path), "image_size": 32, "loader": "ffcv"}
+    return resolve(load_config(TREE | {"data": data, "checkpoint": {"every_minutes": 0}} | more), dataset)
+
+
+def train(config, path):
+    run = RunDirectory(path)
+    with Trainer.open(config, run) as trainer:
+        trainer.run()
+    return run
+
+
+def losses(run):
+    return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
+
+
+@needs_a_gpu
+@pytest.mark.parametrize(
+    ("settings", "tolerance"),
+    [({}, 1e-2), ({"channels_last": True}, 1e-2), ({"precision": "bf16", "channels_last": True}, 5e-2)],
+)
+def test_a_run_on_a_gpu_begins_with_the_losses_of_one_on_the_cpu(pairs_dataset, tmp_path, settings, tolerance):
+    on_cpu = train(small(pairs_dataset, device="cpu"), tmp_path / "cpu")
+    on_gpu = train(small(pairs_dataset, device="cuda", **settings), tmp_path / "gpu")
+    assert losses(on_gpu)[:5] == pytest.approx(losses(on_cpu)[:5], rel=tolerance)
+    line = json.loads(on_gpu.metrics_file.read_text().splitlines()[-1])
+    assert 0 < line["forward_backward_seconds"] < line["step_seconds"]
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_step_between_two_lines_of_the_log_does_not_wait_for_the_gpu(pairs_dataset, tmp_path, precision):
+    config = small(pairs_dataset, device="cuda", precision=precision, log_every=100)
+    with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
+        # Pictures come from memory that is not pinned, which a copy to the GPU waits for: they are there beforehand.
+        batches = [batch.to(trainer.device) for batch in trainer.loader.epoch(0, 0)]
+        trainer.step(batches[0])  # the objective looks at the first features
+        trainer.step(batches[1])
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for batch in batches[2:5]:
+                trainer.step(batch)
+            CopyOnHost(trainer._training_state())
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_a_gpu
+def test_a_run_stopped_on_a_gpu_goes_on_with_the_same_losses(pairs_dataset, tmp_path):
+    config = small(pairs_dataset, device="cuda", precision="fp16", channels_last=True)
+    whole, broken = train(config, tmp_path / "whole"), RunDirectory(tmp_path / "broken")
+    with Trainer.open(config, broken) as trainer:
+        trainer.run(should_stop=lambda: trainer.steps_done == 5)
+    with Trainer.open(config, broken, resume=True) as trainer:
+        trainer.run()
+    assert losses(broken)[:8] == pytest.approx(losses(whole)[:8], rel=1e-2)
+
+
+@needs_a_gpu
+def test_steps_that_are_skipped_are_logged_though_nothing_waits_for_their_end(pairs_dataset, tmp_path):
+    config = small(pairs_dataset, device="cuda", on_nan="skip")
+    run = RunDirectory(tmp_path / "run")
+    with Trainer.open(config, run) as trainer:
+        trainer.encoders.image.register_forward_hook(
+            lambda module, inputs, features: features * torch.nan if trainer.steps_done == 3 else None
+        )
+        trainer.run()
+    assert [step for step, loss in enumerate(losses(run)) if loss is None] == [3]
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs: one for each of two ranks")
+def test_two_ranks_with_a_gpu_each_train_as_one_does(start_program, pairs_dataset, tmp_path):
+    def start(run, world):
+        sets = ("epochs=1", "batch_size=256", "log_every=1", "data.image_size=32", "data.loader=ffcv")
+        settings = [part for setting in sets for part in ("--set", setting)]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        command = ("train", "--data", pairs_dataset.path, "--out", run.path, *settings)
+        ranks = [start_program(*command, **shared, RANK=rank, LOCAL_RANK=rank) for rank in range(world)]
+        ends = [rank.end() for rank in ranks]
+        assert [code for code, *_ in ends] == [0] * world, ends
+        return losses(run)
+
+    alone, together = (start(RunDirectory(tmp_path / f"of-{world}"), world) for world in (1, 2))
+    assert together == pytest.approx(alone, rel=1e-2)

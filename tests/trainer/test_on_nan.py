@@ -1,0 +1,153 @@
+"""on_nan = "skip": a step whose values are not finite changes nothing, and the run goes on."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from thermopile.state_store import StateReader
+from thermopile.trainer.config import load_config
+from thermopile.trainer.errors import TrainingError
+from thermopile.trainer.loop import MOST_SKIPPED, Trainer
+from thermopile.trainer.parts import resolve
+from thermopile.trainer.run_directory import RunDirectory
+
+VICREG = {"dim": 16, "head": "vicreg", "head_width": 16, "image": {"config": {"width": 8}}}
+"""A head with batch norms, whose running means one bad batch would spoil."""
+
+
+def small(dataset, **more):
+    tree = {
+        "epochs": 2, "batch_size": 256, "log_every": 1, "on_nan": "skip", "model": VICREG,
+        "data": {"path": str(dataset.path), "image_size": 16}, "checkpoint": {"every_minutes": 0},
+    }  # fmt: skip
+    return resolve(load_config(tree | more), dataset)
+
+
+def poison(trainer, steps, what="pictures"):
+    """Make the pictures, or the loss, of these steps not a number."""
+
+    def pictures(module, inputs):
+        return (inputs[0] * np.nan, *inputs[1:]) if trainer.steps_done + 1 in steps else None
+
+    def loss(module, inputs, outcome):
+        return replace(outcome, loss=outcome.loss * np.nan) if trainer.steps_done + 1 in steps else None
+
+    if what == "pictures":
+        trainer.encoders.image.register_forward_pre_hook(pictures)
+    else:
+        trainer.objective.register_forward_hook(loss)
+
+
+def train(config, path, steps=(), what="pictures", until=None, resume=False, report=lambda report: None):
+    run = RunDirectory(path)
+    with Trainer.open(config, run, resume=resume) as trainer:
+        poison(trainer, steps, what)
+        trainer.run(report, lambda: trainer.steps_done == until)
+    return run
+
+
+def lines(run):
+    return [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+
+
+def losses(run):
+    return [line["loss"] for line in lines(run)]
+
+
+def assert_same_state(one, other):
+    for column in (*one.fields, "visits", "last_step"):
+        np.testing.assert_array_equal(one.column(column), other.column(column))
+
+
+@pytest.mark.parametrize("what", ["pictures", "loss"])
+def test_a_step_that_is_skipped_leaves_weights_norms_optimiser_and_rows_as_they_were(pairs_dataset, tmp_path, what):
+    config = small(pairs_dataset, epochs=1, checkpoint={"every_minutes": 0, "every_steps": 1, "keep_last": 9})
+    run = train(config, tmp_path / "run", [4], what)
+    before, after, moved = (
+        torch.load(run.checkpoints / f"step-{step}" / "training.pt", weights_only=True) for step in (3, 4, 5)
+    )
+    assert any("running_mean" in name for name in before["encoders"])
+    for part in ("encoders", "objective"):
+        torch.testing.assert_close(after[part], before[part], rtol=0, atol=0)
+    memory, memory_before = (training["optimizer"]["weights"]["state"] for training in (after, before))
+    torch.testing.assert_close(memory, memory_before, rtol=0, atol=0)
+    assert all(value.isfinite().all() for value in moved["encoders"].values())
+    assert not torch.equal(
+        moved["encoders"]["image.head.1.running_mean"], after["encoders"]["image.head.1.running_mean"]
+    )
+    assert_same_state(StateReader.open(run.state, at="step-3"), StateReader.open(run.state, at="step-4"))
+    assert StateReader.open(run.state).column("visits").sum() == 6 * 256
+
+
+def test_its_line_has_no_loss_and_says_that_it_was_skipped(pairs_dataset, tmp_path, caplog):
+    reports = []
+    run = train(small(pairs_dataset, epochs=1), tmp_path / "run", [4], report=reports.append)
+    assert [line["step"] for line in lines(run)] == list(range(1, 8))
+    assert [line["step"] for line in lines(run) if line["loss"] is None] == [4]
+    assert [line["step"] for line in lines(run) if "skipped" in line] == [4]
+    assert lines(run)[3]["skipped"] is True
+    assert [report.step for report in reports if np.isnan(report.loss)] == [4]
+    assert "step 4 gave values that are not finite and was skipped. Its 256 samples begin with the ids" in caplog.text
+
+
+def test_without_a_bad_step_skipping_changes_nothing(pairs_dataset, tmp_path):
+    assert losses(train(small(pairs_dataset, epochs=1), tmp_path / "skip")) == losses(
+        train(small(pairs_dataset, epochs=1, on_nan="stop"), tmp_path / "stop")
+    )
+
+
+def test_a_run_that_resumes_after_a_skipped_step_has_the_losses_of_one_never_stopped(pairs_dataset, tmp_path):
+    config = small(pairs_dataset)
+    whole = train(config, tmp_path / "whole", [4, 5])
+    train(config, tmp_path / "broken", [4, 5], until=5)
+    broken = train(config, tmp_path / "broken", resume=True)
+    assert losses(broken) == losses(whole)
+    assert_same_state(StateReader.open(broken.state), StateReader.open(whole.state))
+
+
+@pytest.mark.parametrize("ahead", [1, 5])
+def test_rows_prefetched_for_skipped_steps_and_windows_passed_in_them_leave_no_stale_row(
+    pairs_dataset, tmp_path, monkeypatch, ahead
+):
+    # Steps of 128 of 2,000 samples: in 3 epochs every row is taken again after a step that did not put it.
+    tree = {"epochs": 3, "batch_size": 128, "canonical_shards": 2, "blocks_per_shard": 15, "window_blocks": 4}
+    skipped = [1, 2, 6, 7, 8, 16, 29, 30]
+    plain, run = RunDirectory(tmp_path / "plain"), RunDirectory(tmp_path / "run")
+    with Trainer.open(small(pairs_dataset, **tree), plain) as trainer:
+        monkeypatch.setattr(trainer.store, "prefetch", lambda sample_ids: None)
+        poison(trainer, skipped)
+        trainer.run()
+    run = train(
+        small(pairs_dataset, **tree, state={"memory_budget": "40KB", "prefetch_steps": ahead}), run.path, skipped
+    )
+    assert [line["step"] for line in lines(run) if line["loss"] is None] == skipped
+    assert losses(run) == losses(plain)
+    assert_same_state(StateReader.open(run.state), StateReader.open(plain.state))
+
+
+def test_ten_steps_in_a_row_may_be_skipped_and_the_eleventh_ends_the_run(pairs_dataset, tmp_path):
+    config = small(pairs_dataset, log_every=4, checkpoint={"every_minutes": 0, "every_steps": 2})
+    ten = range(3, 3 + MOST_SKIPPED)
+    assert losses(train(config, tmp_path / "ten", ten))[13] is not None
+    with pytest.raises(
+        TrainingError,
+        match=r"^steps 3 to 13 gave values that are not finite\. Its 256 samples begin .*checkpoint.*step-12",
+    ):
+        train(config, tmp_path / "eleven", range(3, 14))
+    assert len(lines(RunDirectory(tmp_path / "eleven"))) == 12
+
+
+@pytest.mark.parametrize("choice", ["skip", "stop"])
+def test_the_command_line_has_it_as_an_option(start_program, choice):
+    code, out, errors = start_program("train", "--print-config", "--on-nan", choice).end()
+    assert code == 0, errors
+    assert f'on_nan = "{choice}" # --on-nan' in " ".join(out.split())
+
+
+def test_the_command_line_refuses_another_choice(start_program):
+    code, _, errors = start_program("train", "--print-config", "--on-nan", "ignore").end()
+    assert code == 2
+    assert "'ignore' is not one of 'stop', 'skip'" in errors

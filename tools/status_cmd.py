@@ -58,10 +58,8 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
         yield "snapshots", _listed(tags) if tags else "none but the initial values"
     for evaluation in run.evaluations:
         # Those over all samples; their bands are in metrics.jsonl and in --json.
-        of_all = {
-            name.removesuffix("/all"): score for name, score in evaluation["evaluation"].items() if "/all" in name
-        }
-        scores = [f"{name} {score:.4g}" for name, score in of_all.items()]
+        named = evaluation["evaluation"].items()
+        scores = [f"{name.removesuffix('/all')} {score:.4g}" for name, score in named if name.endswith("/all")]
         more = f"  and {len(scores) - _MOST_SCORES} more" if len(scores) > _MOST_SCORES else ""
         yield "evaluation", plain_text(f"step {evaluation['step']:,}: {', '.join(scores[:_MOST_SCORES])}{more}", 1000)
     for title, texts in (("warning", run.warnings), ("note", run.notes)):

@@ -14,8 +14,8 @@ from .progress import progress_bar
 if TYPE_CHECKING:
     from ..trainer.config import TrainConfig
     from ..trainer.layers import Layers
-    from ..trainer.loop import StepReport
     from ..trainer.run_directory import RunDirectory
+    from ..trainer.step_report import StepReport
     from ..trainer.world import World
     from .progress import ProgressBar
 
@@ -142,6 +142,7 @@ def _new(layers: Layers, world: World, *, needs_data: bool) -> TrainConfig:
 def _resumed(layers: Layers, run: RunDirectory, world: World, allowed: tuple[str, ...]) -> TrainConfig:
     """The run's own settings, with what may change; anything else that was asked for is refused by name."""
     from ..pipeline.dataset import Dataset
+    from ..pipeline.errors import DatasetError
     from ..trainer.changes import allowed_changes
     from ..trainer.initial_weights import is_same_source
     from ..trainer.parts import resolve
@@ -149,7 +150,10 @@ def _resumed(layers: Layers, run: RunDirectory, world: World, allowed: tuple[str
     recorded, asked = run.config(), layers.load()
     if is_same_source(asked.init_from, recorded.init_from):
         asked = asked.model_copy(update={"init_from": recorded.init_from})
-    dataset = Dataset(Path(asked.data.path))
+    try:
+        dataset = Dataset(Path(asked.data.path))
+    except DatasetError as error:
+        raise DatasetError(f"{error} Where the run's dataset was moved, say with --data where it is now.") from error
     # Resolved anew, what was recorded before there was some setting has that one's default as well.
     recorded, asked = resolve(recorded, dataset, world), resolve(asked, dataset, world)
     for change in allowed_changes(run.path, recorded, asked, allowed):

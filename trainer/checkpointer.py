@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import IntEnum
 
-from ..state_store import SnapshotError, StateStoreError
+from ..pipeline.order import ORDER_VERSION
+from ..state_store import Snapshot, SnapshotError, StateStoreError, list_snapshots
+from .checkpoint import CheckpointInfo, remove_checkpoints, retained_steps, save_checkpoint
 from .config import CheckpointConfig
+from .host_copy import CopyOnHost
+from .metrics_log import MetricsLog
+from .run_directory import RunDirectory
 from .world import World
 
 RETRY_SECONDS = 60.0
 """Time from a checkpoint that could not be written to the next attempt."""
+
+_NOT_REMOVED = "old checkpoints could not be removed: %s. The next checkpoint tries again"
 
 _log = logging.getLogger(__name__)
 
@@ -30,8 +36,9 @@ class Progress(IntEnum):
 class Checkpointer:
     """Writes one checkpoint at a time in a thread. A further one that comes due meanwhile waits for it."""
 
-    def __init__(self, config: CheckpointConfig, world: World) -> None:
-        self._config, self._world = config, world
+    def __init__(self, config: CheckpointConfig, run: RunDirectory, log: MetricsLog, world: World) -> None:
+        """log: made durable before a checkpoint that its lines lead up to."""
+        self._config, self._run, self._log, self._world = config, run, log, world
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="thermopile-checkpoint")
         self._begun_at = time.monotonic()
         self._retry_at: float | None = None  # set where the last one could not be written
@@ -54,11 +61,41 @@ class Checkpointer:
             return Progress.WRITING
         return Progress.FAILED if self._writing.exception() else Progress.WRITTEN
 
-    def begin(self, step: int, write: Callable[[], None]) -> None:
-        """Let `write` make the checkpoint of `step` in the background; the one before is settled."""
+    def begin(
+        self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None, dataset_fingerprint: str
+    ) -> None:
+        """Let the checkpoint of `step` be written in the background; the one before is settled.
+
+        snapshot: that of the same step boundary. training: the model part, None where another rank writes it.
+        """
         assert self._writing is None
         self._step, self._begun_at, self._retry_at = step, time.monotonic(), None
-        self._writing = self._thread.submit(write)
+        self._writing = self._thread.submit(self._write, step, snapshot, training, dataset_fingerprint)
+
+    def _write(
+        self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None, dataset_fingerprint: str
+    ) -> None:
+        committed = snapshot.result()
+        if training is None:
+            return
+        self._log.sync()
+        info = CheckpointInfo(
+            step=step,
+            snapshot=committed.id,
+            order_version=ORDER_VERSION,
+            dataset_fingerprint=dataset_fingerprint,
+        )
+        save_checkpoint(self._run.checkpoints, info, training.result())
+        self._remove_old(step)
+
+    def _remove_old(self, newest: int) -> None:
+        """Remove checkpoints, whose snapshots go later; never the one that `latest` names, just written."""
+        try:
+            snapshots = (snapshot.step for snapshot in list_snapshots(self._run.state))
+            kept = retained_steps(snapshots, self._config.keep_last, self._config.keep_every) | {newest}
+            remove_checkpoints(self._run.checkpoints, keep=kept)
+        except (StateStoreError, OSError) as error:
+            _log.warning(_NOT_REMOVED, error)
 
     def wait(self) -> bool:
         """Wait until the checkpoint under way is written or has failed; False where there is none. For all ranks."""
@@ -94,3 +131,9 @@ class Checkpointer:
     def close(self) -> None:
         """Finish what is being written and end the thread."""
         self._thread.shutdown(wait=True)
+
+
+def warn_of_failure(removed: Future[None]) -> None:
+    """Warn where old snapshots could not be removed; for `StateStore.retain`'s future."""
+    if error := removed.exception():
+        _log.warning(_NOT_REMOVED, error)

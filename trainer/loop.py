@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,20 +17,17 @@ from torch import Tensor
 from ..pipeline.batch import Batch
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import ORDER_VERSION
-from ..state_store import Snapshot, StateStore, StateStoreError, list_snapshots
+from ..state_store import StateStore
 from ..state_store.ranks import agreement
 from .checkpoint import (
     CheckpointInfo,
-    latest_checkpoint,
     load_latest,
-    remove_checkpoints,
-    retained_steps,
-    save_checkpoint,
 )
-from .checkpointer import Checkpointer
+from .checkpointer import Checkpointer, warn_of_failure
 from .config import TrainConfig, to_toml
 from .data_parallel import batch_norm_advice, encoders_of_a_step
 from .encoders import Encoders
+from .endings import not_finite, ranks_lost, samples_of
 from .errors import NotFiniteError, RunError, TrainingError
 from .evaluation.online import OnlineEvaluation
 from .host_copy import CopyOnHost
@@ -45,37 +39,14 @@ from .optim import create_optimizer, learning_rate
 from .parts import create_order, device_named, objective_of, open_loader, windows_from
 from .run_directory import RunDirectory
 from .step_clock import StepClock
-from .step_split import split
+from .step_report import StepReport, report_of
 from .tensorboard_log import TensorBoardLog
 from .world import ALONE, World
-
-FIRST_IDS = 8
-"""So many samples of a batch are named where it ends the run."""
 
 MOST_SKIPPED = 10
 """So many steps in a row may be skipped; weights that are spoilt give no step that is finite ever again."""
 
-NOT_REMOVED = "old checkpoints could not be removed: %s. The next checkpoint tries again"
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What a person wants to know of the steps since the last report."""
-
-    step: int
-    """Steps made."""
-    total_steps: int
-    epoch: int
-    loss: float
-    """Of the last step."""
-    tau_mean: float | None
-    """Mean temperature of the last batch, over its sides, or the global one; None where it is not learned."""
-    samples_per_second: float
-    """Over all ranks."""
-    split: dict[str, float]
-    """Part of a step -> its share of the steps' time, 0 … 1, on this rank; see `step_split`."""
 
 
 class Trainer:
@@ -130,6 +101,8 @@ class Trainer:
                 trainer.evaluation = OnlineEvaluation.open(config, dataset, trainer.device) if world.is_first else None
                 if not resume and world.is_first:
                     run.create(config)
+            if resume and loaded is None and world.is_first:
+                _log.warning("%s has no checkpoint: the run starts again at step 0", run.path)
             trainer._open_state(loaded)
         except BaseException:
             trainer.close()
@@ -159,7 +132,7 @@ class Trainer:
         if self.config.tensorboard and self.world.is_first:
             board = TensorBoardLog(self.run_directory.tensorboard, keep_steps=self.steps_done)
             self._tensorboard = self._resources.enter_context(board)
-        self._checkpointer = Checkpointer(self.config.checkpoint, self.world)
+        self._checkpointer = Checkpointer(self.config.checkpoint, self.run_directory, self.log, self.world)
         self._resources.callback(self._checkpointer.close)
 
     def _store_settings(self) -> dict[str, Any]:
@@ -197,7 +170,7 @@ class Trainer:
             self._run(on_report, should_stop, on_evaluation)
         except RuntimeError as error:
             if lost := self.world.lost_ranks():
-                raise self._without(lost) from error
+                raise ranks_lost(self.run_directory, self.world, lost, self.steps_done + 1) from error
             raise
 
     def _run(
@@ -217,8 +190,8 @@ class Trainer:
                 is_logged = self.steps_done % self.config.log_every == 0
                 # Once in a while.
                 if is_last or checkpoint_is_due or evaluation_is_due or is_logged:
-                    now = time.monotonic()
-                    on_report(self._report(self._flushed_log(), now - reported_at))
+                    lines, now = self._flushed_log(), time.monotonic()
+                    on_report(report_of(lines, self.total_steps, self.config.batch_size, now - reported_at))
                     reported_at = now
                 if evaluation_is_due and (line := self._evaluate(should_stop)):
                     on_evaluation(line)
@@ -293,7 +266,7 @@ class Trainer:
             outcome: Outcome = self.objective(first, second, state, progress)
         except FeaturesError as error:
             self._flushed_log()  # the loss of a step before may be the cause
-            raise self._cannot_go_on(self.steps_done + 1, f"step {self.steps_done + 1:,}: {error}") from error
+            raise self._not_finite(self.steps_done + 1, f"step {self.steps_done + 1:,}: {error}") from error
         return outcome
 
     def _skip(self, progress: Progress) -> None:
@@ -302,9 +275,10 @@ class Trainer:
         step = self.steps_done + 1
         if self._skipped_in_a_row > MOST_SKIPPED:
             self._flushed_log()
-            raise self._cannot_go_on(step, f"steps {step - MOST_SKIPPED:,} to {step:,} gave values that are not finite")
+            raise self._not_finite(step, f"steps {step - MOST_SKIPPED:,} to {step:,} gave values that are not finite")
         if self.world.is_first:
-            _log.warning("step %d gave values that are not finite and was skipped. %s", step, self._samples_of(step))
+            samples = samples_of(self.order, step)
+            _log.warning("step %d gave values that are not finite and was skipped. %s", step, samples)
         self._end_step({"epoch": progress.epoch, "loss": None, "skipped": True})
 
     def _any_rank(self, flag: bool) -> bool:
@@ -314,7 +288,7 @@ class Trainer:
         try:
             lines = self.log.flush()
         except NotFiniteError as error:
-            raise self._cannot_go_on(error.step, str(error)) from error
+            raise self._not_finite(error.step, str(error)) from error
         if self._tensorboard is not None:
             self._tensorboard.add(lines)
         return lines
@@ -331,28 +305,9 @@ class Trainer:
             self._tensorboard.add([line])
         return line
 
-    def _cannot_go_on(self, step: int, why: str) -> TrainingError:
-        """What to raise for values that are not finite: whose they are, and what is left."""
+    def _not_finite(self, step: int, why: str) -> TrainingError:
         self._checkpointer.wait()  # of this rank alone: the others may not know yet
-        last = latest_checkpoint(self.run_directory.checkpoints)
-        left = f"The last checkpoint, {last}, is from before it" if last else "There is no checkpoint before it"
-        return TrainingError(
-            f"{why}. {self._samples_of(step)}: look whether they are damaged. {left}. "
-            "If they are not, lower the learning rate in a new run"
-        )
-
-    def _samples_of(self, step: int) -> str:
-        sample_ids = self.order.batch_ids(*divmod(step - 1, self.order.steps_per_epoch)).tolist()
-        return f"Its {len(sample_ids)} samples begin with the ids {', '.join(map(str, sample_ids[:FIRST_IDS]))}"
-
-    def _without(self, lost: list[int]) -> TrainingError:
-        assert self.world.lives is not None
-        named = " and ".join(f"rank {rank} ({self.world.lives.place(rank)})" for rank in lost)
-        last = latest_checkpoint(self.run_directory.checkpoints)
-        left = (
-            f"The last checkpoint, {last}, stands; --resume goes on from it" if last else "There is no checkpoint yet"
-        )
-        return TrainingError(f"{named} went away at step {self.steps_done + 1:,}; look for its own messages. {left}")
+        return not_finite(self.run_directory, self.order, step, why)
 
     def _agree(self, stop: bool) -> tuple[bool, bool]:
         """At a step's end: whether any rank is to stop, and whether a checkpoint is due."""
@@ -379,22 +334,7 @@ class Trainer:
         epoch = self.steps_done // self.order.steps_per_epoch
         snapshot = self.store.snapshot(self.steps_done, epoch=epoch, config_hash=config_hash)
         training = CopyOnHost(self._training_state()) if self.world.is_first else None
-        self._checkpointer.begin(self.steps_done, partial(self._write_checkpoint, self.steps_done, snapshot, training))
-
-    def _write_checkpoint(self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None) -> None:
-        """The checkpoint's durable part, in the background; of more ranks the first one's."""
-        committed = snapshot.result()
-        if training is None:
-            return
-        self.log.sync()
-        info = CheckpointInfo(
-            step=step,
-            snapshot=committed.id,
-            order_version=ORDER_VERSION,
-            dataset_fingerprint=self.dataset.index.fingerprint,
-        )
-        save_checkpoint(self.run_directory.checkpoints, info, training.result())
-        self._remove_old_checkpoints(step)
+        self._checkpointer.begin(self.steps_done, snapshot, training, self.dataset.index.fingerprint)
 
     def _end_checkpoint(self, *, must_succeed: bool = False) -> None:
         """Wait for the checkpoint that is being written, if there is one."""
@@ -405,17 +345,7 @@ class Trainer:
     def _settle(self, progresses: list[int], *, must_succeed: bool = False) -> None:
         if self._checkpointer.settle(progresses, must_succeed=must_succeed):
             keep = self.config.checkpoint
-            self.store.retain(keep.keep_last, keep.keep_every).add_done_callback(_warn_of_failure)
-
-    def _remove_old_checkpoints(self, newest: int) -> None:
-        """Remove checkpoints, whose snapshots go later; never the one that `latest` names, just written."""
-        keep = self.config.checkpoint
-        try:
-            snapshots = (snapshot.step for snapshot in list_snapshots(self.run_directory.state))
-            kept = retained_steps(snapshots, keep.keep_last, keep.keep_every) | {newest}
-            remove_checkpoints(self.run_directory.checkpoints, keep=kept)
-        except (StateStoreError, OSError) as error:
-            _log.warning(NOT_REMOVED, error)
+            self.store.retain(keep.keep_last, keep.keep_every).add_done_callback(warn_of_failure)
 
     def advice(self) -> list[str]:
         """What a person should know before the run begins; nothing where all is well."""
@@ -469,25 +399,7 @@ class Trainer:
                            "version of thermopile; resume it with the version that started it") from error  # fmt: skip
         self.steps_done = info.step
 
-    def _report(self, lines: list[dict[str, Any]], seconds: float) -> StepReport:
-        last = lines[-1]
-        taus = [value for name, value in last.items() if name == "tau" or name.endswith("/tau_mean")]
-        return StepReport(
-            step=self.steps_done,
-            total_steps=self.total_steps,
-            epoch=int(last["epoch"]),
-            loss=math.nan if last["loss"] is None else last["loss"],
-            tau_mean=sum(taus) / len(taus) if taus else None,
-            samples_per_second=len(lines) * self.config.batch_size / seconds,
-            split=split(lines),
-        )
-
 
 def _all_finite(*tensors: Tensor) -> bool:
     """Waits for the device."""
     return all(bool(tensor.detach().isfinite().all()) for tensor in tensors)
-
-
-def _warn_of_failure(retained: Future[None]) -> None:
-    if error := retained.exception():
-        _log.warning(NOT_REMOVED, error)

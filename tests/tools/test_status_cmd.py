@@ -169,7 +169,7 @@ def test_lines_without_loss_or_times_are_no_obstacle(made):
     assert (found["steps"]["skipped"], found["steps"]["split"], found["samples_per_second"]) == (1, {}, None)
     assert found["evaluations"] == [{"step": 2, "evaluation": {"knn/10/all": 0.5}}]
     words = text_of(made)
-    assert "step 2: knn/10/all 0.5" in words
+    assert "step 2: knn/10 0.5" in words
     assert "1 of the last 100 steps" in words
     assert "the step was skipped" in words
 

@@ -4,16 +4,18 @@ import json
 import logging
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 import torch
 
 from thermopile.state_store import SnapshotError
-from thermopile.trainer import checkpointer, loop
+from thermopile.trainer import checkpointer
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.checkpointer import Checkpointer, Progress
 from thermopile.trainer.config import CheckpointConfig, load_config
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.metrics_log import MetricsLog
 from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import ALONE, World
@@ -44,8 +46,8 @@ class SlowDisk:
 
     def __init__(self, monkeypatch):
         self.began, self.free = threading.Event(), threading.Event()
-        self._save = loop.save_checkpoint
-        monkeypatch.setattr(loop, "save_checkpoint", self)
+        self._save = checkpointer.save_checkpoint
+        monkeypatch.setattr(checkpointer, "save_checkpoint", self)
 
     def __call__(self, *arguments):
         self.began.set()
@@ -131,14 +133,14 @@ def test_a_run_that_ends_by_an_error_still_finishes_the_checkpoint_that_is_being
 
 @pytest.mark.parametrize("at", [3, 7])
 def test_an_error_that_no_disk_gives_ends_the_run(pairs_dataset, tmp_path, monkeypatch, at):
-    save = loop.save_checkpoint
+    save = checkpointer.save_checkpoint
 
     def wrong(folder, info, training):
         if info.step == at:
             raise KeyError("a mistake in the program")
         return save(folder, info, training)
 
-    monkeypatch.setattr(loop, "save_checkpoint", wrong)
+    monkeypatch.setattr(checkpointer, "save_checkpoint", wrong)
     run = RunDirectory(tmp_path / "run")
     with (
         pytest.raises(KeyError, match="a mistake in the program"),
@@ -160,24 +162,32 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def make(request):
+def make(request, tmp_path):
     def make(world=ALONE, **config):
-        made = Checkpointer(CheckpointConfig(**config), world)
+        log = MetricsLog(None, keep_steps=0)
+        made = Checkpointer(CheckpointConfig(**config), RunDirectory(tmp_path), log, world)
         request.addfinalizer(made.close)
         return made
 
     return make
 
 
-def fail(error):
-    def write():
-        raise error
+def written():
+    """A snapshot that is committed."""
+    snapshot = Future()
+    snapshot.set_result(None)
+    return snapshot
 
-    return write
+
+def failed(error):
+    snapshot = Future()
+    snapshot.set_exception(error)
+    return snapshot
 
 
-def ended(checkpointer, write, step=1):
-    checkpointer.begin(step, write)
+def ended(checkpointer, snapshot, step=1):
+    """The checkpointer of a rank that writes no model part, at the end of a checkpoint."""
+    checkpointer.begin(step, snapshot, None, "fingerprint")
     assert checkpointer.wait()
     return checkpointer
 
@@ -189,42 +199,42 @@ def test_one_is_due_after_so_many_steps_or_so_many_minutes_since_the_last_one_be
     assert not by_time.is_due(7)
     clock.now += 1
     assert by_time.is_due(8)
-    ended(by_time, lambda: None).settle([Progress.WRITTEN])
+    ended(by_time, written()).settle([Progress.WRITTEN])
     assert not by_time.is_due(9)
     assert not any(make(every_minutes=0).is_due(step) for step in range(1, 100))
 
 
 def test_one_that_failed_is_warned_of_and_due_again_a_minute_later_and_not_before(make, clock, caplog):
-    failed = ended(make(every_steps=1), fail(OSError("disk full")), step=3)
-    assert failed.progress == Progress.FAILED
-    assert not failed.settle([Progress.FAILED])
+    made = ended(make(every_steps=1), failed(OSError("disk full")), step=3)
+    assert made.progress == Progress.FAILED
+    assert not made.settle([Progress.FAILED])
     assert "the checkpoint of step 3 was not written: disk full. Training goes on" in caplog.text
     clock.now += checkpointer.RETRY_SECONDS - 1
-    assert not failed.is_due(4)
+    assert not made.is_due(4)
     clock.now += 1
-    assert failed.is_due(5)
-    assert ended(failed, lambda: None, step=5).settle([Progress.WRITTEN])
-    assert failed.progress == Progress.NONE
+    assert made.is_due(5)
+    assert ended(made, written(), step=5).settle([Progress.WRITTEN])
+    assert made.progress == Progress.NONE
 
 
 def test_where_it_must_succeed_its_error_is_raised(make):
     with pytest.raises(OSError, match="disk full"):
-        ended(make(), fail(OSError("disk full"))).settle([Progress.FAILED], must_succeed=True)
+        ended(make(), failed(OSError("disk full"))).settle([Progress.FAILED], must_succeed=True)
 
 
 def test_an_unexpected_error_is_raised_in_any_case(make):
     with pytest.raises(ZeroDivisionError):
-        ended(make(), fail(ZeroDivisionError())).settle([Progress.FAILED])
+        ended(make(), failed(ZeroDivisionError())).settle([Progress.FAILED])
 
 
 def test_it_is_settled_only_once_every_rank_is_done_and_only_the_first_one_warns(make, caplog):
-    own = ended(make(World(rank=1, size=2)), lambda: None)
+    own = ended(make(World(rank=1, size=2)), written())
     assert not own.settle([Progress.WRITING, Progress.WRITTEN])
     assert own.progress == Progress.WRITTEN
     assert not own.settle([Progress.FAILED, Progress.WRITTEN])
     assert own.progress == Progress.NONE
     assert not caplog.records
-    last = ended(make(World(rank=0, size=2)), lambda: None)
+    last = ended(make(World(rank=0, size=2)), written())
     with caplog.at_level(logging.WARNING), pytest.raises(SnapshotError, match="rank 1 could not write its part"):
         last.settle([Progress.WRITTEN, Progress.FAILED], must_succeed=True)
 

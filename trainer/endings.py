@@ -1,0 +1,37 @@
+"""Why a run had to end, in words that say what is left and what to do."""
+
+from __future__ import annotations
+
+from ..pipeline.order import Order
+from .checkpoint import latest_checkpoint
+from .errors import TrainingError
+from .run_directory import RunDirectory
+from .world import World
+
+FIRST_IDS = 8
+"""So many samples of a batch are named where it ends the run."""
+
+
+def not_finite(run: RunDirectory, order: Order, step: int, why: str) -> TrainingError:
+    """What to raise for values of a step that are not finite: whose they are, and what is left."""
+    last = latest_checkpoint(run.checkpoints)
+    left = f"The last checkpoint, {last}, is from before it" if last else "There is no checkpoint before it"
+    return TrainingError(
+        f"{why}. {samples_of(order, step)}: look whether they are damaged. {left}. "
+        "If they are not, lower the learning rate in a new run"
+    )
+
+
+def samples_of(order: Order, step: int) -> str:
+    """The samples of a step, which counts from 1, in words."""
+    sample_ids = order.batch_ids(*divmod(step - 1, order.steps_per_epoch)).tolist()
+    return f"Its {len(sample_ids)} samples begin with the ids {', '.join(map(str, sample_ids[:FIRST_IDS]))}"
+
+
+def ranks_lost(run: RunDirectory, world: World, lost: list[int], step: int) -> TrainingError:
+    """What to raise in a step that other ranks did not come to: which, and what is left."""
+    assert world.lives is not None
+    named = " and ".join(f"rank {rank} ({world.lives.place(rank)})" for rank in lost)
+    last = latest_checkpoint(run.checkpoints)
+    left = f"The last checkpoint, {last}, stands; --resume goes on from it" if last else "There is no checkpoint yet"
+    return TrainingError(f"{named} went away at step {step:,}; look for its own messages. {left}")

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -15,15 +16,16 @@ SECONDS_BETWEEN_LINES = 10.0
 class ProgressBar:
     """Shows how much of `total` is done, and a few words about it."""
 
-    def __init__(self, console: Console, title: str, total: int, bar: Progress | None) -> None:
+    def __init__(self, console: Console, title: str, total: int, bar: _BarAboveWords | None) -> None:
         self._console, self._title, self._total, self._bar = console, title, total, bar
-        self._task = bar.add_task(title, total=total, words="") if bar else None
+        self._task = bar.add_task(title, total=total) if bar else None
         self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
 
     def update(self, done: int, words: str = "") -> None:
         """Show `done` of the total. Without a terminal: a line at most every ten seconds, and one at the end."""
         if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=done, words=words)
+            self._bar.words = words
+            self._bar.update(self._task, completed=done)
         elif time.monotonic() >= self._next_line or done == self._total:
             self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
             self.note(f"{self._title}: {done:,}/{self._total:,} {words}")
@@ -32,6 +34,17 @@ class ProgressBar:
         """A line of its own, which stays."""
         with suppress(OSError):  # stderr may be a file on a full disk, which must not end what is under way
             self._console.print(text, markup=False, highlight=False)
+
+
+class _BarAboveWords(Progress):
+    """The words have a line of their own: beside the bar they would push its numbers out of a narrow terminal."""
+
+    words = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        if self.words:
+            yield Text(self.words, no_wrap=True, overflow="ellipsis")
 
 
 @contextmanager
@@ -43,7 +56,7 @@ def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[Pr
         return
     columns = (
         TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
-        TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[words]}"),
+        TimeElapsedColumn(), TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=console) as bar:
+    with _BarAboveWords(*columns, console=console) as bar:
         yield ProgressBar(console, title, total, bar)

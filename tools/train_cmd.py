@@ -23,9 +23,9 @@ SHOWN = {
     "data_wait": "data wait",
     "store_wait": "store wait",
     "write_backlog": "backlog",
-    "forward_backward": "forward+backward",
-    "optimizer": "optimizer",
-    "communication": "communication",
+    "forward_backward": "fwd+bwd",
+    "optimizer": "optim",
+    "communication": "comm",
 }
 """Part of a step -> what it is called in the progress line."""
 

@@ -97,11 +97,14 @@ class StateStore:
         cls, path: str | os.PathLike[str], *, at: str = "latest", samples: int, fields: Mapping[str, float],
         dataset_fingerprint: str, device: str | torch.device = "cpu",
         memory_budget: int | None = None, ranks: Ranks | None = None, owned: range | None = None,
+        confirm: Callable[[], None] = lambda: None,
     ) -> Self:  # fmt: skip
         """Resume the store at `path` from a tag, a snapshot id or `latest`, and take the writer lock.
 
         Snapshots made after that one are undone: the next steps will be made again. Without a memory budget reads all
         rows into RAM; with one, nothing. The number of ranks may be another one than before.
+        confirm: called, on the first rank, once no other process writes, and before anything is undone; what it raises
+        ends the opening.
         Raises StoreNotFoundError, SnapshotNotFoundError, StoreLockedError, and StoreMismatchError, before anything is
         undone, where the store was made for another dataset, number of samples or fields; MemoryBudgetError.
         """
@@ -115,9 +118,11 @@ class StateStore:
             )
             return found
 
-        return cls._assemble(
-            path, description, lambda _: Repository.open(path).resolve(at), device, memory_budget, ranks, owned
-        )
+        def begin(_: Description) -> Snapshot:
+            confirm()
+            return Repository.open(path).resolve(at)
+
+        return cls._assemble(path, description, begin, device, memory_budget, ranks, owned)
 
     @classmethod
     def _assemble(

@@ -22,10 +22,12 @@ _PROBES = {"lbfgs": "L-BFGS", "sgd": "SGD"}
 
 
 def _with_place(context: click.Context, option: click.Parameter, templates: tuple[str, ...]) -> tuple[str, ...]:
-    for template in templates:
-        if "{}" not in template and "{lower}" not in template:
-            raise click.BadParameter(f"{template!r} has neither {{}} nor {{lower}}, where the class's name goes")
-    return templates
+    from ..trainer.config import checked_template
+
+    try:
+        return tuple(map(checked_template, templates))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from ..trainer.config import TrainConfig, flat
+from ..trainer.encoders import is_directory
 from ..trainer.layers import Layers
 from ..trainer.parts import objective_of
 from .plain_text import plain_text
@@ -22,10 +24,12 @@ def shown_settings(settings: TrainConfig, layers: Layers) -> str:
     if settings.objective.mode != "auto":
         tree["objective"] |= objective_of(settings).settings.model_dump(mode="json")
     asked = flat(layers.load().model_dump(mode="json"))
+    sides = {"image": settings.model.image, "text": settings.model.text}
+    models = {f"model.{side}.config": encoder.name for side, encoder in sides.items() if is_directory(encoder.name)}
     lines = []
     for table, key, value in _entries(tree):
         full = f"{table}.{key}".removeprefix(".")
-        origin = layers.origins.get(full, "default")
+        origin = layers.origins.get(full, f"from {Path(models[table]).name}" if table in models else "default")
         if full in asked and asked[full] != value:
             origin = f"resolved from {asked[full]} ({origin})"
         lines.append((table, f"# {key} = none" if value is None else f"{key} = {_toml(value)}", plain_text(origin)))

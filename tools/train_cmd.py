@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .plain_text import plain_text
 from .progress import progress_bar
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ SHOWN = {
     "forward_backward": "fwd+bwd",
     "optimizer": "optim",
     "communication": "comm",
+    "other": "other",
 }
 """Part of a step -> what it is called in the progress line."""
 
@@ -68,7 +72,9 @@ def train(
     SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 stop the run after the step that it is at, with a checkpoint and exit code 75;
     a second one ends it at once, back to the checkpoint before.
     """
+    from ..state_store.ranks import agreement
     from ..trainer.config import to_tree
+    from ..trainer.errors import ConfigError
     from ..trainer.layers import Layers
     from ..trainer.preemption import EXIT_CODE
     from ..trainer.run_directory import RunDirectory
@@ -79,17 +85,18 @@ def train(
     if run is None and not print_config:
         raise click.UsageError("Missing option '--out': the directory that the run is to be in")
     finished = True
-    with joined_world() as world:
+    with _ended_if_ranks_are_lost(), joined_world() as world:
         # One rank looks: by the time that another one did, this one might have begun the run.
         begun = run if world.control.broadcast(run is not None and resume and run.exists()) else None
         layers = Layers()
         if begun is not None:
             layers.add(to_tree(begun.config()), str(begun.config_file))
         _lay(layers, data, preset, config, overrides, init_from, on_nan)
-        if begun is None:
-            settings = _new(layers, world, needs_data=not print_config)
-        else:
-            settings = _resumed(layers, begun, world, allowed)
+        with agreement(world.control, ConfigError):
+            if begun is None:
+                settings = _new(layers, world, needs_data=not print_config)
+            else:
+                settings = _resumed(layers, begun, world, allowed)
         if print_config and world.is_first:
             click.echo(shown_settings(settings, layers))
         elif run is not None and not print_config:
@@ -143,13 +150,11 @@ def _resumed(layers: Layers, run: RunDirectory, world: World, allowed: tuple[str
     """The run's own settings, with what may change; anything else that was asked for is refused by name."""
     from ..pipeline.dataset import Dataset
     from ..pipeline.errors import DatasetError
-    from ..trainer.changes import allowed_changes
-    from ..trainer.initial_weights import is_same_source
+    from ..trainer.changes import allowed_changes, as_recorded
     from ..trainer.parts import resolve
 
-    recorded, asked = run.config(), layers.load()
-    if is_same_source(asked.init_from, recorded.init_from):
-        asked = asked.model_copy(update={"init_from": recorded.init_from})
+    recorded = run.config()
+    asked = as_recorded(layers.load(), recorded)
     try:
         dataset = Dataset(Path(asked.data.path))
     except DatasetError as error:
@@ -201,6 +206,18 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
 def _acknowledge(signal_name: str) -> None:
     # Not through sys.stderr: the signal may have come while something was written there.
     os.write(2, f"\n{signal_name}: stopping with a checkpoint; a second signal ends the run at once\n".encode())
+
+
+@contextmanager
+def _ended_if_ranks_are_lost() -> Iterator[None]:
+    """Where other ranks are gone, say so and end the process, whose threads may wait for them."""
+    from ..trainer.errors import RanksLostError
+
+    try:
+        yield
+    except RanksLostError as error:
+        click.echo(f"Error: {plain_text(str(error))}", err=True)
+        os._exit(1)
 
 
 class _Shown:

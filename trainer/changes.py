@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from .config import Change, TrainConfig, differences
+from .config import Change, EncoderConfig, TrainConfig, differences
+from .encoders import is_directory
 from .errors import ConfigError
+from .initial_weights import is_same_source
 from .parts import objective_of
 
 _ORDER = "the order of the samples follows from it"
@@ -32,6 +34,32 @@ FIXED = {
     "init_from": "the run goes on with its own weights",
 }
 """Settings, and tables of them, that no resumed run can change, and why."""
+
+
+def as_recorded(asked: TrainConfig, recorded: TrainConfig) -> TrainConfig:
+    """What is asked for, with its sources as the run recorded them where they are the same ones.
+
+    So the line that started a run goes on with it, where the run that it started from has later checkpoints by now, and
+    where the directory of a local model is gone. Nothing is read; `asked` is not resolved yet.
+    """
+    update: dict[str, object] = {
+        side: _encoder_as_recorded(getattr(asked.model, side), getattr(recorded.model, side))
+        for side in ("image", "text")
+    }
+    changed: dict[str, object] = {"model": asked.model.model_copy(update=update)}
+    if is_same_source(asked.init_from, recorded.init_from):
+        changed["init_from"] = recorded.init_from
+    return asked.model_copy(update=changed)
+
+
+def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> EncoderConfig:
+    if not is_directory(asked.name):
+        return asked
+    from .hf_directory import folder_of
+
+    if f"hf:{folder_of(asked.name)}" != recorded.name:
+        return asked
+    return EncoderConfig(name=recorded.name, config=recorded.config | asked.config)
 
 
 def allowed_changes(run: Path, recorded: TrainConfig, asked: TrainConfig, allowed: Collection[str]) -> list[Change]:

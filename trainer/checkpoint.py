@@ -14,7 +14,6 @@ import pickle
 import re
 import shutil
 from collections.abc import Container, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,27 +82,35 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return folder / name
 
 
-def load_latest(folder: Path) -> tuple[Path, CheckpointInfo, dict[str, Any]] | None:
-    """The checkpoint that `latest` names and what it holds, or None before the first.
+Loaded = tuple[Path, CheckpointInfo, dict[str, Any]]
+"""A checkpoint's directory and what it holds."""
+
+
+def load_latest(folder: Path, *, before: Path | None = None) -> Loaded | None:
+    """The checkpoint that `latest` names, or the newest one before another, and what it holds; None where none is.
 
     Where it is damaged, a warning says so, and the newest one before it that is not is taken: its snapshot of the state
     is kept as long. Raises RunError, of the newest, where all are damaged.
     """
-    newest = latest_checkpoint(folder)
+    newest = latest_checkpoint(folder) if before is None else _newest_before(folder, before)
     if newest is None:
         return None
     try:
         return newest, *load_checkpoint(newest)
     except RunError as error:
-        before = {step: path for step, path in checkpoints_in(folder).items() if step < _step_of(newest)}
-        for step in sorted(before, reverse=True):
-            with suppress(RunError):
-                found = before[step], *load_checkpoint(before[step])
-                _log.warning("%s Going on from step %d, the newest checkpoint that is whole.", error, step)
-                return found
-        raise RunError(
-            f"{error} None of the {len(before)} before it is whole; start anew, with another --out"
-        ) from error
+        try:
+            found = load_latest(folder, before=newest)
+        except RunError:
+            found = None
+        if found is None:
+            raise RunError(f"{error} There is none before it that is whole; start anew, with another --out") from error
+        _log.warning("%s Going on from step %d, the newest checkpoint that is whole.", error, found[1].step)
+        return found
+
+
+def _newest_before(folder: Path, other: Path) -> Path | None:
+    earlier = {step: path for step, path in checkpoints_in(folder).items() if step < _step_of(other)}
+    return earlier[max(earlier)] if earlier else None
 
 
 def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set[int]:
@@ -144,7 +151,11 @@ def load_checkpoint(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
     try:
         info = CheckpointInfo.model_validate(json.loads((path / _INFO).read_text("utf-8")))
         training = torch.load(path / _TENSORS, map_location="cpu", weights_only=True)
-    except (OSError, ValueError, ValidationError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+    # Of the system's errors those that mean a hole; another, as of a network disk, may pass and is raised as it is.
+    except (
+        FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, ValidationError, RuntimeError, EOFError,
+        pickle.UnpicklingError,
+    ) as error:  # fmt: skip
+        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise RunError(f"{path} is damaged ({reason}).") from error
     return info, training

@@ -238,6 +238,13 @@ _DatasetPath = Annotated[str, AfterValidator(lambda path: str(Path(path).resolve
 """Made absolute: a run may be resumed from any directory."""
 
 
+def checked_template(template: str) -> str:
+    """A zero-shot prompt. Raises ValueError where it has no place for the class's name."""
+    if "{}" not in template and "{lower}" not in template:
+        raise ValueError(f"{template!r} has neither {{}} nor {{lower}}, where the class's name goes")
+    return template
+
+
 class EvaluationConfig(_Section):
     """Scores of the encoders while they are trained, on a held-out set. Changes no result of the training."""
 
@@ -247,6 +254,8 @@ class EvaluationConfig(_Section):
     """The dataset that is scored, one that the run does not train on."""
     train: _DatasetPath = ""
     """The dataset that neighbours come from and whose class sizes make the bands; empty: the run's own."""
+    templates: tuple[Annotated[str, AfterValidator(checked_template)], ...] = ()
+    """Zero-shot prompts; {} is the class's name, {lower} it in lower case. Empty: "a photo of a {}"."""
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> Self:

@@ -35,8 +35,14 @@ def encoders_of_a_step(
             encoder.compile()
     if world.size == 1:
         return encoders
+    on_gpu = device.type == "cuda"
     parallel = DistributedDataParallel(
-        encoders, device_ids=[device.index] if device.type == "cuda" else None, gradient_as_bucket_view=True
+        encoders,
+        device_ids=[device.index] if on_gpu else None,
+        gradient_as_bucket_view=True,
+        # Or it lays its buckets out anew after the first step, and a gradient's place there decides the order in which
+        # three ranks or more are summed: a resumed run would not have the bits of one never stopped, as CPUs promise.
+        find_unused_parameters=not on_gpu,
     )
     parallel.register_comm_hook(clock, _average)
     return parallel

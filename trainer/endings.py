@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..pipeline.order import Order
 from .checkpoint import latest_checkpoint
-from .errors import TrainingError
+from .errors import RanksLostError, TrainingError
 from .run_directory import RunDirectory
 from .world import World
 
@@ -28,10 +28,8 @@ def samples_of(order: Order, step: int) -> str:
     return f"Its {len(sample_ids)} samples begin with the ids {', '.join(map(str, sample_ids[:FIRST_IDS]))}"
 
 
-def ranks_lost(run: RunDirectory, world: World, lost: list[int], step: int) -> TrainingError:
+def ranks_lost(run: RunDirectory, world: World, lost: list[int], step: int) -> RanksLostError:
     """What to raise in a step that other ranks did not come to: which, and what is left."""
-    assert world.lives is not None
-    named = " and ".join(f"rank {rank} ({world.lives.place(rank)})" for rank in lost)
     last = latest_checkpoint(run.checkpoints)
     left = f"The last checkpoint, {last}, stands; --resume goes on from it" if last else "There is no checkpoint yet"
-    return TrainingError(f"{named} went away at step {step:,}; look for its own messages. {left}")
+    return RanksLostError(f"{world.named(lost)} went away at step {step:,}; look for its own messages. {left}")

@@ -17,6 +17,10 @@ class TrainingError(Exception):
     """Training cannot go on; the last checkpoint stands."""
 
 
+class RanksLostError(TrainingError):
+    """Other ranks are gone. The process must end without waiting for its threads, which may wait for them."""
+
+
 class NotFiniteError(TrainingError):
     """The loss of a step is infinite or not a number."""
 

@@ -21,14 +21,15 @@ from torch import nn
 from .._version import __version__
 from ..pipeline.augment import RECIPES
 from ..pipeline.dataset import Dataset, TokenizerInfo
-from .checkpoint import LATEST, load_checkpoint
+from .checkpoint import LATEST
 from .config import EncoderConfig, TrainConfig
 from .encoders import HF, Encoder, Encoders, is_directory
 from .errors import ConfigError
-from .evaluation.evaluate import find_checkpoint, tokenizer_of
+from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
 from .files import sync_directory
 from .run_directory import RunDirectory
+from .wanted_checkpoint import find_checkpoint, load_found
 
 Format = Literal["hf", "safetensors"]
 
@@ -109,7 +110,7 @@ def _check_transformers_has_them(config: TrainConfig) -> None:
 
 def _restore(run: RunDirectory, config: TrainConfig, at: str, data: Path | None) -> _Trained:
     checkpoint = find_checkpoint(run, at)
-    info, training = load_checkpoint(checkpoint)
+    info, training = load_found(checkpoint)
     texts = None
     if config.objective.mode == "bimodal":
         folder = data or Path(config.data.path)
@@ -173,7 +174,10 @@ def _card(side: str, facts: dict[str, Any], model_class: str) -> str:
         "ResNetModel": "`pooler_output.flatten(1)`",
         "ViTModel": "`pooler_output`",
         "DistilBertModel": "`last_hidden_state[:, 0]`",
-        "CLIPTextModel": f"`last_hidden_state` at the first token {facts.get('end_id')}, which closes a text",
+        "CLIPTextModel": (
+            f"`last_hidden_state` at the first token {facts.get('end_id')}, which closes a text (not `pooler_output`: "
+            "transformers pools elsewhere where the end token's id is 2)"
+        ),
     }
     about = "\n".join(f"| {key} | {json.dumps(value)} |" for key, value in facts.items())
     return f"""---
@@ -204,10 +208,12 @@ def _written_aside(to: Path) -> Iterator[Path]:
     beside = to.with_name(f".{to.name}.{os.getpid()}.partial")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
+    usual = beside.stat().st_mode & 0o666  # a new file's, which others may read as the umask says
     try:
         yield beside
         for path in beside.rglob("*"):
             if path.is_file():
+                path.chmod(usual)  # safetensors makes its files for their owner alone
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
             else:

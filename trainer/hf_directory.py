@@ -35,7 +35,7 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
     """
     if MODEL_TYPE in encoder.config:
         return encoder
-    folder = Path(encoder.name.removeprefix("hf:")).expanduser().absolute()
+    folder = folder_of(encoder.name)
     where = f"model.{side}.name = 'hf:{folder}'"
     if not folder.is_dir():
         raise ConfigError(f"{where}: there is no such directory; give one that save_pretrained wrote")
@@ -52,6 +52,11 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
         )
     config = {MODEL_TYPE: model_type} | _architecture(model_type, stored) | encoder.config
     return EncoderConfig(name=f"hf:{folder}", config=config)
+
+
+def folder_of(name: str) -> Path:
+    """The absolute path of `hf:/path/to/model` or `hf:./model`."""
+    return Path(name.removeprefix("hf:")).expanduser().absolute()
 
 
 def _read_config(where: str, folder: Path) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from .checkpoint import latest_checkpoint, load_checkpoint
+from .checkpoint import LATEST, load_checkpoint
 from .encoders import Encoders
 from .errors import ConfigError, RunError
 from .run_directory import RunDirectory
+from .wanted_checkpoint import find_checkpoint
 
 _SOURCE = re.compile(r"(?P<run>.+?)(?:@(?P<step>step-[0-9]+))?", re.DOTALL)
 
@@ -21,17 +22,16 @@ _log = logging.getLogger(__name__)
 def pinned(source: str) -> str:
     """RUN or RUN@step-N as the absolute path of the run and a step: that of its latest checkpoint, where none is given.
 
-    Raises RunError where there is no such run or checkpoint.
+    Raises RunError where there is no such run, or no such checkpoint, naming those that there are.
     """
     path, step = _parts_of(source)
     run = RunDirectory(path)
     if not run.exists():
         raise RunError(f"--init-from {source}: {path} is no run; give the directory of one, or RUN@step-N")
-    checkpoint = run.checkpoints / step if step else latest_checkpoint(run.checkpoints)
-    if checkpoint is None or not checkpoint.is_dir():
-        raise RunError(f"--init-from {source}: {checkpoint or run.checkpoints} is no checkpoint; "
-                       f"those that {path} has are in {run.checkpoints}")  # fmt: skip
-    return f"{path}@{checkpoint.name}"
+    try:
+        return f"{path}@{find_checkpoint(run, step or LATEST).name}"
+    except RunError as error:
+        raise RunError(f"--init-from {source}: {error}") from None
 
 
 def is_same_source(source: str, recorded: str) -> bool:

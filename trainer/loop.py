@@ -17,18 +17,15 @@ from torch import Tensor
 from ..pipeline.batch import Batch
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import ORDER_VERSION
-from ..state_store import StateStore
+from ..state_store import DamagedChunkError, SnapshotNotFoundError, StateStore, StateStoreError
 from ..state_store.ranks import agreement
-from .checkpoint import (
-    CheckpointInfo,
-    load_latest,
-)
+from .checkpoint import CheckpointInfo, Loaded, latest_checkpoint, load_latest
 from .checkpointer import Checkpointer, warn_of_failure
 from .config import TrainConfig, to_toml
 from .data_parallel import batch_norm_advice, encoders_of_a_step
 from .encoders import Encoders
 from .endings import not_finite, ranks_lost, samples_of
-from .errors import NotFiniteError, RunError, TrainingError
+from .errors import NotFiniteError, RanksLostError, RunError, TrainingError
 from .evaluation.online import OnlineEvaluation
 from .host_copy import CopyOnHost
 from .initial_weights import load_initial_weights
@@ -77,7 +74,7 @@ class Trainer:
         self._encode = encoders_of_a_step(self.encoders, config, self.device, world, self._clock)
         self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective)
         self.precision = MixedPrecision(config.precision, self.device)
-        self._skipped_in_a_row = self._refused_rows = 0
+        self._skipped_in_a_row = self._refused_rows = self._refused_before = 0
         self.evaluation: OnlineEvaluation | None = None
         self._resources = ExitStack()
         self.loader = open_loader(config.data, dataset, self.order, self.mode, self.device, world)
@@ -91,7 +88,8 @@ class Trainer:
         Raises ConfigError, RunError, DatasetError, StateStoreError.
         """
         with agreement(world.control, RunError):
-            dataset, loaded = Dataset(Path(config.data.path)), load_latest(run.checkpoints) if resume else None
+            dataset, latest = Dataset(Path(config.data.path)), latest_checkpoint(run.checkpoints) if resume else None
+            loaded = load_latest(run.checkpoints) if resume else None
         trainer = cls(config, run, dataset, world, pretrained=loaded is None)
         try:
             with agreement(world.control, RunError):
@@ -103,23 +101,21 @@ class Trainer:
                     run.create(config)
             if resume and loaded is None and world.is_first:
                 _log.warning("%s has no checkpoint: the run starts again at step 0", run.path)
-            trainer._open_state(loaded)
+            trainer._open_state(loaded, latest)
         except BaseException:
             trainer.close()
             raise
         return trainer
 
-    def _open_state(self, loaded: tuple[Path, CheckpointInfo, dict[str, Any]] | None) -> None:
+    def _open_state(self, loaded: Loaded | None, latest: Path | None) -> None:
+        """latest: the checkpoint that was the latest one when `loaded` was read."""
         if loaded is None:
             self.store = self._resources.enter_context(self._new_store())
         else:
-            checkpoint, info, training = loaded
+            checkpoint, info, training = loaded = self._open_store(loaded, latest)
             if info.order_version != ORDER_VERSION:
                 raise RunError(f"{checkpoint} was made with sample order {info.order_version}, but this thermopile has "
                                f"order {ORDER_VERSION}; resume it with the version that started it")  # fmt: skip
-            self.store = self._resources.enter_context(
-                StateStore.open(self.run_directory.state, at=info.snapshot, **self._store_settings())
-            )
             if info.step != (taken_at := self.store.last_snapshot.step):
                 raise RunError(f"{checkpoint} is damaged: it says step {info.step}, its snapshot of state {taken_at}")
             self._restore(checkpoint, info, training)
@@ -134,6 +130,33 @@ class Trainer:
             self._tensorboard = self._resources.enter_context(board)
         self._checkpointer = Checkpointer(self.config.checkpoint, self.run_directory, self.log, self.world)
         self._resources.callback(self._checkpointer.close)
+
+    def _open_store(self, loaded: Loaded, latest: Path | None) -> Loaded:
+        """Open the state at a checkpoint's snapshot; where that is damaged, at an earlier one's, which is returned."""
+        folder = self.run_directory.checkpoints
+
+        def confirm() -> None:
+            if latest_checkpoint(folder) != latest:
+                raise RunError(f"another process has just written a checkpoint in {folder}; resume once more")
+
+        while True:
+            checkpoint, info, _ = loaded
+            try:
+                store = StateStore.open(
+                    self.run_directory.state, at=info.snapshot, confirm=confirm, **self._store_settings()
+                )
+            except StateStoreError as error:
+                is_damaged = isinstance(error, DamagedChunkError | SnapshotNotFoundError)
+                if not self._any_rank(is_damaged) or (earlier := load_latest(folder, before=checkpoint)) is None:
+                    raise
+                if self.world.is_first:
+                    _log.warning(
+                        "the state of %s is damaged (%s). Going on from %s", checkpoint, error, earlier[0].name
+                    )
+                loaded = earlier
+            else:
+                self.store = self._resources.enter_context(store)
+                return loaded
 
     def _store_settings(self) -> dict[str, Any]:
         return {
@@ -178,6 +201,8 @@ class Trainer:
         on_evaluation: Callable[[dict[str, Any]], None],
     ) -> None:  # fmt: skip
         reported_at = time.monotonic()
+        if self.world.control.broadcast(self._lacks_evaluation()):
+            self._evaluate(should_stop, on_evaluation)  # what a stop kept from being done
         self._clock.end_step()  # what came before is no part of a step
         while self.steps_done < self.total_steps:
             epoch, first_step = divmod(self.steps_done, self.order.steps_per_epoch)
@@ -193,8 +218,9 @@ class Trainer:
                     lines, now = self._flushed_log(), time.monotonic()
                     on_report(report_of(lines, self.total_steps, self.config.batch_size, now - reported_at))
                     reported_at = now
-                if evaluation_is_due and (line := self._evaluate(should_stop)):
-                    on_evaluation(line)
+                if evaluation_is_due:
+                    self._evaluate(should_stop, on_evaluation)
+                    is_last |= self._agree(should_stop())[0]
                 if is_last or checkpoint_is_due:
                     self._begin_checkpoint()
                 if is_last:
@@ -293,17 +319,21 @@ class Trainer:
             self._tensorboard.add(lines)
         return lines
 
-    def _evaluate(self, should_stop: Callable[[], bool]) -> dict[str, Any] | None:
-        """The line of an evaluation after this step, whose own line is written; None where there are no scores."""
-        if self.evaluation is None:
-            return None
-        scores = self.evaluation.scores(self.encoders, self.steps_done, should_stop)
-        if scores is None:
-            return None
-        line = self.log.add_evaluation(self.steps_done, scores)
-        if self._tensorboard is not None:
-            self._tensorboard.add([line])
-        return line
+    def _evaluate(self, should_stop: Callable[[], bool], on_evaluation: Callable[[dict[str, Any]], None]) -> None:
+        """Score the encoders after this step, whose own line is written, on the first rank; the others wait for it."""
+        step, evaluation = self.steps_done, self.evaluation
+        scores = None if evaluation is None else evaluation.scores(self.encoders, step, should_stop)
+        if scores is not None:
+            line = self.log.add_evaluation(step, scores)
+            if self._tensorboard is not None:
+                self._tensorboard.add([line])
+            on_evaluation(line)
+        self.world.patient.broadcast(None)
+
+    def _lacks_evaluation(self) -> bool:
+        """Whether the step that the run goes on from is one to evaluate after, and was not."""
+        is_due = self.steps_done > 0 and self.config.evaluation.is_due(self.steps_done)
+        return is_due and not self.log.has_evaluation
 
     def _not_finite(self, step: int, why: str) -> TrainingError:
         self._checkpointer.wait()  # of this rank alone: the others may not know yet
@@ -314,7 +344,7 @@ class Trainer:
         due, progress = self._checkpointer.is_due(self.steps_done), self._checkpointer.progress
         of_ranks = self.world.all_gather([stop, due, progress, self.store.refused_rows])
         stops, dues, progresses, refused = map(list, zip(*of_ranks, strict=True))
-        self._refused_rows = sum(refused)
+        self._refused_rows = self._refused_before + sum(refused)
         self._settle(progresses)
         return any(stops), bool(dues[0])
 
@@ -360,8 +390,10 @@ class Trainer:
     def __enter__(self) -> Trainer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Where ranks are gone, threads may wait for them for an hour.
+        if kind is None or not issubclass(kind, RanksLostError):
+            self.close()
 
     def _next(self, batches: Any) -> Batch | None:
         with self._clock.waiting("data_wait"):
@@ -384,6 +416,7 @@ class Trainer:
             "objective": self.objective.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "loss_scale": self.precision.scaler.state_dict(),
+            "refused_rows": self._refused_rows,
         }
 
     def _restore(self, checkpoint: Path, info: CheckpointInfo, training: dict[str, Any]) -> None:
@@ -391,6 +424,7 @@ class Trainer:
             self.encoders.load_state_dict(training["encoders"])
             self.objective.load_state_dict(training["objective"])
             self.optimizer.load_state_dict(training["optimizer"])
+            self._refused_rows = self._refused_before = int(training.get("refused_rows", 0))
             if scale := training.get("loss_scale"):
                 self.precision.scaler.load_state_dict(scale)
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:

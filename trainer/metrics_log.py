@@ -31,8 +31,12 @@ class MetricsLog:
 
     def __init__(self, path: Path | None, *, keep_steps: int) -> None:
         """Open the log; lines of steps after keep_steps, and a line cut off by a crash, are dropped. None: no file."""
+        self.has_evaluation = False
+        """Whether the step that the log was opened at has its evaluation."""
         if path is not None and path.exists():
-            os.truncate(path, _bytes_up_to(path, keep_steps))
+            length, last = _up_to(path, keep_steps)
+            os.truncate(path, length)
+            self.has_evaluation = last.get("step") == keep_steps and "evaluation" in last
         self._file = None if path is None else path.open("ab", buffering=0)
         self._unwritten = b""  # lines that the disk had no room for
         self._failure: OSError | None = None
@@ -117,17 +121,17 @@ def _ready(value: Any) -> Any:
     return value() if callable(value) else value
 
 
-def _bytes_up_to(path: Path, step: int) -> int:
-    """Length of the whole lines up to and including that of `step`."""
-    length = 0
+def _up_to(path: Path, step: int) -> tuple[int, dict[str, Any]]:
+    """Length of the whole lines up to and including those of `step`, and the last of them; empty where none is."""
+    length, last = 0, {}
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                is_kept = line.endswith(b"\n") and json.loads(line)["step"] <= step
+                is_kept = line.endswith(b"\n") and (read := json.loads(line))["step"] <= step
             except (ValueError, LookupError, TypeError):
                 _log.warning("%s: line %d cannot be read; it is dropped, and what follows it", path, number)
                 is_kept = False
             if not is_kept:
                 break
-            length += len(line)
-    return length
+            length, last = length + len(line), read
+    return length, last

@@ -263,7 +263,7 @@ def _read_checkpoints(folder: Path) -> list[CheckpointStatus]:
     found = []
     for path in folder.glob("step-*"):
         if name := _CHECKPOINT.fullmatch(path.name):
-            with suppress(FileNotFoundError):  # the run keeps only the newest, also while we look
+            with suppress(OSError):  # the run removes older ones while we look; what is no directory is none
                 files = [file.stat() for file in path.iterdir()]
                 found.append(CheckpointStatus(int(name[1]), _age(path), sum(file.st_size for file in files)))
     return sorted(found, key=lambda checkpoint: checkpoint.step)

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..state_store.ranks import Alone, Ranks, TorchRanks
-from .errors import ConfigError
+from .errors import ConfigError, RanksLostError
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TIMEOUT = timedelta(minutes=10)
 """So long a rank waits for another one that is alive, as at the first step, where each compiles."""
 SNAPSHOT_TIMEOUT = timedelta(hours=1)
-"""The same for the rows of a snapshot, which take as long as the disk does."""
+"""The same for the rows of a snapshot, which take as long as the disk does, and for an evaluation."""
 BEAT_SECONDS = 1.0
 SILENT_AFTER_SECONDS = 5.0
 """A rank that has given no sign of life for so long is gone."""
@@ -45,6 +45,8 @@ class World:
     """For the thread that trains; every rank makes the same calls in the same order."""
     snapshots: Ranks = _ALONE
     """For the state store, which writes snapshots in a thread of its own."""
+    patient: Ranks = _ALONE
+    """As `control`, where one rank may have to be waited for for long."""
     lives: Lives | None = None
 
     @property
@@ -62,6 +64,11 @@ class World:
         """Ranks that have gone, asked where a collective has failed; takes a few seconds."""
         return [] if self.lives is None else self.lives.lost()
 
+    def named(self, ranks: Sequence[int]) -> str:
+        """These ranks in words, with machine and process."""
+        assert self.lives is not None
+        return " and ".join(f"rank {rank} ({self.lives.place(rank)})" for rank in ranks)
+
 
 ALONE = World()
 
@@ -71,7 +78,7 @@ def joined_world() -> Iterator[World]:
     """The world that torchrun, or a launcher that sets the same variables, has started; alone without one.
 
     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who is who.
-    Raises ConfigError where some are missing.
+    Raises ConfigError where some are missing, and RanksLostError where the body fails because other ranks are gone.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
@@ -100,8 +107,15 @@ def joined_world() -> Iterator[World]:
     # On the CPU: what they say must not wait for what the GPU is at.
     control = TorchRanks(dist.new_group(backend="gloo", timeout=TIMEOUT))
     snapshots = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
+    patient = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
     with Lives(store, rank, size) as lives:
-        yield World(rank, size, local_rank, local_size, control, snapshots, lives)
+        world = World(rank, size, local_rank, local_size, control, snapshots, patient, lives)
+        try:
+            yield world
+        except RuntimeError as error:
+            if lost := world.lost_ranks():
+                raise RanksLostError(f"{world.named(lost)} went away; look for its own messages") from error
+            raise
     # Not after an error: a group that has lost a rank may wait for it.
     dist.destroy_process_group()
 
@@ -125,7 +139,7 @@ class Lives:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join()
+        self._thread.join(2 * BEAT_SECONDS)  # not longer, where the store is gone and does not answer
 
     def lost(self) -> list[int]:
         """The ranks that gave no sign of life; what the first to notice found is what all say."""

@@ -75,6 +75,12 @@ def test_a_checkpoint_holds_up_by_what_its_step_takes_more_than_those_before_it(
     assert seconds_of(steps, 2, sizes, [7.0, 0.5]) == Seconds(quiet=1.0, held_up=0.75, slowed=2.0, saved=0.5)
 
 
+def test_a_step_that_was_quicker_than_those_before_it_counts_below_zero():
+    sizes = CheckpointSizes(checkpoints=1, quiet_steps=3, during_steps=2, warm_up_steps=1)
+    steps = [*[9.0] * 10, 1.0, 1.0, 1.0, 0.75, 0.5, 1.0]
+    assert seconds_of(steps, 2, sizes, [7.0, 0.5]) == Seconds(quiet=1.0, held_up=-0.25, slowed=-0.75, saved=0.5)
+
+
 def test_every_part_can_be_chosen_and_has_both_scales():
     assert set(PARTS) == set(FULL) == set(SMALL)
 

@@ -160,13 +160,16 @@ def test_wrong_usage_is_told_from_failure(pairs_run, pairs_dataset):
     assert_one_line(template, 2, "neither {} nor {lower}")
 
 
-def test_a_checkpoint_of_other_encoders_is_refused_in_one_line(pairs_run, pairs_dataset, tmp_path):
+def test_a_checkpoint_of_other_encoders_or_a_damaged_one_is_refused_in_one_line(pairs_run, pairs_dataset, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(pairs_run, copy)
     _, training = load_checkpoint(copy / "checkpoints" / "step-14")
     del training["encoders"]["image.head.bias"]
     torch.save(training, copy / "checkpoints" / "step-14" / "training.pt")
     assert_one_line(evaluate(copy, pairs_dataset, pairs_dataset), 1, "does not hold the encoders")
+    (copy / "checkpoints" / "step-14" / "training.pt").write_bytes(b"")
+    damaged = evaluate(copy, pairs_dataset, pairs_dataset)
+    assert_one_line(damaged, 1, "step-14 is damaged", "Take another with --at: step-7")
 
 
 def test_the_help_ends_with_examples():

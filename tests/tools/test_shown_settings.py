@@ -68,6 +68,18 @@ def test_without_a_dataset_what_is_open_stays_so():
     assert "objective.rho" not in shown
 
 
+def test_what_a_model_directory_says_is_from_there(images_dataset, tmp_path):
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text('{"model_type": "resnet", "depths": [1, 1], "embedding_size": 4}')
+    (tmp_path / "tiny" / "model.safetensors").touch()
+    layers = layered(model={"image": {"name": f"hf:{tmp_path}/tiny", "config": {"embedding_size": 8}}})
+    shown = lines(shown_settings(resolve(layers.load(), images_dataset), layers))
+    assert shown["model.image.config.model_type"] == ('model_type = "resnet"', "from tiny")
+    assert shown["model.image.config.depths"] == ("depths = [1, 1]", "from tiny")
+    assert shown["model.image.config.embedding_size"] == ("embedding_size = 8", "--set")
+    assert shown["model.text.name"][1] == "resolved from auto (default)"
+
+
 def test_no_setting_hides_or_reorders_what_the_terminal_shows():
     layers = layered(data={"path": "a\x1b[2J\u202eb\x85\x7f"}, model={"image": {"config": {"a\u202eb": [1, 2]}}})
     text = shown_settings(layers.load(), layers)

@@ -142,6 +142,7 @@ def test_what_is_saved_is_listed(made):
         write_checkpoint(made, step, size=step * 1000)
     (made.checkpoints / ".step-16.partial").mkdir()
     (made.checkpoints / "step-x").mkdir()
+    (made.checkpoints / "step-99").write_text("no directory")
     found = status_of(made)
     assert [(saved["step"], saved["bytes"]) for saved in found["checkpoints"]] == [(4, 4000), (8, 8000), (12, 12000)]
     assert found["sample_state"] == {"samples": 66, "snapshots": ["step-0", "step-5"], "coverage": 1.0}

@@ -181,7 +181,7 @@ def test_a_checkpoint_that_brings_code_is_refused_and_the_code_does_not_run(run,
     training["loss_scale"] = _Payload(f"touch {tmp_path}/executed")
     for step in (6, 7):
         write(training, run.checkpoints / f"step-{step}" / "training.pt")
-    refused(resume(run), 1, run.checkpoints / "step-7", "is damaged", "None of the 1 before it is whole")
+    refused(resume(run), 1, run.checkpoints / "step-7", "is damaged", "There is none before it that is whole")
     assert not (tmp_path / "executed").exists()
 
 
@@ -191,11 +191,23 @@ def rewrite(run, **fields):
 
 
 @pytest.mark.parametrize("snapshot", ["ZZZZZZZZZZZZZZZZZZZ0", "../../elsewhere", "step-7\x1b[31m", ""])
-def test_a_checkpoint_of_a_snapshot_that_does_not_exist_is_refused_with_those_that_do(run, snapshot):
+def test_a_checkpoint_of_a_snapshot_that_does_not_exist_is_passed_over_for_the_one_before(run, further, snapshot):
     rewrite(run, snapshot=snapshot)
     result = resume(run)
-    refused(result, 1, f"{run.state} holds no snapshot", "there are: step-0, step-6, step-7")
+    assert f"{run.state} holds no snapshot" in result.stderr
+    assert "Going on from step-6" in result.stderr
     assert "\x1b" not in result.stderr
+    assert losses(run) == further
+
+
+def test_a_checkpoint_whose_state_is_damaged_is_passed_over_for_the_one_before(run, further):
+    chunks = [path for path in (run.state / "chunks").rglob("*") if path.is_file()]
+    newest = max(chunks, key=lambda path: path.stat().st_mtime_ns)
+    newest.write_bytes(newest.read_bytes()[:10])
+    result = resume(run)
+    assert f"the state of {run.checkpoints / 'step-7'} is damaged" in result.stderr
+    assert "Going on from step-6" in result.stderr
+    assert losses(run) == further
 
 
 @pytest.mark.parametrize("step", [3, -5, 10**30])

@@ -6,6 +6,7 @@ import tomllib
 import pytest
 import torch
 from click.testing import CliRunner
+from transformers import AutoModel, ResNetConfig
 
 from thermopile.tools.cli import main
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
@@ -120,7 +121,22 @@ def test_the_preset_that_a_run_was_started_with_is_no_change_and_another_is(pair
             "optimizer.lr: the run has 0.002, asked for 0.001")  # fmt: skip
 
 
-# Starting from another run
+# Starting from a local model, or from another run
+
+
+def test_a_run_from_a_local_model_goes_on_with_its_own_line_once_the_model_is_gone(
+    pairs_dataset, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    model = ResNetConfig(layer_type="basic", embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1])
+    AutoModel.from_config(model).save_pretrained("model")
+    line = ("--data", pairs_dataset.path, "--out", "new", "--resume",
+            *sets("epochs=1", "data.image_size=16", "model.dim=8", "model.image.name=hf:./model"))  # fmt: skip
+    assert train(*line).exit_code == 0
+    shutil.rmtree("model")
+    again = train(*line)
+    assert "finished at step 7" in again.stdout, again.stderr
+    refused(train(*line, *sets("model.image.config.depths=[2, 2]")), "model.image.config.depths", "cannot change")
 
 
 def test_a_new_run_starts_from_the_weights_of_another_and_records_which(finished, pairs_dataset, tmp_path):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from thermopile.trainer.changes import allowed_changes
-from thermopile.trainer.config import flat, load_config, merge, to_tree
+from thermopile.trainer.changes import allowed_changes, as_recorded
+from thermopile.trainer.config import differences, flat, load_config, merge, to_tree
 from thermopile.trainer.errors import ConfigError
 
 RUN = load_config({"objective": {"name": "isogclr", "mode": "bimodal", "rho": 2.0, "tau_init": 0.01}})
@@ -64,3 +64,22 @@ def test_a_temperature_that_is_constant_may_change():
 def test_all_that_is_refused_is_named_at_once_and_only_what_may_change_is_offered():
     with pytest.raises(ConfigError, match=r"seed: .*cannot change.*; epochs: .*allow them with --allow-change epochs,"):
         changes([], seed=1, epochs=3)
+
+
+def local(name, init_from="", **config):
+    return load_config({"init_from": init_from, "model": {"image": {"name": name, "config": config}}})
+
+
+def test_a_local_model_that_is_gone_is_what_the_run_recorded_with_what_is_asked_on_top(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recorded = local(f"hf:{tmp_path}/model", model_type="resnet", layer_type="basic")
+    assert as_recorded(local("hf:./model"), recorded) == recorded
+    asked = as_recorded(local("hf:./model", layer_type="bottleneck"), recorded)
+    assert [change.key for change in differences(recorded, asked)] == ["model.image.config.layer_type"]
+
+
+def test_another_model_or_run_to_start_from_stays_what_is_asked_for(tmp_path):
+    recorded = local(f"hf:{tmp_path}/model", "/a@step-3", model_type="resnet")
+    for asked in (local(f"hf:{tmp_path}/other"), local("hf:resnet-18"), local("conv", "/a@step-4")):
+        assert as_recorded(asked, recorded) == asked
+    assert as_recorded(local("conv", "/a"), recorded).init_from == "/a@step-3"

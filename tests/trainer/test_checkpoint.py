@@ -140,7 +140,7 @@ def test_a_whole_latest_checkpoint_is_taken_without_a_word(tmp_path, caplog):
 def test_where_all_checkpoints_are_damaged_the_newest_is_named(tmp_path):
     for step in (3, 5):
         cut_short(save(tmp_path, step))
-    with pytest.raises(RunError, match=r"step-5 is damaged .* None of the 1 before it is whole; start anew"):
+    with pytest.raises(RunError, match=r"step-5 is damaged .* There is none before it that is whole; start anew"):
         load_latest(tmp_path)
 
 

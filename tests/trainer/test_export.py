@@ -88,6 +88,7 @@ def test_transformers_alone_gives_the_text_encoders_features_from_the_tokenizer_
     states = AutoModel.from_pretrained(folder).eval()(input_ids=tokens, attention_mask=mask).last_hidden_state
     h = states[range(200), end] if text == "clip" else states[:, 0]
     assert torch.equal(h, encoders.text.backbone(tokens))
+    assert ("not `pooler_output`" in (folder / "README.md").read_text("utf-8")) == (text == "clip")
 
 
 def test_the_image_processor_shows_the_central_square_as_training_normalises_it(images_dataset, tmp_path):
@@ -162,6 +163,17 @@ def test_a_checkpoint_that_is_not_there_is_named(images_dataset, tmp_path):
     run, _ = make_run(tmp_path / "run", images_dataset, "conv")
     with pytest.raises(RunError, match="no checkpoint 'step-8'; there are: step-7"):
         export(run, tmp_path / "out", "safetensors", at="step-8")
+
+
+def test_what_is_written_may_be_read_by_whom_the_umask_says(images_dataset, tmp_path):
+    run, _ = make_run(tmp_path / "run", images_dataset, "resnet")
+    before = os.umask(0o027)
+    try:
+        files = export(run, tmp_path / "out", "hf")
+    finally:
+        os.umask(before)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in files} == {path.name: "0o640" for path in files}
+    assert "model.safetensors" in {path.name for path in files}
 
 
 def test_where_a_local_model_lies_is_not_told(images_dataset, tmp_path):

@@ -45,9 +45,9 @@ def test_the_latest_checkpoint_is_pinned_where_no_step_is_given(run, monkeypatch
 def test_a_run_or_step_that_is_not_there_is_named(run, tmp_path):
     with pytest.raises(RunError, match=r"none is no run; give the directory of one"):
         pinned(str(tmp_path / "none"))
-    with pytest.raises(RunError, match=r"step-7 is no checkpoint; those that .* has are in .*run/checkpoints$"):
+    with pytest.raises(RunError, match=r"run has no checkpoint 'step-7'; there are: step-3, step-10$"):
         pinned(f"{run}@step-7")
-    with pytest.raises(RunError, match=r"empty/checkpoints is no checkpoint"):
+    with pytest.raises(RunError, match=r"empty has no checkpoint yet"):
         pinned(str(write_run(tmp_path / "empty", encoders(), steps=())))
 
 

@@ -15,7 +15,7 @@ import torch
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 from thermopile.state_store import SnapshotError, StateReader, list_snapshots
-from thermopile.trainer import checkpointer
+from thermopile.trainer import checkpointer, loop
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import differences, load_config, to_toml
 from thermopile.trainer.errors import ConfigError, RunError, TrainingError
@@ -484,6 +484,20 @@ def test_a_model_part_that_fails_leaves_the_last_checkpoint_with_its_snapshot(
     assert "the checkpoint of step 6 was not written" in caplog.text
     assert checkpoints(run) == {12, 14}
     assert snapshots(run) == {0, 12, 14}
+
+
+def test_a_run_that_another_process_has_just_saved_is_not_taken_back(finished, tmp_path, monkeypatch):
+    run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
+    create_order = loop.create_order
+
+    def meanwhile(*arguments):
+        (run.checkpoints / "latest").write_text("step-15")
+        return create_order(*arguments)
+
+    monkeypatch.setattr(loop, "create_order", meanwhile)
+    with pytest.raises(RunError, match="another process has just written a checkpoint"):
+        Trainer.open(run.config(), run, resume=True)
+    assert 14 in snapshots(run)
 
 
 # Kills

@@ -112,6 +112,19 @@ def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_with_more_and_with_f
 
 
 @pytest.mark.soak
+def test_four_ranks_stopped_and_resumed_have_the_losses_of_a_run_never_stopped(start, tmp_path):
+    # With two, any order of a sum gives the same bits.
+    whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
+    finish(start(whole, 4))
+    ranks = start(broken, 4)
+    wait_for(broken, 12, ranks)
+    ranks[0].send(signal.SIGTERM)
+    assert [rank.end()[0] for rank in ranks] == [75] * 4
+    finish(start(broken, 4))
+    assert losses(broken) == losses(whole)
+
+
+@pytest.mark.soak
 def test_two_ranks_killed_ten_times_have_the_losses_of_a_run_never_killed(start, tmp_path):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     finish(start(whole, 2, epochs=20))

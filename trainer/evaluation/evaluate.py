@@ -18,12 +18,12 @@ from ...pipeline.dataset import Dataset, TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.order import MIN_ROWS_PER_STEP
 from ...pipeline.tokenizer import load_tokenizer
-from ..checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint
+from ..checkpoint import LATEST, CheckpointInfo
 from ..config import DataConfig
 from ..encoders import Encoders
-from ..errors import RunError
 from ..parts import device_named
 from ..run_directory import RunDirectory
+from ..wanted_checkpoint import find_checkpoint, load_found
 from . import knn, probe, retrieval, zero_shot
 from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
 from .features import image_features, restore_encoders, text_features
@@ -84,7 +84,7 @@ def evaluate(
     config = run.config()
     checkpoint = find_checkpoint(run, at)
     result = compared(checkpoint.name, train, test)
-    info, training = load_checkpoint(checkpoint)
+    info, training = load_found(checkpoint)
     has_texts = config.objective.mode == "bimodal"
     tokenizer, sizes = tokenizer_of(data or Path(config.data.path), info) if has_texts else (None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes)
@@ -99,7 +99,10 @@ def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
     Raises DatasetError where they do not fit each other, and for fewer than 16 samples.
     """
     if train.index.mode != test.index.mode:
-        raise DatasetError(f"{train.path} holds {train.index.mode}, but {test.path} holds {test.index.mode}")
+        raise DatasetError(
+            f"{train.path} holds {train.index.mode}, but {test.path} holds {test.index.mode}: "
+            "give a training set of the same kind (--train, or evaluation.train)"
+        )
     result = Evaluation(checkpoint, train, test, match_classes(train.column("group"), test.column("group")))
     sizes = result.classes.sizes
     if train.index.fingerprint == test.index.fingerprint:
@@ -141,18 +144,6 @@ def score_encoders(
         encode_prompts = partial(encode, on_progress=partial(on_progress, "prompts"))
         predicted = zero_shot.predict(test_images[labelled], result.classes.names, templates, encode_prompts)
         result.add("zero_shot", "top1", predicted.cpu().numpy() == result.classes.test[labelled], labelled)
-
-
-def find_checkpoint(run: RunDirectory, at: str) -> Path:
-    """The checkpoint `latest` or step-N. Raises RunError where there is none, naming those that there are."""
-    if at == LATEST:
-        if (latest := latest_checkpoint(run.checkpoints)) is None:
-            raise RunError(f"{run.path} has no checkpoint yet; its first one can be evaluated")
-        return latest
-    names = [path.name for _, path in sorted(checkpoints_in(run.checkpoints).items())]
-    if at not in names:
-        raise RunError(f"{run.path} has no checkpoint {at!r}; there are: {', '.join(names) or 'none yet'}")
-    return run.checkpoints / at
 
 
 def tokenizer_of(path: Path, info: CheckpointInfo) -> tuple[Tokenizer, TokenizerInfo]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -18,6 +18,7 @@ from ...pipeline.tokenizer import load_tokenizer
 from ..config import DataConfig, TrainConfig
 from ..encoders import Encoders
 from ..errors import ConfigError, RunError
+from . import zero_shot
 from .bands import Scores
 from .evaluate import Evaluation, compared, score_encoders
 
@@ -31,8 +32,12 @@ class OnlineEvaluation:
     steps between two evaluations.
     """
 
-    def __init__(self, sets: Evaluation, data: DataConfig, device: torch.device, tokenizer: Tokenizer | None) -> None:
-        self._sets, self._data, self._device, self._tokenizer = sets, data, device, tokenizer
+    def __init__(
+        self, sets: Evaluation, data: DataConfig, device: torch.device, tokenizer: Tokenizer | None,
+        templates: Sequence[str],
+    ) -> None:  # fmt: skip
+        self._sets, self._data, self._device = sets, data, device
+        self._tokenizer, self._templates = tokenizer, templates
 
     @classmethod
     def open(cls, config: TrainConfig, dataset: Dataset, device: torch.device) -> Self | None:
@@ -54,7 +59,7 @@ class OnlineEvaluation:
                 f"evaluation.test = {wanted.test!r} gives nothing to score: {sets.not_classified}, and there are no "
                 "captions that the run could find; choose another one, or set evaluation.every_steps to 0"
             )
-        return cls(sets, config.data, device, tokenizer)
+        return cls(sets, config.data, device, tokenizer, wanted.templates or zero_shot.TEMPLATES)
 
     @property
     def notes(self) -> list[str]:
@@ -80,7 +85,7 @@ class OnlineEvaluation:
             # Not compiled: for its last, smaller batch every encoder would be built once more, which takes minutes.
             with _evaluating(encoders), torch.compiler.set_stance("force_eager"):
                 score_encoders(
-                    result, encoders, self._data, self._device, self._tokenizer, with_probes=False,
+                    result, encoders, self._data, self._device, self._tokenizer, self._templates, with_probes=False,
                     on_progress=stop_if_asked,
                 )  # fmt: skip
         except _StoppedError:

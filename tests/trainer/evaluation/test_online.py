@@ -19,6 +19,8 @@ from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import differences, load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.evaluation.evaluate import evaluate
+from thermopile.trainer.evaluation.features import restore_encoders
+from thermopile.trainer.evaluation.online import OnlineEvaluation
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
@@ -97,6 +99,17 @@ def test_the_scores_are_those_of_the_checkpoint_of_that_step_without_the_probes(
     assert evaluations(watched)[6] != expected
 
 
+def test_the_zero_shot_prompts_are_those_of_the_settings(watched, pairs_dataset):
+    prompts = ["the character {lower}"]
+    given = {"every_steps": 4, "test": str(pairs_dataset.path), "templates": prompts}
+    config = settings(pairs_dataset, given)
+    _, training = load_checkpoint(watched.checkpoints / "step-4")
+    encoders = restore_encoders(config, watched.checkpoints, training, pairs_dataset.index.tokenizer)
+    found = OnlineEvaluation.open(config, pairs_dataset, torch.device("cpu")).scores(encoders, 4, lambda: False)
+    expected = evaluate(watched, pairs_dataset, pairs_dataset, at="step-4", templates=prompts).scores
+    assert found["zero_shot"] == expected["zero_shot"] != evaluations(watched)[4]["zero_shot"]
+
+
 def test_losses_and_weights_are_the_same_bit_for_bit_as_without_evaluations(watched, pairs_dataset, tmp_path):
     unwatched = train(settings(pairs_dataset, {}), tmp_path / "run")
     assert losses(unwatched) == losses(watched)
@@ -171,13 +184,20 @@ def test_tensorboard_gets_the_scores_too(images_dataset, held_out, tmp_path):
     assert [event.step for event in board.Scalars("evaluation/knn/10/all")] == [2, 4]
 
 
-def test_a_signal_while_the_encoders_are_evaluated_ends_that_at_once(images_dataset, held_out, tmp_path):
+def test_a_signal_while_the_encoders_are_evaluated_stops_the_run_there_and_a_resumed_one_makes_up_for_it(
+    images_dataset, held_out, tmp_path
+):
     config = images_settings(images_dataset, {"every_steps": 2, "test": str(held_out.path)})
     reported = []
     run = train(config, tmp_path / "run", reported.append, lambda: bool(reported))
-    assert [line["step"] for line in lines(run)] == [1, 2, 3]
+    assert [line["step"] for line in lines(run)] == [1, 2]
     assert evaluations(run) == {}
-    assert latest_checkpoint(run.checkpoints).name == "step-3"
+    assert latest_checkpoint(run.checkpoints).name == "step-2"
+    with Trainer.open(config, run, resume=True) as trainer:
+        trainer.run()
+    whole = train(config, tmp_path / "whole")
+    assert [line["step"] for line in lines(run)] == [line["step"] for line in lines(whole)]
+    assert evaluations(run) == evaluations(whole)
 
 
 def test_a_run_that_another_rank_was_told_to_stop_does_not_evaluate_first(images_dataset, held_out, tmp_path):
@@ -230,7 +250,7 @@ def test_datasets_that_cannot_be_scored_are_refused_before_anything_is_written(
     birds, few = (converted(tmp_path / label, tmp_path / f"{label}-set").path for label in ("birds", "cats"))
     assert_refused(on(tmp_path / "nowhere"), run, DatasetError, "nowhere is no dataset")
     assert_refused(on(held_out.path, train=tmp_path / "gone"), run, DatasetError, "gone is no dataset")
-    assert_refused(on(pairs_dataset.path), run, DatasetError, "holds images, but .* holds pairs")
+    assert_refused(on(pairs_dataset.path), run, DatasetError, "holds images, but .* holds pairs: give .*same kind")
     assert_refused(on(birds), run, DatasetError, "1 classes that the training set does not have, as 'birds'")
     assert_refused(
         on(birds, train=birds), run, ConfigError, "nothing to score: .* names one class alone, .*every_steps"
@@ -242,7 +262,8 @@ def test_datasets_that_cannot_be_scored_are_refused_before_anything_is_written(
     ("evaluation", "message"),
     [({"every_steps": 5}, "every_steps 5 needs a dataset to score; set evaluation.test"),
      ({"test": "data/x"}, "every_steps is 0, so the datasets .* set every_steps"),
-     ({"train": "data/x"}, "every_steps is 0")],
+     ({"train": "data/x"}, "every_steps is 0"),
+     ({"every_steps": 5, "test": "data/x", "templates": ["a photo"]}, "'a photo' has neither {} nor {lower}")],
 )  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(evaluation, message):
     with pytest.raises(ConfigError, match=message):

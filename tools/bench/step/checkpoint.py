@@ -69,8 +69,8 @@ def seconds_of(seconds: Sequence[float], number: int, sizes: CheckpointSizes, sa
     ends = number * sizes.every_steps - 1  # the step at whose end it is
     quiet = median(seconds[ends - sizes.quiet_steps : ends])
     during = seconds[ends + 1 : ends + 1 + sizes.during_steps]
-    held_up = max(0.0, seconds[ends] - quiet)
-    return Seconds(quiet, held_up, max(0.0, held_up + sum(during) - len(during) * quiet), saved[number - 1])
+    held_up = seconds[ends] - quiet  # by noise also below 0: cut off there, the medians would be too high
+    return Seconds(quiet, held_up, held_up + sum(during) - len(during) * quiet, saved[number - 1])
 
 
 def _figures(found: Sequence[Seconds]) -> tuple[Figure, ...]:

@@ -1,0 +1,53 @@
+"""The checkpoint that a person asks for: found by name, and where it cannot be had, the others are named."""
+
+import pytest
+
+from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
+from thermopile.trainer.errors import RunError
+from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.wanted_checkpoint import find_checkpoint, load_found
+
+
+def write(folder, *steps):
+    """A run with these checkpoints."""
+    run = RunDirectory(folder)
+    for step in steps:
+        info = CheckpointInfo(step=step, snapshot="s", order_version=1, dataset_fingerprint="f")
+        save_checkpoint(run.checkpoints, info, {})
+    return run
+
+
+def test_the_latest_is_found_and_any_other_by_its_name(tmp_path):
+    run = write(tmp_path, 3, 10)
+    assert find_checkpoint(run, "latest") == run.checkpoints / "step-10"
+    assert load_found(find_checkpoint(run, "step-3"))[0].step == 3
+
+
+@pytest.mark.parametrize("at", ["step-7", "step-99", "../checkpoints/step-3", ""])
+def test_where_there_is_none_of_that_name_those_that_there_are_are_named_by_step(at, tmp_path):
+    run = write(tmp_path, 3, 10)
+    (run.checkpoints / "step-99").write_text("no directory")
+    with pytest.raises(RunError, match=f"no checkpoint '{at}'; there are: step-3, step-10$"):
+        find_checkpoint(run, at)
+
+
+def test_a_latest_one_that_is_gone_is_named_too(tmp_path):
+    run = write(tmp_path, 3, 10)
+    (run.checkpoints / "step-10").rename(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match=r"no checkpoint 'step-10'; there are: step-3$"):
+        find_checkpoint(run, "latest")
+
+
+def test_where_one_is_damaged_the_others_are_offered(tmp_path):
+    run = write(tmp_path, 3, 7, 10)
+    (run.checkpoints / "step-10" / "training.pt").write_bytes(b"")
+    with pytest.raises(RunError, match=r"step-10 is damaged .* Take another with --at: step-3, step-7$") as refusal:
+        load_found(run.checkpoints / "step-10")
+    assert "\n" not in str(refusal.value)
+
+
+def test_where_the_only_one_is_damaged_none_is_offered(tmp_path):
+    run = write(tmp_path, 3)
+    (run.checkpoints / "step-3" / "training.pt").write_bytes(b"")
+    with pytest.raises(RunError, match=r"is damaged \([^()]*\)\.$"):
+        load_found(run.checkpoints / "step-3")

@@ -203,6 +203,8 @@ class Trainer:
         reported_at = time.monotonic()
         if self.world.control.broadcast(self._lacks_evaluation()):
             self._evaluate(should_stop, on_evaluation)  # what a stop kept from being done
+            if self._agree(should_stop())[0]:
+                return
         self._clock.end_step()  # what came before is no part of a step
         while self.steps_done < self.total_steps:
             epoch, first_step = divmod(self.steps_done, self.order.steps_per_epoch)

@@ -95,7 +95,7 @@ class Trainer:
             with agreement(world.control, RunError):
                 if loaded is None and config.init_from:
                     load_initial_weights(trainer.encoders, config.init_from)
-                # One rank alone scores: the others wait for it at their next step.
+                # One rank alone scores, while the others wait for it.
                 trainer.evaluation = OnlineEvaluation.open(config, dataset, trainer.device) if world.is_first else None
                 if not resume and world.is_first:
                     run.create(config)
@@ -230,7 +230,10 @@ class Trainer:
                     return
 
     def step(self, batch: Batch) -> None:
-        """One step: state in, loss, state out, gradients, weights. Nothing here reads a value back from the device."""
+        """One step: state in, loss, state out, gradients, weights.
+
+        Nothing here reads a value back from the device, but for fp16's overflows and, with on_nan = skip, bad values.
+        """
         sample_ids, progress = batch.sample_ids, Progress(self.steps_done, self.order.steps_per_epoch)
         self._seed_random_numbers()
         with self._clock.waiting("store_wait"):
@@ -349,14 +352,6 @@ class Trainer:
         self._refused_rows = self._refused_before + sum(refused)
         self._settle(progresses)
         return any(stops), bool(dues[0])
-
-    def save(self) -> None:
-        """Checkpoint at this step boundary, and wait for it: the state's snapshot, then the model part that names it.
-
-        Raises SnapshotError or OSError where either cannot be written; the last checkpoint then stands.
-        """
-        self._begin_checkpoint()
-        self._end_checkpoint(must_succeed=True)
 
     def _begin_checkpoint(self) -> None:
         """Cut the state and clone the weights; both are written while training goes on."""

@@ -18,6 +18,21 @@ from thermopile.trainer.run_directory import RunDirectory
 STEP = 5
 
 
+@pytest.fixture
+def assert_one_line():
+    """Return a check: a command ended with this exit code, and its last words are one line that has all of these."""
+
+    def check(result, exit_code, *words):
+        assert result.exit_code == exit_code, result.output
+        (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+        assert result.stderr.splitlines()[-1] == line
+        for word in words:
+            assert word in line
+        assert "Traceback" not in result.output
+
+    return check
+
+
 @pytest.fixture(scope="session")
 def hostile_dataset(tmp_path_factory):
     """66 pairs whose texts are hostile, in six classes of 34 to 1, and one sample without class and caption."""

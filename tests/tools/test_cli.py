@@ -13,15 +13,6 @@ def run(*arguments):
     return CliRunner().invoke(main, list(map(str, arguments)))
 
 
-def assert_one_line(result, exit_code, *words):
-    assert result.exit_code == exit_code, result.output
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-    assert result.stderr.splitlines()[-1] == line
-    for word in words:
-        assert word in line
-    assert "Traceback" not in result.output
-
-
 @pytest.mark.parametrize(
     "command", [(), ("convert",), ("convert", "glyphs"), ("convert", "folder"), ("train",), ("inspect",)]
 )
@@ -35,7 +26,7 @@ def test_the_exit_codes_are_listed_in_the_help():
     assert "0 done, 1 failed, 2 wrong usage" in run("--help").stdout
 
 
-def test_training_without_a_dataset_is_wrong_usage(tmp_path):
+def test_training_without_a_dataset_is_wrong_usage(tmp_path, assert_one_line):
     assert_one_line(run("train", "--out", tmp_path / "run"), 2, "--data")
     assert_one_line(
         run("train", "--out", tmp_path / "run", "--data", tmp_path), 1, "is no dataset", "thermopile convert"
@@ -50,7 +41,7 @@ def test_training_without_a_dataset_is_wrong_usage(tmp_path):
      ("optimizer.betas=[0.9, 1.5]", ("optimizer.betas.1 = 1.5",)),
      ("optimizer.lr=inf", ("finite",)), ("objective.tau_min=1e-9", ("tau_min",))],
 )  # fmt: skip
-def test_a_bad_setting_is_wrong_usage_that_starts_no_run(pairs_dataset, tmp_path, setting, words):
+def test_a_bad_setting_is_wrong_usage_that_starts_no_run(pairs_dataset, tmp_path, setting, words, assert_one_line):
     import torch
 
     if setting == "device=cuda" and torch.cuda.is_available():
@@ -86,7 +77,7 @@ def test_a_rho_that_can_never_bind_is_warned_of(pairs_dataset, tmp_path):
     assert "Warning" not in run("train", *common, "--out", tmp_path / "low", "--set", "objective.rho=5.5").stderr
 
 
-def test_a_run_that_exists_is_refused_without_resume(finished, pairs_dataset):
+def test_a_run_that_exists_is_refused_without_resume(finished, pairs_dataset, assert_one_line):
     result = run("train", "--data", pairs_dataset.path, "--out", finished)
     assert_one_line(result, 2, "holds a run", "--resume")
 
@@ -97,7 +88,7 @@ def test_resuming_a_finished_run_does_nothing(finished):
     assert "finished at step 7; nothing to do" in result.stdout
 
 
-def test_resuming_with_other_settings_is_refused_naming_them(finished):
+def test_resuming_with_other_settings_is_refused_naming_them(finished, assert_one_line):
     result = run("train", "--out", finished, "--resume", "--set", "optimizer.lr=0.5", "--set", "log_every=2")
     assert_one_line(result, 2, "optimizer.lr: the run has 0.001, asked for 0.5")
     assert "log_every" not in result.stderr
@@ -118,7 +109,7 @@ def other_pairs(tmp_path_factory):
     return out
 
 
-def test_resuming_with_another_dataset_is_refused_naming_both(finished, other_pairs):
+def test_resuming_with_another_dataset_is_refused_naming_both(finished, other_pairs, assert_one_line):
     result = run("train", "--out", finished, "--resume", "--data", other_pairs)
     assert_one_line(
         result, 2, "dataset fingerprint: the store has", "number of samples: the store has 2000, this run has 10847"
@@ -140,7 +131,7 @@ def test_a_process_ends_with_the_exit_code_of_its_error(finished, other_pairs):
     assert subprocess.run(list(map(str, command)), capture_output=True).returncode == 2
 
 
-def test_an_error_nobody_foresaw_is_one_line_and_a_traceback_with_debug(monkeypatch, finished):
+def test_an_error_nobody_foresaw_is_one_line_and_a_traceback_with_debug(monkeypatch, finished, assert_one_line):
     monkeypatch.setattr("thermopile.trainer.run_directory.RunDirectory.exists", lambda self: 1 / 0)
     assert_one_line(run("train", "--out", finished, "--resume"), 1, "ZeroDivisionError", "--debug")
     result = run("--debug", "train", "--out", finished, "--resume")

@@ -31,15 +31,6 @@ def converted(*arguments):
     return result
 
 
-def assert_one_line(result, exit_code, *words):
-    assert result.exit_code == exit_code, result.output
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-    assert result.stderr.splitlines()[-1] == line
-    for word in words:
-        assert word in line
-    assert "Traceback" not in result.output
-
-
 def jpeg(picture):
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG")
@@ -95,7 +86,7 @@ def test_a_folder_with_corrupt_pictures_is_converted_without_them(tmp_path, clas
     assert sorted(left_out) == ["also empty.png", "bad.png", "empty.png"]
 
 
-def test_too_many_corrupt_pictures_are_a_failure_that_says_how_to_go_on(tmp_path, classes):
+def test_too_many_corrupt_pictures_are_a_failure_that_says_how_to_go_on(tmp_path, classes, assert_one_line):
     folder = shutil.copytree(classes, tmp_path / "in")
     for i in range(8):
         (folder / f"{i}.png").write_bytes(b"")
@@ -118,11 +109,11 @@ def test_a_test_set_is_held_out_of_every_class_alike_before_a_long_tail_is_cut(t
 
 
 @pytest.mark.parametrize("share", ["0", "1.5", "-3", "nan", "many"])
-def test_a_share_that_is_none_is_wrong_usage(tmp_path, classes, share):
+def test_a_share_that_is_none_is_wrong_usage(tmp_path, classes, share, assert_one_line):
     assert_one_line(run("folder", classes, tmp_path / "out", "--holdout", share), 2, "--holdout")
 
 
-def test_a_long_tail_of_a_source_without_classes_is_wrong_usage(tmp_path, classes):
+def test_a_long_tail_of_a_source_without_classes_is_wrong_usage(tmp_path, classes, assert_one_line):
     assert_one_line(run("folder", classes / "ant", tmp_path / "out", "--longtail", 10), 2, "--longtail", "has none")
     assert not (tmp_path / "out").exists()
 
@@ -185,7 +176,9 @@ def test_names_of_columns_and_members_are_options(tmp_path, draw, write):
 
 @pytest.mark.parametrize("option", ["--caption", "--group"])
 @pytest.mark.parametrize(("write", "name"), [(write_tars, "say"), (write_parquet, "say;tell")])
-def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused(tmp_path, draw, write, name, option):
+def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused(
+    tmp_path, draw, write, name, option, assert_one_line
+):
     (tmp_path / "in").mkdir()
     source, _ = write(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
     result = run(*source, tmp_path / "out", "--image", "photo;jpg", option, name)
@@ -200,7 +193,7 @@ def test_a_caption_that_was_not_asked_for_need_not_be_there(tmp_path, draw):
     assert Dataset(tmp_path / "out").index.mode == "images"
 
 
-def test_names_in_a_strangers_file_move_no_cursor_where_they_are_told(tmp_path):
+def test_names_in_a_strangers_file_move_no_cursor_where_they_are_told(tmp_path, assert_one_line):
     pq.write_table(pa.table({"photo": [{"\x1b[31mred": 1}]}), tmp_path / "in.parquet")
     result = CliRunner().invoke(
         main, ["convert", "parquet", str(tmp_path / "in.parquet"), str(tmp_path / "out")], color=True
@@ -228,28 +221,28 @@ def test_a_tokenizer_of_ones_own_is_used(tmp_path, draw, pairs_dataset):
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == pairs_dataset.tokenizer_path.read_bytes()
 
 
-def test_a_missing_folder_is_wrong_usage(tmp_path):
+def test_a_missing_folder_is_wrong_usage(tmp_path, assert_one_line):
     assert_one_line(run("folder", tmp_path / "nowhere", tmp_path / "out"), 2, "nowhere", "does not exist")
 
 
-def test_an_empty_folder_is_a_failure_that_leaves_nothing(tmp_path):
+def test_an_empty_folder_is_a_failure_that_leaves_nothing(tmp_path, assert_one_line):
     (tmp_path / "empty").mkdir()
     assert_one_line(run("folder", tmp_path / "empty", tmp_path / "out"), 1, "holds no picture")
     assert os.listdir(tmp_path) == ["empty"]
 
 
-def test_an_output_that_exists_is_refused(images_dataset, picture_folder):
+def test_an_output_that_exists_is_refused(images_dataset, picture_folder, assert_one_line):
     result = run("folder", picture_folder, images_dataset.path)
     assert_one_line(result, 2, str(images_dataset.path), "exists", "--overwrite")
 
 
-def test_glyphs_are_refused_before_any_work_where_only_the_test_set_exists(tmp_path):
+def test_glyphs_are_refused_before_any_work_where_only_the_test_set_exists(tmp_path, assert_one_line):
     (tmp_path / "glyphs-test").mkdir()
     assert_one_line(run("glyphs", tmp_path / "glyphs"), 2, "glyphs-test exists")
     assert os.listdir(tmp_path) == ["glyphs-test"]
 
 
-def test_a_picture_folder_is_never_overwritten_by_its_own_dataset(tmp_path, draw):
+def test_a_picture_folder_is_never_overwritten_by_its_own_dataset(tmp_path, draw, assert_one_line):
     for name in ("a.png", "b.png"):
         draw(1).save(tmp_path / name)
     (tmp_path / "dataset.json").write_text('{"labels": null}')
@@ -267,7 +260,7 @@ def test_a_job_that_is_started_again_with_resume_says_that_nothing_is_left(tmp_p
     assert "out-test: 6 samples of 3 classes in 1 shard" in lines[1]
 
 
-def test_a_conversion_interrupted_says_so_in_a_word_and_how_to_go_on(tmp_path):
+def test_a_conversion_interrupted_says_so_in_a_word_and_how_to_go_on(tmp_path, assert_one_line):
     command = [sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs", str(tmp_path / "glyphs")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     parts = tmp_path / ".glyphs.partial" / "parts"
@@ -315,5 +308,5 @@ def test_of_many_findings_of_a_kind_only_some_are_shown(tmp_path, images_dataset
     assert "picture: and 290 more" in result.stdout
 
 
-def test_a_directory_that_is_no_dataset_fails_the_check(tmp_path):
+def test_a_directory_that_is_no_dataset_fails_the_check(tmp_path, assert_one_line):
     assert_one_line(run("check", tmp_path), 1, "is no dataset")

@@ -27,14 +27,6 @@ def scores_of(path, train, test, *options):
     return json.loads(result.stdout)
 
 
-def assert_one_line(result, exit_code, *words):
-    assert result.exit_code == exit_code, result.output
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-    assert result.stderr.splitlines()[-1] == line
-    for word in words:
-        assert word in line
-
-
 @pytest.fixture(scope="module")
 def pairs_run(pairs_dataset, tmp_path_factory):
     """14 steps on pairs: checkpoints at 7 and 14."""
@@ -138,7 +130,9 @@ def test_the_run_is_left_as_it_was(pairs_run, hostile_dataset):
     assert {path: path.stat().st_mtime_ns for path in pairs_run.rglob("*") if path.is_file()} == files
 
 
-def test_a_run_that_is_none_or_has_no_checkpoint_is_refused(pairs_run, hostile_dataset, write_run, tmp_path):
+def test_a_run_that_is_none_or_has_no_checkpoint_is_refused(
+    pairs_run, hostile_dataset, write_run, tmp_path, assert_one_line
+):
     assert_one_line(evaluate(tmp_path, hostile_dataset, hostile_dataset), 1, "is no run")
     write_run(tmp_path / "fresh", hostile_dataset, {})
     assert_one_line(evaluate(tmp_path / "fresh", hostile_dataset, hostile_dataset), 1, "has no checkpoint yet")
@@ -146,7 +140,9 @@ def test_a_run_that_is_none_or_has_no_checkpoint_is_refused(pairs_run, hostile_d
     assert_one_line(wrong, 1, "no checkpoint 'step-8'; there are: step-7, step-14")
 
 
-def test_datasets_that_do_not_fit_are_refused(pairs_run, pairs_dataset, images_dataset, hostile_dataset, tmp_path):
+def test_datasets_that_do_not_fit_are_refused(
+    pairs_run, pairs_dataset, images_dataset, hostile_dataset, tmp_path, assert_one_line
+):
     assert_one_line(evaluate(pairs_run, pairs_dataset, images_dataset), 1, "holds pairs", "holds images")
     assert_one_line(evaluate(pairs_run, pairs_dataset, hostile_dataset), 1, "classes that the training set does not")
     assert_one_line(run("eval", pairs_run, "--train", tmp_path, "--test", tmp_path), 1, "is no dataset")
@@ -154,13 +150,15 @@ def test_datasets_that_do_not_fit_are_refused(pairs_run, pairs_dataset, images_d
     assert_one_line(moved, 1, "is not the dataset that the run was trained on")
 
 
-def test_wrong_usage_is_told_from_failure(pairs_run, pairs_dataset):
+def test_wrong_usage_is_told_from_failure(pairs_run, pairs_dataset, assert_one_line):
     assert_one_line(run("eval", pairs_run, "--train", pairs_dataset.path), 2, "--test")
     template = evaluate(pairs_run, pairs_dataset, pairs_dataset, "--template", "a photo")
     assert_one_line(template, 2, "neither {} nor {lower}")
 
 
-def test_a_checkpoint_of_other_encoders_or_a_damaged_one_is_refused_in_one_line(pairs_run, pairs_dataset, tmp_path):
+def test_a_checkpoint_of_other_encoders_or_a_damaged_one_is_refused_in_one_line(
+    pairs_run, pairs_dataset, tmp_path, assert_one_line
+):
     copy = tmp_path / "copy"
     shutil.copytree(pairs_run, copy)
     _, training = load_checkpoint(copy / "checkpoints" / "step-14")

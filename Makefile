@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up all they need by themselves, once. The rest is for development.
-.PHONY: demo test reproduce soak lint format system clean
+.PHONY: demo test reproduce soak lint format system browser clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -19,7 +19,7 @@ demo: .venv/ready
 reproduce: .venv/ready
 	$(RUN) reproduce reproduction --page docs/reproduction.md $(if $(FULL),--full)
 
-test: lint
+test: lint browser
 	$(PYTEST) -m "not soak"
 
 # The same tests at full length: crashes, kills, epochs broken off, seeds, a store of 2·10^8 rows. Takes about an hour on
@@ -49,20 +49,27 @@ system:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "thermopile needs Python 3.11 or newer; name one with: make PYTHON=python3.11 …"; exit 1; }
 	@pkg-config --exists opencv4 libturbojpeg 2>/dev/null && command -v c++ >/dev/null && $(PYTHON) -c $(HAS_VENV) || \
-	  $(INSTALL_PACKAGES)
+	  { $(call install,$(DEBIAN_PACKAGES),ffcv is compiled here.); }
+
+# The report's tests look at it as a reader does; without a browser they are skipped.
+browser:
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+	  ( $(call install,chromium chromium-driver,The report is tested in a browser.) ) || \
+	  echo "Without Chromium, the tests of the report in a browser are skipped."
 
 HAS_VENV = "import ensurepip, os, sysconfig as s; assert os.path.exists(s.get_paths()['include'] + '/Python.h')" 2>/dev/null
 
-define INSTALL_PACKAGES
+# $(call install,packages,why they are needed): with apt-get where it may, else it says what to install and fails.
+define install
 if ! command -v apt-get >/dev/null; then \
-    echo "ffcv is compiled here. Install a C++ compiler, pkg-config, and OpenCV 4 and libjpeg-turbo with headers, then run make again."; exit 1; \
+    echo "$(2) Install what Debian calls $(1), then run make again."; exit 1; \
   elif [ "$$(id -u)" = 0 ]; then \
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(DEBIAN_PACKAGES); \
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1); \
   elif sudo -n true 2>/dev/null; then \
-    sudo apt-get update -qq && sudo DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(DEBIAN_PACKAGES); \
+    sudo apt-get update -qq && sudo DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1); \
   else \
-    echo "ffcv is compiled here. Install its Debian packages, then run make again:"; \
-    echo "  sudo apt-get install $(DEBIAN_PACKAGES)"; exit 1; \
+    echo "$(2) Install the Debian packages, then run make again:"; \
+    echo "  sudo apt-get install $(1)"; exit 1; \
   fi
 endef
 

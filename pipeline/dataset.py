@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -142,16 +143,73 @@ class Dataset:
         files = [self.path / SHARD_FOLDER / shard_name(shard, "parquet") for shard in range(self.shards)]
         return pa.chunked_array([chunk for file in files for chunk in pq.read_table(file, columns=[name])[name].chunks])
 
+    def tables(self, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
+        """Columns of the samples table, so many rows at a time (the last ones fewer), in the order of the ids.
+
+        Raises DatasetError where a column or a row is missing, or a file is damaged.
+        """
+        pending, held = [], 0
+        for shard in range(self.shards):
+            for batch in self._batches(shard, names, rows):
+                pending.append(batch)
+                held += len(batch)
+                while held >= rows:
+                    table = pa.Table.from_batches(pending)
+                    yield table.slice(0, rows)
+                    pending, held = table.slice(rows).to_batches(), held - rows
+        if held:
+            yield pa.Table.from_batches(pending)
+
+    def _batches(self, shard: int, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        with self._open_table(shard, names) as parquet:
+            yield from parquet.iter_batches(batch_size=rows, columns=list(names))
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Names and types of the samples table's columns, by its first shard. Raises DatasetError."""
+        with self._open_table(0, []) as parquet:
+            return parquet.schema_arrow
+
+    def take(self, sample_ids: NDArray[np.int64], names: Sequence[str]) -> pa.Table:
+        """Columns of the samples table for ids, int64 [b], in the order asked; reads the shards that they are in.
+
+        Raises DatasetError for an id out of range, and where a column or a row is missing, or a file is damaged.
+        """
+        shards, rows = self.locate(sample_ids)
+        by_shard = np.argsort(shards, kind="stable")
+        first_of_shard = np.flatnonzero(np.diff(shards[by_shard], prepend=-1))
+        pieces = []
+        for places in np.split(by_shard, first_of_shard)[1:]:
+            with self._open_table(int(shards[places[0]]), names) as parquet:
+                pieces.append(parquet.read(columns=list(names)).take(rows[places]))
+        table = pa.concat_tables(pieces) if pieces else self.schema.empty_table().select(list(names))
+        in_order = bool((np.diff(shards) >= 0).all())  # as all samples are, whose texts need not be copied once more
+        return table if in_order else table.take(np.argsort(by_shard, kind="stable"))
+
+    @contextmanager
+    def _open_table(self, shard: int, names: Sequence[str]) -> Iterator[pq.ParquetFile]:
+        """A shard's part of the samples table, which has these columns, and every row."""
+        file = self.path / SHARD_FOLDER / shard_name(shard, "parquet")
+        wanted = int(self.first_id[shard + 1] - self.first_id[shard])
+        try:
+            with pq.ParquetFile(file) as parquet:
+                if missing := [name for name in names if name not in parquet.schema_arrow.names]:
+                    known = ", ".join(parquet.schema_arrow.names)
+                    raise DatasetError(f"{file} has no column {', '.join(map(repr, missing))}; it has {known}")
+                if parquet.metadata.num_rows != wanted:
+                    raise DatasetError(f"{file} holds {parquet.metadata.num_rows:,} rows, but {INDEX_FILE} says "
+                                       f"{wanted:,}. Convert the dataset again.")  # fmt: skip
+                yield parquet
+        except pa.ArrowException as error:
+            raise DatasetError(f"{file} cannot be read: {error}. Convert the dataset again.") from error
+
     def rows(self, sample_ids: Sequence[int]) -> list[dict[str, Any]]:
-        """The samples table's rows of a few ids, in the order asked, each with its `sample_id`."""
-        found: dict[int, dict[str, Any]] = {}
-        shards, rows = self.locate(np.array(sample_ids, np.int64))
-        for shard in np.unique(shards).tolist():
-            wanted = np.flatnonzero(shards == shard)
-            table = pq.read_table(self.path / SHARD_FOLDER / shard_name(shard, "parquet"))
-            for place, row in zip(wanted.tolist(), table.take(rows[wanted]).to_pylist(), strict=True):
-                found[place] = {"sample_id": int(sample_ids[place]), **row}
-        return [found[place] for place in range(len(sample_ids))]
+        """The samples table's rows of a few ids, in the order asked, each with its `sample_id`.
+
+        Raises DatasetError as `take` does.
+        """
+        table = self.take(np.array(sample_ids, np.int64), self.schema.names)
+        return [{"sample_id": int(id), **row} for id, row in zip(sample_ids, table.to_pylist(), strict=True)]
 
 
 def read_index(path: Path) -> DatasetIndex:

@@ -17,7 +17,7 @@ def imported_by(code):
     return set(result.stdout.split())
 
 
-HEAVY = {"torch", "ffcv", "nvidia", "numba", "zarr", "icechunk", "transformers", "matplotlib", "pyarrow"}
+HEAVY = {"torch", "ffcv", "nvidia", "numba", "zarr", "icechunk", "transformers", "matplotlib", "pyarrow", "pandas"}
 
 
 @pytest.mark.parametrize("code", ["import thermopile", "import thermopile.tools.cli"])
@@ -36,7 +36,7 @@ def test_the_wheel_installs_thermopile_and_nothing_else(tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"thermopile"}
     for needed in ("pipeline/order.py", "trainer/objectives/isogclr.py", "trainer/presets/glyphs.toml",
-                   "tools/report.css", "py.typed"):  # fmt: skip
+                   "tools/report/report.css", "tools/report/report.js", "py.typed"):  # fmt: skip
         assert f"thermopile/{needed}" in names
     assert not [name for name in names if "/tests/" in name]
 

@@ -26,9 +26,12 @@ def test_a_table_is_printed_and_the_last_line_is_the_report(shown, hostile_run):
     assert (hostile_run.report / "report.html").is_file()
     table = [" ".join(line.split()) for line in lines]
     assert "tau of the visited samples image text" in table
+    assert "samples 66, of which 100% visited, 1 time" in table
+    assert [line for line in table if line.startswith("objective isogclr: rho 2, gamma 0.8, eta 0.01")]
     assert "highest 0.1000 0.1374" in table
     assert "share at tau_min (0.005) 0% 0%" in table
     assert "Spearman, class size and mean tau +1.00 -1.00" in table
+    assert next(line for line in table if line.startswith("lowest … highest")).count("█") >= 2
 
 
 def test_the_table_is_plain_where_stdout_is_no_terminal(shown):
@@ -42,12 +45,18 @@ def test_json_is_one_object_with_every_figure(hostile_run, hostile_dataset):
     seen = json.loads(done.stdout)
     assert seen["dataset"] == str(hostile_dataset.path)
     assert seen["snapshot"]["tag"] == "step-5"
-    assert (seen["samples"], seen["share_visited"], seen["classes"]) == (66, 1.0, 6)
+    assert (seen["samples"], seen["share_visited"], seen["visits"]["max"]) == (66, 1.0, 1)
+    assert seen["objective"] | {"name": "isogclr", "rho": 2.0} == seen["objective"]
     assert list(seen["sides"]) == ["first", "second"]
     first = seen["sides"]["first"]
     assert first["tau"]["max"] == pytest.approx(0.1)
-    assert first["spearman"] == pytest.approx(1.0)
-    assert -1 < first["spearman_permuted"] < 1
+    assert first["highest"][0] == seen["sides"]["second"]["lowest"][0]
+    (groups,) = seen["groups"]
+    assert (groups["column"], groups["groups"]) == ("group", 6)
+    correlation = groups["correlation"]["first"]
+    assert correlation["spearman"] == pytest.approx(1.0)
+    assert -1 < correlation["permuted"] < 1
+    assert [band["name"] for band in groups["bands"]] == ["head", "medium", "tail"]
     assert seen["report"] == str(hostile_run.report / "report.html")
 
 
@@ -92,7 +101,7 @@ def test_an_unknown_snapshot_is_an_error_that_lists_those_there_are(hostile_run)
 def test_what_is_missing_is_noted_in_the_terminal(hostile_dataset, write_run, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False)
     lines = inspect(run.path).stdout.splitlines()
-    assert lines[2].startswith("note      The run has no snapshot of its state yet")
+    assert lines[3].startswith("note       The run has no snapshot of its state yet")
     assert lines[-1] == str(run.report / "report.html")
 
 

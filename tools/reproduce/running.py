@@ -90,18 +90,17 @@ def _score(run: Run, sets: Sets, folder: Path, seconds: float | None) -> Result:
 def _temperatures(directory: RunDirectory) -> dict[str, Temperatures]:
     from scipy.stats import skew
 
-    from ..inspection import read_run
-    from ..temperatures import measure
+    from ..inspection.run import read_run
+    from ..inspection.survey import survey
 
-    inspection = read_run(directory)
-    if (state := inspection.state) is None:
+    if (measured := survey(read_run(directory))) is None:
         return {}
-    measured, found = measure(inspection), {}
+    found = {}
     for side in measured.sides:
-        correlation = measured.classes and measured.classes.correlation[side.name]
+        correlation = measured.groups[0].correlation[side.name] if measured.groups else None
         found[side.label] = Temperatures(
-            mean=side.summary.mean,
-            skewness=float(skew(side.tau[state.visited].astype("float64"))),
+            mean=side.tau.mean,
+            skewness=float(skew(measured.pool.tau[side.name].astype("float64"))),
             spearman=correlation.spearman if correlation else None,
             permuted=correlation.permuted if correlation else None,
         )

@@ -1,11 +1,11 @@
+import json
 import shutil
 
-import numpy as np
 import pytest
 
 from thermopile.pipeline.errors import DatasetError
 from thermopile.state_store import SnapshotNotFoundError, StoreNotFoundError
-from thermopile.tools.inspection import read_run
+from thermopile.tools.inspection.run import TauSettings, read_run
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -14,15 +14,10 @@ def test_a_run_is_read_with_its_settings_its_last_snapshot_and_its_dataset(hosti
     inspection = read_run(hostile_run)
     assert inspection.config.objective.name == "isogclr"
     assert inspection.dataset.path == hostile_dataset.path
-    state = inspection.state
-    assert (state.snapshot.tag, state.samples, state.share_visited) == ("step-5", 66, 1.0)
-    assert state.labels == {"first": "image", "second": "text"}
-    assert (state.tau_init, state.tau_min, state.tau_max) == (0.01, 0.005, 1.0)
+    assert (inspection.reader.snapshot.tag, inspection.reader.samples) == ("step-5", 66)
+    assert inspection.labels == {"first": "image", "second": "text"}
+    assert inspection.tau == TauSettings(0.01, 0.005, 1.0)
     assert inspection.notes == []
-
-
-def test_temperatures_come_in_the_order_of_the_ids(hostile_run, tau_by_class_size):
-    np.testing.assert_array_equal(read_run(hostile_run).state.tau["first"], tau_by_class_size.astype(np.float32))
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path):
@@ -32,7 +27,7 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path):
 
 def test_a_run_killed_before_its_first_snapshot_is_noted(hostile_dataset, write_run, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False))
-    assert inspection.state is None
+    assert inspection.reader is None
     assert "no snapshot of its state yet" in inspection.notes[0]
 
 
@@ -43,15 +38,9 @@ def test_a_snapshot_asked_for_by_name_must_be_there(hostile_dataset, hostile_run
         read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False), at="step-5")
 
 
-def test_a_state_in_which_nothing_was_visited_is_noted(hostile_run):
-    assert read_run(hostile_run, at="step-0").notes == [
-        "No sample was visited up to step-0: every tau still stands at its start."
-    ]
-
-
 def test_an_objective_without_temperatures_is_noted(hostile_dataset, write_run, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip"))
-    assert inspection.state.tau == {}
+    assert inspection.labels == {}
     assert "clip keeps no temperature per sample" in inspection.notes[0]
 
 
@@ -70,7 +59,7 @@ def test_a_dataset_that_was_moved_is_noted_with_the_cure(moved):
     run, there = moved
     inspection = read_run(run)
     assert inspection.dataset is None
-    assert inspection.state.samples == 66
+    assert inspection.reader.samples == 66
     assert "no classes and no pictures" in inspection.notes[0]
     assert "--data" in inspection.notes[0]
     assert read_run(run, data=there).dataset.path == there
@@ -87,3 +76,23 @@ def test_another_dataset_in_the_place_of_the_run_s_own_is_noted(moved, flat_data
 def test_another_dataset_given_by_hand_is_refused(hostile_run, flat_dataset):
     with pytest.raises(DatasetError, match="is not the dataset that the run was trained on"):
         read_run(hostile_run, data=flat_dataset.path)
+
+
+def checkpoint(run, snapshot):
+    folder = run.checkpoints / "step-5"
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.json").write_text(json.dumps({"snapshot": snapshot}))
+    (run.checkpoints / "latest").write_text("step-5\n")
+
+
+def test_the_state_of_another_run_is_refused(hostile_run, tmp_path):
+    run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
+    checkpoint(run, "0123456789AB")
+    with pytest.raises(RunError, match=r"is not this run's state: the run's checkpoint step-5 .* 0123456789AB"):
+        read_run(run)
+
+
+def test_the_state_that_the_checkpoint_names_is_the_run_s_own(hostile_run, tmp_path):
+    run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
+    checkpoint(run, read_run(hostile_run).reader.snapshot.id)
+    assert read_run(run).reader.snapshot.tag == "step-5"

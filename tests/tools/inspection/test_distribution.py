@@ -1,0 +1,82 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thermopile.tools.inspection.distribution import RELATIVE_PRECISION, Distribution
+
+NUMBERS = st.floats(-(2.0**40), 2.0**40, width=32)
+
+
+def distribution_of(values, *, pieces=1):
+    distribution = Distribution()
+    for piece in np.array_split(np.array(values, np.float32), pieces):
+        distribution.add(piece)
+    return distribution
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=50), st.floats(0, 1))
+def test_a_quantile_is_a_value_that_was_counted_to_the_relative_precision(values, share):
+    values = np.array(values, np.float32)
+    exact = float(np.quantile(values, share, method="lower"))
+    found = distribution_of(values).quantile(share)
+    # numpy's own rounding may fall to a neighbour of a place that lies between two values.
+    neighbours = np.sort(values)[max(0, int(share * (len(values) - 1)) - 1) :][:3]
+    assert any(abs(found - value) <= RELATIVE_PRECISION * abs(value) + 1e-38 for value in (exact, *neighbours))
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=50), st.integers(1, 7))
+def test_values_in_pieces_are_counted_as_in_one(values, pieces):
+    whole, parts = distribution_of(values), distribution_of(values, pieces=pieces)
+    assert (whole.count, whole.min, whole.max) == (parts.count, parts.min, parts.max)
+    assert whole.mean == pytest.approx(parts.mean)
+    np.testing.assert_array_equal(whole.ranks(np.float32(values)), parts.ranks(np.float32(values)))
+
+
+@given(st.lists(st.integers(0, 4096), min_size=1, max_size=50), st.floats(0, 1))
+def test_whole_numbers_up_to_4096_are_told_apart_exactly(values, share):
+    assert distribution_of(values).quantile(share) in values
+
+
+def test_the_lowest_and_the_highest_value_are_exact():
+    distribution = distribution_of([0.123456, 7.654321])
+    assert distribution.quantile(0) == pytest.approx(np.float32(0.123456), abs=0)
+    assert distribution.quantile(1) <= distribution.max == pytest.approx(np.float32(7.654321), abs=0)
+
+
+def test_values_that_are_not_finite_are_counted_apart():
+    distribution = distribution_of([np.nan, np.inf, -np.inf, 2.0])
+    assert (distribution.not_finite, distribution.count, distribution.mean) == (3, 1, 2.0)
+
+
+def test_both_zeros_are_one():
+    assert distribution_of([-0.0, 0.0]).ranks(np.float32([0.0, -0.0])).tolist() == [0.5, 0.5]
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=40))
+def test_a_rank_is_the_share_below_and_half_the_share_of_equals(values):
+    ranks = distribution_of(values).ranks(np.array(values, np.float32))
+    for value, rank in zip(values, ranks, strict=True):
+        below, equal = sum(v < value for v in values), values.count(value)
+        assert rank == pytest.approx((below + equal / 2) / len(values))
+
+
+def test_shares_at_a_bound_hold_the_bound_itself():
+    distribution = distribution_of([0.005, 0.005, 0.5, 1.0])
+    assert (distribution.share_at_most(0.005), distribution.share_at_least(1.0)) == (0.5, 0.25)
+    assert (distribution.share_at_most(0.004), distribution.share_at_least(2.0)) == (0.0, 0.0)
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=60))
+def test_no_value_is_lost_between_the_edges_of_its_own_histogram(values):
+    distribution = distribution_of(values)
+    edges = distribution.edges(60)
+    assert 2 <= len(edges) <= 61
+    assert distribution.histogram(edges).sum() == len(values)
+
+
+def test_a_histogram_is_not_finer_than_what_was_counted():
+    close = np.linspace(1, 1.01, 1000)
+    counts = distribution_of(close).histogram(distribution_of(close).edges(60))
+    assert len(counts) < 5
+    assert counts.min() > 0

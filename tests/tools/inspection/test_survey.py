@@ -1,0 +1,123 @@
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+
+from thermopile.pipeline.errors import DatasetError
+from thermopile.tools.inspection import survey as survey_module
+from thermopile.tools.inspection.run import read_run
+from thermopile.tools.inspection.survey import survey
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """The state is read in pieces of one block, 16 rows."""
+    monkeypatch.setattr(survey_module, "ROWS_AT_ONCE", 16)
+
+
+@pytest.fixture
+def run_of(hostile_dataset, write_run, tmp_path):
+    def write(tau, **how):
+        return read_run(write_run(tmp_path / "run", hostile_dataset, {"first": tau, "second": tau}, **how))
+
+    return write
+
+
+def test_a_run_gives_both_sides_its_groups_and_no_note(hostile_run):
+    found = survey(read_run(hostile_run))
+    assert [(side.name, side.label) for side in found.sides] == [("first", "image"), ("second", "text")]
+    (groups,) = found.groups
+    assert groups.sizes.tolist() == [34, 16, 8, 4, 2, 1]
+    assert groups.correlation["first"].spearman == pytest.approx(1.0)
+    assert groups.correlation["second"].spearman == pytest.approx(-1.0)
+    assert found.joint.spearman == pytest.approx(-1.0)
+    assert found.joint.counts.sum() == 66
+    assert (found.visited, found.share_visited, found.never_visited, found.notes) == (66, 1.0, [], [])
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_read_in_pieces_a_state_gives_the_same_figures(hostile_run, monkeypatch):
+    inspection = read_run(hostile_run)
+    pieces = survey(inspection)
+    monkeypatch.setattr(survey_module, "ROWS_AT_ONCE", 1 << 18)
+    whole = survey(inspection)
+    for one, other in zip(pieces.sheets[:4], whole.sheets[:4], strict=True):
+        assert (one.end, one.sample_ids, one.not_shown) == (other.end, other.sample_ids, other.not_shown)
+    assert pieces.groups[0].names == whole.groups[0].names
+    assert pieces.groups[0].correlation == whole.groups[0].correlation
+    assert pieces.joint.spearman == pytest.approx(whole.joint.spearman)
+    np.testing.assert_array_equal(pieces.joint.counts, whole.joint.counts)
+    np.testing.assert_array_equal(pieces.pool.tau["first"], whole.pool.tau["first"])
+    assert [side.tau.quantile(0.3) for side in pieces.sides] == [side.tau.quantile(0.3) for side in whole.sides]
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_sheets_hold_the_coldest_and_the_hottest_and_count_the_equals_that_they_leave_out(run_of, monkeypatch):
+    monkeypatch.setattr(survey_module, "SHEET_SAMPLES", 5)
+    tau = np.round(np.random.default_rng(0).uniform(0.1, 0.3, 66), 2)
+    found = survey(run_of(tau))
+    for sheet, sign in zip(found.sheets, (1, -1, 1, -1), strict=False):
+        order = sorted(range(66), key=lambda i: (sign * tau[i], i))
+        assert sheet.sample_ids == order[:5]
+        assert sheet.not_shown == sum(tau[i] == tau[order[4]] for i in order[5:])
+    random = found.sheets[4]
+    assert (random.side, random.end, len(set(random.sample_ids))) == (None, "random", 5)
+
+
+def test_samples_never_visited_count_in_no_figure_of_tau(run_of):
+    tau = np.where(np.arange(66) % 3 == 0, 0.2, 0.9)
+    found = survey(run_of(tau, visited=np.arange(66) % 3 == 0))
+    assert (found.sides[0].tau.min, found.sides[0].tau.max) == (np.float32(0.2), np.float32(0.2))
+    assert (found.visited, found.never_visited) == (22, [1, 2, 4, 5, 7, 8, 10, 11, 13, 14])
+    assert (found.visits.count, found.visits.max) == (66, 1.0)
+    assert set(found.pool.sample_ids.tolist()) == set(range(0, 66, 3))
+    assert all(set(sheet.sample_ids) <= set(range(0, 66, 3)) for sheet in found.sheets)
+
+
+def test_staleness_counts_the_steps_since_the_last_visit(hostile_run):
+    found = survey(read_run(hostile_run))
+    assert (found.staleness.min, found.staleness.max) == (0.0, 0.0)
+    assert set(found.fields) == {f"{side}/{field}" for side in ("first", "second") for field in ("log_s", "tau", "u")}
+
+
+def test_a_state_in_which_nothing_was_visited_is_noted(hostile_run):
+    found = survey(read_run(hostile_run, at="step-0"))
+    assert found.notes == ["No sample was visited up to step-0: every tau still stands at its start."]
+    assert (found.sides, found.sheets, found.groups, found.joint) == ([], [], [], None)
+    assert found.visits.max == 0
+
+
+def test_without_a_snapshot_there_is_nothing_to_survey(hostile_dataset, write_run, tmp_path):
+    assert survey(read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False))) is None
+
+
+def test_a_dataset_without_classes_is_noted(flat_dataset, write_run, tmp_path):
+    run = write_run(tmp_path / "run", flat_dataset, {"sample": np.linspace(0.1, 0.9, flat_dataset.n)})
+    found = survey(read_run(run))
+    assert ([side.label for side in found.sides], found.groups, found.joint) == (["sample"], [], None)
+    assert ["no captions" in found.notes[0], "no classes" in found.notes[1]] == [True, True]
+
+
+def test_samples_are_grouped_by_any_column_and_by_folder(hostile_run):
+    by_width, by_folder = survey(read_run(hostile_run), ("width", "folder")).groups
+    assert (by_width.column, by_width.names, by_width.sizes.tolist()) == ("width", ["24"], [66])
+    assert by_folder.column == "folder"
+    assert sum(by_folder.sizes) == 66
+
+
+def test_a_column_that_there_is_not_is_an_error_that_lists_those_there_are(hostile_run):
+    with pytest.raises(DatasetError, match=r"no column 'colour'; it has .*caption"):
+        survey(read_run(hostile_run), ("colour",))
+
+
+def test_ranks_of_both_sides_correlate_as_scipy_says(hostile_dataset, write_run, tmp_path):
+    rng = np.random.default_rng(5)
+    first = rng.uniform(0.1, 0.3, 66)
+    second = first + rng.uniform(0, 0.2, 66)
+    run = write_run(tmp_path / "run", hostile_dataset, {"first": first, "second": second})
+    assert survey(read_run(run)).joint.spearman == pytest.approx(spearmanr(first, second).statistic, abs=2e-3)
+
+
+def test_progress_counts_both_looks_at_every_row(hostile_run):
+    done = []
+    survey(read_run(hostile_run), on_progress=done.append)
+    assert done == [66, 132]

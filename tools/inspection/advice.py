@@ -1,0 +1,54 @@
+"""What a person should know at once about a run's temperatures, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .run import Inspection
+from .survey import Side, Survey
+
+MANY_AT_BOUND = 0.5
+SOME_AT_TOP = 0.05
+NARROW = 1.1
+FEW_VISITED = 0.5
+
+
+def warnings(inspection: Inspection, survey: Survey) -> list[str]:
+    """Each says what was seen, what it means, and what to try."""
+    return [*_coverage(survey), *_not_finite(inspection, survey), *_of_sides(inspection, survey.sides)]
+
+
+def _coverage(survey: Survey) -> Iterator[str]:
+    if 0 < survey.share_visited < FEW_VISITED:
+        yield (f"Only {survey.share_visited:.1%} of the samples were visited yet: all figures are of those, and the "
+               "others still stand at their start.")  # fmt: skip
+
+
+def _not_finite(inspection: Inspection, survey: Survey) -> Iterator[str]:
+    for name, values in survey.fields.items():
+        if values.not_finite:
+            yield (f"{values.not_finite:,} visited samples have a {name} that is not finite; they are left out. "
+                   f"`thermopile state check {inspection.run.path}` names them.")  # fmt: skip
+
+
+def _of_sides(inspection: Inspection, sides: list[Side]) -> Iterator[str]:
+    settings, bounds = inspection.config.objective.settings, inspection.tau
+    rho = settings.get("rho")
+    for side in sides:
+        if settings.get("eta") == 0:
+            yield "eta is 0: every tau is held where it started."
+            return
+        low = side.tau.share_at_most(bounds.lowest) if bounds.lowest is not None else 0.0
+        high = side.tau.share_at_least(bounds.highest) if bounds.highest is not None else 0.0
+        if low >= MANY_AT_BOUND:
+            yield (f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {low:.0%} of the {side.label} "
+                   f"temperatures lie at their floor, tau_min = {bounds.lowest:g}. The "
+                   "weights of their negatives never come as far from uniform as rho allows, so nothing raises tau. "
+                   "Lower rho, or raise the batch size.")  # fmt: skip
+        if high >= SOME_AT_TOP:
+            yield (f"{high:.0%} of the {side.label} temperatures lie at their ceiling, tau_max = {bounds.highest:g}: "
+                   "they cannot tell these samples apart. Raise rho or tau_max, or lower eta.")  # fmt: skip
+        cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)
+        if hot < NARROW * cold and low < MANY_AT_BOUND:
+            yield (f"The {side.label} temperatures hardly differ: nine in ten lie between {cold:.4f} and {hot:.4f}. "
+                   "Train for longer, or raise eta.")  # fmt: skip

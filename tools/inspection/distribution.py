@@ -1,0 +1,103 @@
+"""How the values of one column are distributed: counted in one pass, in memory that does not grow with the samples."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+MANTISSA_BITS = 11
+RELATIVE_PRECISION = 2.0**-MANTISSA_BITS
+"""Two values that differ by less than this share of themselves, 0.05 %, may count as equal."""
+_DROPPED_BITS = 23 - MANTISSA_BITS
+_BINS = 1 << (32 - _DROPPED_BITS)
+_SIGN = np.uint32(1 << 31)
+
+
+class Distribution:
+    """Counts of float32 values in bins that are 2^-11 of their value wide, over all that float32 can say.
+
+    Whole numbers up to 4,096 have a bin each. Values that are not finite are counted apart.
+    """
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(_BINS, np.int64)
+        self._sum = 0.0
+        self.not_finite = 0
+        self.min, self.max = np.inf, -np.inf
+
+    def add(self, values: NDArray[np.float32]) -> None:
+        """Count `values`, float32 [any number]."""
+        finite = values[np.isfinite(values)]
+        self.not_finite += len(values) - len(finite)
+        if not len(finite):
+            return
+        places = _place(finite)
+        first = int(places.min())
+        found = np.bincount(places - first)
+        self._counts[first : first + len(found)] += found
+        self._sum += float(finite.sum(dtype=np.float64))
+        self.min, self.max = min(self.min, float(finite.min())), max(self.max, float(finite.max()))
+
+    @cached_property
+    def _up_to(self) -> NDArray[np.int64]:
+        """int64 [bins + 1]: finite values below each bin. Asked for once all are counted."""
+        return np.concatenate(([0], np.cumsum(self._counts)))
+
+    @property
+    def count(self) -> int:
+        """Finite values."""
+        return int(self._up_to[-1])
+
+    @property
+    def mean(self) -> float:
+        """Of the finite values, of which there is at least one."""
+        return self._sum / self.count
+
+    def quantile(self, share: float) -> float:
+        """The value below which this share of the finite ones lie, at least one, to a relative precision of 2^-11."""
+        place = int(np.searchsorted(self._up_to, share * (self.count - 1), side="right")) - 1
+        return float(np.clip(_lower_edge(place), self.min, self.max))
+
+    def ranks(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The share of the counted values below each of `values`, those of its own bin by half; float64, 0 … 1."""
+        places = _place(values)
+        return (self._up_to[places] + self._up_to[places + 1]) / (2 * self.count)
+
+    def share_at_most(self, bound: float) -> float:
+        """The share of the finite values <= bound, to the bin: 0 … 1."""
+        return float(self._up_to[int(_place(np.array([bound], np.float32))[0]) + 1] / self.count)
+
+    def share_at_least(self, bound: float) -> float:
+        """The share of the finite values >= bound, to the bin: 0 … 1."""
+        return 1 - float(self._up_to[int(_place(np.array([bound], np.float32))[0])] / self.count)
+
+    def histogram(self, edges: ArrayLike) -> NDArray[np.int64]:
+        """The finite values between neighbouring edges [k + 1], ascending; int64 [k]."""
+        filled = np.flatnonzero(self._counts)
+        values = np.clip(_lower_edge(filled), self.min, self.max)
+        return np.histogram(values, bins=np.asarray(edges), weights=self._counts[filled])[0].astype(np.int64)
+
+    def edges(self, most: int) -> NDArray[np.float64]:
+        """Edges of up to `most` equal bars from the lowest value to the highest, none finer than what was counted."""
+        lowest, highest = _place(np.array([self.min, self.max], np.float32)).tolist()
+        bars = min(most, 1 + (highest - lowest) // 8)
+        # A run whose every value is the same still has a histogram: one bar of a visible width.
+        margin = 0.0 if self.max > self.min else abs(self.min) * 0.005 or 0.005
+        return np.linspace(self.min - margin, self.max + margin, bars + 1)
+
+
+def _place(values: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The bin of each value: the upper bits of its float32, turned so that they ascend with it."""
+    # Adding 0 makes one zero of both.
+    bits = (values + np.float32(0)).view(np.uint32)
+    ascending = np.where(bits & _SIGN, ~bits, bits | _SIGN)
+    return (ascending >> np.uint32(_DROPPED_BITS)).astype(np.int64)
+
+
+def _lower_edge(places: ArrayLike) -> NDArray[np.float64]:
+    """The lowest value that lies in each bin."""
+    ascending = np.asarray(places, np.uint32) << np.uint32(_DROPPED_BITS)
+    bits = np.where(ascending & _SIGN, ascending ^ _SIGN, ~ascending)
+    return bits.astype(np.uint32).view(np.float32).astype(np.float64)

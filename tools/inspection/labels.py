@@ -1,0 +1,34 @@
+"""The names by which samples are grouped: a column of the samples table, or what follows from one."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...pipeline.dataset import Dataset
+
+FOLDER = "folder"
+"""Grouping by it takes the uri up to its last slash."""
+
+
+class Labels:
+    """The labels of all samples of a dataset, in the order of their ids, handed out piece by piece.
+
+    column: one of the samples table, or `folder`. Raises DatasetError where there is no such column.
+    """
+
+    def __init__(self, dataset: Dataset, column: str, rows_at_once: int) -> None:
+        self.column = column
+        self._source = "uri" if column == FOLDER else column
+        self._tables = dataset.tables([self._source], rows_at_once)
+        self._held = pa.chunked_array([pa.array([], pa.string())])
+
+    def take(self, count: int) -> pa.Array:
+        """The next `count` labels, strings; null where a sample has none."""
+        while len(self._held) < count:
+            found = next(self._tables)[self._source].cast(pa.string())
+            self._held = pa.chunked_array([*self._held.chunks, *found.chunks])
+        taken, self._held = self._held.slice(0, count).combine_chunks(), self._held.slice(count)
+        if self.column == FOLDER:
+            return pc.replace_substring_regex(taken, "/?[^/]*$", "")
+        return taken

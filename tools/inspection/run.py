@@ -1,0 +1,118 @@
+"""What a finished or running run left behind, opened for looking at: settings, state, dataset, and what is missing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...pipeline.dataset import Dataset
+from ...pipeline.errors import DatasetError
+from ...state_store import SnapshotNotFoundError, StateReader, StoreNotFoundError, list_snapshots
+from ...trainer.config import ObjectiveConfig, TrainConfig
+from ...trainer.errors import RunError
+from ...trainer.run_directory import RunDirectory
+
+LATEST = "latest"
+LABELS = {"first": "image", "second": "text"}
+"""What the sides of pairs are; `sample`, the one side of images, is called so by people as well."""
+
+
+@dataclass(frozen=True)
+class TauSettings:
+    """Where every tau starts and the bounds it is held to; None where the objective has no such thing."""
+
+    start: float | None
+    lowest: float | None
+    highest: float | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A run as far as it could be opened. `notes` say in plain words why a part is missing."""
+
+    run: RunDirectory
+    config: TrainConfig
+    reader: StateReader | None
+    """The state of all samples at the snapshot that was asked for."""
+    dataset: Dataset | None
+    notes: list[str]
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """By side of the state that has a tau, its name for people: `first` is the image, `second` the text."""
+        fields = self.reader.fields if self.reader else ()
+        sides = [name.removesuffix("/tau") for name in fields if name.endswith("/tau")]
+        return {side: LABELS.get(side, side) for side in sides}
+
+    @property
+    def tau(self) -> TauSettings:
+        settings = self.config.objective.settings
+        return TauSettings(*(settings.get(name) for name in ("tau_init", "tau_min", "tau_max")))
+
+
+def read_run(run: RunDirectory, *, at: str = LATEST, data: Path | None = None) -> Inspection:
+    """Open a run's state as it was at a tag, a snapshot id or `latest`, and its dataset.
+
+    data: where the dataset is now; None: where the run found it. A state that has no snapshot yet, or a dataset that
+    cannot be read where the run found it, is noted.
+    Raises RunError where `run` is none or its state is another run's, StateStoreError where the snapshot asked for is
+    missing, DatasetError where `data` is not the run's dataset.
+    """
+    config = run.config()
+    notes: list[str] = []
+    reader = _open_state(run, config.objective, at, notes)
+    dataset = _open_dataset(config, reader, data, notes)
+    return Inspection(run, config, reader, dataset, notes)
+
+
+def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: list[str]) -> StateReader | None:
+    _check_own_state(run)
+    try:
+        reader = StateReader.open(run.state, at)
+    except (StoreNotFoundError, SnapshotNotFoundError):
+        if at != LATEST:
+            raise
+        notes.append("The run has no snapshot of its state yet, so there are no temperatures; its first checkpoint "
+                     "will write one.")  # fmt: skip
+        return None
+    if not any(name.endswith("/tau") for name in reader.fields):
+        notes.append(f"The objective {objective.name} keeps no temperature per sample, so there is none to show.")
+    return reader
+
+
+def _check_own_state(run: RunDirectory) -> None:
+    """Raise RunError where the run's latest checkpoint names a snapshot that its state does not have."""
+    try:
+        name = (run.checkpoints / "latest").read_text("utf-8").strip()
+        named = json.loads((run.checkpoints / Path(name).name / "checkpoint.json").read_text("utf-8"))["snapshot"]
+        found = {snapshot.id for snapshot in list_snapshots(run.state)}
+    except (OSError, ValueError, KeyError, TypeError, StoreNotFoundError):
+        return  # no checkpoint yet, or a damaged one: the state has to speak for itself
+    if named not in found:
+        raise RunError(
+            f"{run.state} is not this run's state: the run's checkpoint {name} was taken with the snapshot {named}, "
+            "which is not there. Put the run's own state back, or look at the run that this state is from"
+        )
+
+
+def _open_dataset(
+    config: TrainConfig, reader: StateReader | None, data: Path | None, notes: list[str]
+) -> Dataset | None:
+    path = data or Path(config.data.path)
+    try:
+        dataset = Dataset(path)
+        if reader and dataset.index.fingerprint != reader.dataset_fingerprint:
+            raise DatasetError(
+                f"{path} is not the dataset that the run was trained on: its fingerprint is "
+                f"{dataset.index.fingerprint[:12]}…, the state has {reader.dataset_fingerprint[:12]}…"
+            )
+    except (DatasetError, OSError) as error:
+        if data is not None:
+            raise
+        notes.append(f"The run's dataset cannot be used, so there are no classes and no pictures: {error} "
+                     "Say with --data where it is now.")  # fmt: skip
+        return None
+    if dataset.index.mode == "images":
+        notes.append("The samples have no captions: the dataset holds images alone.")
+    return dataset

@@ -1,0 +1,298 @@
+"""A snapshot of the state turned into figures, in two passes over its rows, a block of them in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...state_store import StateReader
+from ...state_store.schema import LAST_STEP, VISITS
+from .chosen import Smallest
+from .distribution import Distribution
+from .groups import CLASS_COLUMN, GroupCounts, Groups, TooManyGroupsError
+from .labels import Labels
+from .run import Inspection
+
+ROWS_AT_ONCE = 1 << 18
+SHEET_SAMPLES = 72
+POOL_SAMPLES = 1 << 20
+"""Of what must look at samples together (permutations, the map): all that were visited, up to a million of them."""
+JOINT_BINS = 60
+MOST_NEVER_VISITED = 10
+_SEED = 2023
+
+Rows = dict[str, NDArray[Any]]
+"""By column, [m]."""
+End = Literal["lowest", "highest", "random"]
+ENDS: tuple[End, End] = ("lowest", "highest")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the pairs, or the one side of a run on images."""
+
+    name: str
+    """As in the state: `first`, `second` or `sample`."""
+    label: str
+    """For people: image, text, sample."""
+    tau: Distribution
+    """Of the visited samples."""
+
+
+class Joint(NamedTuple):
+    """Tau of the first side against tau of the second, over the visited samples."""
+
+    counts: NDArray[np.int64]
+    """int64 [bins, bins]: first side by row, ascending."""
+    edges: tuple[NDArray[np.float64], NDArray[np.float64]]
+    """Of the bins of the first and of the second side, float64 [bins + 1]."""
+    spearman: float | None
+    """Rank correlation over the samples; None where one side has one value alone."""
+
+
+class Sheet(NamedTuple):
+    """The samples at one end of one side's temperatures, the most extreme first; among equals, the lowest id.
+
+    Or random visited ones, to compare with: `side` is None then.
+    """
+
+    side: Side | None
+    end: End
+    sample_ids: list[int]
+    not_shown: int
+    """Samples left out although their tau equals that of the last one shown."""
+
+
+class Pool(NamedTuple):
+    """Visited samples: all, or a million of them drawn at random; ids ascending."""
+
+    sample_ids: NDArray[np.int64]
+    """int64 [p]."""
+    tau: dict[str, NDArray[np.float32]]
+    """By side, float32 [p]."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All that is known of one snapshot. `notes` say in plain words why a part is missing."""
+
+    samples: int
+    never_visited: list[int]
+    """The lowest ids, ten at most."""
+    visits: Distribution
+    """Of all samples."""
+    staleness: Distribution
+    """Of the visited samples: steps of the run since the sample's last one."""
+    fields: dict[str, Distribution]
+    """By name of the field, of the visited samples: `first/log_s`."""
+    sides: list[Side]
+    """Empty where the objective keeps no tau, or no sample was visited."""
+    joint: Joint | None
+    sheets: list[Sheet]
+    pool: Pool
+    groups: list[Groups]
+    """By each of the columns asked for that has groups."""
+    notes: list[str]
+
+    @property
+    def visited(self) -> int:
+        return self.staleness.count
+
+    @property
+    def share_visited(self) -> float:
+        return self.visited / self.samples
+
+
+def survey(
+    inspection: Inspection, by: Sequence[str] = (CLASS_COLUMN,), on_progress: Callable[[int], None] = lambda done: None
+) -> Survey | None:
+    """Read the inspection's snapshot whole; None where it has none. `by`: columns to group the samples by.
+
+    on_progress is told the rows read so far, of twice the number of samples.
+    Raises DamagedChunkError, SnapshotNotFoundError where the run deletes the snapshot meanwhile, DatasetError.
+    """
+    reader = inspection.reader
+    if reader is None:
+        return None
+    first = _FirstPass(reader, inspection.labels)
+    for block, rows in read_blocks(reader, reader.columns):
+        first.add(block, rows)
+        on_progress(block.stop)
+    notes = list(inspection.notes)
+    sides = first.sides()
+    if not first.staleness.count:
+        notes.append(f"No sample was visited up to {reader.snapshot.tag}: every tau still stands at its start.")
+    second = _SecondPass(first, sides, inspection, by, notes)
+    for block, rows in read_blocks(reader, [*(f"{side.name}/tau" for side in sides), VISITS]) if sides else ():
+        second.add(block, rows)
+        on_progress(reader.samples + block.stop)
+    pool = second.pool()
+    return Survey(
+        samples=reader.samples,
+        never_visited=first.never_visited,
+        visits=first.visits,
+        staleness=first.staleness,
+        fields=first.fields,
+        sides=sides,
+        joint=second.joint.result() if second.joint else None,
+        sheets=[*second.sheets(), Sheet(None, "random", first.random.chosen()[0].tolist(), 0)] if sides else [],
+        pool=pool,
+        groups=second.groups(pool),
+        notes=notes,
+    )
+
+
+def read_blocks(reader: StateReader, columns: Sequence[str]) -> Iterator[tuple[range, Rows]]:
+    """Read the columns of a snapshot block by block, about 262,144 rows at a time."""
+    step = max(1, ROWS_AT_ONCE // reader.block_rows) * reader.block_rows
+    for start in range(0, reader.samples, step):
+        block = range(start, min(start + step, reader.samples))
+        yield block, reader.rows(block.start, block.stop, columns)
+
+
+class _FirstPass:
+    """What needs one look at every row."""
+
+    def __init__(self, reader: StateReader, labels: dict[str, str]) -> None:
+        self._step, self._labels = reader.snapshot.step, labels
+        self.visits, self.staleness = Distribution(), Distribution()
+        self.fields = {name: Distribution() for name in reader.fields}
+        self.ends: dict[tuple[str, End], Smallest] = {
+            (side, end): Smallest(SHEET_SAMPLES) for side in labels for end in ENDS
+        }
+        self.pool, self.random = Smallest(POOL_SAMPLES), Smallest(SHEET_SAMPLES)
+        self.never_visited: list[int] = []
+
+    def add(self, block: range, rows: Rows) -> None:
+        seen = rows[VISITS] > 0
+        places = np.flatnonzero(seen)
+        ids = places + block.start
+        if len(self.never_visited) < MOST_NEVER_VISITED and len(places) < len(seen):
+            unseen = np.flatnonzero(~seen)[:MOST_NEVER_VISITED] + block.start
+            self.never_visited = (self.never_visited + unseen.tolist())[:MOST_NEVER_VISITED]
+        self.visits.add(rows[VISITS].astype(np.float32))
+        self.staleness.add((self._step - rows[LAST_STEP][places].astype(np.int64)).astype(np.float32))
+        for name, distribution in self.fields.items():
+            distribution.add(rows[name][places])
+        for side in self._labels:
+            tau = rows[f"{side}/tau"][places]
+            self.ends[side, "lowest"].add(ids, tau)
+            self.ends[side, "highest"].add(ids, -tau)
+        # Random keys, the same at every look at the same block.
+        keys = np.random.default_rng((_SEED, block.start)).random(len(seen))[places]
+        self.pool.add(ids, keys)
+        self.random.add(ids, keys)
+
+    def sides(self) -> list[Side]:
+        if not self.staleness.count:
+            return []
+        return [Side(name, label, self.fields[f"{name}/tau"]) for name, label in self._labels.items()]
+
+
+class _SecondPass:
+    """What needs to know of all rows what the first pass found."""
+
+    def __init__(self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str],
+                 notes: list[str]) -> None:  # fmt: skip
+        self._sides, self._notes = sides, notes
+        self._pool = np.sort(first.pool.chosen()[0])
+        self._pool_tau: dict[str, list[NDArray[np.float32]]] = {side.name: [] for side in sides}
+        self.joint = JointCounts(sides[0].tau, sides[1].tau) if len(sides) == 2 else None
+        self._ends = {key: end.chosen() for key, end in first.ends.items()} if sides else {}
+        self._equal = dict.fromkeys(self._ends, 0)  # samples with the tau of the last one chosen
+        limits = {side.name: (side.tau.mean, side.tau.quantile(0.05), side.tau.quantile(0.95)) for side in sides}
+        dataset = inspection.dataset if sides else None
+        self._grouping = [
+            (GroupCounts(column, limits), Labels(dataset, column, ROWS_AT_ONCE)) for column in by if dataset
+        ]
+
+    def add(self, block: range, rows: Rows) -> None:
+        seen = rows[VISITS] > 0
+        tau = {side.name: rows[f"{side.name}/tau"] for side in self._sides}
+        inside = np.searchsorted(self._pool, (block.start, block.stop))
+        pooled = self._pool[slice(*inside)] - block.start
+        for name, parts in self._pool_tau.items():
+            parts.append(tau[name][pooled])
+        if self.joint:
+            self.joint.add(*(tau[side.name][seen] for side in self._sides))
+        for (name, end), (_, keys) in self._ends.items():
+            self._equal[name, end] += int((tau[name][seen] == np.float32(abs(keys[-1]))).sum())
+        for entry in list(self._grouping):
+            counts, names = entry
+            try:
+                counts.add(names.take(len(block)), seen, tau, pooled)
+            except TooManyGroupsError as error:
+                self._notes.append(str(error))
+                self._grouping.remove(entry)
+
+    def sheets(self) -> list[Sheet]:
+        sheets = []
+        for side in self._sides:
+            for end in ENDS:
+                ids, keys = self._ends[side.name, end]
+                not_shown = self._equal[side.name, end] - int((keys == keys[-1]).sum())
+                sheets.append(Sheet(side, end, ids.tolist(), not_shown))
+        return sheets
+
+    def pool(self) -> Pool:
+        return Pool(self._pool, {name: np.concatenate(parts) for name, parts in self._pool_tau.items()})
+
+    def groups(self, pool: Pool) -> list[Groups]:
+        found = []
+        for counts, names in self._grouping:
+            if groups := counts.result(pool.tau):
+                found.append(groups)
+            else:
+                self._notes.append(
+                    "The dataset names no classes, so tau cannot be set against class size."
+                    if names.column == CLASS_COLUMN
+                    else f"No sample has a value in the column {names.column}, so tau cannot be set against it."
+                )
+        return found
+
+
+class JointCounts:
+    """Counts pairs of temperatures, and sums up their ranks."""
+
+    def __init__(self, first: Distribution, second: Distribution) -> None:
+        self._sides = (first, second)
+        self._edges = (first.edges(JOINT_BINS), second.edges(JOINT_BINS))
+        self._counts = np.zeros([len(edges) - 1 for edges in self._edges], np.int64)
+        self._ranks = RankCorrelation(first, second)
+
+    def add(self, first: NDArray[np.float32], second: NDArray[np.float32]) -> None:
+        places = []
+        for values, edges in zip((first, second), self._edges, strict=True):
+            share = (values.astype(np.float64) - edges[0]) / (edges[-1] - edges[0])
+            places.append(np.clip(share * (len(edges) - 1), 0, len(edges) - 2).astype(np.int64))
+        flat = np.ravel_multi_index((places[0], places[1]), self._counts.shape)
+        self._counts += np.bincount(flat, minlength=self._counts.size).reshape(self._counts.shape)
+        self._ranks.add(first, second)
+
+    def result(self) -> Joint:
+        return Joint(self._counts, self._edges, self._ranks.result())
+
+
+class RankCorrelation:
+    """Spearman's correlation of pairs of values that come block by block, once their distributions are known."""
+
+    def __init__(self, first: Distribution, second: Distribution) -> None:
+        self._distributions = (first, second)
+        self._sums = np.zeros(3)  # of the products of the ranks' distances from the middle: 1 × 1, 2 × 2, 1 × 2
+
+    def add(self, first: NDArray[np.float32], second: NDArray[np.float32]) -> None:
+        """Count pairs, float32 [m] each."""
+        ranks = [
+            distribution.ranks(values) - 0.5
+            for distribution, values in zip(self._distributions, (first, second), strict=True)
+        ]
+        self._sums += [ranks[0] @ ranks[0], ranks[1] @ ranks[1], ranks[0] @ ranks[1]]
+
+    def result(self) -> float | None:
+        """None where one of the two has one value alone."""
+        first, second, both = self._sums.tolist()
+        return both / (first * second) ** 0.5 if first and second else None

@@ -1,0 +1,56 @@
+"""Mean tau of every group against the group's size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...inspection.groups import Groups
+from ...inspection.survey import Side
+from .style import MARKERS, Style, drawing, finish
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MANY_GROUPS = 500
+MOST_INTERVALS = 200
+"""Of more groups, intervals would cover the dots."""
+
+
+def draw_tau_by_group(sides: list[Side], groups: Groups, style: Style, note: str = "") -> bytes:
+    """A dot for each group and side, with its 95 % interval where the groups are few, as PNG; `note` stands below."""
+    with drawing(style, note) as (figure, png):
+        axes = figure.subplots()
+        size = 9 if len(groups.names) > MANY_GROUPS else 26
+        for side, colour, marker in zip(sides, style.sides, MARKERS, strict=False):
+            tau = groups.tau[side.name]
+            axes.scatter(
+                groups.sizes, tau.mean,
+                s=size, color=colour, marker=marker, alpha=0.75, linewidths=0, label=side.label, zorder=3,
+            )  # fmt: skip
+            if len(groups.names) <= MOST_INTERVALS:
+                axes.errorbar(
+                    groups.sizes, tau.mean, yerr=np.nan_to_num(tau.half_width),
+                    fmt="none", ecolor=colour, alpha=0.35, elinewidth=1, zorder=2,
+                )  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_xlabel(f"{groups.word} size (samples, log scale)")
+        axes.set_ylabel(f"mean tau of the {groups.word} (dimensionless)")
+        _plain_size_ticks(axes, groups.sizes)
+        axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))  # no tau is negative, though an interval may reach there
+        finish(axes, style)
+        if len(sides) > 1:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, handletextpad=0.2, borderaxespad=0.2)
+    return png.getvalue()
+
+
+def _plain_size_ticks(axes: Axes, sizes: NDArray[np.int64]) -> None:
+    """Ticks at 1, 2, 5, 10, …, written as counts, not as powers of ten; sparser where sizes span many decades."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    decades = np.log10(sizes.max() / sizes.min())
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades <= 3 else (1,), numticks=12))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

@@ -1,0 +1,98 @@
+"""How many samples have which value: of tau, of the rest of the state, of visits and of staleness."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...inspection.distribution import Distribution
+from ...inspection.survey import Joint, Side
+from .style import COLOUR_MAP, Style, drawing, finish
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BARS = 60
+
+
+class Panel(NamedTuple):
+    """One histogram: its title, what is counted, and the name and unit of its axis."""
+
+    title: str
+    values: Distribution
+    axis: str
+    whole_numbers: bool = False
+
+
+def draw_tau_histograms(sides: list[Side], tau_init: float | None, style: Style, note: str = "") -> bytes:
+    """How many visited samples have which tau, a panel for each side on common axes, as PNG; `note` stands below."""
+    widest = max(sides, key=lambda side: side.tau.max - side.tau.min).tau
+    lowest, highest = min(side.tau.min for side in sides), max(side.tau.max for side in sides)
+    edges = np.linspace(lowest, highest, len(widest.edges(BARS))) if highest > lowest else widest.edges(1)
+    with drawing(style, note) as (figure, png):
+        across = 1 if style.narrow else len(sides)
+        panels = figure.subplots(len(sides) // across, across, sharex=True, sharey=True, squeeze=False).ravel()
+        for axes, side, colour in zip(panels, sides, style.sides, strict=False):
+            axes.stairs(side.tau.histogram(edges), edges, fill=True, color=colour, zorder=3)
+            axes.set_title(side.label, loc="left")
+            if tau_init is not None:
+                axes.axvline(tau_init, color=style.ink, linewidth=1, linestyle=(0, (3, 2)), zorder=4,
+                             label=f"start, tau_init = {tau_init:g}")  # fmt: skip
+            finish(axes, style)
+            axes.locator_params(axis="x", nbins=5)
+            axes.yaxis.set_major_formatter("{x:,.0f}")
+        if tau_init is not None:
+            panels[-1].legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
+        figure.supxlabel("tau (dimensionless)")
+        figure.supylabel("visited samples")
+    return png.getvalue()
+
+
+def draw_histograms(panels: list[Panel], counted: str, colour: int, style: Style, note: str = "") -> bytes:
+    """Histograms beside each other, each on its own axes, as PNG; colour: of the first (0) or the second side (1)."""
+    with drawing(style, note) as (figure, png):
+        across = 1 if style.narrow else len(panels)
+        shown = figure.subplots(len(panels) // across, across, squeeze=False).ravel()
+        for axes, panel in zip(shown, panels, strict=True):
+            edges = _whole_edges(panel.values) if panel.whole_numbers else panel.values.edges(BARS)
+            axes.stairs(panel.values.histogram(edges), edges, fill=True, color=style.sides[colour], zorder=3)
+            axes.set_title(panel.title, loc="left")
+            axes.set_xlabel(panel.axis)
+            finish(axes, style)
+            axes.locator_params(axis="x", nbins=5, integer=panel.whole_numbers)
+            axes.yaxis.set_major_formatter("{x:,.0f}")
+        figure.supylabel(counted)
+    return png.getvalue()
+
+
+def _whole_edges(values: Distribution) -> NDArray[np.float64]:
+    """Edges between whole numbers, so that every bar holds equally many of them."""
+    numbers = values.max - values.min + 1
+    width = int(np.ceil(numbers / BARS))
+    return np.asarray(values.min - 0.5 + width * np.arange(int(np.ceil(numbers / width)) + 1), np.float64)
+
+
+def draw_joint(joint: Joint, labels: list[str], style: Style, note: str = "") -> bytes:
+    """Tau of the first side against tau of the second, the samples counted on a log scale, as PNG."""
+    from matplotlib.colors import LogNorm
+
+    with drawing(style, note) as (figure, png):
+        axes = figure.subplots()
+        counts = np.ma.masked_equal(joint.counts.T, 0)
+        mesh = axes.pcolormesh(*joint.edges, counts, cmap=COLOUR_MAP, norm=LogNorm(1, max(2, joint.counts.max())))
+        bar = figure.colorbar(mesh, ax=axes, format="{x:,.0f}")
+        bar.set_label("visited samples (log scale)")
+        bar.outline.set_visible(False)
+        axes.set_xlabel(f"{labels[0]} tau (dimensionless)")
+        axes.set_ylabel(f"{labels[1]} tau (dimensionless)")
+        _square(axes)
+        finish(axes, style)
+    return png.getvalue()
+
+
+def _square(axes: Axes) -> None:
+    """One scale both ways, so that the diagonal is where both sides agree."""
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.locator_params(nbins=5)

@@ -1,0 +1,84 @@
+"""What the figures have in common: sizes, colours, and PNG bytes in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PIXELS_PER_INCH = 200
+COLOURS = 256
+MARKERS = ("o", "D")
+"""Of the first and the second side."""
+COLOUR_MAP = "cividis"
+
+
+@dataclass(frozen=True)
+class Style:
+    """Size in inches, and colours."""
+
+    width: float
+    height: float
+    paper: str
+    ink: str
+    grid: str
+    sides: tuple[str, str]
+    """First and second side."""
+
+    @property
+    def narrow(self) -> bool:
+        return self.width < 5
+
+
+LIGHT = Style(8.0, 3.6, paper="#ffffff", ink="#33373d", grid="#e3e5e8", sides=("#0072b2", "#d55e00"))
+DARK = Style(8.0, 3.6, paper="#1b1e23", ink="#d3d7dd", grid="#343942", sides=("#56b4e9", "#e69f00"))
+
+
+Draw = Callable[[Style, str], bytes]
+"""A figure's PNG in a style, with a note below it."""
+
+
+def narrow(style: Style) -> Style:
+    """The same for a phone's screen."""
+    return replace(style, width=3.7, height=3.5)
+
+
+@contextmanager
+def drawing(style: Style, note: str) -> Iterator[tuple[Figure, BytesIO]]:
+    """A figure to draw in, and its PNG, there when the block ends. Needs no display; leaves matplotlib as it was."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    font = 9.0
+    settings: dict[Any, Any] = {
+        # Else the last tick of one panel touches the first of the next.
+        "figure.constrained_layout.wspace": 0.06,
+        "font.size": font, "axes.labelsize": font, "figure.labelsize": font, "axes.titlesize": font + 1,
+        "axes.titleweight": "bold", "legend.fontsize": font, "legend.frameon": False,
+        "text.color": style.ink, "axes.labelcolor": style.ink, "axes.edgecolor": style.ink,
+        "xtick.color": style.ink, "ytick.color": style.ink, "axes.facecolor": style.paper, "grid.color": style.grid,
+    }  # fmt: skip
+    png, drawn = BytesIO(), BytesIO()
+    with matplotlib.rc_context(settings):
+        figure = Figure((style.width, style.height), facecolor=style.paper, layout="constrained")
+        yield figure, png
+        if note:
+            figure.text(0.995, -0.01, note, ha="right", va="top", fontsize=font - 1, alpha=0.8)
+        figure.savefig(drawn, format="png", dpi=PIXELS_PER_INCH, bbox_inches="tight", pad_inches=0.12)
+    # A third of the bytes, and nothing that is seen: the page holds every figure in four forms.
+    Image.open(drawn).convert("RGB").quantize(COLOURS).save(png, "PNG")
+
+
+def finish(axes: Axes, style: Style) -> None:
+    axes.grid(axis="y", linewidth=0.8, zorder=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(style.grid)
+    axes.tick_params(length=0)

@@ -1,0 +1,63 @@
+"""The page's building blocks, as strings; all that comes from data, settings or the file system passes `text`."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from ..plain_text import plain_text
+from .figures.style import DARK, LIGHT, Draw, narrow
+
+PHONE, DARK_SCREEN = "(max-width: 640px)", "(prefers-color-scheme: dark)"
+
+
+class Cell(NamedTuple):
+    """A number in a table: as it is shown, and as it is sorted by; None stands last whichever way."""
+
+    shown: str
+    value: float | None
+
+
+def text(words: str, most: int = 200) -> str:
+    """Text of any origin as HTML text or attribute value: made harmless, cut, escaped."""
+    return escape(plain_text(words, most))
+
+
+def figure(draw: Draw, alt: str, caption: str) -> str:
+    """A figure in four forms, of which the browser shows the one that fits its width and colours."""
+    forms = ((f"{PHONE} and {DARK_SCREEN}", narrow(DARK)), (PHONE, narrow(LIGHT)), (DARK_SCREEN, DARK))
+    sources = "".join(
+        f'<source media="{media}" srcset="{data_uri(draw(style, ""), "image/png")}">' for media, style in forms
+    )
+    image = f'<img src="{data_uri(draw(LIGHT, ""), "image/png")}" alt="{text(alt)}: {text(caption, most=1000)}">'
+    return f"<figure><picture>{sources}{image}</picture><figcaption>{text(caption, most=1000)}</figcaption></figure>"
+
+
+def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str | Cell]]) -> str:
+    """A table whose first column names the rows; the page's script lets its rows be sorted by any column."""
+    heads = "".join(f'<th scope="col">{text(word)}</th>' for word in head)
+    lines = "".join(
+        f'<tr><th scope="row">{_cell(first, bidi=True)}</th>{"".join(map(_data_cell, cells))}</tr>'
+        for first, *cells in rows
+    )
+    made = f"<table><caption>{text(caption, most=1000)}</caption><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody>"
+    # A region of its own scrolls sideways on a phone, and can be reached by keyboard.
+    return f'<div class="scroll" role="region" aria-label="{text(caption)}" tabindex="0">{made}</table></div>'
+
+
+def _data_cell(cell: str | Cell) -> str:
+    if isinstance(cell, str):
+        return f"<td>{_cell(cell)}</td>"
+    value = "" if cell.value is None else f"{cell.value:.9g}"
+    return f'<td data-value="{value}">{_cell(cell.shown)}</td>'
+
+
+def _cell(cell: str | Cell, *, bidi: bool = False) -> str:
+    shown = text(cell.shown if isinstance(cell, Cell) else cell)
+    return f"<bdi>{shown}</bdi>" if bidi else shown
+
+
+def data_uri(data: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode('ascii')}"

@@ -1,0 +1,135 @@
+"use strict";
+
+// Everything can be read without this script. It lets tables be sorted, long contact sheets be paged, and pictures be
+// enlarged. Texts of the page are moved as nodes, never as HTML.
+
+const CARDS_PER_PAGE = 24;
+const FEWEST_SMOOTH_PIXELS = 128; // of a picture that is smaller, the pixels themselves are shown
+
+function create(tag, attributes, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+function createButton(content, act, attributes = {}) {
+  const button = create("button", { type: "button", ...attributes }, ...content);
+  button.addEventListener("click", act);
+  return button;
+}
+
+// Back, where one is, and on. At an end the button there stays, so that the keyboard's focus is not lost.
+function createStepper(name, step) {
+  const back = createButton(["Previous"], () => step(-1));
+  const where = create("span", { role: "status" });
+  const on = createButton(["Next"], () => step(1));
+  const tell = (words, first, last) => {
+    where.textContent = words;
+    back.ariaDisabled = first;
+    on.ariaDisabled = last;
+  };
+  return { bar: create("nav", { class: "stepper", "aria-label": name }, back, where, on), tell };
+}
+
+// Tables
+
+function makeSortable(table) {
+  for (const head of table.tHead.rows[0].cells) {
+    head.append(createButton([...head.childNodes], () => sortBy(table, head)));
+  }
+}
+
+function sortBy(table, head) {
+  const upward = head.ariaSort !== "ascending";
+  for (const other of table.tHead.rows[0].cells) other.ariaSort = null;
+  head.ariaSort = upward ? "ascending" : "descending";
+  const [body] = table.tBodies;
+  const cellOf = (row) => row.cells[head.cellIndex];
+  const rows = [...body.rows];
+  const compare = rows.some((row) => "value" in cellOf(row).dataset) ? compareNumbers : compareTexts;
+  body.append(...rows.sort((a, b) => compare(cellOf(a), cellOf(b), upward ? 1 : -1)));
+}
+
+// What has no number stands last whichever way.
+function compareNumbers(a, b, sign) {
+  const [x, y] = [a, b].map((cell) => parseFloat(cell.dataset.value));
+  return isNaN(x) - isNaN(y) || (isNaN(x) ? 0 : sign * (x - y));
+}
+
+function compareTexts(a, b, sign) {
+  return sign * a.textContent.localeCompare(b.textContent, undefined, { numeric: true });
+}
+
+// Contact sheets
+
+function pageSheet(sheet) {
+  const cards = [...sheet.children];
+  if (cards.length <= CARDS_PER_PAGE) return;
+  let start = 0;
+  const show = (from) => {
+    if (from < 0 || from >= cards.length) return;
+    start = from;
+    const end = Math.min(from + CARDS_PER_PAGE, cards.length);
+    cards.forEach((card, i) => (card.hidden = i < from || i >= end));
+    tell(`${from + 1}–${end} of ${cards.length}`, from === 0, end === cards.length);
+  };
+  const { bar, tell } = createStepper(`Pages of ${sheet.ariaLabel ?? "the samples"}`, (way) => {
+    show(start + way * CARDS_PER_PAGE);
+    // The bar stays on the screen; who turns the page from further down reads the next one from its top.
+    if (bar.getBoundingClientRect().top <= 0) frame.scrollIntoView();
+  });
+  const frame = create("div", { class: "paged" });
+  sheet.replaceWith(frame);
+  frame.append(bar, sheet);
+  show(0);
+}
+
+function makeEnlargeable(sheet, enlarge) {
+  const pictures = [...sheet.querySelectorAll("li > img")];
+  for (const picture of pictures) {
+    const button = createButton([], () => enlarge(pictures, picture), { class: "enlarge", "aria-haspopup": "dialog" });
+    picture.replaceWith(button);
+    button.append(picture);
+  }
+}
+
+// One dialog for all sheets. Returns what opens it on one of a sheet's pictures.
+function createViewer() {
+  let pictures = [];
+  let at = 0;
+  const large = create("img", { alt: "" });
+  const facts = create("div", { class: "about" });
+  const show = (place) => {
+    if (!(place in pictures)) return;
+    at = place;
+    large.src = pictures[at].src;
+    large.alt = dialog.ariaLabel = pictures[at].alt;
+    const card = pictures[at].closest("li");
+    facts.replaceChildren(...[...card.querySelectorAll("b, dl")].map((part) => part.cloneNode(true)));
+    tell(`${at + 1} of ${pictures.length}`, at === 0, at === pictures.length - 1);
+  };
+  const { bar, tell } = createStepper("Pictures of this sheet", (way) => show(at + way));
+  bar.append(createButton(["Close"], () => dialog.close(), { class: "close", autofocus: "" }));
+  // Its own box has no padding: a click on the dialog itself is one beside it.
+  const dialog = create("dialog", {}, create("div", { class: "viewer" }, bar, large, facts));
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  dialog.addEventListener("keydown", (event) => show(at + ({ ArrowLeft: -1, ArrowRight: 1 }[event.key] ?? 0)));
+  large.addEventListener("load", () => large.classList.toggle("pixels", large.naturalWidth < FEWEST_SMOOTH_PIXELS));
+  document.body.append(dialog);
+  return (all, picture) => {
+    pictures = all;
+    show(pictures.indexOf(picture));
+    dialog.showModal();
+  };
+}
+
+for (const table of document.querySelectorAll("table")) makeSortable(table);
+const sheets = document.querySelectorAll(".sheet");
+if (sheets.length) {
+  const enlarge = createViewer();
+  for (const sheet of sheets) {
+    makeEnlargeable(sheet, enlarge);
+    pageSheet(sheet);
+  }
+}

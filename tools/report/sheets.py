@@ -1,0 +1,66 @@
+"""Contact sheets: samples with their pictures and what is known of them. The page's script pages and enlarges them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..inspection.details import Details
+from ..inspection.run import LABELS
+from .html import text
+
+_TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "width": "width (pixels)",
+          "height": "height (pixels)"}  # fmt: skip
+"""Columns of the samples table that a card shows, and what they are called there."""
+MOST_CHARACTERS = 2000
+
+
+@dataclass(frozen=True)
+class Cards:
+    """What the cards of samples are made of; `pictures`, data URIs by id, may lack some."""
+
+    details: Mapping[int, Details]
+    pictures: Mapping[int, str]
+
+    def sheet(self, title: str, words: str, cards: Sequence[tuple[int, str]]) -> str:
+        """A heading, a sentence (may be empty), and a card for each id with its figure, as `tau 0.0050`."""
+        items = "".join(self._card(sample_id, figure) for sample_id, figure in cards)
+        sentence = f"<p>{text(words, most=1000)}</p>" if words else ""
+        return f'<h3>{text(title)}</h3>{sentence}<ul class="sheet">{items}</ul>'
+
+    def _card(self, sample_id: int, figure: str) -> str:
+        details = self.details[sample_id]
+        group, caption = details.table.get("group"), details.table.get("caption")
+        picture = self.pictures.get(sample_id)
+        image = f'<img src="{picture}" alt="picture of sample {sample_id}" loading="lazy">' if picture else ""
+        named = f'<bdi class="group">{text(group)}</bdi>' if group is not None else ""
+        said = f'<bdi class="caption">{text(caption)}</bdi>' if caption is not None else ""
+        return (
+            f'<li>{image}<b>{text(figure)}</b>{named}{said}<span class="id">id {sample_id}</span>'
+            f"<details><summary>all</summary>{facts_html(facts(details))}</details></li>"
+        )
+
+
+def facts(details: Details) -> list[tuple[str, str]]:
+    """All that is known of a sample, as pairs of a word and a text."""
+    known = [("id", str(details.sample_id))]
+    known += [(word, str(details.table[name])) for name, word in _TABLE.items() if details.table.get(name) is not None]
+    return known + [(_state_word(name), _number(value)) for name, value in details.state.items()]
+
+
+def facts_html(pairs: Sequence[tuple[str, str]]) -> str:
+    rows = "".join(
+        f"<div><dt>{text(word)}</dt><dd><bdi>{text(value, most=MOST_CHARACTERS)}</bdi></dd></div>"
+        for word, value in pairs
+    )
+    return f"<dl>{rows}</dl>"
+
+
+def _state_word(column: str) -> str:
+    """`first/tau` as `image tau`."""
+    side, _, field = column.rpartition("/")
+    return f"{LABELS.get(side, side)} {field}".strip().replace("_", " ")
+
+
+def _number(value: float | int) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .pipeline.dataset import Dataset
     from .pipeline.order import Order
     from .state_store import StateReader, StateStore, list_snapshots
+    from .tools.inspection.opened_run import open_run
     from .trainer.loop import Trainer
     from .trainer.objectives import create_objective
 
@@ -24,6 +25,7 @@ __all__ = [
     "__version__",
     "create_objective",
     "list_snapshots",
+    "open_run",
 ]
 
 _HOME = {
@@ -34,6 +36,7 @@ _HOME = {
     "Trainer": "trainer.loop",
     "create_objective": "trainer.objectives",
     "list_snapshots": "state_store",
+    "open_run": "tools.inspection.opened_run",
 }
 
 

@@ -1,5 +1,6 @@
 """What every test shares: hypothesis' rules, and data made once."""
 
+import json
 import os
 
 # Before torch or hf libraries are imported: nothing here may ask the network.
@@ -18,11 +19,13 @@ from collections.abc import Callable  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import numpy as np  # noqa: E402
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
 import pytest  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from thermopile.pipeline.convert import ConvertSettings, convert  # noqa: E402
-from thermopile.pipeline.dataset import Dataset  # noqa: E402
+from thermopile.pipeline.dataset import Dataset, fingerprint, shard_name  # noqa: E402
 from thermopile.pipeline.folder import FolderSource  # noqa: E402
 from thermopile.pipeline.glyphs import GlyphSource  # noqa: E402
 
@@ -63,3 +66,22 @@ def images_dataset(picture_folder: Path, tmp_path_factory: pytest.TempPathFactor
     out = tmp_path_factory.mktemp("images") / "pictures"
     convert(FolderSource(picture_folder), out, ConvertSettings(), workers=1)
     return Dataset(out)
+
+
+@pytest.fixture(scope="session")
+def write_dataset() -> Callable[[Path, list[pa.Table]], Dataset]:
+    """Write a dataset at a path whose shards hold these samples tables, without `row`; it has no pictures."""
+
+    def write(path: Path, tables: list[pa.Table]) -> Dataset:
+        (path / "shards").mkdir(parents=True)
+        for shard, table in enumerate(tables):
+            (path / "shards" / shard_name(shard, "beton")).touch()
+            table = table.add_column(0, "row", pa.array(range(len(table)), pa.int64()))
+            pq.write_table(table, path / "shards" / shard_name(shard, "parquet"))
+        first_id = np.cumsum([0, *map(len, tables)]).tolist()
+        index = {"format": 1, "n": first_id[-1], "mode": "images", "first_id": first_id, "tokenizer": None,
+                 "image": {}, "source": {}, "shard_digests": []}  # fmt: skip
+        (path / "dataset.json").write_text(json.dumps(index | {"fingerprint": fingerprint(index)}))
+        return Dataset(path)
+
+    return write

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.status import Status
 from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -60,3 +61,13 @@ def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[Pr
     )  # fmt: skip
     with _BarAboveWords(*columns, console=console) as bar:
         yield ProgressBar(console, title, total, bar)
+
+
+@contextmanager
+def working(words: str) -> Iterator[Status]:
+    """A sign of life and a few words on stderr while the block runs, for what cannot tell how far it is.
+
+    Without a terminal: nothing.
+    """
+    with Console(stderr=True).status(words) as status:
+        yield status

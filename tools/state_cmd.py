@@ -13,6 +13,7 @@ import click
 
 from .plain_text import plain_text
 from .progress import progress_bar
+from .terminal import print_table
 
 if TYPE_CHECKING:
     from ..state_store import Snapshot, StateReader
@@ -107,7 +108,7 @@ def log(run: Path, as_json: bool) -> None:
         }
         click.echo(json.dumps({"state": str(path), "bytes_on_disk": size, **listed}, allow_nan=False))
         return
-    _print_table(("tag", ">step", ">epoch", "when", ">written", "id"), [_log_row(entry) for entry in history])
+    print_table(("tag", ">step", ">epoch", "when", ">written", "id"), [_log_row(entry) for entry in history])
     noun = "snapshot" if len(snapshots) == 1 else "snapshots"
     beside = f" and {len(unreadable):,} unreadable" if unreadable else ""
     click.echo(f"{len(snapshots):,} {noun}{beside}, {_bytes(size)} on disk in {plain_text(str(path), most=1000)}")
@@ -188,7 +189,7 @@ def _print_report(report: SnapshotReport) -> None:
         (column.name, column.dtype, f"{column.rows:,}", f"{column.unseen:,}", column.range, column.verdict)
         for column in report.columns
     ]
-    _print_table(("column", "dtype", ">rows", ">unseen", ">range", "verdict"), rows)
+    print_table(("column", "dtype", ">rows", ">unseen", ">range", "verdict"), rows)
     for column in report.columns:
         for problem in column.problems:
             click.echo(f"problem   {plain_text(str(problem), most=1000)}")
@@ -215,21 +216,6 @@ def _print_unreadable(unreadable: Sequence[UnreadableSnapshot]) -> None:
     for snapshot in unreadable:
         click.echo(f"problem   {plain_text(str(snapshot), most=1000)}")
         click.echo(f"{snapshot.tag} is NOT SOUND")
-
-
-def _print_table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows of text; a title that begins with > stands, like its column, to the right."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for title in titles:
-        shown.add_column(title.lstrip(">"), justify="right" if title.startswith(">") else "left", no_wrap=True)
-    for row in rows:
-        shown.add_row(*(Text(plain_text(cell)) for cell in row))
-    Console(highlight=False).print(shown, crop=False, soft_wrap=True)
 
 
 def _size_on_disk(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""One snapshot of the state as a Parquet file: a line for every sample."""
+"""One snapshot of the state as a Parquet file: a line for every sample; and what every such file has in common."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..state_store import StateReader
-from ..state_store.schema import COUNTERS
 from ..trainer.files import sync_directory
+from .inspection.survey import read_blocks
 
 SAMPLE_ID = "sample_id"
-ROWS_AT_ONCE = 1 << 18
-"""Rows of a row group, in whole blocks: what is in memory at a time."""
 
 
 def export_parquet(
@@ -30,19 +28,17 @@ def export_parquet(
     left. Its metadata names the snapshot and the dataset. on_progress is told the number of rows written so far.
     Raises DamagedChunkError, SnapshotNotFoundError where the run deletes the snapshot meanwhile, OSError.
     """
-    schema = _schema(reader, columns)
-    rows = max(1, ROWS_AT_ONCE // reader.block_rows) * reader.block_rows
-    # Few values of a float field repeat: looking for a dictionary of them takes most of the time, and space.
-    encoding = {"use_dictionary": [*COUNTERS], "column_encoding": {SAMPLE_ID: "DELTA_BINARY_PACKED"}}
-    with _written_aside(to) as file, pq.ParquetWriter(file, schema, **encoding) as writer:
-        for start in range(0, reader.samples, rows):
-            stop = min(start + rows, reader.samples)
-            ids = {SAMPLE_ID: np.arange(start, stop, dtype=np.int64)}
-            writer.write_table(pa.table(ids | reader.rows(start, stop, columns), schema=schema), row_group_size=rows)
-            on_progress(stop)
+    schema = state_schema(reader, columns)
+    with written_aside(to) as file, parquet_writer(file, schema) as writer:
+        for block, rows in read_blocks(reader, columns):
+            ids = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64)}
+            # A row group is what is in memory at a time: a block.
+            writer.write_table(pa.table(ids | rows, schema=schema), row_group_size=len(block))
+            on_progress(block.stop)
 
 
-def _schema(reader: StateReader, columns: Sequence[str]) -> pa.Schema:
+def state_schema(reader: StateReader, columns: Sequence[str]) -> pa.Schema:
+    """sample_id, int64, and `columns` of the state, float32 or uint32; with metadata: snapshot and dataset."""
     types = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in columns]
     return pa.schema(
         [(SAMPLE_ID, pa.int64()), *types],
@@ -55,8 +51,15 @@ def _schema(reader: StateReader, columns: Sequence[str]) -> pa.Schema:
     )
 
 
+def parquet_writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
+    """Write rows of the state, sample_id among them, to a file."""
+    # Few values of a float field repeat: looking for a dictionary of them takes most of the time, and space.
+    repeating = [field.name for field in schema if field.name != SAMPLE_ID and not pa.types.is_floating(field.type)]
+    return pq.ParquetWriter(file, schema, use_dictionary=repeating, column_encoding={SAMPLE_ID: "DELTA_BINARY_PACKED"})
+
+
 @contextmanager
-def _written_aside(to: Path) -> Iterator[BinaryIO]:
+def written_aside(to: Path) -> Iterator[BinaryIO]:
     """A file beside `to` that takes its place at the end, and is removed where anything fails."""
     # With the process's number: two exports to one name must not write into one file.
     beside = to.with_name(f".{to.name}.{os.getpid()}.partial")

@@ -18,18 +18,17 @@ class Details:
 
     sample_id: int
     state: dict[str, float | int]
-    """By column of the state: the fields, `visits`, `last_step`."""
+    """By column of the state: the fields, `visits`, `last_step`; empty where there is no snapshot yet."""
     table: dict[str, Any]
     """By column of the samples table: uri, key, caption, group, …; empty where the dataset is gone."""
 
 
 def read_details(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int, Details]:
-    """Read samples by id, 0 … n - 1, of a run that has a snapshot; by id. Raises DatasetError, DamagedChunkError."""
-    assert inspection.reader is not None
+    """Read samples by id, 0 … n - 1; by id. Raises DatasetError, DamagedChunkError."""
     ids = sorted(set(sample_ids))
     rows = inspection.dataset.rows(ids) if inspection.dataset else [{} for _ in ids]
-    state = read_rows(inspection.reader, ids)
-    return {id: Details(id, state[id], row) for id, row in zip(ids, rows, strict=True)}
+    state = read_rows(inspection.reader, ids) if inspection.reader else {}
+    return {id: Details(id, state.get(id, {}), row) for id, row in zip(ids, rows, strict=True)}
 
 
 def read_rows(reader: StateReader, sample_ids: list[int]) -> dict[int, dict[str, float | int]]:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 from ..plain_text import plain_text
 from .figures.style import DARK, LIGHT, Draw, narrow
 
+MOST_CHARACTERS = 2000
+"""Of a text that is shown whole."""
 PHONE, DARK_SCREEN = "(max-width: 640px)", "(prefers-color-scheme: dark)"
 
 
@@ -57,6 +59,15 @@ def _data_cell(cell: str | Cell) -> str:
 def _cell(cell: str | Cell, *, bidi: bool = False) -> str:
     shown = text(cell.shown if isinstance(cell, Cell) else cell)
     return f"<bdi>{shown}</bdi>" if bidi else shown
+
+
+def facts_list(facts: Sequence[tuple[str, str]]) -> str:
+    """Pairs of a word and a text, which may be long."""
+    rows = "".join(
+        f"<div><dt>{text(word)}</dt><dd><bdi>{text(value, most=MOST_CHARACTERS)}</bdi></dd></div>"
+        for word, value in facts
+    )
+    return f"<dl>{rows}</dl>"
 
 
 def data_uri(data: bytes, kind: str) -> str:

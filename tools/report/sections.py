@@ -9,13 +9,16 @@ import numpy as np
 
 from ..inspection import summary
 from ..inspection.details import Details
+from ..inspection.embedding_map import EmbeddingMap
+from ..inspection.findings import Findings
 from ..inspection.groups import Band, Groups
-from ..inspection.run import Inspection
+from ..inspection.run import LABELS
 from ..inspection.survey import Sheet, Side, Survey
 from .figures.by_group import draw_tau_by_group
+from .figures.embedding_map import draw_embedding_map, kinds_legend
 from .figures.histograms import Panel, draw_histograms, draw_joint, draw_tau_histograms
 from .figures.style import Draw
-from .html import Cell, figure, table
+from .html import Cell, figure, table, text
 from .sheets import Cards
 
 MOST_GROUP_ROWS = 2000
@@ -23,9 +26,11 @@ MOST_GROUP_ROWS = 2000
 CLEAR_CORRELATION = 0.5
 
 
-def what(inspection: Inspection, survey: Survey) -> str:
-    """What a figure shows: how many samples, of which snapshot, with which settings."""
+def what(findings: Findings) -> str:
+    """What a figure shows: how many samples, of which snapshot, with which settings. There is a snapshot."""
+    inspection, survey = findings.inspection, findings.survey
     assert inspection.reader is not None
+    assert survey is not None
     return (f"{survey.visited:,} visited of {survey.samples:,} samples, {inspection.reader.snapshot.tag}, "
             f"{summary.settings(inspection)}")  # fmt: skip
 
@@ -35,11 +40,11 @@ def draw_by_group(survey: Survey, groups: Groups) -> Draw:
     return partial(draw_tau_by_group, survey.sides, groups)
 
 
-def by_group(inspection: Inspection, survey: Survey, groups: Groups) -> str:
+def by_group(findings: Findings, survey: Survey, groups: Groups) -> str:
     caption = f"Each dot is a {groups.word}: its mean tau"
     if len(groups.names) <= 200:
         caption += ", with its 95 % interval,"
-    caption += f" against its number of samples. {correlation_words(survey.sides, groups)} {what(inspection, survey)}."
+    caption += f" against its number of samples. {correlation_words(survey.sides, groups)} {what(findings)}."
     return figure(draw_by_group(survey, groups), f"Mean tau by {groups.word} size", caption)
 
 
@@ -87,12 +92,12 @@ def _relation(correlations: list[float], word: str) -> str:
     return f"Temperatures do not clearly follow the size of {plural}"
 
 
-def distribution(inspection: Inspection, survey: Survey) -> str:
-    shown = what(inspection, survey)
-    draw = partial(draw_tau_histograms, survey.sides, inspection.tau.start)
+def distribution(findings: Findings, survey: Survey) -> str:
+    shown = what(findings)
+    draw = partial(draw_tau_histograms, survey.sides, findings.inspection.tau.start)
     content = figure(draw, "Histograms of tau", f"How many samples have which tau. {shown}.")
     head = ["tau of the visited samples", *(side.label for side in survey.sides)]
-    rows = [[row.label, *row.cells] for row in summary.table(inspection, survey)]
+    rows = [[row.label, *row.cells] for row in summary.table(findings.inspection, survey)]
     content += table("Temperatures of each side; tau has no unit.", head, rows)
     if survey.joint:
         labels = [side.label for side in survey.sides]
@@ -104,9 +109,9 @@ def distribution(inspection: Inspection, survey: Survey) -> str:
     return content
 
 
-def rest_of_state(inspection: Inspection, survey: Survey) -> str:
+def rest_of_state(findings: Findings, survey: Survey) -> str:
     """log s and u of both sides, and how often and how long ago the samples were visited."""
-    content, shown = "", what(inspection, survey)
+    content, shown = "", what(findings)
     for place, side in enumerate(survey.sides):
         fields = {"log_s": "log s (natural log, no unit)", "u": "u, momentum of tau’s gradient (no unit)"}
         panels = [
@@ -148,8 +153,8 @@ def _titled(sheet: Sheet, survey: Survey, details: Mapping[int, Details]) -> tup
 
 
 def _tau_words(details: Details, sides: list[Side]) -> str:
-    taus = [summary.tau(details.state[f"{side.name}/tau"]) for side in sides]
-    return f"tau {' / '.join(taus)}"
+    taus = {side.label: summary.tau(details.state[f"{side.name}/tau"]) for side in sides}
+    return f"tau {per_side(taus)}"
 
 
 def group_tables(survey: Survey, groups: Groups) -> str:
@@ -214,3 +219,33 @@ def _tau(value: float | None) -> Cell:
 
 def _share(value: float | None) -> Cell:
     return Cell("–" if value is None else f"{100 * value:.1f}%", value)
+
+
+def embedding_map(findings: Findings, found: EmbeddingMap) -> str:
+    """Where the encoders put the samples: t-SNE, with the kinds of samples named as the data names them."""
+    caption = (
+        f"t-SNE (perplexity {found.perplexity:g}) of the features of {len(found.sample_ids):,} samples, drawn so that "
+        f"rare classes are there, by the encoders of the checkpoint {found.checkpoint}. Triangles: the samples "
+        f"with the lowest and the highest tau. Distances between far points mean nothing. {what(findings)}."
+    )
+    content = figure(partial(draw_embedding_map, found, findings.survey.sides if findings.survey else []),
+                     "Map of the embeddings by tau and by class", caption)  # fmt: skip
+    if found.kinds and found.kinds.are_classes:
+        names = [f"{drawn}: {name}" for _, drawn, name in kinds_legend(found.kinds)]
+        content += f"<p><bdi>{text('; '.join(names), most=2000)}</bdi></p>"
+    return content + _similarities(found)
+
+
+def _similarities(found: EmbeddingMap) -> str:
+    """How alike the coldest and the hottest pictures and captions are: iSogCLR Figure 6, right, in numbers."""
+    if found.similarity is None:
+        return ""
+    rows: list[list[str | Cell]] = [
+        ["all on the map", Cell(f"{found.similarity.mean():.3f}", float(found.similarity.mean()))]
+    ]
+    for side, points in found.points.items():
+        for word, marked in (("lowest", points.coldest), ("highest", points.hottest)):
+            if marked.any():
+                mean = float(found.similarity[marked].mean())
+                rows.append([f"{LABELS.get(side, side)}: {word} tau", Cell(f"{mean:.3f}", mean)])
+    return table("Cosine of a picture and its own caption, mean.", ["samples", "cosine"], rows)

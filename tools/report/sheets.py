@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from ..inspection.details import Details
 from ..inspection.run import LABELS
-from .html import text
+from .html import facts_list, text
 
 _TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "width": "width (pixels)",
           "height": "height (pixels)"}  # fmt: skip
 """Columns of the samples table that a card shows, and what they are called there."""
-MOST_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Cards:
         said = f'<bdi class="caption">{text(caption)}</bdi>' if caption is not None else ""
         return (
             f'<li>{image}<b>{text(figure)}</b>{named}{said}<span class="id">id {sample_id}</span>'
-            f"<details><summary>all</summary>{facts_html(facts(details))}</details></li>"
+            f"<details><summary>all</summary>{facts_list(facts(details))}</details></li>"
         )
 
 
@@ -45,19 +44,11 @@ def facts(details: Details) -> list[tuple[str, str]]:
     """All that is known of a sample, as pairs of a word and a text."""
     known = [("id", str(details.sample_id))]
     known += [(word, str(details.table[name])) for name, word in _TABLE.items() if details.table.get(name) is not None]
-    return known + [(_state_word(name), _number(value)) for name, value in details.state.items()]
+    return known + [(state_word(name), _number(value)) for name, value in details.state.items()]
 
 
-def facts_html(pairs: Sequence[tuple[str, str]]) -> str:
-    rows = "".join(
-        f"<div><dt>{text(word)}</dt><dd><bdi>{text(value, most=MOST_CHARACTERS)}</bdi></dd></div>"
-        for word, value in pairs
-    )
-    return f"<dl>{rows}</dl>"
-
-
-def _state_word(column: str) -> str:
-    """`first/tau` as `image tau`."""
+def state_word(column: str) -> str:
+    """What people call a column of the state: `first/tau` is `image tau`."""
     side, _, field = column.rpartition("/")
     return f"{LABELS.get(side, side)} {field}".strip().replace("_", " ")
 

@@ -1,4 +1,4 @@
-"""The features of a whole dataset, as the encoders of a run's checkpoint see it."""
+"""The features of a dataset, or of chosen samples, as the encoders of a run's checkpoint see it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...pipeline.augment import Recipe
+from ...pipeline.batch import Batch
 from ...pipeline.dataset import Dataset, TokenizerInfo
 from ...pipeline.ffcv_loader import FFCVLoader
 from ...pipeline.order import MIN_ROWS_PER_STEP, Order
@@ -37,7 +39,10 @@ def restore_encoders(
     try:
         encoders.load_state_dict(training["encoders"])
     except (KeyError, TypeError, RuntimeError) as error:
-        raise RunError(f"{checkpoint} does not hold the encoders that the run's settings describe ({error})") from error
+        reason = " ".join(str(error).split())[:200]  # torch lists every tensor, on lines of their own
+        raise RunError(
+            f"{checkpoint} does not hold the encoders that the run's settings describe ({reason})"
+        ) from error
     return encoders.eval()
 
 
@@ -58,18 +63,52 @@ def image_features(
     on_progress: called with the pictures done, and with n. Raises DatasetError for a picture that does not decode,
     RunError where a feature is not finite.
     """
-    # A loader wants an order of the dataset's size, but here pictures are asked for by their ids.
+    (features,) = _of_samples(
+        lambda batch: [encoder(batch.views[0].to(device))],
+        dataset,
+        np.arange(dataset.n),
+        recipe,
+        image_size,
+        on_progress,
+    )
+    return features
+
+
+def sample_features(
+    encoders: Encoders, dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe, image_size: int,
+    device: torch.device, on_progress: Callable[[int, int], None],
+) -> list[Tensor]:  # fmt: skip
+    """Features of chosen samples as the objective compares them: of their pictures and, of pairs, of their captions.
+
+    sample_ids: int64 [m], at least one, of a dataset of at least 16. Each float32 [m, d] on `device`, rows of norm 1.
+    on_progress: called with the samples done, and with m. Raises as image_features does.
+    """
+
+    def encode(batch: Batch) -> list[Tensor]:
+        pictures = encoders.image(batch.views[0].to(device))
+        if encoders.text is None or batch.tokens is None:
+            return [pictures]
+        return [pictures, encoders.text(batch.tokens.to(device))]
+
+    return _of_samples(encode, dataset, sample_ids, recipe, image_size, on_progress)
+
+
+def _of_samples(
+    encode: Callable[[Batch], Sequence[Tensor]], dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe,
+    image_size: int, on_progress: Callable[[int, int], None],
+) -> list[Tensor]:  # fmt: skip
+    # A loader wants an order of the dataset's size, but here samples are asked for by their ids.
     order = Order.create(dataset.n, batch_size=MIN_ROWS_PER_STEP, canonical_shards=1)
     parts = []
     with (
         FFCVLoader.open(dataset, order, recipe=evaluation_recipe(recipe), image_size=image_size, views=1) as loader,
         torch.inference_mode(),
     ):
-        for first in range(0, dataset.n, BATCH):
-            ids = np.arange(first, min(first + BATCH, dataset.n))
-            parts.append(encoder(loader.make(ids, epoch=0).views[0].to(device)))
-            on_progress(first + len(ids), dataset.n)
-    return _unit_rows(parts)
+        for first in range(0, len(sample_ids), BATCH):
+            ids = sample_ids[first : first + BATCH]
+            parts.append(encode(loader.make(ids, epoch=0)))
+            on_progress(first + len(ids), len(sample_ids))
+    return [_unit_rows(list(of_side)) for of_side in zip(*parts, strict=True)]
 
 
 def text_features(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from thermopile.tools.inspection.looking import look
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
 from thermopile.tools.report import sections
@@ -51,8 +52,7 @@ class Page(HTMLParser):
 
 
 def report_on(run, **asked):
-    inspection = read_run(run, **asked)
-    return write_report(inspection, survey(inspection)).read_text("utf-8")
+    return write_report(look(run.path, **asked)).read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -112,9 +112,9 @@ def test_long_text_is_cut_and_its_rest_is_nowhere(html):
 def test_every_picture_has_words_and_every_table_its_caption_and_scopes(page):
     pictures = page.of("img")
     assert all(picture["alt"] for picture in pictures)
-    assert len(pictures) == 6 + 5 * 66
+    assert len(pictures) == 7 + 5 * 66
     tags = [tag for tag, _ in page.elements]
-    assert tags.count("table") == tags.count("caption") == 3
+    assert tags.count("table") == tags.count("caption") == 4
     assert all(head["scope"] in ("col", "row") for head in page.of("th"))
 
 
@@ -122,17 +122,18 @@ def test_the_correlation_and_its_control_come_first(page):
     figures = re.findall(r"[+-]\d\.\d\d \(\w+\)", page.text("figcaption"))
     assert figures[:2] == ["+1.00 (image)", "-1.00 (text)"]
     assert [figure.split()[1] for figure in figures[2:4]] == ["(image)", "(text)"]
-    headings = page.within("h2")
-    assert headings == [
-        "By class", "Coldest and hottest", "Distribution", "Table by class", "Rest of the state", "Run"
+    assert page.within("h2") == [
+        "By class", "Coldest and hottest", "Distribution", "Table by class", "Through time", "Rest of the state", "Run"
     ]  # fmt: skip
 
 
 def test_every_figure_says_how_many_samples_of_which_snapshot_with_which_settings(page):
     captions = page.within("figcaption")
-    assert len(captions) == 6
+    assert len(captions) == 7
     for caption in captions:
-        assert "66 visited of 66 samples, step-5, isogclr: rho 2, gamma 0.8, eta 0.01" in caption
+        assert "isogclr: rho 2, gamma 0.8, eta 0.01" in caption
+        through_time = "at 1 snapshots, step 5 to 5; 66 samples of each" in caption
+        assert ("66 visited of 66 samples, step-5" in caption) != through_time
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,7 @@ def test_a_dataset_whose_pixels_are_damaged_costs_the_pictures_alone(
     page = Page(report_on(run))
     assert "The pictures cannot be shown:" in page.text("li")
     assert [image for image in page.of("img") if "sample" in image["alt"].split()] == []
-    assert len(page.of("figure")) == 6
+    assert len(page.of("figure")) == 7
     assert "<script>alert(1)</script>" in page.text("li")
 
 

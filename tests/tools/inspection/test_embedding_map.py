@@ -1,0 +1,238 @@
+"""The map of the embeddings: which samples are on it, whose encoders put them there, and why there may be none."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from thermopile.pipeline.augment import RECIPES
+from thermopile.tools.inspection import embedding_map as module
+from thermopile.tools.inspection.embedding_map import embedding_map
+from thermopile.tools.inspection.run import read_run
+from thermopile.tools.inspection.survey import survey
+from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
+from thermopile.trainer.encoders import Encoders
+from thermopile.trainer.evaluation.features import sample_features
+from thermopile.trainer.run_directory import RunDirectory
+
+STEP = 5
+IMAGE_SIZE = 16
+SIZES = (34, 16, 8, 4, 2, 1)
+"""Of the hostile dataset's classes."""
+
+
+def save_encoders(run, dataset, step=STEP, change=lambda weights: None):
+    """Save random encoders of small pictures, `change`d, as the checkpoint of the run's last snapshot; return them."""
+    config = run.config()
+    config = config.model_copy(update={"data": config.data.model_copy(update={"image_size": IMAGE_SIZE})})
+    run.record(config)
+    torch.manual_seed(0)
+    encoders = Encoders.create(config.model, config.objective.mode, config.data.image_size, dataset.index.tokenizer)
+    weights = encoders.state_dict()
+    change(weights)
+    identity = {"snapshot": read_run(run).reader.snapshot.id, "dataset_fingerprint": dataset.index.fingerprint}
+    save_checkpoint(run.checkpoints, CheckpointInfo(step=step, order_version=1, **identity), {"encoders": weights})
+    return encoders.eval()
+
+
+def mapped(run, at="latest", **options):
+    """The map of a run and its notes."""
+    inspection, notes = read_run(run, at=at), []
+    return embedding_map(inspection, survey(inspection, **options), notes), notes
+
+
+@pytest.fixture(scope="module")
+def saved_run(hostile_run, hostile_dataset, tmp_path_factory):
+    """The hostile run with a checkpoint of its snapshot, and its encoders; copy to change."""
+    path = tmp_path_factory.mktemp("mapped") / "run"
+    shutil.copytree(hostile_run.path, path)
+    run = RunDirectory(path)
+    return run, save_encoders(run, hostile_dataset)
+
+
+@pytest.fixture(scope="module")
+def found(saved_run):
+    shown, notes = mapped(saved_run[0])
+    assert notes == []
+    return shown
+
+
+@pytest.fixture
+def own_run(saved_run, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    shutil.copytree(saved_run[0].path, run.path)
+    return run
+
+
+@pytest.fixture(scope="module")
+def images_run(images_dataset, write_run, tmp_path_factory):
+    """300 pictures whose tau rises with their ids."""
+    run = write_run(tmp_path_factory.mktemp("runs") / "run", images_dataset, {"sample": np.linspace(0.01, 0.3, 300)})
+    save_encoders(run, images_dataset)
+    return run
+
+
+def test_pictures_and_captions_lie_in_one_map_each_with_the_tau_of_its_side(found, tau_by_class_size):
+    assert found.sample_ids.tolist() == list(range(66))
+    assert found.points["first"].tau == pytest.approx(tau_by_class_size)
+    assert found.points["second"].tau == pytest.approx(0.15 - tau_by_class_size)
+    for points in found.points.values():
+        assert points.xy.shape == (66, 2)
+        assert points.xy.dtype == np.float32
+        assert np.isfinite(points.xy).all()
+    assert (found.checkpoint, found.perplexity) == ("step-5", 30)
+
+
+def test_they_are_the_features_that_the_objective_compares_pictures_first(found, saved_run, hostile_dataset):
+    run, encoders = saved_run
+    view = (RECIPES[run.config().data.recipe], IMAGE_SIZE, torch.device("cpu"))
+    pictures, captions = sample_features(encoders, hostile_dataset, found.sample_ids, *view, lambda *at: None)
+    assert found.similarity == pytest.approx((pictures * captions).sum(1).numpy(), abs=1e-6)
+    assert np.ptp(found.similarity) > 0
+    # Fresh encoders put pictures and captions far apart.
+    xy = np.concatenate([found.points["first"].xy, found.points["second"].xy])
+    distance = np.linalg.norm(xy[:, None] - xy, axis=2) + np.diag([np.inf] * len(xy))
+    assert ((distance.argmin(1) < 66) == (np.arange(len(xy)) < 66)).all()
+
+
+def test_the_coldest_and_hottest_tenth_of_each_side_are_marked(found):
+    for points in found.points.values():
+        for marked, rank in ((points.coldest, np.argsort(points.tau, kind="stable")),
+                             (points.hottest, np.argsort(-points.tau, kind="stable"))):  # fmt: skip
+            assert sorted(np.flatnonzero(marked)) == sorted(rank[:6])
+
+
+def test_where_there_is_one_tau_alone_nothing_is_marked(hostile_dataset, write_run, tmp_path):
+    run = write_run(
+        tmp_path / "run", hostile_dataset, {"first": np.full(66, 0.05), "second": np.linspace(0.1, 0.2, 66)}
+    )
+    save_encoders(run, hostile_dataset)
+    points = mapped(run)[0].points
+    assert not (points["first"].coldest | points["first"].hottest).any()
+    assert points["second"].hottest.sum() == 6
+
+
+def test_every_class_is_on_the_map_however_rare_and_again_the_same(saved_run, monkeypatch):
+    monkeypatch.setattr(module, "MOST_SAMPLES", 24)
+    monkeypatch.setattr(module, "MARKED", 0)
+    shown, _ = mapped(saved_run[0])
+    assert len(shown.sample_ids) == 24
+    drawn = np.bincount(shown.kinds.codes[shown.kinds.codes >= 0], minlength=len(SIZES))
+    assert (drawn >= np.minimum(SIZES, 2)).all()
+    assert drawn[0] > drawn[-1]
+    again, _ = mapped(saved_run[0])
+    assert again.sample_ids.tolist() == shown.sample_ids.tolist()
+    assert np.array_equal(again.points["first"].xy, shown.points["first"].xy)
+
+
+def test_few_classes_are_told_apart_by_name_and_many_by_how_frequent_they_are(found, saved_run, monkeypatch):
+    assert found.kinds.are_classes
+    assert np.bincount(found.kinds.codes + 1).tolist() == [1, *SIZES]
+    monkeypatch.setattr(module, "MOST_CLASSES", 5)
+    kinds = mapped(saved_run[0])[0].kinds
+    assert (kinds.names, kinds.are_classes) == (["head", "medium", "tail"], False)
+    assert np.bincount(kinds.codes + 1).tolist() == [1, 34 + 16, 8 + 4, 2 + 1]
+
+
+def test_without_classes_every_level_of_tau_is_on_the_map(images_run, monkeypatch):
+    monkeypatch.setattr(module, "MOST_SAMPLES", 40)
+    monkeypatch.setattr(module, "MARKED", 5)
+    shown, notes = mapped(images_run, by=())
+    assert notes == []
+    assert shown.kinds is None
+    assert shown.similarity is None
+    twentieths = np.bincount(shown.sample_ids // 15)
+    assert twentieths[1:-1].tolist() == [2] * 18
+    assert shown.points["sample"].coldest.sum() == 5
+
+
+def test_the_encoders_are_those_of_the_snapshot_and_where_these_are_gone_the_latest(
+    own_run, hostile_dataset, tau_by_class_size, train_on
+):
+    train_on(own_run, {"first": tau_by_class_size, "second": tau_by_class_size}, 9)
+    save_encoders(own_run, hostile_dataset, step=9)
+    shown, notes = mapped(own_run, at="step-5")
+    assert (shown.checkpoint, notes) == ("step-5", [])
+    shutil.rmtree(own_run.checkpoints / "step-5")
+    shown, (note,) = mapped(own_run, at="step-5")
+    assert shown.checkpoint == "step-9"
+    assert "No checkpoint belongs to the snapshot step-5" in note
+
+
+def test_progress_tells_of_the_embeddings_and_then_of_the_projection(saved_run):
+    inspection, told = read_run(saved_run[0]), []
+    embedding_map(inspection, survey(inspection), [], lambda *at: told.append(at))
+    assert told == [("embeddings", 66, 66), ("t-SNE", 0, 1), ("t-SNE", 1, 1)]
+
+
+def no_checkpoint(run):
+    shutil.rmtree(run.checkpoints)
+
+
+def damaged(run):
+    (run.checkpoints / "step-5" / "training.pt").write_bytes(b"PK\x03\x04")
+
+
+def of_other_shape(run):
+    settings = run.config_file.read_text()
+    run.config_file.write_text(settings.replace("dim = 64", "dim = 32"))
+
+
+def of_unknown_name(run):
+    settings = run.config_file.read_text()
+    run.config_file.write_text(settings.replace('name = "conv"', 'name = "gone"'))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [(no_checkpoint, "no checkpoint yet"), (damaged, "is damaged"), (of_other_shape, "does not hold the encoders"),
+     (of_unknown_name, "there is no such encoder")],
+)  # fmt: skip
+def test_without_encoders_there_is_no_map_and_one_line_says_why(own_run, spoil, why):
+    spoil(own_run)
+    shown, (note,) = mapped(own_run)
+    assert shown is None
+    assert note.startswith("There is no map of the embeddings: ")
+    assert why in note
+    assert "\n" not in note
+
+
+@pytest.mark.parametrize(("value", "why"), [(0.0, "the same features"), (float("nan"), "not finite")])
+def test_encoders_that_tell_no_samples_apart_make_no_map(own_run, hostile_dataset, value, why):
+    def change(weights):
+        for tensor in weights.values():
+            tensor.fill_(value)
+
+    save_encoders(own_run, hostile_dataset, change=change)
+    shown, (note,) = mapped(own_run)
+    assert shown is None
+    assert why in note
+
+
+def test_without_pictures_there_is_no_map(own_run, hostile_dataset, tmp_path):
+    path = tmp_path / "dataset"
+    shutil.copytree(hostile_dataset.path, path)
+    settings = own_run.config_file.read_text()
+    own_run.config_file.write_text(settings.replace(str(hostile_dataset.path), str(path)))
+    beton = path / "shards" / "shard-00000.beton"
+    beton.write_bytes(beton.read_bytes()[:1000])
+    shown, (note,) = mapped(own_run)
+    assert shown is None
+    assert "Convert the dataset again" in note
+    shutil.rmtree(path)
+    shown, (note,) = mapped(own_run)
+    assert shown is None
+    assert "say with --data where that is now" in note
+
+
+def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, write_run, tmp_path):
+    taus = {"first": np.full(66, 0.05), "second": np.full(66, 0.05)}
+    few = write_run(tmp_path / "few", hostile_dataset, taus, visited=np.arange(66) < 15)
+    shown, (note,) = mapped(few)
+    assert shown is None
+    assert "it needs 16 visited samples, and there are 15" in note
+    without = write_run(tmp_path / "without", hostile_dataset, {}, objective="sogclr")
+    shown, (note,) = mapped(without)
+    assert shown is None
+    assert "no sample has a temperature" in note

@@ -1,0 +1,81 @@
+from dataclasses import replace
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image, ImageColor
+
+from thermopile.tools.inspection.distribution import Distribution
+from thermopile.tools.inspection.embedding_map import EmbeddingMap, Kinds, Points
+from thermopile.tools.inspection.survey import Side
+from thermopile.tools.report.figures.embedding_map import KIND_COLOURS, draw_embedding_map, kinds_legend
+from thermopile.tools.report.figures.style import DARK, LIGHT, narrow
+
+SIDES = [Side("first", "image", Distribution()), Side("second", "text", Distribution())]
+NONE = np.zeros(60, np.bool_)
+
+
+def points(seed):
+    rng = np.random.default_rng(seed)
+    tau = rng.uniform(0.01, 0.1, 60).astype(np.float32)
+    return Points(rng.normal(size=(60, 2)).astype(np.float32), tau, tau < 0.02, tau > 0.09)
+
+
+@pytest.fixture
+def shown():
+    kinds = Kinds(["head", "medium", "tail"], np.arange(60) % 3, are_classes=False)
+    return EmbeddingMap(
+        np.arange(60), {"first": points(0), "second": points(1)}, kinds, np.ones(60, np.float32), "step-5", 30.0
+    )
+
+
+def pixels(png):
+    return np.asarray(Image.open(BytesIO(png)).convert("RGB")).astype(int)
+
+
+def has(png, colour):
+    """Whether some pixels have nearly this colour: the figure holds 256 of them."""
+    return (np.abs(pixels(png) - ImageColor.getrgb(colour)).max(2) <= 8).sum() > 20
+
+
+@pytest.mark.parametrize("style", [LIGHT, DARK])
+def test_the_panels_stand_side_by_side_or_on_a_phone_one_above_the_other(shown, style):
+    wide, high = (pixels(draw_embedding_map(shown, SIDES, form)) for form in (style, narrow(style)))
+    assert wide.shape[1] > 1.5 * wide.shape[0]
+    assert high.shape[0] > 1.5 * high.shape[1]
+    for image in (wide, high):
+        assert tuple(image[0, 0]) == pytest.approx(ImageColor.getrgb(style.paper), abs=8)
+
+
+def test_coldest_and_hottest_have_their_colours_and_every_kind_its_own(shown):
+    png = draw_embedding_map(shown, SIDES, LIGHT, "a note")
+    for colour in (*LIGHT.sides, *KIND_COLOURS[:3]):
+        assert has(png, colour)
+    bare = {name: of_side._replace(coldest=NONE, hottest=NONE) for name, of_side in shown.points.items()}
+    unmarked = draw_embedding_map(replace(shown, points=bare, kinds=None), SIDES, LIGHT)
+    assert not has(unmarked, LIGHT.sides[1])
+
+
+def test_names_of_classes_are_not_drawn_and_stand_in_the_legend_of_the_page(shown):
+    hostile = ["$\\frac{1}{0}$", "<script>", "\u0645\u0631\u062d\u0628\u0627"]
+    codes = np.arange(60) % 4 - 1
+    drawn = [
+        draw_embedding_map(replace(shown, kinds=Kinds(names, codes, are_classes=True)), SIDES, narrow(LIGHT))
+        for names in (hostile, ["a", "b", "c"])
+    ]
+    assert drawn[0] == drawn[1]
+    assert kinds_legend(Kinds(hostile, codes, are_classes=True)) == [
+        (colour, f"class {place}", name)
+        for place, (colour, name) in enumerate(zip(KIND_COLOURS, hostile, strict=False), start=1)
+    ]
+    assert [words for _, words, _ in kinds_legend(shown.kinds)] == ["head classes", "medium classes", "tail classes"]
+
+
+def test_one_side_of_one_tau_and_no_class_is_drawn_as_well(shown):
+    flat = points(0)._replace(tau=np.full(60, 0.05, np.float32), coldest=NONE, hottest=NONE)
+    alone = replace(shown, points={"sample": flat}, kinds=None, similarity=None)
+    one, two = (
+        pixels(draw_embedding_map(of, sides, narrow(LIGHT)))
+        for of, sides in ((alone, [Side("sample", "sample", Distribution())]), (shown, SIDES))
+    )
+    assert one.shape[0] < 0.6 * two.shape[0]

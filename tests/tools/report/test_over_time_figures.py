@@ -1,0 +1,122 @@
+from dataclasses import replace
+from datetime import UTC, datetime
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image, ImageColor
+
+from thermopile.state_store import Snapshot
+from thermopile.tools.inspection.distribution import Distribution
+from thermopile.tools.inspection.drift import Drift, SideDrift
+from thermopile.tools.inspection.history import History, StateAt
+from thermopile.tools.inspection.survey import JointCounts
+from thermopile.tools.inspection.through_time import Moment, TauAt, ThroughTime
+from thermopile.tools.report.figures.drift import draw_drift
+from thermopile.tools.report.figures.over_time import draw_history, draw_tau_over_time
+from thermopile.tools.report.figures.style import DARK, LIGHT, narrow
+
+LABELS = {"first": "image", "second": "text"}
+
+
+def snapshot(step):
+    return Snapshot(f"ID{step}", f"step-{step}", step, 1, "", datetime(2026, 1, 1, tzinfo=UTC), "", 0)
+
+
+def counted(values):
+    distribution = Distribution()
+    distribution.add(values)
+    return distribution
+
+
+@pytest.fixture(scope="module")
+def through_time():
+    quantiles = [np.array([0.01, 0.04, 0.05, 0.06, 0.09]) * factor for factor in (1.0, 1.5, 1.6)]
+    moments = [
+        Moment(snapshot(step), 60, {side: TauAt(tuple(found.tolist()), None) for side in LABELS})
+        for step, found in zip((200, 400, 440), quantiles, strict=True)
+    ]
+    return ThroughTime(LABELS, moments, every=1, samples_read=60)
+
+
+@pytest.fixture(scope="module")
+def moved():
+    rng = np.random.default_rng(0)
+    before, after = (rng.uniform(0.01, 0.1, 500).astype(np.float32) for _ in range(2))
+    joint = JointCounts(counted(before), counted(after))
+    joint.add(before, after)
+    sides = [SideDrift(name, label, joint.result(), counted(after - before), 0.5, 0.5, [], [])
+             for name, label in LABELS.items()]  # fmt: skip
+    return Drift(snapshot(200), snapshot(400), 500, sides)
+
+
+def history(visits):
+    rows = [{"visits": count, "first/tau": 0.05, "second/tau": 0.08} for count in visits]
+    return History(3, [StateAt(snapshot(100 * i), row) for i, row in enumerate(rows)], {})
+
+
+def opened(png):
+    return Image.open(BytesIO(png)).convert("RGB")
+
+
+def pixels_of(png, colour):
+    """How many pixels have this colour, or nearly."""
+    distance = np.abs(np.asarray(opened(png), np.int64) - ImageColor.getrgb(colour)).max(axis=2)
+    return int((distance < 12).sum())
+
+
+def extent(png, colour):
+    """Width and height of what has this colour."""
+    distance = np.abs(np.asarray(opened(png), np.int64) - ImageColor.getrgb(colour)).max(axis=2)
+    down, across = np.nonzero(distance < 12)
+    return across.max() - across.min(), down.max() - down.min()
+
+
+@pytest.mark.parametrize("style", [LIGHT, narrow(DARK)], ids=["light", "narrow dark"])
+def test_bands_are_drawn_in_the_colours_of_the_sides_the_same_each_time(through_time, style):
+    png = draw_tau_over_time(through_time, style)
+    assert all(pixels_of(png, colour) > 500 for colour in style.sides)
+    assert png == draw_tau_over_time(through_time, style)
+
+
+def test_one_snapshot_alone_is_drawn_as_a_box(through_time):
+    only_images = replace(through_time, labels={"first": "image"})
+    alone = replace(only_images, moments=only_images.moments[:1])
+    # Where the box of the middle half is opaque enough, its colour on white paper.
+    middle_half = "#6cadd3"
+    assert extent(draw_tau_over_time(alone, LIGHT), middle_half)[0] > 100
+    assert pixels_of(draw_tau_over_time(alone, LIGHT), middle_half) > 1000
+
+
+def test_a_sample_is_hollow_where_it_was_not_visited_yet():
+    colour = LIGHT.sides[0]
+    never, once, always = (
+        pixels_of(draw_history(history(visits), LABELS, LIGHT), colour) for visits in ((0, 0, 0), (0, 0, 1), (1, 2, 3))
+    )
+    assert never < once < always
+
+
+def test_a_sample_is_drawn_from_one_snapshot_alone():
+    assert pixels_of(draw_history(history([1]), LABELS, narrow(LIGHT)), LIGHT.sides[1]) > 20
+
+
+def test_drift_is_drawn_side_by_side_or_one_below_the_other(moved):
+    wide, tall = opened(draw_drift(moved, LIGHT)), opened(draw_drift(moved, narrow(LIGHT)))
+    assert wide.width > wide.height
+    assert tall.height > tall.width
+    assert pixels_of(draw_drift(moved, LIGHT), "#00224e") > 500  # bins of one sample: the darkest of cividis
+
+
+def test_rare_drifts_can_be_seen_on_dark_paper(moved):
+    """Of the map's darkest colours, on which dark paper looks the same, there are none."""
+    png = draw_drift(moved, DARK)
+    assert pixels_of(png, "#00224e") == 0
+    assert pixels_of(png, "#4e566c") > 500
+
+
+def test_drift_of_one_sample_alone_is_drawn_the_same_each_time(moved):
+    one = np.array([0.05], np.float32)
+    joint = JointCounts(counted(one), counted(one))
+    joint.add(one, one)
+    alone = replace(moved, visited=1, sides=[replace(moved.sides[0], label="sample", joint=joint.result())])
+    assert draw_drift(alone, LIGHT, "note") == draw_drift(alone, LIGHT, "note")

@@ -1,0 +1,172 @@
+"""Two snapshots of one run compared, sample by sample: how far tau moved, and for which samples the most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...state_store import Snapshot, StateReader, list_snapshots
+from ...state_store.schema import VISITS
+from ...trainer.errors import ConfigError
+from .chosen import Smallest
+from .distribution import Distribution
+from .run import Inspection
+from .survey import Joint, JointCounts, read_blocks
+
+MOVERS = 24
+
+Tau = dict[str, NDArray[np.float32]]
+"""By side, [m]."""
+
+
+class Mover(NamedTuple):
+    """A sample whose tau moved, and its tau at both snapshots."""
+
+    sample_id: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class SideDrift:
+    """How one side's tau moved, over the samples visited in both snapshots."""
+
+    name: str
+    """As in the state: `first`, `second` or `sample`."""
+    label: str
+    """For people: image, text, sample."""
+    joint: Joint
+    """Tau at the earlier snapshot, by row, against tau at the later one, and their rank correlation."""
+    change: Distribution
+    """Of tau at the later snapshot less tau at the earlier one."""
+    share_risen: float
+    """0 … 1."""
+    share_fallen: float
+    most_risen: list[Mover]
+    """24 at most, the largest rise first; among equals, the lowest id."""
+    most_fallen: list[Mover]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """From the earlier snapshot, by step, to the later one, in whichever order they were named."""
+
+    earlier: Snapshot
+    later: Snapshot
+    visited: int
+    """Samples visited in both."""
+    sides: list[SideDrift]
+
+
+def drift(
+    inspection: Inspection, against: str, notes: list[str], on_progress: Callable[[int], None] = lambda done: None
+) -> Drift | None:
+    """Compare the inspection's snapshot with another one of its run, named by tag or id, in two passes over both.
+
+    None, and a note, where no sample was visited in both; None where the run has no tau. Memory does not grow with the
+    samples. on_progress is told the rows read so far, of twice the number of samples.
+    Raises ConfigError where both are the same snapshot, SnapshotNotFoundError where there is no other of this name or
+    the run deletes one meanwhile, DamagedChunkError.
+    """
+    if inspection.reader is None or not inspection.labels:
+        return None
+    earlier, later = _in_order(inspection, inspection.reader, against)
+    sides = [_SideCounts(name, label) for name, label in inspection.labels.items()]
+    names = list(inspection.labels)
+    visited = 0
+    for block, ids, before, after in _blocks(earlier, later, names):
+        visited += len(ids)
+        for side in sides:
+            side.add(ids, before[side.name], after[side.name])
+        on_progress(block.stop)
+    if not visited:
+        notes.append(f"No sample was visited both up to {earlier.snapshot.tag} and up to {later.snapshot.tag}, so "
+                     "there is no drift between them.")  # fmt: skip
+        return None
+    joints = [_JointSide(side) for side in sides]
+    for block, ids, before, after in _blocks(earlier, later, names):
+        for joint in joints:
+            joint.add(ids, before[joint.side.name], after[joint.side.name])
+        on_progress(earlier.samples + block.stop)
+    return Drift(earlier.snapshot, later.snapshot, visited, [joint.result() for joint in joints])
+
+
+def _in_order(inspection: Inspection, reader: StateReader, against: str) -> tuple[StateReader, StateReader]:
+    """Both snapshots, the earlier one first."""
+    other = StateReader.open(inspection.run.state, against)
+    if other.snapshot.id == reader.snapshot.id:
+        tags = ", ".join(snapshot.tag for snapshot in list_snapshots(inspection.run.state))
+        raise ConfigError(
+            f"the snapshot to compare with, {against}, is the one that is looked at, {reader.snapshot.tag}: drift is "
+            f"between two different ones. Name another; there are: {tags}"
+        )
+    return (other, reader) if other.snapshot.step < reader.snapshot.step else (reader, other)
+
+
+def _blocks(
+    earlier: StateReader, later: StateReader, sides: list[str]
+) -> Iterator[tuple[range, NDArray[np.int64], Tau, Tau]]:
+    """By block: of the samples visited in both, the ids, int64 [m], and tau at each."""
+    tau = [f"{side}/tau" for side in sides]
+    blocks = zip(read_blocks(earlier, [*tau, VISITS]), read_blocks(later, tau), strict=True)
+    for (block, before), (_, after) in blocks:
+        seen = before[VISITS] > 0  # and so it was at the later one
+        # No store accepts a tau that is not finite; a damaged one must not turn the means of all others to NaN.
+        for side in sides:
+            seen &= np.isfinite(before[f"{side}/tau"]) & np.isfinite(after[f"{side}/tau"])
+        tau_before, tau_after = ({side: rows[f"{side}/tau"][seen] for side in sides} for rows in (before, after))
+        yield block, np.flatnonzero(seen) + block.start, tau_before, tau_after
+
+
+class _SideCounts:
+    """What needs one look at every row."""
+
+    def __init__(self, name: str, label: str) -> None:
+        self.name, self.label = name, label
+        self.before, self.after, self.change = Distribution(), Distribution(), Distribution()
+        self.risen = self.fallen = 0
+        self.most_risen, self.most_fallen = Smallest(MOVERS), Smallest(MOVERS)
+
+    def add(self, ids: NDArray[np.int64], before: NDArray[np.float32], after: NDArray[np.float32]) -> None:
+        change = after - before
+        self.before.add(before)
+        self.after.add(after)
+        self.change.add(change)
+        rose, fell = change > 0, change < 0
+        self.risen += int(rose.sum())
+        self.fallen += int(fell.sum())
+        self.most_risen.add(ids[rose], -change[rose])
+        self.most_fallen.add(ids[fell], change[fell])
+
+
+class _JointSide:
+    """What needs to know of all rows what the first look found."""
+
+    def __init__(self, side: _SideCounts) -> None:
+        self.side = side
+        self._counts = JointCounts(side.before, side.after)
+        self._risen, self._fallen = (most.chosen()[0].tolist() for most in (side.most_risen, side.most_fallen))
+        self._movers: dict[int, Mover] = {}
+
+    def add(self, ids: NDArray[np.int64], before: NDArray[np.float32], after: NDArray[np.float32]) -> None:
+        self._counts.add(before, after)
+        for place in np.flatnonzero(np.isin(ids, self._risen + self._fallen)).tolist():
+            mover = Mover(int(ids[place]), float(before[place]), float(after[place]))
+            self._movers[mover.sample_id] = mover
+
+    def result(self) -> SideDrift:
+        side = self.side
+        return SideDrift(
+            name=side.name,
+            label=side.label,
+            joint=self._counts.result(),
+            change=side.change,
+            share_risen=side.risen / side.change.count,
+            share_fallen=side.fallen / side.change.count,
+            most_risen=[self._movers[sample_id] for sample_id in self._risen],
+            most_fallen=[self._movers[sample_id] for sample_id in self._fallen],
+        )

@@ -1,0 +1,207 @@
+"""Where the encoders put the samples, and what their temperatures are there: t-SNE of a few thousand embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...pipeline.dataset import Dataset
+from ...pipeline.errors import DatasetError
+from ...state_store import Snapshot
+from ...trainer.errors import ConfigError, RunError
+from ...trainer.evaluation.bands import BANDS, band_of_class
+from ...trainer.run_directory import RunDirectory
+from .groups import NO_GROUP, Groups
+from .run import Inspection
+from .survey import Pool, Survey
+
+MOST_SAMPLES = 2000
+FEWEST_OF_CLASS = 10
+"""Samples of a class that come first, so that rare classes can be seen; fewer where there are very many classes."""
+FEWEST_SAMPLES = 16
+MARKED = 30
+"""Coldest and hottest samples of each side, at most a tenth of all."""
+MOST_CLASSES = 6
+"""More cannot be told apart by colour."""
+PERPLEXITY = 30.0
+SEED = 2023
+_TAU_STRATA = 20
+_LEAST_SPREAD = 1e-6
+
+OnProgress = Callable[[str, int, int], None]
+"""What is done, how much of it, of how much."""
+
+
+class Points(NamedTuple):
+    """One side of the samples on the map: their pictures, or their captions."""
+
+    xy: NDArray[np.float32]
+    """float32 [m, 2], no unit: both sides lie in one map."""
+    tau: NDArray[np.float32]
+    """float32 [m]."""
+    coldest: NDArray[np.bool_]
+    """bool [m]: the lowest tau of this side. All False where there is one tau alone, as of `hottest`."""
+    hottest: NDArray[np.bool_]
+
+
+class Kinds(NamedTuple):
+    """What the samples are told apart by: their classes, or, of many classes, how frequent these are."""
+
+    names: list[str]
+    """The largest class first; or head, medium and tail."""
+    codes: NDArray[np.int64]
+    """int64 [m]: each sample's place in `names`, -1 where it has no class."""
+    are_classes: bool
+    """Their names come from the data, then."""
+
+
+@dataclass(frozen=True)
+class EmbeddingMap:
+    """t-SNE of the features that the objective compares, behind the projection heads."""
+
+    sample_ids: NDArray[np.int64]
+    """int64 [m], ascending."""
+    points: dict[str, Points]
+    """By side of the state."""
+    kinds: Kinds | None
+    """None where the dataset names fewer than two classes."""
+    similarity: NDArray[np.float32] | None
+    """float32 [m]: cosine of each picture and its caption; None without captions."""
+    checkpoint: str
+    """Whose encoders these are: step-N."""
+    perplexity: float
+
+
+def embedding_map(
+    inspection: Inspection, survey: Survey, notes: list[str],
+    on_progress: OnProgress = lambda what, done, total: None,
+) -> EmbeddingMap | None:  # fmt: skip
+    """Embed up to 2,000 samples, stratified, and the coldest and hottest of each side; project them by t-SNE.
+
+    Samples, and what is coldest and hottest, are of the survey's pool. Runs on the CPU: the run may still train on the
+    GPU. Where there can be no map, None, and `notes` gets the reason; it also gets what is odd about a map.
+    Source: iSogCLR (ICML 2023) Figures 5 and 6, right.
+    """
+    try:
+        return _made(inspection, survey, notes, on_progress)
+    except (RunError, ConfigError, DatasetError, OSError) as error:
+        notes.append(f"There is no map of the embeddings: {error}")
+        return None
+
+
+def _made(inspection: Inspection, survey: Survey, notes: list[str], on_progress: OnProgress) -> EmbeddingMap:
+    pool, visited = survey.pool, len(survey.pool.sample_ids)
+    if not survey.sides or inspection.reader is None:
+        raise RunError("no sample has a temperature that it could show")
+    if inspection.dataset is None:
+        raise RunError("it needs the run's dataset; say with --data where that is now")
+    if visited < FEWEST_SAMPLES:
+        raise RunError(f"it needs {FEWEST_SAMPLES} visited samples, and there are {visited}; look again later")
+    classes = next((groups for groups in survey.groups if groups.column == "group"), None)
+    ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
+    places = np.union1d(_stratified(pool, classes), np.concatenate([end for both in ends.values() for end in both]))
+    checkpoint = _checkpoint_of(inspection.run, inspection.reader.snapshot)
+    features = _embed(inspection, inspection.dataset, checkpoint, pool.sample_ids[places], notes, on_progress)
+    perplexity = min(PERPLEXITY, (len(features) * len(places) - 1) / 3)
+    on_progress("t-SNE", 0, 1)
+    xy = np.split(_project(np.concatenate(features), perplexity, checkpoint), len(features))
+    on_progress("t-SNE", 1, 1)
+    return EmbeddingMap(
+        sample_ids=pool.sample_ids[places],
+        points={
+            name: Points(at, pool.tau[name][places], np.isin(places, coldest), np.isin(places, hottest))
+            for at, (name, (coldest, hottest)) in zip(xy, ends.items(), strict=True)
+        },
+        kinds=_kinds(classes, places),
+        similarity=(features[0] * features[1]).sum(1) if len(features) == 2 else None,
+        checkpoint=checkpoint.name,
+        perplexity=perplexity,
+    )
+
+
+def _ends(tau: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The places of the coldest and of the hottest samples; of equal ones, the first."""
+    count = min(MARKED, len(tau) // 10) if np.ptp(tau) else 0
+    return np.argsort(tau, kind="stable")[:count], np.argsort(-tau, kind="stable")[:count]
+
+
+def _stratified(pool: Pool, classes: Groups | None) -> NDArray[np.int64]:
+    """The places of up to MOST_SAMPLES samples of the pool: a few of every class, the others drawn from all.
+
+    Without classes, as many of every twentieth of the samples by tau.
+    """
+    size = len(pool.sample_ids)
+    if classes:
+        strata = classes.pool_codes
+        fewest = max(1, min(FEWEST_OF_CLASS, MOST_SAMPLES // (2 * len(classes.names))))
+    else:
+        tau = next(iter(pool.tau.values()))
+        strata = np.empty(size, np.int64)
+        strata[np.argsort(tau, kind="stable")] = np.arange(size) * _TAU_STRATA // size
+        fewest = MOST_SAMPLES // _TAU_STRATA
+    shuffled = np.random.default_rng(SEED).permutation(size)
+    by_stratum = np.argsort(strata[shuffled], kind="stable")
+    _, starts, sizes = np.unique(strata[shuffled][by_stratum], return_index=True, return_counts=True)
+    comes_first = np.empty(size, np.bool_)
+    comes_first[by_stratum] = np.arange(size) - np.repeat(starts, sizes) < fewest
+    return shuffled[np.argsort(~comes_first, kind="stable")[:MOST_SAMPLES]]
+
+
+def _kinds(classes: Groups | None, places: NDArray[np.int64]) -> Kinds | None:
+    if classes is None or len(classes.names) < 2:
+        return None
+    codes = classes.pool_codes[places]
+    if len(classes.names) <= MOST_CLASSES:
+        return Kinds(classes.names, codes, are_classes=True)
+    # NO_GROUP is the last place.
+    return Kinds(list(BANDS), np.append(band_of_class(classes.sizes), NO_GROUP)[codes], are_classes=False)
+
+
+def _checkpoint_of(run: RunDirectory, snapshot: Snapshot) -> Path:
+    """The checkpoint of the snapshot's step, or else the latest. Raises RunError where there is none."""
+    from ...trainer.checkpoint import LATEST, checkpoints_in
+    from ...trainer.wanted_checkpoint import find_checkpoint
+
+    return checkpoints_in(run.checkpoints).get(snapshot.step) or find_checkpoint(run, LATEST)
+
+
+def _embed(
+    inspection: Inspection, dataset: Dataset, checkpoint: Path, sample_ids: NDArray[np.int64], notes: list[str],
+    on_progress: OnProgress,
+) -> list[NDArray[np.float32]]:  # fmt: skip
+    """Features of each side, float32 [m, d], rows of norm 1. Raises RunError, ConfigError, DatasetError."""
+    import torch
+
+    from ...pipeline.augment import RECIPES
+    from ...trainer.evaluation.features import restore_encoders, sample_features
+    from ...trainer.wanted_checkpoint import load_found
+
+    config, snapshot = inspection.config, inspection.reader and inspection.reader.snapshot
+    info, training = load_found(checkpoint)
+    if snapshot and info.snapshot != snapshot.id:
+        notes.append(f"No checkpoint belongs to the snapshot {snapshot.tag}: the map shows its temperatures on the "
+                     f"embeddings of the checkpoint {checkpoint.name}.")  # fmt: skip
+    encoders = restore_encoders(config, checkpoint, training, dataset.index.tokenizer)
+    features = sample_features(
+        encoders, dataset, sample_ids, RECIPES[config.data.recipe], config.data.image_size, torch.device("cpu"),
+        partial(on_progress, "embeddings"),
+    )  # fmt: skip
+    return [of_side.numpy() for of_side in features]
+
+
+def _project(features: NDArray[np.float32], perplexity: float, checkpoint: Path) -> NDArray[np.float32]:
+    """float32 [points, 2] of features float32 [points, d]. Raises RunError where these are all the same."""
+    from sklearn.manifold import TSNE
+
+    if features.shape[1] < 2 or np.ptp(features, axis=0).max() < _LEAST_SPREAD:
+        raise RunError(f"the encoders of {checkpoint} give all samples the same features; take another with --at")
+    # Of rows of norm 1 the squared distance is 2 - 2 cosine.
+    tsne = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=SEED)
+    xy: NDArray[np.float32] = tsne.fit_transform(features)
+    return xy

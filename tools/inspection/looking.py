@@ -1,0 +1,72 @@
+"""One look at a run: everything that was asked for, with progress on stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...state_store import list_snapshots
+from ...trainer.run_directory import RunDirectory
+from ..progress import progress_bar, working
+from .drift import Drift, drift
+from .embedding_map import EmbeddingMap, embedding_map
+from .findings import Findings
+from .run import LATEST, Inspection, read_run
+from .survey import Survey, survey
+from .through_time import ThroughTime, through_time
+
+ROWS_IN_TWO_SECONDS = 1_000_000
+"""What takes less time needs no progress."""
+
+
+def look(
+    run: Path, *, at: str = LATEST, against: str | None = None, by: Sequence[str] = ("group",), with_map: bool = False,
+    data: Path | None = None,
+) -> Findings:  # fmt: skip
+    """Look at a run as it was at a snapshot, and at how it came there.
+
+    at, against: tags, ids, or `latest`. by: columns to group the samples by. data: where the dataset is now.
+    Raises RunError, StateStoreError, DatasetError, and ConfigError where `against` names the same snapshot.
+    """
+    inspection = read_run(RunDirectory(run), at=at, data=data)
+    found = survey_with_progress(inspection, by)
+    notes = found.notes if found else inspection.notes
+    if found is None or not found.sides:
+        return Findings(inspection, found, notes)
+    return Findings(
+        inspection,
+        found,
+        notes,
+        _through_time(inspection, notes),
+        _drift(inspection, against, notes) if against else None,
+        _map(inspection, found, notes) if with_map else None,
+    )
+
+
+def survey_with_progress(inspection: Inspection, by: Sequence[str]) -> Survey | None:
+    rows = 2 * inspection.reader.samples if inspection.reader else 0
+    with progress_bar("reading the state", rows, hidden=rows < ROWS_IN_TWO_SECONDS) as bar:
+        return survey(inspection, by, bar.update)
+
+
+def _through_time(inspection: Inspection, notes: list[str]) -> ThroughTime | None:
+    assert inspection.reader is not None
+    hidden = inspection.reader.samples < ROWS_IN_TWO_SECONDS
+    snapshots = len(list_snapshots(inspection.run.state))
+    with progress_bar("reading all snapshots", snapshots, hidden=hidden) as bar:
+        return through_time(inspection, notes, lambda done, total: bar.update(done))
+
+
+def _drift(inspection: Inspection, against: str, notes: list[str]) -> Drift | None:
+    assert inspection.reader is not None
+    rows = 2 * inspection.reader.samples
+    with progress_bar("comparing snapshots", rows, hidden=rows < ROWS_IN_TWO_SECONDS) as bar:
+        return drift(inspection, against, notes, bar.update)
+
+
+def _map(inspection: Inspection, found: Survey, notes: list[str]) -> EmbeddingMap | None:
+    with working("map of the embeddings") as status:
+        return embedding_map(
+            inspection, found, notes,
+            lambda what, done, total: status.update(f"map of the embeddings: {what} {done:,}/{total:,}"),
+        )  # fmt: skip

@@ -1,0 +1,146 @@
+"""A run opened in a notebook: its temperatures as zarr arrays, read as they are indexed, and as pandas frames."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ...pipeline.dataset import Dataset
+from ...state_store import Snapshot, StateReader, StoreNotFoundError, list_snapshots
+from ...state_store.errors import FieldError, SampleIdError
+from ...trainer.config import TrainConfig
+from ...trainer.errors import RunError
+from ...trainer.run_directory import RunDirectory
+from ..state_export import SAMPLE_ID
+from .rows_export import sample_columns
+from .run import LATEST, Inspection, read_run
+from .survey import ROWS_AT_ONCE, Rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import zarr
+
+
+def open_run(path: str | os.PathLike[str], data: str | os.PathLike[str] | None = None) -> OpenedRun:
+    """Open a run, finished or still training, for looking at; nothing of it is changed.
+
+    data: where the run's dataset is now, if it was moved. Without a usable dataset the run opens as well, and its
+    `notes` say why there is none.
+    Raises RunError where `path` is no run, DatasetError where `data` is not the run's dataset.
+    """
+    return OpenedRun(RunDirectory(Path(path)), None if data is None else Path(data))
+
+
+class OpenedRun:
+    """A run's settings, snapshots and dataset, and the way to its temperatures. Made by `open_run`."""
+
+    def __init__(self, run: RunDirectory, data: Path | None) -> None:
+        self._run, self._data = run, data
+        opened = read_run(run, data=data)
+        self.path: Path = run.path
+        self.config: TrainConfig = opened.config
+        """Every setting, as the run was started with."""
+        self.dataset: Dataset | None = opened.dataset
+        """Samples table and pictures (`dataset.jpeg(sample_id)`); None where it cannot be used."""
+        self.notes: list[str] = opened.notes
+        """In plain words, what is missing and why."""
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """The snapshots that there are now, oldest first, each with its `tag`, `step` and `epoch`."""
+        try:
+            return list_snapshots(self._run.state)
+        except StoreNotFoundError:
+            return []
+
+    def temperatures(self, at: str = LATEST) -> Temperatures:
+        """The state of all samples as it was at a tag (`step-200`), a snapshot id, or `latest`.
+
+        Raises RunError where the run has no snapshot yet, SnapshotNotFoundError where it has none of that name.
+        """
+        inspection = read_run(self._run, at=at, data=self._data)
+        if inspection.reader is None:
+            raise RunError(f"{self.path} has no snapshot of its state yet; its first checkpoint will write one")
+        return Temperatures(inspection, inspection.reader)
+
+
+class Temperatures:
+    """The state of all samples at one snapshot: lazy zarr arrays by column, and pandas frames of samples."""
+
+    def __init__(self, inspection: Inspection, reader: StateReader) -> None:
+        self._reader, self._dataset = reader, inspection.dataset
+        self._sample_columns = sample_columns(inspection)
+        self.snapshot = reader.snapshot
+        self.samples = reader.samples
+        """Their ids are 0 … samples - 1."""
+        self.sides = tuple(inspection.labels)
+        """`first` and `second` on pairs, which are image and text; else `sample`. None where there is no tau."""
+        self.columns = (*self._sample_columns, *reader.columns)
+        """Of a frame: the samples table's (none without the dataset), the state's fields, `visits`, `last_step`."""
+        self.tau = {side: self.array(f"{side}/tau") for side in self.sides}
+        """By side, a zarr array, float32 [samples]."""
+
+    def array(self, column: str) -> zarr.Array[Any]:
+        """One column of the state, float32 or uint32 [samples]; read chunk by chunk as it is indexed.
+
+        Raises FieldError.
+        """
+        return self._reader.array(column)
+
+    def frame(self, sample_ids: slice | ArrayLike | None = None, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """Rows of samples, indexed by sample_id, in the order asked: by default all columns of all samples.
+
+        sample_ids: a slice, a range or a sequence of ids. Only the blocks of the state and the shards of the samples
+        table that hold them are read. The frame is whole in memory: a row takes 4 bytes for each column of the state,
+        8 for its id, and its texts; for very many samples, name the columns needed, or use `frames`.
+        Raises SampleIdError for what is no id, FieldError for an unknown column, DamagedChunkError, DatasetError.
+        """
+        import pandas as pd
+
+        names = list(self.columns if columns is None else columns)
+        if unknown := [name for name in names if name not in self.columns]:
+            raise FieldError(f"there is no column {', '.join(map(repr, unknown))}; there are {list(self.columns)}")
+        ids = self._checked(sample_ids)
+        state = _read_ids(self._reader, ids, [name for name in names if name in self._reader.columns])
+        frame = pd.DataFrame(state, index=pd.RangeIndex(len(ids)))
+        from_table = [name for name in names if name in self._sample_columns]
+        if self._dataset and from_table:
+            frame = frame.join(self._dataset.take(ids, from_table).to_pandas())
+        # Last, for an id may have been asked for twice, and those cannot be joined by.
+        frame.index = pd.Index(ids, name=SAMPLE_ID)
+        return frame[names]
+
+    def frames(self, columns: Sequence[str] | None = None, rows: int = ROWS_AT_ONCE) -> Iterator[pd.DataFrame]:
+        """All samples in the order of their ids, as frames of `rows` rows, the last one shorter."""
+        for start in range(0, self.samples, rows):
+            yield self.frame(slice(start, start + rows), columns)
+
+    def _checked(self, sample_ids: slice | ArrayLike | None) -> NDArray[np.int64]:
+        if sample_ids is None or isinstance(sample_ids, slice):
+            return np.arange(self.samples, dtype=np.int64)[sample_ids or slice(None)]
+        ids = np.asarray(sample_ids)
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise SampleIdError(f"sample ids are {ids.dtype} of shape {ids.shape}; pass a slice, or a sequence of "
+                                "integers: np.flatnonzero(mask) gives those of a mask")  # fmt: skip
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.samples:
+            raise SampleIdError(f"sample ids {ids.min()} to {ids.max()} asked for; there are 0 to {self.samples - 1}")
+        return ids.astype(np.int64)
+
+
+def _read_ids(reader: StateReader, sample_ids: NDArray[np.int64], columns: Sequence[str]) -> Rows:
+    """Columns of the state for ids, [b] each, in the order asked; reads each block that they are in once."""
+    order = np.argsort(sample_ids, kind="stable")
+    blocks = sample_ids[order] // reader.block_rows
+    found: Rows = {
+        name: np.empty(len(order), np.float32 if name in reader.fields else np.uint32) for name in columns
+    }  # fmt: skip
+    for places in np.split(order, np.flatnonzero(np.diff(blocks, prepend=-1)))[1:]:
+        ids = sample_ids[places]
+        for name, values in reader.rows(int(ids[0]), int(ids[-1]) + 1, columns).items():
+            found[name][places] = values[ids - ids[0]]
+    return found

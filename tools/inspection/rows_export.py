@@ -1,0 +1,81 @@
+"""All samples of a snapshot as one file for other programs: what the dataset says of each, and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from ...trainer.errors import ConfigError, RunError
+from ..state_export import SAMPLE_ID, parquet_writer, state_schema, written_aside
+from .run import Inspection
+from .survey import read_blocks
+
+_WRITERS = {".parquet": parquet_writer, ".csv": pyarrow.csv.CSVWriter}
+_PLACE_IN_SHARD = "row"
+
+
+def check_target(to: Path, *, overwrite: bool) -> None:
+    """Raise ConfigError where no rows can be written to `to`: another format, no such folder, a file that is there."""
+    if to.suffix not in _WRITERS:
+        raise ConfigError(f"{to} ends in none of {', '.join(_WRITERS)}, the formats that rows can be exported in")
+    if not to.absolute().parent.is_dir():
+        raise ConfigError(f"{to}: there is no directory {to.absolute().parent}; make it first")
+    if to.is_dir():
+        raise ConfigError(f"{to} is a directory; give the name of a file")
+    if to.exists() and not overwrite:
+        raise ConfigError(f"{to} exists; choose another name, or replace it with --overwrite")
+
+
+def export_rows(inspection: Inspection, to: Path, on_progress: Callable[[int], None] = lambda done: None) -> None:
+    """Write a line for every sample, in the order of their ids, as Parquet or CSV by the suffix of `to`.
+
+    Columns: sample_id, int64; those of the samples table, where the dataset could be opened; every field of the state,
+    float32; visits and last_step, uint32. The file takes the place of what was at `to` once it is whole and on the
+    disk; where anything fails, nothing is left. on_progress is told the number of rows written so far.
+    Raises RunError where the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError where the run deletes
+    the snapshot meanwhile, DatasetError, OSError.
+    """
+    if inspection.reader is None:
+        raise RunError(f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
+                       "its first checkpoint will write one")  # fmt: skip
+    schema = _schema(inspection)
+    with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
+        done = 0
+        for table in _tables(inspection, schema):
+            writer.write_table(table)
+            done += len(table)
+            on_progress(done)
+
+
+def sample_columns(inspection: Inspection) -> list[str]:
+    """Names of the samples table's columns that go with the state: all but the place in a shard; none without it."""
+    if inspection.reader is None or inspection.dataset is None:
+        return []
+    left_out = {_PLACE_IN_SHARD, SAMPLE_ID, *inspection.reader.columns}
+    return [name for name in inspection.dataset.schema.names if name not in left_out]
+
+
+def _schema(inspection: Inspection) -> pa.Schema:
+    assert inspection.reader is not None
+    sample_id, *state = whole = state_schema(inspection.reader, inspection.reader.columns)
+    table = [inspection.dataset.schema.field(name) for name in sample_columns(inspection) if inspection.dataset]
+    return pa.schema([sample_id, *table, *state], metadata=whole.metadata)
+
+
+def _tables(inspection: Inspection, schema: pa.Schema) -> Iterator[pa.Table]:
+    """All rows of the export, block by block."""
+    reader, dataset, names = inspection.reader, inspection.dataset, sample_columns(inspection)
+    assert reader is not None
+    samples: Iterator[pa.Table] | None = None
+    for block, rows in read_blocks(reader, reader.columns):
+        columns = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64), **rows}
+        if dataset:
+            # Every block but the last is as long as the first: the pieces of the table go with them.
+            samples = samples or dataset.tables(names, len(block))
+            found = next(samples)
+            columns |= {name: found[name] for name in names}
+        yield pa.table(columns, schema=schema)

@@ -1,0 +1,49 @@
+"""One HTML document that needs nothing else: its style, its script, and a policy that lets nothing else run or load."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .html import text
+
+
+def document(name: str, lede: str, facts: str, notes: Sequence[str], parts: Mapping[str, str]) -> str:
+    """The whole page. name, lede, facts (may be empty) and notes are texts of any origin; parts, by title, are HTML."""
+    css, script = (Path(__file__).with_name(file).read_text("utf-8") for file in ("report.css", "report.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    anchors = {title: text(title.lower().replace(" ", "-")) for title in parts}
+    links = "".join(f'<li><a href="#{anchor}">{text(title)}</a></li>' for title, anchor in anchors.items())
+    body = "".join(
+        f'<section aria-labelledby="{anchors[title]}"><h2 id="{anchors[title]}">{text(title)}</h2>{content}</section>\n'
+        for title, content in parts.items()
+    )
+    said = "".join(f"<li>{text(note, most=1000)}</li>" for note in notes)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{text(name)}: temperatures</title>
+<style>
+{css}</style>
+</head>
+<body>
+<header>
+<h1>What the temperatures of <bdi>{text(name)}</bdi> say</h1>
+<p class="lede">{text(lede, most=1000)}</p>
+{f'<p class="facts"><bdi>{text(facts, most=1000)}</bdi></p>' if facts else ""}
+{f'<ul class="notes">{said}</ul>' if notes else ""}
+<nav aria-label="Sections"><ul>{links}</ul></nav>
+</header>
+<main>
+{body}</main>
+<script>{script}</script>
+</body>
+</html>
+"""

@@ -1,0 +1,114 @@
+"""The map of the embeddings twice: coloured by tau, and by class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...inspection.embedding_map import EmbeddingMap, Kinds
+from ...inspection.groups import NO_GROUP
+from ...inspection.survey import Side
+from .style import COLOUR_MAP, MARKERS, Style, drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KIND_COLOURS = ("#56b4e9", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7")
+"""Of Okabe and Ito's those that show on white and on black; the third, of the tail classes, stands out."""
+_NO_CLASS = "#8a8f96"
+_HEIGHT, _NARROW_HEIGHT = 4.4, 8.0
+_DOT, _MARK = 7, 30
+_RIM = 0.2
+"""Without it the lowest tau would be lost on black paper, the highest on white."""
+_CLIPPED = 0.02
+"""A few extremes would leave all others one colour."""
+
+
+def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], style: Style, note: str = "") -> bytes:
+    """The samples by tau and, where there are classes, by class, hottest and coldest marked, as PNG; `note` below."""
+    panels = 2 if shown.kinds else 1
+    height = _NARROW_HEIGHT * panels / 2 if style.narrow else _HEIGHT
+    with drawing(replace(style, height=height), note) as (figure, png):
+        grid = (panels, 1) if style.narrow else (1, panels)
+        by_tau, *by_kind = figure.subplots(*grid, squeeze=False).ravel().tolist()
+        _draw_tau(figure, by_tau, shown, sides, style)
+        _mark(by_tau, shown, style.sides, ("lowest tau", "highest tau"))
+        if by_kind and shown.kinds:
+            _draw_kinds(by_kind[0], shown, shown.kinds, sides, style)
+            _mark(by_kind[0], shown, (style.ink, style.ink), (None, None))
+        for axes in (by_tau, *by_kind):
+            _finish(axes, style)
+    return png.getvalue()
+
+
+def kinds_legend(kinds: Kinds) -> list[tuple[str, str, str]]:
+    """Of each kind its colour (#rrggbb, in all styles the same), how the figure calls it, and its own name.
+
+    A class's own name comes from the data, and is not drawn.
+    """
+    drawn = [
+        f"class {place}" if kinds.are_classes else f"{name} classes" for place, name in enumerate(kinds.names, start=1)
+    ]
+    return list(zip(KIND_COLOURS, drawn, kinds.names, strict=False))
+
+
+def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side], style: Style) -> None:
+    tau = np.concatenate([points.tau for points in shown.points.values()])
+    low, high = np.quantile(tau, (_CLIPPED, 1 - _CLIPPED))
+    drawn: Any = None
+    for side, marker in zip(sides, MARKERS, strict=False):
+        points = shown.points[side.name]
+        drawn = axes.scatter(
+            points.xy[:, 0], points.xy[:, 1], c=points.tau, cmap=COLOUR_MAP, vmin=low, vmax=high,
+            s=_DOT, marker=marker, edgecolors=style.ink, linewidths=_RIM,
+        )  # fmt: skip
+        if len(sides) > 1:
+            axes.scatter([], [], s=2 * _DOT, marker=marker, color=style.ink, label=side.label)
+    location = "bottom" if style.narrow else "right"
+    bar = figure.colorbar(
+        drawn, ax=axes, location=location, extend="both", aspect=30, pad=0.02, label="tau (dimensionless)"
+    )
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0)
+
+
+def _draw_kinds(axes: Axes, shown: EmbeddingMap, kinds: Kinds, sides: list[Side], style: Style) -> None:
+    names = [(NO_GROUP, _NO_CLASS, "no class"), *((k, c, n) for k, (c, n, _) in enumerate(kinds_legend(kinds)))]
+    # The rarest last, on top of the others.
+    for code, colour, name in names:
+        chosen = kinds.codes == code
+        if not chosen.any():
+            continue
+        axes.scatter([], [], s=2 * _DOT, marker="s", color=colour, label=name)
+        for side, marker in zip(sides, MARKERS, strict=False):
+            xy = shown.points[side.name].xy[chosen]
+            axes.scatter(
+                xy[:, 0], xy[:, 1], s=_DOT, color=colour, marker=marker, edgecolors=style.paper, linewidths=_RIM
+            )
+
+
+def _mark(axes: Axes, shown: EmbeddingMap, colours: Sequence[str], labels: Sequence[str | None]) -> None:
+    """Put triangles around the coldest samples, pointing down, and around the hottest, pointing up."""
+    points = shown.points.values()
+    cold = np.concatenate([of_side.xy[of_side.coldest] for of_side in points])
+    hot = np.concatenate([of_side.xy[of_side.hottest] for of_side in points])
+    for xy, marker, colour, label in zip((cold, hot), "v^", colours, labels, strict=True):
+        if len(xy):
+            axes.scatter(
+                xy[:, 0], xy[:, 1], s=_MARK, marker=marker, facecolors="none", edgecolors=colour,
+                linewidths=0.9, label=label,
+            )  # fmt: skip
+
+
+def _finish(axes: Axes, style: Style) -> None:
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set(xticks=[], yticks=[], xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)")
+    axes.spines[:].set_color(style.grid)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=2, handletextpad=0.2, columnspacing=1, borderaxespad=0.2
+        )

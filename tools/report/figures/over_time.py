@@ -1,0 +1,89 @@
+"""Tau over the steps of a run: of all samples, as bands of quantiles, and of one sample."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....state_store.schema import VISITS
+from ...inspection.history import History
+from ...inspection.through_time import ThroughTime
+from .style import MARKERS, Style, drawing, finish
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BANDS = ((0, 4, 0.22, "5–95 %"), (1, 3, 0.45, "25–75 %"))
+"""The places of their quantiles, how opaque they are, what they are called."""
+
+
+def draw_tau_over_time(through_time: ThroughTime, style: Style, note: str = "") -> bytes:
+    """Quantiles of tau over the visited samples at every snapshot, a panel for each side, as PNG; `note` stands below.
+
+    One snapshot alone is drawn as a box.
+    """
+    steps = np.array([moment.snapshot.step for moment in through_time.moments], np.float64)
+    with drawing(style, note) as (figure, png):
+        across = 1 if style.narrow else len(through_time.labels)
+        down = len(through_time.labels) // across
+        panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
+        for axes, (side, label), colour in zip(panels, through_time.labels.items(), style.sides, strict=False):
+            quantiles = np.array([moment.tau[side].quantiles for moment in through_time.moments]).T
+            _draw_bands(axes, steps, quantiles, colour)
+            axes.set_title(label, loc="left")
+            _finish_steps(axes, style)
+        panels[0].set_ylim(bottom=0)
+        # Beside the panel's name, in the same line.
+        panels[-1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.2,
+                          handlelength=1.2, handletextpad=0.4, columnspacing=1.0)  # fmt: skip
+        figure.supxlabel("step")
+        figure.supylabel("tau (dimensionless)")
+    return png.getvalue()
+
+
+def _draw_bands(axes: Axes, steps: NDArray[np.float64], quantiles: NDArray[np.float64], colour: str) -> None:
+    """steps [m]; quantiles [5, m], as in QUANTILES."""
+    axes.plot(steps, quantiles[2], color=colour, marker="o", markersize=3.5, linewidth=1.6, label="median", zorder=4)
+    if len(steps) == 1:
+        # A band of one step would have no width.
+        axes.set_xlim(steps[0] - 1, steps[0] + 1)
+        axes.set_xticks(steps)
+        steps, quantiles = steps[0] + np.array([-0.2, 0.2]), np.repeat(quantiles, 2, axis=1)
+        axes.plot(steps, quantiles[2], color=colour, linewidth=1.6, zorder=4)
+    for low, high, alpha, name in BANDS:
+        axes.fill_between(
+            steps, quantiles[low], quantiles[high], color=colour, alpha=alpha, linewidth=0, label=name, zorder=3
+        )
+
+
+def draw_history(history: History, labels: dict[str, str], style: Style, note: str = "") -> bytes:
+    """Tau of one sample over the steps, a line for each side, as PNG; hollow where it was not visited yet.
+
+    labels: by side, its name for people. The history has at least one snapshot.
+    """
+    steps = np.array([state.snapshot.step for state in history.states])
+    visited = np.array([state.values[VISITS] > 0 for state in history.states])
+    with drawing(style, note) as (figure, png):
+        axes = figure.subplots()
+        for (side, label), colour, marker in zip(labels.items(), style.sides, MARKERS, strict=False):
+            tau = np.array([state.values[f"{side}/tau"] for state in history.states])
+            axes.plot(steps, tau, color=colour, marker=marker, markersize=5, linewidth=1.4, label=label, zorder=3)
+            axes.scatter(
+                steps[~visited], tau[~visited], s=25, color=style.paper, edgecolors=colour, marker=marker, zorder=4
+            )
+        _finish_steps(axes, style)
+        if len(steps) == 1:
+            axes.set_xticks(steps)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("step")
+        axes.set_ylabel("tau (dimensionless)")
+        if len(labels) > 1:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+    return png.getvalue()
+
+
+def _finish_steps(axes: Axes, style: Style) -> None:
+    finish(axes, style)
+    axes.xaxis.set_major_formatter("{x:,.0f}")

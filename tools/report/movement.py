@@ -1,0 +1,87 @@
+"""The page's sections on how temperatures moved: over all snapshots, and between two."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..inspection import summary
+from ..inspection.drift import Drift, Mover, SideDrift
+from ..inspection.findings import Findings
+from ..inspection.through_time import QUANTILES, ThroughTime
+from .figures.drift import draw_drift
+from .figures.over_time import draw_tau_over_time
+from .html import Cell, figure, table, text
+from .sheets import Cards
+
+
+def through_time(findings: Findings, found: ThroughTime) -> str:
+    steps = [moment.snapshot.step for moment in found.moments]
+    caption = (
+        f"Quantiles of tau over the samples visited by then, at {len(steps)} snapshots, step {steps[0]:,} to "
+        f"{steps[-1]:,}; {found.samples_read:,} samples of each"
+    )
+    if found.every > 1:
+        caption += f", one block of {found.every} of the state"
+    caption += f". {summary.settings(findings.inspection)}."
+    content = figure(partial(draw_tau_over_time, found), "Tau over the steps of the run", caption)
+    words = [
+        f"From the snapshot before to the last one, the median of the {label} temperatures moved by {change:+.1%}."
+        for side, label in found.labels.items()
+        if (change := found.last_change(side)) is not None
+    ]
+    said = f"<p>{text(' '.join(words), most=1000)}</p>" if words else ""
+    return content + said + _moments(found)
+
+
+def _moments(found: ThroughTime) -> str:
+    head = ["snapshot", "step", "visited"]
+    for label in found.labels.values():
+        head += [f"{label} {share * 100:g}%" if share != 0.5 else f"{label} median" for share in QUANTILES]
+        head.append(f"{label} at tau_min")
+    rows: list[list[str | Cell]] = []
+    for moment in found.moments:
+        row: list[str | Cell] = [
+            moment.snapshot.tag,
+            Cell(f"{moment.snapshot.step:,}", moment.snapshot.step),
+            Cell(f"{moment.visited:,}", moment.visited),
+        ]
+        for side in found.labels:
+            tau = moment.tau[side]
+            row += [Cell(summary.tau(value), value) for value in tau.quantiles]
+            row.append(Cell(summary.share(tau.share_at_tau_min), tau.share_at_tau_min))
+        rows.append(row)
+    return table("Quantiles of tau at every snapshot; tau has no unit.", head, rows)
+
+
+def drift(findings: Findings, found: Drift) -> str:
+    caption = (
+        f"Tau of every sample at {found.earlier.tag} against its tau at {found.later.tag}; on the dashed line it "
+        f"stayed what it was. {found.visited:,} samples visited up to both. {summary.settings(findings.inspection)}."
+    )
+    content = figure(partial(draw_drift, found), f"Tau at {found.earlier.tag} and at {found.later.tag}", caption)
+    rows = [
+        ["Spearman’s correlation of both", *(summary.correlation(side.joint.spearman) for side in found.sides)],
+        ["mean change", *(f"{side.change.mean:+.4f}" for side in found.sides)],
+        ["5% quantile of the change", *(f"{side.change.quantile(0.05):+.4f}" for side in found.sides)],
+        ["95% quantile of the change", *(f"{side.change.quantile(0.95):+.4f}" for side in found.sides)],
+        ["share that rose", *(summary.share(side.share_risen) for side in found.sides)],
+        ["share that fell", *(summary.share(side.share_fallen) for side in found.sides)],
+    ]
+    title = f"From {found.earlier.tag} to {found.later.tag}; tau has no unit."
+    return content + table(title, ["tau", *(side.label for side in found.sides)], rows)
+
+
+def movers(found: Drift, cards: Cards) -> str:
+    """Contact sheets of the samples whose tau moved the most."""
+    return "".join(
+        _movers(side, direction, chosen, cards)
+        for side in found.sides
+        for direction, chosen in (("rose", side.most_risen), ("fell", side.most_fallen))
+        if chosen
+    )
+
+
+def _movers(side: SideDrift, direction: str, chosen: list[Mover], cards: Cards) -> str:
+    title = f"{side.label}: the {len(chosen)} samples whose tau {direction} the most"
+    shown = [(m.sample_id, f"tau {summary.tau(m.before)} → {summary.tau(m.after)}") for m in chosen]
+    return cards.sheet(title, "", shown)

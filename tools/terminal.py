@@ -1,0 +1,34 @@
+"""Facts and tables on stdout, for people; every text is made harmless."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from .plain_text import plain_text
+
+MOST_CHARACTERS = 1000
+"""Of a fact, which may hold paths."""
+
+
+def print_facts(pairs: Sequence[tuple[str, str]]) -> None:
+    """Pairs of a word and a text, a line each, the texts below each other."""
+    width = max((len(word) for word, _ in pairs), default=0) + 2
+    for word, value in pairs:
+        click.echo(f"{word:{width}}{plain_text(value, MOST_CHARACTERS)}")
+
+
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows of text; a title that begins with > stands, like its column, to the right. No cell is cut or wrapped."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for title in titles:
+        shown.add_column(title.lstrip(">"), justify="right" if title.startswith(">") else "left", no_wrap=True)
+    for row in rows:
+        shown.add_row(*(Text(plain_text(cell)) for cell in row))
+    Console(highlight=False).print(shown, crop=False, soft_wrap=True)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError
 
 from .errors import DatasetError
+from .stored_jpeg import read_jpeg
 
 if TYPE_CHECKING:
     from .beton import Beton
@@ -134,9 +135,10 @@ class Dataset:
         return self._betons[shard]
 
     def jpeg(self, sample_id: int) -> bytes:
-        """The stored JPEG of one sample."""
-        shard, row = self.locate(np.array([sample_id], np.int64))
-        return self.beton(int(shard[0])).jpeg(int(row[0]))
+        """The stored JPEG of one sample. Raises DatasetError for an id out of range, and where the shard is damaged."""
+        shard, row = (int(place[0]) for place in self.locate(np.array([sample_id], np.int64)))
+        file = self.path / SHARD_FOLDER / shard_name(shard, "beton")
+        return read_jpeg(file, row, int(self.first_id[shard + 1] - self.first_id[shard]))
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column of the samples table for all n samples, in the order of the ids."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from .bench.convert.command import convert
+from .bench.inspect.command import inspect
 from .bench.loader.command import loader
 from .bench.objective.command import objective
 from .bench.state.command import state
@@ -16,5 +17,5 @@ def bench() -> None:
     """Measure on this machine."""
 
 
-for command in (loader, convert, objective, state, step):
+for command in (loader, convert, objective, state, step, inspect):
     bench.add_command(command)

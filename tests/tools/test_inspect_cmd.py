@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -118,3 +119,105 @@ def test_torch_and_ffcv_are_loaded_for_pictures_alone(hostile_dataset, write_run
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "The run's dataset cannot be used" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def moved_run(hostile_dataset, tau_by_class_size, write_run, train_on, tmp_path_factory):
+    """A run with a snapshot at step 5 and one at step 9, by which sample 3 had become the hottest of its side."""
+    first, later = tau_by_class_size, tau_by_class_size.copy()
+    later[3] = 0.9
+    path = tmp_path_factory.mktemp("moved") / "run"
+    run = write_run(path, hostile_dataset, {"first": first, "second": first})
+    train_on(run, {"first": later, "second": first}, step=9)
+    return run
+
+
+def test_two_snapshots_are_compared_and_all_of_them_are_shown_through_time(moved_run):
+    seen = json.loads(inspect(moved_run.path, "--against", "step-5", "--json").stdout)
+    assert [at["tag"] for at in seen["through_time"]["snapshots"]] == ["step-5", "step-9"]
+    drift = seen["drift"]
+    assert (drift["from"], drift["to"], drift["visited"]) == ("step-5", "step-9", 66)
+    assert [mover["sample_id"] for mover in drift["sides"]["first"]["most_risen"]] == [3]
+    page = (moved_run.report / "report.html").read_text("utf-8")
+    assert "image: whose tau rose the most" in page
+    assert "→ 0.9000</b>" in page
+
+
+def test_comparing_a_snapshot_with_itself_is_wrong_usage(moved_run, assert_one_line):
+    assert_one_line(inspect(moved_run.path, "--against", "latest"), 2, "drift is between two different ones", "step-5")
+
+
+def test_single_samples_are_shown_with_their_history_and_their_place_among_all(moved_run):
+    done = inspect(moved_run.path, "--sample", "3", "7")
+    assert done.exit_code == 0
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert [line for line in lines if line.startswith("id ")] == ["id 3", "id 7"]
+    (rank,) = [line for line in lines if line.startswith("image tau among all")][:1]
+    assert "higher than that of 99.24% of the visited samples" in rank
+    assert [line.split()[0] for line in lines if line.startswith("step-")] == ["step-0", "step-5", "step-9"] * 2
+    assert lines[-1] == str(moved_run.report / "samples.html")
+    page = (moved_run.report / "samples.html").read_text("utf-8")
+    assert "Sample 3</h2>" in page
+    assert "Sample 7</h2>" in page
+
+
+def test_single_samples_as_json_have_null_where_nothing_was_visited_yet(moved_run):
+    seen = json.loads(inspect(moved_run.path, "--sample", "3", "--json").stdout)
+    (sample,) = seen["samples"]
+    assert sample["sample_id"] == 3
+    assert [at["first/log_s"] for at in sample["history"]] == [None, 0.0, 0.0]
+    assert sample["state"]["first/tau"] == pytest.approx(0.9)
+
+
+def test_samples_of_a_run_without_a_snapshot_are_shown_with_what_the_dataset_says(hostile_dataset, write_run, tmp_path):
+    run = write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False)
+    done = inspect(run.path, "--sample", "0")
+    assert done.exit_code == 0
+    assert "no snapshot of its state yet" in done.stdout
+    assert "caption" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sample", "66"], "66 samples, with the ids 0 … 65"),
+        (["7"], "ids of samples come after --sample"),
+        (["--sample", "1", "--export", "rows.csv"], "give one of the two"),
+        (["--export", "rows.txt"], ".parquet, .csv"),
+        (["--by", "colour"], "no column 'colour'"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_clear_error(hostile_run, assert_one_line, words, said):
+    done = inspect(hostile_run.path, *words)
+    assert_one_line(done, 1 if "--by" in words else 2, said)
+
+
+def test_all_rows_are_exported_and_a_file_that_is_there_is_kept(hostile_run, tmp_path, assert_one_line):
+    to = tmp_path / "rows.parquet"
+    done = inspect(hostile_run.path, "--export", to)
+    assert (done.exit_code, f"{to}: 66 rows" in done.stdout) == (0, True)
+    assert pq.read_table(to)["sample_id"].to_pylist() == list(range(66))
+    assert_one_line(inspect(hostile_run.path, "--export", to), 2, "--overwrite")
+    assert inspect(hostile_run.path, "--export", to, "--overwrite").exit_code == 0
+
+
+def test_without_an_encoder_a_report_has_no_map_and_says_why(hostile_run):
+    done = inspect(hostile_run.path, "--map", "--json")
+    seen = json.loads(done.stdout)
+    assert seen["map"] is None
+    assert "There is no map of the embeddings: " in seen["notes"][0]
+
+
+def test_a_snapshot_deleted_while_it_was_read_is_read_again_from_the_next(hostile_run, monkeypatch):
+    from thermopile.state_store import SnapshotNotFoundError, StateReader
+
+    rows, calls = StateReader.rows, []
+
+    def deleted_once(self, *asked):
+        calls.append(asked)
+        if len(calls) == 1:
+            raise SnapshotNotFoundError("step-4 was deleted while it was read")
+        return rows(self, *asked)
+
+    monkeypatch.setattr(StateReader, "rows", deleted_once)
+    assert inspect(hostile_run.path, "--json").exit_code == 0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...state_store import StateReader
 from .run import Inspection
+from .survey import Rows
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,24 @@ def read_details(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int,
     return {id: Details(id, state.get(id, {}), row) for id, row in zip(ids, rows, strict=True)}
 
 
-def read_rows(reader: StateReader, sample_ids: list[int]) -> dict[int, dict[str, float | int]]:
-    """Read rows of the state by id, ascending, reading each of their blocks once."""
-    ids, found = np.array(sample_ids, np.int64), {}
-    for block in np.unique(ids // reader.block_rows).tolist():
-        start = block * reader.block_rows
-        stop = min(start + reader.block_rows, reader.samples)
-        inside = ids[(ids >= start) & (ids < stop)]
-        columns = reader.rows(start, stop)
-        for sample_id in inside.tolist():
-            found[sample_id] = {name: values[sample_id - start].item() for name, values in columns.items()}
+def read_rows(reader: StateReader, sample_ids: Sequence[int]) -> dict[int, dict[str, float | int]]:
+    """Read rows of the state by id, by column."""
+    columns = read_ids(reader, np.array(sample_ids, np.int64), reader.columns)
+    return {
+        sample_id: {name: values[place].item() for name, values in columns.items()}
+        for place, sample_id in enumerate(sample_ids)
+    }
+
+
+def read_ids(reader: StateReader, sample_ids: NDArray[np.int64], columns: Sequence[str]) -> Rows:
+    """Read columns of the state for ids, int64 [b], in the order asked; each block that they are in is read once."""
+    order = np.argsort(sample_ids, kind="stable")
+    blocks = sample_ids[order] // reader.block_rows
+    found: Rows = {
+        name: np.empty(len(order), np.float32 if name in reader.fields else np.uint32) for name in columns
+    }  # fmt: skip
+    for places in np.split(order, np.flatnonzero(np.diff(blocks, prepend=-1)))[1:]:
+        ids = sample_ids[places]
+        for name, values in reader.rows(int(ids[0]), int(ids[-1]) + 1, columns).items():
+            found[name][places] = values[ids - ids[0]]
     return found

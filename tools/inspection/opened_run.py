@@ -17,9 +17,10 @@ from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
 from ..state_export import SAMPLE_ID
+from .details import read_ids
 from .rows_export import sample_columns
 from .run import LATEST, Inspection, read_run
-from .survey import ROWS_AT_ONCE, Rows
+from .survey import ROWS_AT_ONCE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,7 +107,7 @@ class Temperatures:
         if unknown := [name for name in names if name not in self.columns]:
             raise FieldError(f"there is no column {', '.join(map(repr, unknown))}; there are {list(self.columns)}")
         ids = self._checked(sample_ids)
-        state = _read_ids(self._reader, ids, [name for name in names if name in self._reader.columns])
+        state = read_ids(self._reader, ids, [name for name in names if name in self._reader.columns])
         frame = pd.DataFrame(state, index=pd.RangeIndex(len(ids)))
         from_table = [name for name in names if name in self._sample_columns]
         if self._dataset and from_table:
@@ -130,17 +131,3 @@ class Temperatures:
         if ids.size and not 0 <= ids.min() <= ids.max() < self.samples:
             raise SampleIdError(f"sample ids {ids.min()} to {ids.max()} asked for; there are 0 to {self.samples - 1}")
         return ids.astype(np.int64)
-
-
-def _read_ids(reader: StateReader, sample_ids: NDArray[np.int64], columns: Sequence[str]) -> Rows:
-    """Columns of the state for ids, [b] each, in the order asked; reads each block that they are in once."""
-    order = np.argsort(sample_ids, kind="stable")
-    blocks = sample_ids[order] // reader.block_rows
-    found: Rows = {
-        name: np.empty(len(order), np.float32 if name in reader.fields else np.uint32) for name in columns
-    }  # fmt: skip
-    for places in np.split(order, np.flatnonzero(np.diff(blocks, prepend=-1)))[1:]:
-        ids = sample_ids[places]
-        for name, values in reader.rows(int(ids[0]), int(ids[-1]) + 1, columns).items():
-            found[name][places] = values[ids - ids[0]]
-    return found

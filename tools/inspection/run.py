@@ -107,6 +107,8 @@ def _open_dataset(
                 f"{path} is not the dataset that the run was trained on: its fingerprint is "
                 f"{dataset.index.fingerprint[:12]}…, the state has {reader.dataset_fingerprint[:12]}…"
             )
+        if reader and dataset.n != reader.samples:
+            raise DatasetError(f"{path} holds {dataset.n:,} samples, the state {reader.samples:,}: one is damaged")
     except (DatasetError, OSError) as error:
         if data is not None:
             raise

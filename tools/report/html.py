@@ -8,10 +8,13 @@ from html import escape
 from typing import NamedTuple
 
 from ..plain_text import plain_text
-from .figures.style import DARK, LIGHT, Draw, narrow
+from .figures.style import DARK, LIGHT, PIXELS_PER_INCH, Draw, narrow
 
 MOST_CHARACTERS = 2000
 """Of a text that is shown whole."""
+CSS_PIXELS_PER_INCH = 120
+"""CSS pixels for an inch of a figure: its text then has the size of the page's small print."""
+WIDTH_IN_PNG = slice(16, 20)
 PHONE, DARK_SCREEN = "(max-width: 640px)", "(prefers-color-scheme: dark)"
 
 
@@ -33,7 +36,10 @@ def figure(draw: Draw, alt: str, caption: str) -> str:
     sources = "".join(
         f'<source media="{media}" srcset="{data_uri(draw(style, ""), "image/png")}">' for media, style in forms
     )
-    image = f'<img src="{data_uri(draw(LIGHT, ""), "image/png")}" alt="{text(alt)}: {text(caption, most=1000)}">'
+    wide = draw(LIGHT, "")
+    width = int.from_bytes(wide[WIDTH_IN_PNG]) * CSS_PIXELS_PER_INCH // PIXELS_PER_INCH
+    words = f"{text(alt)}: {text(caption, most=1000)}"
+    image = f'<img src="{data_uri(wide, "image/png")}" width="{width}" alt="{words}">'
     return f"<figure><picture>{sources}{image}</picture><figcaption>{text(caption, most=1000)}</figcaption></figure>"
 
 
@@ -52,7 +58,8 @@ def table(caption: str, head: Sequence[str], rows: Sequence[Sequence[str | Cell]
 def _data_cell(cell: str | Cell) -> str:
     if isinstance(cell, str):
         return f"<td>{_cell(cell)}</td>"
-    value = "" if cell.value is None else f"{cell.value:.9g}"
+    # As JavaScript reads numbers: -inf is -Infinity there.
+    value = "" if cell.value is None else f"{cell.value:.9g}".replace("inf", "Infinity")
     return f'<td data-value="{value}">{_cell(cell.shown)}</td>'
 
 

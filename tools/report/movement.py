@@ -17,7 +17,7 @@ from .sheets import Cards
 def through_time(findings: Findings, found: ThroughTime) -> str:
     steps = [moment.snapshot.step for moment in found.moments]
     caption = (
-        f"Quantiles of tau over the samples visited by then, at {len(steps)} snapshots, step {steps[0]:,} to "
+        f"Quantiles of tau over the samples visited by then, at every snapshot ({len(steps)}), step {steps[0]:,} to "
         f"{steps[-1]:,}; {found.samples_read:,} samples of each"
     )
     if found.every > 1:
@@ -82,6 +82,6 @@ def movers(found: Drift, cards: Cards) -> str:
 
 
 def _movers(side: SideDrift, direction: str, chosen: list[Mover], cards: Cards) -> str:
-    title = f"{side.label}: the {len(chosen)} samples whose tau {direction} the most"
+    title = f"{side.label}: whose tau {direction} the most"
     shown = [(m.sample_id, f"tau {summary.tau(m.before)} → {summary.tau(m.after)}") for m in chosen]
     return cards.sheet(title, "", shown)

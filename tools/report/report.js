@@ -4,6 +4,7 @@
 // enlarged. Texts of the page are moved as nodes, never as HTML.
 
 const CARDS_PER_PAGE = 24;
+const ARROWS = { ArrowLeft: -1, ArrowRight: 1 };
 const FEWEST_SMOOTH_PIXELS = 128; // of a picture that is smaller, the pixels themselves are shown
 
 function create(tag, attributes, ...children) {
@@ -61,7 +62,11 @@ function compareTexts(a, b, sign) {
   return sign * a.textContent.localeCompare(b.textContent, undefined, { numeric: true });
 }
 
-// Contact sheets
+// Contact sheets and pictures
+
+function showPixels(picture) {
+  picture.classList.toggle("pixels", picture.naturalWidth < FEWEST_SMOOTH_PIXELS);
+}
 
 function pageSheet(sheet) {
   const cards = [...sheet.children];
@@ -114,8 +119,8 @@ function createViewer() {
   // Its own box has no padding: a click on the dialog itself is one beside it.
   const dialog = create("dialog", {}, create("div", { class: "viewer" }, bar, large, facts));
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
-  dialog.addEventListener("keydown", (event) => show(at + ({ ArrowLeft: -1, ArrowRight: 1 }[event.key] ?? 0)));
-  large.addEventListener("load", () => large.classList.toggle("pixels", large.naturalWidth < FEWEST_SMOOTH_PIXELS));
+  dialog.addEventListener("keydown", (event) => event.key in ARROWS && show(at + ARROWS[event.key]));
+  large.addEventListener("load", () => showPixels(large));
   document.body.append(dialog);
   return (all, picture) => {
     pictures = all;
@@ -125,6 +130,7 @@ function createViewer() {
 }
 
 for (const table of document.querySelectorAll("table")) makeSortable(table);
+for (const picture of document.querySelectorAll(".picture img")) picture.decode().then(() => showPixels(picture));
 const sheets = document.querySelectorAll(".sheet");
 if (sheets.length) {
   const enlarge = createViewer();

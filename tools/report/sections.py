@@ -43,7 +43,7 @@ def draw_by_group(survey: Survey, groups: Groups) -> Draw:
 def by_group(findings: Findings, survey: Survey, groups: Groups) -> str:
     caption = f"Each dot is a {groups.word}: its mean tau"
     if len(groups.names) <= 200:
-        caption += ", with its 95 % interval,"
+        caption += ", with its 95% interval,"
     caption += f" against its number of samples. {correlation_words(survey.sides, groups)} {what(findings)}."
     return figure(draw_by_group(survey, groups), f"Mean tau by {groups.word} size", caption)
 
@@ -53,8 +53,8 @@ def correlation_words(sides: list[Side], groups: Groups) -> str:
     if not known:
         return "There is no correlation: it takes visited groups of two sizes at least, with two mean temperatures."
     return (
-        f"Spearman’s correlation: {per_side({k: summary.correlation(c.spearman) for k, c in known.items()})}, "
-        f"p = {per_side({k: summary.p_value(c.p_value) for k, c in known.items()})}; with the samples’ labels "
+        f"Spearman’s correlation: {per_side({k: summary.correlation(c.spearman) for k, c in known.items()})}; "
+        f"p-value: {per_side({k: summary.p_value(c.p_value) for k, c in known.items()})}; with the samples’ labels "
         f"permuted, mean of 20: {per_side({k: summary.correlation(c.permuted) for k, c in known.items()})}."
     )
 
@@ -163,17 +163,17 @@ def group_tables(survey: Survey, groups: Groups) -> str:
 
 def _band_table(sides: list[Side], groups: Groups) -> str:
     word = groups.word
-    head = [f"third of the {word}es" if word == "class" else "third of the groups", "groups", "samples", "of all"]
+    head = [f"third of the {word}es" if word == "class" else "third of the groups", "groups", "samples", "all samples"]
     for side in sides:
         head += [
             f"{side.label} tau",
-            "± 95 %",
-            f"of the coldest 5 % ({side.label})",
-            f"of the hottest 5 % ({side.label})",
+            "± 95%",
+            f"coldest 5% ({side.label})",
+            f"hottest 5% ({side.label})",
         ]
     caption = (
-        "Head, medium and tail: the groups by size, cut in three. Where a third holds more of the coldest samples "
-        "than of all samples, its samples are colder than most."
+        "Head, medium and tail: the groups by size, cut in three, and what share of all samples, of the coldest 5% and "
+        "of the hottest 5% each third holds. One that holds more of the coldest than of all is colder than most."
     )
     total = int(groups.sizes.sum())
     return table(caption, head, [_band_row(band, sides, total) for band in groups.bands if band.groups])
@@ -196,7 +196,7 @@ def _group_table(sides: list[Side], groups: Groups) -> str:
         caption += f" Shown are the {half:,} largest and the {half:,} smallest."
     head = [word, "samples", "visited"]
     for side in sides:
-        head += [f"{side.label} tau", "± 95 %"]
+        head += [f"{side.label} tau", "± 95%"]
     return table(caption, head, [_group_row(groups, place, sides) for place in places])
 
 

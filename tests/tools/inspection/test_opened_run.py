@@ -122,8 +122,9 @@ def test_without_its_dataset_a_run_opens_and_says_why_it_has_no_captions(flat_da
     assert "Say with --data where it is now" in " ".join(opened.notes)
     assert opened.temperatures().frame().columns.tolist() == ["sample/log_s", "sample/tau", "sample/u", "visits",
                                                               "last_step"]  # fmt: skip
-    found = thermopile.open_run(run.path, data=tmp_path / "moved").temperatures()
-    assert found.frame([3])["uri"].tolist() == flat_dataset.column("uri").to_pylist()[3:4]
+    found = thermopile.open_run(run.path, data=tmp_path / "moved")
+    assert (found.dataset.n, found.notes) == (16, ["The samples have no captions: the dataset holds images alone."])
+    assert found.temperatures().frame([3])["uri"].tolist() == flat_dataset.column("uri").to_pylist()[3:4]
 
 
 def test_a_run_that_goes_on_shows_its_new_snapshots(flat_dataset, write_run, train_on, tmp_path):
@@ -132,6 +133,7 @@ def test_a_run_that_goes_on_shows_its_new_snapshots(flat_dataset, write_run, tra
     train_on(run, {"sample": np.full(16, 0.5)}, step=9)
     assert [snapshot.step for snapshot in opened.snapshots] == [0, 5, 9]
     assert opened.temperatures().tau["sample"][0] == 0.5
+    assert opened.temperatures("step-5").tau["sample"][0] == np.float32(0.07)
 
 
 def test_a_run_without_a_snapshot_opens_and_has_no_temperatures_yet(flat_dataset, write_run, tmp_path):

@@ -16,6 +16,9 @@ WIDE, PHONE = (1280, 800), (390, 844)
 SAMPLES, CLASSES, TEXTS = 66, 6, 7
 """Of the hostile dataset; its texts take turns."""
 
+SPARE_WIDTH = "return arguments[0].clientWidth - arguments[0].scrollWidth"
+"""Of an element: below 0 where what it holds is wider than the element."""
+
 CONTRASTS = """
 const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
 const linear = (c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
@@ -48,8 +51,8 @@ return controls.map(nameOf);
 
 @pytest.fixture(scope="module")
 def page(hostile_run, tmp_path_factory):
-    """The report of a run whose name is written from right to left."""
-    folder = tmp_path_factory.mktemp("named") / "مرحبا <b>"
+    """The report of a run whose name is written from right to left, and asks that what follows it is as well."""
+    folder = tmp_path_factory.mktemp("named") / "مرحبا \u202e<b>"
     shutil.copytree(hostile_run.path, folder, ignore=shutil.ignore_patterns("report"))
     done = CliRunner().invoke(main, ["inspect", str(folder)])
     assert done.exit_code == 0, done.output
@@ -99,6 +102,16 @@ def test_a_page_without_tables_and_pictures_opens_as_well(open_page, hostile_dat
     assert not all_of(browser, "table, .sheet, dialog")
 
 
+def test_the_page_of_single_samples_shows_the_pixels_of_a_small_picture(open_page, page):
+    run = page.parents[1]
+    assert CliRunner().invoke(main, ["inspect", str(run), "--sample", "7"]).exit_code == 0
+    browser = open_page(page.with_name("samples.html"), PHONE)
+    picture = one(browser, ".picture img")
+    WebDriverWait(browser, 5).until(lambda _: "pixels" in picture.get_attribute("class"))
+    assert picture.size["height"] > 5 * picture.get_property("naturalHeight")
+    assert browser.execute_script(SPARE_WIDTH, one(browser, "html")) == 0
+
+
 def test_the_first_figure_and_its_caption_are_on_the_first_screen(browser):
     top, bottom, height = browser.execute_script(
         "const [figure] = document.querySelectorAll('figure');"
@@ -108,13 +121,12 @@ def test_the_first_figure_and_its_caption_are_on_the_first_screen(browser):
 
 
 def test_nothing_is_wider_than_the_screen_when_all_is_open(browser):
-    spare = "const [element] = arguments; return element.clientWidth - element.scrollWidth"
     root, dialog = one(browser, "html"), one(browser, "dialog")
     browser.execute_script("for (const card of document.querySelectorAll('details')) card.open = true")
-    assert browser.execute_script(spare, root) == 0
+    assert browser.execute_script(SPARE_WIDTH, root) == 0
     browser.execute_script("document.querySelector('.enlarge').click()")
     for _ in range(TEXTS):
-        assert browser.execute_script(spare, dialog) == 0
+        assert browser.execute_script(SPARE_WIDTH, dialog) == 0
         press(browser, Keys.ARROW_RIGHT)
 
 

@@ -17,6 +17,8 @@ from thermopile.tools.report.figures.over_time import draw_history, draw_tau_ove
 from thermopile.tools.report.figures.style import DARK, LIGHT, narrow
 
 LABELS = {"first": "image", "second": "text"}
+DARKEST = "#00224d"
+"""Of cividis."""
 
 
 def snapshot(step):
@@ -104,19 +106,21 @@ def test_drift_is_drawn_side_by_side_or_one_below_the_other(moved):
     wide, tall = opened(draw_drift(moved, LIGHT)), opened(draw_drift(moved, narrow(LIGHT)))
     assert wide.width > wide.height
     assert tall.height > tall.width
-    assert pixels_of(draw_drift(moved, LIGHT), "#00224e") > 500  # bins of one sample: the darkest of cividis
+    assert pixels_of(draw_drift(moved, LIGHT), DARKEST) > 10_000  # bins of one sample
 
 
 def test_rare_drifts_can_be_seen_on_dark_paper(moved):
     """Of the map's darkest colours, on which dark paper looks the same, there are none."""
     png = draw_drift(moved, DARK)
-    assert pixels_of(png, "#00224e") == 0
-    assert pixels_of(png, "#4e566c") > 500
+    assert pixels_of(png, DARKEST) == 0
+    assert pixels_of(png, "#4e566c") > 10_000
 
 
-def test_drift_of_one_sample_alone_is_drawn_the_same_each_time(moved):
+def test_drift_of_one_sample_alone_has_a_scale_that_begins_at_one(moved):
     one = np.array([0.05], np.float32)
     joint = JointCounts(counted(one), counted(one))
     joint.add(one, one)
     alone = replace(moved, visited=1, sides=[replace(moved.sides[0], label="sample", joint=joint.result())])
-    assert draw_drift(alone, LIGHT, "note") == draw_drift(alone, LIGHT, "note")
+    png = draw_drift(alone, LIGHT, "note")
+    assert pixels_of(png, DARKEST) > 100_000
+    assert png == draw_drift(alone, LIGHT, "note")

@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from thermopile.pipeline.augment import IMAGENET_MEAN, IMAGENET_STD, RECIPES
+from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import RunError
-from thermopile.trainer.evaluation.features import evaluation_recipe, image_features
+from thermopile.trainer.evaluation.features import evaluation_recipe, image_features, sample_features
 
 CPU = torch.device("cpu")
 
@@ -57,3 +58,23 @@ def test_features_that_are_not_finite_are_refused(images_dataset):
 
     with pytest.raises(RunError, match="not finite"):
         image_features(Broken(), images_dataset, RECIPES["clip"], 24, CPU, quiet)
+
+
+class Mean(nn.Module):
+    """Pictures or tokens → the mean of each channel, or some of the tokens."""
+
+    def forward(self, inputs):
+        return inputs.mean((2, 3)) if inputs.ndim == 4 else inputs[:, :3].float()
+
+
+def test_chosen_samples_have_the_features_that_they_have_among_all_and_those_of_their_captions(pairs_dataset):
+    ids = np.array([1999, 3, 700, 3])
+    view = (RECIPES["clip"], 32, CPU)
+    pictures, captions = sample_features(Encoders(Mean(), Mean()), pairs_dataset, ids, *view, quiet)
+    assert torch.equal(pictures, image_features(Mean(), pairs_dataset, *view, quiet)[ids])
+    tokens = torch.from_numpy(pairs_dataset.beton(0).tokens(ids))
+    assert torch.equal(captions, F.normalize(tokens[:, :3].float(), dim=-1))
+    done = []
+    (alone,) = sample_features(Encoders(Mean(), None), pairs_dataset, ids, *view, lambda *at: done.append(at))
+    assert torch.equal(alone, pictures)
+    assert done == [(4, 4)]

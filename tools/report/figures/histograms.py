@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...inspection.distribution import Distribution
 from ...inspection.survey import Joint, Side
-from .style import COLOUR_MAP, Style, drawing, finish
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from .plane import draw_plane, sample_colours
+from .style import Style, drawing, finish
 
 BARS = 60
+SQUARE_WIDTH = 5.0
+"""Inches: both axes are as long as each other."""
 
 
 class Panel(NamedTuple):
@@ -76,23 +77,12 @@ def _whole_edges(values: Distribution) -> NDArray[np.float64]:
 
 def draw_joint(joint: Joint, labels: list[str], style: Style, note: str = "") -> bytes:
     """Tau of the first side against tau of the second, the samples counted on a log scale, as PNG."""
-    from matplotlib.colors import LogNorm
-
-    with drawing(style, note) as (figure, png):
+    with drawing(replace(style, width=min(style.width, SQUARE_WIDTH)), note) as (figure, png):
         axes = figure.subplots()
-        counts = np.ma.masked_equal(joint.counts.T, 0)
-        mesh = axes.pcolormesh(*joint.edges, counts, cmap=COLOUR_MAP, norm=LogNorm(1, max(2, joint.counts.max())))
-        bar = figure.colorbar(mesh, ax=axes, format="{x:,.0f}")
-        bar.set_label("visited samples (log scale)")
-        bar.outline.set_visible(False)
+        mesh = draw_plane(axes, joint, sample_colours([joint]), style)
         axes.set_xlabel(f"{labels[0]} tau (dimensionless)")
         axes.set_ylabel(f"{labels[1]} tau (dimensionless)")
-        _square(axes)
-        finish(axes, style)
+        bar = figure.colorbar(mesh, ax=axes, label="visited samples (log scale)", format="{x:,.0f}")
+        bar.ax.minorticks_off()
+        bar.outline.set_visible(False)
     return png.getvalue()
-
-
-def _square(axes: Axes) -> None:
-    """One scale both ways, so that the diagonal is where both sides agree."""
-    axes.set_aspect("equal", adjustable="datalim")
-    axes.locator_params(nbins=5)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ COLOURS = 256
 MARKERS = ("o", "D")
 """Of the first and the second side."""
 COLOUR_MAP = "cividis"
+MARGIN = 0.08
+"""Inches around and between panels."""
 
 
 @dataclass(frozen=True)
@@ -55,26 +58,37 @@ def narrow(style: Style) -> Style:
 def drawing(style: Style, note: str) -> Iterator[tuple[Figure, BytesIO]]:
     """A figure to draw in, and its PNG, there when the block ends. Needs no display; leaves matplotlib as it was."""
     import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     font = 9.0
     settings: dict[Any, Any] = {
         # Else the last tick of one panel touches the first of the next.
         "figure.constrained_layout.wspace": 0.06,
+        "figure.constrained_layout.w_pad": MARGIN, "figure.constrained_layout.h_pad": MARGIN,
         "font.size": font, "axes.labelsize": font, "figure.labelsize": font, "axes.titlesize": font + 1,
         "axes.titleweight": "bold", "legend.fontsize": font, "legend.frameon": False,
         "text.color": style.ink, "axes.labelcolor": style.ink, "axes.edgecolor": style.ink,
         "xtick.color": style.ink, "ytick.color": style.ink, "axes.facecolor": style.paper, "grid.color": style.grid,
     }  # fmt: skip
-    png, drawn = BytesIO(), BytesIO()
+    png = BytesIO()
     with matplotlib.rc_context(settings):
-        figure = Figure((style.width, style.height), facecolor=style.paper, layout="constrained")
+        figure = Figure((style.width, style.height), PIXELS_PER_INCH, facecolor=style.paper, layout="constrained")
         yield figure, png
         if note:
-            figure.text(0.995, -0.01, note, ha="right", va="top", fontsize=font - 1, alpha=0.8)
-        figure.savefig(drawn, format="png", dpi=PIXELS_PER_INCH, bbox_inches="tight", pad_inches=0.12)
+            _write_below(figure, note, font - 1)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()  # type: ignore[no-untyped-call]
+        pixels = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
+    drawn = Image.fromarray(pixels).convert("RGB")
     # A third of the bytes, and nothing that is seen: the page holds every figure in four forms.
-    Image.open(drawn).convert("RGB").quantize(COLOURS).save(png, "PNG")
+    drawn.quantize(COLOURS, Image.Quantize.FASTOCTREE).save(png, "PNG")
+
+
+def _write_below(figure: Figure, note: str, size: float) -> None:
+    height = size / 72 / figure.get_figheight() * 1.6
+    figure.set_layout_engine("constrained", rect=(0, height, 1, 1 - height))
+    figure.text(0.99, height / 4, note, ha="right", va="bottom", fontsize=size, alpha=0.8)
 
 
 def finish(axes: Axes, style: Style) -> None:

@@ -1,0 +1,51 @@
+import numpy as np
+import pytest
+
+from thermopile.tools.inspection.advice import warnings
+from thermopile.tools.inspection.run import read_run
+from thermopile.tools.inspection.survey import survey
+
+
+@pytest.fixture
+def warned(hostile_dataset, write_run, tmp_path):
+    """What is said of a run whose first side has these temperatures; its second side's are well spread."""
+
+    def of(tau, **how):
+        spread = np.linspace(0.1, 0.5, hostile_dataset.n)
+        tau = np.broadcast_to(tau, spread.shape)
+        inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {"first": tau, "second": spread}, **how))
+        return warnings(inspection, survey(inspection))
+
+    return of
+
+
+def test_well_spread_temperatures_need_no_advice(warned):
+    assert warned(np.linspace(0.2, 0.4, 66)) == []
+
+
+def test_temperatures_at_their_floor_mean_that_rho_never_binds(warned):
+    (said,) = warned(np.where(np.arange(66) < 40, 0.005, 0.3))
+    assert said.startswith(
+        "rho = 2 seems never to bind: 61% of the image temperatures lie at their floor, tau_min = 0.005"
+    )
+    assert "Lower rho" in said
+
+
+def test_a_third_at_the_floor_is_no_reason_to_warn(warned):
+    assert warned(np.where(np.arange(66) < 22, 0.005, 0.3)) == []
+
+
+def test_temperatures_at_their_ceiling_are_saturated(warned):
+    (said,) = warned(np.where(np.arange(66) < 10, 1.0, 0.3))
+    assert said.startswith("15% of the image temperatures lie at their ceiling, tau_max = 1")
+    assert "Raise rho" in said
+
+
+def test_temperatures_that_are_all_alike_tell_nothing_apart(warned):
+    (said,) = warned(np.linspace(0.2, 0.201, 66))
+    assert said.startswith("The image temperatures hardly differ: nine in ten lie between 0.2000 and 0.2009")
+
+
+def test_few_visited_samples_are_said_to_be_few(warned):
+    (said,) = warned(np.linspace(0.2, 0.4, 66), visited=np.arange(66) % 3 == 0)
+    assert said.startswith("Only 33.3% of the samples were visited yet")

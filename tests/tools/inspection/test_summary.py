@@ -1,0 +1,24 @@
+import numpy as np
+import pytest
+
+from thermopile.tools.inspection.distribution import Distribution
+from thermopile.tools.inspection.summary import p_value, share, sparkline
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0%"), (1, "100%"), (0.5, "50%"), (0.99999, "over 99.99%"), (0.00001, "under 0.01%"), (None, "unknown")],
+)
+def test_all_and_nothing_are_said_only_where_they_are_meant(value, shown):
+    assert share(value) == shown
+
+
+@pytest.mark.parametrize(("value", "shown"), [(3e-20, "< 1e-16"), (0.0312, "0.03"), (None, "unknown")])
+def test_a_p_value_is_not_more_exact_than_it_can_be(value, shown):
+    assert p_value(value) == shown
+
+
+def test_a_line_of_bars_is_as_high_as_its_counts_and_shows_whatever_is_there():
+    values = Distribution()
+    values.add(np.repeat(np.arange(16, dtype=np.float32), [80, *[0] * 7, 1, *[0] * 6, 40]))
+    assert sparkline(values) == "█·······▂······▅"

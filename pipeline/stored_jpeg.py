@@ -13,7 +13,6 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from .beton import Beton
 from .errors import DatasetError
 
 _VERSION = 2

@@ -1,15 +1,18 @@
 """Small runs made with the real parts: a converted dataset, settings as `train` resolves them, a state store."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 from thermopile.pipeline.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.folder import FolderSource
 from thermopile.state_store import StateReader, StateStore
+from thermopile.tools.cli import main
 from thermopile.trainer.config import load_config
 from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.parts import resolve
@@ -111,3 +114,13 @@ def hostile_run(hostile_dataset, tau_by_class_size, write_run, tmp_path_factory)
     """A run of the hostile dataset; its first side follows class size, its second side its reverse; copy to change."""
     taus = {"first": tau_by_class_size, "second": 0.15 - tau_by_class_size}
     return write_run(tmp_path_factory.mktemp("runs") / "hostile <b>run", hostile_dataset, taus)
+
+
+@pytest.fixture(scope="session")
+def hostile_report(hostile_run, tmp_path_factory):
+    """The report on that run, made once by the command; the run's name is written from right to left."""
+    folder = tmp_path_factory.mktemp("named") / "مرحبا \u202e<b>"
+    shutil.copytree(hostile_run.path, folder, ignore=shutil.ignore_patterns("report"))
+    done = CliRunner().invoke(main, ["inspect", str(folder)])
+    assert done.exit_code == 0, done.output
+    return RunDirectory(folder).report / "report.html"

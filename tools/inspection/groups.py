@@ -16,6 +16,7 @@ from ...trainer.evaluation.bands import BANDS, band_of_class
 MOST_GROUPS = 100_000
 PERMUTATIONS = 20
 CONFIDENCE = 0.95
+FEW_GROUPS = 20
 NO_GROUP = -1
 CLASS_COLUMN = "group"
 """Of the samples table: the class, or the folder, that a sample came with."""
@@ -29,8 +30,8 @@ class Correlation(NamedTuple):
     """Spearman's rank correlation of group size and the group's mean tau, over the groups."""
 
     spearman: float
-    p_value: float | None
-    """Two-sided, for groups that do not depend on each other; None where there are only two."""
+    p_value: float
+    """Two-sided, for groups that do not depend on each other: of fewer than 20 from permutations, all or 9,999."""
     permuted: float | None
     """The same with the visited samples' groups permuted, mean of 20 permutations: what chance gives. None where no
     permutation leaves two groups to rank."""
@@ -221,15 +222,15 @@ def correlate(
     becomes a random draw of samples. Where tau is skewed to low values the control lies below 0, for the mean of a few
     such samples is more often above than below that of many.
     """
-    spearman, p_value = _spearman(sizes, mean_tau)
+    spearman = _spearman(sizes, mean_tau)
     if np.isnan(spearman):
         return None
     # Seeded by tau itself: the same figure at every look, and independent permutations for every side and run.
     rng = np.random.default_rng(zlib.crc32(tau.tobytes()))
     shuffled = (mean_by_group(rng.permutation(codes), tau, len(sizes)) for _ in range(PERMUTATIONS))
-    control = [_spearman(sizes, means)[0] for means in shuffled]
+    control = [_spearman(sizes, means) for means in shuffled]
     known = [value for value in control if not np.isnan(value)]
-    return Correlation(spearman, None if np.isnan(p_value) else p_value, float(np.mean(known)) if known else None)
+    return Correlation(spearman, _p_value(sizes, mean_tau), float(np.mean(known)) if known else None)
 
 
 def mean_by_group(codes: NDArray[np.int64], tau: NDArray[np.float32], groups: int) -> NDArray[np.float64]:
@@ -242,14 +243,28 @@ def mean_by_group(codes: NDArray[np.int64], tau: NDArray[np.float32], groups: in
     return means
 
 
-def _spearman(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> tuple[float, float]:
-    """The correlation and its p-value; NaN where fewer than two distinct sizes, or two distinct means, are known."""
-    from scipy.stats import spearmanr
+def _spearman(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> float:
+    """NaN where fewer than two distinct sizes, or two distinct means, are known."""
+    from scipy.stats import rankdata
 
     known = ~np.isnan(mean_tau)
-    if len(np.unique(sizes[known])) < 2 or len(np.unique(mean_tau[known])) < 2:
-        return float("nan"), float("nan")
-    if known.sum() == 2:  # scipy has no p-value for two, and warns
-        return float(np.sign(np.diff(sizes[known])[0] * np.diff(mean_tau[known])[0])), float("nan")
-    found = spearmanr(sizes[known], mean_tau[known])
-    return float(found.statistic), float(found.pvalue)
+    ranks = [rankdata(values[known]) for values in (sizes, mean_tau)]
+    if any(len(np.unique(of_one)) < 2 for of_one in ranks):
+        return float("nan")
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _p_value(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> float:
+    """Of Spearman's correlation, which there is, two-sided."""
+    from scipy.stats import permutation_test, rankdata, spearmanr
+
+    known = ~np.isnan(mean_tau)
+    if known.sum() >= FEW_GROUPS:
+        return float(spearmanr(sizes[known], mean_tau[known]).pvalue)
+    # Student's t, which spearmanr takes, is far off for so few.
+    ranks = rankdata(mean_tau[known])
+    found = permutation_test(
+        (rankdata(sizes[known]),), lambda of_sizes, axis: (of_sizes * ranks).sum(axis=axis),
+        permutation_type="pairings", rng=np.random.default_rng(0),
+    )  # fmt: skip
+    return float(found.pvalue)

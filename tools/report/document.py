@@ -10,16 +10,20 @@ from pathlib import Path
 from .html import text
 
 
-def document(name: str, lede: str, facts: str, notes: Sequence[str], parts: Mapping[str, str]) -> str:
-    """The whole page. name, lede, facts (may be empty) and notes are texts of any origin; parts, by title, are HTML."""
+def document(title: str, name: str, lede: str, facts: str, notes: Sequence[str], parts: Mapping[str, str]) -> str:
+    """The whole page. `name`, of the run, stands where the title has `{}`; facts may be empty.
+
+    name, lede, facts and notes are texts of any origin; title is ours, and parts, by heading, are HTML.
+    """
     css, script = (Path(__file__).with_name(file).read_text("utf-8") for file in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    anchors = {title: text(title.lower().replace(" ", "-")) for title in parts}
-    links = "".join(f'<li><a href="#{anchor}">{text(title)}</a></li>' for title, anchor in anchors.items())
+    anchors = {heading: text(heading.lower().replace(" ", "-")) for heading in parts}
+    links = "".join(f'<li><a href="#{anchor}">{text(heading)}</a></li>' for heading, anchor in anchors.items())
     body = "".join(
-        f'<section aria-labelledby="{anchors[title]}"><h2 id="{anchors[title]}">{text(title)}</h2>{content}</section>\n'
-        for title, content in parts.items()
+        f'<section aria-labelledby="{anchors[heading]}"><h2 id="{anchors[heading]}">{text(heading)}</h2>\n'
+        f"{content}</section>\n"
+        for heading, content in parts.items()
     )
     said = "".join(f"<li>{text(note, most=1000)}</li>" for note in notes)
     return f"""<!DOCTYPE html>
@@ -29,13 +33,13 @@ def document(name: str, lede: str, facts: str, notes: Sequence[str], parts: Mapp
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{text(name)}: temperatures</title>
+<title>{title.format(text(name))}</title>
 <style>
 {css}</style>
 </head>
 <body>
 <header>
-<h1>What the temperatures of <bdi>{text(name)}</bdi> say</h1>
+<h1>{title.format(f"<bdi>{text(name)}</bdi>")}</h1>
 <p class="lede">{text(lede, most=1000)}</p>
 {f'<p class="facts"><bdi>{text(facts, most=1000)}</bdi></p>' if facts else ""}
 {f'<ul class="notes">{said}</ul>' if notes else ""}

@@ -51,7 +51,7 @@ def build_page(findings: Findings) -> str:
     inspection = findings.inspection
     facts = sections.what(findings) if findings.survey else ""
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
-    return document(name, sections.lede(findings.survey), facts, notes, parts)
+    return document("What the temperatures of {} say", name, sections.lede(findings.survey), facts, notes, parts)
 
 
 def _figures(findings: Findings) -> dict[str, str]:

@@ -33,7 +33,8 @@ def write_samples(
     }
     ids = ", ".join(str(history.sample_id) for history in histories)
     name = inspection.run.path.resolve().name
-    page = document(name, f"All that is known of the samples {ids}.", summary.settings(inspection), said, parts)
+    lede = f"All that is known of the samples {ids}, and what became of them."
+    page = document("Samples of {}", name, lede, summary.settings(inspection), said, parts)
     write_atomically(folder / PAGE, page.encode())
     return folder / PAGE
 

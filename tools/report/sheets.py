@@ -25,7 +25,7 @@ class Cards:
         """A heading, a sentence (may be empty), and a card for each id with its figure, as `tau 0.0050`."""
         items = "".join(self._card(sample_id, figure) for sample_id, figure in cards)
         sentence = f"<p>{text(words, most=1000)}</p>" if words else ""
-        return f'<h3>{text(title)}</h3>{sentence}<ul class="sheet">{items}</ul>'
+        return f'<h3>{text(title)}</h3>{sentence}<ul class="sheet" aria-label="{text(title)}">{items}</ul>'
 
     def _card(self, sample_id: int, figure: str) -> str:
         details = self.details[sample_id]
@@ -44,7 +44,9 @@ def facts(details: Details) -> list[tuple[str, str]]:
     """All that is known of a sample, as pairs of a word and a text."""
     known = [("id", str(details.sample_id))]
     known += [(word, str(details.table[name])) for name, word in _TABLE.items() if details.table.get(name) is not None]
-    return known + [(state_word(name), _number(value)) for name, value in details.state.items()]
+    # What people come for stands first.
+    state = sorted(details.state.items(), key=lambda item: not item[0].endswith("tau"))
+    return known + [(state_word(name), _number(value)) for name, value in state]
 
 
 def state_word(column: str) -> str:

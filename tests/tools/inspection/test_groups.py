@@ -136,9 +136,16 @@ def test_groups_of_one_size_or_one_mean_tau_have_no_correlation(codes, tau):
     assert correlate(np.bincount(codes), mean_by_group(codes, tau, 2), codes, tau) is None
 
 
-def test_two_groups_have_a_correlation_without_a_p_value_and_permutations_that_rank_nothing_do_not_count():
+def test_of_few_groups_the_p_value_counts_permutations():
+    # Of the 5! = 120 orders of the means, the one that is seen and its reverse are as extreme.
+    sizes, codes = np.arange(5, 0, -1), np.repeat(np.arange(5), np.arange(5, 0, -1))
+    tau = (0.1 + 0.01 * sizes[codes]).astype(np.float32)
+    assert correlate(sizes, mean_by_group(codes, tau, 5), codes, tau).p_value == pytest.approx(2 / 120)
+
+
+def test_permutations_that_leave_nothing_to_rank_do_not_count_in_the_control():
     # Of four permutations three put both visited samples into the first group, which leaves nothing to rank.
     codes, tau = np.array([0, 1]), np.array([0.1, 0.2], np.float32)
     found = correlate(np.array([3, 1]), mean_by_group(codes, tau, 2), codes, tau)
-    assert (found.spearman, found.p_value) == (-1.0, None)
+    assert (found.spearman, found.p_value) == (pytest.approx(-1.0), 1.0)
     assert -1 <= found.permuted <= 1

@@ -1,7 +1,5 @@
 """The page in a real browser, on a laptop's screen and on a phone's; texts of the run are hostile."""
 
-import shutil
-
 import pytest
 from click.testing import CliRunner
 from selenium.webdriver import ActionChains, Keys
@@ -9,7 +7,6 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from thermopile.tools.cli import main
-from thermopile.trainer.run_directory import RunDirectory
 
 WIDE, PHONE = (1280, 800), (390, 844)
 """CSS pixels: the screen of a small laptop, and of a phone."""
@@ -50,13 +47,9 @@ return controls.map(nameOf);
 
 
 @pytest.fixture(scope="module")
-def page(hostile_run, tmp_path_factory):
+def page(hostile_report):
     """The report of a run whose name is written from right to left, and asks that what follows it is as well."""
-    folder = tmp_path_factory.mktemp("named") / "مرحبا \u202e<b>"
-    shutil.copytree(hostile_run.path, folder, ignore=shutil.ignore_patterns("report"))
-    done = CliRunner().invoke(main, ["inspect", str(folder)])
-    assert done.exit_code == 0, done.output
-    return RunDirectory(folder).report / "report.html"
+    return hostile_report
 
 
 @pytest.fixture(params=[WIDE, PHONE], ids=["wide", "phone"])

@@ -82,7 +82,16 @@ def drawing(style: Style, note: str) -> Iterator[tuple[Figure, BytesIO]]:
         pixels = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
     drawn = Image.fromarray(pixels).convert("RGB")
     # A third of the bytes, and nothing that is seen: the page holds every figure in four forms.
-    drawn.quantize(COLOURS, Image.Quantize.FASTOCTREE).save(png, "PNG")
+    small = drawn.quantize(COLOURS, Image.Quantize.FASTOCTREE)
+    _set_paper(small, tuple(pixels[0, 0, :3].tolist()))
+    small.save(png, "PNG")
+
+
+def _set_paper(picture: Image.Image, paper: tuple[int, ...]) -> None:
+    """Make the colour of the first pixel exact: the paper must not stand out from the page."""
+    place, palette = int(np.asarray(picture)[0, 0]), picture.getpalette() or []
+    palette[3 * place : 3 * place + 3] = paper
+    picture.putpalette(palette)
 
 
 def _write_below(figure: Figure, note: str, size: float) -> None:

@@ -74,18 +74,23 @@ class Distribution:
         return 1 - float(self._up_to[int(_place(np.array([bound], np.float32))[0])] / self.count)
 
     def histogram(self, edges: ArrayLike) -> NDArray[np.int64]:
-        """The finite values between neighbouring edges [k + 1], ascending; int64 [k]."""
+        """The finite values between neighbouring edges [k + 1], ascending; int64 [k]. What lies beyond, in the ends."""
+        bins = np.asarray(edges)
         filled = np.flatnonzero(self._counts)
-        values = np.clip(_lower_edge(filled), self.min, self.max)
-        return np.histogram(values, bins=np.asarray(edges), weights=self._counts[filled])[0].astype(np.int64)
+        values = np.clip(_lower_edge(filled), self.min, self.max).clip(bins[0], bins[-1])
+        return np.histogram(values, bins=bins, weights=self._counts[filled])[0].astype(np.int64)
 
-    def edges(self, most: int) -> NDArray[np.float64]:
-        """Edges of up to `most` equal bars from the lowest value to the highest, none finer than what was counted."""
-        lowest, highest = _place(np.array([self.min, self.max], np.float32)).tolist()
-        bars = min(most, 1 + (highest - lowest) // 8)
+    def edges(self, most: int, trimmed: float = 0.0) -> NDArray[np.float64]:
+        """Edges of up to `most` equal bars from the lowest value to the highest, none finer than what was counted.
+
+        trimmed: begin and end where this share of the values, 0 … 0.5, is left out.
+        """
+        low, high = (self.quantile(trimmed), self.quantile(1 - trimmed)) if trimmed else (self.min, self.max)
+        first, last = _place(np.array([low, high], np.float32)).tolist()
+        bars = min(most, 1 + (last - first) // 8)
         # A run whose every value is the same still has a histogram: one bar of a visible width.
-        margin = 0.0 if self.max > self.min else abs(self.min) * 0.005 or 0.005
-        return np.linspace(self.min - margin, self.max + margin, bars + 1)
+        margin = 0.0 if high > low else abs(low) * 0.005 or 0.005
+        return np.linspace(low - margin, high + margin, bars + 1)
 
 
 def _place(values: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -49,7 +49,7 @@ def build_page(findings: Findings) -> str:
     if findings.drift:
         parts["Drift"] += movement.movers(findings.drift, cards)
     inspection = findings.inspection
-    facts = sections.what(findings) if findings.survey else ""
+    facts = f"{_dataset_name(findings)}: {sections.what(findings)}" if findings.survey else ""
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
     return document("What the temperatures of {} say", name, sections.lede(findings.survey), facts, notes, parts)
 
@@ -69,9 +69,11 @@ def _figures(findings: Findings) -> dict[str, str]:
         parts["Drift"] = movement.drift(findings, findings.drift)
     if findings.map:
         parts["Map"] = sections.embedding_map(findings, findings.map)
-    if survey and survey.visited:
-        parts["Rest of the state"] = sections.rest_of_state(findings, survey)
+    if survey and survey.sides:
+        parts["Moving averages"] = sections.rest_of_state(findings, survey)
     parts["Run"] = facts_list(summary.facts(findings.inspection, survey))
+    if survey and survey.visited:
+        parts["Run"] += sections.coverage(findings, survey)
     return parts
 
 
@@ -87,3 +89,8 @@ def _cards(findings: Findings, room: int) -> Cards:
     except (DatasetError, OSError) as error:
         findings.notes.append(f"The pictures cannot be shown: {error}")
     return Cards(details, pictures)
+
+
+def _dataset_name(findings: Findings) -> str:
+    dataset = findings.inspection.dataset
+    return (dataset.path if dataset else Path(findings.inspection.config.data.path)).resolve().name

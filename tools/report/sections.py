@@ -110,30 +110,36 @@ def distribution(findings: Findings, survey: Survey) -> str:
 
 
 def rest_of_state(findings: Findings, survey: Survey) -> str:
-    """log s and u of both sides, and how often and how long ago the samples were visited."""
-    content, shown = "", what(findings)
+    """log s and u of both sides."""
+    content, names = "", {"log_s": "log s (natural log, no unit)", "u": "u, momentum of tau’s gradient (no unit)"}
     for place, side in enumerate(survey.sides):
-        fields = {"log_s": "log s (natural log, no unit)", "u": "u, momentum of tau’s gradient (no unit)"}
         panels = [
             Panel(f"{side.label} {name.replace('_', ' ')}", survey.fields[f"{side.name}/{name}"], axis)
-            for name, axis in fields.items()
+            for name, axis in names.items()
             if f"{side.name}/{name}" in survey.fields
         ]
         if panels:
             draw = partial(draw_histograms, panels, "visited samples", place)
-            caption = f"The moving average s and the momentum u of the {side.label} side. {shown}."
+            caption = (
+                f"The moving average s and the momentum u of the {side.label} side; the lowest and the highest 0.5% are "
+                f"in the outermost bars. {what(findings)}."
+            )
             content += figure(draw, f"Histograms of log s and u, {side.label}", caption)
+    return content
+
+
+def coverage(findings: Findings, survey: Survey) -> str:
+    """How often, and how long ago, the samples were visited."""
     panels = [
         Panel("visits", survey.visits, "visits (steps that updated the sample)", whole_numbers=True),
         Panel("staleness", survey.staleness, "staleness (steps since the last visit)", whole_numbers=True),
     ]
     caption = (
         f"How often all samples were visited, and how long ago the visited ones were: half of them within the last "
-        f"{survey.staleness.quantile(0.5):,.0f} steps. {shown}."
+        f"{survey.staleness.quantile(0.5):,.0f} steps. {what(findings)}."
     )
-    return content + figure(
-        partial(draw_histograms, panels, "samples", 0), "Histograms of visits and staleness", caption
-    )
+    draw = partial(draw_histograms, panels, "samples", 0)
+    return figure(draw, "Histograms of visits and staleness", caption)
 
 
 def sheets(survey: Survey, cards: Cards) -> str:

@@ -80,3 +80,12 @@ def test_a_histogram_is_not_finer_than_what_was_counted():
     counts = distribution_of(close).histogram(distribution_of(close).edges(60))
     assert len(counts) < 5
     assert counts.min() > 0
+
+
+def test_trimmed_edges_leave_stragglers_out_and_the_outermost_bars_hold_them():
+    distribution = distribution_of([*np.linspace(1, 2, 998), -1000, 1000])
+    edges = distribution.edges(10, trimmed=0.005)
+    assert 0.9 < edges[0] < edges[-1] < 2.1
+    counts = distribution.histogram(edges)
+    assert counts.sum() == 1000
+    assert counts.max() < 110

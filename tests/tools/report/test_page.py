@@ -123,7 +123,7 @@ def test_the_correlation_and_its_control_come_first(page):
     assert figures[:2] == ["+1.00 (image)", "-1.00 (text)"]
     assert [figure.split()[1] for figure in figures[2:4]] == ["(image)", "(text)"]
     assert page.within("h2") == [
-        "By class", "Coldest and hottest", "Distribution", "Table by class", "Through time", "Rest of the state", "Run"
+        "By class", "Coldest and hottest", "Distribution", "Table by class", "Through time", "Moving averages", "Run"
     ]  # fmt: skip
 
 
@@ -223,7 +223,7 @@ def test_a_page_without_any_temperature_says_why(hostile_dataset, write_run, tmp
     assert "clip keeps no temperature per sample" in page.text("li")
     assert "There are no temperatures to show." in page.text("p")
     assert page.of("table") == []
-    assert page.within("h2") == ["Rest of the state", "Run"]
+    assert page.within("h2") == ["Run"]
 
 
 def test_a_dataset_whose_pixels_are_damaged_costs_the_pictures_alone(

@@ -14,6 +14,8 @@ from .plane import draw_plane, sample_colours
 from .style import Style, drawing, finish
 
 BARS = 60
+TRIMMED = 0.005
+"""Share of the values at each end that lies in the outermost bar: a few stragglers would squeeze all others."""
 SQUARE_WIDTH = 5.0
 """Inches: both axes are as long as each other."""
 
@@ -57,7 +59,7 @@ def draw_histograms(panels: list[Panel], counted: str, colour: int, style: Style
         across = 1 if style.narrow else len(panels)
         shown = figure.subplots(len(panels) // across, across, squeeze=False).ravel()
         for axes, panel in zip(shown, panels, strict=True):
-            edges = _whole_edges(panel.values) if panel.whole_numbers else panel.values.edges(BARS)
+            edges = _whole_edges(panel.values) if panel.whole_numbers else panel.values.edges(BARS, TRIMMED)
             axes.stairs(panel.values.histogram(edges), edges, fill=True, color=style.sides[colour], zorder=3)
             axes.set_title(panel.title, loc="left")
             axes.set_xlabel(panel.axis)

@@ -39,8 +39,8 @@ class _Group(click.Group):
     def invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # of a reader that has seen enough, as `head`, click makes an end without words
         except Exception as error:
             if context.params["debug"]:
                 raise

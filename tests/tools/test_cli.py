@@ -1,5 +1,6 @@
 """The command line: one clear line for every mistake, and the right exit code."""
 
+import os
 import subprocess
 import sys
 
@@ -136,3 +137,13 @@ def test_an_error_nobody_foresaw_is_one_line_and_a_traceback_with_debug(monkeypa
     assert_one_line(run("train", "--out", finished, "--resume"), 1, "ZeroDivisionError", "--debug")
     result = run("--debug", "train", "--out", finished, "--resume")
     assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_a_reader_that_has_seen_enough_ends_the_command_without_words(finished):
+    command = [sys.executable, "-m", "thermopile.tools.cli", "state", "log", str(finished)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert "Error" not in done.stderr
+    assert "Traceback" not in done.stderr

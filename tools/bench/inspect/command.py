@@ -20,7 +20,7 @@ PARTS = ("beside_pandas", "alone")
 @click.option("--part", "parts", type=click.Choice(PARTS), multiple=True,
               help="Measure this part; may be repeated. Default: both.")  # fmt: skip
 @click.option("--scale", type=click.Choice(["full", "small"]), default="full", show_default=True,
-              help="full: 20 minutes, 8 GB of memory, 12 GB of disk. small: seconds, and no judgement.")  # fmt: skip
+              help="full: 8 minutes, 8 GB of memory, 10 GB of disk. small: seconds, and no judgement.")  # fmt: skip
 @click.option("--rows", type=click.IntRange(min=1000), help="Samples of the run, rounded up to whole shards.")
 @click.option("--dir", "directory", type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
               help="Where temporary files go.")  # fmt: skip

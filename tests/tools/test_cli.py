@@ -140,7 +140,7 @@ def test_an_error_nobody_foresaw_is_one_line_and_a_traceback_with_debug(monkeypa
 
 
 def test_a_reader_that_has_seen_enough_ends_the_command_without_words(finished):
-    command = [sys.executable, "-m", "thermopile.tools.cli", "state", "log", str(finished)]
+    command = [sys.executable, "-m", "thermopile.tools.cli", "state", "check", str(finished)]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,12 @@ from .plain_text import plain_text
 from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
+    from .inspection.details import Details
     from .inspection.findings import Findings
+    from .inspection.history import History
+    from .inspection.survey import Survey
 
 LATEST = "latest"
-TRIES = 3
-"""A run that keeps few snapshots may delete the one that is being read; the next latest one is as good."""
 
 
 @click.command(
@@ -29,23 +31,27 @@ TRIES = 3
     "  thermopile inspect runs/cc3m --export rows.parquet",
 )
 @click.argument("run", type=click.Path(path_type=Path))
-@click.argument("more_ids", type=click.IntRange(min=0), nargs=-1, metavar="")
+@click.argument("more_ids", type=click.IntRange(min=0), nargs=-1, metavar="[MORE IDS]...")
 @click.option("--at", default=LATEST, show_default=True, metavar="TAG|ID", help="The snapshot to look at.")
 @click.option("--against", metavar="TAG|ID", help="Another snapshot: what has moved between the two, and the most.")
 @click.option("--by", multiple=True, default=("group",), metavar="COLUMN", show_default="group, the class",
               help="Group by a column of the samples table, or by `folder`. May be repeated.")  # fmt: skip
 @click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the encoders' embeddings.")
 @click.option("--sample", "ids", type=click.IntRange(min=0), multiple=True, metavar="ID [ID…]",
-              help="Show everything about these samples instead.")  # fmt: skip
-@click.option("--export", "to", type=click.Path(path_type=Path), metavar="FILE.parquet|csv",
+              help="Show everything about these samples instead; RUN comes before.")  # fmt: skip
+@click.option("--export", "rows_file", type=click.Path(path_type=Path), metavar="FILE.parquet|csv",
               help="Write a row for every sample instead.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Let --export replace the file where there is one.")
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="Where the run's dataset is now, if it was moved.")  # fmt: skip
+@click.option("--to", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIRECTORY",
+              help="Where the page goes; by default RUN/report.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
+@click.pass_context
 def inspect(
-    run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], to: Path | None, at: str, against: str | None,
-    by: tuple[str, ...], with_map: bool, overwrite: bool, data: Path | None, as_json: bool,
+    context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], rows_file: Path | None, at: str,
+    against: str | None, by: tuple[str, ...], with_map: bool, overwrite: bool, data: Path | None, to: Path | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Show what the temperatures of RUN say, and write RUN/report/report.html.
 
@@ -53,34 +59,37 @@ def inspect(
     """
     if more_ids and not ids:
         raise click.UsageError(f"{more_ids[0]} is one argument too many; ids of samples come after --sample")
-    if ids and to:
-        raise click.UsageError("--sample shows a few samples and --export writes all; give one of the two")
-    if to:
-        _export(run, to, at, data, overwrite)
+    if rows_file:
+        _refuse(context, "--export", "ids", "against", "by", "with_map", "to", "as_json")
+        _export(run, rows_file, at, data, overwrite)
     elif ids:
-        _print_samples(run, (*ids, *more_ids), at, data, as_json)
+        _refuse(context, "--sample", "against", "by", "with_map", "overwrite")
+        _print_samples(run, (*ids, *more_ids), at, data, to, as_json)
     else:
-        _report(run, at, against, tuple(dict.fromkeys(by)), with_map, data, as_json)
+        _refuse(context, "a report", "overwrite")
+        _report(run, at, against, tuple(dict.fromkeys(by)), with_map, data, to, as_json)
+
+
+def _refuse(context: click.Context, what: str, *names: str) -> None:
+    """Refuse options that would do nothing: who gives one expects something of it."""
+    given = {name for name in names if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
+    if extra := [option.opts[0] for option in context.command.params if option.name in given]:
+        raise click.UsageError(f"{', '.join(extra)} can do nothing for {what}; leave out one or the other")
 
 
 def _report(
-    run: Path, at: str, against: str | None, by: tuple[str, ...], with_map: bool, data: Path | None, as_json: bool
-) -> None:
-    from ..state_store import SnapshotNotFoundError
+    run: Path, at: str, against: str | None, by: tuple[str, ...], with_map: bool, data: Path | None, to: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    from .inspection.as_json import to_json
     from .inspection.looking import look
-    from .inspection.summary import to_json
     from .progress import working
     from .report.page import write_report
 
-    for tries_left in reversed(range(TRIES)):
-        try:
-            findings = look(run, at=at, against=against, by=by, with_map=with_map, data=data)
-            with working("drawing the report"):
-                report = write_report(findings)
-            break
-        except SnapshotNotFoundError:
-            if at != LATEST or against or not tries_left:
-                raise
+    folder = _writable(run, to)
+    findings = look(run, at=at, against=against, by=by, with_map=with_map, data=data)
+    with working("drawing the report"):
+        report = write_report(findings, folder)
     if as_json:
         click.echo(json.dumps(to_json(findings, report), allow_nan=False))
     else:
@@ -88,8 +97,20 @@ def _report(
         click.echo(report)
 
 
+def _writable(run: Path, to: Path | None) -> Path:
+    """Where the page goes. Raises RunError at once, rather than after minutes, where nothing can be written there."""
+    from ..trainer.errors import RunError
+    from ..trainer.run_directory import RunDirectory
+
+    folder = to or RunDirectory(run).report
+    nearest = folder if folder.exists() else run
+    if run.is_dir() and not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise RunError(f"the page cannot be written to {folder}; name another directory with --to")
+    return folder
+
+
 def _print_summary(findings: Findings) -> None:
-    from .inspection.summary import facts, sparkline, table
+    from .inspection.summary import drift_table, facts, sparkline, table
 
     survey = findings.survey
     said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
@@ -98,48 +119,60 @@ def _print_summary(findings: Findings) -> None:
         return
     rows = [[row.label, *row.cells] for row in table(findings.inspection, survey)]
     rows.append(["lowest … highest", *(sparkline(side.tau) for side in survey.sides)])
-    print_table(["tau of the visited samples", *(f">{side.label}" for side in survey.sides)], rows)
+    labels = [f">{side.label}" for side in survey.sides]
+    print_table(["tau of the visited samples", *labels], rows)
+    if drift := findings.drift:
+        moved = [[row.label, *row.cells] for row in drift_table(drift)]
+        print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *labels], moved)
 
 
-def _print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, as_json: bool) -> None:
-    from ..trainer.run_directory import RunDirectory
+def _print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, as_json: bool) -> None:
+    from .inspection.as_json import samples_to_json
     from .inspection.details import read_details
     from .inspection.history import read_histories
-    from .inspection.looking import survey_with_progress
-    from .inspection.run import read_run
-    from .inspection.summary import samples_to_json
-    from .report.samples_page import history_table, ranks, write_samples
-    from .report.sheets import facts
+    from .inspection.looking import read_again, survey_with_progress
+    from .inspection.run import Inspection
+    from .inspection.summary import facts, what
+    from .report import samples_page
+    from .report.sheets import facts as facts_of_sample
 
-    inspection = read_run(RunDirectory(run), at=at, data=data)
-    survey = survey_with_progress(inspection, ())
-    notes = survey.notes if survey else inspection.notes
-    histories = read_histories(inspection, ids, notes, survey.sides if survey else ())
-    details = read_details(inspection, ids)
-    report = write_samples(inspection, details, histories, notes)
+    def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[History], dict[int, Details]]:
+        survey = survey_with_progress(inspection, ())
+        histories = read_histories(inspection, ids, inspection.notes, survey.sides if survey else ())
+        return inspection, survey, histories, read_details(inspection, ids)
+
+    folder = _writable(run, to)
+    inspection, survey, histories, details = read_again(read, run, at, data)
+    shown = what(inspection, survey) if survey else ""
+    page = samples_page.write_samples(inspection, shown, details, histories, inspection.notes, folder)
     if as_json:
-        click.echo(json.dumps(samples_to_json(details, histories, notes, report), allow_nan=False))
+        found = samples_to_json(inspection, details, histories, inspection.notes, page)
+        click.echo(json.dumps(found, allow_nan=False))
         return
+    print_facts([*facts(inspection, survey), *(("note", note) for note in inspection.notes)])
     for history in histories:
-        print_facts([*facts(details[history.sample_id]), *ranks(inspection, history)])
+        click.echo()
+        print_facts([*facts_of_sample(details[history.sample_id]), *samples_page.ranks(inspection, history)])
         if history.states:
-            head, rows = history_table(history)
+            head, rows = samples_page.history_table(history)
             titles = [head[0], *(f">{word}" for word in head[1:])]
             print_table(titles, [[cell if isinstance(cell, str) else cell.shown for cell in row] for row in rows])
-    print_facts([("note", note) for note in notes])
-    click.echo(report)
+    click.echo(page)
 
 
 def _export(run: Path, to: Path, at: str, data: Path | None, overwrite: bool) -> None:
-    from ..trainer.run_directory import RunDirectory
+    from .inspection.looking import read_again
     from .inspection.rows_export import check_target, export_rows
-    from .inspection.run import read_run
+    from .inspection.run import Inspection
     from .progress import progress_bar
 
+    def write(inspection: Inspection) -> Inspection:
+        with progress_bar("exporting", inspection.reader.samples if inspection.reader else 0) as bar:
+            export_rows(inspection, to, bar.update)
+        return inspection
+
     check_target(to, overwrite=overwrite)
-    inspection = read_run(RunDirectory(run), at=at, data=data)
+    inspection = read_again(write, run, at, data)
     samples = inspection.reader.samples if inspection.reader else 0
-    with progress_bar("exporting", samples) as bar:
-        export_rows(inspection, to, bar.update)
     print_facts([("note", note) for note in inspection.notes])
     click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..state_store import StateReader
-from ..trainer.files import sync_directory
+from ..trainer.files import written_aside
 from .inspection.survey import read_blocks
 
 SAMPLE_ID = "sample_id"
@@ -56,19 +54,3 @@ def parquet_writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
     # Few values of a float field repeat: looking for a dictionary of them takes most of the time, and space.
     repeating = [field.name for field in schema if field.name != SAMPLE_ID and not pa.types.is_floating(field.type)]
     return pq.ParquetWriter(file, schema, use_dictionary=repeating, column_encoding={SAMPLE_ID: "DELTA_BINARY_PACKED"})
-
-
-@contextmanager
-def written_aside(to: Path) -> Iterator[BinaryIO]:
-    """A file beside `to` that takes its place at the end, and is removed where anything fails."""
-    # With the process's number: two exports to one name must not write into one file.
-    beside = to.with_name(f".{to.name}.{os.getpid()}.partial")
-    try:
-        with beside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(to)
-    finally:
-        beside.unlink(missing_ok=True)
-    sync_directory(to.parent)

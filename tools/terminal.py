@@ -10,6 +10,7 @@ from .plain_text import plain_text
 
 MOST_CHARACTERS = 1000
 """Of a fact, which may hold paths."""
+WIDEST = 10_000
 
 
 def print_facts(pairs: Sequence[tuple[str, str]]) -> None:
@@ -31,4 +32,5 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         shown.add_column(title.lstrip(">"), justify="right" if title.startswith(">") else "left", no_wrap=True)
     for row in rows:
         shown.add_row(*(Text(plain_text(cell)) for cell in row))
-    Console(highlight=False).print(shown, crop=False, soft_wrap=True)
+    # rich would cut cells to fit its width; a terminal wraps what does not fit, and a file has room for all.
+    Console(highlight=False, width=WIDEST).print(shown, crop=False, soft_wrap=True)

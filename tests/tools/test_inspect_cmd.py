@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -148,7 +149,7 @@ def test_single_samples_are_shown_with_their_history_and_their_place_among_all(m
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert [line for line in lines if line.startswith("id ")] == ["id 3", "id 7"]
     (rank,) = [line for line in lines if line.startswith("image tau among all")][:1]
-    assert "higher than that of 99.24% of the visited samples" in rank
+    assert "higher than that of 98.48% of the visited samples" in rank
     assert [line.split()[0] for line in lines if line.startswith("step-")] == ["step-0", "step-5", "step-9"] * 2
     assert lines[-1] == str(moved_run.report / "samples.html")
     page = (moved_run.report / "samples.html").read_text("utf-8")
@@ -177,14 +178,17 @@ def test_samples_of_a_run_without_a_snapshot_are_shown_with_what_the_dataset_say
     [
         (["--sample", "66"], "66 samples, with the ids 0 … 65"),
         (["7"], "ids of samples come after --sample"),
-        (["--sample", "1", "--export", "rows.csv"], "give one of the two"),
+        (["--sample", "1", "--export", "rows.csv"], "--sample can do nothing for --export"),
         (["--export", "rows.txt"], ".parquet, .csv"),
-        (["--by", "colour"], "no column 'colour'"),
+        (["--by", "colour"], "cannot be grouped by 'colour'"),
+        (["--sample", "1", "--map"], "--map can do nothing for --sample"),
+        (["--export", "rows.csv", "--json"], "--json can do nothing for --export"),
+        (["--overwrite"], "--overwrite can do nothing for a report"),
     ],
 )
 def test_what_cannot_be_shown_is_one_clear_error(hostile_run, assert_one_line, words, said):
     done = inspect(hostile_run.path, *words)
-    assert_one_line(done, 1 if "--by" in words else 2, said)
+    assert_one_line(done, 2, said)
 
 
 def test_all_rows_are_exported_and_a_file_that_is_there_is_kept(hostile_run, tmp_path, assert_one_line):
@@ -216,3 +220,43 @@ def test_a_snapshot_deleted_while_it_was_read_is_read_again_from_the_next(hostil
 
     monkeypatch.setattr(StateReader, "rows", deleted_once)
     assert inspect(hostile_run.path, "--json").exit_code == 0
+
+
+def test_the_latest_sample_and_rows_are_read_again_as_well(hostile_run, monkeypatch, tmp_path):
+    from thermopile.state_store import SnapshotNotFoundError, StateReader
+
+    rows = StateReader.rows
+    for words in (["--sample", "1"], ["--export", tmp_path / "rows.csv"]):
+        left = [SnapshotNotFoundError("step-4 was deleted while it was read")]
+        monkeypatch.setattr(
+            StateReader, "rows", lambda self, *asked, left=left: self.fail(left.pop()) if left else rows(self, *asked)
+        )
+        monkeypatch.setattr(StateReader, "fail", lambda self, error: (_ for _ in ()).throw(error), raising=False)
+        assert inspect(hostile_run.path, *words).exit_code == 0
+        assert left == []
+
+
+def test_no_cell_of_a_table_is_cut_in_a_narrow_terminal(hostile_run):
+    done = CliRunner(env={"COLUMNS": "60"}).invoke(main, ["inspect", str(hostile_run.path), "--sample", "3"])
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    head = "snapshot image log s image tau image u text log s text tau text u visits last step"
+    assert head in lines
+    (row,) = [line for line in lines if line.startswith("step-5 ")]
+    assert len(row.split()) == 9
+    assert "…" not in row
+
+
+def test_a_run_that_may_only_be_read_is_refused_at_once_and_shown_elsewhere(hostile_run, tmp_path, assert_one_line):
+    run = shutil.copytree(hostile_run.path, tmp_path / "run", ignore=shutil.ignore_patterns("report"))
+    (run / "report").write_text("no directory")
+    assert_one_line(inspect(run), 1, "the page cannot be written to", "--to")
+    (tmp_path / "elsewhere").mkdir()
+    done = inspect(run, "--to", tmp_path / "elsewhere", "--sample", "3")
+    assert done.stdout.splitlines()[-1] == str(tmp_path / "elsewhere" / "samples.html")
+
+
+def test_a_run_of_images_is_shown_on_one_side(flat_dataset, write_run, tmp_path):
+    run = write_run(tmp_path / "run", flat_dataset, {"sample": np.linspace(0.1, 0.9, flat_dataset.n)})
+    done = inspect(run.path, "--sample", "0")
+    assert done.exit_code == 0
+    assert "sample tau" in done.stdout

@@ -20,8 +20,8 @@ def warnings(inspection: Inspection, survey: Survey) -> list[str]:
 
 def _coverage(survey: Survey) -> Iterator[str]:
     if 0 < survey.share_visited < FEW_VISITED:
-        yield (f"Only {survey.share_visited:.1%} of the samples were visited yet: all figures are of those, and the "
-               "others still stand at their start.")  # fmt: skip
+        yield (f"Only {survey.visited:,} of the {survey.samples:,} samples were visited yet: all figures are of those, "
+               "and the others still stand at their start.")  # fmt: skip
 
 
 def _not_finite(inspection: Inspection, survey: Survey) -> Iterator[str]:
@@ -49,6 +49,6 @@ def _of_sides(inspection: Inspection, sides: list[Side]) -> Iterator[str]:
             yield (f"{high:.0%} of the {side.label} temperatures lie at their ceiling, tau_max = {bounds.highest:g}: "
                    "they cannot tell these samples apart. Raise rho or tau_max, or lower eta.")  # fmt: skip
         cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)
-        if hot < NARROW * cold and low < MANY_AT_BOUND:
+        if hot < NARROW * cold and low < MANY_AT_BOUND and high < MANY_AT_BOUND:
             yield (f"The {side.label} temperatures hardly differ: nine in ten lie between {cold:.4f} and {hot:.4f}. "
                    "Train for longer, or raise eta.")  # fmt: skip

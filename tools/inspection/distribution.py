@@ -60,6 +60,15 @@ class Distribution:
         place = int(np.searchsorted(self._up_to, share * (self.count - 1), side="right")) - 1
         return float(np.clip(_lower_edge(place), self.min, self.max))
 
+    def bin_of(self, share: float) -> tuple[float, float]:
+        """Where the bin of a quantile begins, and where the next one does: what cannot be told from it."""
+        place = _place(np.array([self.quantile(share)], np.float32))
+        return float(_lower_edge(place)[0]), float(_lower_edge(place + 1)[0])
+
+    def share_below(self, value: float) -> float:
+        """The share of the finite values that are lower, beyond the precision: 0 … 1."""
+        return float(self._up_to[int(_place(np.array([value], np.float32))[0])] / self.count)
+
     def ranks(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
         """The share of the counted values below each of `values`, those of its own bin by half; float64, 0 … 1."""
         places = _place(values)
@@ -71,7 +80,7 @@ class Distribution:
 
     def share_at_least(self, bound: float) -> float:
         """The share of the finite values >= bound, to the bin: 0 … 1."""
-        return 1 - float(self._up_to[int(_place(np.array([bound], np.float32))[0])] / self.count)
+        return 1 - self.share_below(bound)
 
     def histogram(self, edges: ArrayLike) -> NDArray[np.int64]:
         """The finite values between neighbouring edges [k + 1], ascending; int64 [k]. What lies beyond, in the ends."""

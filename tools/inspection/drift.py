@@ -14,8 +14,9 @@ from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
 from .chosen import Smallest
 from .distribution import Distribution
+from .joint import Joint, JointCounts
 from .run import Inspection
-from .survey import Joint, JointCounts, read_blocks
+from .survey import read_blocks, with_tau
 
 MOVERS = 24
 
@@ -111,13 +112,10 @@ def _blocks(
     earlier: StateReader, later: StateReader, sides: list[str]
 ) -> Iterator[tuple[range, NDArray[np.int64], Tau, Tau]]:
     """By block: of the samples visited in both, the ids, int64 [m], and tau at each."""
-    tau = [f"{side}/tau" for side in sides]
-    blocks = zip(read_blocks(earlier, [*tau, VISITS]), read_blocks(later, tau), strict=True)
+    columns = [*(f"{side}/tau" for side in sides), VISITS]
+    blocks = zip(read_blocks(earlier, columns), read_blocks(later, columns), strict=True)
     for (block, before), (_, after) in blocks:
-        seen = before[VISITS] > 0  # and so it was at the later one
-        # No store accepts a tau that is not finite; a damaged one must not turn the means of all others to NaN.
-        for side in sides:
-            seen &= np.isfinite(before[f"{side}/tau"]) & np.isfinite(after[f"{side}/tau"])
+        seen = with_tau(before, sides) & with_tau(after, sides)
         tau_before, tau_after = ({side: rows[f"{side}/tau"][seen] for side in sides} for rows in (before, after))
         yield block, np.flatnonzero(seen) + block.start, tau_before, tau_after
 

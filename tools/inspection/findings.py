@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .advice import warnings
+from .details import Details
 from .drift import Drift
 from .embedding_map import EmbeddingMap
 from .run import Inspection
@@ -20,8 +22,10 @@ class Findings:
     survey: Survey | None
     notes: list[str]
     """In plain words, why a part is missing."""
-    through_time: ThroughTime | None = None
     drift: Drift | None = None
+    details: Mapping[int, Details] = field(default_factory=dict)
+    """Of the samples that are shown with their pictures, by id."""
+    through_time: ThroughTime | None = None
     map: EmbeddingMap | None = None
 
     @property
@@ -29,10 +33,9 @@ class Findings:
         """What a person should know at once, in plain words."""
         return warnings(self.inspection, self.survey) if self.survey else []
 
-    @property
-    def shown(self) -> list[int]:
-        """Ids of the samples that are shown with their pictures, as often as they are."""
-        sheets = self.survey.sheets if self.survey else []
-        sides = self.drift.sides if self.drift else []
-        movers = [mover for side in sides for mover in (*side.most_risen, *side.most_fallen)]
-        return [sample_id for sheet in sheets for sample_id in sheet.sample_ids] + [m.sample_id for m in movers]
+
+def shown_ids(survey: Survey, drift: Drift | None) -> list[int]:
+    """Ids of the samples that are shown with their pictures, as often as they are."""
+    sides = drift.sides if drift else []
+    movers = [mover for side in sides for mover in (*side.most_risen, *side.most_fallen)]
+    return [sample_id for sheet in survey.sheets for sample_id in sheet.sample_ids] + [m.sample_id for m in movers]

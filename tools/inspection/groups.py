@@ -35,6 +35,8 @@ class Correlation(NamedTuple):
     permuted: float | None
     """The same with the visited samples' groups permuted, mean of 20 permutations: what chance gives. None where no
     permutation leaves two groups to rank."""
+    permuted_range: tuple[float, float] | None
+    """The lowest and the highest of the 20."""
 
 
 class GroupTau(NamedTuple):
@@ -44,8 +46,9 @@ class GroupTau(NamedTuple):
     half_width: NDArray[np.float64]
     """Of the mean's 95 % interval (Student's t); NaN for fewer than two samples."""
     coldest: NDArray[np.int64]
-    """int64 [groups]: samples among the 5 % with the lowest tau of all."""
+    """int64 [groups]: samples at or below the 5 % quantile of all; more than 5 % where many have one tau."""
     hottest: NDArray[np.int64]
+    """int64 [groups]: samples at or above the 95 % quantile of all."""
 
 
 class Band(NamedTuple):
@@ -65,7 +68,7 @@ class BandTau(NamedTuple):
     mean: float | None
     half_width: float | None
     share_of_coldest: float | None
-    """Of the 5 % of all visited samples with the lowest tau, the share that lies in this band, 0 … 1."""
+    """Of all grouped samples at or below the 5 % quantile of tau, the share that lies in this band, 0 … 1."""
     share_of_hottest: float | None
 
 
@@ -96,7 +99,8 @@ class Groups:
 class GroupCounts:
     """Takes in blocks of samples with their groups' names; `result` turns the counts into figures.
 
-    limits: by side, its mean tau, the 5 % and the 95 % quantile. Memory grows with the groups, not with the samples.
+    limits: by side, its mean tau, what the coldest lie below, and what the hottest do not lie below.
+    Memory grows with the groups, not with the samples.
     """
 
     def __init__(self, column: str, limits: Mapping[str, Sequence[float]]) -> None:
@@ -125,7 +129,7 @@ class GroupCounts:
         for side, (mean, low, high) in self._limits.items():
             values = tau[side][seen].astype(np.float64)
             for sums, weights in zip(
-                self._sums[side], (values - mean, (values - mean) ** 2, values <= low, values >= high), strict=True
+                self._sums[side], (values - mean, (values - mean) ** 2, values < low, values >= high), strict=True
             ):
                 self._count(sums, codes[seen], weights)
 
@@ -230,7 +234,8 @@ def correlate(
     shuffled = (mean_by_group(rng.permutation(codes), tau, len(sizes)) for _ in range(PERMUTATIONS))
     control = [_spearman(sizes, means) for means in shuffled]
     known = [value for value in control if not np.isnan(value)]
-    return Correlation(spearman, _p_value(sizes, mean_tau), float(np.mean(known)) if known else None)
+    chance = (float(np.mean(known)), (min(known), max(known))) if known else (None, None)
+    return Correlation(spearman, _p_value(sizes, mean_tau), *chance)
 
 
 def mean_by_group(codes: NDArray[np.int64], tau: NDArray[np.float32], groups: int) -> NDArray[np.float64]:

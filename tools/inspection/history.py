@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from ...state_store import Snapshot, StateReader
 from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
@@ -33,8 +31,8 @@ class History:
     states: list[StateAt]
     """Oldest first; empty where the run has no snapshot."""
     ranks: dict[str, float]
-    """By side, at the inspected snapshot: the share of the visited samples with a lower tau, 0 … 1, those that count
-    as equal by half. Empty where the sample was not visited, or the temperatures of all were not given."""
+    """By side, at the inspected snapshot: the share of the visited samples with a lower tau, 0 … 1. Empty where
+    the sample was not visited, or the temperatures of all were not given."""
 
 
 def read_histories(
@@ -77,5 +75,4 @@ def _check(inspection: Inspection, sample_ids: Sequence[int]) -> None:
 def _ranks(values: dict[str, float | int], sides: Sequence[Side]) -> dict[str, float]:
     if not values[VISITS]:
         return {}
-    tau = {side.name: np.array([values[f"{side.name}/tau"]], np.float32) for side in sides}
-    return {side.name: float(side.tau.ranks(tau[side.name])[0]) for side in sides}
+    return {side.name: side.tau.share_below(values[f"{side.name}/tau"]) for side in sides}

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...pipeline.dataset import Dataset
+from ...trainer.errors import ConfigError
 
+_PLACE_IN_SHARD = "row"
 FOLDER = "folder"
 """Grouping by it takes the uri up to its last slash."""
+
+
+def check_columns(dataset: Dataset, columns: Sequence[str]) -> None:
+    """Raise ConfigError for a column that samples cannot be grouped by."""
+    known = [name for name in dataset.schema.names if name != _PLACE_IN_SHARD] + [FOLDER]
+    if unknown := [column for column in columns if column not in known]:
+        raise ConfigError(f"samples cannot be grouped by {', '.join(map(repr, unknown))}: {dataset.path} has "
+                          f"{', '.join(known)}")  # fmt: skip
 
 
 class Labels:
     """The labels of all samples of a dataset, in the order of their ids, handed out piece by piece.
 
-    column: one of the samples table, or `folder`. Raises DatasetError where there is no such column.
+    column: one of the samples table, or `folder`.
     """
 
     def __init__(self, dataset: Dataset, column: str, rows_at_once: int) -> None:

@@ -2,45 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from ...state_store import list_snapshots
+from ...state_store import SnapshotNotFoundError, list_snapshots
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, working
+from .details import read_details
 from .drift import Drift, drift
 from .embedding_map import EmbeddingMap, embedding_map
-from .findings import Findings
+from .findings import Findings, shown_ids
+from .groups import CLASS_COLUMN
 from .run import LATEST, Inspection, read_run
 from .survey import Survey, survey
 from .through_time import ThroughTime, through_time
 
+T = TypeVar("T")
+
+TRIES = 5
+"""A run that keeps few snapshots may delete the one that is being read."""
 ROWS_IN_TWO_SECONDS = 1_000_000
 """What takes less time needs no progress."""
 
 
 def look(
-    run: Path, *, at: str = LATEST, against: str | None = None, by: Sequence[str] = ("group",), with_map: bool = False,
-    data: Path | None = None,
+    run: Path, *, at: str = LATEST, against: str | None = None, by: Sequence[str] = (CLASS_COLUMN,),
+    with_map: bool = False, data: Path | None = None,
 ) -> Findings:  # fmt: skip
     """Look at a run as it was at a snapshot, and at how it came there.
 
     at, against: tags, ids, or `latest`. by: columns to group the samples by. data: where the dataset is now.
     Raises RunError, StateStoreError, DatasetError, and ConfigError where `against` names the same snapshot.
     """
-    inspection = read_run(RunDirectory(run), at=at, data=data)
-    found = survey_with_progress(inspection, by)
-    notes = found.notes if found else inspection.notes
-    if found is None or not found.sides:
-        return Findings(inspection, found, notes)
-    return Findings(
-        inspection,
-        found,
-        notes,
-        _through_time(inspection, notes),
-        _drift(inspection, against, notes) if against else None,
-        _map(inspection, found, notes) if with_map else None,
+    if with_map:  # classes are what its samples are drawn and told apart by
+        by = tuple(dict.fromkeys((*by, CLASS_COLUMN)))
+
+    def read(inspection: Inspection) -> Findings:
+        """All of it that a run may delete meanwhile."""
+        found = survey_with_progress(inspection, by)
+        notes = found.notes if found else inspection.notes
+        if found is None or not found.sides:
+            return Findings(inspection, found, notes)
+        moved = _drift(inspection, against, notes) if against else None
+        return Findings(inspection, found, notes, moved, read_details(inspection, shown_ids(found, moved)))
+
+    findings = read_again(read, run, at, data)
+    if findings.survey is None or not findings.survey.sides:
+        return findings
+    return replace(
+        findings,
+        through_time=_through_time(findings.inspection, findings.notes),
+        map=_map(findings.inspection, findings.survey, findings.notes) if with_map else None,
     )
+
+
+def read_again(read: Callable[[Inspection], T], run: Path, at: str, data: Path | None) -> T:
+    """What `read` makes of a run's snapshot; where `latest` is deleted meanwhile, of the next latest one.
+
+    Raises what `read` and `read_run` raise.
+    """
+    for _ in range(TRIES - 1):
+        try:
+            return read(read_run(RunDirectory(run), at=at, data=data))
+        except SnapshotNotFoundError:
+            if at != LATEST:
+                raise
+    return read(read_run(RunDirectory(run), at=at, data=data))
 
 
 def survey_with_progress(inspection: Inspection, by: Sequence[str]) -> Survey | None:

@@ -123,7 +123,7 @@ class Temperatures:
 
     def _checked(self, sample_ids: slice | ArrayLike | None) -> NDArray[np.int64]:
         if sample_ids is None or isinstance(sample_ids, slice):
-            return np.arange(self.samples, dtype=np.int64)[sample_ids or slice(None)]
+            return np.arange(*(sample_ids or slice(None)).indices(self.samples), dtype=np.int64)
         ids = np.asarray(sample_ids)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise SampleIdError(f"sample ids are {ids.dtype} of shape {ids.shape}; pass a slice, or a sequence of "

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from ...trainer.errors import ConfigError, RunError
-from ..state_export import SAMPLE_ID, parquet_writer, state_schema, written_aside
+from ...trainer.files import written_aside
+from ..state_export import SAMPLE_ID, parquet_writer, state_schema
 from .run import Inspection
 from .survey import read_blocks
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -14,14 +14,14 @@ from ...state_store.schema import LAST_STEP, VISITS
 from .chosen import Smallest
 from .distribution import Distribution
 from .groups import CLASS_COLUMN, GroupCounts, Groups, TooManyGroupsError
-from .labels import Labels
+from .joint import Joint, JointCounts
+from .labels import Labels, check_columns
 from .run import Inspection
 
 ROWS_AT_ONCE = 1 << 18
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20
 """Of what must look at samples together (permutations, the map): all that were visited, up to a million of them."""
-JOINT_BINS = 60
 MOST_NEVER_VISITED = 10
 _SEED = 2023
 
@@ -41,17 +41,6 @@ class Side:
     """For people: image, text, sample."""
     tau: Distribution
     """Of the visited samples."""
-
-
-class Joint(NamedTuple):
-    """Tau of the first side against tau of the second, over the visited samples."""
-
-    counts: NDArray[np.int64]
-    """int64 [bins, bins]: first side by row, ascending."""
-    edges: tuple[NDArray[np.float64], NDArray[np.float64]]
-    """Of the bins of the first and of the second side, float64 [bins + 1]."""
-    spearman: float | None
-    """Rank correlation over the samples; None where one side has one value alone."""
 
 
 class Sheet(NamedTuple):
@@ -113,11 +102,14 @@ def survey(
     """Read the inspection's snapshot whole; None where it has none. `by`: columns to group the samples by.
 
     on_progress is told the rows read so far, of twice the number of samples.
-    Raises DamagedChunkError, SnapshotNotFoundError where the run deletes the snapshot meanwhile, DatasetError.
+    Raises ConfigError for a column that there is not, DamagedChunkError, SnapshotNotFoundError where the run deletes
+    the snapshot meanwhile, DatasetError.
     """
     reader = inspection.reader
     if reader is None:
         return None
+    if inspection.dataset:
+        check_columns(inspection.dataset, by)
     first = _FirstPass(reader, inspection.labels)
     for block, rows in read_blocks(reader, reader.columns):
         first.add(block, rows)
@@ -126,6 +118,8 @@ def survey(
     sides = first.sides()
     if not first.staleness.count:
         notes.append(f"No sample was visited up to {reader.snapshot.tag}: every tau still stands at its start.")
+    elif inspection.labels and not sides:
+        notes.append("No visited sample has a tau that is finite. `thermopile state check` says which are not.")
     second = _SecondPass(first, sides, inspection, by, notes)
     for block, rows in read_blocks(reader, [*(f"{side.name}/tau" for side in sides), VISITS]) if sides else ():
         second.add(block, rows)
@@ -154,6 +148,17 @@ def read_blocks(reader: StateReader, columns: Sequence[str]) -> Iterator[tuple[r
         yield block, reader.rows(block.start, block.stop, columns)
 
 
+def with_tau(rows: Rows, sides: Iterable[str]) -> NDArray[np.bool_]:
+    """Which samples have temperatures that say something, bool [m]: visited ones, and finite ones.
+
+    No store takes a tau that is not finite; where one is damaged, it must not turn the figures of all others to NaN.
+    """
+    shown: NDArray[np.bool_] = rows[VISITS] > 0
+    for side in sides:
+        shown &= np.isfinite(rows[f"{side}/tau"])
+    return shown
+
+
 class _FirstPass:
     """What needs one look at every row."""
 
@@ -170,7 +175,6 @@ class _FirstPass:
     def add(self, block: range, rows: Rows) -> None:
         seen = rows[VISITS] > 0
         places = np.flatnonzero(seen)
-        ids = places + block.start
         if len(self.never_visited) < MOST_NEVER_VISITED and len(places) < len(seen):
             unseen = np.flatnonzero(~seen)[:MOST_NEVER_VISITED] + block.start
             self.never_visited = (self.never_visited + unseen.tolist())[:MOST_NEVER_VISITED]
@@ -178,17 +182,18 @@ class _FirstPass:
         self.staleness.add((self._step - rows[LAST_STEP][places].astype(np.int64)).astype(np.float32))
         for name, distribution in self.fields.items():
             distribution.add(rows[name][places])
+        shown = np.flatnonzero(with_tau(rows, self._labels))
         for side in self._labels:
-            tau = rows[f"{side}/tau"][places]
-            self.ends[side, "lowest"].add(ids, tau)
-            self.ends[side, "highest"].add(ids, -tau)
+            tau = rows[f"{side}/tau"][shown]
+            self.ends[side, "lowest"].add(shown + block.start, tau)
+            self.ends[side, "highest"].add(shown + block.start, -tau)
         # Random keys, the same at every look at the same block.
-        keys = np.random.default_rng((_SEED, block.start)).random(len(seen))[places]
-        self.pool.add(ids, keys)
-        self.random.add(ids, keys)
+        keys = np.random.default_rng((_SEED, block.start)).random(len(seen))[shown]
+        self.pool.add(shown + block.start, keys)
+        self.random.add(shown + block.start, keys)
 
     def sides(self) -> list[Side]:
-        if not self.staleness.count:
+        if not all(self.fields[f"{name}/tau"].count for name in self._labels):
             return []
         return [Side(name, label, self.fields[f"{name}/tau"]) for name, label in self._labels.items()]
 
@@ -204,14 +209,14 @@ class _SecondPass:
         self.joint = JointCounts(sides[0].tau, sides[1].tau) if len(sides) == 2 else None
         self._ends = {key: end.chosen() for key, end in first.ends.items()} if sides else {}
         self._equal = dict.fromkeys(self._ends, 0)  # samples with the tau of the last one chosen
-        limits = {side.name: (side.tau.mean, side.tau.quantile(0.05), side.tau.quantile(0.95)) for side in sides}
+        limits = {side.name: (side.tau.mean, side.tau.bin_of(0.05)[1], side.tau.bin_of(0.95)[0]) for side in sides}
         dataset = inspection.dataset if sides else None
         self._grouping = [
             (GroupCounts(column, limits), Labels(dataset, column, ROWS_AT_ONCE)) for column in by if dataset
         ]
 
     def add(self, block: range, rows: Rows) -> None:
-        seen = rows[VISITS] > 0
+        seen = with_tau(rows, [side.name for side in self._sides])
         tau = {side.name: rows[f"{side.name}/tau"] for side in self._sides}
         inside = np.searchsorted(self._pool, (block.start, block.stop))
         pooled = self._pool[slice(*inside)] - block.start
@@ -253,46 +258,3 @@ class _SecondPass:
                     else f"No sample has a value in the column {names.column}, so tau cannot be set against it."
                 )
         return found
-
-
-class JointCounts:
-    """Counts pairs of temperatures, and sums up their ranks."""
-
-    def __init__(self, first: Distribution, second: Distribution) -> None:
-        self._sides = (first, second)
-        self._edges = (first.edges(JOINT_BINS), second.edges(JOINT_BINS))
-        self._counts = np.zeros([len(edges) - 1 for edges in self._edges], np.int64)
-        self._ranks = RankCorrelation(first, second)
-
-    def add(self, first: NDArray[np.float32], second: NDArray[np.float32]) -> None:
-        places = []
-        for values, edges in zip((first, second), self._edges, strict=True):
-            share = (values.astype(np.float64) - edges[0]) / (edges[-1] - edges[0])
-            places.append(np.clip(share * (len(edges) - 1), 0, len(edges) - 2).astype(np.int64))
-        flat = np.ravel_multi_index((places[0], places[1]), self._counts.shape)
-        self._counts += np.bincount(flat, minlength=self._counts.size).reshape(self._counts.shape)
-        self._ranks.add(first, second)
-
-    def result(self) -> Joint:
-        return Joint(self._counts, self._edges, self._ranks.result())
-
-
-class RankCorrelation:
-    """Spearman's correlation of pairs of values that come block by block, once their distributions are known."""
-
-    def __init__(self, first: Distribution, second: Distribution) -> None:
-        self._distributions = (first, second)
-        self._sums = np.zeros(3)  # of the products of the ranks' distances from the middle: 1 × 1, 2 × 2, 1 × 2
-
-    def add(self, first: NDArray[np.float32], second: NDArray[np.float32]) -> None:
-        """Count pairs, float32 [m] each."""
-        ranks = [
-            distribution.ranks(values) - 0.5
-            for distribution, values in zip(self._distributions, (first, second), strict=True)
-        ]
-        self._sums += [ranks[0] @ ranks[0], ranks[1] @ ranks[1], ranks[0] @ ranks[1]]
-
-    def result(self) -> float | None:
-        """None where one of the two has one value alone."""
-        first, second, both = self._sums.tolist()
-        return both / (first * second) ** 0.5 if first and second else None

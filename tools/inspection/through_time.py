@@ -20,7 +20,6 @@ Progress = Callable[[int, int], None]
 MOST_ROWS = 200_000_000
 """Of all snapshots together: about ten seconds of one core."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-_MEDIAN = QUANTILES.index(0.5)
 
 
 class TauAt(NamedTuple):
@@ -54,16 +53,6 @@ class ThroughTime:
     permuted when a dataset is converted, so these are a fair draw of all."""
     samples_read: int
     """Of each snapshot."""
-
-    def last_change(self, side: str) -> float | None:
-        """By what share of itself the median of tau moved to the last snapshot from the one before; None for one alone.
-
-        Near 0, the temperatures as a whole have settled; single samples may still change places.
-        """
-        if len(self.moments) < 2:
-            return None
-        before, after = (moment.tau[side].quantiles[_MEDIAN] for moment in self.moments[-2:])
-        return after / before - 1
 
 
 def through_time(

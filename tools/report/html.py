@@ -68,13 +68,24 @@ def _cell(cell: str | Cell, *, bidi: bool = False) -> str:
     return f"<bdi>{shown}</bdi>" if bidi else shown
 
 
-def facts_list(facts: Sequence[tuple[str, str]]) -> str:
-    """Pairs of a word and a text, which may be long."""
+def facts_list(facts: Sequence[tuple[str, str]], longest: int = MOST_CHARACTERS) -> str:
+    """Pairs of a word and a text of up to `longest` characters."""
     rows = "".join(
-        f"<div><dt>{text(word)}</dt><dd><bdi>{text(value, most=MOST_CHARACTERS)}</bdi></dd></div>"
-        for word, value in facts
+        f"<div><dt>{text(word)}</dt><dd><bdi>{text(value, most=longest)}</bdi></dd></div>" for word, value in facts
     )
     return f"<dl>{rows}</dl>"
+
+
+def count(number: int) -> Cell:
+    """A whole number in a table."""
+    return Cell(f"{number:,}", int(number))
+
+
+def per_side(figures: dict[str, str]) -> str:
+    """`+0.93 (image) and +0.92 (text)`; of one side, the figure alone."""
+    if len(figures) == 1:
+        return next(iter(figures.values()))
+    return " and ".join(f"{figure} ({label})" for label, figure in figures.items())
 
 
 def data_uri(data: bytes, kind: str) -> str:

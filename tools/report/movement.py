@@ -17,20 +17,28 @@ from .sheets import Cards
 def through_time(findings: Findings, found: ThroughTime) -> str:
     steps = [moment.snapshot.step for moment in found.moments]
     caption = (
-        f"Quantiles of tau over the samples visited by then, at every snapshot ({len(steps)}), step {steps[0]:,} to "
-        f"{steps[-1]:,}; {found.samples_read:,} samples of each"
+        f"Quantiles of tau over the samples visited by then, at every snapshot with visited samples ({len(steps)}), "
+        f"step {steps[0]:,} to {steps[-1]:,}; {found.samples_read:,} samples of each"
     )
     if found.every > 1:
         caption += f", one block of {found.every} of the state"
     caption += f". {summary.settings(findings.inspection)}."
     content = figure(partial(draw_tau_over_time, found), "Tau over the steps of the run", caption)
-    words = [
-        f"From the snapshot before to the last one, the median of the {label} temperatures moved by {change:+.1%}."
-        for side, label in found.labels.items()
-        if (change := found.last_change(side)) is not None
-    ]
+    words = [_last_move(found, side, label) for side, label in found.labels.items()] if len(found.moments) > 1 else []
     said = f"<p>{text(' '.join(words), most=1000)}</p>" if words else ""
     return content + said + _moments(found)
+
+
+def _last_move(found: ThroughTime, side: str, label: str) -> str:
+    """How far the quantiles moved to the last snapshot from the one before: near 0, tau has settled as a whole."""
+    before, after = found.moments[-2:]
+    moved = [
+        f"{new / old - 1:+.1%} ({share * 100:g}%)"
+        for share, old, new in zip(QUANTILES, before.tau[side].quantiles, after.tau[side].quantiles, strict=True)
+    ]
+    steps = after.snapshot.step - before.snapshot.step
+    return (f"From {before.snapshot.tag} to {after.snapshot.tag}, {steps:,} steps, the quantiles of the {label} "
+            f"temperatures moved by {', '.join(moved)}.")  # fmt: skip
 
 
 def _moments(found: ThroughTime) -> str:
@@ -59,14 +67,7 @@ def drift(findings: Findings, found: Drift) -> str:
         f"stayed what it was. {found.visited:,} samples visited up to both. {summary.settings(findings.inspection)}."
     )
     content = figure(partial(draw_drift, found), f"Tau at {found.earlier.tag} and at {found.later.tag}", caption)
-    rows = [
-        ["Spearman’s correlation of both", *(summary.correlation(side.joint.spearman) for side in found.sides)],
-        ["mean change", *(f"{side.change.mean:+.4f}" for side in found.sides)],
-        ["5% quantile of the change", *(f"{side.change.quantile(0.05):+.4f}" for side in found.sides)],
-        ["95% quantile of the change", *(f"{side.change.quantile(0.95):+.4f}" for side in found.sides)],
-        ["share that rose", *(summary.share(side.share_risen) for side in found.sides)],
-        ["share that fell", *(summary.share(side.share_fallen) for side in found.sides)],
-    ]
+    rows = [[row.label, *row.cells] for row in summary.drift_table(found)]
     title = f"From {found.earlier.tag} to {found.later.tag}; tau has no unit."
     return content + table(title, ["tau", *(side.label for side in found.sides)], rows)
 

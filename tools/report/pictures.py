@@ -2,47 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
+from ...pipeline.dataset import Dataset
+from ...pipeline.errors import DatasetError
 from .html import data_uri
 
-EDGES = (384, 288, 224, 160, 112, 80)
+EDGES = (384, 288, 224, 160, 112, 80, 48)
 """Pixels of a picture's longer side, from what is good to look at to what can just be told apart."""
 JPEG_QUALITY = 80
 SMALL_BYTES = 1 << 15
 """A file may be large although its picture is small: what else it holds need not be shown."""
 
 
-def data_uris(read: Callable[[int], bytes], shown: Sequence[int], most_bytes: int) -> dict[int, str]:
-    """The pictures of the samples by id, at the largest of EDGES at which all of them take at most `most_bytes`.
+def read_pictures(dataset: Dataset, sample_ids: Iterable[int], notes: list[str]) -> dict[int, bytes]:
+    """The JPEGs of samples by id; those that cannot be read or decoded are left out, and noted."""
+    found: dict[int, bytes] = {}
+    failed: dict[int, Exception] = {}
+    for sample_id in dict.fromkeys(sample_ids):
+        try:
+            found[sample_id] = reduced(dataset.jpeg(sample_id), EDGES[0])
+        except (DatasetError, OSError) as error:
+            failed[sample_id] = error
+    if failed:
+        first, reason = next(iter(failed.items()))
+        more = f", nor those of {len(failed) - 1:,} more" if len(failed) > 1 else ""
+        notes.append(f"The picture of sample {first} cannot be shown{more}: {reason}")
+    return found
 
-    read: a sample's JPEG. shown: ids, as often as each is shown. A picture that is smaller stays as it is stored.
-    Raises OSError where a picture cannot be decoded, and what `read` raises.
+
+def data_uris(pictures: Mapping[int, bytes], shown: Sequence[int], most_bytes: int) -> dict[int, str]:
+    """Pictures by id, at the largest of EDGES at which all of them take at most `most_bytes`; none where none does.
+
+    pictures: JPEGs by id, as from `read_pictures`. shown: ids, as often as each is shown; some may have no picture.
     """
-    stored = {sample_id: read(sample_id) for sample_id in dict.fromkeys(shown)}
     for edge in EDGES:
-        found, left = {}, most_bytes
+        found: dict[int, str] = {}
+        left = most_bytes
         for sample_id in shown:
-            if sample_id not in found:
-                found[sample_id] = data_uri(reduced(stored[sample_id], edge), "image/jpeg")
-            left -= len(found[sample_id])
-            if left < 0 and edge != EDGES[-1]:
+            if sample_id in pictures and sample_id not in found:
+                found[sample_id] = data_uri(reduced(pictures[sample_id], edge), "image/jpeg")
+            left -= len(found.get(sample_id, ""))
+            if left < 0:
                 break
         else:
-            break
-    return found
+            return found
+    return {}
 
 
 def reduced(jpeg: bytes, edge: int) -> bytes:
     """A picture at most `edge` pixels wide and high. Raises OSError where it cannot be decoded."""
     try:
         with Image.open(BytesIO(jpeg), formats=["JPEG"]) as picture:
-            if max(picture.size) <= edge and len(jpeg) <= SMALL_BYTES:
-                return jpeg
+            is_small = max(picture.size) <= edge and len(jpeg) <= SMALL_BYTES
             picture.draft("RGB", (edge, edge))  # lets the decoder leave out what is not needed
+            picture.load()
+            if is_small:
+                return jpeg
             picture.thumbnail((edge, edge))
             plain = picture.convert("RGB")
             plain.info.clear()  # comments and profiles would be written again
@@ -50,4 +69,6 @@ def reduced(jpeg: bytes, edge: int) -> bytes:
             plain.save(smaller, "JPEG", quality=JPEG_QUALITY)
     except Image.DecompressionBombError as error:
         raise OSError(str(error)) from error
+    except UnidentifiedImageError as error:
+        raise OSError("it is no JPEG that can be read") from error
     return smaller.getvalue()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ...pipeline.errors import DatasetError
 from ...trainer.files import write_atomically
 from ..inspection import summary
 from ..inspection.details import Details
@@ -15,52 +14,48 @@ from ..inspection.run import Inspection
 from .document import document
 from .figures.over_time import draw_history
 from .html import Cell, data_uri, facts_list, figure, table
-from .pictures import EDGES, reduced
+from .pictures import read_pictures
 from .sheets import facts, state_word
 
 PAGE = "samples.html"
 
 
 def write_samples(
-    inspection: Inspection, details: dict[int, Details], histories: Sequence[History], notes: list[str]
-) -> Path:
-    """Write the page, whole or not at all, and return its path; notes: in plain words, what is missing."""
-    folder, said = inspection.run.report, list(notes)
+    inspection: Inspection, facts: str, details: Mapping[int, Details], histories: Sequence[History],
+    notes: list[str], folder: Path,
+) -> Path:  # fmt: skip
+    """Write the page into `folder`, whole or not at all, and return its path.
+
+    facts: which snapshot of which run is shown. notes: in plain words, what is missing; what cannot be shown is added.
+    """
     folder.mkdir(exist_ok=True)
+    ids = [history.sample_id for history in histories]
+    pictures = read_pictures(inspection.dataset, ids, notes) if inspection.dataset else {}
     parts = {
-        f"Sample {history.sample_id}": _sample(inspection, details[history.sample_id], history, said)
+        f"Sample {history.sample_id}": _sample(inspection, details[history.sample_id], history, pictures)
         for history in histories
     }
-    ids = ", ".join(str(history.sample_id) for history in histories)
-    name = inspection.run.path.resolve().name
-    lede = f"All that is known of the samples {ids}, and what became of them."
-    page = document("Samples of {}", name, lede, summary.settings(inspection), said, parts)
-    write_atomically(folder / PAGE, page.encode())
+    name, lede = inspection.run.path.resolve().name, f"All that is known of {len(ids):,} samples, by their ids."
+    write_atomically(folder / PAGE, document("Samples of {}", name, lede, facts, notes, parts).encode())
     return folder / PAGE
 
 
-def _sample(inspection: Inspection, details: Details, history: History, notes: list[str]) -> str:
-    content = _picture(inspection, details.sample_id, notes)
+def _sample(inspection: Inspection, details: Details, history: History, pictures: Mapping[int, bytes]) -> str:
+    content = ""
+    if jpeg := pictures.get(history.sample_id):
+        uri, words = data_uri(jpeg, "image/jpeg"), f"picture of sample {history.sample_id}"
+        content = f'<p class="picture"><img src="{uri}" alt="{words}"></p>'
     content += facts_list([*facts(details), *ranks(inspection, history)])
     if not history.states:
         return content
-    caption = (
-        f"Tau of sample {history.sample_id} at every snapshot; hollow where it was not visited yet. "
-        f"{summary.settings(inspection)}."
-    )
-    content += figure(partial(draw_history, history, inspection.labels), f"Tau of sample {history.sample_id}", caption)
+    if inspection.labels:
+        caption = (
+            f"Tau of sample {history.sample_id} at every snapshot ({len(history.states)}); hollow where it was not "
+            f"visited yet. {summary.settings(inspection)}."
+        )
+        draw = partial(draw_history, history, inspection.labels)
+        content += figure(draw, f"Tau of sample {history.sample_id}", caption)
     return content + table("Its row of the state at every snapshot.", *history_table(history))
-
-
-def _picture(inspection: Inspection, sample_id: int, notes: list[str]) -> str:
-    if inspection.dataset is None:
-        return ""
-    try:
-        uri = data_uri(reduced(inspection.dataset.jpeg(sample_id), EDGES[0]), "image/jpeg")
-    except (DatasetError, OSError) as error:
-        notes.append(f"The picture of sample {sample_id} cannot be shown: {error}")
-        return ""
-    return f'<p class="picture"><img src="{uri}" alt="picture of sample {sample_id}"></p>'
 
 
 def ranks(inspection: Inspection, history: History) -> list[tuple[str, str]]:

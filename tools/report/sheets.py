@@ -16,10 +16,13 @@ _TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "w
 
 @dataclass(frozen=True)
 class Cards:
-    """What the cards of samples are made of; `pictures`, data URIs by id, may lack some."""
+    """What the cards of samples are made of."""
 
     details: Mapping[int, Details]
     pictures: Mapping[int, str]
+    """Data URIs by id; some may be missing."""
+    longest: int
+    """Characters of a text that is shown whole."""
 
     def sheet(self, title: str, words: str, cards: Sequence[tuple[int, str]]) -> str:
         """A heading, a sentence (may be empty), and a card for each id with its figure, as `tau 0.0050`."""
@@ -36,7 +39,7 @@ class Cards:
         said = f'<bdi class="caption">{text(caption)}</bdi>' if caption is not None else ""
         return (
             f'<li>{image}<b>{text(figure)}</b>{named}{said}<span class="id">id {sample_id}</span>'
-            f"<details><summary>all</summary>{facts_list(facts(details))}</details></li>"
+            f"<details><summary>all</summary>{facts_list(facts(details), self.longest)}</details></li>"
         )
 
 

@@ -48,4 +48,9 @@ def test_temperatures_that_are_all_alike_tell_nothing_apart(warned):
 
 def test_few_visited_samples_are_said_to_be_few(warned):
     (said,) = warned(np.linspace(0.2, 0.4, 66), visited=np.arange(66) % 3 == 0)
-    assert said.startswith("Only 33.3% of the samples were visited yet")
+    assert said.startswith("Only 22 of the 66 samples were visited yet")
+
+
+def test_temperatures_that_are_all_at_their_ceiling_get_one_advice(warned):
+    (said,) = warned(1.0)
+    assert said.startswith("100% of the image temperatures lie at their ceiling")

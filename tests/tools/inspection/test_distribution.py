@@ -89,3 +89,15 @@ def test_trimmed_edges_leave_stragglers_out_and_the_outermost_bars_hold_them():
     counts = distribution.histogram(edges)
     assert counts.sum() == 1000
     assert counts.max() < 110
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=40))
+def test_the_share_below_counts_no_equals(values):
+    distribution = distribution_of(values)
+    for value in values:
+        assert distribution.share_below(value) == pytest.approx(sum(v < value for v in values) / len(values))
+
+
+def test_the_bin_of_a_quantile_holds_what_cannot_be_told_from_it():
+    begin, end = distribution_of([1.0] * 99 + [2.0]).bin_of(0.5)
+    assert (begin, end) == (1.0, 1 + RELATIVE_PRECISION)

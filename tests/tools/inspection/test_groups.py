@@ -18,7 +18,7 @@ from thermopile.tools.inspection.groups import (
 )
 
 LIMITS = {"first": (0.3, 0.15, 0.55)}
-"""Mean, 5 % and 95 % quantile of the side."""
+"""The side's mean, what the coldest lie below, what the hottest do not lie below."""
 
 
 def grouped(labels, tau, visited=None, *, pieces=1):
@@ -128,6 +128,7 @@ def test_the_control_is_the_mean_over_permutations_of_the_samples_labels():
         control.append(spearmanr(sizes, means).statistic)
     found = correlate(sizes, mean_by_group(codes, tau, 60), codes, tau)
     assert found.permuted == pytest.approx(np.mean(control))
+    assert found.permuted_range == pytest.approx((min(control), max(control)))
 
 
 @pytest.mark.parametrize(("codes", "tau"), [([0, 0, 1, 1], [0.1, 0.2, 0.3, 0.4]), ([0, 0, 0, 1], [0.5, 0.5, 0.5, 0.5])])

@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from thermopile.pipeline.errors import DatasetError
+from thermopile.state_store import StateReader
 from thermopile.tools.inspection import survey as survey_module
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
+from thermopile.trainer.errors import ConfigError
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_samples_are_grouped_by_any_column_and_by_folder(hostile_run):
 
 
 def test_a_column_that_there_is_not_is_an_error_that_lists_those_there_are(hostile_run):
-    with pytest.raises(DatasetError, match=r"no column 'colour'; it has .*caption"):
+    with pytest.raises(ConfigError, match=r"cannot be grouped by 'colour': .* has key, uri, caption, .*, folder"):
         survey(read_run(hostile_run), ("colour",))
 
 
@@ -121,3 +122,40 @@ def test_progress_counts_both_looks_at_every_row(hostile_run):
     done = []
     survey(read_run(hostile_run), on_progress=done.append)
     assert done == [66, 132]
+
+
+@pytest.fixture
+def damage(monkeypatch):
+    """Let the tau of some ids read as another value: no store takes one, but a disk may bring it."""
+
+    def put(ids, value):
+        rows = StateReader.rows
+
+        def damaged(self, start, stop, columns=None):
+            found = rows(self, start, stop, columns)
+            if "first/tau" in found:
+                found["first/tau"][[i - start for i in ids if start <= i < stop]] = value
+            return found
+
+        monkeypatch.setattr(StateReader, "rows", damaged)
+
+    return put
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_tau_that_is_not_finite_is_left_out_of_all_other_figures(run_of, damage, value):
+    inspection = run_of(np.linspace(0.1, 0.3, 66))
+    damage([0, 65], value)
+    found = survey(inspection)
+    assert (found.sides[0].tau.not_finite, found.sides[0].tau.count) == (2, 64)
+    assert found.joint.counts.sum() == 64
+    assert all({0, 65}.isdisjoint(sheet.sample_ids) for sheet in found.sheets)
+    assert np.isfinite(found.groups[0].tau["first"].mean).all()
+
+
+def test_where_no_tau_is_finite_there_are_no_sides_and_a_note(run_of, damage):
+    inspection = run_of(np.linspace(0.1, 0.3, 66))
+    damage(range(66), np.nan)
+    found = survey(inspection)
+    assert found.sides == []
+    assert "No visited sample has a tau that is finite" in found.notes[0]

@@ -69,16 +69,6 @@ def test_at_least_one_block_is_read_and_every_says_so(run, monkeypatch):
     assert (found.every, found.samples_read) == (1, 66)
 
 
-def test_the_last_change_is_that_of_the_median(hostile_dataset, write_run, train_on, tmp_path):
-    tau = np.linspace(0.02, 0.1, 66)
-    run = write_run(tmp_path / "run", hostile_dataset, {"first": tau, "second": tau})
-    assert through_time(read_run(run), []).last_change("first") is None
-    train_on(run, {"first": 1.1 * tau, "second": tau}, 9)
-    found = through_time(read_run(run), [])
-    assert found.last_change("first") == pytest.approx(0.1, abs=2e-3)
-    assert found.last_change("second") == 0
-
-
 def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_and_noted(run):
     told, notes = [], []
 

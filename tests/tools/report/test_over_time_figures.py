@@ -10,7 +10,7 @@ from thermopile.state_store import Snapshot
 from thermopile.tools.inspection.distribution import Distribution
 from thermopile.tools.inspection.drift import Drift, SideDrift
 from thermopile.tools.inspection.history import History, StateAt
-from thermopile.tools.inspection.survey import JointCounts
+from thermopile.tools.inspection.joint import JointCounts
 from thermopile.tools.inspection.through_time import Moment, TauAt, ThroughTime
 from thermopile.tools.report.figures.drift import draw_drift
 from thermopile.tools.report.figures.over_time import draw_history, draw_tau_over_time

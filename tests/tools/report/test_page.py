@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from thermopile.tools.inspection.groups import Correlation
 from thermopile.tools.inspection.looking import look
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
-from thermopile.tools.report import sections
+from thermopile.tools.report import grouping
 from thermopile.tools.report.page import write_report
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -52,7 +53,7 @@ class Page(HTMLParser):
 
 
 def report_on(run, **asked):
-    return write_report(look(run.path, **asked)).read_text("utf-8")
+    return write_report(look(run.path, **asked), run.report).read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -132,22 +133,26 @@ def test_every_figure_says_how_many_samples_of_which_snapshot_with_which_setting
     assert len(captions) == 7
     for caption in captions:
         assert "isogclr: rho 2, gamma 0.8, eta 0.01" in caption
-        through_time = "at every snapshot (1), step 5 to 5; 66 samples of each" in caption
+        through_time = "at every snapshot with visited samples (1), step 5 to 5; 66 samples of each" in caption
         assert ("66 visited of 66 samples, step-5" in caption) != through_time
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "words"),
+    ("first", "second", "p_value", "words"),
     [
-        (0.9, 0.6, "Frequent classes have high temperatures, rare ones low"),
-        (-0.9, -0.6, "Frequent classes have low temperatures, rare ones high"),
-        (0.9, -0.9, "Temperatures do not clearly follow the size of classes"),
-        (0.9, 0.4, "Temperatures do not clearly follow the size of classes"),
-        (-0.9, -0.4, "Temperatures do not clearly follow the size of classes"),
+        (0.9, 0.6, 0.001, "Frequent classes have high temperatures, rare ones low"),
+        (-0.9, -0.6, 0.001, "Frequent classes have low temperatures, rare ones high"),
+        (0.9, -0.9, 0.001, "Temperatures do not clearly follow the size of classes"),
+        (0.9, 0.4, 0.001, "Temperatures do not clearly follow the size of classes"),
+        (1.0, 1.0, 0.3, "Temperatures do not clearly follow the size of classes"),
+        (-0.9, -0.4, 0.001, "Temperatures do not clearly follow the size of classes"),
     ],
 )
-def test_the_first_sentence_says_what_the_correlation_means(first, second, words):
-    assert sections._relation([first, second], "class") == words
+def test_the_first_sentence_says_what_the_correlation_means_and_nothing_that_chance_may_have_done(
+    first, second, p_value, words
+):
+    found = [Correlation(spearman, p_value, 0.0, (-0.2, 0.2)) for spearman in (first, second)]
+    assert grouping._relation(found, "class") == words
 
 
 def rows_of(table):
@@ -164,29 +169,29 @@ def found(hostile_run):
 
 
 def test_classes_are_listed_by_size_with_the_mean_tau_of_both_sides(found):
-    rows = rows_of(sections._group_table(found.sides, found.groups[0]))
+    rows = rows_of(grouping._group_table(found.sides, found.groups[0]))
     assert [row[0] for row in rows] == ["34", "16", "8", "4", "2", "1"]
-    assert rows[0] == ["34", "34", "0.1000", "0.0000", "0.0500", "0.0000"]
+    assert rows[0] == ["34", "34", "0.1000", "0.0000", "0.0%", "100.0%", "0.0500", "0.0000", "100.0%", "0.0%"]
     assert rows[-1][3] == "–"
 
 
 def test_a_cell_brings_the_number_by_which_it_is_sorted(found):
-    cells = Page(sections._group_table(found.sides, found.groups[0])).of("td")
+    cells = Page(grouping._group_table(found.sides, found.groups[0])).of("td")
     assert [cell["data-value"] for cell in cells[:3]] == ["34", "34", "0.100000001"]
-    assert cells[-1]["data-value"] == ""
+    assert cells[-3]["data-value"] == ""
 
 
 def test_of_very_many_classes_the_largest_and_the_smallest_are_listed(found, monkeypatch):
-    monkeypatch.setattr(sections, "MOST_GROUP_ROWS", 4)
-    table = sections._group_table(found.sides, found.groups[0])
+    monkeypatch.setattr(grouping, "MOST_GROUP_ROWS", 4)
+    table = grouping._group_table(found.sides, found.groups[0])
     assert [row[0] for row in rows_of(table)] == ["34", "16", "2", "1"]
     caption = Page(table).text("caption")
-    assert "Mean tau of 6 classes" in caption
+    assert "Mean tau by class, 6 in all" in caption
     assert "the 2 largest and the 2 smallest" in caption
 
 
 def test_head_medium_and_tail_are_a_row_each(found):
-    rows = rows_of(sections._band_table(found.sides, found.groups[0]))
+    rows = rows_of(grouping._band_table(found.sides, found.groups[0]))
     assert [row[:2] for row in rows] == [["2", "50"], ["2", "12"], ["2", "3"]]
     assert rows[0][3] == f"{(34 * 0.1 + 16 * (0.01 + 0.09 * 16 / 34)) / 50:.4f}"
 
@@ -234,7 +239,7 @@ def test_a_dataset_whose_pixels_are_damaged_costs_the_pictures_alone(
     run = write_run(tmp_path / "run", type(hostile_dataset)(tmp_path / "data"), taus)
     (tmp_path / "data" / "shards" / "shard-00000.beton").write_bytes(b"cut short")
     page = Page(report_on(run))
-    assert "The pictures cannot be shown:" in page.text("li")
+    assert "cannot be shown, nor those of 65 more: " in page.text("li")
     assert [image for image in page.of("img") if "sample" in image["alt"].split()] == []
     assert len(page.of("figure")) == 7
     assert "<script>alert(1)</script>" in page.text("li")

@@ -27,7 +27,9 @@ def draw_drift(drift: Drift, style: Style, note: str = "") -> bytes:
             axes.set_title(side.label, loc="left")
         figure.supxlabel(f"tau at {drift.earlier.tag} (dimensionless)")
         figure.supylabel(f"tau at {drift.later.tag} (dimensionless)")
-        bar = figure.colorbar(mesh, ax=panels.tolist(), label="samples", format="{x:,.0f}", pad=0.02, aspect=20 * down)
+        bar = figure.colorbar(
+            mesh, ax=panels.tolist(), label="samples (log scale)", format="{x:,.0f}", pad=0.02, aspect=20 * down
+        )
         bar.ax.minorticks_off()
         bar.outline.set_visible(False)
     return png.getvalue()

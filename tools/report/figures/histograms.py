@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...inspection.distribution import Distribution
-from ...inspection.survey import Joint, Side
+from ...inspection.joint import Joint
+from ...inspection.survey import Side
 from .plane import draw_plane, sample_colours
 from .style import Style, drawing, finish
 

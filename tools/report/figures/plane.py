@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...inspection.survey import Joint
+from ...inspection.joint import Joint
 from .style import COLOUR_MAP, DARK, Style, finish
 
 if TYPE_CHECKING:

@@ -1,0 +1,153 @@
+"""The page's sections on groups: tau against group size, and what it means; head, medium and tail; every group."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from ..inspection import summary
+from ..inspection.findings import Findings
+from ..inspection.groups import Band, Correlation, Groups
+from ..inspection.survey import Side, Survey
+from .figures.by_group import MOST_INTERVALS, draw_tau_by_group
+from .figures.style import Draw
+from .html import Cell, count, figure, per_side, table
+
+MOST_GROUP_ROWS = 1000
+"""A page with more rows is slow to open; of more groups, the largest and the smallest are shown."""
+CLEAR_CORRELATION, CLEAR_P_VALUE = 0.5, 0.05
+
+
+def lede(survey: Survey | None) -> str:
+    """What is seen, in one sentence."""
+    if survey is None or not survey.sides:
+        return "There are no temperatures to show."
+    groups = survey.groups[0] if survey.groups else None
+    known = {side.label: c for side in survey.sides if (c := groups and groups.correlation[side.name])}
+    if not groups or not known:
+        means = per_side({side.label: summary.tau(side.tau.mean) for side in survey.sides})
+        return f"The mean temperature tau is {means}."
+    figures = per_side({label: summary.correlation(c.spearman) for label, c in known.items()})
+    visited = int((groups.visited > 0).sum())
+    return (
+        f"{_relation(list(known.values()), groups.word)}: over {visited:,} of them, Spearman’s correlation of size and "
+        f"mean tau is {figures}."
+    )
+
+
+def _relation(correlations: list[Correlation], word: str) -> str:
+    """Claims nothing that chance may have done."""
+    plural = {"class": "classes"}.get(word, f"groups by {word}")
+    clear = all(abs(c.spearman) >= CLEAR_CORRELATION and c.p_value < CLEAR_P_VALUE for c in correlations)
+    if clear and all(c.spearman > 0 for c in correlations):
+        return f"Frequent {plural} have high temperatures, rare ones low"
+    if clear and all(c.spearman < 0 for c in correlations):
+        return f"Frequent {plural} have low temperatures, rare ones high"
+    return f"Temperatures do not clearly follow the size of {plural}"
+
+
+def draw_by_group(survey: Survey, groups: Groups) -> Draw:
+    """The figure that leads to the method's claim."""
+    return partial(draw_tau_by_group, survey.sides, groups)
+
+
+def by_group(findings: Findings, survey: Survey, groups: Groups) -> str:
+    caption = f"Each dot is a {groups.word}: its mean tau"
+    if len(groups.names) <= MOST_INTERVALS:
+        caption += ", with its 95% interval,"
+    caption += (
+        f" against its number of samples. {correlation_words(survey.sides, groups)} "
+        f"{summary.what(findings.inspection, survey)}."
+    )
+    return figure(draw_by_group(survey, groups), f"Mean tau by {groups.word} size", caption)
+
+
+def correlation_words(sides: list[Side], groups: Groups) -> str:
+    known = {side.label: c for side in sides if (c := groups.correlation[side.name])}
+    if not known:
+        return "There is no correlation: it takes visited groups of two sizes at least, with two mean temperatures."
+    return (
+        f"Spearman’s correlation: {per_side({k: summary.correlation(c.spearman) for k, c in known.items()})}; "
+        f"p-value: {per_side({k: summary.p_value(c.p_value) for k, c in known.items()})}; with the samples’ labels "
+        f"permuted 20 times, which is what chance gives: {per_side({k: _control(c) for k, c in known.items()})}."
+    )
+
+
+def _control(found: Correlation) -> str:
+    if found.permuted_range is None:
+        return summary.correlation(None)
+    low, high = map(summary.correlation, found.permuted_range)
+    return f"{summary.correlation(found.permuted)}, from {low} to {high}"
+
+
+def group_tables(survey: Survey, groups: Groups) -> str:
+    return _band_table(survey.sides, groups) + _group_table(survey.sides, groups)
+
+
+def _band_table(sides: list[Side], groups: Groups) -> str:
+    head = [
+        "third of the classes" if groups.word == "class" else "third of the groups",
+        "groups",
+        "samples",
+        "all samples",
+    ]
+    for side in sides:
+        coldest, hottest = _ends(groups, side)
+        head += [f"{side.label} tau", "± 95%", f"coldest {coldest} ({side.label})", f"hottest {hottest} ({side.label})"]
+    caption = (
+        "Head, medium and tail: the groups by size, cut in three, and what share of all samples, of the coldest and of "
+        "the hottest each third holds: those up to the 5% quantile of tau and from the 95% quantile on, more than 5% "
+        "where many have one tau. A third that holds more of the coldest than of all is colder than most."
+    )
+    total = int(groups.sizes.sum())
+    return table(caption, head, [_band_row(band, sides, total) for band in groups.bands if band.groups])
+
+
+def _ends(groups: Groups, side: Side) -> tuple[str, str]:
+    """How many of the visited samples are the coldest, and the hottest."""
+    tau, visited = groups.tau[side.name], groups.visited.sum()
+    return summary.share(tau.coldest.sum() / visited), summary.share(tau.hottest.sum() / visited)
+
+
+def _band_row(band: Band, sides: list[Side], total: int) -> list[str | Cell]:
+    row: list[str | Cell] = [band.name, count(band.groups), count(band.samples), _share(band.samples / total)]
+    for side in sides:
+        tau = band.tau[side.name]
+        row += [_tau(tau.mean), _tau(tau.half_width), _share(tau.share_of_coldest), _share(tau.share_of_hottest)]
+    return row
+
+
+def _group_table(sides: list[Side], groups: Groups) -> str:
+    places, word = list(range(len(groups.names))), groups.word
+    caption = (
+        f"Mean tau by {word}, {len(places):,} in all, the largest first; and what share of the samples of each is "
+        "among the coldest and among the hottest of all (iSogCLR Figure 5, left)."
+    )
+    if len(places) > MOST_GROUP_ROWS:
+        places = places[: MOST_GROUP_ROWS // 2] + places[-MOST_GROUP_ROWS // 2 :]
+        half = MOST_GROUP_ROWS // 2
+        caption += f" Shown are the {half:,} largest and the {half:,} smallest."
+    head = [word, "samples", "visited"]
+    for side in sides:
+        head += [f"{side.label} tau", "± 95%", f"{side.label} coldest", f"{side.label} hottest"]
+    return table(caption, head, [_group_row(groups, place, sides) for place in places])
+
+
+def _group_row(groups: Groups, place: int, sides: list[Side]) -> list[str | Cell]:
+    visited = int(groups.visited[place])
+    row: list[str | Cell] = [groups.names[place], count(groups.sizes[place]), count(visited)]
+    for side in sides:
+        tau = groups.tau[side.name]
+        ends = (float(counts[place] / visited) if visited else None for counts in (tau.coldest, tau.hottest))
+        row += [_tau(tau.mean[place]), _tau(tau.half_width[place]), *map(_share, ends)]
+    return row
+
+
+def _tau(value: float | None) -> Cell:
+    known = value is not None and not np.isnan(value)
+    return Cell(summary.tau(value), float(value)) if known else Cell("–", None)  # type: ignore[arg-type]
+
+
+def _share(value: float | None) -> Cell:
+    return Cell("–" if value is None else f"{100 * value:.1f}%", value)

@@ -1,4 +1,5 @@
 import base64
+import dataclasses
 import hashlib
 import re
 import shutil
@@ -14,6 +15,7 @@ from thermopile.tools.inspection.looking import look
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
 from thermopile.tools.report import grouping
+from thermopile.tools.report import page as page_module
 from thermopile.tools.report.page import write_report
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -269,3 +271,15 @@ def test_a_run_with_a_name_that_is_not_utf_8_has_a_page(hostile_dataset, write_r
     moved = RunDirectory(tmp_path / "caf\udce9")
     run.path.rename(moved.path)
     assert "caf[U+DCE9]" in report_on(moved)
+
+
+def test_texts_of_any_length_and_kind_leave_a_page_below_8_mb(hostile_run):
+    findings = look(hostile_run.path)
+    # Shown as [U+202E], each of these characters takes eight bytes.
+    hostile = {"caption": "\u202e" * 5000, "uri": "<" * 5000}
+    details = {i: dataclasses.replace(one, table=one.table | hostile) for i, one in findings.details.items()}
+    sheets = page_module._sheets(dataclasses.replace(findings, details=details), page_module.MOST_BYTES)
+    assert len(sheets["ends"].encode()) < page_module.MOST_BYTES
+    assert sheets["ends"].count("<img") == 5 * 66
+    assert "[U+202E]" * 500 in sheets["ends"]
+    assert "[U+202E]" * 501 not in sheets["ends"]

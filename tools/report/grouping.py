@@ -94,7 +94,7 @@ def _band_table(sides: list[Side], groups: Groups) -> str:
     ]
     for side in sides:
         coldest, hottest = _ends(groups, side)
-        head += [f"{side.label} tau", "± 95%", f"coldest {coldest} ({side.label})", f"hottest {hottest} ({side.label})"]
+        head += [f"{side.label} tau", "±95%", f"coldest {coldest} ({side.label})", f"hottest {hottest} ({side.label})"]
     caption = (
         "Head, medium and tail: the groups by size, cut in three, and what share of all samples, of the coldest and of "
         "the hottest each third holds: those up to the 5% quantile of tau and from the 95% quantile on, more than 5% "
@@ -107,7 +107,7 @@ def _band_table(sides: list[Side], groups: Groups) -> str:
 def _ends(groups: Groups, side: Side) -> tuple[str, str]:
     """How many of the visited samples are the coldest, and the hottest."""
     tau, visited = groups.tau[side.name], groups.visited.sum()
-    return summary.share(tau.coldest.sum() / visited), summary.share(tau.hottest.sum() / visited)
+    return f"{tau.coldest.sum() / visited:.1%}", f"{tau.hottest.sum() / visited:.1%}"
 
 
 def _band_row(band: Band, sides: list[Side], total: int) -> list[str | Cell]:
@@ -130,7 +130,7 @@ def _group_table(sides: list[Side], groups: Groups) -> str:
         caption += f" Shown are the {half:,} largest and the {half:,} smallest."
     head = [word, "samples", "visited"]
     for side in sides:
-        head += [f"{side.label} tau", "± 95%", f"{side.label} coldest", f"{side.label} hottest"]
+        head += [f"{side.label} tau", "±95%", f"{side.label} coldest", f"{side.label} hottest"]
     return table(caption, head, [_group_row(groups, place, sides) for place in places])
 
 

@@ -19,8 +19,9 @@ demo: .venv/ready
 reproduce: .venv/ready
 	$(RUN) reproduce reproduction --page docs/reproduction.md $(if $(FULL),--full)
 
+# Two processes, a file in one of them: what a file makes once is not made twice.
 test: lint browser
-	$(PYTEST) -m "not soak"
+	$(PYTEST) -m "not soak" --numprocesses 2 --dist loadfile
 
 # The same tests at full length: crashes, kills, epochs broken off, seeds, a store of 2·10^8 rows. Takes about an hour on
 # two cores; the last one is skipped where less than 14 GB of disk are free.

@@ -27,6 +27,8 @@ INDEX_FILE = "dataset.json"
 SHARD_FOLDER = "shards"
 TOKENIZER_FILE = "tokenizer.json"
 ERRORS_FILE = "errors.jsonl"
+PLACE_IN_SHARD = "row"
+"""Column of the samples table that counts the rows of a shard."""
 
 
 class ImagePolicy(BaseModel, frozen=True, extra="forbid"):
@@ -135,7 +137,10 @@ class Dataset:
         return self._betons[shard]
 
     def jpeg(self, sample_id: int) -> bytes:
-        """The stored JPEG of one sample. Raises DatasetError for an id out of range, and where the shard is damaged."""
+        """The stored JPEG of one sample.
+
+        Raises DatasetError for an id out of range, and where the shard is damaged; OSError where it cannot be read.
+        """
         shard, row = (int(place[0]) for place in self.locate(np.array([sample_id], np.int64)))
         file = self.path / SHARD_FOLDER / shard_name(shard, "beton")
         return read_jpeg(file, row, int(self.first_id[shard + 1] - self.first_id[shard]))

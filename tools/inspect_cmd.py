@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .inspection.details import Details
     from .inspection.findings import Findings
     from .inspection.history import History
-    from .inspection.survey import Survey
 
 LATEST = "latest"
 
@@ -129,27 +128,28 @@ def _print_summary(findings: Findings) -> None:
 def _print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, as_json: bool) -> None:
     from .inspection.as_json import samples_to_json
     from .inspection.details import read_details
+    from .inspection.findings import Findings
     from .inspection.history import read_histories
     from .inspection.looking import read_again, survey_with_progress
     from .inspection.run import Inspection
-    from .inspection.summary import facts, what
+    from .inspection.summary import facts
     from .report import samples_page
     from .report.sheets import facts as facts_of_sample
 
-    def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[History], dict[int, Details]]:
+    def read(inspection: Inspection) -> tuple[Findings, list[History], dict[int, Details]]:
         survey = survey_with_progress(inspection, ())
-        histories = read_histories(inspection, ids, inspection.notes, survey.sides if survey else ())
-        return inspection, survey, histories, read_details(inspection, ids)
+        findings = Findings(inspection, survey, survey.notes if survey else inspection.notes)
+        histories = read_histories(inspection, ids, findings.notes, survey.sides if survey else ())
+        return findings, histories, read_details(inspection, ids)
 
     folder = _writable(run, to)
-    inspection, survey, histories, details = read_again(read, run, at, data)
-    shown = what(inspection, survey) if survey else ""
-    page = samples_page.write_samples(inspection, shown, details, histories, inspection.notes, folder)
+    findings, histories, details = read_again(read, run, at, data)
+    page = samples_page.write_samples(findings, details, histories, folder)
     if as_json:
-        found = samples_to_json(inspection, details, histories, inspection.notes, page)
-        click.echo(json.dumps(found, allow_nan=False))
+        click.echo(json.dumps(samples_to_json(findings, details, histories, page), allow_nan=False))
         return
-    print_facts([*facts(inspection, survey), *(("note", note) for note in inspection.notes)])
+    inspection = findings.inspection
+    print_facts([*facts(inspection, findings.survey), *(("note", note) for note in findings.notes)])
     for history in histories:
         click.echo()
         print_facts([*facts_of_sample(details[history.sample_id]), *samples_page.ranks(inspection, history)])

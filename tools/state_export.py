@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ..state_store import StateReader
 from ..trainer.files import written_aside
-from .inspection.survey import read_blocks
+from .state_blocks import read_blocks
 
 SAMPLE_ID = "sample_id"
 

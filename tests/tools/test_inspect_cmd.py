@@ -6,8 +6,10 @@ import sys
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 from click.testing import CliRunner
 
+from thermopile.state_store import SnapshotNotFoundError, StateReader, StateStore
 from thermopile.tools.cli import main
 
 
@@ -208,8 +210,6 @@ def test_without_an_encoder_a_report_has_no_map_and_says_why(hostile_run):
 
 
 def test_a_snapshot_deleted_while_it_was_read_is_read_again_from_the_next(hostile_run, monkeypatch):
-    from thermopile.state_store import SnapshotNotFoundError, StateReader
-
     rows, calls = StateReader.rows, []
 
     def deleted_once(self, *asked):
@@ -223,8 +223,6 @@ def test_a_snapshot_deleted_while_it_was_read_is_read_again_from_the_next(hostil
 
 
 def test_the_latest_sample_and_rows_are_read_again_as_well(hostile_run, monkeypatch, tmp_path):
-    from thermopile.state_store import SnapshotNotFoundError, StateReader
-
     rows = StateReader.rows
     for words in (["--sample", "1"], ["--export", tmp_path / "rows.csv"]):
         left = [SnapshotNotFoundError("step-4 was deleted while it was read")]
@@ -260,3 +258,14 @@ def test_a_run_of_images_is_shown_on_one_side(flat_dataset, write_run, tmp_path)
     done = inspect(run.path, "--sample", "0")
     assert done.exit_code == 0
     assert "sample tau" in done.stdout
+
+
+def test_a_run_is_looked_at_while_it_trains(moved_run):
+    reader = StateReader.open(moved_run.state)
+    identity = {"samples": reader.samples, "dataset_fingerprint": reader.dataset_fingerprint}
+    with StateStore.open(moved_run.state, fields=reader.initial, **identity) as store:
+        rows = {name: torch.full((66,), 0.5) for name in reader.fields}
+        store.put(np.arange(66), rows, step=10)
+        done = inspect(moved_run.path, "--sample", "3", "--json")
+        assert done.exit_code == 0
+        assert json.loads(done.stdout)["snapshot"]["tag"] == "step-9"

@@ -20,9 +20,8 @@ from thermopile.state_store import StateReader, StateStore
 from thermopile.state_store.durable import ColumnPart, Description, Repository
 from thermopile.state_store.ranks import Alone
 from thermopile.state_store.schema import Schema
-from thermopile.tools import state_export
+from thermopile.tools import state_blocks, state_export
 from thermopile.tools.cli import main
-from thermopile.tools.inspection import survey
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -525,7 +524,7 @@ def test_an_export_has_the_columns_asked_for_in_their_order(one_run, tmp_path):
 
 
 def test_row_groups_are_whole_blocks(one_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(survey, "ROWS_AT_ONCE", 700)
+    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 700)
     to = tmp_path / "rows.parquet"
     state("export", one_run, "--to", to)
     metadata = pq.read_metadata(to)
@@ -576,7 +575,7 @@ def test_a_damaged_chunk_ends_the_export_and_leaves_what_was_there(make_run, tmp
 
 
 def test_an_export_interrupted_leaves_nothing(one_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(survey, "ROWS_AT_ONCE", 300)
+    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 300)
     progress = []
 
     def interrupt(done):

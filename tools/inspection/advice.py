@@ -8,8 +8,11 @@ from .run import Inspection
 from .survey import Side, Survey
 
 MANY_AT_BOUND = 0.5
+"""Share of the samples. Some at the floor are as they should be: rare ones."""
 SOME_AT_TOP = 0.05
+"""Share of the samples. None should be at the ceiling, which only keeps a run from harm."""
 NARROW = 1.1
+"""Times that the 95 % quantile is of the 5 % one: below, no eye tells them apart."""
 FEW_VISITED = 0.5
 
 
@@ -34,10 +37,10 @@ def _not_finite(inspection: Inspection, survey: Survey) -> Iterator[str]:
 def _of_sides(inspection: Inspection, sides: list[Side]) -> Iterator[str]:
     settings, bounds = inspection.config.objective.settings, inspection.tau
     rho = settings.get("rho")
+    if sides and settings.get("eta") == 0:
+        yield "eta is 0: every tau is held where it started."
+        return
     for side in sides:
-        if settings.get("eta") == 0:
-            yield "eta is 0: every tau is held where it started."
-            return
         low = side.tau.share_at_most(bounds.lowest) if bounds.lowest is not None else 0.0
         high = side.tau.share_at_least(bounds.highest) if bounds.highest is not None else 0.0
         if low >= MANY_AT_BOUND:

@@ -21,9 +21,14 @@ from .survey import Side, Survey
 from .through_time import QUANTILES as TIME_QUANTILES
 from .through_time import ThroughTime
 
+NO_SURVEY: dict[str, Any] = {
+    "never_visited": None, "visits": None, "staleness_steps": None, "fields": None, "sides": {},
+    "first_and_second_spearman": None, "groups": [],
+}  # fmt: skip
+
 
 def to_json(findings: Findings, report: Path) -> dict[str, Any]:
-    """The findings as JSON values; None for what is not known, and its reason among the notes."""
+    """The findings as JSON values; None for what is not known, or was not asked for."""
     inspection, survey = findings.inspection, findings.survey
     reader, dataset, objective = inspection.reader, inspection.dataset, inspection.config.objective
     return {
@@ -33,7 +38,7 @@ def to_json(findings: Findings, report: Path) -> dict[str, Any]:
         "objective": {"name": objective.name} | {name: objective.settings.get(name) for name in SETTINGS},
         "samples": survey and survey.samples,
         "share_visited": survey and survey.share_visited,
-        **(_survey(inspection, survey) if survey else {"sides": {}, "groups": []}),
+        **(_survey(inspection, survey) if survey else NO_SURVEY),
         "through_time": findings.through_time and _through_time(findings.through_time),
         "drift": findings.drift and _drift(findings.drift),
         "map": findings.map and _map(findings.map),
@@ -149,7 +154,7 @@ def _map(found: EmbeddingMap) -> dict[str, Any]:
 
 
 def samples_to_json(
-    inspection: Inspection, details: Mapping[int, Details], histories: Sequence[History], notes: list[str], page: Path
+    findings: Findings, details: Mapping[int, Details], histories: Sequence[History], page: Path
 ) -> dict[str, Any]:
     """Single samples as JSON values; log_s of a sample that was not visited, which is -inf, is None."""
     samples = [
@@ -165,11 +170,12 @@ def samples_to_json(
         }
         for history in histories
     ]
+    inspection = findings.inspection
     return {
         "run": str(inspection.run.path.resolve()),
         "snapshot": inspection.reader and _snapshot(inspection.reader.snapshot),
         "samples": samples,
-        "notes": notes,
+        "notes": findings.notes,
         "page": str(page.resolve()),
     }
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...pipeline.dataset import PLACE_IN_SHARD
 from ...state_store import StateReader
+from ..state_blocks import Rows
 from .run import Inspection
-from .survey import Rows
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,11 @@ class Details:
 
 
 def read_details(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int, Details]:
-    """Read samples by id, 0 … n - 1; by id. Raises DatasetError, DamagedChunkError."""
+    """Read samples by id, 0 … n - 1; by id. Raises DatasetError, DamagedChunkError, SnapshotNotFoundError."""
     ids = sorted(set(sample_ids))
     rows = inspection.dataset.rows(ids) if inspection.dataset else [{} for _ in ids]
+    for row in rows:
+        row.pop(PLACE_IN_SHARD, None)
     state = read_rows(inspection.reader, ids) if inspection.reader else {}
     return {id: Details(id, state.get(id, {}), row) for id, row in zip(ids, rows, strict=True)}
 

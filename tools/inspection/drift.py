@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from ...state_store import Snapshot, StateReader, list_snapshots
 from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
+from ..state_blocks import read_blocks
 from .chosen import Smallest
 from .distribution import Distribution
 from .joint import Joint, JointCounts
 from .run import Inspection
-from .survey import read_blocks, with_tau
+from .survey import with_tau
 
 MOVERS = 24
 
@@ -75,7 +76,7 @@ def drift(
     """
     if inspection.reader is None or not inspection.labels:
         return None
-    earlier, later = _in_order(inspection, inspection.reader, against)
+    earlier, later = in_order(inspection, inspection.reader, against)
     sides = [_SideCounts(name, label) for name, label in inspection.labels.items()]
     names = list(inspection.labels)
     visited = 0
@@ -96,8 +97,8 @@ def drift(
     return Drift(earlier.snapshot, later.snapshot, visited, [joint.result() for joint in joints])
 
 
-def _in_order(inspection: Inspection, reader: StateReader, against: str) -> tuple[StateReader, StateReader]:
-    """Both snapshots, the earlier one first."""
+def in_order(inspection: Inspection, reader: StateReader, against: str) -> tuple[StateReader, StateReader]:
+    """Both snapshots, the earlier one first. Raises ConfigError, SnapshotNotFoundError, as `drift` does."""
     other = StateReader.open(inspection.run.state, against)
     if other.snapshot.id == reader.snapshot.id:
         tags = ", ".join(snapshot.tag for snapshot in list_snapshots(inspection.run.state))

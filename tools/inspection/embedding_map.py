@@ -17,7 +17,7 @@ from ...state_store import Snapshot
 from ...trainer.errors import ConfigError, RunError
 from ...trainer.evaluation.bands import BANDS, band_of_class
 from ...trainer.run_directory import RunDirectory
-from .groups import NO_GROUP, Groups
+from .groups import CLASS_COLUMN, NO_GROUP, Groups
 from .run import Inspection
 from .survey import Pool, Survey
 
@@ -103,7 +103,8 @@ def _made(inspection: Inspection, survey: Survey, notes: list[str], on_progress:
         raise RunError("it needs the run's dataset; say with --data where that is now")
     if visited < FEWEST_SAMPLES:
         raise RunError(f"it needs {FEWEST_SAMPLES} visited samples, and there are {visited}; look again later")
-    classes = next((groups for groups in survey.groups if groups.column == "group"), None)
+    named = (groups for groups in survey.groups if groups.column == CLASS_COLUMN and len(groups.names) > 1)
+    classes = next(named, None)
     ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
     places = np.union1d(_stratified(pool, classes), np.concatenate([end for both in ends.values() for end in both]))
     checkpoint = _checkpoint_of(inspection.run, inspection.reader.snapshot)
@@ -154,7 +155,7 @@ def _stratified(pool: Pool, classes: Groups | None) -> NDArray[np.int64]:
 
 
 def _kinds(classes: Groups | None, places: NDArray[np.int64]) -> Kinds | None:
-    if classes is None or len(classes.names) < 2:
+    if classes is None:
         return None
     codes = classes.pool_codes[places]
     if len(classes.names) <= MOST_CLASSES:

@@ -116,35 +116,31 @@ class GroupCounts:
         self, labels: pa.Array, visited: NDArray[np.bool_], tau: Mapping[str, NDArray[np.float32]],
         pooled: NDArray[np.int64],
     ) -> None:  # fmt: skip
-        """Count a block: labels [m], null is no group; visited bool [m]; tau by side, float32 [m]; pooled: places.
+        """Count a block of m samples: labels, strings, null is no group; visited, bool; tau by side, float32.
+
+        pooled: the places among them of those in the pool.
 
         Raises TooManyGroupsError from 100,001 groups on.
         """
         codes = self._code(labels)
         self._pool.append(codes[pooled])
         known = codes != NO_GROUP
-        self._count(self._sizes, codes[known])
         seen = known & visited
-        self._count(self._visited, codes[seen])
+        self._sizes += np.bincount(codes[known], minlength=MOST_GROUPS)
+        self._visited += np.bincount(codes[seen], minlength=MOST_GROUPS)
         for side, (mean, low, high) in self._limits.items():
             values = tau[side][seen].astype(np.float64)
             for sums, weights in zip(
                 self._sums[side], (values - mean, (values - mean) ** 2, values < low, values >= high), strict=True
             ):
-                self._count(sums, codes[seen], weights)
-
-    def _count(self, counts: NDArray[np.generic], codes: NDArray[np.int64], weights: object = None) -> None:
-        found = np.bincount(codes, weights)  # type: ignore[arg-type]
-        counts[: len(found)] += found  # type: ignore[misc]
+                sums += np.bincount(codes[seen], weights, minlength=MOST_GROUPS)
 
     def _code(self, labels: pa.Array) -> NDArray[np.int64]:
-        encoded = labels if pa.types.is_dictionary(labels.type) else labels.dictionary_encode()
+        encoded = labels.dictionary_encode()
         names = encoded.dictionary.to_pylist()
         # One place more than there are names, so that code -1 finds itself.
         codes = np.full(len(names) + 1, NO_GROUP, np.int64)
-        for place, name in enumerate(names):
-            if name is not None:
-                codes[place] = self._codes.setdefault(str(name), len(self._codes))
+        codes[:-1] = [self._codes.setdefault(name, len(self._codes)) for name in names]
         if len(self._codes) > MOST_GROUPS:
             raise TooManyGroupsError(
                 f"The column {self._column} has more than {MOST_GROUPS:,} values, too many to set tau against."

@@ -41,7 +41,7 @@ def read_histories(
     """Read samples by id at every snapshot, in the order of the ids, each once. `sides`: those of a survey, for ranks.
 
     A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
-    Raises ConfigError for an id that the run does not have.
+    Raises ConfigError for an id that the run does not have, as far as its state or its dataset tells.
     """
     _check(inspection, sample_ids)
     reader, wanted = inspection.reader, sorted(set(sample_ids))

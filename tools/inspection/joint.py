@@ -13,14 +13,14 @@ JOINT_BINS = 60
 
 
 class Joint(NamedTuple):
-    """Tau of the first side against tau of the second, over the visited samples."""
+    """Two temperatures of every sample: of both its sides, or at two snapshots."""
 
     counts: NDArray[np.int64]
-    """int64 [bins, bins]: first side by row, ascending."""
+    """int64 [bins, bins]: the first value by row, ascending."""
     edges: tuple[NDArray[np.float64], NDArray[np.float64]]
-    """Of the bins of the first and of the second side, float64 [bins + 1]."""
+    """Of the bins of the first and of the second value, float64 [bins + 1]."""
     spearman: float | None
-    """Rank correlation over the samples; None where one side has one value alone."""
+    """Rank correlation over the samples; None where one of them is the same for all."""
 
 
 class JointCounts:

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...pipeline.dataset import Dataset
+from ...pipeline.dataset import PLACE_IN_SHARD, Dataset
 from ...trainer.errors import ConfigError
+from ..state_blocks import ROWS_AT_ONCE
 
-_PLACE_IN_SHARD = "row"
 FOLDER = "folder"
 """Grouping by it takes the uri up to its last slash."""
 
 
 def check_columns(dataset: Dataset, columns: Sequence[str]) -> None:
     """Raise ConfigError for a column that samples cannot be grouped by."""
-    known = [name for name in dataset.schema.names if name != _PLACE_IN_SHARD] + [FOLDER]
+    known = [name for name in dataset.schema.names if name != PLACE_IN_SHARD] + [FOLDER]
     if unknown := [column for column in columns if column not in known]:
         raise ConfigError(f"samples cannot be grouped by {', '.join(map(repr, unknown))}: {dataset.path} has "
                           f"{', '.join(known)}")  # fmt: skip
@@ -29,10 +29,10 @@ class Labels:
     column: one of the samples table, or `folder`.
     """
 
-    def __init__(self, dataset: Dataset, column: str, rows_at_once: int) -> None:
+    def __init__(self, dataset: Dataset, column: str) -> None:
         self.column = column
         self._source = "uri" if column == FOLDER else column
-        self._tables = dataset.tables([self._source], rows_at_once)
+        self._tables = dataset.tables([self._source], ROWS_AT_ONCE)
         self._held = pa.chunked_array([pa.array([], pa.string())])
 
     def take(self, count: int) -> pa.Array:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ...state_store import SnapshotNotFoundError, list_snapshots
+from ...state_store import SnapshotNotFoundError
+from ...state_store.durable import Repository
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, working
 from .details import read_details
-from .drift import Drift, drift
+from .drift import Drift, drift, in_order
 from .embedding_map import EmbeddingMap, embedding_map
 from .findings import Findings, shown_ids
 from .groups import CLASS_COLUMN
@@ -41,6 +42,8 @@ def look(
 
     def read(inspection: Inspection) -> Findings:
         """All of it that a run may delete meanwhile."""
+        if against and inspection.reader:
+            in_order(inspection, inspection.reader, against)  # a wrong name is said before all rows are read
         found = survey_with_progress(inspection, by)
         notes = found.notes if found else inspection.notes
         if found is None or not found.sides:
@@ -81,9 +84,9 @@ def survey_with_progress(inspection: Inspection, by: Sequence[str]) -> Survey | 
 def _through_time(inspection: Inspection, notes: list[str]) -> ThroughTime | None:
     assert inspection.reader is not None
     hidden = inspection.reader.samples < ROWS_IN_TWO_SECONDS
-    snapshots = len(list_snapshots(inspection.run.state))
-    with progress_bar("reading all snapshots", snapshots, hidden=hidden) as bar:
-        return through_time(inspection, notes, lambda done, total: bar.update(done))
+    history = Repository.open(inspection.run.state).history()
+    with progress_bar("reading all snapshots", len(history), hidden=hidden) as bar:
+        return through_time(inspection, notes, bar.update)
 
 
 def _drift(inspection: Inspection, against: str, notes: list[str]) -> Drift | None:

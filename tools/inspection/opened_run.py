@@ -16,11 +16,11 @@ from ...state_store.errors import FieldError, SampleIdError
 from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
+from ..state_blocks import ROWS_AT_ONCE
 from ..state_export import SAMPLE_ID
 from .details import read_ids
 from .rows_export import sample_columns
 from .run import LATEST, Inspection, read_run
-from .survey import ROWS_AT_ONCE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,7 @@ def open_run(path: str | os.PathLike[str], data: str | os.PathLike[str] | None =
 
     data: where the run's dataset is now, if it was moved. Without a usable dataset the run opens as well, and its
     `notes` say why there is none.
-    Raises RunError where `path` is no run, DatasetError where `data` is not the run's dataset.
+    Raises RunError where `path` is no run or its state is another run's, DatasetError where `data` is not its dataset.
     """
     return OpenedRun(RunDirectory(Path(path)), None if data is None else Path(data))
 

@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from ...pipeline.dataset import PLACE_IN_SHARD
 from ...trainer.errors import ConfigError, RunError
 from ...trainer.files import written_aside
+from ..state_blocks import read_blocks
 from ..state_export import SAMPLE_ID, parquet_writer, state_schema
 from .run import Inspection
-from .survey import read_blocks
 
 _WRITERS = {".parquet": parquet_writer, ".csv": pyarrow.csv.CSVWriter}
-_PLACE_IN_SHARD = "row"
 
 
 def check_target(to: Path, *, overwrite: bool) -> None:
@@ -56,14 +56,15 @@ def sample_columns(inspection: Inspection) -> list[str]:
     """Names of the samples table's columns that go with the state: all but the place in a shard; none without it."""
     if inspection.reader is None or inspection.dataset is None:
         return []
-    left_out = {_PLACE_IN_SHARD, SAMPLE_ID, *inspection.reader.columns}
+    left_out = {PLACE_IN_SHARD, SAMPLE_ID, *inspection.reader.columns}
     return [name for name in inspection.dataset.schema.names if name not in left_out]
 
 
 def _schema(inspection: Inspection) -> pa.Schema:
     assert inspection.reader is not None
     sample_id, *state = whole = state_schema(inspection.reader, inspection.reader.columns)
-    table = [inspection.dataset.schema.field(name) for name in sample_columns(inspection) if inspection.dataset]
+    names, dataset = sample_columns(inspection), inspection.dataset
+    table = [dataset.schema.field(name) for name in names] if dataset else []
     return pa.schema([sample_id, *table, *state], metadata=whole.metadata)
 
 

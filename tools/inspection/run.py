@@ -83,6 +83,7 @@ def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: l
 
 def _check_own_state(run: RunDirectory) -> None:
     """Raise RunError where the run's latest checkpoint names a snapshot that its state does not have."""
+    # By hand, for what reads checkpoints loads torch, and a report needs none.
     try:
         name = (run.checkpoints / "latest").read_text("utf-8").strip()
         named = json.loads((run.checkpoints / Path(name).name / "checkpoint.json").read_text("utf-8"))["snapshot"]

@@ -1,4 +1,4 @@
-"""A run's temperatures in a few lines: for the terminal, for the report's table, and as JSON."""
+"""A run's temperatures in a few lines: for the terminal, and for the report's tables."""
 
 from __future__ import annotations
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...state_store import StateReader
 from ...state_store.schema import LAST_STEP, VISITS
+from ..state_blocks import Rows, read_blocks
 from .chosen import Smallest
 from .distribution import Distribution
 from .groups import CLASS_COLUMN, GroupCounts, Groups, TooManyGroupsError
@@ -18,15 +19,12 @@ from .joint import Joint, JointCounts
 from .labels import Labels, check_columns
 from .run import Inspection
 
-ROWS_AT_ONCE = 1 << 18
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20
 """Of what must look at samples together (permutations, the map): all that were visited, up to a million of them."""
 MOST_NEVER_VISITED = 10
 _SEED = 2023
 
-Rows = dict[str, NDArray[Any]]
-"""By column, [m]."""
 End = Literal["lowest", "highest", "random"]
 ENDS: tuple[End, End] = ("lowest", "highest")
 
@@ -140,14 +138,6 @@ def survey(
     )
 
 
-def read_blocks(reader: StateReader, columns: Sequence[str]) -> Iterator[tuple[range, Rows]]:
-    """Read the columns of a snapshot block by block, about 262,144 rows at a time."""
-    step = max(1, ROWS_AT_ONCE // reader.block_rows) * reader.block_rows
-    for start in range(0, reader.samples, step):
-        block = range(start, min(start + step, reader.samples))
-        yield block, reader.rows(block.start, block.stop, columns)
-
-
 def with_tau(rows: Rows, sides: Iterable[str]) -> NDArray[np.bool_]:
     """Which samples have temperatures that say something, bool [m]: visited ones, and finite ones.
 
@@ -211,9 +201,7 @@ class _SecondPass:
         self._equal = dict.fromkeys(self._ends, 0)  # samples with the tau of the last one chosen
         limits = {side.name: (side.tau.mean, side.tau.bin_of(0.05)[1], side.tau.bin_of(0.95)[0]) for side in sides}
         dataset = inspection.dataset if sides else None
-        self._grouping = [
-            (GroupCounts(column, limits), Labels(dataset, column, ROWS_AT_ONCE)) for column in by if dataset
-        ]
+        self._grouping = [(GroupCounts(column, limits), Labels(dataset, column)) for column in by if dataset]
 
     def add(self, block: range, rows: Rows) -> None:
         seen = with_tau(rows, [side.name for side in self._sides])

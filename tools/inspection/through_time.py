@@ -10,12 +10,12 @@ from typing import NamedTuple, TypeVar
 from ...state_store import DamagedChunkError, Snapshot, SnapshotNotFoundError, StateReader, list_snapshots
 from ...state_store.durable import Repository
 from ...state_store.schema import VISITS
+from ..state_blocks import pieces
 from .distribution import Distribution
 from .run import Inspection
-from .survey import ROWS_AT_ONCE
 
 T = TypeVar("T")
-Progress = Callable[[int, int], None]
+Progress = Callable[[int], None]
 
 MOST_ROWS = 200_000_000
 """Of all snapshots together: about ten seconds of one core."""
@@ -56,12 +56,12 @@ class ThroughTime:
 
 
 def through_time(
-    inspection: Inspection, notes: list[str], on_progress: Progress = lambda done, total: None
+    inspection: Inspection, notes: list[str], on_progress: Progress = lambda done: None
 ) -> ThroughTime | None:
     """Read tau at every snapshot of the inspection's run; None where there is no tau, or no sample was ever visited.
 
     Memory does not grow with the samples. A snapshot that is damaged, or that the run deletes meanwhile, is left out
-    and noted. on_progress is told after each snapshot how many are done, and of how many.
+    and noted. on_progress is told after each snapshot how many of the history's are done.
     """
     labels = inspection.labels
     if inspection.reader is None or not labels:
@@ -77,7 +77,7 @@ def through_time(
 
 
 def read_every_snapshot(
-    path: Path, read: Callable[[StateReader], T], notes: list[str], on_progress: Progress = lambda done, total: None
+    path: Path, read: Callable[[StateReader], T], notes: list[str], on_progress: Progress = lambda done: None
 ) -> list[T]:
     """What `read` makes of every snapshot of the state at `path`, oldest first.
 
@@ -95,16 +95,15 @@ def read_every_snapshot(
             notes.append(f"{entry.tag} is left out: the run deleted it while it was to be read.")
         except DamagedChunkError as error:
             notes.append(f"{entry.tag} is left out: {error}.")
-        on_progress(done, len(history))
+        on_progress(done)
     return found
 
 
 def _blocks_to_read(reader: StateReader, snapshots: int) -> tuple[list[range], int]:
     """The blocks of rows to read of each snapshot, and that they are one of how many."""
-    size = max(1, ROWS_AT_ONCE // reader.block_rows) * reader.block_rows
-    starts = range(0, reader.samples, size)
-    every = min(len(starts), -(-reader.samples * snapshots // MOST_ROWS))
-    return [range(start, min(start + size, reader.samples)) for start in starts[::every]], every
+    whole = pieces(reader)
+    every = min(len(whole), -(-reader.samples * snapshots // MOST_ROWS))
+    return whole[::every], every
 
 
 def _read_moment(reader: StateReader, blocks: list[range], sides: list[str], tau_min: float | None) -> Moment | None:

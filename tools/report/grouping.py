@@ -7,11 +7,10 @@ from functools import partial
 import numpy as np
 
 from ..inspection import summary
-from ..inspection.findings import Findings
 from ..inspection.groups import Band, Correlation, Groups
+from ..inspection.run import Inspection
 from ..inspection.survey import Side, Survey
 from .figures.by_group import MOST_INTERVALS, draw_tau_by_group
-from .figures.style import Draw
 from .html import Cell, count, figure, per_side, table
 
 MOST_GROUP_ROWS = 1000
@@ -47,20 +46,15 @@ def _relation(correlations: list[Correlation], word: str) -> str:
     return f"Temperatures do not clearly follow the size of {plural}"
 
 
-def draw_by_group(survey: Survey, groups: Groups) -> Draw:
-    """The figure that leads to the method's claim."""
-    return partial(draw_tau_by_group, survey.sides, groups)
-
-
-def by_group(findings: Findings, survey: Survey, groups: Groups) -> str:
+def by_group(inspection: Inspection, survey: Survey, groups: Groups) -> str:
     caption = f"Each dot is a {groups.word}: its mean tau"
     if len(groups.names) <= MOST_INTERVALS:
         caption += ", with its 95% interval,"
     caption += (
-        f" against its number of samples. {correlation_words(survey.sides, groups)} "
-        f"{summary.what(findings.inspection, survey)}."
+        f" against its number of samples. {correlation_words(survey.sides, groups)} {summary.what(inspection, survey)}."
     )
-    return figure(draw_by_group(survey, groups), f"Mean tau by {groups.word} size", caption)
+    draw = partial(draw_tau_by_group, survey.sides, groups)
+    return figure(draw, f"Mean tau by {groups.word} size", caption)
 
 
 def correlation_words(sides: list[Side], groups: Groups) -> str:
@@ -145,8 +139,9 @@ def _group_row(groups: Groups, place: int, sides: list[Side]) -> list[str | Cell
 
 
 def _tau(value: float | None) -> Cell:
-    known = value is not None and not np.isnan(value)
-    return Cell(summary.tau(value), float(value)) if known else Cell("–", None)  # type: ignore[arg-type]
+    if value is None or np.isnan(value):
+        return Cell("–", None)
+    return Cell(summary.tau(value), float(value))
 
 
 def _share(value: float | None) -> Cell:

@@ -31,15 +31,17 @@ def text(words: str, most: int = 200) -> str:
 
 
 def figure(draw: Draw, alt: str, caption: str) -> str:
-    """A figure in four forms, of which the browser shows the one that fits its width and colours."""
+    """A figure in four forms, of which the browser shows the one that fits its width and colours.
+
+    alt: what it shows, in a few words; the caption says the rest.
+    """
     forms = ((f"{PHONE} and {DARK_SCREEN}", narrow(DARK)), (PHONE, narrow(LIGHT)), (DARK_SCREEN, DARK))
     sources = "".join(
-        f'<source media="{media}" srcset="{data_uri(draw(style, ""), "image/png")}">' for media, style in forms
+        f'<source media="{media}" srcset="{data_uri(draw(style), "image/png")}">' for media, style in forms
     )
-    wide = draw(LIGHT, "")
+    wide = draw(LIGHT)
     width = int.from_bytes(wide[WIDTH_IN_PNG]) * CSS_PIXELS_PER_INCH // PIXELS_PER_INCH
-    words = f"{text(alt)}: {text(caption, most=1000)}"
-    image = f'<img src="{data_uri(wide, "image/png")}" width="{width}" alt="{words}">'
+    image = f'<img src="{data_uri(wide, "image/png")}" width="{width}" alt="{text(alt)}">'
     return f"<figure><picture>{sources}{image}</picture><figcaption>{text(caption, most=1000)}</figcaption></figure>"
 
 

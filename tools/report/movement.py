@@ -6,15 +6,15 @@ from functools import partial
 
 from ..inspection import summary
 from ..inspection.drift import Drift, Mover, SideDrift
-from ..inspection.findings import Findings
+from ..inspection.run import Inspection
 from ..inspection.through_time import QUANTILES, ThroughTime
 from .figures.drift import draw_drift
 from .figures.over_time import draw_tau_over_time
-from .html import Cell, figure, table, text
+from .html import Cell, count, figure, table, text
 from .sheets import Cards
 
 
-def through_time(findings: Findings, found: ThroughTime) -> str:
+def through_time(inspection: Inspection, found: ThroughTime) -> str:
     steps = [moment.snapshot.step for moment in found.moments]
     caption = (
         f"Quantiles of tau over the samples visited by then, at every snapshot with visited samples ({len(steps)}), "
@@ -22,7 +22,7 @@ def through_time(findings: Findings, found: ThroughTime) -> str:
     )
     if found.every > 1:
         caption += f", one block of {found.every} of the state"
-    caption += f". {summary.settings(findings.inspection)}."
+    caption += f". {summary.settings(inspection)}."
     content = figure(partial(draw_tau_over_time, found), "Tau over the steps of the run", caption)
     words = [_last_move(found, side, label) for side, label in found.labels.items()] if len(found.moments) > 1 else []
     said = f"<p>{text(' '.join(words), most=1000)}</p>" if words else ""
@@ -50,8 +50,8 @@ def _moments(found: ThroughTime) -> str:
     for moment in found.moments:
         row: list[str | Cell] = [
             moment.snapshot.tag,
-            Cell(f"{moment.snapshot.step:,}", moment.snapshot.step),
-            Cell(f"{moment.visited:,}", moment.visited),
+            count(moment.snapshot.step),
+            count(moment.visited),
         ]
         for side in found.labels:
             tau = moment.tau[side]
@@ -61,10 +61,10 @@ def _moments(found: ThroughTime) -> str:
     return table("Quantiles of tau at every snapshot; tau has no unit.", head, rows)
 
 
-def drift(findings: Findings, found: Drift) -> str:
+def drift(inspection: Inspection, found: Drift) -> str:
     caption = (
         f"Tau of every sample at {found.earlier.tag} against its tau at {found.later.tag}; on the dashed line it "
-        f"stayed what it was. {found.visited:,} samples visited up to both. {summary.settings(findings.inspection)}."
+        f"stayed what it was. {found.visited:,} samples visited up to both. {summary.settings(inspection)}."
     )
     content = figure(partial(draw_drift, found), f"Tau at {found.earlier.tag} and at {found.later.tag}", caption)
     rows = [[row.label, *row.cells] for row in summary.drift_table(found)]

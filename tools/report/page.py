@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from ...trainer.files import write_atomically
 from ..inspection import summary
@@ -10,8 +11,9 @@ from ..inspection.findings import Findings, shown_ids
 from ..inspection.groups import CLASS_COLUMN
 from . import grouping, movement, sections
 from .document import document
+from .figures.by_group import draw_tau_by_group
 from .figures.style import LIGHT
-from .html import facts_list
+from .html import MOST_CHARACTERS, facts_list
 from .pictures import data_uris, read_pictures
 from .sheets import Cards
 
@@ -19,7 +21,7 @@ PAGE = "report.html"
 LEADING_FIGURE = "tau_by_class.png"
 MOST_BYTES = 7_800_000
 """Of the page, which opens at once and can be sent to somebody. Pictures get what the rest leaves."""
-LONGEST_TEXTS = (2000, 500, 100)
+LONGEST_TEXTS = (MOST_CHARACTERS, 500, 100)
 """Characters of the texts on a card, from what is whole to what can just be told apart."""
 IMAGE_TAG_BYTES = 100
 
@@ -30,8 +32,8 @@ def write_report(findings: Findings, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     write_atomically(folder / PAGE, build_page(findings).encode())
     if survey and survey.groups and survey.groups[0].column == CLASS_COLUMN:
-        figure = grouping.draw_by_group(survey, survey.groups[0])
-        write_atomically(folder / LEADING_FIGURE, figure(LIGHT, sections.what(findings)))
+        figure = draw_tau_by_group(survey.sides, survey.groups[0], LIGHT, summary.what(findings.inspection, survey))
+        write_atomically(folder / LEADING_FIGURE, figure)
     else:
         # A figure that an earlier look left behind would pass for this one's.
         (folder / LEADING_FIGURE).unlink(missing_ok=True)
@@ -40,60 +42,77 @@ def write_report(findings: Findings, folder: Path) -> Path:
 
 def build_page(findings: Findings) -> str:
     """The whole page. What cannot be shown of its pictures is added to the findings' notes."""
-    figures = _figures(findings)
-    sheets = _sheets(findings, MOST_BYTES - sum(len(content.encode()) for content in figures.values()))
-    parts = {title: content for title, content in figures.items() if title.startswith("By ")}
-    parts |= {"Coldest and hottest": sheets["ends"]} if sheets["ends"] else {}
-    parts |= figures
+    leading, following = _leading(findings), _following(findings)
+    used = sum(len(content.encode()) for content in (*leading.values(), *following.values()))
+    sheets = _sheets(findings, MOST_BYTES - used)
+    if sheets.ends:
+        leading["Coldest and hottest"] = sheets.ends
     if findings.drift:
-        parts["Drift"] += sheets["movers"]
-    facts = f"{_dataset_name(findings)}: {sections.what(findings)}" if findings.survey else ""
-    name, notes = findings.inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
-    return document("What the temperatures of {} say", name, grouping.lede(findings.survey), facts, notes, parts)
+        following["Drift"] += sheets.movers
+    inspection, survey = findings.inspection, findings.survey
+    facts = f"{_dataset_name(findings)}: {summary.what(inspection, survey)}" if survey else ""
+    name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
+    return document("What the temperatures of {} say", name, grouping.lede(survey), facts, notes, leading | following)
 
 
-def _figures(findings: Findings) -> dict[str, str]:
-    """All sections but the contact sheets, by title, in their order."""
-    survey, parts = findings.survey, {}
+def _leading(findings: Findings) -> dict[str, str]:
+    """What stands before the contact sheets, by title."""
+    survey = findings.survey
+    found = survey.groups if survey else []
+    return {f"By {groups.word}": grouping.by_group(findings.inspection, survey, groups) for groups in found if survey}
+
+
+def _following(findings: Findings) -> dict[str, str]:
+    """What stands behind them."""
+    inspection, survey = findings.inspection, findings.survey
+    parts: dict[str, str] = {}
     if survey and survey.sides:
-        for groups in survey.groups:
-            parts[f"By {groups.word}"] = grouping.by_group(findings, survey, groups)
-        parts["Distribution"] = sections.distribution(findings, survey)
+        parts["Distribution"] = sections.distribution(inspection, survey)
         for groups in survey.groups:
             parts[f"Table by {groups.word}"] = grouping.group_tables(survey, groups)
     if findings.through_time:
-        parts["Through time"] = movement.through_time(findings, findings.through_time)
+        parts["Through time"] = movement.through_time(inspection, findings.through_time)
     if findings.drift:
-        parts["Drift"] = movement.drift(findings, findings.drift)
-    if findings.map:
-        parts["Map"] = sections.embedding_map(findings, findings.map)
+        parts["Drift"] = movement.drift(inspection, findings.drift)
+    if survey and findings.map:
+        parts["Map"] = sections.embedding_map(inspection, survey, findings.map)
     if survey and survey.sides:
-        parts["Moving averages"] = sections.rest_of_state(findings, survey)
-    parts["Run"] = facts_list(summary.facts(findings.inspection, survey))
+        parts["Moving averages"] = sections.rest_of_state(inspection, survey)
+    parts["Run"] = facts_list(summary.facts(inspection, survey))
     if survey and survey.visited:
-        parts["Run"] += sections.coverage(findings, survey)
+        parts["Run"] += sections.coverage(inspection, survey)
     return parts
 
 
-def _sheets(findings: Findings, room: int) -> dict[str, str]:
+class _Sheets(NamedTuple):
+    """Contact sheets, empty where there are none."""
+
+    ends: str
+    """Of the coldest, the hottest and random samples."""
+    movers: str
+    """Of those whose tau moved the most."""
+
+    @property
+    def size(self) -> int:
+        return sum(len(sheet.encode()) for sheet in self)
+
+
+def _sheets(findings: Findings, room: int) -> _Sheets:
     """The contact sheets, in `room` bytes: texts are cut where they take more than half of it, pictures reduced."""
     survey, details = findings.survey, findings.details
     if survey is None or not details:
-        return {"ends": "", "movers": ""}
+        return _Sheets("", "")
 
-    def built(cards: Cards) -> dict[str, str]:
-        return {
-            "ends": sections.sheets(survey, cards),
-            "movers": movement.movers(findings.drift, cards) if findings.drift else "",
-        }
+    def built(cards: Cards) -> _Sheets:
+        return _Sheets(sections.sheets(survey, cards), movement.movers(findings.drift, cards) if findings.drift else "")
 
     for longest in LONGEST_TEXTS:
         without = built(Cards(details, {}, longest))
-        if (size := sum(len(content.encode()) for content in without.values())) <= room // 2:
+        if without.size <= room // 2:
             break
     dataset, shown = findings.inspection.dataset, shown_ids(survey, findings.drift)
     pictures = read_pictures(dataset, shown, findings.notes) if dataset else {}
-    uris = data_uris(pictures, shown, room - size - IMAGE_TAG_BYTES * len(shown))
+    uris = data_uris(pictures, shown, room - without.size - IMAGE_TAG_BYTES * len(shown))
     if pictures and not uris:
         findings.notes.append("The page has no room for pictures; group by fewer columns.")
     return built(Cards(details, uris, longest))

@@ -9,6 +9,7 @@ from pathlib import Path
 from ...trainer.files import write_atomically
 from ..inspection import summary
 from ..inspection.details import Details
+from ..inspection.findings import Findings
 from ..inspection.history import History
 from ..inspection.run import Inspection
 from .document import document
@@ -21,14 +22,14 @@ PAGE = "samples.html"
 
 
 def write_samples(
-    inspection: Inspection, facts: str, details: Mapping[int, Details], histories: Sequence[History],
-    notes: list[str], folder: Path,
-) -> Path:  # fmt: skip
+    findings: Findings, details: Mapping[int, Details], histories: Sequence[History], folder: Path
+) -> Path:
     """Write the page into `folder`, whole or not at all, and return its path.
 
-    facts: which snapshot of which run is shown. notes: in plain words, what is missing; what cannot be shown is added.
+    What cannot be shown of the pictures is added to the findings' notes.
     """
     folder.mkdir(exist_ok=True)
+    inspection, survey, notes = findings.inspection, findings.survey, findings.notes
     ids = [history.sample_id for history in histories]
     pictures = read_pictures(inspection.dataset, ids, notes) if inspection.dataset else {}
     parts = {
@@ -36,7 +37,8 @@ def write_samples(
         for history in histories
     }
     name, lede = inspection.run.path.resolve().name, f"All that is known of {len(ids):,} samples, by their ids."
-    write_atomically(folder / PAGE, document("Samples of {}", name, lede, facts, notes, parts).encode())
+    shown = summary.what(inspection, survey) if survey else ""
+    write_atomically(folder / PAGE, document("Samples of {}", name, lede, shown, notes, parts).encode())
     return folder / PAGE
 
 
@@ -77,4 +79,4 @@ def history_table(history: History) -> tuple[list[str], list[list[str | Cell]]]:
 
 
 def _cell(value: float | int) -> Cell:
-    return Cell(f"{value:,}" if isinstance(value, int) else f"{value:.4g}", float(value))
+    return Cell(f"{value:,}" if isinstance(value, int) else f"{value:.6g}", float(value))

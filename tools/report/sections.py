@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from ..inspection import summary
 from ..inspection.details import Details
 from ..inspection.embedding_map import EmbeddingMap
-from ..inspection.findings import Findings
-from ..inspection.run import LABELS
+from ..inspection.run import LABELS, Inspection
 from ..inspection.survey import Sheet, Side, Survey
 from .figures.embedding_map import draw_embedding_map, kinds_legend
 from .figures.histograms import Panel, draw_histograms, draw_joint, draw_tau_histograms
@@ -20,18 +19,12 @@ from .html import Cell, count, figure, per_side, table, text
 from .sheets import Cards
 
 
-def what(findings: Findings) -> str:
-    """What a figure shows, in plain characters. There is a survey."""
-    assert findings.survey is not None
-    return summary.what(findings.inspection, findings.survey)
-
-
-def distribution(findings: Findings, survey: Survey) -> str:
-    shown = what(findings)
-    draw = partial(draw_tau_histograms, survey.sides, findings.inspection.tau.start)
+def distribution(inspection: Inspection, survey: Survey) -> str:
+    shown = summary.what(inspection, survey)
+    draw = partial(draw_tau_histograms, survey.sides, inspection.tau.start)
     content = figure(draw, "Histograms of tau", f"How many samples have which tau. {shown}.")
     head = ["tau of the visited samples", *(side.label for side in survey.sides)]
-    rows = [[row.label, *row.cells] for row in summary.table(findings.inspection, survey)]
+    rows = [[row.label, *row.cells] for row in summary.table(inspection, survey)]
     content += table("Temperatures of each side; tau has no unit.", head, rows)
     if survey.joint:
         labels = [side.label for side in survey.sides]
@@ -43,7 +36,7 @@ def distribution(findings: Findings, survey: Survey) -> str:
     return content
 
 
-def rest_of_state(findings: Findings, survey: Survey) -> str:
+def rest_of_state(inspection: Inspection, survey: Survey) -> str:
     """log s and u of both sides."""
     content, names = "", {"log_s": "log s (natural log, no unit)", "u": "u, momentum of tau’s gradient (no unit)"}
     for place, side in enumerate(survey.sides):
@@ -56,13 +49,13 @@ def rest_of_state(findings: Findings, survey: Survey) -> str:
             draw = partial(draw_histograms, panels, "visited samples", place)
             caption = (
                 f"The moving average s and the momentum u of the {side.label} side; the lowest and highest 0.5% "
-                f"are in the outermost bars. {what(findings)}."
+                f"are in the outermost bars. {summary.what(inspection, survey)}."
             )
             content += figure(draw, f"Histograms of log s and u, {side.label}", caption)
     return content
 
 
-def coverage(findings: Findings, survey: Survey) -> str:
+def coverage(inspection: Inspection, survey: Survey) -> str:
     """How often, and how long ago, the samples were visited."""
     panels = [
         Panel("visits", survey.visits, "visits (steps that updated the sample)", whole_numbers=True),
@@ -70,7 +63,7 @@ def coverage(findings: Findings, survey: Survey) -> str:
     ]
     caption = (
         f"How often all samples were visited, and how long ago the visited ones were: half of them within the last "
-        f"{survey.staleness.quantile(0.5):,.0f} steps. {what(findings)}."
+        f"{survey.staleness.quantile(0.5):,.0f} steps. {summary.what(inspection, survey)}."
     )
     draw = partial(draw_histograms, panels, "samples", 0)
     return figure(draw, "Histograms of visits and staleness", caption)
@@ -97,17 +90,18 @@ def _tau_words(details: Details, sides: list[Side]) -> str:
     return f"tau {per_side(taus)}"
 
 
-def embedding_map(findings: Findings, found: EmbeddingMap) -> str:
+def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -> str:
     """Where the encoders put the samples: t-SNE, with the kinds of samples named as the data names them."""
-    drawn, seen = ("some of every class", "by tau and by class") if found.kinds else ("evenly by tau", "by tau")
+    drawn, seen = (
+        ("some of each of up to 2,000 classes", "by tau and by class") if found.kinds else ("evenly by tau", "by tau")
+    )
     caption = (
         f"t-SNE (perplexity {found.perplexity:g}) of the features of {len(found.sample_ids):,} samples, {drawn} and "
         f"the coldest and hottest, by the encoders of the checkpoint {found.checkpoint}. Triangles: the samples "
         "with the lowest and the highest tau, of equal ones the lowest ids. Distances between far points mean nothing. "
-        f"{what(findings)}."
+        f"{summary.what(inspection, survey)}."
     )
-    sides = findings.survey.sides if findings.survey else []
-    content = figure(partial(draw_embedding_map, found, sides), f"Map of the embeddings {seen}", caption)
+    content = figure(partial(draw_embedding_map, found, survey.sides), f"Map of the embeddings {seen}", caption)
     if found.kinds and found.kinds.are_classes:
         names = [f"{drawn}: {name}" for _, drawn, name in kinds_legend(found.kinds)]
         content += f"<p><bdi>{text('; '.join(names), most=2000)}</bdi></p>"

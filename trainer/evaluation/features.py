@@ -84,17 +84,17 @@ def sample_features(
     on_progress: called with the samples done, and with m. Raises as image_features does.
     """
 
-    def encode(batch: Batch) -> list[Tensor]:
+    def embed(batch: Batch) -> list[Tensor]:
         pictures = encoders.image(batch.views[0].to(device))
         if encoders.text is None or batch.tokens is None:
             return [pictures]
         return [pictures, encoders.text(batch.tokens.to(device))]
 
-    return _of_samples(encode, dataset, sample_ids, recipe, image_size, on_progress)
+    return _of_samples(embed, dataset, sample_ids, recipe, image_size, on_progress)
 
 
 def _of_samples(
-    encode: Callable[[Batch], Sequence[Tensor]], dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe,
+    embed: Callable[[Batch], Sequence[Tensor]], dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe,
     image_size: int, on_progress: Callable[[int, int], None],
 ) -> list[Tensor]:  # fmt: skip
     # A loader wants an order of the dataset's size, but here samples are asked for by their ids.
@@ -106,7 +106,7 @@ def _of_samples(
     ):
         for first in range(0, len(sample_ids), BATCH):
             ids = sample_ids[first : first + BATCH]
-            parts.append(encode(loader.make(ids, epoch=0)))
+            parts.append(embed(loader.make(ids, epoch=0)))
             on_progress(first + len(ids), len(sample_ids))
     return [_unit_rows(list(of_side)) for of_side in zip(*parts, strict=True)]
 

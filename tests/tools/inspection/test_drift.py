@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from thermopile.state_store import SnapshotNotFoundError
-from thermopile.tools.inspection import survey
+from thermopile.tools import state_blocks
 from thermopile.tools.inspection.drift import MOVERS, Mover, drift
 from thermopile.tools.inspection.run import read_run
 from thermopile.trainer.errors import ConfigError
@@ -19,7 +19,7 @@ EARLY = np.arange(66) % 3 != 1
 
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch):
-    monkeypatch.setattr(survey, "ROWS_AT_ONCE", 16)
+    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 16)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from thermopile.state_store import StateReader
 from thermopile.state_store.durable import ColumnPart, Description, Repository
 from thermopile.state_store.ranks import Alone
 from thermopile.state_store.schema import Schema
-from thermopile.tools.inspection import survey
+from thermopile.tools import state_blocks
 from thermopile.tools.inspection.rows_export import check_target, export_rows
 from thermopile.tools.inspection.run import Inspection, read_run
 from thermopile.trainer.config import load_config
@@ -91,7 +91,7 @@ def hostile_run_of_texts():
 def test_what_is_written_is_the_samples_table_and_the_state(write_dataset, run, block_rows, rows_at_once):
     shards, state = run
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(survey, "ROWS_AT_ONCE", rows_at_once)
+        patch.setattr(state_blocks, "ROWS_AT_ONCE", rows_at_once)
         folder = Path(folder)
         dataset = write_dataset(folder / "data", shards)
         repository = Repository.create(folder / "state", Description(dataset.n, Schema(FIELDS), block_rows, "f"))
@@ -150,7 +150,7 @@ def test_without_its_dataset_the_state_s_columns_are_written_alone(inspection, t
 
 
 def test_an_export_interrupted_leaves_what_was_there(inspection, tmp_path, monkeypatch):
-    monkeypatch.setattr(survey, "ROWS_AT_ONCE", 32)
+    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 32)
     (tmp_path / "rows.csv").write_text("keep me")
     told = []
 

@@ -48,7 +48,7 @@ def test_the_panels_stand_side_by_side_or_on_a_phone_one_above_the_other(shown, 
 
 
 def test_coldest_and_hottest_have_their_colours_and_every_kind_its_own(shown):
-    png = draw_embedding_map(shown, SIDES, LIGHT, "a note")
+    png = draw_embedding_map(shown, SIDES, LIGHT)
     for colour in (*LIGHT.sides, *KIND_COLOURS[:3]):
         assert has(png, colour)
     bare = {name: of_side._replace(coldest=NONE, hottest=NONE) for name, of_side in shown.points.items()}

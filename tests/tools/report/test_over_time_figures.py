@@ -121,6 +121,6 @@ def test_drift_of_one_sample_alone_has_a_scale_that_begins_at_one(moved):
     joint = JointCounts(counted(one), counted(one))
     joint.add(one, one)
     alone = replace(moved, visited=1, sides=[replace(moved.sides[0], label="sample", joint=joint.result())])
-    png = draw_drift(alone, LIGHT, "note")
+    png = draw_drift(alone, LIGHT)
     assert pixels_of(png, DARKEST) > 100_000
-    assert png == draw_drift(alone, LIGHT, "note")
+    assert png == draw_drift(alone, LIGHT)

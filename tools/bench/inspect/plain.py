@@ -8,6 +8,9 @@ from __future__ import annotations
 import base64
 from io import BytesIO
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 _ENDS = 72
 
@@ -35,10 +38,10 @@ def write_page(state: Path, shards: Path, page: Path) -> None:
     page.write_text("<meta charset=utf-8>" + "".join(content), "utf-8")
 
 
-def _histogram(values: object) -> str:
+def _histogram(values: NDArray[Any]) -> str:
     from matplotlib.figure import Figure
 
     figure, file = Figure(), BytesIO()
-    figure.subplots().hist(values, bins=100)  # type: ignore[arg-type]
+    figure.subplots().hist(values, bins=100)
     figure.savefig(file, format="png")
     return f'<img src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'

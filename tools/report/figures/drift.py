@@ -12,14 +12,14 @@ TALLER = 1.6
 """A panel below the other needs as much height again to be read as a plane."""
 
 
-def draw_drift(drift: Drift, style: Style, note: str = "") -> bytes:
-    """How many samples had which tau at the earlier snapshot and which at the later one, as PNG; `note` stands below.
+def draw_drift(drift: Drift, style: Style) -> bytes:
+    """How many samples had which tau at the earlier snapshot and which at the later one, as PNG.
 
     A panel for each side, on one scale of colours; what did not move lies on the dashed diagonal.
     """
     across = 1 if style.narrow else len(drift.sides)
     down = len(drift.sides) // across
-    with drawing(replace(style, height=style.height * TALLER) if down > 1 else style, note) as (figure, png):
+    with drawing(replace(style, height=style.height * TALLER) if down > 1 else style) as (figure, png):
         panels = figure.subplots(down, across, squeeze=False).ravel()
         colours = sample_colours([side.joint for side in drift.sides])
         for axes, side in zip(panels, drift.sides, strict=True):

@@ -28,11 +28,11 @@ _CLIPPED = 0.02
 """A few extremes would leave all others one colour."""
 
 
-def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], style: Style, note: str = "") -> bytes:
-    """The samples by tau and, where there are classes, by class, hottest and coldest marked, as PNG; `note` below."""
+def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], style: Style) -> bytes:
+    """The samples by tau and, where there are classes, by class, hottest and coldest marked, as PNG."""
     panels = 2 if shown.kinds else 1
     height = _NARROW_HEIGHT * panels / 2 if style.narrow else _HEIGHT
-    with drawing(replace(style, height=height), note) as (figure, png):
+    with drawing(replace(style, height=height)) as (figure, png):
         grid = (panels, 1) if style.narrow else (1, panels)
         by_tau, *by_kind = figure.subplots(*grid, squeeze=False).ravel().tolist()
         _draw_tau(figure, by_tau, shown, sides, style)

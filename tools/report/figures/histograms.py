@@ -30,12 +30,12 @@ class Panel(NamedTuple):
     whole_numbers: bool = False
 
 
-def draw_tau_histograms(sides: list[Side], tau_init: float | None, style: Style, note: str = "") -> bytes:
-    """How many visited samples have which tau, a panel for each side on common axes, as PNG; `note` stands below."""
+def draw_tau_histograms(sides: list[Side], tau_init: float | None, style: Style) -> bytes:
+    """How many visited samples have which tau, a panel for each side on common axes, as PNG."""
     widest = max(sides, key=lambda side: side.tau.max - side.tau.min).tau
     lowest, highest = min(side.tau.min for side in sides), max(side.tau.max for side in sides)
     edges = np.linspace(lowest, highest, len(widest.edges(BARS))) if highest > lowest else widest.edges(1)
-    with drawing(style, note) as (figure, png):
+    with drawing(style) as (figure, png):
         across = 1 if style.narrow else len(sides)
         panels = figure.subplots(len(sides) // across, across, sharex=True, sharey=True, squeeze=False).ravel()
         for axes, side, colour in zip(panels, sides, style.sides, strict=False):
@@ -54,9 +54,9 @@ def draw_tau_histograms(sides: list[Side], tau_init: float | None, style: Style,
     return png.getvalue()
 
 
-def draw_histograms(panels: list[Panel], counted: str, colour: int, style: Style, note: str = "") -> bytes:
+def draw_histograms(panels: list[Panel], counted: str, colour: int, style: Style) -> bytes:
     """Histograms beside each other, each on its own axes, as PNG; colour: of the first (0) or the second side (1)."""
-    with drawing(style, note) as (figure, png):
+    with drawing(style) as (figure, png):
         across = 1 if style.narrow else len(panels)
         shown = figure.subplots(len(panels) // across, across, squeeze=False).ravel()
         for axes, panel in zip(shown, panels, strict=True):
@@ -78,9 +78,9 @@ def _whole_edges(values: Distribution) -> NDArray[np.float64]:
     return np.asarray(values.min - 0.5 + width * np.arange(int(np.ceil(numbers / width)) + 1), np.float64)
 
 
-def draw_joint(joint: Joint, labels: list[str], style: Style, note: str = "") -> bytes:
+def draw_joint(joint: Joint, labels: list[str], style: Style) -> bytes:
     """Tau of the first side against tau of the second, the samples counted on a log scale, as PNG."""
-    with drawing(replace(style, width=min(style.width, SQUARE_WIDTH)), note) as (figure, png):
+    with drawing(replace(style, width=min(style.width, SQUARE_WIDTH))) as (figure, png):
         axes = figure.subplots()
         mesh = draw_plane(axes, joint, sample_colours([joint]), style)
         axes.set_xlabel(f"{labels[0]} tau (dimensionless)")

@@ -19,13 +19,13 @@ BANDS = ((0, 4, 0.22, "5–95 %"), (1, 3, 0.45, "25–75 %"))
 """The places of their quantiles, how opaque they are, what they are called."""
 
 
-def draw_tau_over_time(through_time: ThroughTime, style: Style, note: str = "") -> bytes:
-    """Quantiles of tau over the visited samples at every snapshot, a panel for each side, as PNG; `note` stands below.
+def draw_tau_over_time(through_time: ThroughTime, style: Style) -> bytes:
+    """Quantiles of tau over the visited samples at every snapshot, a panel for each side, as PNG.
 
     One snapshot alone is drawn as a box.
     """
     steps = np.array([moment.snapshot.step for moment in through_time.moments], np.float64)
-    with drawing(style, note) as (figure, png):
+    with drawing(style) as (figure, png):
         across = 1 if style.narrow else len(through_time.labels)
         down = len(through_time.labels) // across
         panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
@@ -58,14 +58,14 @@ def _draw_bands(axes: Axes, steps: NDArray[np.float64], quantiles: NDArray[np.fl
         )
 
 
-def draw_history(history: History, labels: dict[str, str], style: Style, note: str = "") -> bytes:
+def draw_history(history: History, labels: dict[str, str], style: Style) -> bytes:
     """Tau of one sample over the steps, a line for each side, as PNG; hollow where it was not visited yet.
 
     labels: by side, its name for people. The history has at least one snapshot.
     """
     steps = np.array([state.snapshot.step for state in history.states])
     visited = np.array([state.values[VISITS] > 0 for state in history.states])
-    with drawing(style, note) as (figure, png):
+    with drawing(style) as (figure, png):
         axes = figure.subplots()
         for (side, label), colour, marker in zip(labels.items(), style.sides, MARKERS, strict=False):
             tau = np.array([state.values[f"{side}/tau"] for state in history.states])

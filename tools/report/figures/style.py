@@ -45,8 +45,8 @@ LIGHT = Style(8.0, 3.6, paper="#ffffff", ink="#33373d", grid="#e3e5e8", sides=("
 DARK = Style(8.0, 3.6, paper="#1b1e23", ink="#d3d7dd", grid="#343942", sides=("#56b4e9", "#e69f00"))
 
 
-Draw = Callable[[Style, str], bytes]
-"""A figure's PNG in a style, with a note below it."""
+Draw = Callable[[Style], bytes]
+"""A figure's PNG in a style."""
 
 
 def narrow(style: Style) -> Style:
@@ -55,8 +55,11 @@ def narrow(style: Style) -> Style:
 
 
 @contextmanager
-def drawing(style: Style, note: str) -> Iterator[tuple[Figure, BytesIO]]:
-    """A figure to draw in, and its PNG, there when the block ends. Needs no display; leaves matplotlib as it was."""
+def drawing(style: Style, note: str = "") -> Iterator[tuple[Figure, BytesIO]]:
+    """A figure to draw in, and its PNG, there when the block ends; `note` stands below.
+
+    Needs no display; leaves matplotlib as it was.
+    """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,0 +1,41 @@
+import pyarrow as pa
+import pytest
+
+from thermopile.tools.inspection import labels as labels_module
+from thermopile.tools.inspection.labels import Labels, check_columns
+from thermopile.trainer.errors import ConfigError
+
+URIS = ["cats/a.png", "cats/b.png", "dogs/young/c.png", "d.png", "data.tar#1"]
+
+
+@pytest.fixture
+def dataset(tmp_path, write_dataset, monkeypatch):
+    monkeypatch.setattr(labels_module, "ROWS_AT_ONCE", 3)
+    groups = ["cat", "cat", "dog", None, None]
+    table = pa.table({
+        "uri": URIS, "group": pa.array(groups, pa.string()), "width": pa.array([8, 8, 9, 8, 7], pa.int32()),
+    })  # fmt: skip
+    return write_dataset(tmp_path / "data", [table.slice(0, 2), table.slice(2, 3)])
+
+
+def taken(dataset, column, *counts):
+    labels = Labels(dataset, column)
+    return [labels.take(count).to_pylist() for count in counts]
+
+
+def test_labels_come_in_pieces_of_any_length_across_shards(dataset):
+    assert taken(dataset, "group", 1, 3, 1) == [["cat"], ["cat", "dog", None], [None]]
+
+
+def test_numbers_are_labels_as_well(dataset):
+    assert taken(dataset, "width", 5) == [["8", "8", "9", "8", "7"]]
+
+
+def test_the_folder_is_the_uri_up_to_its_last_slash(dataset):
+    assert taken(dataset, "folder", 5) == [["cats", "cats", "dogs/young", "", ""]]
+
+
+def test_a_column_that_there_is_not_is_refused_with_those_there_are(dataset):
+    check_columns(dataset, ["group", "folder"])
+    with pytest.raises(ConfigError, match=r"cannot be grouped by 'row', 'colour': .* has uri, group, width, folder"):
+        check_columns(dataset, ["row", "colour", "group"])

@@ -20,7 +20,7 @@ from .convert_cmd import convert
 from .eval_cmd import eval_
 from .export_cmd import export
 from .inspect_cmd import inspect
-from .plain_text import plain_text
+from .plain_text import MOST_OF_ERROR, plain_text
 from .reproduce_cmd import reproduce
 from .show_cmd import show
 from .state_cmd import state
@@ -29,8 +29,6 @@ from .train_cmd import train
 
 WRONG_USAGE = (ConfigError, DatasetExistsError, RunExistsError, StoreMismatchError)
 FAILURES = (DatasetError, SourceError, StateStoreError, RunError, TrainingError, OSError)
-MOST_CHARACTERS = 10_000
-"""Of an error: room for a few paths as long as they can be."""
 
 
 class _Group(click.Group):
@@ -55,7 +53,7 @@ def _one_line(error: Exception) -> click.ClickException:
     text = str(error) or type(error).__name__
     if not isinstance(error, WRONG_USAGE + FAILURES):
         text = f"{type(error).__name__}: {text} (this should not happen; `thermopile --debug …` shows where)"
-    text = plain_text(text, MOST_CHARACTERS)  # it may quote a stranger's file
+    text = plain_text(text, MOST_OF_ERROR)  # it may quote a stranger's file
     return _WrongUsage(text) if isinstance(error, WRONG_USAGE) else click.ClickException(text)
 
 
@@ -81,7 +79,7 @@ class _WarningsOnStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # stderr may be a file on the very disk that is full
-            click.echo(plain_text(f"Warning: {record.getMessage()}", MOST_CHARACTERS), err=True)
+            click.echo(plain_text(f"Warning: {record.getMessage()}", MOST_OF_ERROR), err=True)
 
 
 for command in (convert, show, train, status, inspect, eval_, export, state, bench, reproduce):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import unicodedata
 
 MOST_CHARACTERS = 200
+MOST_OF_ERROR = 10_000
+"""Characters of an error: room for a few paths as long as they can be, and for how to mend it."""
 
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Unicode categories that show nothing, or reorder and hide what others show."""

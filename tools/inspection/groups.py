@@ -95,6 +95,11 @@ class Groups:
         """What people call one of them."""
         return "class" if self.column == CLASS_COLUMN else self.column
 
+    @property
+    def plural(self) -> str:
+        """What people call several of them."""
+        return "classes" if self.column == CLASS_COLUMN else f"groups by {self.column}"
+
 
 class GroupCounts:
     """Takes in blocks of samples with their groups' names; `result` turns the counts into figures.

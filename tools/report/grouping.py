@@ -30,14 +30,13 @@ def lede(survey: Survey | None) -> str:
     figures = per_side({label: summary.correlation(c.spearman) for label, c in known.items()})
     visited = int((groups.visited > 0).sum())
     return (
-        f"{_relation(list(known.values()), groups.word)}: over {visited:,} of them, Spearman’s correlation of size and "
-        f"mean tau is {figures}."
+        f"{_relation(list(known.values()), groups.plural)}: across {visited:,} {groups.plural}, Spearman’s correlation "
+        f"of size and mean tau is {figures}."
     )
 
 
-def _relation(correlations: list[Correlation], word: str) -> str:
+def _relation(correlations: list[Correlation], plural: str) -> str:
     """Claims nothing that chance may have done."""
-    plural = {"class": "classes"}.get(word, f"groups by {word}")
     clear = all(abs(c.spearman) >= CLEAR_CORRELATION and c.p_value < CLEAR_P_VALUE for c in correlations)
     if clear and all(c.spearman > 0 for c in correlations):
         return f"Frequent {plural} have high temperatures, rare ones low"

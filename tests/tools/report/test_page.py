@@ -154,7 +154,7 @@ def test_the_first_sentence_says_what_the_correlation_means_and_nothing_that_cha
     first, second, p_value, words
 ):
     found = [Correlation(spearman, p_value, 0.0, (-0.2, 0.2)) for spearman in (first, second)]
-    assert grouping._relation(found, "class") == words
+    assert grouping._relation(found, "classes") == words
 
 
 def rows_of(table):

@@ -76,8 +76,8 @@ def _following(findings: Findings) -> dict[str, str]:
         parts["Drift"] = movement.drift(inspection, findings.drift)
     if survey and findings.map:
         parts["Map"] = sections.embedding_map(inspection, survey, findings.map)
-    if survey and survey.sides:
-        parts["Moving averages"] = sections.rest_of_state(inspection, survey)
+    if survey and survey.visited and (averages := sections.moving_averages(inspection, survey)):
+        parts["Moving averages"] = averages
     parts["Run"] = facts_list(summary.facts(inspection, survey))
     if survey and survey.visited:
         parts["Run"] += sections.coverage(inspection, survey)

@@ -36,22 +36,23 @@ def distribution(inspection: Inspection, survey: Survey) -> str:
     return content
 
 
-def rest_of_state(inspection: Inspection, survey: Survey) -> str:
-    """log s and u of both sides."""
-    content, names = "", {"log_s": "log s (natural log, no unit)", "u": "u, momentum of tau’s gradient (no unit)"}
-    for place, side in enumerate(survey.sides):
+def moving_averages(inspection: Inspection, survey: Survey) -> str:
+    """log s, and u where the objective has temperatures of its own for every sample; empty where it has neither."""
+    content, axes = "", {"log_s": "log s (natural log, no unit)", "u": "u, momentum of tau’s gradient (no unit)"}
+    for place, side in enumerate(dict.fromkeys(name.rpartition("/")[0] for name in survey.fields)):
+        label = LABELS.get(side, side)
         panels = [
-            Panel(f"{side.label} {name.replace('_', ' ')}", survey.fields[f"{side.name}/{name}"], axis)
-            for name, axis in names.items()
-            if f"{side.name}/{name}" in survey.fields
+            Panel(f"{label} {name.replace('_', ' ')}", survey.fields[f"{side}/{name}"], axis)
+            for name, axis in axes.items()
+            if f"{side}/{name}" in survey.fields
         ]
         if panels:
             draw = partial(draw_histograms, panels, "visited samples", place)
             caption = (
-                f"The moving average s and the momentum u of the {side.label} side; the lowest and highest 0.5% "
-                f"are in the outermost bars. {summary.what(inspection, survey)}."
+                f"{' and '.join(panel.title for panel in panels)}; the lowest and highest 0.5% are in the outermost "
+                f"bars. {summary.what(inspection, survey)}."
             )
-            content += figure(draw, f"Histograms of log s and u, {side.label}", caption)
+            content += figure(draw, f"Histograms of the moving averages, {label}", caption)
     return content
 
 

@@ -233,6 +233,12 @@ def test_a_page_without_any_temperature_says_why(hostile_dataset, write_run, tmp
     assert page.within("h2") == ["Run"]
 
 
+def test_an_objective_without_temperatures_shows_its_moving_averages(hostile_dataset, write_run, tmp_path):
+    page = Page(report_on(write_run(tmp_path / "run", hostile_dataset, {}, objective="sogclr")))
+    assert page.within("h2") == ["Moving averages", "Run"]
+    assert "image log s; the lowest" in page.text("figcaption")
+
+
 def test_a_dataset_whose_pixels_are_damaged_costs_the_pictures_alone(
     hostile_dataset, tau_by_class_size, write_run, tmp_path
 ):

@@ -131,7 +131,7 @@ def survey(
         fields=first.fields,
         sides=sides,
         joint=second.joint.result() if second.joint else None,
-        sheets=[*second.sheets(), Sheet(None, "random", first.random.chosen()[0].tolist(), 0)] if sides else [],
+        sheets=second.sheets(),
         pool=pool,
         groups=second.groups(pool),
         notes=notes,
@@ -159,7 +159,7 @@ class _FirstPass:
         self.ends: dict[tuple[str, End], Smallest] = {
             (side, end): Smallest(SHEET_SAMPLES) for side in labels for end in ENDS
         }
-        self.pool, self.random = Smallest(POOL_SAMPLES), Smallest(SHEET_SAMPLES)
+        self.pool = Smallest(POOL_SAMPLES)
         self.never_visited: list[int] = []
 
     def add(self, block: range, rows: Rows) -> None:
@@ -180,7 +180,6 @@ class _FirstPass:
         # Random keys, the same at every look at the same block.
         keys = np.random.default_rng((_SEED, block.start)).random(len(seen))[shown]
         self.pool.add(shown + block.start, keys)
-        self.random.add(shown + block.start, keys)
 
     def sides(self) -> list[Side]:
         if not all(self.fields[f"{name}/tau"].count for name in self._labels):
@@ -194,7 +193,8 @@ class _SecondPass:
     def __init__(self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str],
                  notes: list[str]) -> None:  # fmt: skip
         self._sides, self._notes = sides, notes
-        self._pool = np.sort(first.pool.chosen()[0])
+        drawn = first.pool.chosen()[0]
+        self._pool, self._random = np.sort(drawn), drawn[:SHEET_SAMPLES].tolist()
         self._pool_tau: dict[str, list[NDArray[np.float32]]] = {side.name: [] for side in sides}
         self.joint = JointCounts(sides[0].tau, sides[1].tau) if len(sides) == 2 else None
         self._ends = {key: end.chosen() for key, end in first.ends.items()} if sides else {}
@@ -229,7 +229,7 @@ class _SecondPass:
                 ids, keys = self._ends[side.name, end]
                 not_shown = self._equal[side.name, end] - int((keys == keys[-1]).sum())
                 sheets.append(Sheet(side, end, ids.tolist(), not_shown))
-        return sheets
+        return [*sheets, Sheet(None, "random", self._random, 0)] if sheets else []
 
     def pool(self) -> Pool:
         return Pool(self._pool, {name: np.concatenate(parts) for name, parts in self._pool_tau.items()})

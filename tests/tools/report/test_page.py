@@ -16,6 +16,8 @@ from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
 from thermopile.tools.report import grouping
 from thermopile.tools.report import page as page_module
+from thermopile.tools.report.figures.by_group import draw_tau_by_group
+from thermopile.tools.report.figures.style import LIGHT
 from thermopile.tools.report.page import write_report
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -190,6 +192,11 @@ def test_of_very_many_classes_the_largest_and_the_smallest_are_listed(found, mon
     caption = Page(table).text("caption")
     assert "Mean tau by class, 6 in all" in caption
     assert "the 2 largest and the 2 smallest" in caption
+
+
+def test_the_name_of_a_column_is_drawn_as_it_is(found):
+    groups = dataclasses.replace(found.groups[0], column="$\\frac{1}$")
+    assert draw_tau_by_group(found.sides, groups, LIGHT).startswith(b"\x89PNG")
 
 
 def test_head_medium_and_tail_are_a_row_each(found):

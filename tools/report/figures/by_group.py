@@ -36,8 +36,9 @@ def draw_tau_by_group(sides: list[Side], groups: Groups, style: Style, note: str
                     fmt="none", ecolor=colour, alpha=0.35, elinewidth=1, zorder=2,
                 )  # fmt: skip
         axes.set_xscale("log")
-        axes.set_xlabel(f"{groups.word} size (samples, log scale)")
-        axes.set_ylabel(f"mean tau of the {groups.word} (dimensionless)")
+        # A column's name may hold a $, which would be read as mathematics.
+        axes.set_xlabel(f"{groups.word} size (samples, log scale)", parse_math=False)
+        axes.set_ylabel(f"mean tau of the {groups.word} (dimensionless)", parse_math=False)
         _plain_size_ticks(axes, groups.sizes)
         axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))  # no tau is negative, though an interval may reach there
         finish(axes, style)

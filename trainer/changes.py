@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
-from .config import Change, EncoderConfig, TrainConfig, differences
+from .config import EncoderConfig, TrainConfig, flat, to_tree
 from .encoders import is_directory
 from .errors import ConfigError
 from .initial_weights import is_same_source
@@ -34,6 +35,38 @@ FIXED = {
     "init_from": "the run goes on with its own weights",
 }
 """Settings, and tables of them, that no resumed run can change, and why."""
+
+
+FREE_TO_CHANGE = (
+    "data.path", "data.workers", "data.ahead", "model.activation_checkpointing", "log_every", "on_nan", "tensorboard",
+    "checkpoint.", "state.", "evaluation.",
+)  # fmt: skip
+"""Settings, and beginnings of settings, that change no result, so that a resumed run may have others."""
+
+
+class Change(NamedTuple):
+    """A setting that is to be another than the run's."""
+
+    key: str
+    before: object
+    after: object
+
+    def __str__(self) -> str:
+        return f"{self.key}: the run has {_shown(self.before)}, asked for {_shown(self.after)}"
+
+
+def differences(run: TrainConfig, asked: TrainConfig) -> list[Change]:
+    """What `asked` would change in a run's results; a side that lacks a setting has None."""
+    have, want = flat(to_tree(run)), flat(to_tree(asked))
+    return [
+        Change(key, have.get(key), want.get(key))
+        for key in sorted(have.keys() | want.keys())
+        if have.get(key) != want.get(key) and not key.startswith(FREE_TO_CHANGE)
+    ]
+
+
+def _shown(value: object) -> str:
+    return "no such setting" if value is None else repr(value)
 
 
 def as_recorded(asked: TrainConfig, recorded: TrainConfig) -> TrainConfig:

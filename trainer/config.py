@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
 from pydantic import (
@@ -310,13 +310,6 @@ class TrainConfig(_Section):
     evaluation: EvaluationConfig = EvaluationConfig()
 
 
-FREE_TO_CHANGE = (
-    "data.path", "data.workers", "data.ahead", "model.activation_checkpointing", "log_every", "on_nan", "tensorboard",
-    "checkpoint.", "state.", "evaluation.",
-)  # fmt: skip
-"""Settings, and beginnings of settings, that change no result, so that a resumed run may have others."""
-
-
 def load_config(tree: Mapping[str, Any]) -> TrainConfig:
     """Check a tree of settings. Raises ConfigError naming every bad key, and for a typo the nearest valid one."""
     try:
@@ -405,31 +398,6 @@ def to_tree(config: TrainConfig) -> dict[str, Any]:
 
 def to_toml(config: TrainConfig) -> str:
     return tomli_w.dumps(to_tree(config))
-
-
-class Change(NamedTuple):
-    """A setting that is to be another than the run's."""
-
-    key: str
-    before: object
-    after: object
-
-    def __str__(self) -> str:
-        return f"{self.key}: the run has {_shown(self.before)}, asked for {_shown(self.after)}"
-
-
-def differences(run: TrainConfig, asked: TrainConfig) -> list[Change]:
-    """What `asked` would change in a run's results; a side that lacks a setting has None."""
-    have, want = flat(to_tree(run)), flat(to_tree(asked))
-    return [
-        Change(key, have.get(key), want.get(key))
-        for key in sorted(have.keys() | want.keys())
-        if have.get(key) != want.get(key) and not key.startswith(FREE_TO_CHANGE)
-    ]
-
-
-def _shown(value: object) -> str:
-    return "no such setting" if value is None else repr(value)
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from thermopile.trainer.changes import allowed_changes, as_recorded
-from thermopile.trainer.config import differences, flat, load_config, merge, to_tree
+from thermopile.trainer.changes import allowed_changes, as_recorded, differences
+from thermopile.trainer.config import flat, load_config, merge, to_tree
 from thermopile.trainer.errors import ConfigError
 
 RUN = load_config({"objective": {"name": "isogclr", "mode": "bimodal", "rho": 2.0, "tau_init": 0.01}})

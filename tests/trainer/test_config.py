@@ -4,12 +4,12 @@ import tomllib
 
 import pytest
 
+from thermopile.trainer.changes import differences
 from thermopile.trainer.config import (
     OPTIMIZERS,
     OptimizerConfig,
     TrainConfig,
     apply_overrides,
-    differences,
     load_config,
     merge,
     read_preset,

@@ -15,8 +15,9 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.folder import FolderSource
 from thermopile.tools.cli import main
+from thermopile.trainer.changes import differences
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
-from thermopile.trainer.config import differences, load_config
+from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.evaluation.evaluate import evaluate
 from thermopile.trainer.evaluation.features import restore_encoders

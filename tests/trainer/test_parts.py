@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.trainer.config import differences, load_config
+from thermopile.trainer.changes import differences
+from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.parts import create_order, objective_of, open_loader, resolve

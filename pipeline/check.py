@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import Tokenizer
 
+from ..files import sha256_of
 from .beton import Beton
 from .cores import cores
 from .dataset import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, Dataset, TokenizerInfo, shard_name
 from .errors import DatasetError
-from .files import sha256_of
 from .images import decodes
 from .tokenizer import encode, end_id_of, load_tokenizer, vocab_size_of
 

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from ..files import sync
 from .bad_samples import BadSample, count_reasons, read_bad_samples
 from .cores import cores
 from .dataset import ERRORS_FILE, FORMAT, DatasetIndex, ImagePolicy, TokenizerInfo, fingerprint, read_index
 from .errors import DatasetError, SourceError
-from .files import sync
 from .partial import Partial, ShardResult, claimed, refuse_existing
 from .plan import Plan, cut_into_shards
 from .shard_pool import Counts, Job, convert_shards

@@ -24,9 +24,9 @@ from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
 
+from ..files import sync, write_atomically
 from .dataset import ERRORS_FILE, INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, read_index, shard_name
 from .errors import DatasetError, DatasetExistsError
-from .files import sync, write_atomically
 from .plan import Plan
 
 PartSuffix = Literal["beton", "parquet", "errors.jsonl", "done.json"]
@@ -113,7 +113,7 @@ class Partial(NamedTuple):
     def record(self, plan: Plan) -> None:
         """From here on there is something to go on with."""
         sync(self.dataset)
-        write_atomically(self._plan_file, plan.model_dump_json(indent=1))
+        write_atomically(self._plan_file, plan.model_dump_json(indent=1).encode())
 
     def sweep(self) -> None:
         """Remove what killed workers left half-written."""
@@ -147,7 +147,7 @@ class Partial(NamedTuple):
         sync(self.dataset / SHARD_FOLDER)
         self.gather_errors(parts, self.dataset / ERRORS_FILE)
         sync(self.dataset / ERRORS_FILE)
-        write_atomically(self.dataset / INDEX_FILE, index)
+        write_atomically(self.dataset / INDEX_FILE, index.encode())
 
     def publish(self) -> None:
         """Give the whole dataset its name; one that has the name already is put aside."""

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
+from ..files import sha256_of
 from .dataset import ImagePolicy
-from .files import sha256_of
 from .sources import Source
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from ..files import sha256_of, sync, write_atomically
 from .bad_samples import BadSample
 from .beton import Beton, BetonRow, write_beton
 from .errors import BadSampleError, DatasetError, SourceError
-from .files import sha256_of, sync, write_atomically
 from .images import StoredImage, to_stored
 from .partial import Part, PartSuffix, ShardResult
 from .sources import Sample, Source
@@ -77,7 +77,7 @@ def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conve
     for suffix in _SUFFIXES:
         part.being_written(suffix).rename(part.file(suffix))
     sync(part.folder)
-    write_atomically(part.file("done.json"), json.dumps(result._asdict()))
+    write_atomically(part.file("done.json"), json.dumps(result._asdict()).encode())
 
 
 class _Rows:

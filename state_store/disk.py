@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..files import sync
+
+__all__ = ["sync", "sync_file_system", "written_through"]
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -30,12 +34,3 @@ def sync_file_system(opened: int) -> None:
     if _libc.syncfs(opened) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
-
-
-def sync(path: Path) -> None:
-    """Write a file's content through, or a directory's names; raises OSError."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

@@ -33,7 +33,7 @@ class Schema:
     def __post_init__(self) -> None:
         for name, value in self.initial.items():
             if not _FIELD_NAME.fullmatch(name):
-                raise FieldError(f"field {name!r} is not a path such as 'first/tau': use identifiers joined by '/'")
+                raise FieldError(f"field {name!r} is not a path such as 'image/tau': use identifiers joined by '/'")
             if name in COUNTERS:
                 raise FieldError(f"field {name!r} is kept by the store itself; leave it out of the fields")
             if math.isnan(value):

@@ -54,8 +54,8 @@ def show(
     The views are those that training with this seed makes in this epoch; frames on the stored picture show their
     crops. Pairs have one view in an epoch: this epoch's and the next one's are shown.
     """
+    from ..files import write_atomically
     from ..pipeline.dataset import Dataset
-    from ..trainer.files import write_atomically
     from .plain_text import plain_text
     from .sample_sheet import draw_sheet
     from .shown_samples import shown_samples

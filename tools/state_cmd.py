@@ -118,7 +118,7 @@ def log(run: Path, as_json: bool) -> None:
     short_help="Write a snapshot as a Parquet file.",
     epilog="\b\nExamples:\n"
     "  thermopile state export runs/glyphs --to rows.parquet\n"
-    "  thermopile state export runs/glyphs --at step-400 --to tau.parquet --columns first/tau,second/tau,visits",
+    "  thermopile state export runs/glyphs --at step-400 --to tau.parquet --columns image/tau,text/tau,visits",
 )
 @_RUN
 @_AT

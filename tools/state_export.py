@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..files import written_aside
 from ..state_store import StateReader
-from ..trainer.files import written_aside
 from .state_blocks import read_blocks
 
 SAMPLE_ID = "sample_id"

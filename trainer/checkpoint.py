@@ -20,8 +20,8 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ValidationError
 
+from ..files import sync, write_atomically
 from .errors import RunError
-from .files import sync_directory, write_atomically
 
 LATEST = "latest"
 _INFO, _TENSORS = "checkpoint.json", "training.pt"
@@ -62,7 +62,7 @@ def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]
     if final.exists():  # left by a run that was killed before `latest` named it
         _discard(final)
     os.rename(building, final)
-    sync_directory(folder)
+    sync(folder)
     write_atomically(folder / LATEST, f"{final.name}\n".encode())
     return final
 
@@ -142,7 +142,7 @@ def _discard(path: Path) -> None:
     hidden = path.with_name(f".{path.name}.discarded")
     shutil.rmtree(hidden, ignore_errors=True)
     os.rename(path, hidden)
-    sync_directory(path.parent)
+    sync(path.parent)
     shutil.rmtree(hidden, ignore_errors=True)
 
 

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from .._version import __version__
+from ..files import sync
 from ..pipeline.augment import RECIPES
 from ..pipeline.dataset import Dataset, TokenizerInfo
 from .checkpoint import LATEST
@@ -27,7 +28,6 @@ from .encoders import HF, Encoder, Encoders, is_directory
 from .errors import ConfigError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
-from .files import sync_directory
 from .run_directory import RunDirectory
 from .wanted_checkpoint import find_checkpoint, load_found
 
@@ -217,9 +217,9 @@ def _written_aside(to: Path) -> Iterator[Path]:
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
             else:
-                sync_directory(path)
-        sync_directory(beside)
+                sync(path)
+        sync(beside)
         beside.rename(to)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-    sync_directory(to.parent)
+    sync(to.parent)

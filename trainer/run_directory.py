@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..files import write_atomically
 from .config import TrainConfig, load_config, read_toml, to_toml
 from .errors import ConfigError, RunError, RunExistsError
-from .files import write_atomically
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from thermopile.files import sha256_of
 from thermopile.pipeline.beton import BetonRow, write_beton
 from thermopile.pipeline.check import check_dataset
 from thermopile.pipeline.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset, fingerprint
 from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.files import sha256_of
 from thermopile.pipeline.glyphs import GlyphSource
 from thermopile.pipeline.tokenizer import train_tokenizer
 

@@ -9,7 +9,7 @@ import torch
 
 from thermopile.state_store import StateStore
 
-FIELDS = {"first/log_s": -math.inf, "first/tau": 0.05}
+FIELDS = {"image/log_s": -math.inf, "image/tau": 0.05}
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ ORDER = Order.create(5_000, 256, seed=1, canonical_shards=2, blocks_per_shard=10
 SAMPLES, ROW_BYTES = ORDER.samples, 32
 LIVE_BLOCKS = (ORDER.window_blocks + 2) * ORDER.canonical_shards
 MEMORY_BUDGETS = {"resident": None, "windowed": LIVE_BLOCKS * ORDER.block_rows * ROW_BYTES}
-FIELDS = {"first/log_s": -math.inf, "first/tau": 0.05, "first/u": 0.0}
+FIELDS = {"image/log_s": -math.inf, "image/tau": 0.05, "image/u": 0.0}
 STEPS_BETWEEN_SNAPSHOTS, STEPS_PREFETCHED = 3, 2
 
 

@@ -15,7 +15,7 @@ from thermopile.state_store.durable import ColumnPart, Repository
 from thermopile.state_store.ranks import TorchRanks
 from thermopile.state_store.schema import Schema
 
-SCHEMA = Schema({"first/tau": 0.05})
+SCHEMA = Schema({"image/tau": 0.05})
 SAMPLES, BLOCK_ROWS = 2_000, 256
 HALVES = ((0, 1_024), (1_024, SAMPLES))
 

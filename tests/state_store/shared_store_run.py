@@ -18,7 +18,7 @@ from thermopile.state_store.ranks import TorchRanks
 from thermopile.state_store.schema import Schema
 
 ORDER = Order.create(4_000, 128, seed=2, canonical_shards=4, blocks_per_shard=6, window_blocks=2)
-FIELDS = {"first/tau": 0.05, "first/u": 0.5}
+FIELDS = {"image/tau": 0.05, "image/u": 0.5}
 STEPS_BETWEEN_SNAPSHOTS, STEPS_KEPT = 5, 20
 LIVE_ROWS = (ORDER.window_blocks + 2) * ORDER.canonical_shards * ORDER.block_rows
 BUDGETS = {"resident": None, "windowed": LIVE_ROWS * 4 * Schema(FIELDS).row_words}

@@ -32,7 +32,7 @@ def commit(repository, step, blocks, block_rows=BLOCK, offset=0.0):
     for block in blocks:
         start, stop = block * block_rows, min((block + 1) * block_rows, SAMPLES)
         counters = np.full(stop - start, step, dtype=np.uint32)
-        columns = {"first/tau": values(start, stop, offset), "visits": counters, "last_step": counters}
+        columns = {"image/tau": values(start, stop, offset), "visits": counters, "last_step": counters}
         parts.append(ColumnPart(start, columns))
     base = repository.resolve("latest")
     return repository.commit(
@@ -44,7 +44,7 @@ def commit(repository, step, blocks, block_rows=BLOCK, offset=0.0):
 def original(tmp_path_factory):
     """step-1 wrote the blocks 0, 1 and 3; step-2 wrote block 0 again. Copy to damage."""
     path = tmp_path_factory.mktemp("store") / "state"
-    repository = Repository.create(path, Description(SAMPLES, Schema({"first/tau": 0.5}), BLOCK, ""))
+    repository = Repository.create(path, Description(SAMPLES, Schema({"image/tau": 0.5}), BLOCK, ""))
     commit(repository, 1, [0, 1, 3])
     commit(repository, 2, [0], offset=0.25)
     return path
@@ -55,7 +55,7 @@ def store(original, tmp_path):
     return shutil.copytree(original, tmp_path / "state")
 
 
-def read(path, column="first/tau", start=0, stop=SAMPLES, at="latest"):
+def read(path, column="image/tau", start=0, stop=SAMPLES, at="latest"):
     repository = Repository.open(path)
     snapshot = repository.resolve(at)
     return read_rows(repository.group(snapshot), repository.describe(snapshot), column, start, stop)
@@ -95,11 +95,11 @@ def test_any_range_of_rows_comes_back(original, ends):
     expected = values(0, SAMPLES)
     expected[:300] += 0.25
     expected[600:900] = 0.5
-    np.testing.assert_array_equal(read(original, "first/tau", *ends), expected[slice(*ends)])
+    np.testing.assert_array_equal(read(original, "image/tau", *ends), expected[slice(*ends)])
 
 
 def test_rows_have_the_dtype_of_their_column(original):
-    assert read(original, "first/tau").dtype == np.float32
+    assert read(original, "image/tau").dtype == np.float32
     assert read(original, "visits").dtype == np.uint32
 
 
@@ -119,7 +119,7 @@ def test_a_damaged_chunk_is_an_error_that_names_array_chunk_file_and_cure(store,
     with pytest.raises(DamagedChunkError) as raised:
         read(store)
     words = str(raised.value)
-    assert "array 'first/tau', chunk 1 (rows 300 … 599) cannot be read" in words
+    assert "array 'image/tau', chunk 1 (rows 300 … 599) cannot be read" in words
     assert f"chunks/{file.name} in the directory of the state: " in words
     assert reason in words
     assert "`thermopile state log` lists the snapshots" in words
@@ -132,7 +132,7 @@ def test_every_file_is_named_by_the_one_chunk_that_needs_it(store):
         repository = Repository.open(store)
         for snapshot in map(repository.resolve, ("step-1", "step-2")):
             group, description = repository.group(snapshot), repository.describe(snapshot)
-            for column in ("first/tau", "visits", "last_step"):
+            for column in ("image/tau", "visits", "last_step"):
                 for start in (0, 300, 900):
                     try:
                         read_rows(group, description, column, start, start + 1)
@@ -182,7 +182,7 @@ def test_of_several_damaged_chunks_the_first_asked_for_is_named(store):
 
 
 def test_chunks_too_small_for_a_file_of_their_own_name_their_manifest(tmp_path):
-    repository = Repository.create(tmp_path / "state", Description(SAMPLES, Schema({"first/tau": 0.5}), 10, ""))
+    repository = Repository.create(tmp_path / "state", Description(SAMPLES, Schema({"image/tau": 0.5}), 10, ""))
     commit(repository, 1, [0, 1], block_rows=10)
     assert not (tmp_path / "state" / "chunks").exists()
     manifests = list((tmp_path / "state" / "manifests").iterdir())
@@ -196,8 +196,8 @@ def test_chunks_too_small_for_a_file_of_their_own_name_their_manifest(tmp_path):
 def test_an_array_that_is_not_there_is_damage_too(original):
     repository = Repository.open(original)
     description = repository.describe(repository.resolve("latest"))
-    with pytest.raises(DamagedChunkError, match="array 'first/tau' is missing"):
-        read_rows(zarr.create_group({}), description, "first/tau", 0, 1)
+    with pytest.raises(DamagedChunkError, match="array 'image/tau' is missing"):
+        read_rows(zarr.create_group({}), description, "image/tau", 0, 1)
 
 
 def test_a_read_that_fails_but_once_gives_its_rows(original):
@@ -205,7 +205,7 @@ def test_a_read_that_fails_but_once_gives_its_rows(original):
         left = 1
 
         async def get(self, key, *args, **kwargs):
-            if key == "first/tau/c/1" and self.left:
+            if key == "image/tau/c/1" and self.left:
                 self.left -= 1
                 raise ValueError("too many open files")
             return await super().get(key, *args, **kwargs)
@@ -214,7 +214,7 @@ def test_a_read_that_fails_but_once_gives_its_rows(original):
     snapshot = repository.resolve("latest")
     store = FailsOnce(repository.group(snapshot).store)
     group = zarr.open_group(store, mode="r")
-    rows = read_rows(group, repository.describe(snapshot), "first/tau", 310, 950)
+    rows = read_rows(group, repository.describe(snapshot), "image/tau", 310, 950)
     assert store.left == 0
     np.testing.assert_array_equal(rows[:290], values(310, 600))
     np.testing.assert_array_equal(rows[-50:], values(900, 950))

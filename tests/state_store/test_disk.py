@@ -15,7 +15,7 @@ from thermopile.state_store.durable import ColumnPart, Description, Repository
 from thermopile.state_store.ranks import Alone
 from thermopile.state_store.schema import Schema
 
-SCHEMA = Schema({"first/tau": 0.0})
+SCHEMA = Schema({"image/tau": 0.0})
 # Chunks of 1 KB: icechunk keeps those of up to 512 B in its manifests.
 SAMPLES, BLOCK_ROWS = 500, 256
 

@@ -24,7 +24,7 @@ from thermopile.state_store.durable import ColumnPart, Description, Repository
 from thermopile.state_store.ranks import Alone
 from thermopile.state_store.schema import Schema
 
-SCHEMA = Schema({"first/log_s": -np.inf, "first/tau": 0.05})
+SCHEMA = Schema({"image/log_s": -np.inf, "image/tau": 0.05})
 # A chunk of 1 KB: icechunk keeps those of up to 512 B in its manifests.
 SAMPLES, BLOCK_ROWS = 1_000, 256
 CHANGED_BYTES = SAMPLES * 4 * 4
@@ -79,8 +79,8 @@ def repository(path):
 def test_a_column_is_an_uncompressed_zarr_array_with_a_checksum_in_chunks_of_a_block(repository, path):
     reader = StateReader.open(path)
     for name, dtype, fill_value in [
-        ("first/log_s", "float32", -np.inf),
-        ("first/tau", "float32", np.float32(0.05)),
+        ("image/log_s", "float32", -np.inf),
+        ("image/tau", "float32", np.float32(0.05)),
         ("visits", "uint32", 0),
         ("last_step", "uint32", 0),
     ]:
@@ -108,7 +108,7 @@ def test_the_root_group_tells_what_the_store_is_made_for(repository):
     assert repository.group(repository.resolve("latest")).attrs.asdict() == {
         "format_version": 2,
         "samples": SAMPLES,
-        "fields": {"first/log_s": "-inf", "first/tau": 0.05},
+        "fields": {"image/log_s": "-inf", "image/tau": 0.05},
         "block_rows": BLOCK_ROWS,
         "dataset_fingerprint": "glyphs-1",
         "step": 3,
@@ -492,10 +492,10 @@ def test_a_store_of_a_later_format_is_refused(repository, path):
     [
         ({"dataset_fingerprint": "cc3m-7"}, "dataset fingerprint: the store has glyphs-1, this run has cc3m-7"),
         ({"samples": 101}, "number of samples: the store has 100, this run has 101"),
-        ({"fields": {"first/log_s": -np.inf}}, "fields: the store has {'first/log_s': -inf, 'first/tau': 0.05}, this"),
+        ({"fields": {"image/log_s": -np.inf}}, "fields: the store has {'image/log_s': -inf, 'image/tau': 0.05}, this"),
         (
-            {"fields": {"first/log_s": -np.inf, "first/tau": 0.07}},
-            "this run has {'first/log_s': -inf, 'first/tau': 0.07}",
+            {"fields": {"image/log_s": -np.inf, "image/tau": 0.07}},
+            "this run has {'image/log_s': -inf, 'image/tau': 0.07}",
         ),
     ],
 )

@@ -30,7 +30,7 @@ SAMPLES, BLOCK_ROWS, MOST_IDS = 66, 5, 6
 BLOCKS = -(-SAMPLES // BLOCK_ROWS)
 SPLIT = 7 * BLOCK_ROWS
 """Where the second of two ranks begins."""
-FIELDS = {"first/log_s": -math.inf, "second/tau": 0.05}
+FIELDS = {"image/log_s": -math.inf, "text/tau": 0.05}
 BUDGET = MOST_IDS * BLOCK_ROWS * 32
 """As many blocks as one batch may need, of the 14 or 7 that a rank holds."""
 

@@ -47,7 +47,7 @@ def told(repository):
 
 
 def column(repository, at):
-    return array_of(repository.group(repository.resolve(at)), "first/tau")[:]
+    return array_of(repository.group(repository.resolve(at)), "image/tau")[:]
 
 
 def test_the_rows_of_all_ranks_are_in_one_snapshot(repository, told):

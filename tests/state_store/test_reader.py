@@ -14,10 +14,10 @@ IDS = np.array([2, 99, 40])
 def test_a_reader_tells_what_it_reads(create, path):
     snapshot = create().snapshot(7, epoch=3).result()
     reader = StateReader.open(path)
-    assert (reader.samples, reader.block_rows, reader.fields) == (100, 16, ("first/log_s", "first/tau"))
+    assert (reader.samples, reader.block_rows, reader.fields) == (100, 16, ("image/log_s", "image/tau"))
     assert (reader.snapshot, reader.dataset_fingerprint) == (snapshot, "glyphs-1")
-    assert reader.columns == ("first/log_s", "first/tau", "visits", "last_step")
-    assert reader.initial == {"first/log_s": -np.inf, "first/tau": 0.05}
+    assert reader.columns == ("image/log_s", "image/tau", "visits", "last_step")
+    assert reader.initial == {"image/log_s": -np.inf, "image/tau": 0.05}
 
 
 def test_a_reader_works_beside_the_writer_and_keeps_to_its_snapshot(create, path, new_rows):
@@ -29,8 +29,8 @@ def test_a_reader_works_beside_the_writer_and_keeps_to_its_snapshot(create, path
     store.snapshot(2, epoch=0).result()
     expected = np.full(100, 0.05, dtype=np.float32)
     expected[IDS] = [1.0, 2.0, 3.0]
-    np.testing.assert_array_equal(reader.column("first/tau"), expected)
-    np.testing.assert_array_equal(reader.array("first/tau")[32:48], expected[32:48])
+    np.testing.assert_array_equal(reader.column("image/tau"), expected)
+    np.testing.assert_array_equal(reader.array("image/tau")[32:48], expected[32:48])
     assert reader.column("visits")[[2, 99, 40, 41]].tolist() == [1, 1, 1, 0]
     assert reader.column("last_step")[[2, 99, 40, 41]].tolist() == [1, 1, 1, 0]
     assert StateReader.open(path).column("last_step")[2] == 2
@@ -39,14 +39,14 @@ def test_a_reader_works_beside_the_writer_and_keeps_to_its_snapshot(create, path
 def test_a_sample_never_seen_reads_as_its_initial_values(create, path):
     create()
     reader = StateReader.open(path)
-    assert (reader.column("first/log_s") == -np.inf).all()
-    assert (reader.column("first/tau") == np.float32(0.05)).all()
+    assert (reader.column("image/log_s") == -np.inf).all()
+    assert (reader.column("image/tau") == np.float32(0.05)).all()
 
 
 def test_an_unknown_column_is_refused_with_those_there_are(create, path):
     create()
     with pytest.raises(
-        FieldError, match=r"no column 'tau'; it has \['first/log_s', 'first/tau', 'visits', 'last_step'"
+        FieldError, match=r"no column 'tau'; it has \['image/log_s', 'image/tau', 'visits', 'last_step'"
     ):
         StateReader.open(path).array("tau")
 
@@ -56,11 +56,11 @@ def test_rows_are_a_range_of_ids_of_the_columns_asked_for(create, path, new_rows
     store.put(IDS, new_rows(3, 1.0, spread=True), step=1)
     store.snapshot(1, epoch=0).result()
     reader = StateReader.open(path)
-    rows = reader.rows(30, 50, ["first/tau", "visits"])
-    assert list(rows) == ["first/tau", "visits"]
-    assert (rows["first/tau"].dtype, rows["visits"].dtype) == (np.float32, np.uint32)
+    rows = reader.rows(30, 50, ["image/tau", "visits"])
+    assert list(rows) == ["image/tau", "visits"]
+    assert (rows["image/tau"].dtype, rows["visits"].dtype) == (np.float32, np.uint32)
     np.testing.assert_array_equal(
-        rows["first/tau"], np.where(np.arange(30, 50) == 40, np.float32(3.0), np.float32(0.05))
+        rows["image/tau"], np.where(np.arange(30, 50) == 40, np.float32(3.0), np.float32(0.05))
     )
     np.testing.assert_array_equal(rows["visits"], np.arange(30, 50) == 40)
     everything = reader.rows(0, 100)
@@ -83,9 +83,9 @@ def test_a_damaged_chunk_is_an_error_in_rows_and_column_alike(create, path, new_
     for file in (path / "chunks").iterdir():
         file.write_bytes(file.read_bytes()[:500])
     reader = StateReader.open(path)
-    with pytest.raises(DamagedChunkError, match="array 'first/tau', chunk 0"):
-        reader.column("first/tau")
-    with pytest.raises(DamagedChunkError, match="array 'first/log_s', chunk 2"):
+    with pytest.raises(DamagedChunkError, match="array 'image/tau', chunk 0"):
+        reader.column("image/tau")
+    with pytest.raises(DamagedChunkError, match="array 'image/log_s', chunk 2"):
         reader.rows(450, 451)
 
 
@@ -97,8 +97,8 @@ def test_a_snapshot_that_the_run_deletes_is_no_damage(create, path, new_rows):
     reader, kept = StateReader.open(path, "step-1"), StateReader.open(path, "step-2")
     Repository.open(path).retain(keep_last=1)
     with pytest.raises(SnapshotNotFoundError, match="step-1 was deleted while it was read"):
-        reader.column("first/tau")
-    np.testing.assert_array_equal(kept.column("first/tau"), np.arange(2, 602))
+        reader.column("image/tau")
+    np.testing.assert_array_equal(kept.column("image/tau"), np.arange(2, 602))
 
 
 @pytest.mark.parametrize(

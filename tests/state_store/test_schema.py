@@ -24,12 +24,12 @@ def test_a_row_holds_the_fields_in_their_order_then_visits_and_last_step():
 
 @pytest.mark.parametrize("value", [-math.inf, math.inf, 0.05, 0.0, -1e-30])
 def test_an_initial_value_survives_json(value):
-    schema = Schema({"first/log_s": value})
+    schema = Schema({"image/log_s": value})
     written = json.dumps(schema.to_json(), allow_nan=False)
     assert Schema.from_json(json.loads(written)) == schema
 
 
-@pytest.mark.parametrize("name", ["", "/tau", "first//tau", "first/", "../tau", "first tau", "1st"])
+@pytest.mark.parametrize("name", ["", "/tau", "image//tau", "image/", "../tau", "first tau", "1st"])
 def test_a_name_that_is_no_path_of_identifiers_is_refused(name):
     with pytest.raises(FieldError, match="identifiers"):
         Schema({name: 0.0})

@@ -32,14 +32,14 @@ def no_space(*_):
 
 def test_unseen_sample_starts_at_its_initial_values_with_no_visit(create):
     state = create().take(IDS)
-    assert state["first/log_s"].tolist() == [-math.inf] * 3
-    assert state["first/tau"].tolist() == [np.float32(0.05)] * 3
+    assert state["image/log_s"].tolist() == [-math.inf] * 3
+    assert state["image/tau"].tolist() == [np.float32(0.05)] * 3
     assert state["visits"].tolist() == [0, 0, 0]
 
 
 def test_take_gives_each_field_as_a_contiguous_float32_tensor_and_visits_as_int32(create):
     state = create().take(torch.from_numpy(IDS))
-    assert list(state) == ["first/log_s", "first/tau", "visits"]
+    assert list(state) == ["image/log_s", "image/tau", "visits"]
     assert all(tensor.shape == (3,) and tensor.is_contiguous() for tensor in state.values())
     assert [tensor.dtype for tensor in state.values()] == [torch.float32, torch.float32, torch.int32]
 
@@ -47,7 +47,7 @@ def test_take_gives_each_field_as_a_contiguous_float32_tensor_and_visits_as_int3
 def test_take_returns_rows_in_the_order_of_the_ids_asked_for(create, new_rows):
     store = create()
     store.put(IDS, new_rows(3, 1.0, spread=True), step=1)
-    assert store.take(np.array([40, 2, 3, 40, 99]))["first/tau"].tolist() == pytest.approx([3, 1, 0.05, 3, 2])
+    assert store.take(np.array([40, 2, 3, 40, 99]))["image/tau"].tolist() == pytest.approx([3, 1, 0.05, 3, 2])
 
 
 def test_a_batch_may_be_empty(create, new_rows):
@@ -55,7 +55,7 @@ def test_a_batch_may_be_empty(create, new_rows):
     none = np.array([], dtype=np.int64)
     store.prefetch(none)
     store.put(none, new_rows(0), step=1)
-    assert store.take(none)["first/tau"].shape == (0,)
+    assert store.take(none)["image/tau"].shape == (0,)
 
 
 def test_put_counts_visits_and_notes_the_step_whatever_the_state_says(create, path, new_rows):
@@ -77,15 +77,15 @@ def test_the_caller_may_reuse_its_buffers_after_put_and_change_what_it_took(crea
         tensor.zero_()
     hold_rows_thread.let_go.set()
     taken = store.take(IDS)
-    assert taken["first/tau"].tolist() == [1.0, 1.0, 1.0]
-    taken["first/tau"].zero_()
-    assert store.take(IDS)["first/tau"].tolist() == [1.0, 1.0, 1.0]
+    assert taken["image/tau"].tolist() == [1.0, 1.0, 1.0]
+    taken["image/tau"].zero_()
+    assert store.take(IDS)["image/tau"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_put_takes_state_that_is_part_of_a_graph(create, new_rows):
     store = create()
     store.put(IDS, {name: row.requires_grad_() * 2 for name, row in new_rows(3).items()}, step=1)
-    taken = store.take(IDS)["first/tau"]
+    taken = store.take(IDS)["image/tau"]
     assert taken.tolist() == [2.0, 2.0, 2.0]
     assert not taken.requires_grad
 
@@ -101,7 +101,7 @@ def test_take_after_put_sees_the_new_values_while_the_put_is_still_under_way(
     hold_rows_thread.reached.wait()
     store.put(IDS, new_rows(3, 1.0), step=2)
     threading.Timer(0.1, hold_rows_thread.let_go.set).start()
-    assert store.take(IDS)["first/tau"].tolist() == [1.0, 1.0, 1.0]
+    assert store.take(IDS)["image/tau"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_take_waits_for_no_put_of_other_samples(create, new_rows, hold_rows_thread):
@@ -124,7 +124,7 @@ def test_a_prefetched_batch_is_brought_up_to_date_with_every_later_put(create, n
     store.flush()
     store.put(np.array([40, 2]), new_rows(2, 10.0, spread=True), step=2)
     state = store.take(batch)
-    assert state["first/tau"].tolist() == pytest.approx([0.05, 11, 1, 10, 0.05])
+    assert state["image/tau"].tolist() == pytest.approx([0.05, 11, 1, 10, 0.05])
     assert state["visits"].tolist() == [0, 2, 1, 1, 0]
 
 
@@ -144,15 +144,15 @@ def test_a_prefetched_batch_is_handed_out_once(create):
     store = create()
     for batch in (np.array([7]), IDS):
         store.prefetch(batch)
-    store.take(IDS)["first/tau"].zero_()
-    assert store.take(IDS)["first/tau"].tolist() == [np.float32(0.05)] * 3
+    store.take(IDS)["image/tau"].zero_()
+    assert store.take(IDS)["image/tau"].tolist() == [np.float32(0.05)] * 3
 
 
 def test_a_row_that_is_not_finite_is_refused_counted_and_logged_and_the_old_row_stays(create, path, new_rows, caplog):
     store = create()
     store.put(IDS, new_rows(3, 1.0), step=1)
     state = new_rows(3, 2.0)
-    state["first/tau"][0], state["first/log_s"][2] = math.nan, -math.inf
+    state["image/tau"][0], state["image/log_s"][2] = math.nan, -math.inf
     with caplog.at_level(logging.WARNING):
         store.put(IDS, state, step=2)
         store.flush()
@@ -161,7 +161,7 @@ def test_a_row_that_is_not_finite_is_refused_counted_and_logged_and_the_old_row_
         "put of step 2: 2 of 3 new rows are not finite and were refused; sample ids: 2, 40"
     ]
     after = store.take(IDS)
-    assert (after["first/tau"].tolist(), after["visits"].tolist()) == ([1.0, 2.0, 1.0], [1, 2, 1])
+    assert (after["image/tau"].tolist(), after["visits"].tolist()) == ([1.0, 2.0, 1.0], [1, 2, 1])
     store.snapshot(2, epoch=0).result()
     assert StateReader.open(path).column("last_step")[IDS].tolist() == [1, 2, 1]
 
@@ -177,11 +177,11 @@ def test_a_log_of_many_refused_rows_names_the_first_twenty(create, new_rows, cap
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state.pop("first/tau"), r"missing fields: \['first/tau'\]; unknown fields: none"),
+        (lambda state: state.pop("image/tau"), r"missing fields: \['image/tau'\]; unknown fields: none"),
         (lambda state: state.update(tau=torch.ones(3)), r"missing fields: none; unknown fields: \['tau'\]"),
-        (lambda state: state.update({"first/tau": torch.ones(2)}), r"float32 of shape \(2,\); pass .* of shape \(3,\)"),
-        (lambda state: state.update({"first/tau": torch.ones(3, 1)}), r"float32 of shape \(3, 1\)"),
-        (lambda state: state.update({"first/tau": torch.ones(3).double()}), "'first/tau' of the put is torch.float64"),
+        (lambda state: state.update({"image/tau": torch.ones(2)}), r"float32 of shape \(2,\); pass .* of shape \(3,\)"),
+        (lambda state: state.update({"image/tau": torch.ones(3, 1)}), r"float32 of shape \(3, 1\)"),
+        (lambda state: state.update({"image/tau": torch.ones(3).double()}), "'image/tau' of the put is torch.float64"),
     ],
 )
 def test_a_put_of_other_fields_shapes_or_dtypes_is_refused_whole(create, new_rows, change, message):
@@ -233,9 +233,9 @@ def test_a_snapshot_holds_every_put_before_it_and_none_after(create, path, new_r
     assert not snapshot.done()
     hold_rows_thread.let_go.set()
     snapshot.result()
-    assert StateReader.open(path).column("first/tau")[IDS].tolist() == [1.0, 1.0, 1.0]
+    assert StateReader.open(path).column("image/tau")[IDS].tolist() == [1.0, 1.0, 1.0]
     store.snapshot(3, epoch=0).result()
-    assert StateReader.open(path).column("first/tau")[IDS].tolist() == [5.0, 5.0, 1.0]
+    assert StateReader.open(path).column("image/tau")[IDS].tolist() == [5.0, 5.0, 1.0]
 
 
 def test_a_snapshot_without_a_change_is_made_all_the_same(create, path):
@@ -365,10 +365,10 @@ def test_a_failed_snapshot_leaves_rows_and_training_as_they_were(create, path, n
             store.snapshot(1, epoch=0).result()
     assert StateReader.open(path).snapshot.tag == "step-0"
     store.put(IDS[:1], new_rows(1, 2.0), step=2)
-    assert store.take(IDS)["first/tau"].tolist() == [2.0, 1.0, 1.0]
+    assert store.take(IDS)["image/tau"].tolist() == [2.0, 1.0, 1.0]
     assert store.snapshot(2, epoch=0).result().tag == "step-2"
     reader = StateReader.open(path)
-    assert reader.column("first/tau")[IDS].tolist() == [2.0, 1.0, 1.0]
+    assert reader.column("image/tau")[IDS].tolist() == [2.0, 1.0, 1.0]
     assert reader.column("visits")[IDS].tolist() == [2, 1, 1]
 
 
@@ -449,7 +449,7 @@ def test_a_snapshot_asked_for_while_one_is_written_has_the_rows_of_its_own_step(
         store.put(IDS, new_rows(3, float(step)), step=step)
         futures.append(store.snapshot(step, epoch=0))
     for step, future in enumerate(futures, start=1):
-        assert StateReader.open(path, future.result().id).column("first/tau")[IDS].tolist() == [step] * 3
+        assert StateReader.open(path, future.result().id).column("image/tau")[IDS].tolist() == [step] * 3
 
 
 def test_retention_keeps_the_newest_the_multiples_and_the_first(create, path):
@@ -496,7 +496,7 @@ def steps_on(device, store, steps=20, b=32):
             store.prefetch(batches[step + 2])
         state = store.take(ids)
         busy = torch.ones(500, 500, device=device) @ torch.ones(500, 500, device=device)
-        new = dict.fromkeys(("first/log_s", "first/tau"), state["visits"] + step + 0 * busy[0, 0])
+        new = dict.fromkeys(("image/log_s", "image/tau"), state["visits"] + step + 0 * busy[0, 0])
         new = {name: row.float() for name, row in new.items()}
         store.put(ids, new, step=step + 1)
         for row in new.values():

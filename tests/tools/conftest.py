@@ -112,7 +112,7 @@ def tau_by_class_size(hostile_dataset):
 @pytest.fixture(scope="session")
 def hostile_run(hostile_dataset, tau_by_class_size, write_run, tmp_path_factory):
     """A run of the hostile dataset; its first side follows class size, its second side its reverse; copy to change."""
-    taus = {"first": tau_by_class_size, "second": 0.15 - tau_by_class_size}
+    taus = {"image": tau_by_class_size, "text": 0.15 - tau_by_class_size}
     return write_run(tmp_path_factory.mktemp("runs") / "hostile <b>run", hostile_dataset, taus)
 
 

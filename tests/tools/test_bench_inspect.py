@@ -68,7 +68,7 @@ def test_the_run_has_snapshots_on_whose_way_tau_comes_to_follow_class_size(run, 
     groups = np.array([str(name)[:7] for name in repeated.column("group").to_pylist()])
     far_apart = []
     for tag in sorted(tags, key=lambda tag: int(tag.split("-")[1]))[1:]:
-        tau = StateReader.open(run.state, tag).column("first/tau")
+        tau = StateReader.open(run.state, tag).column("image/tau")
         assert ((tau >= 0.005) & (tau <= 1)).all()
         means = [tau[groups == f"class {number}"].mean() for number in range(len(sizes))]
         far_apart.append(means[0] / means[-1])
@@ -85,7 +85,7 @@ def test_pandas_says_the_same_of_the_exported_state(run, repeated, tmp_path):
     assert page.count("<img src=") == 8
     assert page.count("<table") == 8
     (means,) = [line for line in page.split("<tr>") if "<th>mean</th>" in line]
-    assert f"<td>{StateReader.open(run.state).column('first/tau').mean(dtype=np.float64):.4f}" in means
+    assert f"<td>{StateReader.open(run.state).column('image/tau').mean(dtype=np.float64):.4f}" in means
 
 
 def test_inspect_is_judged_by_the_median_of_its_time_and_the_most_of_its_memory():

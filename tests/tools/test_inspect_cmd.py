@@ -50,13 +50,13 @@ def test_json_is_one_object_with_every_figure(hostile_run, hostile_dataset):
     assert seen["snapshot"]["tag"] == "step-5"
     assert (seen["samples"], seen["share_visited"], seen["visits"]["max"]) == (66, 1.0, 1)
     assert seen["objective"] | {"name": "isogclr", "rho": 2.0} == seen["objective"]
-    assert list(seen["sides"]) == ["first", "second"]
-    first = seen["sides"]["first"]
+    assert list(seen["sides"]) == ["image", "text"]
+    first = seen["sides"]["image"]
     assert first["tau"]["max"] == pytest.approx(0.1)
-    assert first["highest"][0] == seen["sides"]["second"]["lowest"][0]
+    assert first["highest"][0] == seen["sides"]["text"]["lowest"][0]
     (groups,) = seen["groups"]
     assert (groups["column"], groups["groups"]) == ("group", 6)
-    correlation = groups["correlation"]["first"]
+    correlation = groups["correlation"]["image"]
     assert correlation["spearman"] == pytest.approx(1.0)
     assert -1 < correlation["permuted"] < 1
     assert [band["name"] for band in groups["bands"]] == ["head", "medium", "tail"]
@@ -125,8 +125,8 @@ def moved_run(hostile_dataset, tau_by_class_size, write_run, train_on, tmp_path_
     first, later = tau_by_class_size, tau_by_class_size.copy()
     later[3] = 0.9
     path = tmp_path_factory.mktemp("moved") / "run"
-    run = write_run(path, hostile_dataset, {"first": first, "second": first})
-    train_on(run, {"first": later, "second": first}, step=9)
+    run = write_run(path, hostile_dataset, {"image": first, "text": first})
+    train_on(run, {"image": later, "text": first}, step=9)
     return run
 
 
@@ -135,7 +135,7 @@ def test_two_snapshots_are_compared_and_all_of_them_are_shown_through_time(moved
     assert [at["tag"] for at in seen["through_time"]["snapshots"]] == ["step-5", "step-9"]
     drift = seen["drift"]
     assert (drift["from"], drift["to"], drift["visited"]) == ("step-5", "step-9", 66)
-    assert [mover["sample_id"] for mover in drift["sides"]["first"]["most_risen"]] == [3]
+    assert [mover["sample_id"] for mover in drift["sides"]["image"]["most_risen"]] == [3]
     page = (moved_run.report / "report.html").read_text("utf-8")
     assert "image: whose tau rose the most" in page
     assert "→ 0.9000</b>" in page
@@ -163,8 +163,8 @@ def test_single_samples_as_json_have_null_where_nothing_was_visited_yet(moved_ru
     seen = json.loads(inspect(moved_run.path, "--sample", "3", "--json").stdout)
     (sample,) = seen["samples"]
     assert sample["sample_id"] == 3
-    assert [at["first/log_s"] for at in sample["history"]] == [None, 0.0, 0.0]
-    assert sample["state"]["first/tau"] == pytest.approx(0.9)
+    assert [at["image/log_s"] for at in sample["history"]] == [None, 0.0, 0.0]
+    assert sample["state"]["image/tau"] == pytest.approx(0.9)
 
 
 def test_samples_of_a_run_without_a_snapshot_are_shown_with_what_the_dataset_says(hostile_dataset, write_run, tmp_path):

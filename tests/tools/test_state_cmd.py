@@ -25,7 +25,7 @@ from thermopile.tools.cli import main
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run_directory import RunDirectory
 
-FIELDS = {"first/log_s": -np.inf, "first/tau": 0.05, "first/u": 0.0}
+FIELDS = {"image/log_s": -np.inf, "image/tau": 0.05, "image/u": 0.0}
 SAMPLES, BLOCK = 1000, 300
 STEP = 7
 SETTINGS = {"name": "isogclr", "tau_min": 0.005, "tau_max": 1.0}
@@ -40,7 +40,7 @@ def sound_columns(samples=SAMPLES, step=STEP):
     ids = np.arange(samples)
     seen = ids % 3 > 0
     tau = np.clip(np.linspace(0.0, 1.2, samples, dtype=np.float32), np.float32(0.005), np.float32(1.0))
-    values = {"first/log_s": np.sin(ids), "first/tau": tau, "first/u": np.cos(ids)}
+    values = {"image/log_s": np.sin(ids), "image/tau": tau, "image/u": np.cos(ids)}
     columns = {name: np.where(seen, values[name], initial).astype(np.float32) for name, initial in FIELDS.items()}
     visits = seen * (1 + ids // BLOCK)
     return columns | {"visits": visits.astype(np.uint32), "last_step": (seen * step).astype(np.uint32)}
@@ -105,7 +105,7 @@ def test_a_sound_state_is_a_table_and_exit_code_0(one_run):
     assert done.exit_code == 0
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert lines[0].startswith("step-7 epoch 2, 20")
-    assert "first/tau float32 1,000 334 0.005 … 1 sound" in lines
+    assert "image/tau float32 1,000 334 0.005 … 1 sound" in lines
     assert "last_step uint32 1,000 334 0 … 7 sound" in lines
     assert lines[-1] == "step-7 is sound"
     assert "problem" not in done.stdout
@@ -128,20 +128,20 @@ def test_json_has_every_figure(one_run):
     assert (snapshot["tag"], snapshot["step"], snapshot["epoch"], snapshot["sound"]) == ("step-7", 7, 2, True)
     tau = snapshot["columns"][1]
     assert tau == {
-        "name": "first/tau", "dtype": "float32", "rows": 1000, "unseen": 334, "lowest": pytest.approx(0.005),
+        "name": "image/tau", "dtype": "float32", "rows": 1000, "unseen": 334, "lowest": pytest.approx(0.005),
         "highest": 1.0, "sound": True, "problems": [], "problems_not_listed": 0,
     }  # fmt: skip
 
 
 # A visited sample has an id that 3 does not divide. Every rule: column, ids, the value they get, what is said of them.
 FAULTS = {
-    "not a number": ("first/u", [301, 304], np.nan, "not finite"),
-    "infinite": ("first/tau", [1, 2, 4], np.inf, "not finite"),
-    "minus infinity in an unseen row": ("first/u", [3], -np.inf, "not finite"),
-    "visited, but still at minus infinity": ("first/log_s", [901], -np.inf, "visited, but still -inf"),
-    "unseen, but written": ("first/log_s", [600, 603], 0.5, "never visited, but not at the initial value -inf"),
-    "too low": ("first/tau", [304], 0.004, "below tau_min 0.005"),
-    "too high": ("first/tau", [304], 1.01, "above tau_max 1"),
+    "not a number": ("image/u", [301, 304], np.nan, "not finite"),
+    "infinite": ("image/tau", [1, 2, 4], np.inf, "not finite"),
+    "minus infinity in an unseen row": ("image/u", [3], -np.inf, "not finite"),
+    "visited, but still at minus infinity": ("image/log_s", [901], -np.inf, "visited, but still -inf"),
+    "unseen, but written": ("image/log_s", [600, 603], 0.5, "never visited, but not at the initial value -inf"),
+    "too low": ("image/tau", [304], 0.004, "below tau_min 0.005"),
+    "too high": ("image/tau", [304], 1.01, "above tau_max 1"),
     "from the future": ("last_step", [997], STEP + 1, "later than the snapshot's step 7"),
     "visited, but at no step": ("last_step", [1], 0, "visited, but without a last step"),
     "unseen, but with a step": ("last_step", [3], 1, "never visited, but with a last step"),
@@ -160,28 +160,28 @@ def test_a_value_against_the_rules_is_found_with_its_chunk_and_ids(make_run, fau
 
 def test_a_fault_is_one_line_with_array_chunk_and_the_first_ids(make_run):
     columns = sound_columns()
-    columns["first/u"][300:400] = np.nan
+    columns["image/u"][300:400] = np.nan
     done = state("check", make_run(columns))
     assert done.exit_code == 1
     assert (
-        "problem   array 'first/u', chunk 1: 100 rows not finite; ids 300, 301, 302, 303, 304, …"
+        "problem   array 'image/u', chunk 1: 100 rows not finite; ids 300, 301, 302, 303, 304, …"
         in done.stdout.splitlines()
     )
-    assert "1 problem" in next(line for line in done.stdout.splitlines() if line.startswith(" first/u"))
+    assert "1 problem" in next(line for line in done.stdout.splitlines() if line.startswith(" image/u"))
     assert done.stdout.splitlines()[-1] == "step-7 is NOT SOUND"
 
 
 def test_tau_may_stand_at_its_initial_value_outside_the_bounds(make_run):
     run = make_run(objective=SETTINGS | {"tau_min": 0.06})
     found = problems(findings(run)[0])
-    below = np.flatnonzero(sound_columns()["first/tau"][:BLOCK] < np.float32(0.06))
+    below = np.flatnonzero(sound_columns()["image/tau"][:BLOCK] < np.float32(0.06))
     below = below[(below % 3 > 0)]
-    assert found == {("first/tau", "below tau_min 0.06", 0, len(below), tuple(below[:5].tolist()))}
+    assert found == {("image/tau", "below tau_min 0.06", 0, len(below), tuple(below[:5].tolist()))}
 
 
 def test_bounds_that_the_objective_does_not_set_are_noted(make_run):
     columns = sound_columns()
-    columns["first/tau"][1] = 50.0
+    columns["image/tau"][1] = 50.0
     snapshot, exit_code = findings(make_run(columns, objective={"name": "isogclr", "tau_min": 0.005}))
     assert exit_code == 0
     assert any("isogclr has no tau_max" in note for note in snapshot["notes"])
@@ -201,42 +201,42 @@ def change_a_bit(file):
 @pytest.mark.parametrize("damage", [cut_short, change_a_bit, os.unlink])
 def test_a_damaged_chunk_is_named_with_its_file_and_the_others_are_still_checked(make_run, damage):
     columns = sound_columns()
-    columns["first/tau"][304] = 9.0
+    columns["image/tau"][304] = 9.0
     run = make_run(columns)
-    of_u = columns["first/u"][300:600].tobytes()
+    of_u = columns["image/u"][300:600].tobytes()
     (file,) = (file for file in (run / "state" / "chunks").iterdir() if file.read_bytes().startswith(of_u))
     damage(file)
     snapshot, exit_code = findings(run)
     assert exit_code == 1
     rows = {column["name"]: column["rows"] for column in snapshot["columns"]}
-    assert rows == dict.fromkeys(rows, 1000) | {"first/u": 700}
-    ((name, what, chunk, *_),) = (found for found in problems(snapshot) if found[0] == "first/u")
-    assert (name, chunk) == ("first/u", 1)
-    assert what.startswith(f"array 'first/u', chunk 1 (rows 300 … 599) cannot be read: chunks/{file.name} in")
-    assert ("first/tau", "above tau_max 1", 1, 1, (304,)) in problems(snapshot)
+    assert rows == dict.fromkeys(rows, 1000) | {"image/u": 700}
+    ((name, what, chunk, *_),) = (found for found in problems(snapshot) if found[0] == "image/u")
+    assert (name, chunk) == ("image/u", 1)
+    assert what.startswith(f"array 'image/u', chunk 1 (rows 300 … 599) cannot be read: chunks/{file.name} in")
+    assert ("image/tau", "above tau_max 1", 1, 1, (304,)) in problems(snapshot)
     assert what in state("check", run).stdout
 
 
 def test_with_its_visits_unreadable_a_block_is_checked_for_the_rest(make_run):
     columns = sound_columns()
-    columns["first/log_s"][[301, 302]] = [-np.inf, np.nan]
+    columns["image/log_s"][[301, 302]] = [-np.inf, np.nan]
     run = make_run(columns)
     visits = columns["visits"][300:600].tobytes()
     for file in (run / "state" / "chunks").iterdir():
         if file.read_bytes().startswith(visits):
             file.unlink()
     found = {(name, chunk) for name, _, chunk, *_ in problems(findings(run)[0])}
-    assert found == {("visits", 1), ("first/log_s", 1)}
-    assert ("first/log_s", "not finite", 1, 1, (302,)) in problems(findings(run)[0])
+    assert found == {("visits", 1), ("image/log_s", 1)}
+    assert ("image/log_s", "not finite", 1, 1, (302,)) in problems(findings(run)[0])
 
 
 def test_of_many_problems_the_first_are_listed_and_the_rest_counted(tmp_path):
     columns = sound_columns(samples=30 * BLOCK)
-    columns["first/u"][:] = np.nan
+    columns["image/u"][:] = np.nan
     write_state(tmp_path / "state", columns)
     found = findings(tmp_path / "state")[0]["columns"][2]
     assert (len(found["problems"]), found["problems_not_listed"]) == (20, 10)
-    assert "array 'first/u': 10 more, in later chunks" in state("check", tmp_path / "state").stdout
+    assert "array 'image/u': 10 more, in later chunks" in state("check", tmp_path / "state").stdout
 
 
 @pytest.mark.parametrize(
@@ -255,15 +255,15 @@ def test_an_array_that_is_not_what_the_store_was_made_for_is_found(make_run, cha
     repository.create_branch("by-hand", snapshot.id)
     session = repository.writable_session("by-hand")
     group = zarr.open_group(session.store)
-    del group["first/u"]
+    del group["image/u"]
     if changes:
-        group.create_array("first/u", **{"shape": (SAMPLES,), "dtype": "float32", "chunks": (BLOCK,)} | changes)
+        group.create_array("image/u", **{"shape": (SAMPLES,), "dtype": "float32", "chunks": (BLOCK,)} | changes)
     repository.create_tag("step-8", session.commit("by hand", metadata=snapshot.metadata | {"step": 8}))
     found, exit_code = findings(run)
     assert exit_code == 1
     ((name, said, *_),) = problems(found)
-    assert name == "first/u"
-    assert said.startswith("array 'first/u'")
+    assert name == "image/u"
+    assert said.startswith("array 'image/u'")
     assert what in said
     assert [column["rows"] for column in found["columns"]] == [1000, 1000, 0, 1000, 1000]
 
@@ -271,7 +271,7 @@ def test_an_array_that_is_not_what_the_store_was_made_for_is_found(make_run, cha
 def test_all_checks_every_snapshot_and_one_that_is_not_sound_decides(tmp_path):
     columns = sound_columns()
     write_state(tmp_path / "state", columns)
-    columns["first/u"][1] = np.nan
+    columns["image/u"][1] = np.nan
     repository = Repository.open(tmp_path / "state")
     identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "glyphs-1", "ranks": Alone()}
     repository.commit([ColumnPart(0, columns)], step=8, epoch=2, config_hash="", **identity)
@@ -514,13 +514,13 @@ def test_an_export_tells_in_its_metadata_what_it_is_of(one_run, tmp_path):
 def test_an_export_of_an_earlier_snapshot_has_its_values(one_run, tmp_path):
     to = tmp_path / "rows.parquet"
     state("export", one_run, "--to", to, "--at", "step-0")
-    assert set(pq.read_table(to)["first/tau"].to_pylist()) == {float(np.float32(0.05))}
+    assert set(pq.read_table(to)["image/tau"].to_pylist()) == {float(np.float32(0.05))}
 
 
 def test_an_export_has_the_columns_asked_for_in_their_order(one_run, tmp_path):
     to = tmp_path / "rows.parquet"
-    assert state("export", one_run, "--to", to, "--columns", "visits, first/tau").exit_code == 0
-    assert pq.read_table(to).column_names == ["sample_id", "visits", "first/tau"]
+    assert state("export", one_run, "--to", to, "--columns", "visits, image/tau").exit_code == 0
+    assert pq.read_table(to).column_names == ["sample_id", "visits", "image/tau"]
 
 
 def test_row_groups_are_whole_blocks(one_run, tmp_path, monkeypatch):
@@ -530,7 +530,7 @@ def test_row_groups_are_whole_blocks(one_run, tmp_path, monkeypatch):
     metadata = pq.read_metadata(to)
     assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [600, 400]
     np.testing.assert_array_equal(pq.read_table(to)["sample_id"], np.arange(SAMPLES))
-    np.testing.assert_array_equal(pq.read_table(to)["first/u"].to_numpy(), sound_columns()["first/u"])
+    np.testing.assert_array_equal(pq.read_table(to)["image/u"].to_numpy(), sound_columns()["image/u"])
 
 
 @pytest.mark.parametrize(
@@ -540,7 +540,7 @@ def test_row_groups_are_whole_blocks(one_run, tmp_path, monkeypatch):
         (["--to", "missing/rows.parquet"], "there is no directory"),
         (["--to", "there.parquet"], "there.parquet exists; choose another name, or replace it with --overwrite"),
         (["--to", "a-directory.parquet", "--overwrite"], "is a directory"),
-        (["--to", "rows.parquet", "--columns", "tau"], "no column 'tau'; it has first/log_s, first/tau"),
+        (["--to", "rows.parquet", "--columns", "tau"], "no column 'tau'; it has image/log_s, image/tau"),
         (["--to", "rows.parquet", "--columns", ","], "--columns"),
     ],
 )
@@ -569,7 +569,7 @@ def test_a_damaged_chunk_ends_the_export_and_leaves_what_was_there(make_run, tmp
         cut_short(file)
     done = state("export", run, "--to", to, "--overwrite")
     assert done.exit_code == 1
-    assert re.search(r"array 'first/log_s', chunk 0 .*chunks/\w{20}", done.stderr)
+    assert re.search(r"array 'image/log_s', chunk 0 .*chunks/\w{20}", done.stderr)
     assert to.read_text() == "keep me"
     assert {path.name for path in tmp_path.iterdir()} == {"run", "rows.parquet"}
 

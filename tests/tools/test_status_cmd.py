@@ -47,7 +47,7 @@ def held(run_directory):
 def line(step, **more):
     times = {"step_seconds": 0.5, "data_wait_seconds": 0.1, "store_wait_seconds": 0.0, "forward_backward_seconds": 0.35}
     values = {"step": step, "epoch": (step - 1) // 4, "loss": 8.0 / step, "learning_rate": 1e-3, "refused_rows": 0}
-    return values | {"first/tau_mean": 0.1, "second/tau_mean": 0.2} | times | more
+    return values | {"image/tau_mean": 0.1, "text/tau_mean": 0.2} | times | more
 
 
 def write_lines(run_directory, lines):
@@ -63,7 +63,7 @@ def write_checkpoint(run_directory, step, size=1000):
 @pytest.fixture(scope="session")
 def fresh(hostile_dataset, tau_by_class_size, write_run, tmp_path_factory):
     """A run of 66 samples with one snapshot; copied by `made` before it is changed."""
-    taus = {"first": tau_by_class_size, "second": tau_by_class_size}
+    taus = {"image": tau_by_class_size, "text": tau_by_class_size}
     return write_run(tmp_path_factory.mktemp("status") / "run", hostile_dataset, taus)
 
 
@@ -153,7 +153,7 @@ def test_what_is_saved_is_listed(made):
 
 def test_coverage_is_the_share_of_samples_visited(hostile_dataset, tau_by_class_size, write_run, tmp_path):
     visited = [sample_id % 3 == 0 for sample_id in range(hostile_dataset.n)]
-    taus = {"first": tau_by_class_size, "second": tau_by_class_size}
+    taus = {"image": tau_by_class_size, "text": tau_by_class_size}
     part = write_run(tmp_path / "part", hostile_dataset, taus, visited=visited)
     assert status_of(part)["sample_state"]["coverage"] == pytest.approx(22 / 66)
 

@@ -63,7 +63,7 @@ def finished(pairs_dataset, tmp_path_factory):
 
 def test_every_step_is_logged_once_with_loss_temperatures_and_waits(finished):
     assert [line["step"] for line in lines(finished)] == list(range(1, 15))
-    expected = {"loss", "learning_rate", "first/tau_mean", "second/tau_mean", "data_wait_seconds", "store_wait_seconds"}
+    expected = {"loss", "learning_rate", "image/tau_mean", "text/tau_mean", "data_wait_seconds", "store_wait_seconds"}
     assert all(expected <= line.keys() for line in lines(finished))
 
 
@@ -75,9 +75,9 @@ def test_the_last_checkpoint_holds_the_state_of_the_last_step(finished, pairs_da
     assert visits.sum() == 14 * 256
     assert last_step.max() == 14
     seen = visits > 0
-    assert np.isfinite(state.column("first/log_s")[seen]).all()
-    assert np.isneginf(state.column("first/log_s")[~seen]).all()
-    assert (state.column("second/tau")[~seen] == np.float32(0.01)).all()
+    assert np.isfinite(state.column("image/log_s")[seen]).all()
+    assert np.isneginf(state.column("image/log_s")[~seen]).all()
+    assert (state.column("text/tau")[~seen] == np.float32(0.01)).all()
 
 
 def test_two_runs_of_one_seed_are_equal_bit_for_bit_and_another_seed_is_not(finished, pairs_dataset, tmp_path):

@@ -76,7 +76,7 @@ def test_two_ranks_train_as_one_process_does(alone, two_ranks):
     one, two = StateReader.open(alone.state), StateReader.open(two_ranks.state)
     np.testing.assert_array_equal(two.column("visits"), one.column("visits"))
     np.testing.assert_array_equal(two.column("last_step"), one.column("last_step"))
-    np.testing.assert_allclose(two.column("first/tau"), one.column("first/tau"), rtol=1e-2)
+    np.testing.assert_allclose(two.column("image/tau"), one.column("image/tau"), rtol=1e-2)
 
 
 def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the_same_losses(

@@ -14,7 +14,7 @@ from thermopile.trainer.tensorboard_log import TensorBoardLog
 
 
 def lines(first, last, loss):
-    return [{"step": step, "loss": loss, "first/tau_mean": step / 8} for step in range(first, last + 1)]
+    return [{"step": step, "loss": loss, "image/tau_mean": step / 8} for step in range(first, last + 1)]
 
 
 def seen(path):
@@ -30,7 +30,7 @@ def test_every_number_of_a_line_is_a_scalar_of_its_step(tmp_path):
             [{"step": 3, "loss": None, "skipped": True}, {"step": 3, "evaluation": {"knn": {"10": 0.75}, "of": "t"}}]
         )
     assert seen(tmp_path / "tensorboard") == {
-        "loss": [(1, 0.5), (2, 0.5)], "first/tau_mean": [(1, 0.125), (2, 0.25)], "evaluation/knn/10": [(3, 0.75)],
+        "loss": [(1, 0.5), (2, 0.5)], "image/tau_mean": [(1, 0.125), (2, 0.25)], "evaluation/knn/10": [(3, 0.75)],
     }  # fmt: skip
 
 

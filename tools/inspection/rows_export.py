@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from ...files import written_aside
 from ...pipeline.dataset import PLACE_IN_SHARD
 from ...trainer.errors import ConfigError, RunError
-from ...trainer.files import written_aside
 from ..state_blocks import read_blocks
 from ..state_export import SAMPLE_ID, parquet_writer, state_schema
 from .run import Inspection

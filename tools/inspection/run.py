@@ -14,8 +14,6 @@ from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
 
 LATEST = "latest"
-LABELS = {"first": "image", "second": "text"}
-"""What the sides of pairs are; `sample`, the one side of images, is called so by people as well."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,10 @@ class Inspection:
 
     @property
     def labels(self) -> dict[str, str]:
-        """By side of the state that has a tau, its name for people: `first` is the image, `second` the text."""
+        """By side of the state that has a tau, its name for people: they are the same."""
         fields = self.reader.fields if self.reader else ()
         sides = [name.removesuffix("/tau") for name in fields if name.endswith("/tau")]
-        return {side: LABELS.get(side, side) for side in sides}
+        return {side: side for side in sides}
 
     @property
     def tau(self) -> TauSettings:

@@ -75,7 +75,7 @@ class Survey:
     staleness: Distribution
     """Of the visited samples: steps of the run since the sample's last one."""
     fields: dict[str, Distribution]
-    """By name of the field, of the visited samples: `first/log_s`."""
+    """By name of the field, of the visited samples: `image/log_s`."""
     sides: list[Side]
     """Empty where the objective keeps no tau, or no sample was visited."""
     joint: Joint | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from ...trainer.files import write_atomically
+from ...files import write_atomically
 from ..inspection import summary
 from ..inspection.findings import Findings, shown_ids
 from ..inspection.groups import CLASS_COLUMN

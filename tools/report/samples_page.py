@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ...trainer.files import write_atomically
+from ...files import write_atomically
 from ..inspection import summary
 from ..inspection.details import Details
 from ..inspection.findings import Findings

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ..inspection import summary
 from ..inspection.details import Details
 from ..inspection.embedding_map import EmbeddingMap
-from ..inspection.run import LABELS, Inspection
+from ..inspection.run import Inspection
 from ..inspection.survey import Sheet, Side, Survey
 from .figures.embedding_map import draw_embedding_map, kinds_legend
 from .figures.histograms import Panel, draw_histograms, draw_joint, draw_tau_histograms
@@ -40,9 +40,8 @@ def moving_averages(inspection: Inspection, survey: Survey) -> str:
     """log s, and u where the objective has temperatures of its own for every sample; empty where it has neither."""
     content, axes = "", {"log_s": "log s (natural log, no unit)", "u": "u, momentum of tau’s gradient (no unit)"}
     for place, side in enumerate(dict.fromkeys(name.rpartition("/")[0] for name in survey.fields)):
-        label = LABELS.get(side, side)
         panels = [
-            Panel(f"{label} {name.replace('_', ' ')}", survey.fields[f"{side}/{name}"], axis)
+            Panel(f"{side} {name.replace('_', ' ')}", survey.fields[f"{side}/{name}"], axis)
             for name, axis in axes.items()
             if f"{side}/{name}" in survey.fields
         ]
@@ -52,7 +51,7 @@ def moving_averages(inspection: Inspection, survey: Survey) -> str:
                 f"{' and '.join(panel.title for panel in panels)}; the lowest and highest 0.5% are in the outermost "
                 f"bars. {summary.what(inspection, survey)}."
             )
-            content += figure(draw, f"Histograms of the moving averages, {label}", caption)
+            content += figure(draw, f"Histograms of the moving averages, {side}", caption)
     return content
 
 
@@ -117,7 +116,7 @@ def _similarities(found: EmbeddingMap) -> str:
     for side, points in found.points.items():
         for word, marked in (("lowest", points.coldest), ("highest", points.hottest)):
             if marked.any():
-                rows.append(_similarity_row(f"{LABELS.get(side, side)}: {word} tau", found.similarity[marked]))
+                rows.append(_similarity_row(f"{side}: {word} tau", found.similarity[marked]))
     return table(
         "Cosine of a picture and its own caption.", ["samples", "how many", "mean", "standard deviation"], rows
     )

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..inspection.details import Details
-from ..inspection.run import LABELS
 from .html import facts_list, text
 
 _TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "width": "width (pixels)",
@@ -53,9 +52,9 @@ def facts(details: Details) -> list[tuple[str, str]]:
 
 
 def state_word(column: str) -> str:
-    """What people call a column of the state: `first/tau` is `image tau`."""
+    """What people call a column of the state: `image/tau` is `image tau`."""
     side, _, field = column.rpartition("/")
-    return f"{LABELS.get(side, side)} {field}".strip().replace("_", " ")
+    return f"{side} {field}".strip().replace("_", " ")
 
 
 def _number(value: float | int) -> str:

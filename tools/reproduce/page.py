@@ -18,7 +18,7 @@ LINE = 120
 
 def write_page(results: Results, plan: Plan, path: Path) -> Path:
     """Write the page, Markdown, and its picture beside it; return where the page is."""
-    from ...trainer.files import write_atomically
+    from ...files import write_atomically
     from .figure import draw_bands
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -132,7 +132,7 @@ _KEPT = ("scores", "classes_of_band", "test_samples", "samples", "seconds", "mac
 
 
 def _write(result: Result, sets: Sets, folder: Path) -> None:
-    from ...trainer.files import write_atomically
+    from ...files import write_atomically
 
     kept = {key: getattr(result, key) for key in _KEPT}
     temperatures = {side: figures._asdict() for side, figures in result.temperatures.items()}

@@ -74,7 +74,7 @@ class Contrastive(Objective):
         """initial: per-sample state by field name, with the value that a sample never seen has."""
         super().__init__()
         self.settings = settings
-        self.sides = ("first", "second") if mode == "bimodal" else ("sample",)
+        self.sides = ("image", "text") if mode == "bimodal" else ("sample",)
         self.row_fields = tuple(initial)
         self.fields = {f"{side}/{name}": value for side in self.sides for name, value in initial.items()}
 

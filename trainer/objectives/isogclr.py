@@ -76,7 +76,7 @@ class IndividualTemperature(Contrastive):
 class Isogclr(IndividualTemperature):
     """iSogCLR, bimodal or unimodal.
 
-    State: log_s, tau, u of each side: `first/…` and `second/…`, or, unimodal, `sample/…`, shared by both views.
+    State: log_s, tau, u of each side: `image/…` and `text/…`, or, unimodal, `sample/…`, shared by both views.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {

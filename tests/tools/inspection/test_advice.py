@@ -13,7 +13,7 @@ def warned(hostile_dataset, write_run, tmp_path):
     def of(tau, **how):
         spread = np.linspace(0.1, 0.5, hostile_dataset.n)
         tau = np.broadcast_to(tau, spread.shape)
-        inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {"first": tau, "second": spread}, **how))
+        inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": spread}, **how))
         return warnings(inspection, survey(inspection))
 
     return of

@@ -10,7 +10,7 @@ def test_a_sample_has_its_row_of_the_state_and_of_the_table(hostile_run, hostile
     assert list(details) == [3, 65]
     for sample_id, found in details.items():
         assert found.sample_id == sample_id
-        assert found.state["first/tau"] == np.float32(tau_by_class_size[sample_id])
+        assert found.state["image/tau"] == np.float32(tau_by_class_size[sample_id])
         assert (found.state["visits"], found.state["last_step"]) == (1, 5)
         assert found.table["uri"] == hostile_dataset.rows([sample_id])[0]["uri"]
         assert "row" not in found.table

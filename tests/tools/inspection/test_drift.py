@@ -11,7 +11,7 @@ from thermopile.trainer.errors import ConfigError
 # Few values, so that many samples are equal before, after, or in how far they moved.
 BEFORE, AFTER = (
     {side: np.random.default_rng((seed, i)).integers(1, 9, 66).astype(np.float32) / 64
-     for i, side in enumerate(("first", "second"))}
+     for i, side in enumerate(("image", "text"))}
     for seed in (0, 1)
 )  # fmt: skip
 EARLY = np.arange(66) % 3 != 1
@@ -66,8 +66,8 @@ def test_the_earlier_snapshot_comes_first_whichever_is_named_first(run):
 
 def test_no_more_than_the_greatest_movers_are_kept(hostile_dataset, write_run, train_on, tmp_path):
     tau = np.full(66, 0.05)
-    run = write_run(tmp_path / "run", hostile_dataset, {"first": tau, "second": tau})
-    train_on(run, {"first": tau + np.arange(66) / 1000, "second": tau}, 9)
+    run = write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau})
+    train_on(run, {"image": tau + np.arange(66) / 1000, "text": tau}, 9)
     first, second = drift(read_run(run), "step-5", []).sides
     assert [mover.sample_id for mover in first.most_risen] == list(range(65, 65 - MOVERS, -1))
     assert (first.most_fallen, first.joint.spearman) == ([], None)

@@ -75,8 +75,8 @@ def images_run(images_dataset, write_run, tmp_path_factory):
 
 def test_pictures_and_captions_lie_in_one_map_each_with_the_tau_of_its_side(found, tau_by_class_size):
     assert found.sample_ids.tolist() == list(range(66))
-    assert found.points["first"].tau == pytest.approx(tau_by_class_size)
-    assert found.points["second"].tau == pytest.approx(0.15 - tau_by_class_size)
+    assert found.points["image"].tau == pytest.approx(tau_by_class_size)
+    assert found.points["text"].tau == pytest.approx(0.15 - tau_by_class_size)
     for points in found.points.values():
         assert points.xy.shape == (66, 2)
         assert points.xy.dtype == np.float32
@@ -91,7 +91,7 @@ def test_they_are_the_features_that_the_objective_compares_each_on_its_side(foun
     assert found.similarity == pytest.approx((pictures * captions).sum(1).numpy(), abs=1e-6)
     assert np.ptp(found.similarity) > 0
     # Fresh encoders put pictures and captions far apart. Captions take turns in a few texts, pictures are noise.
-    xy = np.concatenate([found.points["first"].xy, found.points["second"].xy])
+    xy = np.concatenate([found.points["image"].xy, found.points["text"].xy])
     nearest = (np.linalg.norm(xy[:, None] - xy, axis=2) + np.diag([np.inf] * len(xy))).argmin(1)
     assert ((nearest < 66) == (np.arange(len(xy)) < 66)).all()
     same_text = [np.isclose((captions * captions[near % 66]).sum(1), 1).mean() for near in np.split(nearest, 2)]
@@ -106,13 +106,11 @@ def test_the_coldest_and_hottest_tenth_of_each_side_are_marked(found):
 
 
 def test_where_there_is_one_tau_alone_nothing_is_marked(hostile_dataset, write_run, tmp_path):
-    run = write_run(
-        tmp_path / "run", hostile_dataset, {"first": np.full(66, 0.05), "second": np.linspace(0.1, 0.2, 66)}
-    )
+    run = write_run(tmp_path / "run", hostile_dataset, {"image": np.full(66, 0.05), "text": np.linspace(0.1, 0.2, 66)})
     save_encoders(run, hostile_dataset)
     points = mapped(run)[0].points
-    assert not (points["first"].coldest | points["first"].hottest).any()
-    assert points["second"].hottest.sum() == 6
+    assert not (points["image"].coldest | points["image"].hottest).any()
+    assert points["text"].hottest.sum() == 6
 
 
 def test_every_class_is_on_the_map_however_rare_and_again_the_same(saved_run, monkeypatch):
@@ -125,7 +123,7 @@ def test_every_class_is_on_the_map_however_rare_and_again_the_same(saved_run, mo
     assert drawn[0] > drawn[-1]
     again, _ = mapped(saved_run[0])
     assert again.sample_ids.tolist() == shown.sample_ids.tolist()
-    assert np.array_equal(again.points["first"].xy, shown.points["first"].xy)
+    assert np.array_equal(again.points["image"].xy, shown.points["image"].xy)
 
 
 def test_few_classes_are_told_apart_by_name_and_many_by_how_frequent_they_are(found, saved_run, monkeypatch):
@@ -152,7 +150,7 @@ def test_without_classes_every_level_of_tau_is_on_the_map(images_run, monkeypatc
 def test_the_encoders_are_those_of_the_snapshot_and_where_these_are_gone_the_latest(
     own_run, hostile_dataset, tau_by_class_size, train_on
 ):
-    train_on(own_run, {"first": tau_by_class_size, "second": tau_by_class_size}, 9)
+    train_on(own_run, {"image": tau_by_class_size, "text": tau_by_class_size}, 9)
     save_encoders(own_run, hostile_dataset, step=9)
     shown, notes = mapped(own_run, at="step-5")
     assert (shown.checkpoint, notes) == ("step-5", [])
@@ -229,7 +227,7 @@ def test_without_pictures_there_is_no_map(own_run, hostile_dataset, tmp_path):
 
 
 def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, write_run, tmp_path):
-    taus = {"first": np.full(66, 0.05), "second": np.full(66, 0.05)}
+    taus = {"image": np.full(66, 0.05), "text": np.full(66, 0.05)}
     few = write_run(tmp_path / "few", hostile_dataset, taus, visited=np.arange(66) < 15)
     shown, (note,) = mapped(few)
     assert shown is None

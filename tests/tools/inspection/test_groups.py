@@ -17,7 +17,7 @@ from thermopile.tools.inspection.groups import (
     mean_by_group,
 )
 
-LIMITS = {"first": (0.3, 0.15, 0.55)}
+LIMITS = {"image": (0.3, 0.15, 0.55)}
 """The side's mean, what the coldest lie below, what the hottest do not lie below."""
 
 
@@ -29,9 +29,9 @@ def grouped(labels, tau, visited=None, *, pieces=1):
     for places in np.array_split(np.arange(len(tau)), pieces):
         pooled = np.flatnonzero(visited[places])
         piece = pa.array([labels[i] for i in places], pa.string())
-        counts.add(piece, visited[places], {"first": tau[places]}, pooled)
+        counts.add(piece, visited[places], {"image": tau[places]}, pooled)
         pool.append(tau[places][pooled])
-    return counts.result({"first": np.concatenate(pool)})
+    return counts.result({"image": np.concatenate(pool)})
 
 
 @given(st.lists(st.tuples(st.integers(-1, 4), st.floats(0.0625, 1.0, width=32)), max_size=40))
@@ -54,7 +54,7 @@ def test_groups_counted_in_pieces_have_the_size_the_mean_and_the_interval_of_the
     for place, name in enumerate(found.names):
         seen = np.array([value for label, value, was in rows if label == name and was])
         assert (found.sizes[place], found.visited[place]) == (labels.count(name), len(seen))
-        mean, half = found.tau["first"].mean[place], found.tau["first"].half_width[place]
+        mean, half = found.tau["image"].mean[place], found.tau["image"].half_width[place]
         assert mean == pytest.approx(seen.mean()) if len(seen) else np.isnan(mean)
         if len(seen) < 2:
             assert np.isnan(half)
@@ -78,8 +78,8 @@ def test_unvisited_samples_count_in_the_size_but_not_in_mean_tau():
     visited = [True, False, True, True, True, False]
     found = grouped(["a", "a", "a", "b", "b", "c"], [0.1, 0.9, 0.3, 0.5, 0.7, 0.9], visited)
     assert found.sizes.tolist() == [3, 2, 1]
-    np.testing.assert_allclose(found.tau["first"].mean, [0.2, 0.6, np.nan], rtol=1e-6)
-    assert found.correlation["first"].spearman == pytest.approx(-1.0)
+    np.testing.assert_allclose(found.tau["image"].mean, [0.2, 0.6, np.nan], rtol=1e-6)
+    assert found.correlation["image"].spearman == pytest.approx(-1.0)
 
 
 def test_head_medium_and_tail_say_where_the_coldest_and_the_hottest_samples_are():
@@ -87,7 +87,7 @@ def test_head_medium_and_tail_say_where_the_coldest_and_the_hottest_samples_are(
     found = grouped(labels, [0.6, 0.6, 0.6, 0.1, 0.6, 0.3, 0.1])
     bands = {band.name: band for band in found.bands}
     assert [(band.groups, band.samples) for band in found.bands] == [(1, 4), (1, 2), (1, 1)]
-    head, tail = bands["head"].tau["first"], bands["tail"].tau["first"]
+    head, tail = bands["head"].tau["image"], bands["tail"].tau["image"]
     assert (head.share_of_hottest, head.share_of_coldest) == (0.75, 0.5)
     assert (tail.share_of_hottest, tail.share_of_coldest) == (0.0, 0.5)
     assert head.mean == pytest.approx(np.mean([0.6, 0.6, 0.6, 0.1]))
@@ -97,7 +97,7 @@ def test_head_medium_and_tail_say_where_the_coldest_and_the_hottest_samples_are(
 def test_a_column_with_a_value_for_every_sample_is_no_grouping(monkeypatch):
     monkeypatch.setattr(groups_module, "MOST_GROUPS", 3)
     counts = GroupCounts("uri", LIMITS)
-    everybody, tau = np.ones(2, bool), {"first": np.zeros(2, np.float32)}
+    everybody, tau = np.ones(2, bool), {"image": np.zeros(2, np.float32)}
     counts.add(pa.array(["a", "b"]), everybody, tau, np.arange(2))
     with pytest.raises(TooManyGroupsError, match="column uri has more than 3 values"):
         counts.add(pa.array(["c", "d"]), everybody, tau, np.arange(2))

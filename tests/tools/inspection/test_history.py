@@ -15,8 +15,8 @@ EARLY = np.arange(66) != 40
 @pytest.fixture
 def run(hostile_dataset, write_run, train_on, tmp_path):
     """Two snapshots after step-0; sample 40 was not visited up to the first one."""
-    run = write_run(tmp_path / "run", hostile_dataset, {"first": TAU, "second": 0.2 - TAU}, visited=EARLY)
-    train_on(run, {"first": 2 * TAU, "second": TAU}, 9)
+    run = write_run(tmp_path / "run", hostile_dataset, {"image": TAU, "text": 0.2 - TAU}, visited=EARLY)
+    train_on(run, {"image": 2 * TAU, "text": TAU}, 9)
     return run
 
 
@@ -28,7 +28,7 @@ def test_a_sample_has_its_whole_row_at_every_snapshot_oldest_first(run):
         rows = StateReader.open(run.state, state.snapshot.id).rows(40, 41)
         assert state.values == {name: values[0] for name, values in rows.items()}
     assert [state.values["visits"] for state in history.states] == [0, 0, 1]
-    assert history.states[-1].values["first/tau"] == np.float32(2 * TAU[40])
+    assert history.states[-1].values["image/tau"] == np.float32(2 * TAU[40])
 
 
 def test_samples_come_in_the_order_asked_for_and_each_once(run):
@@ -36,14 +36,14 @@ def test_samples_come_in_the_order_asked_for_and_each_once(run):
     histories = read_histories(read_run(run), asked, [])
     assert [history.sample_id for history in histories] == [65, 0, 17, 16]
     for history in histories:
-        assert history.states[1].values["first/tau"] == np.float32(TAU[history.sample_id])
+        assert history.states[1].values["image/tau"] == np.float32(TAU[history.sample_id])
 
 
 def test_the_rank_is_the_share_of_visited_samples_with_a_lower_tau_at_the_inspected_snapshot(run):
     inspection = read_run(run, at="step-5")
     first, unvisited = read_histories(inspection, [10, 40], [], survey(inspection).sides)
-    assert first.ranks["first"] == pytest.approx(np.sum(TAU[EARLY] < TAU[10]) / 65)
-    assert first.ranks["second"] == pytest.approx(np.sum(TAU[EARLY] > TAU[10]) / 65)
+    assert first.ranks["image"] == pytest.approx(np.sum(TAU[EARLY] < TAU[10]) / 65)
+    assert first.ranks["text"] == pytest.approx(np.sum(TAU[EARLY] > TAU[10]) / 65)
     assert unvisited.ranks == {}
 
 

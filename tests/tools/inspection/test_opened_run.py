@@ -47,8 +47,8 @@ def test_an_opened_run_has_its_settings_snapshots_and_dataset(opened, hostile_ru
 def test_temperatures_are_arrays_by_side_at_the_snapshot_asked_for(opened, tau_by_class_size):
     latest, start = opened.temperatures(), opened.temperatures("step-0")
     assert (latest.snapshot.tag, start.snapshot.tag) == ("step-5", "step-0")
-    assert latest.sides == ("first", "second") == tuple(latest.tau)
-    np.testing.assert_array_equal(latest.tau["first"][:], tau_by_class_size.astype(np.float32))
+    assert latest.sides == ("image", "text") == tuple(latest.tau)
+    np.testing.assert_array_equal(latest.tau["image"][:], tau_by_class_size.astype(np.float32))
     np.testing.assert_array_equal(latest.array("visits")[3:5], [1, 1])
     np.testing.assert_array_equal(start.array("visits")[3:5], [0, 0])
 
@@ -63,7 +63,7 @@ def test_the_frame_of_all_samples_is_what_an_export_writes(temperatures, hostile
 @settings(max_examples=10)
 @given(
     st.one_of(st.slices(66), st.lists(st.integers(0, 65)), st.builds(range, st.integers(0, 66), st.integers(0, 66))),
-    st.permutations(["caption", "width", "second/tau", "last_step"]),
+    st.permutations(["caption", "width", "text/tau", "last_step"]),
 )
 def test_a_frame_has_the_rows_and_columns_asked_for_in_their_order(temperatures, sample_ids, columns):
     ids = range(66)[sample_ids] if isinstance(sample_ids, slice) else sample_ids
@@ -95,9 +95,9 @@ def test_a_frame_of_a_few_samples_reads_their_blocks_and_shards_alone(
 
 
 def test_frames_are_all_samples_piece_by_piece(temperatures):
-    pieces = list(temperatures.frames(["group", "first/tau"], rows=25))
+    pieces = list(temperatures.frames(["group", "image/tau"], rows=25))
     assert [len(piece) for piece in pieces] == [25, 25, 16]
-    pd.testing.assert_frame_equal(pd.concat(pieces), temperatures.frame(columns=["group", "first/tau"]))
+    pd.testing.assert_frame_equal(pd.concat(pieces), temperatures.frame(columns=["group", "image/tau"]))
 
 
 @pytest.mark.parametrize("sample_ids", [[-1], [0, 66], [0.5], [True, False], ["a"], 3, [[1]]])
@@ -175,11 +175,11 @@ def test_the_notebook_of_the_documentation_runs(hostile_run, tmp_path, monkeypat
     for code in examples("In a notebook"):
         exec(code, names)
     rows = names["temperatures"].frame()
-    assert names["coldest"]["first/tau"].tolist() == sorted(rows["first/tau"])[:10]
+    assert names["coldest"]["image/tau"].tolist() == sorted(rows["image/tau"])[:10]
     assert names["by_class"]["size"].tolist() == [1, 2, 4, 8, 16, 34]
-    assert names["history"].loc[5].tolist() == rows.loc[[0, 5], "first/tau"].tolist()
+    assert names["history"].loc[5].tolist() == rows.loc[[0, 5], "image/tau"].tolist()
     assert (tmp_path / "history.png").stat().st_size > 5_000
-    assert f"{(rows['first/tau'] > 0.1).sum()} of 66 samples" in capsys.readouterr().out
+    assert f"{(rows['image/tau'] > 0.1).sum()} of 66 samples" in capsys.readouterr().out
 
 
 def test_the_lines_of_the_documentation_load_an_export_into_pandas(hostile_run, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ from thermopile.trainer.run_directory import RunDirectory
 
 TEXTS = ["key", "uri", "caption", "group"]
 TABLE = pa.schema([(name, pa.string()) for name in TEXTS] + [("width", pa.int32()), ("height", pa.int32())])
-FIELDS = {"first/log_s": -np.inf, "first/tau": 0.05, "second/tau": 0.05}
+FIELDS = {"image/log_s": -np.inf, "image/tau": 0.05, "text/tau": 0.05}
 WORDS = ("NA", "null", "nan", "-inf", "007", "=HYPERLINK(0)", "say \"hi\", 'you'", "a\nb\r\nc\rd", "NUL \0", "\ufeff",
          "\u202egnp", "\\", "x" * 10_000)  # fmt: skip
 texts = st.one_of(
@@ -81,7 +81,7 @@ def hostile_run_of_texts():
     n = len(WORDS) + 1
     table = pa.table({name: [*WORDS, None] for name in TEXTS} | {"width": range(n), "height": range(n)}, schema=TABLE)
     state = {name: np.linspace(-1, 1, n, dtype=np.float32) for name in FIELDS}
-    state["first/log_s"][-1] = -np.inf
+    state["image/log_s"][-1] = -np.inf
     return [table], state | {name: np.arange(n, dtype=np.uint32) for name in ("visits", "last_step")}
 
 

@@ -15,7 +15,7 @@ def test_a_run_is_read_with_its_settings_its_last_snapshot_and_its_dataset(hosti
     assert inspection.config.objective.name == "isogclr"
     assert inspection.dataset.path == hostile_dataset.path
     assert (inspection.reader.snapshot.tag, inspection.reader.samples) == ("step-5", 66)
-    assert inspection.labels == {"first": "image", "second": "text"}
+    assert inspection.labels == {"image": "image", "text": "text"}
     assert inspection.tau == TauSettings(0.01, 0.005, 1.0)
     assert inspection.notes == []
 
@@ -50,7 +50,7 @@ def moved(hostile_dataset, tau_by_class_size, write_run, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     shutil.copytree(hostile_dataset.path, here)
     dataset = type(hostile_dataset)(here)
-    run = write_run(tmp_path / "run", dataset, {"first": tau_by_class_size, "second": tau_by_class_size})
+    run = write_run(tmp_path / "run", dataset, {"image": tau_by_class_size, "text": tau_by_class_size})
     here.rename(there)
     return run, there
 

@@ -19,18 +19,18 @@ def small_pieces(monkeypatch):
 @pytest.fixture
 def run_of(hostile_dataset, write_run, tmp_path):
     def write(tau, **how):
-        return read_run(write_run(tmp_path / "run", hostile_dataset, {"first": tau, "second": tau}, **how))
+        return read_run(write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau}, **how))
 
     return write
 
 
 def test_a_run_gives_both_sides_its_groups_and_no_note(hostile_run):
     found = survey(read_run(hostile_run))
-    assert [(side.name, side.label) for side in found.sides] == [("first", "image"), ("second", "text")]
+    assert [(side.name, side.label) for side in found.sides] == [("image", "image"), ("text", "text")]
     (groups,) = found.groups
     assert groups.sizes.tolist() == [34, 16, 8, 4, 2, 1]
-    assert groups.correlation["first"].spearman == pytest.approx(1.0)
-    assert groups.correlation["second"].spearman == pytest.approx(-1.0)
+    assert groups.correlation["image"].spearman == pytest.approx(1.0)
+    assert groups.correlation["text"].spearman == pytest.approx(-1.0)
     assert found.joint.spearman == pytest.approx(-1.0)
     assert found.joint.counts.sum() == 66
     assert (found.visited, found.share_visited, found.never_visited, found.notes) == (66, 1.0, [], [])
@@ -48,7 +48,7 @@ def test_read_in_pieces_a_state_gives_the_same_figures(hostile_run, monkeypatch)
     assert pieces.groups[0].correlation == whole.groups[0].correlation
     assert pieces.joint.spearman == pytest.approx(whole.joint.spearman)
     np.testing.assert_array_equal(pieces.joint.counts, whole.joint.counts)
-    np.testing.assert_array_equal(pieces.pool.tau["first"], whole.pool.tau["first"])
+    np.testing.assert_array_equal(pieces.pool.tau["image"], whole.pool.tau["image"])
     assert [side.tau.quantile(0.3) for side in pieces.sides] == [side.tau.quantile(0.3) for side in whole.sides]
 
 
@@ -78,7 +78,7 @@ def test_samples_never_visited_count_in_no_figure_of_tau(run_of):
 def test_staleness_counts_the_steps_since_the_last_visit(hostile_run):
     found = survey(read_run(hostile_run))
     assert (found.staleness.min, found.staleness.max) == (0.0, 0.0)
-    assert set(found.fields) == {f"{side}/{field}" for side in ("first", "second") for field in ("log_s", "tau", "u")}
+    assert set(found.fields) == {f"{side}/{field}" for side in ("image", "text") for field in ("log_s", "tau", "u")}
 
 
 def test_a_state_in_which_nothing_was_visited_is_noted(hostile_run):
@@ -115,7 +115,7 @@ def test_ranks_of_both_sides_correlate_as_scipy_says(hostile_dataset, write_run,
     rng = np.random.default_rng(5)
     first = rng.uniform(0.1, 0.3, 66)
     second = first + rng.uniform(0, 0.2, 66)
-    run = write_run(tmp_path / "run", hostile_dataset, {"first": first, "second": second})
+    run = write_run(tmp_path / "run", hostile_dataset, {"image": first, "text": second})
     assert survey(read_run(run)).joint.spearman == pytest.approx(spearmanr(first, second).statistic, abs=2e-3)
 
 
@@ -134,8 +134,8 @@ def damage(monkeypatch):
 
         def damaged(self, start, stop, columns=None):
             found = rows(self, start, stop, columns)
-            if "first/tau" in found:
-                found["first/tau"][[i - start for i in ids if start <= i < stop]] = value
+            if "image/tau" in found:
+                found["image/tau"][[i - start for i in ids if start <= i < stop]] = value
             return found
 
         monkeypatch.setattr(StateReader, "rows", damaged)
@@ -151,7 +151,7 @@ def test_a_tau_that_is_not_finite_is_left_out_of_all_other_figures(run_of, damag
     assert (found.sides[0].tau.not_finite, found.sides[0].tau.count) == (2, 64)
     assert found.joint.counts.sum() == 64
     assert all({0, 65}.isdisjoint(sheet.sample_ids) for sheet in found.sheets)
-    assert np.isfinite(found.groups[0].tau["first"].mean).all()
+    assert np.isfinite(found.groups[0].tau["image"].mean).all()
 
 
 def test_where_no_tau_is_finite_there_are_no_sides_and_a_note(run_of, damage):

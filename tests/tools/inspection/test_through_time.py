@@ -9,7 +9,7 @@ from thermopile.tools.inspection.through_time import QUANTILES, through_time
 
 TAUS = {
     side: {step: np.random.default_rng((seed, step)).uniform(0.006, 0.2, 66).astype(np.float32) for step in (5, 9, 12)}
-    for seed, side in enumerate(("first", "second"))
+    for seed, side in enumerate(("image", "text"))
 }
 HALF = np.arange(66) % 2 == 1
 
@@ -48,9 +48,9 @@ def test_every_snapshot_has_the_quantiles_of_the_samples_visited_by_then(run):
 
 def test_the_share_at_tau_min_is_told_for_every_snapshot(hostile_dataset, write_run, train_on, tmp_path):
     many, few = (np.where(np.arange(66) < count, 0.005, 0.05) for count in (33, 11))
-    run = write_run(tmp_path / "run", hostile_dataset, {"first": many, "second": few})
-    train_on(run, {"first": few, "second": few}, 9)
-    shares = [moment.tau["first"].share_at_tau_min for moment in through_time(read_run(run), []).moments]
+    run = write_run(tmp_path / "run", hostile_dataset, {"image": many, "text": few})
+    train_on(run, {"image": few, "text": few}, 9)
+    shares = [moment.tau["image"].share_at_tau_min for moment in through_time(read_run(run), []).moments]
     assert shares == pytest.approx([1 / 2, 1 / 6])
 
 
@@ -61,7 +61,7 @@ def test_too_many_rows_are_sampled_in_the_same_blocks_of_every_snapshot(run, mon
     read = np.arange(66) // 16 % 2 == 0
     assert (found.every, found.samples_read) == (2, read.sum())
     assert [moment.visited for moment in found.moments] == [(HALF & read).sum(), read.sum(), read.sum()]
-    assert_quantiles(found.moments[2].tau["second"], TAUS["second"][12][read])
+    assert_quantiles(found.moments[2].tau["text"], TAUS["text"][12][read])
 
 
 def test_at_least_one_block_is_read_and_every_says_so(run, monkeypatch):
@@ -98,7 +98,7 @@ def test_a_damaged_snapshot_is_left_out_and_noted(hostile_dataset, write_run, tr
     found = through_time(read_run(run, at="step-5"), notes)
     assert [moment.snapshot.tag for moment in found.moments] == ["step-5"]
     damaged, unreadable = notes
-    assert damaged.startswith("step-9 is left out: array 'first/tau', chunk 0")
+    assert damaged.startswith("step-9 is left out: array 'image/tau', chunk 0")
     assert unreadable.startswith("step-12 is left out: ")
     assert f"snapshots/{latest.id}" in unreadable
 

@@ -11,7 +11,7 @@ from thermopile.tools.inspection.survey import Side
 from thermopile.tools.report.figures.embedding_map import KIND_COLOURS, draw_embedding_map, kinds_legend
 from thermopile.tools.report.figures.style import DARK, LIGHT, narrow
 
-SIDES = [Side("first", "image", Distribution()), Side("second", "text", Distribution())]
+SIDES = [Side("image", "image", Distribution()), Side("text", "text", Distribution())]
 NONE = np.zeros(60, np.bool_)
 
 
@@ -25,7 +25,7 @@ def points(seed):
 def shown():
     kinds = Kinds(["head", "medium", "tail"], np.arange(60) % 3, are_classes=False)
     return EmbeddingMap(
-        np.arange(60), {"first": points(0), "second": points(1)}, kinds, np.ones(60, np.float32), "step-5", 30.0
+        np.arange(60), {"image": points(0), "text": points(1)}, kinds, np.ones(60, np.float32), "step-5", 30.0
     )
 
 

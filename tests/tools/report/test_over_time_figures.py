@@ -16,7 +16,7 @@ from thermopile.tools.report.figures.drift import draw_drift
 from thermopile.tools.report.figures.over_time import draw_history, draw_tau_over_time
 from thermopile.tools.report.figures.style import DARK, LIGHT, narrow
 
-LABELS = {"first": "image", "second": "text"}
+LABELS = {"image": "image", "text": "text"}
 DARKEST = "#00224d"
 """Of cividis."""
 
@@ -53,7 +53,7 @@ def moved():
 
 
 def history(visits):
-    rows = [{"visits": count, "first/tau": 0.05, "second/tau": 0.08} for count in visits]
+    rows = [{"visits": count, "image/tau": 0.05, "text/tau": 0.08} for count in visits]
     return History(3, [StateAt(snapshot(100 * i), row) for i, row in enumerate(rows)], {})
 
 
@@ -82,7 +82,7 @@ def test_bands_are_drawn_in_the_colours_of_the_sides_the_same_each_time(through_
 
 
 def test_one_snapshot_alone_is_drawn_as_a_box(through_time):
-    only_images = replace(through_time, labels={"first": "image"})
+    only_images = replace(through_time, labels={"image": "image"})
     alone = replace(only_images, moments=only_images.moments[:1])
     # Where the box of the middle half is opaque enough, its colour on white paper.
     middle_half = "#6cadd3"

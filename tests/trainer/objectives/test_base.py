@@ -77,5 +77,5 @@ def test_a_missing_or_misshapen_field_of_state_is_named(case, make_objective, ma
 
 def test_state_of_another_mode_is_refused(make_objective, make_features, make_state):
     objective, other = make_objective("isogclr", "bimodal"), make_objective("isogclr", "unimodal")
-    with pytest.raises(ValueError, match=r"'first/log_s' is missing; given \['sample/log_s', 'sample/tau', 'sample/u'"):
+    with pytest.raises(ValueError, match=r"'image/log_s' is missing; given \['sample/log_s', 'sample/tau', 'sample/u'"):
         objective(*make_features(4), make_state(other, 4), START)

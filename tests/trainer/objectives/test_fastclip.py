@@ -33,8 +33,8 @@ def test_version_2_moves_every_temperature_as_an_adam_of_its_own_would(make_feat
         ids = torch.multinomial(torch.linspace(1, 0.1, SAMPLES), BATCH, generator=generator)
         features = [side.detach() for side in make_features(BATCH, seed=step)]
         rows = {name: values[ids] for name, values in state.items()}
-        old_tau = torch.stack([rows["first/tau"], rows["second/tau"]])
-        log_s = torch.stack([rows["first/log_s"], rows["second/log_s"]])
+        old_tau = torch.stack([rows["image/tau"], rows["text/tau"]])
+        log_s = torch.stack([rows["image/log_s"], rows["text/log_s"]])
         gradients = temperature_gradient(objective, features, log_s, old_tau, log_mean)
         new = objective(*features, rows, Progress(step, 3)).state
         for name, values in new.items():
@@ -47,7 +47,7 @@ def test_version_2_moves_every_temperature_as_an_adam_of_its_own_would(make_feat
                     taus[side][number].clamp_(0.005, 0.06)
                 at_ceiling += taus[side][number].item() == 0.06
                 sizes.append(gradient.abs().item())
-    for side, name in enumerate(("first", "second")):
+    for side, name in enumerate(("image", "text")):
         torch.testing.assert_close(state[f"{name}/tau"], torch.stack(taus[side]).detach(), rtol=1e-10, atol=0)
     assert state["visits"].unique().numel() > 2
     assert 0 < sum(size == 1.0 for size in sizes) < len(sizes)
@@ -62,7 +62,7 @@ def test_corrections_of_version_2_are_exact_in_float32_for_any_betas(betas, make
         run(objective, [side.detach().to(dtype) for side in features], {n: v.to(dtype) for n, v in state.items()})[0]
         for dtype in (torch.float64, torch.float32)
     )
-    torch.testing.assert_close(narrow.state["first/tau"].double(), wide.state["first/tau"], rtol=1e-3, atol=0)
+    torch.testing.assert_close(narrow.state["image/tau"].double(), wide.state["image/tau"], rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(("name", "start", "slow_below"), [("fastclip_v0", 0.03, None), ("fastclip_v3", 0.07, 0.03)])

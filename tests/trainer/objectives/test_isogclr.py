@@ -46,8 +46,8 @@ def test_fields_give_a_new_sample_no_estimate_the_starting_temperature_and_no_mo
     bimodal = create_objective("isogclr", "bimodal", tau_init=0.03)
     unimodal = create_objective("isogclr", "unimodal", tau_init=0.4)
     assert bimodal.fields == {
-        "first/log_s": NEVER_SEEN, "first/tau": 0.03, "first/u": 0.0,
-        "second/log_s": NEVER_SEEN, "second/tau": 0.03, "second/u": 0.0,
+        "image/log_s": NEVER_SEEN, "image/tau": 0.03, "image/u": 0.0,
+        "text/log_s": NEVER_SEEN, "text/tau": 0.03, "text/u": 0.0,
     }  # fmt: skip
     assert unimodal.fields == {"sample/log_s": NEVER_SEEN, "sample/tau": 0.4, "sample/u": 0.0}
 

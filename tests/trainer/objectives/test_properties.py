@@ -222,7 +222,7 @@ def test_fields_are_named_by_side_and_a_stateless_objective_takes_and_gives_an_e
     sides = {name.split("/")[0] for name in objective.fields}
     new = run(objective, make_features(4), make_state(objective, 4))[0].state
     if objective.fields:
-        assert sides == ({"first", "second"} if case[1] == "bimodal" else {"sample"})
+        assert sides == ({"image", "text"} if case[1] == "bimodal" else {"sample"})
     else:
         assert new == {}
 
@@ -284,8 +284,8 @@ def test_metrics_are_scalars_without_a_graph_and_tell_how_often_the_positive_is_
     assert all(figure.shape == () and not figure.requires_grad for figure in outcome.metrics.values())
     positive, others = (first * second).sum(1), torch.eye(40).bool()
     nearest = {
-        "first": (first @ second.T).masked_fill(others, -2).amax(1),
-        "second": (second @ first.T).masked_fill(others, -2).amax(1),
+        "image": (first @ second.T).masked_fill(others, -2).amax(1),
+        "text": (second @ first.T).masked_fill(others, -2).amax(1),
     }
     if case[1] == "unimodal" and case[0] != "auc_cl":
         views = torch.cat([first, second])
@@ -293,7 +293,7 @@ def test_metrics_are_scalars_without_a_graph_and_tell_how_often_the_positive_is_
         nearest_view = (views @ views.T).masked_fill(sample[:, None] == sample, -2).amax(1).view(2, 40)
         found = {"sample": (positive > nearest_view).double().mean()}
     elif case[1] == "unimodal":
-        found = {"sample": (positive > nearest["first"]).double().mean()}
+        found = {"sample": (positive > nearest["image"]).double().mean()}
     else:
         found = {side: (positive > nearest[side]).double().mean() for side in nearest}
     assert all(0 < share < 1 for share in found.values())

@@ -19,6 +19,12 @@ def error(given, reference):
     return np.abs(given - reference).max() / np.abs(reference).max()
 
 
+def arrays_of(entry):
+    """The arrays of one case, by the program's names: the vectors call the sides of pairs first and second."""
+    arrays = np.load(VECTORS / entry["file"])
+    return {name.replace("first/", "image/").replace("second/", "text/"): array for name, array in arrays.items()}
+
+
 def make_objective(entry):
     """The objective of one entry of the index, with those of its configuration's values that the objective knows."""
     known = OBJECTIVES[entry["objective"]].settings_of_mode[entry["mode"]].model_fields
@@ -32,7 +38,7 @@ def make_objective(entry):
 
 def errors_of(entry, dtype):
     """Error of each output array of one case, computed in `dtype`."""
-    arrays = np.load(VECTORS / entry["file"])
+    arrays = arrays_of(entry)
     tensors = {name: torch.tensor(array).to(dtype) for name, array in arrays.items()}
     state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
     first, second = tensors["first"].requires_grad_(), tensors["second"].requires_grad_()

@@ -25,7 +25,7 @@ from .pairs import PairSource
 from .sizes import SNAPSHOTS, Sizes
 
 _ROWS_AT_ONCE = 1 << 20
-_SIDES = ("first", "second")
+_SIDES = ("image", "text")
 _BOUNDS = (0.005, 1)
 """Of tau."""
 _SPREAD = 0.3
@@ -50,7 +50,7 @@ def write_run(dataset: Dataset, path: Path) -> Path:
     objective = objective_of(config)
     run = RunDirectory(path)
     run.create(config)
-    start, target = np.log(objective.fields["first/tau"]), _target(dataset)
+    start, target = np.log(objective.fields["image/tau"]), _target(dataset)
     pieces = range(0, dataset.n, _ROWS_AT_ONCE)
     with StateStore.create(
         run.state, dataset.n, objective.fields, block_rows=create_order(config, dataset, objective).block_rows,

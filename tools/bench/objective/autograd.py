@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....trainer.objectives.isogclr import IsogclrSettings
 
-STATE_SIDES = ("first", "second")
+STATE_SIDES = ("image", "text")
 
 
 def autograd_step(

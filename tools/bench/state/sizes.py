@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ....state_store.schema import Schema
 
-ROW_FIELDS = {"first/log_s": float("-inf"), "first/tau": 0.05, "first/u": 0.0,
-              "second/log_s": float("-inf"), "second/tau": 0.05, "second/u": 0.0}  # fmt: skip
+ROW_FIELDS = {"image/log_s": float("-inf"), "image/tau": 0.05, "image/u": 0.0,
+              "text/log_s": float("-inf"), "text/tau": 0.05, "text/u": 0.0}  # fmt: skip
 """State of an image-text pair."""
 ROW_BYTES = Schema(ROW_FIELDS).row_words * 4
 """With visits and last_step: 32."""

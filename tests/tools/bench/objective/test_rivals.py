@@ -54,6 +54,7 @@ def errors(given, reference):
 )
 def test_a_rival_agrees_with_the_reference(entry, rival):
     arrays = np.load(VECTORS / entry["file"])
+    arrays = {name.replace("first/", "image/").replace("second/", "text/"): array for name, array in arrays.items()}
     tensors = {name: torch.tensor(array) for name, array in arrays.items()}
     state = {name.removeprefix("state/"): values for name, values in tensors.items() if name.startswith("state/")}
     given = outputs(

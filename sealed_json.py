@@ -1,0 +1,65 @@
+"""JSON that says whether it is still what was written: its last member is a checksum of all that stands before it.
+
+Other programs read it as any JSON. The checksum finds damage; it proves nothing about who wrote the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_CHECKSUMS: dict[str, Callable[[bytes], str]] = {
+    "crc32": lambda data: f"{zlib.crc32(data):08x}",
+    "sha256": lambda data: hashlib.sha256(data).hexdigest(),
+}
+_SEAL = re.compile(rb',\s*"(crc32|sha256)": "([0-9a-f]+)"\s*\}\s*\Z')
+
+
+class DamagedJSONError(ValueError):
+    """The text is no JSON, or not what was written."""
+
+
+def seal_line(tree: Mapping[str, Any]) -> bytes:
+    """Return one line of JSON, without its end, whose last member is the CRC-32 of what stands before it.
+
+    tree: with at least one member, and none named crc32; numbers are finite, else ValueError.
+    """
+    text = json.dumps(tree, allow_nan=False).encode()
+    return text[:-1] + f', "crc32": "{_CHECKSUMS["crc32"](text[:-1])}"}}'.encode()
+
+
+def seal_document(tree: Mapping[str, Any]) -> bytes:
+    """Return JSON to be read by people too, ending in a newline, whose last member is the sha256 of what is before it.
+
+    tree: with at least one member, and none named sha256; numbers are finite, else ValueError.
+    """
+    text = json.dumps(tree, indent=1, allow_nan=False).removesuffix("\n}").encode()
+    return text + f',\n "sha256": "{_CHECKSUMS["sha256"](text)}"\n}}\n'.encode()
+
+
+def unseal(text: bytes) -> dict[str, Any]:
+    """Return what was sealed, without the checksum. Raises DamagedJSONError."""
+    if not (seal := _SEAL.search(text[-200:])):
+        raise DamagedJSONError("its checksum is missing: it is cut short or damaged")
+    kind = seal[1].decode()
+    if _CHECKSUMS[kind](text[: len(text) - len(seal[0])]) != seal[2].decode():
+        raise DamagedJSONError("it is not what was written: its checksum does not match")
+    tree = parse(text)
+    if not isinstance(tree, dict):
+        raise DamagedJSONError("it is no JSON object")
+    del tree[kind]
+    return tree
+
+
+def parse(text: bytes | str) -> Any:
+    """Return the value of a JSON text from anywhere. Raises DamagedJSONError, also where it is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise DamagedJSONError("it is nested too deeply") from None
+    except ValueError as error:  # bytes that are no UTF-8 included
+        raise DamagedJSONError(f"it is no JSON: {error}") from None

@@ -250,7 +250,7 @@ def test_a_dataset_whose_pixels_are_damaged_costs_the_pictures_alone(
     hostile_dataset, tau_by_class_size, write_run, tmp_path
 ):
     shutil.copytree(hostile_dataset.path, tmp_path / "data")
-    taus = {"first": tau_by_class_size, "second": tau_by_class_size}
+    taus = {"image": tau_by_class_size, "text": tau_by_class_size}
     run = write_run(tmp_path / "run", type(hostile_dataset)(tmp_path / "data"), taus)
     (tmp_path / "data" / "shards" / "shard-00000.beton").write_bytes(b"cut short")
     page = Page(report_on(run))

@@ -1,0 +1,252 @@
+"""Flips single bits in the files of a dataset and of a run, and tells what every command makes of it.
+
+One process imports all that the commands need; each flip is made in a fork of it, so that a crash ends the fork alone
+and a command takes a second, not ten. Prints one JSON object a flip.
+
+    python tests/flip_bits.py FOLDER --flips 20 --seed 0 --kinds manifest,chunk
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+from click.testing import CliRunner
+from PIL import Image
+
+import thermopile.pipeline.ffcv_loader
+import thermopile.tools.inspection.as_json
+import thermopile.trainer.evaluation.evaluate
+import thermopile.trainer.loop  # noqa: F401 (imported so that the forks need not)
+from thermopile.state_store import StateReader
+from thermopile.tools.cli import main
+
+SAMPLES, STEPS_OF_RUN, STEPS_OF_RESUMED = 64, 8, 12
+SECONDS_OF_COMMANDS = 120
+"""More than the commands on one file take on a busy machine: what takes longer hangs."""
+
+DATASET_KINDS = {
+    "index": "dataset.json",
+    "pixels": "shards/*.beton",
+    "rows": "shards/*.rows",
+    "table": "shards/*.parquet",
+    "tokenizer": "tokenizer.json",
+}
+RUN_KINDS = {
+    "settings": "config.toml",
+    "metrics": "metrics.jsonl",
+    "checkpoint": "checkpoints/step-*/checkpoint.json",
+    "training": "checkpoints/step-*/training.json",
+    "tensors": "checkpoints/step-*/tensors.safetensors",
+    "latest": "checkpoints/latest",
+    "state index": "state/thermopile.json",
+    "snapshot": "state/snapshots/*",
+    "manifest": "state/manifests/*",
+    "transaction": "state/transactions/*",
+    "reference": "state/refs/*/*",
+    "chunk": "state/chunks/*",
+}
+KINDS = DATASET_KINDS | RUN_KINDS
+
+SETTINGS = ("batch_size=32", "canonical_shards=1", "data.image_size=32", "model.dim=8", "log_every=1", "epochs=4",
+            "checkpoint.every_steps=4", "objective.name=isogclr", "data.loader=ffcv", "data.workers=1")  # fmt: skip
+
+
+def make_material(folder):
+    """A dataset of pairs with classes, and a run of it with two checkpoints."""
+    source, noise = folder / "source", np.random.default_rng(0)
+    source.mkdir()
+    lines = ["image,caption,group"]
+    for i in range(SAMPLES):
+        Image.fromarray(noise.integers(0, 255, (36, 40, 3), dtype=np.uint8)).save(source / f"{i}.jpg", quality=80)
+        lines.append(f"{i}.jpg,a picture of thing {i % 4} number {i},class {i % 4}")
+    (source / "list.csv").write_text("\n".join(lines))
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    for command in (
+        ["convert", "csv", source / "list.csv", folder / "data", "--image", "image", "--caption", "caption",
+         "--group", "group", "--workers", "1"],
+        ["train", "--data", folder / "data", "--out", folder / "run", *settings],
+    ):  # fmt: skip
+        done = CliRunner().invoke(main, list(map(str, command)))
+        assert done.exit_code == 0, done.output
+
+
+def commands_on(kind, folder):
+    """Every command that reads a file of that kind."""
+    data, run = folder / "data", folder / "run"
+    settings = [part for setting in (*SETTINGS, "epochs=2") for part in ("--set", setting)]
+    train = ["train", "--data", data, "--out", folder / "new", *settings]
+    resume = ["train", "--out", run, "--resume", "--set", "epochs=6", "--allow-change", "epochs"]
+    inspect, score = ["inspect", run, "--json"], ["eval", run, "--train", data, "--test", data, "--json"]
+    export = ["export", run, "--to", folder / "exported", "--format", "safetensors"]
+    if kind in DATASET_KINDS:
+        return [["convert", "check", data], train, inspect, score, ["show", data, "--out", folder / "show.png"]]
+    commands = [["status", run, "--json"], inspect]
+    if kind in ("settings", "checkpoint", "training", "tensors", "latest"):
+        commands += [score, export]
+    if kind in ("state index", "snapshot", "manifest", "transaction", "reference", "chunk"):
+        commands += [["state", "log", run, "--json"], ["state", "check", run, "--all", "--json"]]
+    return [*commands, resume]  # last: it changes the run
+
+
+def outcome_of(command, folder):
+    """Exit code, what was printed, and what was made of it; without places and times."""
+    began = time.monotonic()
+    done = CliRunner().invoke(main, list(map(str, command)))
+    crashed = done.exception is not None and not isinstance(done.exception, SystemExit)
+    out = re.sub(r'"[a-z_]*(seconds|written_at|age)[a-z_]*": [^,}\n]*', "", done.stdout)
+    out = re.sub(r"[\d.,:]+ ?(ms|s|samples/s|min|%)", "", out)
+    made = made_by(command[0], folder) if done.exit_code == 0 else ""
+    return {
+        "command": command[0] if command[0] not in ("state", "convert") else " ".join(command[:2]),
+        "exit_code": done.exit_code,
+        "result": hashlib.sha256(f"{out}{made}".encode()).hexdigest()[:12],
+        "words": f"Traceback: {done.exception!r}" if crashed else (done.stderr + done.stdout)[-4000:],
+        "seconds": round(time.monotonic() - began, 2),
+    }
+
+
+def made_by(command, folder):
+    if command == "train":
+        run = folder / "new" if (folder / "new").exists() else folder / "run"
+        return trained(run)
+    made = {"export": "exported", "show": "show.png"}.get(command)
+    files = sorted((folder / made).rglob("*")) if made else []
+    files = files or ([folder / made] if made else [])
+    return "".join(hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file())
+
+
+def trained(run):
+    """The losses of the last steps, and the state and the weights after them."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[-2:]]
+    state = StateReader.open(run / "state")
+    digest = hashlib.sha256(repr([(line["step"], line["loss"]) for line in lines]).encode())
+    for column in state.columns:
+        digest.update(state.column(column).tobytes())
+    (tensors,) = (run / "checkpoints" / (run / "checkpoints/latest").read_text().strip()).glob("t*[st]")
+    digest.update(tensors.read_bytes())
+    return digest.hexdigest()
+
+
+def in_fork(work):
+    """What `work` returns in a forked process, or how that ended."""
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(reader)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 2)  # a library's last words; what commands say is captured
+        signal.alarm(SECONDS_OF_COMMANDS)
+        try:
+            answer = json.dumps(work()).encode()
+        except BaseException as error:  # noqa: BLE001 (told)
+            answer = json.dumps(f"failed: {error!r}").encode()
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(answer)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        answer = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        hung = os.WTERMSIG(status) == signal.SIGALRM
+        return "hung" if hung else f"crashed by {signal.Signals(os.WTERMSIG(status)).name}"
+    return json.loads(answer)
+
+
+def fresh_copy(material, folder):
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(material, folder, symlinks=True)
+
+
+def warm_up(material, folder):
+    """Compile what makes views, once for all forks; nothing here may begin a thread that outlives it."""
+    fresh_copy(material, folder)
+    done = CliRunner().invoke(main, ["show", str(folder / "data"), "--out", str(folder / "show.png")])
+    assert done.exit_code == 0, done.output
+
+
+def chosen_bit(file, chance):
+    """A bit of a byte that says something: FFCV pads its files with megabytes of zeros."""
+    data = np.frombuffer(file.read_bytes(), np.uint8)
+    says = np.flatnonzero(np.convolve(data != 0, np.ones(64), "same"))
+    return 8 * int(says[chance.randrange(len(says))]) + chance.randrange(8)
+
+
+def flip(file, bit):
+    data = bytearray(file.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+
+
+def judge(found, expected, name):
+    """What a command's outcome says of a flip in the file of that name."""
+    if "Traceback" in found["words"] or "should not happen" in found["words"]:
+        return "traceback"
+    if found["exit_code"] not in (0, 1, 2):
+        return "odd exit code"
+    told = name in found["words"]
+    if found["exit_code"] == 0 and found["result"] == expected["result"]:
+        return "told, same result" if told else "unused"
+    if told:
+        return "told"
+    return "another result in silence" if found["exit_code"] == 0 else "error without the file's name"
+
+
+def named_as(kind, file):
+    """How messages name a file: icechunk's have random names, so the folder goes with it; checkpoints go by step."""
+    return {
+        "snapshot": f"snapshots/{file.name}", "manifest": f"manifests/{file.name}", "chunk": f"chunks/{file.name}",
+        "pixels": "shard", "rows": "shard", "table": "shard",
+    }.get(kind, file.name)  # fmt: skip
+
+
+def main_program():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--flips", type=int, default=5, help="of each kind of file")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    arguments = parser.parse_args()
+    folder, material = arguments.folder / "work", arguments.folder / "material"
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    if not material.exists():
+        folder.mkdir()
+        made = in_fork(lambda: make_material(folder))
+        assert made is None, made
+        folder.rename(material)
+    warm_up(material, folder)
+    for kind in arguments.kinds.split(","):
+        root = Path("data" if kind in DATASET_KINDS else "run")
+        fresh_copy(material, folder)
+        expected = in_fork(lambda kind=kind: [outcome_of(each, folder) for each in commands_on(kind, folder)])
+        assert isinstance(expected, list), expected
+        assert all(each["exit_code"] == 0 for each in expected), expected
+        files = sorted(path.relative_to(material) for path in (material / root).glob(KINDS[kind]) if path.is_file())
+        assert files, f"no file of the kind {kind}"
+        chance = random.Random(f"{kind}/{arguments.seed}")
+        for _ in range(arguments.flips):
+            file, began = chance.choice(files), time.monotonic()
+            bit = chosen_bit(material / file, chance)
+            fresh_copy(material, folder)
+            flip(folder / file, bit)
+            found = in_fork(lambda kind=kind: [outcome_of(each, folder) for each in commands_on(kind, folder)])
+            verdicts = found if isinstance(found, str) else [
+                {**each, "verdict": judge(each, of, named_as(kind, file))}
+                for each, of in zip(found, expected, strict=True)
+            ]  # fmt: skip
+            print(json.dumps({"kind": kind, "file": str(file), "bit": bit, "found": verdicts,
+                              "seconds": round(time.monotonic() - began, 2)}), flush=True)  # fmt: skip
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main_program())

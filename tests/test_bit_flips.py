@@ -1,0 +1,36 @@
+"""One flipped bit anywhere in a dataset or a run: an error or a warning that names the file, or nothing changes."""
+
+import collections
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("flip_bits.py")
+HARMLESS = {"told", "told, same result", "unused"}
+"""`unused`: the same exit code and result as without the flip, as where FFCV pads its pages."""
+
+
+@pytest.mark.timeout(4 * 60 * 60)
+@pytest.mark.parametrize("flips", [4, pytest.param(180, marks=pytest.mark.soak)])
+def test_no_command_crashes_hangs_or_gives_another_result_in_silence(tmp_path, flips):
+    command = [sys.executable, str(PROGRAM), str(tmp_path), "--flips", str(flips)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    harmful = [
+        line | {"found": line["found"] if isinstance(line["found"], str) else bad}
+        for line in lines
+        if isinstance(line["found"], str)
+        or (bad := [each for each in line["found"] if each["verdict"] not in HARMLESS])
+    ]
+    counts = collections.Counter(
+        "unused" if all(each["verdict"] == "unused" for each in line["found"]) else "told" for line in lines
+    )
+    print(f"{len(lines)} flips: {dict(counts)}")
+    assert not harmful, "\n".join(map(json.dumps, harmful))
+    assert len(lines) >= 15 * flips

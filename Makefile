@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up all they need by themselves, once. The rest is for development.
-.PHONY: demo test reproduce soak lint format system browser clean
+.PHONY: demo test test-wide reproduce soak lint format system browser clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -20,11 +20,15 @@ reproduce: .venv/ready
 	$(RUN) reproduce reproduction --page docs/reproduction.md $(if $(FULL),--full)
 
 # Two processes, a file in one of them: what a file makes once is not made twice.
-test: lint browser
-	$(PYTEST) -m "not soak" --numprocesses 2 --dist loadfile
+test: lint
+	$(PYTEST) -m "not soak and not wide" --numprocesses 2 --dist loadfile
 
-# The same tests at full length: crashes, kills, epochs broken off, seeds, a store of 2·10^8 rows. Takes about an hour on
-# two cores; the last one is skipped where less than 14 GB of disk are free.
+# What needs a browser.
+test-wide: .venv/ready browser
+	$(PYTEST) -m wide
+
+# The same tests at full length: kills, flipped bits, 5,000 snapshots, two hours of training, seeds, a store of 2·10^8 rows.
+# Takes about six hours on two cores; the last one is skipped where less than 14 GB of disk are free.
 soak: .venv/ready
 	$(PYTEST) -m soak --timeout 3600
 

@@ -8,6 +8,8 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from thermopile.tools.cli import main
 
+pytestmark = pytest.mark.wide
+
 WIDE, PHONE = (1280, 800), (390, 844)
 """CSS pixels: the screen of a small laptop, and of a phone."""
 SAMPLES, CLASSES, TEXTS = 66, 6, 7

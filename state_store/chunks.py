@@ -11,11 +11,11 @@ from zarr.abc.store import SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from .durable import array_of
+from .commit import array_of
 from .errors import DamagedChunkError
 
 if TYPE_CHECKING:
-    from .durable import Description
+    from .description import Description
 
 _UNREADABLE = (icechunk.IcechunkError, ValueError)
 """What a damaged chunk makes of a read: icechunk misses the file, or a codec of zarr refuses the bytes."""

@@ -57,5 +57,13 @@ class DamagedChunkError(StateStoreError):
     """A chunk of a snapshot cannot be read, or is not what was written."""
 
 
+class DamagedFileError(DamagedChunkError):
+    """A file of a snapshot is missing, or is not what was written. file: its path in the directory of the state."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(f"{file} in the directory of the state: {reason}")
+        self.file, self.reason = file, reason
+
+
 class MemoryBudgetError(StateStoreError):
     """The memory budget holds fewer blocks than one step needs."""

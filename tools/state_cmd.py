@@ -17,7 +17,7 @@ from .terminal import print_table
 
 if TYPE_CHECKING:
     from ..state_store import Snapshot, StateReader
-    from ..state_store.durable import UnreadableSnapshot
+    from ..state_store.history import UnreadableSnapshot
     from ..trainer.config import TrainConfig
     from .state_findings import SnapshotReport
 

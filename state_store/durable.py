@@ -151,13 +151,14 @@ class Repository:
         """Return the arrays as they were at `snapshot`, read-only.
 
         Raises SnapshotNotFoundError where it is damaged or was deleted meanwhile, DamagedChunkError for a chunk that is
-        no file.
+        no file, SnapshotError where icechunk cannot open it though its files are what was written.
         """
         if not isinstance(entry := self._read(snapshot), Snapshot):
             raise SnapshotNotFoundError(f"{self.path}: {entry or f'{snapshot.tag} was deleted; read a later one'}")
         icechunk_files.refuse_pipes(self.path)
-        session = icechunk_files.open_repository(self.path).readonly_session(snapshot_id=snapshot.id)
-        return zarr.open_group(session.store, mode="r")
+        with _refusing(f"{self.path}: {snapshot.tag} could not be opened"):
+            session = icechunk_files.open_repository(self.path).readonly_session(snapshot_id=snapshot.id)
+            return zarr.open_group(session.store, mode="r")
 
     def mend(self) -> None:
         """Write again what of the index, its copy and icechunk's reference is damaged. Raises SnapshotError."""

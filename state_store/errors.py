@@ -50,7 +50,7 @@ class BackgroundError(StateStoreError):
 
 
 class SnapshotError(StateStoreError):
-    """A snapshot could not be written, undone or deleted; the rows are intact, and the next snapshot has them all."""
+    """A snapshot could not be opened, written, undone or deleted; the rows in memory and the last snapshot stand."""
 
 
 class DamagedChunkError(StateStoreError):

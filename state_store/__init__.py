@@ -25,7 +25,8 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .durable import Snapshot, list_snapshots
+    from .durable import list_snapshots
+    from .history import Snapshot
     from .ranks import TorchRanks
     from .reader import StateReader
     from .store import StateStore
@@ -57,7 +58,7 @@ __all__ = [
 _HOME = {
     "StateStore": "store",
     "StateReader": "reader",
-    "Snapshot": "durable",
+    "Snapshot": "history",
     "list_snapshots": "durable",
     "TorchRanks": "ranks",
 }

@@ -1,5 +1,6 @@
 """Reading rows of one column; a chunk that cannot be read is named, with its file, instead of a decoder's complaint."""
 
+import os
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,15 +12,17 @@ from zarr.abc.store import SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from .durable import array_of
+from .commit import array_of
 from .errors import DamagedChunkError
+from .icechunk_files import is_damage
 
 if TYPE_CHECKING:
-    from .durable import Description
+    from .description import Description
 
 _UNREADABLE = (icechunk.IcechunkError, ValueError)
 """What a damaged chunk makes of a read: icechunk misses the file, or a codec of zarr refuses the bytes."""
 _FILE = re.compile(r"\b(chunk|manifest|snapshot)(?:s/|_id=)([0-9A-Z]{20})\b")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _LENGTH = re.compile(r"range=(\d+)\.\.")
 _CHANGED = "its bytes are not those written, their checksum does not match"
 
@@ -44,7 +47,8 @@ def read_rows(
     """Return the rows start … stop − 1 of one column, [stop − start], float32 or uint32.
 
     Raises DamagedChunkError, which names array, chunk and file, where a chunk is missing, cut short or not what was
-    written. A block that was never written has no file and reads as initial values.
+    written; OSError where the process cannot read, for lack of a descriptor say, and the chunk may be whole. A block
+    that was never written has no file and reads as initial values.
     """
     try:
         array = array_of(group, column)
@@ -70,11 +74,20 @@ def _read_chunk(
     try:
         return np.asarray(array[start:stop])
     except _UNREADABLE as error:
+        _raise_if_not_the_files_fault(error)
         found = _damage(error) if isinstance(error, icechunk.IcechunkError) else _damaged_bytes(array, chunk)
         raise DamagedChunkError(
             f"array {column!r}, chunk {chunk} (rows {start} … {stop - 1}) cannot be read: {found.file} in the "
             f"directory of the state: {found.reason}. {ADVICE}"
         ) from error
+
+
+def _raise_if_not_the_files_fault(error: Exception) -> None:
+    # A resume goes back to an older snapshot for a damaged one. It must not for want of a descriptor or of memory.
+    if found := _OS_ERROR.search(str(error)):
+        failure = OSError(int(found[1]), os.strerror(int(found[1])))
+        if not is_damage(failure):
+            raise failure from error
 
 
 def _damage(error: icechunk.IcechunkError) -> _Damage:
@@ -85,7 +98,11 @@ def _damage(error: icechunk.IcechunkError) -> _Damage:
 def _damaged_bytes(array: "zarr.Array[Any]", chunk: int) -> _Damage:
     """Find the file whose bytes do not pass their checksum."""
     key = f"{array.path}/{array.metadata.encode_chunk_key((chunk,))}"
-    held = sync(array.store.get(key, default_buffer_prototype()))
+    try:
+        held = sync(array.store.get(key, default_buffer_prototype()))
+    except icechunk.IcechunkError as error:
+        _raise_if_not_the_files_fault(error)
+        return _damage(error)
     try:
         # icechunk names the file of a chunk in its errors alone. It refuses to read no bytes, and names it then.
         sync(array.store.get(key, default_buffer_prototype(), SuffixByteRequest(0)))

@@ -50,11 +50,19 @@ class BackgroundError(StateStoreError):
 
 
 class SnapshotError(StateStoreError):
-    """A snapshot could not be written, undone or deleted; the rows are intact, and the next snapshot has them all."""
+    """A snapshot could not be opened, written, undone or deleted; the rows in memory and the last snapshot stand."""
 
 
 class DamagedChunkError(StateStoreError):
     """A chunk of a snapshot cannot be read, or is not what was written."""
+
+
+class DamagedFileError(DamagedChunkError):
+    """A file of a snapshot is missing, or is not what was written. file: its path in the directory of the state."""
+
+    def __init__(self, file: str, reason: str) -> None:
+        super().__init__(f"{file} in the directory of the state: {reason}")
+        self.file, self.reason = file, reason
 
 
 class MemoryBudgetError(StateStoreError):

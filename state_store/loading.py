@@ -3,8 +3,10 @@
 import numpy as np
 
 from .chunks import read_rows
-from .durable import Description, Repository, Snapshot
+from .description import Description
+from .durable import Repository
 from .errors import MemoryBudgetError
+from .history import Snapshot
 from .rows import ResidentBlocks, Rows
 from .windowed import WindowedBlocks
 from .working_tier import WorkingTier

@@ -9,8 +9,10 @@ import numpy.typing as npt
 import zarr
 
 from .chunks import read_rows
-from .durable import Repository, Snapshot, array_of
+from .commit import array_of
+from .durable import Repository
 from .errors import DamagedChunkError, FieldError, SnapshotNotFoundError
+from .history import Snapshot
 
 
 class StateReader:
@@ -23,7 +25,7 @@ class StateReader:
 
     def __init__(self, repository: Repository, snapshot: Snapshot) -> None:
         self._repository = repository
-        self._description = description = repository.describe(snapshot)
+        self._description = description = repository.description
         self._group: zarr.Group = repository.group(snapshot)
         self.snapshot = snapshot
         self.samples = description.samples
@@ -67,7 +69,7 @@ class StateReader:
         try:
             return {name: read_rows(self._group, self._description, name, start, stop) for name in names}
         except DamagedChunkError as error:
-            if self.snapshot.id in {snapshot.id for snapshot in self._repository.snapshots()}:
+            if self._repository.holds(self.snapshot.id):
                 raise
             raise SnapshotNotFoundError(
                 f"{self._repository.path}: {self.snapshot.tag} was deleted while it was read; a run keeps only its "

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .before_images import BeforeImages
-from .durable import ColumnPart
+from .commit import ColumnPart
 from .records import FLAGS, IDS, Floats, Words, aligned_words, are_finite, compiled, gather, scatter, to_columns
 from .sample_ids import Flags, IdArray
 from .schema import Schema

@@ -13,8 +13,11 @@ import numpy as np
 import torch
 
 from .background import BackgroundThread
-from .durable import ColumnPart, Description, Repository, Snapshot
+from .commit import ColumnPart
+from .description import Description
+from .durable import Repository
 from .errors import SnapshotError, StepError, StoreClosedError
+from .history import Snapshot
 from .in_flight import InFlight, Prefetch
 from .loading import rows_at, slots_within
 from .lock import WriterLock
@@ -112,15 +115,17 @@ class StateStore:
 
         def description() -> Description:
             repository = Repository.open(path)
-            found = repository.describe(repository.resolve(at))
-            found.check_same(
+            repository.description.check_same(
                 samples=samples, schema=Schema(dict(fields)), dataset_fingerprint=dataset_fingerprint, path=path
             )
-            return found
+            repository.resolve(at)
+            return repository.description
 
         def begin(_: Description) -> Snapshot:
             confirm()
-            return Repository.open(path).resolve(at)
+            repository = Repository.open(path)
+            repository.mend()
+            return repository.resolve(at)
 
         return cls._assemble(path, description, begin, device, memory_budget, ranks, owned)
 

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from .background import BackgroundThread
-from .durable import Snapshot
 from .errors import MemoryBudgetError, StateStoreError
+from .history import Snapshot
 from .records import IDS, Words, aligned_words, compiled
 from .sample_ids import Flags, IdArray
 from .schema import Schema

@@ -10,8 +10,10 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from .chunks import read_rows
-from .durable import Description, Repository, Snapshot
+from .description import Description
+from .durable import Repository
 from .errors import DamagedChunkError
+from .history import Snapshot
 from .records import Words
 from .sample_ids import Flags
 

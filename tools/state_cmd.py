@@ -17,7 +17,7 @@ from .terminal import print_table
 
 if TYPE_CHECKING:
     from ..state_store import Snapshot, StateReader
-    from ..state_store.durable import UnreadableSnapshot
+    from ..state_store.history import UnreadableSnapshot
     from ..trainer.config import TrainConfig
     from .state_findings import SnapshotReport
 
@@ -56,8 +56,8 @@ def check(context: click.Context, run: Path, at: str, every: bool, as_json: bool
     """Check that a snapshot of RUN is sound: read every chunk and hold every value against the rules.
 
     Every number is finite; a sample never visited stands at its initial values, and log_s is -inf only there; tau is
-    within the objective's bounds; no last step is later than the snapshot; the dataset is the run's. Without --at, a
-    snapshot whose own file is damaged or missing is found too, whichever it is.
+    within the objective's bounds; no last step is later than the snapshot; the dataset is the run's. The index of the
+    state is checked with its copy. Without --at, every snapshot's own files are checked too.
     """
     if every and at != _LATEST:
         raise click.UsageError("--at names one snapshot and --all takes every one; give one of the two")
@@ -71,16 +71,21 @@ def check(context: click.Context, run: Path, at: str, every: bool, as_json: bool
         reports.append(report)
         if not as_json:
             _print_report(report)
-    unreadable = Repository.open(path).unreadable() if at == _LATEST else []
-    sound = all(report.sound for report in reports) and not unreadable
+    repository = Repository.open(path)
+    unreadable = repository.unreadable() if at == _LATEST else []
+    damage = repository.damage()
+    sound = all(report.sound for report in reports) and not unreadable and not damage
     if as_json:
         findings = {
             "snapshots": [report_to_json(report) for report in reports],
             "unreadable": [unreadable_to_json(snapshot) for snapshot in unreadable],
+            "damage": damage,
         }
         click.echo(json.dumps({"state": str(path), "sound": sound, **findings}, allow_nan=False))
     else:
         _print_unreadable(unreadable)
+        for words in damage:
+            click.echo(f"problem   {plain_text(words, most=1000)}")
     context.exit(0 if sound else 1)
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from ..state_store import Snapshot
-    from ..state_store.durable import UnreadableSnapshot
+    from ..state_store.history import UnreadableSnapshot
 
 MOST_PROBLEMS = 20
 """Listed for a column; the rest is counted."""

@@ -219,7 +219,8 @@ def _read_state(path: Path, notes: list[str]) -> StateStatus | None:
         return None  # not begun
     from icechunk import IcechunkError
 
-    from ..state_store.durable import Repository, Snapshot
+    from ..state_store.durable import Repository
+    from ..state_store.history import Snapshot
     from ..state_store.reader import StateReader
 
     try:

@@ -83,7 +83,8 @@ class Disk:
 def _inode(path):
     stat = path.lstat()
     # The time tells a file from an earlier one whose inode it has been given.
-    return ("directory", stat.st_ino) if path.is_dir() else ("file", stat.st_ino, stat.st_ctime_ns)
+    # The time tells a file from an earlier one whose inode it has been given; a new name leaves it as it is.
+    return ("directory", stat.st_ino) if path.is_dir() else ("file", stat.st_ino, stat.st_mtime_ns)
 
 
 class PowerFailures:
@@ -118,6 +119,7 @@ class PowerFailures:
         try:
             repository = Repository.open(self.elsewhere / "run" / "state")
             assert steps(repository) >= (self.announced or {0}), moment
+            repository.mend()  # as the store does that goes on
             last = repository.snapshots()[-1].step
             commit(repository, last + 1)
             repository.retain(2)
@@ -131,29 +133,29 @@ def power(tmp_path, monkeypatch):
     (tmp_path / "disk").mkdir()
     failures = PowerFailures(tmp_path / "disk", tmp_path / "left")
 
-    def watch(owner, name, after=lambda *arguments: None):
+    def watch(owner, name, path_of=lambda *arguments: None, after=lambda *arguments: None):
         original = getattr(owner, name)
 
         def watched(*arguments, **settings):
-            if owner is disk and failures.checking:
-                return None
-            path = arguments[0] if owner is disk and isinstance(arguments[0], Path) else None
+            if failures.checking:
+                return None if owner in (disk, os) else original(*arguments, **settings)
+            path = path_of(*arguments)
             failures.happens(name, path)
             result = original(*arguments, **settings)
-            if not failures.checking:
-                after(*arguments)
-                failures.happens(f"{name} done", path)
+            after(*arguments)
+            failures.happens(f"{name} done", path)
             return result
 
         monkeypatch.setattr(owner, name, watched)
 
-    watch(disk, "sync", failures.disk.sync)
-    watch(disk, "sync_file_system", lambda opened: failures.disk.sync_all())
-    for method in ("create_branch", "create_tag", "delete_tag", "expire_snapshots", "garbage_collect"):
-        watch(icechunk.Repository, method)
-    for method in ("commit", "flush"):
-        watch(icechunk.Session, method)
-    watch(Path, "rename")
+    def opened(descriptor):
+        return Path(f"/proc/self/fd/{descriptor}").readlink()
+
+    watch(os, "fsync", opened, lambda descriptor: failures.disk.sync(opened(descriptor)))
+    watch(disk, "sync_file_system", after=lambda descriptor: failures.disk.sync_all())
+    watch(icechunk.Session, "flush")
+    for method in ("rename", "replace", "unlink"):
+        watch(Path, method, lambda path, *_arguments: path)
     return failures
 
 
@@ -181,34 +183,30 @@ def test_what_is_synced_when(power, tmp_path):
     def logged():
         power.log.clear()
         yield
-        power.log[:] = [event for event in power.log if not event.endswith(" done") and " done " not in event]
+        done = [event for event in power.log if event.endswith(" done") or " done " in event]
+        idle = [event for event in power.log if event.startswith("unlink") and event.endswith(".partial")]
+        power.log[:] = [event for event in power.log if event not in [*done, *idle]]
 
+    def replaced(file):
+        beside = f"{file.parent}/.{file.name}.{os.getpid()}.partial"
+        return [f"fsync {beside}", f"replace {beside}", f"fsync {file.parent}"]
+
+    state = Path("run/state")
+    announced = replaced(state / "thermopile.copy.json") + replaced(state / "thermopile.json")
     with logged():
         commit(repository, 1)
-    assert power.log == [
-        "create_branch",
-        "sync_file_system",
-        "commit",
-        "expire_snapshots",
-        "sync_file_system",
-        "create_tag",
-        "sync run/state/refs/tag.step-1/ref.json",
-        "sync run/state/refs/tag.step-1",
-        "sync run/state/refs",
-    ]
+    begun = replaced(state / "refs/branch.main/ref.json")
+    assert power.log == [*begun, "sync_file_system", "flush", "sync_file_system", *announced]
     commit(repository, 2)
     with logged():
         repository.retain(1)
-    assert power.log == ["delete_tag", "sync run/state/refs/tag.step-1", "garbage_collect"]
+    assert power.log[: len(announced)] == announced
+    deleted = [event.split("/")[-2] for event in power.log[len(announced) :]]
+    assert set(deleted) == {"chunks", "manifests", "snapshots", "transactions"}
     commit(repository, 3)
     with logged():
         repository.undo_after(repository.resolve("step-0"))
-    assert power.log == [
-        "delete_tag",
-        "sync run/state/refs/tag.step-3",
-        "delete_tag",
-        "sync run/state/refs/tag.step-2",
-    ]
+    assert power.log == announced
 
 
 def test_a_failing_sync_is_an_error(tmp_path):

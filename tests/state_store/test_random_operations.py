@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from thermopile.state_store import SnapshotError, StateReader, StateStore, disk, durable, list_snapshots
+from thermopile.state_store import SnapshotError, StateReader, StateStore, commit, disk, durable, list_snapshots
 
 SAMPLES, BLOCK_ROWS, MOST_IDS = 66, 5, 6
 BLOCKS = -(-SAMPLES // BLOCK_ROWS)
@@ -37,11 +37,11 @@ BUDGET = MOST_IDS * BLOCK_ROWS * 32
 KINDS = {"resident": (1, None), "windowed": (1, BUDGET), "two ranks": (2, None), "two ranks, windowed": (2, BUDGET)}
 
 FAILURES = {
-    "the fork": (durable.Repository, "_fork", lambda world: 1),
-    "opening the columns": (durable, "array_of", lambda world: 4 * world),
+    "the fork": (durable, "fork", lambda world: 1),
+    "opening the columns": (commit, "array_of", lambda world: 4 * world),
     "writing a part": (icechunk.IcechunkStore, "set", lambda world: 4 * world),
     "the sync": (disk, "sync_file_system", lambda world: world + 1),
-    "the merge": (durable.Repository, "_merge", lambda world: 1),
+    "the merge": (durable, "merge", lambda world: 1),
 }
 """What of a snapshot may fail, in the order in which it happens, and how many calls every snapshot makes of it."""
 SECONDS_BEHIND = 0.05

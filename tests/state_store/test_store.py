@@ -415,7 +415,7 @@ def test_a_failed_snapshot_takes_no_step_back_that_a_later_one_has_taken(create,
 def test_rows_put_before_a_snapshot_that_fails_at_once_are_in_the_next_one(create, path, new_rows, monkeypatch):
     store = create()
     with monkeypatch.context() as broken:
-        broken.setattr("thermopile.state_store.durable.Repository._fork", no_space)
+        broken.setattr("thermopile.state_store.durable.fork", no_space)
         for step in range(1, 6):
             store.put(np.arange(100), new_rows(100, float(step)), step=step)
         assert store.snapshot(5, epoch=0).exception() is not None

@@ -22,7 +22,7 @@ DARKEST = "#00224d"
 
 
 def snapshot(step):
-    return Snapshot(f"ID{step}", f"step-{step}", step, 1, "", datetime(2026, 1, 1, tzinfo=UTC), "", 0)
+    return Snapshot(f"ID{step}", step, 1, "", datetime(2026, 1, 1, tzinfo=UTC), "", 0)
 
 
 def counted(values):

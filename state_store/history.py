@@ -1,0 +1,188 @@
+"""The history of a store: one small index file, which alone says which snapshots exist and which files they need.
+
+A snapshot exists from the moment that the index naming it is put in the place of the one before, and not sooner; what
+the index does not name was never written. That one put is all that must be atomic: by a rename on a disk, by a
+conditional put on an object store. Everything else has a name that is never used twice, and is written before it.
+"""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+
+from ..files import read_regular, write_atomically
+from ..sealed_json import seal_document, unseal
+from .description import Description
+from .errors import StoreNotFoundError
+from .icechunk_files import is_damage
+from .schema import Schema
+
+FORMAT_VERSION = 3
+INDEX = "thermopile.json"
+COPY = "thermopile.copy.json"
+"""The same once more: a single flipped bit must not cost the whole history."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One committed state of all samples: what every put of steps up to `step` left behind."""
+
+    id: str
+    """icechunk's snapshot id."""
+    step: int
+    epoch: int
+    config_hash: str
+    written_at: datetime
+    """When the commit was made, in UTC."""
+    dataset_fingerprint: str
+    bytes_written: int
+    """Size of the rows written for it: those changed since the snapshot before."""
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Files that it needs besides its chunks: path in the directory of the state -> sha256, in hexadecimal."""
+
+    @property
+    def tag(self) -> str:
+        return f"step-{self.step}"
+
+
+@dataclass(frozen=True)
+class UnreadableSnapshot:
+    """A snapshot of the history one of whose files is damaged or missing."""
+
+    tag: str
+    id: str
+    file: str
+    """Path in the directory of the state."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"the snapshot {self.tag} cannot be read: {self.file} in the directory of the state: {self.reason}"
+
+
+@dataclass(frozen=True)
+class History:
+    """What the index says. snapshots: oldest first, each of a later step than the one before."""
+
+    description: Description
+    snapshots: tuple[Snapshot, ...]
+
+
+def load(state: Path) -> tuple[History, str | None]:
+    """Return the history of the store at `state`, and what is wrong with the index where its copy had to be read.
+
+    Raises StoreNotFoundError where there is no store, none of this format, or no sound index; OSError.
+    """
+    damage: list[str] = []
+    for name in (INDEX, COPY):
+        try:
+            found = _parse(read_regular(state / name), state)
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and not is_damage(error):
+                raise  # such as no descriptor left: it says nothing about the file
+            damage.append(f"{name}: {'it is missing' if isinstance(error, FileNotFoundError) else error}")
+        else:
+            return found, f"{state}: {damage[0]}; the history was read from {COPY}" if damage else None
+    raise _no_history(state, damage)
+
+
+def copy_is_sound(state: Path, history: History) -> bool:
+    """Say whether the copy of the index holds this history. Raises OSError where the disk cannot tell."""
+    try:
+        return _parse(read_regular(state / COPY), state) == history
+    except (OSError, ValueError, StoreNotFoundError) as error:
+        if isinstance(error, OSError) and not is_damage(error):
+            raise
+        return False
+
+
+def replace(state: Path, history: History) -> None:
+    """Make `history` the store's, on the disk when this returns. Raises OSError; it may then be either one.
+
+    The copy goes first, so it is never the older one: read in the index's place, it takes no snapshot back.
+    """
+    text = seal_document(_to_tree(history))
+    for name in (COPY, INDEX):
+        write_atomically(state / name, text)
+
+
+def _no_history(state: Path, damage: list[str]) -> StoreNotFoundError:
+    if any((state / name).exists() for name in (INDEX, COPY)):
+        return StoreNotFoundError(
+            f"{state}: the index and its copy are damaged ({'; '.join(damage)}). Put back one of them from a copy of "
+            "the run; the snapshots themselves may be whole"
+        )
+    if any((state / "refs").glob("tag.*")):
+        return StoreNotFoundError(
+            f"{state}: the state has format version 2 or 1, this thermopile reads {FORMAT_VERSION}; version 0.1.0 "
+            "reads it"
+        )
+    return StoreNotFoundError(f"{state} holds no state store; check the path of the run")
+
+
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_FilePath = Annotated[str, Field(pattern="^(snapshots|manifests)/[0-9A-Z]{20}$")]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Entry(_Strict):
+    id: Annotated[str, Field(pattern="^[0-9A-Z]{20}$")]
+    step: _Count
+    epoch: _Count
+    config_hash: str
+    written_at: Annotated[AwareDatetime, Field(strict=False)]
+    dataset_fingerprint: str
+    bytes_written: _Count
+    files: dict[_FilePath, _Sha256]
+
+
+class _Index(_Strict):
+    format_version: Literal[3]
+    samples: _Count
+    fields: dict[str, float | Literal["inf", "-inf"]]
+    block_rows: _Count
+    dataset_fingerprint: str
+    snapshots: Annotated[list[_Entry], Field(min_length=1)]
+
+
+def _parse(text: bytes, state: Path) -> History:
+    """Raises ValueError for what is no index, StoreNotFoundError for one of another format."""
+    tree = unseal(text)
+    if isinstance(version := tree.get("format_version"), int) and version != FORMAT_VERSION:
+        raise StoreNotFoundError(
+            f"{state}: the state has format version {version}, this thermopile reads {FORMAT_VERSION}; "
+            "use the version that wrote it"
+        )
+    try:
+        index = _Index.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    snapshots = tuple(Snapshot(**entry.model_dump()) for entry in index.snapshots)
+    if any(later.step <= earlier.step for earlier, later in itertools.pairwise(snapshots)):
+        raise ValueError("its snapshots are not in the order of their steps")
+    if lacking := [snapshot.tag for snapshot in snapshots if f"snapshots/{snapshot.id}" not in snapshot.files]:
+        raise ValueError(f"{lacking[0]} does not name its own file")
+    schema = Schema.from_json(index.fields)
+    return History(Description(index.samples, schema, index.block_rows, index.dataset_fingerprint), snapshots)
+
+
+def _to_tree(history: History) -> dict[str, Any]:
+    description = history.description
+    return {
+        "format_version": FORMAT_VERSION,
+        "samples": description.samples,
+        "fields": description.schema.to_json(),
+        "block_rows": description.block_rows,
+        "dataset_fingerprint": description.dataset_fingerprint,
+        "snapshots": [
+            {**asdict(snapshot), "written_at": snapshot.written_at.isoformat()} for snapshot in history.snapshots
+        ],
+    }

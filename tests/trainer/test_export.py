@@ -51,7 +51,8 @@ def make_run(path, dataset, image, text=None, name=None, **model):
     torch.manual_seed(3)
     encoders = Encoders.create(config.model, config.objective.mode, 32, dataset.index.tokenizer)
     encoders(_batch(dataset))  # so that batch norms have seen something
-    info = CheckpointInfo(step=7, snapshot="none", order_version=1, dataset_fingerprint=dataset.index.fingerprint)
+    identity = {"order_version": 1, "dataset_fingerprint": dataset.index.fingerprint, "settings": {}}
+    info = CheckpointInfo(step=7, snapshot="none", **identity)
     save_checkpoint(run.checkpoints, info, {"encoders": encoders.state_dict()})
     return run, encoders.eval()
 

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, NonNegativeInt
 
@@ -23,7 +23,7 @@ from ..files import own_directory, read_regular, sha256_of, sync, write_atomical
 from ..sealed_json import DamagedJSONError, parse, seal_document, unseal
 from .errors import DamagedCheckpointError, RunError
 
-FORMAT = 2
+FORMAT: Final = 2
 LATEST = "latest"
 _INFO, _TENSORS, _REST = "checkpoint.json", "tensors.safetensors", "training.json"
 _NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})")

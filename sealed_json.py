@@ -41,13 +41,22 @@ def seal_document(tree: Mapping[str, Any]) -> bytes:
     return text + f',\n "sha256": "{_CHECKSUMS["sha256"](text)}"\n}}\n'.encode()
 
 
-def unseal(text: bytes) -> dict[str, Any]:
-    """Return what was sealed, without the checksum. Raises DamagedJSONError."""
+def verify(text: bytes) -> str:
+    """Check the checksum of what was sealed, and return the checksum's name; far quicker than `unseal`.
+
+    Raises DamagedJSONError.
+    """
     if not (seal := _SEAL.search(text[-200:])):
         raise DamagedJSONError("its checksum is missing: it is cut short or damaged")
     kind = seal[1].decode()
     if _CHECKSUMS[kind](text[: len(text) - len(seal[0])]) != seal[2].decode():
         raise DamagedJSONError("it is not what was written: its checksum does not match")
+    return kind
+
+
+def unseal(text: bytes) -> dict[str, Any]:
+    """Return what was sealed, without the checksum. Raises DamagedJSONError."""
+    kind = verify(text)
     tree = parse(text)
     if not isinstance(tree, dict):
         raise DamagedJSONError("it is no JSON object")

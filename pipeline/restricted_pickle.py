@@ -14,7 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MEMO_OPCODES = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+MAX_OPCODES = 2_000_000
+"""Objects are larger than the opcodes that make them; CIFAR-100's training set, the longest, has some 300,000."""
+MAX_CONTAINERS = 1000
+"""No value is nested more deeply than it has containers, and Python hashes a tuple by recursion in C, unbounded."""
+
+_PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
+_GETS = frozenset({"GET", "BINGET", "LONG_BINGET"})
+_CONTAINERS = frozenset({
+    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT", "EMPTY_SET",
+    "FROZENSET", "REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST",
+})  # fmt: skip
+_LEAVES = frozenset({
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES",
+    "SHORT_BINBYTES", "BINBYTES8", "INT", "LONG", "LONG1", "LONG4", "FLOAT", "GLOBAL", "STACK_GLOBAL",
+})  # fmt: skip
+"""What stands behind one of these in the memo holds nothing else. Numbers of up to four bytes are never there."""
 
 
 def load_restricted(data: bytes) -> Any:
@@ -23,7 +38,7 @@ def load_restricted(data: bytes) -> Any:
     Raises pickle.UnpicklingError for whatever is not such a pickle.
     """
     try:
-        _refuse_large_memo(data)
+        _refuse_unlike_cifar(data)
         return _Unpickler(io.BytesIO(data), encoding="latin1").load()
     except pickle.UnpicklingError:
         raise
@@ -87,8 +102,22 @@ class _Unpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which was not run") from None
 
 
-def _refuse_large_memo(data: bytes) -> None:
-    """The unpickler's memo is as long as the largest number in it: ten bytes could ask for 64 GB."""
-    for opcode, number, _ in pickletools.genops(data):
-        if opcode.name in _MEMO_OPCODES and not 0 <= (number or 0) <= len(data):
-            raise pickle.UnpicklingError(f"it numbers an object {number:,} in {len(data):,} bytes")
+def _refuse_unlike_cifar(data: bytes) -> None:
+    """Refuse what a few bytes could ask of the unpickler: memory without bound, endless recursion, endless time."""
+    containers, before = 0, ""
+    memo: dict[int, bool] = {}
+    """Number → whether it is a leaf's."""
+    for count, (opcode, number, _) in enumerate(pickletools.genops(data), start=1):
+        containers += opcode.name in _CONTAINERS
+        if count > MAX_OPCODES or containers > MAX_CONTAINERS:
+            raise pickle.UnpicklingError(f"it makes more than {MAX_OPCODES:,} objects or {MAX_CONTAINERS:,} containers")
+        if opcode.name in _PUTS:
+            index = len(memo) if number is None else number
+            # The unpickler's memo is as long as the largest number in it: ten bytes could ask for 64 GB.
+            if not 0 <= index <= len(data):
+                raise pickle.UnpicklingError(f"it numbers an object {index:,} in {len(data):,} bytes")
+            memo[index] = before in _LEAVES
+        # A tuple of twice the same tuple, forty times over, would be hashed for hours.
+        elif opcode.name == "DUP" or (opcode.name in _GETS and not memo.get(number or 0, True)):
+            raise pickle.UnpicklingError("it holds one container in two places")
+        before = opcode.name

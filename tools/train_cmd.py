@@ -15,6 +15,7 @@ from .plain_text import MOST_OF_ERROR, plain_text
 from .progress import progress_bar
 
 if TYPE_CHECKING:
+    from ..trainer.changes import Change
     from ..trainer.config import TrainConfig
     from ..trainer.layers import Layers
     from ..trainer.run_directory import RunDirectory
@@ -59,10 +60,13 @@ _log = logging.getLogger(__name__)
 @click.option("--resume", is_flag=True, help="Continue the run in OUT; start it where there is none yet.")
 @click.option("--allow-change", "allowed", multiple=True, metavar="KEY",
               help="With --resume: a setting, or table of them, to change in the run; may be repeated.")  # fmt: skip
+@click.option("--accept-config", is_flag=True,
+              help="With --resume: take OUT/config.toml as it is, after you edited it by hand.")  # fmt: skip
 @click.option("--print-config", is_flag=True, help="Show every setting and where it comes from, and start nothing.")
 def train(
     data: Path | None, out: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...],
-    init_from: str | None, on_nan: str | None, resume: bool, allowed: tuple[str, ...], print_config: bool,
+    init_from: str | None, on_nan: str | None, resume: bool, allowed: tuple[str, ...], accept_config: bool,
+    print_config: bool,
 ) -> None:  # fmt: skip
     """Train encoders with a temperature for every sample.
 
@@ -89,18 +93,22 @@ def train(
         # One rank looks: by the time that another one did, this one might have begun the run.
         begun = run if world.control.broadcast(run is not None and resume and run.exists()) else None
         layers = Layers()
-        if begun is not None:
-            layers.add(to_tree(begun.config()), str(begun.config_file))
+        recorded = None if begun is None else begun.config_to_resume(accept_edits=accept_config)
+        if begun is not None and recorded is not None:
+            layers.add(to_tree(recorded), str(begun.config_file))
         _lay(layers, data, preset, config, overrides, init_from, on_nan)
         with agreement(world.control, ConfigError):
-            if begun is None:
+            changes: list[Change] = []
+            if begun is None or recorded is None:
                 settings = _new(layers, world, needs_data=not print_config)
             else:
-                settings = _resumed(layers, begun, world, allowed)
+                settings, changes = _resumed(layers, begun, recorded, world, allowed)
         if print_config and world.is_first:
+            for change in changes:
+                click.echo(change.arrow, err=True)
             click.echo(shown_settings(settings, layers))
         elif run is not None and not print_config:
-            finished = _train(settings, run, world, resuming=begun is not None)
+            finished = _train(settings, run, world, resuming=begun is not None, accepted=accept_config)
     if not finished:
         click.get_current_context().exit(EXIT_CODE)
 
@@ -146,14 +154,15 @@ def _new(layers: Layers, world: World, *, needs_data: bool) -> TrainConfig:
     return settings
 
 
-def _resumed(layers: Layers, run: RunDirectory, world: World, allowed: tuple[str, ...]) -> TrainConfig:
-    """The run's own settings, with what may change; anything else that was asked for is refused by name."""
+def _resumed(
+    layers: Layers, run: RunDirectory, recorded: TrainConfig, world: World, allowed: tuple[str, ...]
+) -> tuple[TrainConfig, list[Change]]:
+    """The run's own settings, with what may change, and what does; anything else asked for is refused by name."""
     from ..pipeline.dataset import Dataset
     from ..pipeline.errors import DatasetError
     from ..trainer.changes import allowed_changes, as_recorded
     from ..trainer.parts import resolve
 
-    recorded = run.config()
     asked = as_recorded(layers.load(), recorded)
     try:
         dataset = Dataset(Path(asked.data.path))
@@ -161,14 +170,11 @@ def _resumed(layers: Layers, run: RunDirectory, world: World, allowed: tuple[str
         raise DatasetError(f"{error} Where the run's dataset was moved, say with --data where it is now.") from error
     # Resolved anew, what was recorded before there was some setting has that one's default as well.
     recorded, asked = resolve(recorded, dataset, world), resolve(asked, dataset, world)
-    for change in allowed_changes(run.path, recorded, asked, allowed):
-        if world.is_first:
-            click.echo(f"{change.key}: {change.before} → {change.after}", err=True)
-    return asked
+    return asked, allowed_changes(run.path, recorded, asked, allowed)
 
 
-def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool) -> bool:
-    """Whether the run came to its end; False where a signal stopped it."""
+def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool, accepted: bool) -> bool:
+    """Whether the run came to its end; False where a signal stopped it. accepted: config.toml, edited by hand."""
     from ..trainer.loop import Trainer
     from ..trainer.preemption import StopRequest
     from ..trainer.warnings_log import warnings_log
@@ -181,12 +187,13 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
         warnings_log(run.warnings_file, world.rank if world.size > 1 else None),
         Trainer.open(settings, run, resume=resuming, world=world) as trainer,
     ):
-        if trainer.steps_done >= trainer.total_steps:
+        finished = trainer.steps_done >= trainer.total_steps
+        if resuming and world.is_first and (accepted or not finished):
+            run.record(settings)  # where the data is now, and whatever else may change
+        if finished:
             say(f"finished at step {trainer.steps_done:,}; nothing to do", err=False)
             return True
         if resuming:
-            if world.is_first:
-                run.record(settings)  # where the data is now, and whatever else may change
             say(f"resuming at step {trainer.steps_done:,}")
         if world.is_first:
             for advice in trainer.advice():

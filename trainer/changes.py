@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .config import EncoderConfig, TrainConfig, flat, to_tree
+from .config import EncoderConfig, TrainConfig, flat, load_config, to_tree
 from .encoders import is_directory
-from .errors import ConfigError
+from .errors import ConfigError, RunError
 from .initial_weights import is_same_source
 from .parts import objective_of
 
@@ -50,6 +50,11 @@ class Change(NamedTuple):
     key: str
     before: object
     after: object
+
+    @property
+    def arrow(self) -> str:
+        """The change once it is made, as `epochs: 20 → 40`."""
+        return f"{self.key}: {self.before} → {self.after}"
 
     def __str__(self) -> str:
         return f"{self.key}: the run has {_shown(self.before)}, asked for {_shown(self.after)}"
@@ -110,6 +115,25 @@ def allowed_changes(run: Path, recorded: TrainConfig, asked: TrainConfig, allowe
         raise ConfigError(
             f"{run} cannot be resumed with other settings: {'; '.join([*found, *map(str, unnamed)])}. "
             f"Leave them out{f', allow them with {names},' if names else ''} or start a new run with another --out."
+        )
+    return changes
+
+
+def changes_since(checkpoint: Path, settings: Mapping[str, Any], now: TrainConfig) -> list[Change]:
+    """What changes results in a run's settings, resolved, and was different when a checkpoint was made.
+
+    settings: those of checkpoint.json. Raises ConfigError naming every change that no resumed run can make, RunError
+    where this version does not know the settings.
+    """
+    try:
+        before = load_config(settings)
+    except ConfigError as error:
+        raise RunError(f"{checkpoint} is of another version of thermopile ({error}); resume it with that one") from None
+    changes, fixed = differences(before, now), _fixed_settings(before)
+    if impossible := [f"{change} (cannot change: {why})" for change in changes if (why := _reason(change.key, fixed))]:
+        raise ConfigError(
+            f"{checkpoint} was made with other settings than config.toml has: {'; '.join(impossible)}. Write the "
+            "checkpoint's into config.toml and resume with --accept-config"
         )
     return changes
 

@@ -1,65 +1,79 @@
 """The model's half of a checkpoint. Its other half, the samples' state, is the snapshot that it names.
 
-checkpoints/step-N/ holds `training.pt` (tensors only: read without executing anything) and `checkpoint.json`;
-checkpoints/latest names the newest whole one.
+checkpoints/step-N/ holds `tensors.safetensors`, `training.json`, which says where each tensor belongs, and
+`checkpoint.json`, which has the digests of both and its own. checkpoints/latest names the newest one.
 """
 
 from __future__ import annotations
 
-import io
+import errno
 import json
 import logging
 import os
-import pickle
 import re
 import shutil
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, NonNegativeInt
 
-from ..files import sync, write_atomically
-from .errors import RunError
+from ..files import own_directory, read_regular, sha256_of, sync, write_atomically
+from ..sealed_json import DamagedJSONError, parse, seal_document, unseal
+from .errors import DamagedCheckpointError, RunError
 
+FORMAT: Final = 2
 LATEST = "latest"
-_INFO, _TENSORS = "checkpoint.json", "training.pt"
-_NAME = re.compile(r"step-[0-9]+")
+_INFO, _TENSORS, _REST = "checkpoint.json", "tensors.safetensors", "training.json"
+_NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})")
+
+_NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, None}
+"""Errors that mean a hole or something else in a file's place; others, as of a network disk, may pass."""
 
 _log = logging.getLogger(__name__)
+
+
+class FileDigest(BaseModel, frozen=True, extra="forbid"):
+    """What a file was when it was written."""
+
+    bytes: NonNegativeInt
+    sha256: str
 
 
 class CheckpointInfo(BaseModel, frozen=True, extra="forbid"):
     """checkpoint.json."""
 
-    format: Literal[1] = 1
-    step: int
+    format: Literal[2] = FORMAT
+    step: NonNegativeInt
     """Steps made when it was taken."""
     snapshot: str
     """Id of the snapshot of the samples' state taken at the same step boundary."""
     order_version: int
     """Version of the sample order that the step numbers refer to."""
     dataset_fingerprint: str
+    settings: dict[str, Any]
+    """The run's resolved settings at that step, as config.toml has them."""
+    files: dict[str, FileDigest] = {}
+    """By name, the files beside this one; `save_checkpoint` fills it in."""
 
 
 def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]) -> Path:
     """Write checkpoints/step-N whole, then let `latest` name it. Replaces a directory of that name.
 
-    Raises OSError where it cannot be written, and then leaves nothing of it on the disk.
+    training: tensors, on the CPU, and plain values (tensor_tree). Raises OSError where it cannot be written, and then
+    leaves nothing of it on the disk.
     """
     final, building = folder / f"step-{info.step}", folder / f".step-{info.step}.partial"
+    own_directory(folder)
     shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
-    buffer = io.BytesIO()
-    torch.save(training, buffer)
+    building.mkdir()
     try:
-        write_atomically(building / _TENSORS, buffer.getvalue())
-        write_atomically(building / _INFO, info.model_dump_json(indent=1).encode())
+        _write(building, info, training)
     except OSError:
         shutil.rmtree(building, ignore_errors=True)  # what filled the disk must not stay
         raise
-    if final.exists():  # left by a run that was killed before `latest` named it
+    if final.exists():  # left by a run that went back behind it
         _discard(final)
     os.rename(building, final)
     sync(folder)
@@ -67,19 +81,99 @@ def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]
     return final
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The directory that `latest` names, without it the newest one, or None before the first checkpoint."""
+def _write(building: Path, info: CheckpointInfo, training: dict[str, Any]) -> None:
+    from .tensor_file import save_tensors  # here: whoever only lists checkpoints does without torch
+    from .tensor_tree import take_apart
+
+    tensors, rest = take_apart(training)
+    save_tensors(building / _TENSORS, tensors)
+    write_atomically(building / _REST, json.dumps(rest, indent=1, allow_nan=False).encode())
+    files = {
+        name: FileDigest(bytes=(building / name).stat().st_size, sha256=sha256_of(building / name))
+        for name in (_TENSORS, _REST)
+    }
+    write_atomically(building / _INFO, seal_document(info.model_copy(update={"files": files}).model_dump()))
+
+
+def load_checkpoint(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
+    """Read a checkpoint, its tensors on the CPU; nothing is parsed before its digest is verified.
+
+    Raises DamagedCheckpointError, and RunError as `read_info`.
+    """
+    from .tensor_file import load_tensors
+    from .tensor_tree import join
+
+    info = read_info(path)
+    with _damage_of(path):
+        for name in (_TENSORS, _REST):
+            _verify(path / name, info.files.get(name))
+        training = join(load_tensors(path / _TENSORS), parse(read_regular(path / _REST)))
+        if not isinstance(training, dict):
+            raise ValueError(f"{_REST} holds no table")
+    return info, training
+
+
+def read_info(path: Path) -> CheckpointInfo:
+    """Read what a checkpoint says of itself, verified.
+
+    Raises DamagedCheckpointError, and RunError where it is of another format.
+    """
+    with _damage_of(path):
+        text = read_regular(path / _INFO)
+        try:
+            tree = unseal(text)
+        except DamagedJSONError as error:
+            if _format_of(text) == 1:  # which had no checksum
+                raise RunError(
+                    f"{path} has checkpoint format 1, which thermopile 0.1.0 reads; resume the run with that version, "
+                    "or start a new one with another --out"
+                ) from None
+            raise DamagedJSONError(f"{_INFO}: {error}") from None
+        if tree.get("format") != FORMAT:
+            raise RunError(f"{path} has checkpoint format {tree.get('format')!r}, and this version of thermopile reads "
+                           f"format {FORMAT}; resume the run with the version that wrote it")  # fmt: skip
+        info = CheckpointInfo.model_validate(tree)
+        if path.name != f"step-{info.step}":
+            raise ValueError(f"{_INFO} says that it is of step {info.step}")
+    return info
+
+
+def _format_of(text: bytes) -> object:
     try:
-        name = (folder / LATEST).read_text("utf-8", errors="replace").strip()
-    except FileNotFoundError:
-        # A kill before the first checkpoint was named, or a copy that missed the file: every step-N is whole.
-        whole = checkpoints_in(folder)
-        return whole[max(whole)] if whole else None
-    if not _NAME.fullmatch(name):
-        raise RunError(
-            f"{folder / LATEST} says {name[:40]!r}, not step-N: write the name of a directory beside it there"
-        )
-    return folder / name
+        tree = parse(text)
+    except DamagedJSONError:
+        return None
+    return tree.get("format") if isinstance(tree, dict) else None
+
+
+def _verify(file: Path, written: FileDigest | None) -> None:
+    if written is None:
+        raise ValueError(f"{_INFO} does not know {file.name}")
+    if (have := file.stat().st_size) != written.bytes:
+        raise ValueError(f"{file.name} has {have:,} bytes, and {written.bytes:,} were written")
+    if sha256_of(file) != written.sha256:
+        raise ValueError(f"{file.name} is not what was written: its checksum does not match")
+
+
+@contextmanager
+def _damage_of(path: Path) -> Iterator[None]:
+    """Raise what is wrong with a checkpoint's files as DamagedCheckpointError."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # pydantic's among them
+        if isinstance(error, OSError) and error.errno not in _NOT_THERE:
+            raise
+        reason = " ".join((str(error) or type(error).__name__).split())[:200]
+        raise DamagedCheckpointError(f"{path} is damaged ({reason}).") from error
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Return the directory of the newest checkpoint, not verified, or None before the first one.
+
+    By its name: each appears whole, and `latest` may be behind, after a kill or in a copy.
+    """
+    found = checkpoints_in(folder)
+    return found[max(found)] if found else None
 
 
 Loaded = tuple[Path, CheckpointInfo, dict[str, Any]]
@@ -87,30 +181,37 @@ Loaded = tuple[Path, CheckpointInfo, dict[str, Any]]
 
 
 def load_latest(folder: Path, *, before: Path | None = None) -> Loaded | None:
-    """The checkpoint that `latest` names, or the newest one before another, and what it holds; None where none is.
+    """Return the newest whole checkpoint, or the newest one before another, and what it holds; None without any.
 
-    Where it is damaged, a warning says so, and the newest one before it that is not is taken: its snapshot of the state
-    is kept as long. Raises RunError, of the newest, where all are damaged.
+    A warning names every newer one that is damaged, and `latest` where it does not name the newest. Raises RunError, of
+    the newest, where all are damaged, and where one is of another format.
     """
-    newest = latest_checkpoint(folder) if before is None else _newest_before(folder, before)
-    if newest is None:
-        return None
-    try:
-        return newest, *load_checkpoint(newest)
-    except RunError as error:
+    found = {step: path for step, path in checkpoints_in(folder).items() if before is None or step < _step_of(before)}
+    damages: list[DamagedCheckpointError] = []
+    for step in sorted(found, reverse=True):
         try:
-            found = load_latest(folder, before=newest)
-        except RunError:
-            found = None
-        if found is None:
-            raise RunError(f"{error} There is none before it that is whole; start anew, with another --out") from error
-        _log.warning("%s Going on from step %d, the newest checkpoint that is whole.", error, found[1].step)
-        return found
+            loaded = found[step], *load_checkpoint(found[step])
+        except DamagedCheckpointError as error:
+            damages.append(error)
+            continue
+        for damage in damages:
+            _log.warning("%s Going on from step %d, the newest checkpoint that is whole.", damage, step)
+        if before is None and (named := _named(folder)) != (newest := f"step-{max(found)}"):
+            _log.warning("%s names %s, but the newest checkpoint is %s. Going on from step %d, the newest one that is "
+                         "whole", folder / LATEST, named, newest, step)  # fmt: skip
+        return loaded
+    if damages:
+        raise RunError(f"{damages[0]} There is none before it that is whole; start anew, with another --out")
+    return None
 
 
-def _newest_before(folder: Path, other: Path) -> Path | None:
-    earlier = {step: path for step, path in checkpoints_in(folder).items() if step < _step_of(other)}
-    return earlier[max(earlier)] if earlier else None
+def _named(folder: Path) -> str:
+    """What `latest` names, in words where it is no checkpoint."""
+    try:
+        name = read_regular(folder / LATEST, max_bytes=100).decode("ascii", "replace").strip()
+    except OSError as error:
+        return f"none ({error.strerror or error})"
+    return name if _NAME.fullmatch(name) else f"{name[:40]!r}, which is no step-N,"
 
 
 def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set[int]:
@@ -125,12 +226,17 @@ def remove_checkpoints(folder: Path, *, keep: Container[int]) -> None:
         if step not in keep:
             _discard(path)
     for leftover in folder.glob(".step-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        _remove(leftover)
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """Step → directory of every whole checkpoint, in no order."""
-    return {_step_of(path): path for path in folder.glob("step-*") if _NAME.fullmatch(path.name)}
+    """Step → directory of every whole checkpoint, in no order; none where there is no such folder. Raises OSError."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if _NAME.fullmatch(entry.name) and entry.is_dir()]
+    except FileNotFoundError:
+        return {}
+    return {_step_of(path): path for path in map(folder.joinpath, names)}
 
 
 def _step_of(path: Path) -> int:
@@ -140,22 +246,15 @@ def _step_of(path: Path) -> int:
 def _discard(path: Path) -> None:
     """Remove a checkpoint, out of sight first: at no moment does half of one look whole."""
     hidden = path.with_name(f".{path.name}.discarded")
-    shutil.rmtree(hidden, ignore_errors=True)
+    _remove(hidden)
     os.rename(path, hidden)
     sync(path.parent)
-    shutil.rmtree(hidden, ignore_errors=True)
+    _remove(hidden)
 
 
-def load_checkpoint(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
-    """Read a checkpoint, its tensors on the CPU. Raises RunError where it is damaged."""
-    try:
-        info = CheckpointInfo.model_validate(json.loads((path / _INFO).read_text("utf-8")))
-        training = torch.load(path / _TENSORS, map_location="cpu", weights_only=True)
-    # Of the system's errors those that mean a hole; another, as of a network disk, may pass and is raised as it is.
-    except (
-        FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, ValidationError, RuntimeError, EOFError,
-        pickle.UnpicklingError,
-    ) as error:  # fmt: skip
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise RunError(f"{path} is damaged ({reason}).") from error
-    return info, training
+def _remove(path: Path) -> None:
+    """Remove a directory as far as it can be, or a link to one alone."""
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

@@ -10,7 +10,7 @@ from enum import IntEnum
 from ..pipeline.order import ORDER_VERSION
 from ..state_store import Snapshot, SnapshotError, StateStoreError, list_snapshots
 from .checkpoint import CheckpointInfo, remove_checkpoints, retained_steps, save_checkpoint
-from .config import CheckpointConfig
+from .config import TrainConfig, to_tree
 from .host_copy import CopyOnHost
 from .metrics_log import MetricsLog
 from .run_directory import RunDirectory
@@ -36,9 +36,10 @@ class Progress(IntEnum):
 class Checkpointer:
     """Writes one checkpoint at a time in a thread. A further one that comes due meanwhile waits for it."""
 
-    def __init__(self, config: CheckpointConfig, run: RunDirectory, log: MetricsLog, world: World) -> None:
+    def __init__(self, config: TrainConfig, run: RunDirectory, log: MetricsLog, world: World) -> None:
         """log: made durable before a checkpoint that its lines lead up to."""
-        self._config, self._run, self._log, self._world = config, run, log, world
+        self._config, self._run, self._log, self._world = config.checkpoint, run, log, world
+        self._settings = to_tree(config)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="thermopile-checkpoint")
         self._begun_at = time.monotonic()
         self._retry_at: float | None = None  # set where the last one could not be written
@@ -84,6 +85,7 @@ class Checkpointer:
             snapshot=committed.id,
             order_version=ORDER_VERSION,
             dataset_fingerprint=dataset_fingerprint,
+            settings=self._settings,
         )
         save_checkpoint(self._run.checkpoints, info, training.result())
         self._remove_old(step)

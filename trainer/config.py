@@ -321,10 +321,16 @@ def load_config(tree: Mapping[str, Any]) -> TrainConfig:
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings in a file, not yet checked. Raises ConfigError where it is missing or no TOML."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        return parse_toml(path.read_bytes(), path)
+    except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+
+
+def parse_toml(text: bytes, path: Path) -> dict[str, Any]:
+    """The settings in a text, not yet checked. Raises ConfigError, naming the file, where it is no TOML."""
+    try:
+        return tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:  # no UTF-8, or no TOML
         raise ConfigError(f"{path} is no TOML: {error}") from None
 
 

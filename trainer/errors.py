@@ -13,6 +13,10 @@ class RunExistsError(RunError):
     """The directory to start a run in is there already; nothing was touched."""
 
 
+class DamagedCheckpointError(RunError):
+    """A checkpoint is not what was written; an older one may be whole."""
+
+
 class TrainingError(Exception):
     """Training cannot go on; the last checkpoint stands."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import nn
 
@@ -25,10 +25,11 @@ from ..pipeline.dataset import Dataset, TokenizerInfo
 from .checkpoint import LATEST
 from .config import EncoderConfig, TrainConfig
 from .encoders import HF, Encoder, Encoders, is_directory
-from .errors import ConfigError
+from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
 from .run_directory import RunDirectory
+from .tensor_file import save_tensors
 from .wanted_checkpoint import find_checkpoint, load_found
 
 Format = Literal["hf", "safetensors"]
@@ -79,7 +80,8 @@ def export(run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, dat
 
     data: where the run's dataset is now, None: where the run found it; its tokenizer is needed for texts. A kill leaves
     no `to`, only a hidden directory beside it. Raises ConfigError where `to` is there already or transformers has no
-    such encoder, RunError where there is no such run or checkpoint, DatasetError where the tokenizer is not found.
+    such encoder, RunError where there is no such run or checkpoint or a weight is not finite, DatasetError where the
+    tokenizer is not found, OSError where the files cannot be written.
     """
     if to.exists():
         raise ConfigError(f"{to} is there already; nothing was written. Choose another directory with --to")
@@ -116,6 +118,12 @@ def _restore(run: RunDirectory, config: TrainConfig, at: str, data: Path | None)
         folder = data or Path(config.data.path)
         texts = _Texts(*tokenizer_of(folder, info), Dataset(folder).tokenizer_path)
     encoders = restore_encoders(config, checkpoint, training, texts.sizes if texts else None)
+    for name, weights in encoders.state_dict().items():
+        if not weights.isfinite().all():
+            raise RunError(
+                f"{checkpoint} holds weights that are not finite ({name}); nothing was written. Export an older "
+                "checkpoint with --at"
+            )
     return _Trained(config, info.step, encoders, texts)
 
 
@@ -144,7 +152,7 @@ def _write_hf(trained: _Trained, side: str, folder: Path) -> None:
 
 def _save(module: nn.Module, path: Path, facts: dict[str, Any]) -> None:
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in facts.items()}
-    save_file(module.state_dict(), path, metadata={"format": "pt"} | texts)
+    save_tensors(path, module.state_dict(), {"format": "pt"} | texts)
 
 
 def _preprocessor(facts: dict[str, Any]) -> dict[str, Any]:
@@ -220,6 +228,9 @@ def _written_aside(to: Path) -> Iterator[Path]:
                 sync(path)
         sync(beside)
         beside.rename(to)
+    except (OSError, SafetensorError) as error:  # the latter from transformers
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise OSError(f"{to} cannot be written: {reason}. Nothing of it was left") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     sync(to.parent)

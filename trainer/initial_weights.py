@@ -62,7 +62,7 @@ def load_initial_weights(encoders: Encoders, source: str) -> None:
 
 def _weights_in(checkpoint: Path) -> dict[str, Tensor]:
     _, training = load_checkpoint(checkpoint)
-    weights = training.get("encoders") if isinstance(training, dict) else None
+    weights = training.get("encoders")
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise RunError(f"{checkpoint} holds no encoders: it is no checkpoint of a run")
     return weights

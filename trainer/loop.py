@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..files import refuse_link
 from ..pipeline.batch import Batch
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import ORDER_VERSION
 from ..state_store import DamagedChunkError, SnapshotNotFoundError, StateStore, StateStoreError
 from ..state_store.ranks import agreement
+from .changes import changes_since
 from .checkpoint import CheckpointInfo, Loaded, latest_checkpoint, load_latest
 from .checkpointer import Checkpointer, warn_of_failure
 from .config import TrainConfig, to_toml
@@ -88,8 +90,11 @@ class Trainer:
         Raises ConfigError, RunError, DatasetError, StateStoreError.
         """
         with agreement(world.control, RunError):
+            refuse_link(run.checkpoints)
             dataset, latest = Dataset(Path(config.data.path)), latest_checkpoint(run.checkpoints) if resume else None
             loaded = load_latest(run.checkpoints) if resume else None
+            if loaded is not None:
+                _compare_settings(config, loaded, world)
         trainer = cls(config, run, dataset, world, pretrained=loaded is None)
         try:
             with agreement(world.control, RunError):
@@ -128,7 +133,7 @@ class Trainer:
         if self.config.tensorboard and self.world.is_first:
             board = TensorBoardLog(self.run_directory.tensorboard, keep_steps=self.steps_done)
             self._tensorboard = self._resources.enter_context(board)
-        self._checkpointer = Checkpointer(self.config.checkpoint, self.run_directory, self.log, self.world)
+        self._checkpointer = Checkpointer(self.config, self.run_directory, self.log, self.world)
         self._resources.callback(self._checkpointer.close)
 
     def _open_store(self, loaded: Loaded, latest: Path | None) -> Loaded:
@@ -153,6 +158,7 @@ class Trainer:
                     _log.warning(
                         "the state of %s is damaged (%s). Going on from %s", checkpoint, error, earlier[0].name
                     )
+                _compare_settings(self.config, earlier, self.world)
                 loaded = earlier
             else:
                 self.store = self._resources.enter_context(store)
@@ -429,6 +435,13 @@ class Trainer:
             raise RunError(f"{checkpoint} does not fit the settings of the run ({reason}): it is of another run or "
                            "version of thermopile; resume it with the version that started it") from error  # fmt: skip
         self.steps_done = info.step
+
+
+def _compare_settings(config: TrainConfig, loaded: Loaded, world: World) -> None:
+    """Warn of settings that have changed since a checkpoint was made. Raises ConfigError, RunError as changes_since."""
+    path, info, _ = loaded
+    if (changes := changes_since(path, info.settings, config)) and world.is_first:
+        _log.warning("the settings have changed since %s: %s", path, "; ".join(change.arrow for change in changes))
 
 
 def _all_finite(*tensors: Tensor) -> bool:

@@ -1,12 +1,15 @@
-"""metrics.jsonl: a line for every step, though the device is asked only once in a while, and for every evaluation."""
+"""metrics.jsonl: a line for every step, though the device is asked only once in a while, and for every evaluation.
+
+Every line ends in a checksum of itself.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
 from collections.abc import Callable, Mapping
+from io import FileIO
 from itertools import takewhile
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +18,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ..files import open_own
+from ..sealed_json import seal_line
 from .errors import NotFiniteError
+from .metrics_cut import cut_back
 
 Scalar = Tensor | float | Callable[[], float] | None
 """A value, on any device; or what gives one once the device is done."""
@@ -30,14 +36,17 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path | None, *, keep_steps: int) -> None:
-        """Open the log; lines of steps after keep_steps, and a line cut off by a crash, are dropped. None: no file."""
+        """Open the log without the lines of steps after keep_steps, as `cut_back` does. None: no file.
+
+        Raises OSError where it cannot be written, or is a link.
+        """
         self.has_evaluation = False
         """Whether the step that the log was opened at has its evaluation."""
-        if path is not None and path.exists():
-            length, last = _up_to(path, keep_steps)
-            os.truncate(path, length)
-            self.has_evaluation = last.get("step") == keep_steps and "evaluation" in last
-        self._file = None if path is None else path.open("ab", buffering=0)
+        self._file: FileIO | None = None
+        if path is not None:
+            last = cut_back(path, keep_steps) if path.exists() else b""
+            self.has_evaluation = last.startswith(b'{"step": %d, "evaluation": ' % keep_steps)
+            self._file = FileIO(open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
         self._unwritten = b""  # lines that the disk had no room for
         self._failure: OSError | None = None
         self._waiting: list[dict[str, Scalar]] = []
@@ -65,7 +74,7 @@ class MetricsLog:
             finite = {
                 name: value if value is not None and math.isfinite(value) else None for name, value in line.items()
             }
-            self._unwritten += json.dumps(finite).encode() + b"\n"
+            self._unwritten += seal_line(finite) + b"\n"
         self._write_or_keep()
         if len(good) < len(lines):
             bad = lines[len(good)]
@@ -79,7 +88,7 @@ class MetricsLog:
         """
         assert not self._waiting
         line = {"step": step, "evaluation": scores}
-        self._unwritten += json.dumps(line, allow_nan=False).encode() + b"\n"
+        self._unwritten += seal_line(line) + b"\n"
         self._write_or_keep()
         return line
 
@@ -119,19 +128,3 @@ class MetricsLog:
 def _ready(value: Any) -> Any:
     """A number, or one that the device, which `flush` has waited for, has by now."""
     return value() if callable(value) else value
-
-
-def _up_to(path: Path, step: int) -> tuple[int, dict[str, Any]]:
-    """Length of the whole lines up to and including those of `step`, and the last of them; empty where none is."""
-    length, last = 0, {}
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                is_kept = line.endswith(b"\n") and (read := json.loads(line))["step"] <= step
-            except (ValueError, LookupError, TypeError):
-                _log.warning("%s: line %d cannot be read; it is dropped, and what follows it", path, number)
-                is_kept = False
-            if not is_kept:
-                break
-            length, last = length + len(line), read
-    return length, last

@@ -1,7 +1,7 @@
 """The end of metrics.jsonl, and a glance at the rest: bounded in time and memory, however long the file is.
 
-The file may grow while it is read, and a run that is resumed may cut it short. What is no whole line of JSON is passed
-over.
+The file may grow while it is read, and a run that is resumed may cut it short. What is no whole line, or does not match
+its checksum, is passed over.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import os
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
+
+from ..files import open_regular
+from ..sealed_json import verify
 
 BLOCK_BYTES = 1 << 20
 MOST_BYTES = 32 << 20
@@ -23,34 +26,45 @@ GLANCE_BYTES = 1 << 13
 _EVALUATION = b'"evaluation"'
 
 
-def last_lines(path: Path, steps: int, evaluations: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The last `steps` lines of steps and the last `evaluations` lines of evaluations, oldest first.
+class Tail(NamedTuple):
+    """The last lines, oldest first: numbers are finite floats, or None; `step` is an int; `evaluation` is flat."""
 
-    Numbers are finite floats, or None; `step` is an int; `evaluation` is flat (numbers_in). Fewer where there are fewer
-    in the last MOST_BYTES. Raises FileNotFoundError.
+    steps: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+    damaged: int
+    """Lines met on the way that cannot be read; one that is being written is none of them."""
+
+
+def last_lines(path: Path, steps: int, evaluations: int) -> Tail:
+    """The last `steps` lines of steps and the last `evaluations` lines of evaluations.
+
+    Fewer where there are fewer in the last MOST_BYTES. Raises OSError.
     """
     of_steps: list[dict[str, Any]] = []
     of_evaluations: list[dict[str, Any]] = []
-    with path.open("rb") as file:
-        for text in _lines_from_the_end(file):
+    damaged = 0
+    with open_regular(path) as file:
+        for place, text in enumerate(_lines_from_the_end(file)):
             if len(of_steps) == steps and _EVALUATION not in text:
                 continue  # most lines of a long run
             line = _parsed(text)
-            if "evaluation" in line:
+            if not line:
+                damaged += place > 0  # the last one has no end yet
+            elif "evaluation" in line:
                 of_evaluations.append(line)
-            elif line and len(of_steps) < steps:
+            elif len(of_steps) < steps:
                 of_steps.append(line)
             if len(of_steps) == steps and len(of_evaluations) == evaluations:
                 break
-    return of_steps[::-1], of_evaluations[::-1]
+    return Tail(of_steps[::-1], of_evaluations[::-1], damaged)
 
 
 def loss_curve(path: Path, points: int) -> list[float]:
     """At most `points` means of the loss from the first step to the last, each of neighbouring steps.
 
-    Of a long file each mean is of the few lines at one place. Raises FileNotFoundError.
+    Of a long file each mean is of the few lines at one place. Raises OSError.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = _size(file)
         if size <= points * GLANCE_BYTES:
             losses = _losses(_read(file, 0, size))
@@ -100,9 +114,11 @@ def _losses(text: bytes) -> list[float]:
 def _parsed(text: bytes) -> dict[str, Any]:
     """A line's object, its numbers finite floats or None, but for the step; empty where it is damaged or cut."""
     try:
+        checksum = verify(text)
         line = json.loads(text, parse_int=_finite, parse_float=_finite, parse_constant=_finite)
         if "evaluation" in line:
             line["evaluation"] = dict(numbers_in(line["evaluation"]))
+        del line[checksum]
         return {**line, "step": int(line["step"])}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}

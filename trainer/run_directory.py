@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import write_atomically
-from .config import TrainConfig, load_config, read_toml, to_toml
+from ..files import read_regular, write_atomically
+from .config import TrainConfig, load_config, parse_toml, to_toml
 from .errors import ConfigError, RunError, RunExistsError
+
+_SEAL = re.compile(rb'# sha256 = "([0-9a-f]{64})"\n\Z')
+"""The last line of config.toml: of all that stands before it."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,15 +73,47 @@ class RunDirectory:
 
     def record(self, config: TrainConfig) -> None:
         """Write the settings, in place of those before."""
-        write_atomically(self.config_file, to_toml(config).encode())
+        text = to_toml(config).encode()
+        write_atomically(self.config_file, text + f'# sha256 = "{hashlib.sha256(text).hexdigest()}"\n'.encode())
 
     def config(self) -> TrainConfig:
-        """The settings the run was started with. Raises RunError where the directory is no run."""
+        """Return the run's settings; a warning says where config.toml is not what `record` wrote.
+
+        Raises RunError where the directory is no run or the file has no settings.
+        """
+        text = self._config_text()
+        if not _is_as_written(text):
+            _log.warning("%s was edited by hand or is damaged; what it says now is taken", self.config_file)
+        return self._parsed(text)
+
+    def config_to_resume(self, *, accept_edits: bool) -> TrainConfig:
+        """Return the settings to train with, as `config` does, and raise RunError where that warns.
+
+        accept_edits: the file was edited by hand, so it is taken as it is.
+        """
+        text = self._config_text()
+        if not (accept_edits or _is_as_written(text)):
+            raise RunError(
+                f"{self.config_file} is damaged or was edited by hand: it does not match the sha256 in its last line. "
+                "If you edited it, resume with --accept-config; if not, the settings of each checkpoint stand in its "
+                "checkpoint.json"
+            )
+        return self._parsed(text)
+
+    def _config_text(self) -> bytes:
         if not self.exists():
             raise RunError(
                 f"{self.path} is no run: it has no {self.config_file.name}. Start one with `thermopile train`."
             )
+        return read_regular(self.config_file)
+
+    def _parsed(self, text: bytes) -> TrainConfig:
         try:
-            return load_config(read_toml(self.config_file))
+            return load_config(parse_toml(text, self.config_file))
         except ConfigError as error:
             raise RunError(f"{self.config_file} is damaged: {error}") from error
+
+
+def _is_as_written(text: bytes) -> bool:
+    seal = _SEAL.search(text)
+    return seal is not None and hashlib.sha256(text[: seal.start()]).hexdigest() == seal[1].decode()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files import NotRegularFileError
 from ..state_store.errors import StateStoreError
 from .metrics_tail import last_lines, loss_curve
 from .run_directory import RunDirectory
@@ -113,7 +114,7 @@ class RunStatus:
 def read_status(run: RunDirectory) -> RunStatus:
     """Read how a run stands, in a time that does not grow with it. Raises RunError where the directory is no run."""
     config, notes = run.config(), list[str]()
-    steps, evaluations = _read_metrics(run.metrics_file)
+    steps, evaluations = _read_metrics(run.metrics_file, notes)
     sample_state = _read_state(run.state, notes)
     total = _total_steps(config, sample_state, notes)
     checkpoints = _read_checkpoints(run.checkpoints)
@@ -171,12 +172,17 @@ def _writer(lock: Path) -> tuple[str | None, bool]:
     return holder, False
 
 
-def _read_metrics(path: Path) -> tuple[StepsStatus | None, list[dict[str, Any]]]:
+def _read_metrics(path: Path, notes: list[str]) -> tuple[StepsStatus | None, list[dict[str, Any]]]:
     try:
-        lines, evaluations = last_lines(path, RECENT_STEPS, EVALUATIONS)
+        lines, evaluations, damaged = last_lines(path, RECENT_STEPS, EVALUATIONS)
         curve = loss_curve(path, CURVE_POINTS)
     except FileNotFoundError:
         return None, []
+    except NotRegularFileError as error:
+        notes.append(f"the log of the steps cannot be read: {error}")
+        return None, []
+    if damaged:
+        notes.append(f"{damaged:,} of the last lines of {path} cannot be read; `train --resume` sets them aside")
     if not lines:
         return None, evaluations
     last, shares = lines[-1], split(lines)

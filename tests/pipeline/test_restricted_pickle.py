@@ -2,6 +2,8 @@
 
 import contextlib
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -63,6 +65,41 @@ def test_a_hostile_pickle_is_refused_and_leaves_no_trace(data):
 def test_a_number_that_would_make_the_memo_larger_than_memory_is_refused(opcode):
     with pytest.raises(pickle.UnpicklingError, match="it numbers an object"):
         load_restricted(b"]" + opcode + b".")
+
+
+IN_A_PROCESS_OF_ITS_OWN = """
+import sys
+from pickle import UnpicklingError
+from thermopile.pipeline.restricted_pickle import load_restricted
+try:
+    load_restricted(sys.stdin.buffer.read())
+except UnpicklingError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"}N" + b"\x85" * 100_000 + b"Ns.", "more than 2,000,000 objects or 1,000 containers"),  # ends in a crash
+        (b"]" * 100_000 + b"a" * 99_999 + b".", "more than 2,000,000 objects or 1,000 containers"),
+        (b"(" + b"N" * 2_000_000 + b"l.", "more than 2,000,000 objects or 1,000 containers"),
+        (b"}N" + b"2\x86" * 60 + b"Ns.", "it holds one container in two places"),  # never ends
+        (b"}N" + b"".join(b"\x86q%ch%c" % (n, n) for n in range(60)) + b"Ns.", "it holds one container in two places"),
+        (b"]\x940h\x00.", "it holds one container in two places"),
+    ],
+    ids=["deep key", "deep list", "many objects", "doubled", "doubled by number", "popped and fetched"],
+)
+def test_a_pickle_that_would_crash_the_process_or_never_end_is_refused_at_once(data, reason):
+    child = [sys.executable, "-c", IN_A_PROCESS_OF_ITS_OWN]
+    done = subprocess.run(child, input=data, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert reason in done.stdout.decode()
+
+
+def test_a_string_that_stands_in_several_places_is_read():
+    name = "a name"
+    assert load_restricted(pickle.dumps([name, name, {name: name}], 2)) == [name, name, {name: name}]
 
 
 def test_an_array_larger_than_its_bytes_is_refused_without_being_allocated():

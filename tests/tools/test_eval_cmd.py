@@ -4,11 +4,10 @@ import json
 import shutil
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 from thermopile.tools.cli import main
-from thermopile.trainer.checkpoint import load_checkpoint
+from thermopile.trainer.checkpoint import load_checkpoint, save_checkpoint
 
 BANDS = {"all", "head", "medium", "tail"}
 
@@ -161,11 +160,11 @@ def test_a_checkpoint_of_other_encoders_or_a_damaged_one_is_refused_in_one_line(
 ):
     copy = tmp_path / "copy"
     shutil.copytree(pairs_run, copy)
-    _, training = load_checkpoint(copy / "checkpoints" / "step-14")
+    info, training = load_checkpoint(copy / "checkpoints" / "step-14")
     del training["encoders"]["image.head.bias"]
-    torch.save(training, copy / "checkpoints" / "step-14" / "training.pt")
+    save_checkpoint(copy / "checkpoints", info, training)
     assert_one_line(evaluate(copy, pairs_dataset, pairs_dataset), 1, "does not hold the encoders")
-    (copy / "checkpoints" / "step-14" / "training.pt").write_bytes(b"")
+    (copy / "checkpoints" / "step-14" / "tensors.safetensors").write_bytes(b"")
     damaged = evaluate(copy, pairs_dataset, pairs_dataset)
     assert_one_line(damaged, 1, "step-14 is damaged", "Take another with --at: step-7")
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
+from thermopile.sealed_json import seal_line
 from thermopile.state_store.lock import WriterLock
 from thermopile.tools.cli import main
 
@@ -51,13 +52,13 @@ def line(step, **more):
 
 
 def write_lines(run_directory, lines):
-    run_directory.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_directory.metrics_file.write_bytes(b"".join(seal_line(line) + b"\n" for line in lines))
 
 
 def write_checkpoint(run_directory, step, size=1000):
     path = run_directory.checkpoints / f"step-{step}"
     path.mkdir(parents=True)
-    (path / "training.pt").write_bytes(bytes(size))
+    (path / "tensors.safetensors").write_bytes(bytes(size))
 
 
 @pytest.fixture(scope="session")
@@ -173,6 +174,15 @@ def test_lines_without_loss_or_times_are_no_obstacle(made):
     assert "step 2: knn/10 0.5" in words
     assert "1 of the last 100 steps" in words
     assert "the step was skipped" in words
+
+
+def test_lines_that_are_not_what_was_written_are_left_out_and_noted(made):
+    write_lines(made, [line(1), line(2)])
+    with made.metrics_file.open("ab") as file:
+        file.write(seal_line(line(3)).replace(b'"step": 3', b'"step": 9') + b"\n")
+    found = status_of(made)
+    assert found["steps"]["step"] == 2
+    assert any(f"1 of the last lines of {made.metrics_file} cannot be read" in note for note in found["notes"])
 
 
 def test_the_last_warnings_are_shown_and_nothing_hostile_reaches_the_terminal(made):

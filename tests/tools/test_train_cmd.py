@@ -105,7 +105,7 @@ def test_a_run_from_before_a_setting_goes_on_with_its_default(finished):
     newer = ("similarity_budget", "log_every", "init_from", "grad_clip")
     lines = config.read_text().splitlines()
     config.write_text("\n".join(line for line in lines if not line.startswith(newer)))
-    result = train("--out", finished, "--resume")
+    result = train("--out", finished, "--resume", "--accept-config")
     assert result.exit_code == 0, result.stderr
     refused(train("--out", finished, "--resume", *sets("objective.grad_clip=1")),
             "objective.grad_clip: the run has 5.0, asked for 1")  # fmt: skip

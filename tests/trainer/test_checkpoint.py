@@ -1,12 +1,16 @@
-"""Checkpoints: whole or absent, and read without executing anything."""
+"""Checkpoints: whole or absent, verified before anything in them is believed, and read without executing anything."""
 
+import json
 import os
-import pickle
+import random
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
+from thermopile.sealed_json import seal_document, unseal
 from thermopile.trainer.checkpoint import (
     CheckpointInfo,
     latest_checkpoint,
@@ -16,11 +20,14 @@ from thermopile.trainer.checkpoint import (
     retained_steps,
     save_checkpoint,
 )
-from thermopile.trainer.errors import RunError
+from thermopile.trainer.errors import DamagedCheckpointError, RunError
+
+FILES = ("checkpoint.json", "tensors.safetensors", "training.json")
 
 
 def info(step):
-    return CheckpointInfo(step=step, snapshot=f"id-{step}", order_version=1, dataset_fingerprint="f")
+    identity = {"order_version": 1, "dataset_fingerprint": "f", "settings": {"optimizer": {"lr": 0.1}}}
+    return CheckpointInfo(step=step, snapshot=f"id-{step}", **identity)
 
 
 def save(folder, step):
@@ -30,7 +37,8 @@ def save(folder, step):
 def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path):
     path = save(tmp_path, 7)
     loaded, training = load_checkpoint(path)
-    assert loaded == info(7)
+    assert loaded.model_copy(update={"files": {}}) == info(7)
+    assert sorted(file.name for file in path.iterdir()) == sorted(FILES)
     assert torch.equal(training["weights"], torch.full((3,), 7.0))
 
 
@@ -45,7 +53,9 @@ def test_without_the_pointer_the_newest_whole_checkpoint_is_the_latest(tmp_path)
     for step in (5, 40, 7):
         save(tmp_path, step)
     (tmp_path / "latest").unlink()
-    (tmp_path / ".step-50.partial").mkdir()
+    for other in (".step-50.partial", "step-050", "step-60x", "step-"):
+        (tmp_path / other).mkdir()
+    (tmp_path / "step-70").touch()
     assert latest_checkpoint(tmp_path) == tmp_path / "step-40"
 
 
@@ -92,7 +102,7 @@ def test_a_checkpoint_is_out_of_sight_before_any_of_its_files_goes(tmp_path, mon
         shutil, "rmtree", lambda path, **_: path.name.startswith(".") or pytest.fail(f"{path} in sight")
     )
     remove(tmp_path)
-    assert (tmp_path / ".step-3.discarded" / "training.pt").exists()
+    assert (tmp_path / ".step-3.discarded" / "training.json").exists()
     assert latest_checkpoint(tmp_path) is not None
 
 
@@ -104,7 +114,7 @@ def test_a_save_that_finds_no_room_leaves_nothing_behind(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"step-3", "latest"}
 
 
-@pytest.mark.parametrize("file", ["training.pt", "checkpoint.json"])
+@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("keep", [0, 20])
 def test_a_checkpoint_cut_short_is_refused_by_name(tmp_path, file, keep):
     path = save(tmp_path, 3)
@@ -114,26 +124,47 @@ def test_a_checkpoint_cut_short_is_refused_by_name(tmp_path, file, keep):
 
 
 def cut_short(path):
-    (path / "training.pt").write_bytes((path / "training.pt").read_bytes()[:20])
+    (path / "tensors.safetensors").write_bytes((path / "tensors.safetensors").read_bytes()[:20])
 
 
-@pytest.mark.parametrize("damage", [cut_short, shutil.rmtree])
-def test_where_the_latest_checkpoint_is_damaged_the_newest_whole_one_before_it_is_taken(tmp_path, caplog, damage):
-    for step in (3, 40, 5, 7):  # the run went back behind 40
+@pytest.mark.parametrize("damage", [cut_short, lambda path: (path / "checkpoint.json").unlink()])
+def test_where_the_newest_checkpoint_is_damaged_the_newest_whole_one_is_taken(tmp_path, caplog, damage):
+    for step in (3, 5, 40):
         save(tmp_path, step)
     cut_short(tmp_path / "step-5")
-    damage(tmp_path / "step-7")
+    damage(tmp_path / "step-40")
     path, loaded, training = load_latest(tmp_path)
-    assert (path.name, loaded, training["weights"][0]) == ("step-3", info(3), 3)
-    assert "step-7 is damaged" in caplog.text
-    assert "Going on from step 3" in caplog.text
+    assert (path.name, loaded.step, training["weights"][0]) == ("step-3", 3, 3)
+    for step in (40, 5):
+        assert f"step-{step} is damaged" in caplog.text
+    assert "Going on from step 3, the newest checkpoint that is whole" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("pointer", "words"),
+    [
+        ("step-3", "names step-3,"), ("step-99", "names step-99,"), ("../../x", "names '../../x', which is no step-N"),
+        ("", "names '', which"), ("\0" * 1000, "names none"), (None, "names none (No such file"),
+    ],
+)  # fmt: skip
+def test_where_latest_does_not_name_the_newest_checkpoint_that_one_is_taken_with_a_warning(
+    tmp_path, caplog, pointer, words
+):
+    for step in (3, 5):
+        save(tmp_path, step)
+    (tmp_path / "latest").unlink()
+    if pointer is not None:
+        (tmp_path / "latest").write_text(pointer)
+    assert load_latest(tmp_path)[0].name == "step-5"
+    assert f"{tmp_path / 'latest'} {words}" in caplog.text
+    assert "the newest checkpoint is step-5. Going on from step 5" in caplog.text
 
 
 def test_a_whole_latest_checkpoint_is_taken_without_a_word(tmp_path, caplog):
     assert load_latest(tmp_path) is None
     save(tmp_path, 3)
     save(tmp_path, 5)
-    assert load_latest(tmp_path)[:2] == (tmp_path / "step-5", info(5))
+    assert load_latest(tmp_path)[0] == tmp_path / "step-5"
     assert not caplog.text
 
 
@@ -144,25 +175,138 @@ def test_where_all_checkpoints_are_damaged_the_newest_is_named(tmp_path):
         load_latest(tmp_path)
 
 
-class _Payload:
-    def __init__(self, path):
-        self.path = path
+@pytest.mark.parametrize("file", [*FILES, "latest"])
+def test_a_flipped_bit_is_an_error_or_a_warning_that_names_the_file_or_changes_nothing(tmp_path, caplog, file):
+    path, before = save(tmp_path, 3), info(3)
+    target = tmp_path / "latest" if file == "latest" else path / file
+    whole = target.read_bytes()
+    for place in random.Random(1).sample(range(8 * len(whole)), 40):
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        target.write_bytes(flipped)
+        caplog.clear()
+        if file != "latest":
+            with pytest.raises(RunError, match=rf"{re.escape(str(path))} is damaged .*{file}"):
+                load_latest(tmp_path)
+            continue
+        _, loaded, training = load_latest(tmp_path)
+        assert loaded.model_copy(update={"files": {}}) == before
+        assert training["weights"].tolist() == [3, 3, 3]
+        assert str(target) in caplog.text or bytes(flipped).strip() == whole.strip()
 
-    def __reduce__(self):
-        return (open, (str(self.path), "w"))
+
+# Of another format, or from somebody else
 
 
-def test_a_checkpoint_that_would_execute_code_is_refused(tmp_path):
+def test_a_checkpoint_of_format_1_is_refused_with_the_version_that_reads_it(tmp_path):
     path = save(tmp_path, 3)
-    for write in (torch.save, lambda payload, to: to.write_bytes(pickle.dumps(payload, protocol=2))):
-        write({"weights": _Payload(tmp_path / "executed")}, path / "training.pt")
-        with pytest.raises(RunError, match="damaged"):
-            load_checkpoint(path)
-    assert not (tmp_path / "executed").exists()
+    first = {"format": 1, "step": 3, "snapshot": "s", "order_version": 1, "dataset_fingerprint": "f"}
+    (path / "checkpoint.json").write_text(json.dumps(first))
+    (path / "tensors.safetensors").rename(path / "training.pt")
+    for load in (load_checkpoint, lambda path: load_latest(path.parent)):
+        with pytest.raises(RunError, match=r"step-3 has checkpoint format 1, which thermopile 0\.1\.0 reads"):
+            load(path)
 
 
-@pytest.mark.parametrize("name", ["../../elsewhere", "/etc", "step-", "step-1/../.."])
-def test_a_pointer_that_leads_elsewhere_is_refused(tmp_path, name):
-    (tmp_path / "latest").write_text(name)
-    with pytest.raises(RunError, match="not step-N"):
-        latest_checkpoint(tmp_path)
+def rewrite(path, **fields):
+    """Change checkpoint.json as somebody does who can compute a checksum."""
+    file = path / "checkpoint.json"
+    file.write_bytes(seal_document(unseal(file.read_bytes()) | fields))
+
+
+def test_a_checkpoint_of_a_later_format_is_refused_by_number(tmp_path):
+    rewrite(save(tmp_path, 3), format=3, news=True)
+    with pytest.raises(RunError, match="step-3 has checkpoint format 3, and this version of thermopile reads format 2"):
+        load_latest(tmp_path)
+
+
+def with_files(path, **texts):
+    """Replace files, `name__suffix`, and have checkpoint.json vouch for them."""
+    from thermopile.files import sha256_of
+
+    files = {}
+    for name in FILES[1:]:
+        file = path / name
+        if (text := texts.get(name.replace(".", "__"))) is not None:
+            file.write_bytes(text)
+        files[name] = {"bytes": file.stat().st_size, "sha256": sha256_of(file)}
+    rewrite(path, files=files)
+
+
+def replaced(name, make):
+    def replace(path):
+        (path / name).unlink()
+        make(path / name)
+
+    return replace
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(replaced(name, os.mkfifo) for name in FILES),
+        *(replaced(name, lambda file: file.symlink_to("/dev/zero")) for name in FILES),
+        *(replaced(name, lambda file: file.symlink_to(file)) for name in FILES),
+        *(replaced(name, Path.mkdir) for name in FILES),
+        lambda path: rewrite(path, step="three"),
+        lambda path: rewrite(path, step=10**30),
+        lambda path: rewrite(path, step=4),
+        lambda path: rewrite(path, files=None),
+        lambda path: rewrite(path, files={}),
+        lambda path: rewrite(path, settings=[1]),
+        lambda path: rewrite(path, more=1),
+        lambda path: (path / "checkpoint.json").write_bytes(b"[" * 100_000),
+        lambda path: os.truncate(path / "checkpoint.json", 1 << 40),
+        lambda path: os.truncate(path / "tensors.safetensors", 1 << 40),
+        lambda path: with_files(path, training__json=b"[" * 100_000),
+        lambda path: with_files(path, training__json=b'{"weights": ' + b"[" * 900 + b"]" * 900 + b"}"),
+        lambda path: with_files(path, training__json=b"[]"),
+        lambda path: with_files(path, training__json=b"{}"),
+        lambda path: with_files(path, training__json=b'{"weights": {"$tensor": "other"}}'),
+        lambda path: with_files(path, tensors__safetensors=b""),
+        lambda path: with_files(path, tensors__safetensors=b"\xff" * 8 + b"{}"),
+        lambda path: with_files(path, tensors__safetensors=(1 << 20).to_bytes(8, "little") + b"[" * (1 << 20)),
+        lambda path: with_files(path, tensors__safetensors=header({"dtype": "F32", "shape": [1 << 40]})),
+        lambda path: with_files(path, tensors__safetensors=header({"dtype": "F32", "shape": [1 << 40, 0, 1 << 40]})),
+        lambda path: with_files(path, tensors__safetensors=header({"dtype": "C999", "shape": []})),
+    ],
+)
+def test_a_hostile_checkpoint_is_one_error_that_names_it(tmp_path, spoil):
+    path = save(tmp_path, 3)
+    spoil(path)
+    with pytest.raises(DamagedCheckpointError, match=rf"{re.escape(str(path))} is damaged \([^\n]+\)\.$"):
+        load_checkpoint(path)
+
+
+def header(tensor):
+    text = json.dumps({"weights": tensor | {"data_offsets": [0, 4]}}).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(4)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda file: file.symlink_to("/dev/zero"), Path.mkdir])
+def test_a_pointer_that_is_no_file_holds_nothing_up(tmp_path, caplog, make):
+    save(tmp_path, 3)
+    (tmp_path / "latest").unlink()
+    make(tmp_path / "latest")
+    assert load_latest(tmp_path)[0].name == "step-3"
+    assert f"{tmp_path / 'latest'} names none" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints", "checkpoints/step-3", "checkpoints/.step-3.partial", "checkpoints/latest"]
+)
+def test_nothing_is_written_or_deleted_through_a_link(tmp_path, name):
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    outside.mkdir()
+    (outside / "precious").write_text("keep me")
+    (run / name).parent.mkdir(parents=True)
+    (run / name).symlink_to(outside / "precious" if name.endswith("latest") else outside)
+    folder = run / "checkpoints"
+    if name in ("checkpoints", "checkpoints/.step-3.partial"):
+        with pytest.raises(OSError, match=re.escape(name)):
+            save(folder, 3)
+    else:
+        save(folder, 3)
+        remove_checkpoints(folder, keep={})
+    assert [path.name for path in outside.iterdir()] == ["precious"]
+    assert (outside / "precious").read_text() == "keep me"

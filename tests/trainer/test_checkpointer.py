@@ -13,7 +13,7 @@ from thermopile.state_store import SnapshotError
 from thermopile.trainer import checkpointer
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.checkpointer import Checkpointer, Progress
-from thermopile.trainer.config import CheckpointConfig, load_config
+from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.metrics_log import MetricsLog
 from thermopile.trainer.parts import resolve
@@ -165,7 +165,7 @@ def clock(monkeypatch):
 def make(request, tmp_path):
     def make(world=ALONE, **config):
         log = MetricsLog(None, keep_steps=0)
-        made = Checkpointer(CheckpointConfig(**config), RunDirectory(tmp_path), log, world)
+        made = Checkpointer(load_config({"checkpoint": config}), RunDirectory(tmp_path), log, world)
         request.addfinalizer(made.close)
         return made
 

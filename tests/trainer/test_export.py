@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from thermopile._version import __version__
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.batch import Batch
 from thermopile.trainer import export as export_module
-from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
+from thermopile.trainer.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError, RunError
@@ -51,7 +52,8 @@ def make_run(path, dataset, image, text=None, name=None, **model):
     torch.manual_seed(3)
     encoders = Encoders.create(config.model, config.objective.mode, 32, dataset.index.tokenizer)
     encoders(_batch(dataset))  # so that batch norms have seen something
-    info = CheckpointInfo(step=7, snapshot="none", order_version=1, dataset_fingerprint=dataset.index.fingerprint)
+    identity = {"order_version": 1, "dataset_fingerprint": dataset.index.fingerprint, "settings": {}}
+    info = CheckpointInfo(step=7, snapshot="none", **identity)
     save_checkpoint(run.checkpoints, info, {"encoders": encoders.state_dict()})
     return run, encoders.eval()
 
@@ -184,3 +186,36 @@ def test_where_a_local_model_lies_is_not_told(images_dataset, tmp_path):
     for path in (tmp_path / "out").rglob("*.*"):
         assert b"secret" not in path.read_bytes(), path
     assert '| encoder | "hf:image" |' in (tmp_path / "out" / "image" / "README.md").read_text("utf-8")
+
+
+@pytest.fixture
+def full_disk():
+    """No file that this process writes can have more than 2,000 bytes."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+@pytest.mark.parametrize("format", ["hf", "safetensors"])
+def test_a_disk_that_is_full_is_one_error_that_names_the_directory_and_nothing_stays(
+    format, images_dataset, tmp_path, request
+):
+    run, _ = make_run(tmp_path / "run", images_dataset, "resnet")
+    request.getfixturevalue("full_disk")
+    with pytest.raises(
+        OSError, match=rf"{tmp_path}/out cannot be written: .*File too large[^\n]*Nothing of it was left"
+    ):
+        export(run, tmp_path / "out", format)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_and_nothing_is_written(value, images_dataset, tmp_path):
+    run, _ = make_run(tmp_path / "run", images_dataset, "conv")
+    info, training = load_checkpoint(run.checkpoints / "step-7")
+    training["encoders"]["image.head.bias"][2] = value
+    save_checkpoint(run.checkpoints, info, training)
+    with pytest.raises(RunError, match=r"step-7 holds weights that are not finite \(image\.head\.bias\); nothing was"):
+        export(run, tmp_path / "out", "safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from thermopile.pipeline.dataset import TokenizerInfo
-from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
+from thermopile.trainer.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import ModelConfig, TrainConfig
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.errors import ConfigError, RunError
@@ -22,7 +22,7 @@ def write_run(path, made, steps=(3, 10)):
     run = RunDirectory(path)
     run.create(TrainConfig())
     for step in steps:
-        info = CheckpointInfo(step=step, snapshot="s", order_version=1, dataset_fingerprint="f")
+        info = CheckpointInfo(step=step, snapshot="s", order_version=1, dataset_fingerprint="f", settings={})
         save_checkpoint(run.checkpoints, info, {"encoders": made.state_dict()})
     return path
 
@@ -97,9 +97,10 @@ def test_encoders_of_another_shape_are_refused_naming_the_first_weight_that_diff
 def test_a_checkpoint_that_is_gone_or_no_checkpoint_is_named(run):
     with pytest.raises(RunError, match=r"step-7, which the run starts from, is gone"):
         load_initial_weights(encoders(), f"{run}@step-7")
-    torch.save([1], run / "checkpoints/step-3/training.pt")
+    info, _ = load_checkpoint(run / "checkpoints/step-3")
+    save_checkpoint(run / "checkpoints", info, {"encoders": [1]})
     with pytest.raises(RunError, match=r"step-3 holds no encoders"):
         load_initial_weights(encoders(), f"{run}@step-3")
-    (run / "checkpoints/step-10/training.pt").write_bytes(b"")
+    (run / "checkpoints/step-10/tensors.safetensors").write_bytes(b"")
     with pytest.raises(RunError, match=r"step-10 is damaged"):
         load_initial_weights(encoders(), f"{run}@step-10")

@@ -10,14 +10,13 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-import torch
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 from thermopile.state_store import SnapshotError, StateReader, list_snapshots
 from thermopile.trainer import checkpointer, loop
 from thermopile.trainer.changes import differences
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config, to_toml
 from thermopile.trainer.errors import ConfigError, RunError, TrainingError
 from thermopile.trainer.loop import Trainer
@@ -98,7 +97,7 @@ def test_the_loss_falls_and_the_learned_temperature_of_clip_is_trained(pairs_dat
     run = train(config, tmp_path / "run")
     values = list(losses(run).values())
     assert np.mean(values[-7:]) < np.mean(values[:7]) - 0.3
-    training = torch.load(latest_checkpoint(run.checkpoints) / "training.pt", weights_only=True)
+    _, training = load_checkpoint(latest_checkpoint(run.checkpoints))
     assert training["objective"]["log_logit_scale"] != pytest.approx(np.log(1 / 0.07))
 
 
@@ -279,7 +278,7 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(fini
     config, run = small(pairs_dataset, checkpoint={"every_steps": 3}), RunDirectory(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
         trainer.run(stop_at(8))
-    (run.checkpoints / "step-6" / "training.pt").write_bytes(b"")
+    (run.checkpoints / "step-6" / "tensors.safetensors").write_bytes(b"")
     with Trainer.open(config, run, resume=True) as trainer:
         assert trainer.steps_done == 3
         trainer.run()
@@ -327,10 +326,9 @@ def test_a_run_stopped_within_an_epoch_goes_on_with_the_rates_and_losses_of_one_
 )
 def test_a_checkpoint_of_other_settings_is_refused_with_its_name(finished, tmp_path, change, reason):
     run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
-    file = latest_checkpoint(run.checkpoints) / "training.pt"
-    training = torch.load(file, weights_only=True)
+    info, training = load_checkpoint(latest_checkpoint(run.checkpoints))
     change(training)
-    torch.save(training, file)
+    save_checkpoint(run.checkpoints, info, training)
     with pytest.raises(
         RunError, match=rf"step-14 does not fit the settings of the run \(.*{reason}.*\).*resume it with"
     ):
@@ -379,7 +377,8 @@ def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pa
     config, run = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 9}), RunDirectory(tmp_path / "run")
     with Trainer.open(config, run) as trainer:
         trainer.run()
-    (run.checkpoints / "latest").write_text("step-6")
+    for step in (9, 12, 14):
+        shutil.rmtree(run.checkpoints / f"step-{step}")
     config = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 1})
 
     def stop(report):
@@ -492,7 +491,7 @@ def test_a_run_that_another_process_has_just_saved_is_not_taken_back(finished, t
     create_order = loop.create_order
 
     def meanwhile(*arguments):
-        (run.checkpoints / "latest").write_text("step-15")
+        (run.checkpoints / "step-15").mkdir()
         return create_order(*arguments)
 
     monkeypatch.setattr(loop, "create_order", meanwhile)

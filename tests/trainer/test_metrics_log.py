@@ -1,17 +1,18 @@
-"""metrics.jsonl: a line for every step, cut back exactly on resume."""
+"""metrics.jsonl: a line for every step, each with its checksum."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from thermopile.files import NotRegularFileError
+from thermopile.sealed_json import unseal
 from thermopile.trainer.errors import NotFiniteError
 from thermopile.trainer.metrics_log import MetricsLog
 
 
 def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [unseal(line) for line in path.read_bytes().splitlines()]
 
 
 def add(log, step, loss=1.0, **more):
@@ -37,13 +38,38 @@ def test_a_float32_loss_is_written_with_every_bit(tmp_path):
     assert torch.tensor(lines(tmp_path / "m.jsonl")[0]["loss"]) == loss
 
 
-def test_resuming_drops_later_steps_and_a_line_cut_off(tmp_path):
+def test_resuming_drops_later_steps_and_goes_on_behind_the_one_kept(tmp_path):
     path = tmp_path / "m.jsonl"
-    path.write_text("".join(f'{{"step": {s}, "loss": 1.0}}\n' for s in range(1, 9)) + '{"step": 9, "lo')
+    with MetricsLog(path, keep_steps=0) as log:
+        for step in range(1, 9):
+            add(log, step)
+        log.flush()
     with MetricsLog(path, keep_steps=5) as log:
         add(log, 6, 2.0)
         log.flush()
     assert [(line["step"], line["loss"]) for line in lines(path)] == [(s, 1.0) for s in range(1, 6)] + [(6, 2.0)]
+
+
+def test_a_log_knows_whether_the_step_that_it_is_opened_at_was_evaluated(tmp_path):
+    path = tmp_path / "m.jsonl"
+    with MetricsLog(path, keep_steps=0) as log:
+        for step in (1, 2, 3):
+            add(log, step)
+            log.flush()
+            if step == 2:
+                log.add_evaluation(step, {"knn": {"10": {"all": 0.5}}})
+    found = []
+    for step in (3, 2, 1, 0):
+        with MetricsLog(path, keep_steps=step) as log:
+            found.append(log.has_evaluation)
+    assert found == [False, True, False, False]
+
+
+def test_a_log_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "m.jsonl").symlink_to(tmp_path / "other")
+    with pytest.raises(NotRegularFileError, match=r"m\.jsonl is a link"):
+        MetricsLog(tmp_path / "m.jsonl", keep_steps=0)
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path):

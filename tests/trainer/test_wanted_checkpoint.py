@@ -12,7 +12,7 @@ def write(folder, *steps):
     """A run with these checkpoints."""
     run = RunDirectory(folder)
     for step in steps:
-        info = CheckpointInfo(step=step, snapshot="s", order_version=1, dataset_fingerprint="f")
+        info = CheckpointInfo(step=step, snapshot="s", order_version=1, dataset_fingerprint="f", settings={})
         save_checkpoint(run.checkpoints, info, {})
     return run
 
@@ -31,16 +31,17 @@ def test_where_there_is_none_of_that_name_those_that_there_are_are_named_by_step
         find_checkpoint(run, at)
 
 
-def test_a_latest_one_that_is_gone_is_named_too(tmp_path):
-    run = write(tmp_path, 3, 10)
+def test_the_latest_is_the_newest_there_is_whatever_the_file_of_that_name_says(tmp_path):
+    run = write(tmp_path, 3, 7, 10)
+    (run.checkpoints / "latest").write_text("step-3")
+    assert find_checkpoint(run, "latest").name == "step-10"
     (run.checkpoints / "step-10").rename(tmp_path / "elsewhere")
-    with pytest.raises(RunError, match=r"no checkpoint 'step-10'; there are: step-3$"):
-        find_checkpoint(run, "latest")
+    assert find_checkpoint(run, "latest").name == "step-7"
 
 
 def test_where_one_is_damaged_the_others_are_offered(tmp_path):
     run = write(tmp_path, 3, 7, 10)
-    (run.checkpoints / "step-10" / "training.pt").write_bytes(b"")
+    (run.checkpoints / "step-10" / "training.json").write_bytes(b"")
     with pytest.raises(RunError, match=r"step-10 is damaged .* Take another with --at: step-3, step-7$") as refusal:
         load_found(run.checkpoints / "step-10")
     assert "\n" not in str(refusal.value)
@@ -48,6 +49,6 @@ def test_where_one_is_damaged_the_others_are_offered(tmp_path):
 
 def test_where_the_only_one_is_damaged_none_is_offered(tmp_path):
     run = write(tmp_path, 3)
-    (run.checkpoints / "step-3" / "training.pt").write_bytes(b"")
+    (run.checkpoints / "step-3" / "training.json").write_bytes(b"")
     with pytest.raises(RunError, match=r"is damaged \([^()]*\)\.$"):
         load_found(run.checkpoints / "step-3")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
 from ...state_store import SnapshotNotFoundError, StateReader, StoreNotFoundError, list_snapshots
+from ...trainer.checkpoint import latest_checkpoint, read_info
 from ...trainer.config import ObjectiveConfig, TrainConfig
-from ...trainer.errors import RunError
+from ...trainer.errors import DamagedCheckpointError, RunError
 from ...trainer.run_directory import RunDirectory
 
 LATEST = "latest"
@@ -81,16 +81,16 @@ def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: l
 
 def _check_own_state(run: RunDirectory) -> None:
     """Raise RunError where the run's latest checkpoint names a snapshot that its state does not have."""
-    # By hand, for what reads checkpoints loads torch, and a report needs none.
+    if (latest := latest_checkpoint(run.checkpoints)) is None:
+        return
     try:
-        name = (run.checkpoints / "latest").read_text("utf-8").strip()
-        named = json.loads((run.checkpoints / Path(name).name / "checkpoint.json").read_text("utf-8"))["snapshot"]
+        named = read_info(latest).snapshot
         found = {snapshot.id for snapshot in list_snapshots(run.state)}
-    except (OSError, ValueError, KeyError, TypeError, StoreNotFoundError):
-        return  # no checkpoint yet, or a damaged one: the state has to speak for itself
+    except (DamagedCheckpointError, StoreNotFoundError):
+        return  # the state has to speak for itself
     if named not in found:
         raise RunError(
-            f"{run.state} is not this run's state: the run's checkpoint {name} was taken with the snapshot {named}, "
+            f"{run.state} is not this run's state: the run's {latest.name} was taken with the snapshot {named}, "
             "which is not there. Put the run's own state back, or look at the run that this state is from"
         )
 

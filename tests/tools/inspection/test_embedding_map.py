@@ -12,6 +12,7 @@ from thermopile.tools.inspection.embedding_map import embedding_map
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
 from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
+from thermopile.trainer.config import to_tree
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run_directory import RunDirectory
@@ -31,8 +32,11 @@ def save_encoders(run, dataset, step=STEP, change=lambda weights: None):
     encoders = Encoders.create(config.model, config.objective.mode, config.data.image_size, dataset.index.tokenizer)
     weights = encoders.state_dict()
     change(weights)
-    identity = {"snapshot": read_run(run).reader.snapshot.id, "dataset_fingerprint": dataset.index.fingerprint}
-    save_checkpoint(run.checkpoints, CheckpointInfo(step=step, order_version=1, **identity), {"encoders": weights})
+    info = CheckpointInfo(
+        step=step, order_version=1, snapshot=read_run(run).reader.snapshot.id, settings=to_tree(config),
+        dataset_fingerprint=dataset.index.fingerprint,
+    )  # fmt: skip
+    save_checkpoint(run.checkpoints, info, {"encoders": weights})
     return encoders.eval()
 
 
@@ -171,7 +175,7 @@ def no_checkpoint(run):
 
 
 def damaged(run):
-    (run.checkpoints / "step-5" / "training.pt").write_bytes(b"PK\x03\x04")
+    (run.checkpoints / "step-5" / "tensors.safetensors").write_bytes(b"")
 
 
 def of_other_shape(run):

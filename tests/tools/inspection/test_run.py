@@ -1,4 +1,3 @@
-import json
 import shutil
 
 import pytest
@@ -6,6 +5,7 @@ import pytest
 from thermopile.pipeline.errors import DatasetError
 from thermopile.state_store import SnapshotNotFoundError, StoreNotFoundError
 from thermopile.tools.inspection.run import TauSettings, read_run
+from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -79,16 +79,14 @@ def test_another_dataset_given_by_hand_is_refused(hostile_run, flat_dataset):
 
 
 def checkpoint(run, snapshot):
-    folder = run.checkpoints / "step-5"
-    folder.mkdir(parents=True)
-    (folder / "checkpoint.json").write_text(json.dumps({"snapshot": snapshot}))
-    (run.checkpoints / "latest").write_text("step-5\n")
+    identity = {"step": 5, "order_version": 1, "dataset_fingerprint": "f", "settings": {}}
+    save_checkpoint(run.checkpoints, CheckpointInfo(snapshot=snapshot, **identity), {})
 
 
 def test_the_state_of_another_run_is_refused(hostile_run, tmp_path):
     run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
     checkpoint(run, "0123456789AB")
-    with pytest.raises(RunError, match=r"is not this run's state: the run's checkpoint step-5 .* 0123456789AB"):
+    with pytest.raises(RunError, match=r"is not this run's state: the run's step-5 .* 0123456789AB"):
         read_run(run)
 
 

@@ -24,7 +24,8 @@ def scores(path, dataset, pictures, head, *, blind_head):
     if blind_head:
         for parameter in encoders.image.head.parameters():
             parameter.data.fill_(0.5)
-    info = CheckpointInfo(step=1, snapshot="none", order_version=1, dataset_fingerprint=dataset.index.fingerprint)
+    identity = {"order_version": 1, "dataset_fingerprint": dataset.index.fingerprint, "settings": {}}
+    info = CheckpointInfo(step=1, snapshot="none", **identity)
     save_checkpoint(run.checkpoints, info, {"encoders": encoders.state_dict()})
     found = evaluate(run, pictures, pictures).scores
     return {"knn": found["knn"], "probe": found["probe"]}

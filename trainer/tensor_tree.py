@@ -1,0 +1,78 @@
+"""A tree of tensors and plain values, taken apart into tensors by name and a rest that is JSON, and joined again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+def take_apart(tree: Any) -> tuple[dict[str, Tensor], Any]:
+    """Return the tensors, contiguous, under their paths as `optimizer/weights/state/0/exp_avg`, and the rest.
+
+    tree: tensors, None, bool, int, float and str in dicts, lists and tuples; a dict's keys are plain values. In the
+    rest an object with a single member stands for what JSON does not have: {"$tensor": name}, {"$tuple": [...]},
+    {"$float": "nan"}, and {"$items": [[key, value], ...]} for a dict with a key that is no text or begins with $.
+    Raises TypeError for other values.
+    """
+    tensors: dict[str, Tensor] = {}
+    return tensors, _plain(tree, (), tensors)
+
+
+def join(tensors: Mapping[str, Tensor], rest: Any) -> Any:
+    """Return the tree that `take_apart` was given, from what it returned; the tensors are not copied.
+
+    Raises ValueError where the two do not belong together or the rest is not what `take_apart` makes.
+    """
+    left = dict(tensors)
+    try:
+        tree = _value(rest, left)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"it is no tree of tensors and values: {error}") from None
+    if left:
+        raise ValueError(f"nothing says where {next(iter(left))[:100]!r} belongs")
+    return tree
+
+
+def _plain(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        name = "/".join(path)
+        while name in tensors:  # 0 and "0" are two keys
+            name += "'"
+        tensors[name] = value.detach().contiguous()
+        return {"$tensor": name}
+    if isinstance(value, list | tuple):
+        values = [_plain(each, (*path, str(place)), tensors) for place, each in enumerate(value)]
+        return values if isinstance(value, list) else {"$tuple": values}
+    if isinstance(value, Mapping):
+        items = [(key, _plain(each, (*path, str(key)), tensors)) for key, each in value.items()]
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return dict(items)
+        return {"$items": [[_plain(key, path, tensors), each] for key, each in items]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"$float": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{'/'.join(path)} is a {type(value).__name__}, neither a tensor nor a plain value")
+
+
+def _value(rest: Any, tensors: dict[str, Tensor]) -> Any:
+    """tensors: those that no place was found for yet."""
+    if isinstance(rest, list):
+        return [_value(each, tensors) for each in rest]
+    if not isinstance(rest, dict):
+        return rest
+    match list(rest.items()):
+        case [("$tensor", str(name))] if name in tensors:
+            return tensors.pop(name)
+        case [("$tuple", list(values))]:
+            return tuple(_value(each, tensors) for each in values)
+        case [("$float", "nan" | "inf" | "-inf" as number)]:
+            return float(number)
+        case [("$items", list(items))]:
+            return {_value(key, tensors): _value(each, tensors) for key, each in items}
+    if any(key.startswith("$") for key in rest):
+        raise ValueError(f"{str(rest)[:100]} stands for nothing")
+    return {key: _value(each, tensors) for key, each in rest.items()}

@@ -7,7 +7,6 @@ checkpoints/latest names the newest whole one.
 from __future__ import annotations
 
 import io
-import json
 import logging
 import os
 import pickle
@@ -20,7 +19,8 @@ from typing import Any, Literal
 import torch
 from pydantic import BaseModel, ValidationError
 
-from ..files import sync, write_atomically
+from ..files import read_regular, sync, write_atomically
+from ..sealed_json import parse
 from .errors import RunError
 
 LATEST = "latest"
@@ -70,7 +70,7 @@ def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]
 def latest_checkpoint(folder: Path) -> Path | None:
     """The directory that `latest` names, without it the newest one, or None before the first checkpoint."""
     try:
-        name = (folder / LATEST).read_text("utf-8", errors="replace").strip()
+        name = read_regular(folder / LATEST).decode(errors="replace").strip()
     except FileNotFoundError:
         # A kill before the first checkpoint was named, or a copy that missed the file: every step-N is whole.
         whole = checkpoints_in(folder)
@@ -149,7 +149,7 @@ def _discard(path: Path) -> None:
 def load_checkpoint(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
     """Read a checkpoint, its tensors on the CPU. Raises RunError where it is damaged."""
     try:
-        info = CheckpointInfo.model_validate(json.loads((path / _INFO).read_text("utf-8")))
+        info = CheckpointInfo.model_validate(parse(read_regular(path / _INFO)))
         training = torch.load(path / _TENSORS, map_location="cpu", weights_only=True)
     # Of the system's errors those that mean a hole; another, as of a network disk, may pass and is raised as it is.
     except (

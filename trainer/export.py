@@ -81,7 +81,7 @@ def export(run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, dat
     no `to`, only a hidden directory beside it. Raises ConfigError where `to` is there already or transformers has no
     such encoder, RunError where there is no such run or checkpoint, DatasetError where the tokenizer is not found.
     """
-    if to.exists():
+    if os.path.lexists(to):
         raise ConfigError(f"{to} is there already; nothing was written. Choose another directory with --to")
     config = run.config()
     if format == "hf":

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from ..files import open_own, open_regular
 from .errors import NotFiniteError
 
 Scalar = Tensor | float | Callable[[], float] | None
@@ -33,11 +34,12 @@ class MetricsLog:
         """Open the log; lines of steps after keep_steps, and a line cut off by a crash, are dropped. None: no file."""
         self.has_evaluation = False
         """Whether the step that the log was opened at has its evaluation."""
-        if path is not None and path.exists():
+        self._file = None
+        if path is not None:
+            self._file = os.fdopen(open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "ab", buffering=0)
             length, last = _up_to(path, keep_steps)
-            os.truncate(path, length)
+            self._file.truncate(length)
             self.has_evaluation = last.get("step") == keep_steps and "evaluation" in last
-        self._file = None if path is None else path.open("ab", buffering=0)
         self._unwritten = b""  # lines that the disk had no room for
         self._failure: OSError | None = None
         self._waiting: list[dict[str, Scalar]] = []
@@ -124,7 +126,7 @@ def _ready(value: Any) -> Any:
 def _up_to(path: Path, step: int) -> tuple[int, dict[str, Any]]:
     """Length of the whole lines up to and including those of `step`, and the last of them; empty where none is."""
     length, last = 0, {}
-    with path.open("rb") as lines:
+    with open_regular(path) as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 is_kept = line.endswith(b"\n") and (read := json.loads(line))["step"] <= step

@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ..files import open_regular
+
 BLOCK_BYTES = 1 << 20
 MOST_BYTES = 32 << 20
 """So far back from its end a file is searched: some 50,000 steps."""
@@ -27,11 +29,11 @@ def last_lines(path: Path, steps: int, evaluations: int) -> tuple[list[dict[str,
     """The last `steps` lines of steps and the last `evaluations` lines of evaluations, oldest first.
 
     Numbers are finite floats, or None; `step` is an int; `evaluation` is flat (numbers_in). Fewer where there are fewer
-    in the last MOST_BYTES. Raises FileNotFoundError.
+    in the last MOST_BYTES. Raises as `open_regular`.
     """
     of_steps: list[dict[str, Any]] = []
     of_evaluations: list[dict[str, Any]] = []
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for text in _lines_from_the_end(file):
             if len(of_steps) == steps and _EVALUATION not in text:
                 continue  # most lines of a long run
@@ -48,9 +50,9 @@ def last_lines(path: Path, steps: int, evaluations: int) -> tuple[list[dict[str,
 def loss_curve(path: Path, points: int) -> list[float]:
     """At most `points` means of the loss from the first step to the last, each of neighbouring steps.
 
-    Of a long file each mean is of the few lines at one place. Raises FileNotFoundError.
+    Of a long file each mean is of the few lines at one place. Raises as `open_regular`.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = _size(file)
         if size <= points * GLANCE_BYTES:
             losses = _losses(_read(file, 0, size))

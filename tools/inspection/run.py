@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...files import read_regular
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
+from ...sealed_json import parse
 from ...state_store import SnapshotNotFoundError, StateReader, StoreNotFoundError, list_snapshots
 from ...trainer.config import ObjectiveConfig, TrainConfig
 from ...trainer.errors import RunError
@@ -83,8 +84,8 @@ def _check_own_state(run: RunDirectory) -> None:
     """Raise RunError where the run's latest checkpoint names a snapshot that its state does not have."""
     # By hand, for what reads checkpoints loads torch, and a report needs none.
     try:
-        name = (run.checkpoints / "latest").read_text("utf-8").strip()
-        named = json.loads((run.checkpoints / Path(name).name / "checkpoint.json").read_text("utf-8"))["snapshot"]
+        name = read_regular(run.checkpoints / "latest").decode().strip()
+        named = parse(read_regular(run.checkpoints / Path(name).name / "checkpoint.json"))["snapshot"]
         found = {snapshot.id for snapshot in list_snapshots(run.state)}
     except (OSError, ValueError, KeyError, TypeError, StoreNotFoundError):
         return  # no checkpoint yet, or a damaged one: the state has to speak for itself

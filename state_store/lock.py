@@ -5,6 +5,7 @@ import os
 import socket
 from pathlib import Path
 
+from ..files import open_own
 from .errors import StoreLockedError
 
 
@@ -13,13 +14,13 @@ class WriterLock:
 
     The file `<repository>.lock` stays behind: it is unlocked, and removing it would race with the next writer.
     Readers need no lock, since a committed snapshot never changes.
-    Raises StoreLockedError that names the process and host holding it.
+    Raises StoreLockedError that names the process and host holding it, NotRegularFileError where the file is a link.
     """
 
     def __init__(self, repository: Path) -> None:
         self.path = repository.with_name(repository.name + ".lock")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = open_own(self.path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

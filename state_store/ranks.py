@@ -66,12 +66,12 @@ class TorchRanks:
         return values
 
     def all_gather(self, own: Sequence[int]) -> list[list[int]]:
-        """Return every rank's numbers, as many as this one's, in the order of the ranks."""
+        """Return every rank's whole numbers or flags, as many as this one's, in the order of the ranks."""
         import torch
         from torch.distributed import all_gather
 
         received = torch.empty((self.world, len(own)), dtype=torch.int64)
-        all_gather(list(received), torch.tensor(own), group=self._group)
+        all_gather(list(received), torch.tensor(own, dtype=torch.int64), group=self._group)
         numbers: list[list[int]] = received.tolist()
         return numbers
 

@@ -9,6 +9,7 @@ import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec
 
+from ..files import own_directory
 from .chunks import read_rows
 from .description import Description
 from .durable import Repository
@@ -30,7 +31,8 @@ class WorkingTier:
         self, repository: Repository, description: Description, owned: range, snapshot: Snapshot, rank: int
     ) -> None:
         self._repository, self._description, self._owned = repository, description, owned
-        self.path = _directory(repository.path) / f"rank-{rank}"
+        self.path = own_directory(_directory(repository.path)) / f"rank-{rank}"
+        self.path.mkdir()  # new: what a run that was killed left here, or somebody laid here, was discarded
         rows, words = len(owned), description.schema.row_words
         self._array: zarr.Array[Any] = zarr.create_array(
             self.path,

@@ -5,7 +5,9 @@ Commands import what they need when they run: `--help` must not wait for torch.
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -50,6 +52,9 @@ class _WrongUsage(click.ClickException):
 
 
 def _one_line(error: Exception) -> click.ClickException:
+    if isinstance(error, UnicodeEncodeError):
+        text = f"{error.object!r} holds bytes that are no UTF-8; give the file, directory or class another name"
+        return _WrongUsage(plain_text(text, MOST_OF_ERROR))
     text = str(error) or type(error).__name__
     if not isinstance(error, WRONG_USAGE + FAILURES):
         text = f"{type(error).__name__}: {text} (this should not happen; `thermopile --debug …` shows where)"
@@ -69,6 +74,9 @@ def _one_line(error: Exception) -> click.ClickException:
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def main(debug: bool) -> None:
     """Contrastive pretraining in which every sample has its own temperature."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of files may hold bytes that are no text
     package = logging.getLogger(__name__.partition(".")[0])
     if not any(isinstance(handler, _WarningsOnStderr) for handler in package.handlers):
         package.addHandler(_WarningsOnStderr(logging.WARNING))

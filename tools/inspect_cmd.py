@@ -97,11 +97,17 @@ def _report(
 
 
 def _writable(run: Path, to: Path | None) -> Path:
-    """Where the page goes. Raises RunError at once, rather than after minutes, where nothing can be written there."""
+    """Where the page goes. Raises RunError at once, rather than after minutes, where nothing can be written there.
+
+    Raises NotRegularFileError where RUN/report is a link.
+    """
+    from ..files import refuse_link
     from ..trainer.errors import RunError
     from ..trainer.run_directory import RunDirectory
 
     folder = to or RunDirectory(run).report
+    if to is None:
+        refuse_link(folder)
     nearest = folder if folder.exists() else run
     if run.is_dir() and not (nearest.is_dir() and os.access(nearest, os.W_OK)):
         raise RunError(f"the page cannot be written to {folder}; name another directory with --to")

@@ -37,6 +37,8 @@ SHOWN = {
 STEADY_STEPS = 50
 """Steps after which waits are no longer those of the start."""
 
+_COMMAND_LINE = "--set"
+
 _log = logging.getLogger(__name__)
 
 
@@ -49,10 +51,10 @@ _log = logging.getLogger(__name__)
     "  thermopile train --out runs/cc3m --resume --set epochs=40 --allow-change epochs\n"
     "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m"
 )
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="The dataset directory.")
+@click.option("--data", type=click.Path(path_type=Path), help="The dataset directory.")
 @click.option("--out", type=click.Path(path_type=Path), help="The run directory; only --print-config needs none.")
 @click.option("--preset", help="Start from the settings of this name; a name that is none lists all there are.")
-@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Settings, as TOML.")
+@click.option("--config", type=click.Path(path_type=Path), help="Settings, as TOML.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting; may be repeated.")
 @click.option("--init-from", metavar="RUN[@step-N]", help="Start a new run with the encoders' weights of another.")
 @click.option("--on-nan", type=click.Choice(["stop", "skip"]),
@@ -62,10 +64,13 @@ _log = logging.getLogger(__name__)
               help="With --resume: a setting, or table of them, to change in the run; may be repeated.")  # fmt: skip
 @click.option("--accept-config", is_flag=True,
               help="With --resume: take OUT/config.toml as it is, after you edited it by hand.")  # fmt: skip
+@click.option("--allow-code", is_flag=True,
+              help="Run the code that the settings of OUT or of --config name: data.augmentation.")  # fmt: skip
 @click.option("--print-config", is_flag=True, help="Show every setting and where it comes from, and start nothing.")
 def train(
     data: Path | None, out: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...],
     init_from: str | None, on_nan: str | None, resume: bool, allowed: tuple[str, ...], accept_config: bool,
+    allow_code: bool,
     print_config: bool,
 ) -> None:  # fmt: skip
     """Train encoders with a temperature for every sample.
@@ -86,23 +91,26 @@ def train(
     from .shown_settings import shown_settings
 
     run = None if out is None else RunDirectory(out)
-    if run is None and not print_config:
-        raise click.UsageError("Missing option '--out': the directory that the run is to be in")
     finished = True
     with _ended_if_ranks_are_lost(), joined_world() as world:
-        # One rank looks: by the time that another one did, this one might have begun the run.
-        begun = run if world.control.broadcast(run is not None and resume and run.exists()) else None
-        layers = Layers()
-        recorded = None if begun is None else begun.config_to_resume(accept_edits=accept_config)
-        if begun is not None and recorded is not None:
-            layers.add(to_tree(recorded), str(begun.config_file))
-        _lay(layers, data, preset, config, overrides, init_from, on_nan)
         with agreement(world.control, ConfigError):
-            changes: list[Change] = []
-            if begun is None or recorded is None:
-                settings = _new(layers, world, needs_data=not print_config)
-            else:
-                settings, changes = _resumed(layers, begun, recorded, world, allowed)
+            _check_paths(run, data, config, needs_run=not print_config)
+            is_begun = run is not None and resume and run.exists()
+        # One rank's answer: by the time that another one looked, this one might have begun the run.
+        begun = run if world.control.broadcast(is_begun) else None
+        changes: list[Change] = []
+        with agreement(world.control, ConfigError):
+            layers, recorded = Layers(), None if begun is None else begun.config_to_resume(accept_edits=accept_config)
+            if begun is not None and recorded is not None:
+                layers.add(to_tree(recorded), str(begun.config_file))
+            _lay(layers, data, preset, config, overrides, init_from, on_nan)
+            settings = layers.load()
+            if not (allow_code or print_config):
+                _refuse_code(settings, layers)
+        if begun is None or recorded is None:
+            settings = _new(settings, world, needs_data=not print_config)
+        else:
+            settings, changes = _resumed(settings, begun, recorded, world, allowed)
         if print_config and world.is_first:
             for change in changes:
                 click.echo(change.arrow, err=True)
@@ -111,6 +119,16 @@ def train(
             finished = _train(settings, run, world, resuming=begun is not None, accepted=accept_config)
     if not finished:
         click.get_current_context().exit(EXIT_CODE)
+
+
+def _check_paths(run: RunDirectory | None, data: Path | None, config: Path | None, *, needs_run: bool) -> None:
+    """Refuse paths that cannot be used: not as click parses them, when other ranks do not hear of it yet."""
+    if run is None and needs_run:
+        raise click.UsageError("Missing option '--out': the directory that the run is to be in")
+    if data is not None and not data.is_dir():
+        raise click.UsageError(f"Invalid value for '--data': there is no directory {data}")
+    if config is not None and not config.is_file():
+        raise click.UsageError(f"Invalid value for '--config': there is no file {config}")
 
 
 def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...],
@@ -124,7 +142,7 @@ def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | N
         layers.add(read_toml(config), f"--config {config}")
     asked: dict[str, Any] = {}
     apply_overrides(asked, overrides)
-    layers.add(asked, "--set")
+    layers.add(asked, _COMMAND_LINE)
     if init_from is not None:
         layers.add({"init_from": init_from}, "--init-from")
     if on_nan is not None:
@@ -133,44 +151,64 @@ def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | N
         layers.add({"data": {"path": str(data.resolve())}}, "--data")
 
 
-def _new(layers: Layers, world: World, *, needs_data: bool) -> TrainConfig:
-    """The settings of a new run: resolved, but where there is no dataset and none is needed."""
+def _refuse_code(settings: TrainConfig, layers: Layers) -> None:
+    """Refuse code that somebody else may have named: settings are often sent from one person to another."""
+    from ..trainer.errors import ConfigError
+
+    key, code = "data.augmentation", settings.data.augmentation
+    if code and not (origin := layers.origins[key]).startswith((_COMMAND_LINE, "preset ")):
+        raise ConfigError(
+            f"{origin} has {key} = {code!r}, which imports that module and so runs its code. "
+            f"Where you trust it, add --allow-code; a new run does without it with --set {key}="
+        )
+
+
+def _new(settings: TrainConfig, world: World, *, needs_data: bool) -> TrainConfig:
+    """The settings of a new run: resolved, but where there is no dataset and none is needed. All ranks call it."""
     from ..pipeline.dataset import Dataset
     from ..state_store.ranks import agreement
-    from ..trainer.errors import RunError
+    from ..trainer.errors import ConfigError, RunError
     from ..trainer.initial_weights import pinned
     from ..trainer.parts import resolve
 
-    settings = layers.load()
-    if settings.init_from:
-        with agreement(world.control, RunError):
-            source = pinned(settings.init_from) if world.is_first else None
-        # That of one rank: the other run may go on, and have another latest checkpoint by now.
-        settings = settings.model_copy(update={"init_from": world.control.broadcast(source)})
-    if settings.data.path:
-        return resolve(settings, Dataset(Path(settings.data.path)), world)
-    if needs_data:
-        raise click.UsageError("no dataset: give --data, the directory that `thermopile convert` wrote")
+    with agreement(world.control, RunError):
+        source = pinned(settings.init_from) if settings.init_from and world.is_first else ""
+    # That of one rank: the other run may go on, and have another latest checkpoint by now.
+    asked, source = world.control.broadcast((settings.init_from, source))
+    if settings.init_from == asked:  # a rank that was told another one is refused, with its other differences
+        settings = settings.model_copy(update={"init_from": source})
+    with agreement(world.control, ConfigError):
+        if settings.data.path:
+            return resolve(settings, Dataset(Path(settings.data.path)), world)
+        if needs_data:
+            raise click.UsageError("no dataset: give --data, the directory that `thermopile convert` wrote")
     return settings
 
 
 def _resumed(
-    layers: Layers, run: RunDirectory, recorded: TrainConfig, world: World, allowed: tuple[str, ...]
+    asked: TrainConfig, run: RunDirectory, recorded: TrainConfig, world: World, allowed: tuple[str, ...]
 ) -> tuple[TrainConfig, list[Change]]:
-    """The run's own settings, with what may change, and what does; anything else asked for is refused by name."""
+    """The run's own settings, with what may change, and what does; anything else asked for is refused by name.
+
+    All ranks call it.
+    """
     from ..pipeline.dataset import Dataset
     from ..pipeline.errors import DatasetError
+    from ..state_store.ranks import agreement
     from ..trainer.changes import allowed_changes, as_recorded
+    from ..trainer.errors import ConfigError
     from ..trainer.parts import resolve
 
-    asked = as_recorded(layers.load(), recorded)
-    try:
-        dataset = Dataset(Path(asked.data.path))
-    except DatasetError as error:
-        raise DatasetError(f"{error} Where the run's dataset was moved, say with --data where it is now.") from error
-    # Resolved anew, what was recorded before there was some setting has that one's default as well.
-    recorded, asked = resolve(recorded, dataset, world), resolve(asked, dataset, world)
-    return asked, allowed_changes(run.path, recorded, asked, allowed)
+    with agreement(world.control, ConfigError):
+        asked = as_recorded(asked, recorded)
+        try:
+            dataset = Dataset(Path(asked.data.path))
+        except DatasetError as error:
+            moved = "Where the run's dataset was moved, say with --data where it is now."
+            raise DatasetError(f"{error} {moved}") from error
+        # Resolved anew, what was recorded before there was some setting has that one's default as well.
+        recorded, asked = resolve(recorded, dataset, world), resolve(asked, dataset, world)
+        return asked, allowed_changes(run.path, recorded, asked, allowed)
 
 
 def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool, accepted: bool) -> bool:

@@ -25,9 +25,14 @@ from pydantic import (
     model_validator,
 )
 
+from ..files import read_regular
 from .errors import ConfigError
 
 PRESETS = Path(__file__).parent / "presets"
+MAX_BYTES, MAX_DOTS = 1 << 18, 300
+"""Of a file of settings, and of a line in it: for a key in many parts tomllib takes memory by their square."""
+MAX_DEPTH = 8
+"""Tables within tables in a file of settings; ours have four levels."""
 
 
 class _Section(BaseModel):
@@ -321,17 +326,32 @@ def load_config(tree: Mapping[str, Any]) -> TrainConfig:
 def read_toml(path: Path) -> dict[str, Any]:
     """The settings in a file, not yet checked. Raises ConfigError where it is missing or no TOML."""
     try:
-        return parse_toml(path.read_bytes(), path)
+        return parse_toml(read_regular(path, MAX_BYTES), path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
 def parse_toml(text: bytes, path: Path) -> dict[str, Any]:
     """The settings in a text, not yet checked. Raises ConfigError, naming the file, where it is no TOML."""
+    if any(line.count(b".") > MAX_DOTS for line in text.splitlines()):
+        raise ConfigError(f"{path} is no settings: it has a line of more than {MAX_DOTS} dots")
     try:
-        return tomllib.loads(text.decode())
-    except (ValueError, RecursionError) as error:  # no UTF-8, or no TOML
+        tree = tomllib.loads(text.decode())
+    except ValueError as error:  # also bytes that are no UTF-8, and integers of thousands of digits
         raise ConfigError(f"{path} is no TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is no settings: it is nested too deeply") from None
+    _refuse_depth(tree, path)
+    return tree
+
+
+def _refuse_depth(tree: dict[str, Any], path: Path) -> None:
+    level: list[Any] = [tree]
+    for _ in range(MAX_DEPTH):
+        tables = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [value for table in tables for value in table if isinstance(value, dict | list)]
+    if level:
+        raise ConfigError(f"{path} is no settings: it is nested too deeply")
 
 
 def preset_names() -> list[str]:

@@ -83,7 +83,7 @@ def export(run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, dat
     such encoder, RunError where there is no such run or checkpoint or a weight is not finite, DatasetError where the
     tokenizer is not found, OSError where the files cannot be written.
     """
-    if to.exists():
+    if os.path.lexists(to):
         raise ConfigError(f"{to} is there already; nothing was written. Choose another directory with --to")
     config = run.config()
     if format == "hf":

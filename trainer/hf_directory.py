@@ -5,7 +5,6 @@ Nothing in it is executed: the architecture is one that transformers knows, and 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
+from ..files import read_regular
+from ..sealed_json import parse
 from .config import EncoderConfig
 from .errors import ConfigError
 
@@ -61,7 +62,7 @@ def folder_of(name: str) -> Path:
 
 def _read_config(where: str, folder: Path) -> dict[str, Any]:
     try:
-        stored = json.loads((folder / "config.json").read_text("utf-8"))
+        stored = parse(read_regular(folder / "config.json"))
     except FileNotFoundError:
         raise ConfigError(f"{where} has no config.json; give a directory that save_pretrained wrote") from None
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from ..pipeline.dataset import TokenizerInfo
 from .activation_checkpointing import run_blocks
 from .encoders import Backbone, caption_mask
 from .errors import ConfigError
-from .hf_directory import MODEL_TYPE, load_model
+from .hf_directory import MODEL_TYPE, MODEL_TYPES, load_model
 
 _BASIC = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
 IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -124,7 +124,10 @@ def _kind(
     """What to call the model in an error, its type, and how it differs from the type's default."""
     where = f"model.{side}.name = 'hf:{name}'"
     if _is_directory(name):
-        return where, str(own[MODEL_TYPE]), {}
+        if (model_type := own.get(MODEL_TYPE)) not in MODEL_TYPES[side]:  # others of transformers' fetch models or code
+            raise ConfigError(f"{where}: model.{side}.config.{MODEL_TYPE} = {model_type!r}; there are: "
+                              f"{', '.join(MODEL_TYPES[side])}")  # fmt: skip
+        return where, str(model_type), {}
     if name not in known:
         raise ConfigError(f"{where}: not known; there are: {', '.join(f'hf:{n}' for n in known)}, or a directory of "
                           "your own, as hf:/path/to/model or hf:./model")  # fmt: skip
@@ -135,7 +138,8 @@ def _config(where: str, model_type: str, defaults: dict[str, Any], settings: dic
     published = AutoConfig.for_model(model_type)
     own = {key: value for key, value in settings.items() if key != MODEL_TYPE}
     for key in own:
-        if not hasattr(published, key):
+        # Those with an underscore are transformers' own business; _attn_implementation can fetch code and run it.
+        if key.startswith("_") or not hasattr(published, key):
             kind = type(published).__name__
             raise ConfigError(f"{where.split('.name')[0]}.config.{key}: transformers' {kind} has no such setting")
     try:

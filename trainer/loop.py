@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..files import refuse_link
 from ..pipeline.batch import Batch
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import ORDER_VERSION
@@ -36,6 +35,7 @@ from .mixed_precision import MixedPrecision
 from .objectives import FeaturesError, Outcome, Progress
 from .optim import create_optimizer, learning_rate
 from .parts import create_order, device_named, objective_of, open_loader, windows_from
+from .rank_differences import refuse_differences
 from .run_directory import RunDirectory
 from .step_clock import StepClock
 from .step_report import StepReport, report_of
@@ -86,15 +86,17 @@ class Trainer:
     def open(cls, config: TrainConfig, run: RunDirectory, *, resume: bool = False, world: World = ALONE) -> Trainer:
         """Start a run with resolved settings (`resolve`), or continue it from its latest checkpoint.
 
-        Nothing is written before everything that the settings ask for was built. All ranks call it.
-        Raises ConfigError, RunError, DatasetError, StateStoreError.
+        Nothing is written before the ranks were found to agree and everything that the settings ask for was built. All
+        ranks call it.
+        Raises ConfigError, RunError, DatasetError, StateStoreError, OSError.
         """
         with agreement(world.control, RunError):
-            refuse_link(run.checkpoints)
+            run.refuse_links()
             dataset, latest = Dataset(Path(config.data.path)), latest_checkpoint(run.checkpoints) if resume else None
             loaded = load_latest(run.checkpoints) if resume else None
             if loaded is not None:
                 _compare_settings(config, loaded, world)
+        refuse_differences(world, config, dataset, loaded[1] if loaded else None)
         trainer = cls(config, run, dataset, world, pretrained=loaded is None)
         try:
             with agreement(world.control, RunError):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import read_regular, write_atomically
+from ..files import open_own, own_directory, read_regular, write_atomically
 from .config import TrainConfig, load_config, parse_toml, to_toml
 from .errors import ConfigError, RunError, RunExistsError
 
@@ -45,6 +46,14 @@ class RunDirectory:
         return self.path / "state"
 
     @property
+    def state_lock(self) -> Path:
+        return self.path / "state.lock"
+
+    @property
+    def state_working(self) -> Path:
+        return self.path / "state.working"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -53,7 +62,19 @@ class RunDirectory:
         return self.path / "report"
 
     def exists(self) -> bool:
-        return self.config_file.is_file()
+        return self.config_file.exists() or self.config_file.is_symlink()
+
+    def refuse_links(self) -> None:
+        """Raise NotRegularFileError where a run would write through a link, or over what is none of its own.
+
+        Somebody may have sent the directory. It may itself be reached by a link.
+        """
+        for folder in (self.state, self.state_working, self.checkpoints, self.tensorboard):
+            if os.path.lexists(folder):
+                own_directory(folder)
+        for file in (self.state_lock, self.metrics_file, self.warnings_file):
+            if os.path.lexists(file):
+                os.close(open_own(file, os.O_RDONLY))
 
     def create(self, config: TrainConfig) -> None:
         """Make the directory and write the resolved settings.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import NotRegularFileError
+from ..files import open_regular
 from ..state_store.errors import StateStoreError
 from .metrics_tail import last_lines, loss_curve
 from .run_directory import RunDirectory
@@ -118,7 +118,7 @@ def read_status(run: RunDirectory) -> RunStatus:
     sample_state = _read_state(run.state, notes)
     total = _total_steps(config, sample_state, notes)
     checkpoints = _read_checkpoints(run.checkpoints)
-    lock = run.state.with_name("state.lock")
+    lock = run.state_lock
     writer, is_held = _writer(lock)
     silence = min(map(_age, filter(Path.exists, (lock, run.metrics_file))), default=0.0)
     seconds = steps.step_seconds if steps else None
@@ -135,7 +135,7 @@ def read_status(run: RunDirectory) -> RunStatus:
         checkpoints=checkpoints,
         sample_state=sample_state,
         evaluations=evaluations,
-        warnings=_last_warnings(run.path / "warnings.log"),
+        warnings=_last_warnings(run.warnings_file, notes),
         notes=notes,
     )
 
@@ -156,19 +156,16 @@ def _state(
 def _writer(lock: Path) -> tuple[str | None, bool]:
     """Who wrote its name into the lock of the state, and whether it holds it still."""
     try:
-        file = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None, False
-    try:
-        holder = os.pread(file, 256, 0).decode(errors="replace").strip()
-        if not holder:
-            return None, False  # released in good order
-        # Shared and let go at once: only a writer that starts at this very moment could be refused for it.
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open_regular(lock) as file:
+            holder = os.pread(file.fileno(), 256, 0).decode(errors="replace").strip()
+            if not holder:
+                return None, False  # released in good order
+            # Shared and let go at once: only a writer that starts at this very moment could be refused for it.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return holder, True
-    finally:
-        os.close(file)
+    except OSError:
+        return None, False
     return holder, False
 
 
@@ -178,8 +175,8 @@ def _read_metrics(path: Path, notes: list[str]) -> tuple[StepsStatus | None, lis
         curve = loss_curve(path, CURVE_POINTS)
     except FileNotFoundError:
         return None, []
-    except NotRegularFileError as error:
-        notes.append(f"the log of the steps cannot be read: {error}")
+    except OSError as error:
+        notes.append(f"the steps cannot be read: {error}")
         return None, []
     if damaged:
         notes.append(f"{damaged:,} of the last lines of {path} cannot be read; `train --resume` sets them aside")
@@ -276,11 +273,14 @@ def _read_checkpoints(folder: Path) -> list[CheckpointStatus]:
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
-def _last_warnings(path: Path) -> list[str]:
+def _last_warnings(path: Path, notes: list[str]) -> list[str]:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _WARNING_BYTES))
             lines = file.read(_WARNING_BYTES).decode(errors="replace").split("\n")
     except FileNotFoundError:
+        return []
+    except OSError as error:
+        notes.append(f"the warnings cannot be read: {error}")
         return []
     return [line for line in lines if line][-WARNINGS:]

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ..files import own_directory
 from .errors import ConfigError
 from .metrics_tail import numbers_in
 
@@ -31,7 +32,7 @@ class TensorBoardLog:
     def __init__(self, path: Path, *, keep_steps: int) -> None:
         """Open the log in the directory `path`; what it has of steps after keep_steps is not shown any more.
 
-        Raises ConfigError where the package tensorboard is missing.
+        Raises ConfigError where the package tensorboard is missing, NotRegularFileError where `path` is a link.
         """
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -42,7 +43,7 @@ class TensorBoardLog:
             ) from None
         self._path = path
         self._writer: SummaryWriter | None = SummaryWriter(
-            str(path), purge_step=keep_steps + 1, max_queue=QUEUE, flush_secs=FLUSH_SECONDS
+            str(own_directory(path)), purge_step=keep_steps + 1, max_queue=QUEUE, flush_secs=FLUSH_SECONDS
         )
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:

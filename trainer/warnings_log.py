@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from ..files import open_own
 
 _PACKAGE = logging.getLogger(__name__.partition(".")[0])
 
@@ -21,7 +24,7 @@ class _LogFile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError, TypeError, ValueError):  # the last two from a message that does not fit its arguments
             line = " ".join(self.format(record).split()) + "\n"
-            with self._path.open("ab") as file:
+            with os.fdopen(open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
                 file.write(line.encode(errors="backslashreplace"))
 
 

@@ -55,7 +55,7 @@ class World:
         return self.rank == 0
 
     def all_gather(self, own: Sequence[int]) -> list[list[int]]:
-        """The numbers of every rank, as many as this one's, in the order of the ranks. Never waits for a GPU."""
+        """The whole numbers or flags of every rank, as many as this one's, in their order. Never waits for a GPU."""
         if not isinstance(self.control, TorchRanks):
             return [list(own)]
         return self.control.all_gather(own)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .dataset_path import DatasetPath
 from .plain_text import MOST_OF_ERROR, plain_text
 from .progress import progress_bar
 
@@ -39,16 +40,32 @@ STEADY_STEPS = 50
 _log = logging.getLogger(__name__)
 
 
+class _TrainCommand(click.Command):
+    """Whoever gives a setting as an option is told how to give it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from ..trainer.config import settings_named
+
+            if keys := settings_named(error.option_name):
+                said = " or ".join(f"--set {key}=VALUE" for key in keys)
+                raise click.UsageError(f"No such option: {error.option_name}. It is a setting: {said}", ctx) from None
+            raise
+
+
 @click.command(
+    cls=_TrainCommand,
     epilog="\b\nExamples:\n"
     "  thermopile train --preset glyphs --data data/glyphs --out runs/glyphs\n"
     "  thermopile train --data data/cc3m --out runs/cc3m --set epochs=30 --set optimizer.lr=2e-4\n"
     "  thermopile train --preset isogclr/cc3m --data data/cc3m --print-config\n"
     "  thermopile train --out runs/cc3m --resume\n"
     "  thermopile train --out runs/cc3m --resume --set epochs=40 --allow-change epochs\n"
-    "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m"
+    "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
 )
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path), help="The dataset directory.")
+@click.option("--data", type=DatasetPath(), help="The dataset directory.")
 @click.option("--out", type=click.Path(path_type=Path), help="The run directory; only --print-config needs none.")
 @click.option("--preset", help="Start from the settings of this name; a name that is none lists all there are.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Settings, as TOML.")
@@ -79,11 +96,11 @@ def train(
     from ..trainer.preemption import EXIT_CODE
     from ..trainer.run_directory import RunDirectory
     from ..trainer.world import joined_world
-    from .shown_settings import shown_settings
 
     run = None if out is None else RunDirectory(out)
     if run is None and not print_config:
         raise click.UsageError("Missing option '--out': the directory that the run is to be in")
+    # Nothing here imports torch before the settings and the dataset are known to be there: that takes seconds.
     finished = True
     with _ended_if_ranks_are_lost(), joined_world() as world:
         # One rank looks: by the time that another one did, this one might have begun the run.
@@ -94,10 +111,12 @@ def train(
         _lay(layers, data, preset, config, overrides, init_from, on_nan)
         with agreement(world.control, ConfigError):
             if begun is None:
-                settings = _new(layers, world, needs_data=not print_config)
+                settings = _new(layers, world, run if resume else None, needs_data=not print_config)
             else:
                 settings = _resumed(layers, begun, world, allowed)
         if print_config and world.is_first:
+            from .shown_settings import shown_settings
+
             click.echo(shown_settings(settings, layers))
         elif run is not None and not print_config:
             finished = _train(settings, run, world, resuming=begun is not None)
@@ -125,35 +144,44 @@ def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | N
         layers.add({"data": {"path": str(data.resolve())}}, "--data")
 
 
-def _new(layers: Layers, world: World, *, needs_data: bool) -> TrainConfig:
-    """The settings of a new run: resolved, but where there is no dataset and none is needed."""
+def _new(layers: Layers, world: World, absent: RunDirectory | None, *, needs_data: bool) -> TrainConfig:
+    """The settings of a new run: resolved, but where there is no dataset and none is needed.
+
+    absent: where a run was to be continued, which is not there yet.
+    """
     from ..pipeline.dataset import Dataset
     from ..state_store.ranks import agreement
     from ..trainer.errors import RunError
-    from ..trainer.initial_weights import pinned
-    from ..trainer.parts import resolve
 
     settings = layers.load()
+    dataset = Dataset(Path(settings.data.path)) if settings.data.path else None
+    if dataset is None and needs_data:
+        start = "" if absent is None else f"{absent.path} holds no run to continue, and to start one there is "
+        raise click.UsageError(f"{start}no dataset: give --data, the directory that `thermopile convert` wrote")
     if settings.init_from:
+        from ..trainer.initial_weights import pinned
+
         with agreement(world.control, RunError):
             source = pinned(settings.init_from) if world.is_first else None
         # That of one rank: the other run may go on, and have another latest checkpoint by now.
         settings = settings.model_copy(update={"init_from": world.control.broadcast(source)})
-    if settings.data.path:
-        return resolve(settings, Dataset(Path(settings.data.path)), world)
-    if needs_data:
-        raise click.UsageError("no dataset: give --data, the directory that `thermopile convert` wrote")
-    return settings
+    if dataset is None:
+        return settings
+    from ..trainer.parts import resolve
+
+    return resolve(settings, dataset, world)
 
 
 def _resumed(layers: Layers, run: RunDirectory, world: World, allowed: tuple[str, ...]) -> TrainConfig:
     """The run's own settings, with what may change; anything else that was asked for is refused by name."""
     from ..pipeline.dataset import Dataset
     from ..pipeline.errors import DatasetError
+
+    recorded = run.config()
+    layers.load()  # an unknown key is refused before torch is imported
     from ..trainer.changes import allowed_changes, as_recorded
     from ..trainer.parts import resolve
 
-    recorded = run.config()
     asked = as_recorded(layers.load(), recorded)
     try:
         dataset = Dataset(Path(asked.data.path))

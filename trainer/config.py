@@ -328,6 +328,13 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is no TOML: {error}") from None
 
 
+def settings_named(name: str) -> list[str]:
+    """The settings in full that a name may mean, such as `lr` or `--batch-size`; at most three, none for most names."""
+    wanted = name.lstrip("-").replace("-", "_").replace(".", "_")
+    keys = [key for key in flat(TrainConfig().model_dump()) if f"_{key.replace('.', '_')}".endswith(f"_{wanted}")]
+    return keys if len(keys) <= 3 else []
+
+
 def preset_names() -> list[str]:
     return sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.toml"))
 
@@ -420,6 +427,8 @@ def _explain(error: dict[str, Any]) -> str:
     if error["type"] != "extra_forbidden":
         given = "" if isinstance(error["input"], Mapping | BaseModel) else f" = {error['input']!r}"
         return f"{key}{given}: {error['msg'].removeprefix('Value error, ')}"
+    if meant := settings_named(key):
+        return f"there is no setting {key!r} (did you mean {' or '.join(map(repr, meant))}?)"
     return f"there is no setting {key!r}{_nearest(key, flat(TrainConfig().model_dump()))}"
 
 

@@ -33,8 +33,8 @@ def announce(splits: list[Split]) -> None:
     folder = _existing(splits[0].out)
     free = shutil.disk_usage(folder).free
     if needed > free:
-        click.echo(f"Warning: this needs up to {size(needed)}, and {size(free)} are free in {folder}; make room, or take a "
-                   "smaller --max-size. Should it become full, --resume goes on.", err=True)  # fmt: skip
+        click.echo(f"Warning: this needs up to {size(needed)}, and {size(free)} are free in {folder}; make room, or "
+                   "take a smaller --max-size. Should it become full, --resume goes on.", err=True)  # fmt: skip
 
 
 def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> None:

@@ -177,12 +177,11 @@ def _resumed(layers: Layers, run: RunDirectory, world: World, allowed: tuple[str
     from ..pipeline.dataset import Dataset
     from ..pipeline.errors import DatasetError
 
-    recorded = run.config()
-    layers.load()  # an unknown key is refused before torch is imported
+    recorded, settings = run.config(), layers.load()  # before torch is imported, which takes seconds
     from ..trainer.changes import allowed_changes, as_recorded
     from ..trainer.parts import resolve
 
-    asked = as_recorded(layers.load(), recorded)
+    asked = as_recorded(settings, recorded)
     try:
         dataset = Dataset(Path(asked.data.path))
     except DatasetError as error:

@@ -65,7 +65,9 @@ class _ShardWriter(DatasetWriter):  # type: ignore[misc]
         self.prepare()
         self._name_image_field_as_ffcv_does()
         allocator = MemoryAllocator(self.fname, self.data_region_start, self.page_size)
-        metadata: Any = np.frombuffer(self.metadata_sm.buf, self.metadata_type, count=most_rows)
+        # Apart from the shared memory: an error's traceback would hold a view of that, which could not be closed then,
+        # and the error would be lost.
+        metadata: Any = np.zeros(most_rows, self.metadata_type)
         written = 0
         try:
             with allocator:
@@ -73,10 +75,10 @@ class _ShardWriter(DatasetWriter):  # type: ignore[misc]
                     values = (row, row.source_index) if row.tokens is None else (row, row.tokens, row.source_index)
                     handle_sample(values, written, self.metadata_type.names, metadata, allocator, self.fields)
                     written += 1
+            np.frombuffer(self.metadata_sm.buf, self.metadata_type, count=most_rows)[:] = metadata
             self.header["num_samples"] = written
             self.finalize(allocator.allocations)
         finally:
-            del metadata  # it points into the shared memory, which cannot be closed before
             self.metadata_sm.close()
             self.metadata_sm.unlink()
         return written

@@ -7,10 +7,13 @@ the shards, partial.py keeps what is done and gives it its name in the end.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -90,7 +93,8 @@ def convert(
 
     A conversion that fails or is interrupted stays in `.OUT.partial`, for resume. Raises DatasetExistsError as
     refuse_existing does, where another process converts to `out`, and for resume where another plan was begun;
-    SourceError where a sample or too many of them cannot be used; DatasetError where a worker dies or a disk fails.
+    SourceError where a sample or too many of them cannot be used; DatasetError where a worker dies or a disk is full or
+    fails.
     """
     started = time.monotonic()
     tokenizer = tokenizer_from or settings.tokenizer
@@ -100,7 +104,7 @@ def convert(
     if not plan.selected:
         raise SourceError("no sample is selected; there is nothing to convert")
     seen = 0
-    with claimed(out) as partial:
+    with _told_where_no_room_is_left(out), claimed(out) as partial:
         if not (resume and not partial.in_progress and _was_made_by(plan, out)):
             run = _Run(source, np.arange(len(source)) if selection is None else selection, settings, plan, partial)
             run.begin(tokenizer, overwrite, resume)
@@ -110,6 +114,19 @@ def convert(
             partial.publish()
         partial.remove_replaced()
     return _summary(out, seen, started)
+
+
+@contextmanager
+def _told_where_no_room_is_left(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise DatasetError(
+            f"no more can be written to {out.parent.resolve()}: {os.strerror(error.errno)}. "
+            "Make room on that disk; the same command goes on with --resume"
+        ) from error
 
 
 def _was_made_by(plan: Plan, out: Path) -> bool:

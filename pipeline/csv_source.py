@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import mmap
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ class CsvSource:
 
     The first line names the columns. separator: None for a tab where the file is a .tsv or its header has one, else a
     comma. Paths are relative to root, by default the file's own folder; caption None: images alone.
-    Raises SourceError where the file is none, is empty, or lacks a column.
+    Raises SourceError where the file is none, is empty, lacks a column, or a quote in it is never closed.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class CsvSource:
 def _read(file: Path, columns: list[str], separator: str | None) -> tuple[dict[str, pa.LargeBinaryArray], list[str]]:
     """The columns by name, and what is wrong with each malformed row."""
     separator = _check_header(file, columns, separator)
+    _check_quotes(file, separator)
     malformed: list[str] = []
 
     def note(row: pyarrow.csv.InvalidRow) -> str:
@@ -147,3 +150,22 @@ def _check_header(file: Path, columns: list[str], separator: str | None) -> str:
             said = "no column" if name not in header else "more than one column"
             raise SourceError(f"{file} has {said} {name!r}; its columns, by its first line: {there}")
     return separator
+
+
+def _check_quotes(file: Path, separator: str) -> None:
+    """Raise SourceError where a quote is opened and not closed: the rows up to the next quote would be lost in it.
+
+    A quote inside of text that is not quoted is text. So is what follows a closing quote in the same line; but where
+    a quoted text has gone over the end of its line, only a separator or a line's end may follow it.
+    """
+    ends = separator.encode() + b"\r\n"
+    quoted = re.compile(rb'"(?<![^%b]")[^"]*+(?:""[^"]*+)*+("?)' % re.escape(ends))
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        for found in quoted.finditer(data):
+            goes_on = data[found.end() : found.end() + 1] not in ends
+            if not found[1] or (goes_on and re.search(rb"[\r\n]", found[0])):
+                line = data[: found.start()].count(b"\n") + 1
+                raise SourceError(
+                    f"{file}: the quote that opens in line {line:,} is not closed, so the lines below it would be one "
+                    "text with it. Close it; in a text that has quotes of its own, write each of them twice"
+                )

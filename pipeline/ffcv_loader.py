@@ -31,61 +31,27 @@ Augmentation = Callable[[NDArray[np.float32], np.uint64], None]
 from which `keyed.uniform(key, draw)` makes numbers for draws of 1,000 and more: the recipe uses those below."""
 
 
-class FFCVLoader:
-    """Serves the batches of one rank. A batch may be kept: its memory is used again only once nothing refers to it.
+class ViewMaker:
+    """Makes the views of any samples. A batch may be kept: its memory is used again only once nothing refers to it.
 
     Threads, not processes: the kernels hold no lock, so that nothing is copied between processes or left behind.
     """
 
     def __init__(
-        self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
-        workers: int, ahead: int, rank: int, world: int, augment: Augmentation,
+        self, dataset: Dataset, *, seed: int = 0, recipe: Recipe, image_size: int, views: int,
+        workers: int | None = None, spare: int = 1, augment: Augmentation | None = None,
     ) -> None:  # fmt: skip
-        self.order, self.recipe, self.image_size, self.views = order, recipe, image_size, views
-        self.rank, self.world = rank, world
-        self._placer = Placer(dataset)
-        self._ahead, self._workers, self._augment = ahead, workers, augment
-        self._pool = ThreadPoolExecutor(workers, "thermopile-loader")
-        self._memory = ViewMemory(spare=ahead + 2)  # those ahead, the one in use, the one that comes
-
-    @classmethod
-    def open(
-        cls, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
-        workers: int | None = None, ahead: int = 2, rank: int = 0, world: int = 1,
-        augment: Augmentation | None = None,
-    ) -> Self:  # fmt: skip
-        """Open a loader.
+        """Of a dataset of any size; the views of a sample follow from seed, epoch, id and recipe.
 
         image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images alone.
-        workers: decoding threads; all cores where None. ahead: batches made before they are asked for.
+        workers: decoding threads; all cores where None. spare: batches whose memory is kept for those that come.
         augment: the user's own, done after the recipe's operations and before the view is normalised.
-        Raises DatasetError where the order was made for another number of samples.
         """
-        if order.samples != dataset.n:
-            raise DatasetError(f"the order is for {order.samples:,} samples, but {dataset.path} holds {dataset.n:,}")
-        return cls(
-            dataset, order, recipe=recipe, image_size=image_size, views=views, workers=workers or cores(),
-            ahead=ahead, rank=rank, world=world, augment=augment or _leave,
-        )  # fmt: skip
-
-    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from first_step on.
-
-        A sample that does not decode raises DatasetError at the batch that holds it.
-        """
-        under_way: deque[tuple[Batch, list[Future[int]]]] = deque()
-        try:
-            for step in range(first_step, self.order.steps_per_epoch):
-                ids = self.order.batch_ids(epoch, step, self.rank, self.world)
-                under_way.append(self._start(ids, epoch))
-                if len(under_way) > self._ahead:
-                    yield self._finish(*under_way.popleft())
-            while under_way:
-                yield self._finish(*under_way.popleft())
-        finally:
-            for _, parts in under_way:
-                for part in parts:
-                    part.cancel()
+        self.seed, self.recipe, self.image_size, self.views = seed, recipe, image_size, views
+        self._placer = Placer(dataset)
+        self._workers, self._augment = workers or cores(), augment or _leave
+        self._pool = ThreadPoolExecutor(self._workers, "thermopile-loader")
+        self._memory = ViewMemory(spare)
 
     def make(self, sample_ids: NDArray[np.int64], epoch: int) -> Batch:
         """Any samples as a batch, with the views that they have in that epoch; sample_ids int64 [b]."""
@@ -107,7 +73,7 @@ class FFCVLoader:
         pixels = self._memory.lend((self.views, len(ids), 3, size, size))
         placed, tokens = self._placer.place(ids)
         views = tuple(
-            view_parameters(self.recipe, self.order.seed, epoch, ids, placed.height, placed.width, view)
+            view_parameters(self.recipe, self.seed, epoch, ids, placed.height, placed.width, view)
             for view in range(self.views)
         )
         cuts, constants = np.linspace(0, len(ids), self._workers + 1).astype(int), self._constants(epoch)
@@ -128,13 +94,64 @@ class FFCVLoader:
     def _constants(self, epoch: int) -> tuple[Any, ...]:
         std = np.array(self.recipe.std)
         gain, offset = (1 / (255 * std)).astype(np.float32), (-np.array(self.recipe.mean) / std).astype(np.float32)
-        return self.recipe.has_colour, gain, offset, self._augment, np.uint64(self.order.seed), np.uint64(epoch)
+        return self.recipe.has_colour, gain, offset, self._augment, np.uint64(self.seed), np.uint64(epoch)
 
     def _finish(self, batch: Batch, parts: list[Future[int]]) -> Batch:
         for part in parts:
             if (row := part.result()) >= 0:
                 raise self._placer.undecodable(int(batch.sample_ids[row]))
         return batch
+
+
+class FFCVLoader(ViewMaker):
+    """Serves the batches of one rank, in the order's order."""
+
+    def __init__(
+        self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
+        workers: int | None, ahead: int, rank: int, world: int, augment: Augmentation | None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            dataset, seed=order.seed, recipe=recipe, image_size=image_size, views=views, workers=workers,
+            spare=ahead + 2, augment=augment,  # those ahead, the one in use, the one that comes
+        )  # fmt: skip
+        self.order, self.rank, self.world, self._ahead = order, rank, world, ahead
+
+    @classmethod
+    def open(
+        cls, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
+        workers: int | None = None, ahead: int = 2, rank: int = 0, world: int = 1,
+        augment: Augmentation | None = None,
+    ) -> Self:  # fmt: skip
+        """Open a loader.
+
+        ahead: batches made before they are asked for. The rest as ViewMaker has it.
+        Raises DatasetError where the order was made for another number of samples.
+        """
+        if order.samples != dataset.n:
+            raise DatasetError(f"the order is for {order.samples:,} samples, but {dataset.path} holds {dataset.n:,}")
+        return cls(
+            dataset, order, recipe=recipe, image_size=image_size, views=views, workers=workers,
+            ahead=ahead, rank=rank, world=world, augment=augment,
+        )  # fmt: skip
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from first_step on.
+
+        A sample that does not decode raises DatasetError at the batch that holds it.
+        """
+        under_way: deque[tuple[Batch, list[Future[int]]]] = deque()
+        try:
+            for step in range(first_step, self.order.steps_per_epoch):
+                ids = self.order.batch_ids(epoch, step, self.rank, self.world)
+                under_way.append(self._start(ids, epoch))
+                if len(under_way) > self._ahead:
+                    yield self._finish(*under_way.popleft())
+            while under_way:
+                yield self._finish(*under_way.popleft())
+        finally:
+            for _, parts in under_way:
+                for part in parts:
+                    part.cancel()
 
 
 @compiled

@@ -25,6 +25,10 @@ MAX_PIXELS = 89_478_485
 MAX_SIDE = 65_500
 """libjpeg's limit; FFCV stores a side in 16 bits."""
 
+_OTHER_FILES = {b"%PDF": "a PDF document", b"%!PS": "a PostScript document", b"PK\x03\x04": "a zip archive",
+                b"\x1f\x8b": "a gzip archive", b"#!": "a script"}  # fmt: skip
+"""First bytes of what often stands among pictures → its kind."""
+
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -75,7 +79,7 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
     except Image.DecompressionBombError:  # raised where it is opened: its size is not told
         raise BadSampleError(f"too many pixels: more than twice {MAX_PIXELS:,}") from None
     except Exception as error:  # Pillow's decoders raise nearly anything on hostile input
-        raise BadSampleError(f"damaged or not supported: {str(error) or type(error).__name__}") from error
+        raise BadSampleError(f"damaged or not supported{_known_cause(error)}") from error
 
 
 def _kept_plain(picture: bytes, height: int, width: int, policy: ImagePolicy) -> StoredImage | None:
@@ -181,10 +185,19 @@ def _encode(image: Image.Image, policy: ImagePolicy) -> StoredImage:
 
 
 def _what_it_is(data: bytes) -> str:
-    """Why bytes that Pillow does not know are no picture for us."""
+    """Why bytes that Pillow does not know are no picture for us: their kind, and never the bytes themselves.
+
+    A link in somebody else's folder may name any file of this machine, and reasons are written into the dataset.
+    """
     start = data[:1000].lstrip().lower()
     if start.startswith(b"<"):
         return "an SVG drawing, not pixels" if b"<svg" in start else "a page of HTML or XML, not a picture"
     if data[4:8] == b"ftyp":
         return "an AVIF or HEIC picture, or a film; save it as PNG or JPEG"
-    return f"no JPEG, PNG, WebP, GIF, BMP, TIFF or PPM picture, or its start is damaged: it begins with {data[:12]!r}"
+    kind = next((kind for magic, kind in _OTHER_FILES.items() if data.startswith(magic)), None)
+    return f"{kind}, not a picture" if kind else f"no {', '.join(FORMATS)} picture, or its start is damaged"
+
+
+def _known_cause(error: Exception) -> str:
+    """What Pillow says, where it is one of these: its other messages may quote the file."""
+    return next((f": {cause}" for cause in ("truncated", "too large") if cause in str(error).lower()), "")

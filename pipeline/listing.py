@@ -37,8 +37,8 @@ def caption_text(raw: bytes | str | None) -> str:
     try:
         text = raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw or ""
         text.encode()  # half of a surrogate pair, as JSON can hold
-    except UnicodeError as error:
-        raise BadSampleError(f"the caption is not UTF-8: {error}") from error
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise BadSampleError(f"the caption is not UTF-8: {error.reason} at {error.start:,}") from error
     if not (text := text.strip()):
         raise BadSampleError("no caption")
     return text

@@ -73,7 +73,7 @@ class ParquetSource:
         try:
             values = {name: table[name][row].as_py() for name in table.column_names}
         except UnicodeError as error:
-            raise BadSampleError(f"its text is not UTF-8: {error}") from error
+            raise BadSampleError("its text is not UTF-8") from error
         return Sample(
             self.uri(index),
             self.key(index),

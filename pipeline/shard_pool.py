@@ -114,7 +114,7 @@ def convert_shards(
                 future.result()
             on_progress(Counts(shared.done.value, shared.left_out.value))
     except BrokenProcessPool:
-        raise DatasetError("a conversion process ended without a word, as when memory runs out; "
+        raise DatasetError("a conversion process was killed, possibly out of memory; "
                            "go on with --resume and fewer --workers") from None  # fmt: skip
     finally:
         shared.stop.value = 1

@@ -5,8 +5,10 @@ Commands import what they need when they run: `--help` must not wait for torch.
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
+import os
 import sys
 from contextlib import suppress
 from typing import Any
@@ -55,11 +57,27 @@ def _one_line(error: Exception) -> click.ClickException:
     if isinstance(error, UnicodeEncodeError):
         text = f"{error.object!r} holds bytes that are no UTF-8; give the file, directory or class another name"
         return _WrongUsage(plain_text(text, MOST_OF_ERROR))
-    text = str(error) or type(error).__name__
+    text = (_of_system(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
     if not isinstance(error, WRONG_USAGE + FAILURES):
         text = f"{type(error).__name__}: {text} (this should not happen; `thermopile --debug …` shows where)"
     text = plain_text(text, MOST_OF_ERROR)  # it may quote a stranger's file
     return _WrongUsage(text) if isinstance(error, WRONG_USAGE) else click.ClickException(text)
+
+
+_CURES = {
+    errno.EROFS: "copy it to a disk that can be written, or name another place with --to or --out",
+    errno.EACCES: "change its permissions, or name another place with --to or --out",
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there",
+}
+
+
+def _of_system(error: OSError) -> str:
+    """The file, what the system says of it, and a cure where there is one; Python's own text begins with a number."""
+    if error.errno is None or error.strerror is None:
+        return str(error)
+    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+    return f"{where}{error.strerror}" + (f"; {cure}" if (cure := _CURES.get(error.errno)) else "")
 
 
 @click.group(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .dataset_path import DatasetPath
 from .plain_text import plain_text
 from .progress import progress_bar
 
@@ -25,7 +26,7 @@ MOST_OF_A_KIND = 10
     "  thermopile convert check data/pictures --json\n\n"
     "Exit codes: 0 sound, 1 not sound or not found, 2 wrong usage.",
 )
-@click.argument("dataset", type=click.Path(path_type=Path))
+@click.argument("dataset", type=DatasetPath())
 @click.option("--workers", type=click.IntRange(1), help="Threads; one per core by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 @click.pass_context
@@ -35,10 +36,11 @@ def check(context: click.Context, dataset: Path, workers: int | None, as_json: b
     Shards are held against their digests, tables against the FFCV files, pictures against their sizes, tokens against
     the captions; ids are dense, and no sample of the source comes twice.
     """
-    from ..pipeline.check import check_dataset
     from ..pipeline.dataset import read_index
 
     samples = read_index(dataset).n
+    from ..pipeline.check import check_dataset  # only now, for it imports torch
+
     with progress_bar(f"checking {dataset.name}", samples) as bar:
         findings = list(check_dataset(dataset, workers=workers, on_progress=bar.update))
     if as_json:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def announce(splits: list[Split]) -> None:
-    """One line on stderr for each dataset, and a warning where the disk seems too small for all."""
+    """One line on stderr for each dataset, and a warning where the disk may be too small for all."""
+    from ..pipeline.partial import partial_of
     from ..pipeline.plan import largest_bytes
 
     needed = 0
@@ -26,12 +27,14 @@ def announce(splits: list[Split]) -> None:
         here = None if stored is None else stored * split.samples // len(split.source)
         words = f"{split.out.name}: {split.samples:,} samples{_of_classes(split)}"
         if here is not None:
-            needed += (most := largest_bytes(split.samples, here))
+            needed += (most := largest_bytes(split.samples, here)) - _written(partial_of(split.out).path)
             words += f", {size(here)} in the source, at most about {size(most)} in {split.out}"
         click.echo(words, err=True)
-    free = shutil.disk_usage(_existing(splits[0].out)).free
+    folder = _existing(splits[0].out)
+    free = shutil.disk_usage(folder).free
     if needed > free:
-        click.echo(f"Warning: {size(free)} are free there, which may not be enough.", err=True)
+        click.echo(f"Warning: this needs up to {size(needed)}, and {size(free)} are free in {folder}; make room, or "
+                   "take a smaller --max-size. Should it become full, --resume goes on.", err=True)  # fmt: skip
 
 
 def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> None:
@@ -66,8 +69,12 @@ def size(count: int) -> str:
 
 def _result(summary: Summary, split: Split) -> str:
     shards = "1 shard" if summary.shards == 1 else f"{summary.shards:,} shards"
-    on_disk = sum(file.stat().st_size for file in summary.path.rglob("*") if file.is_file())
-    return f"{summary.samples:,} samples{_of_classes(split)} in {shards}, {size(on_disk)}"
+    return f"{summary.samples:,} samples{_of_classes(split)} in {shards}, {size(_written(summary.path))}"
+
+
+def _written(folder: Path) -> int:
+    """Bytes of all files in a folder; 0 where there is none."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _of_classes(split: Split) -> str:

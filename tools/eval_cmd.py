@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .dataset_path import DatasetPath
+
 if TYPE_CHECKING:
     from ..trainer.evaluation.evaluate import Evaluation
 
@@ -38,9 +40,9 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
     '  thermopile eval runs/cc3m --train data/cifar --test data/cifar-test --template "a photo of a {}"',
 )
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--train", required=True, type=click.Path(path_type=Path),
+@click.option("--train", required=True, type=DatasetPath(),
               help="The dataset that classifiers learn from; its class sizes make the bands.")  # fmt: skip
-@click.option("--test", required=True, type=click.Path(path_type=Path), help="The dataset that is scored.")
+@click.option("--test", required=True, type=DatasetPath(), help="The dataset that is scored.")
 @click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to evaluate.")
 @click.option("--template", "templates", multiple=True, default=("a photo of a {}",), show_default=True,
               callback=_with_place,
@@ -57,14 +59,14 @@ def eval_(
     of the classes with most, fewer and fewest training samples. Works while the run trains and changes nothing.
     """
     from ..pipeline.dataset import Dataset
-    from ..trainer.evaluation.evaluate import evaluate
     from ..trainer.run_directory import RunDirectory
 
+    directory, sets = RunDirectory(run), (Dataset(train), Dataset(test))
+    directory.config()  # what is no run is refused before torch is imported
+    from ..trainer.evaluation.evaluate import evaluate
+
     with _progress() as on_progress:
-        evaluation = evaluate(
-            RunDirectory(run), Dataset(train), Dataset(test), at=at, data=data, templates=templates,
-            on_progress=on_progress,
-        )  # fmt: skip
+        evaluation = evaluate(directory, *sets, at=at, data=data, templates=templates, on_progress=on_progress)
     if as_json:
         click.echo(json.dumps(_to_json(run, evaluation), allow_nan=False))
     else:

@@ -26,8 +26,11 @@ def export(run: Path, to: Path, format_: Literal["hf", "safetensors"], at: str, 
 
     Works while the run trains and changes nothing.
     """
-    from ..trainer.export import export as write
     from ..trainer.run_directory import RunDirectory
 
-    for path in write(RunDirectory(run), to, format_, at=at, data=data):
+    directory = RunDirectory(run)
+    directory.config()  # what is no run is refused before torch is imported
+    from ..trainer.export import export as write
+
+    for path in write(directory, to, format_, at=at, data=data):
         click.echo(path)

@@ -45,19 +45,21 @@ LATEST = "latest"
               help="Where the run's dataset is now, if it was moved.")  # fmt: skip
 @click.option("--to", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIRECTORY",
               help="Where the page goes; by default RUN/report.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object, and write nothing.")
 @click.pass_context
 def inspect(
     context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], rows_file: Path | None, at: str,
     against: str | None, by: tuple[str, ...], with_map: bool, overwrite: bool, data: Path | None, to: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Show what the temperatures of RUN say, and write RUN/report/report.html.
+    """Show what the temperatures of RUN say, and write RUN/report/report.html; with --json, only print.
 
     Works while the run trains: it reads the last snapshot of the state and changes nothing. Needs no GPU.
     """
     if more_ids and not ids:
         raise click.UsageError(f"{more_ids[0]} is one argument too many; ids of samples come after --sample")
+    if as_json:
+        _refuse(context, "--json", "to")
     if rows_file:
         _refuse(context, "--export", "ids", "against", "by", "with_map", "to", "as_json")
         _export(run, rows_file, at, data, overwrite)
@@ -85,15 +87,15 @@ def _report(
     from .progress import working
     from .report.page import write_report
 
-    folder = _writable(run, to)
+    folder = None if as_json else _writable(run, to)
     findings = look(run, at=at, against=against, by=by, with_map=with_map, data=data)
+    if folder is None:
+        click.echo(json.dumps(to_json(findings), allow_nan=False))
+        return
     with working("drawing the report"):
         report = write_report(findings, folder)
-    if as_json:
-        click.echo(json.dumps(to_json(findings, report), allow_nan=False))
-    else:
-        _print_summary(findings)
-        click.echo(report)
+    _print_summary(findings)
+    click.echo(report)
 
 
 def _writable(run: Path, to: Path | None) -> Path:
@@ -124,11 +126,11 @@ def _print_summary(findings: Findings) -> None:
         return
     rows = [[row.label, *row.cells] for row in table(findings.inspection, survey)]
     rows.append(["lowest … highest", *(sparkline(side.tau) for side in survey.sides)])
-    labels = [f">{side.label}" for side in survey.sides]
-    print_table(["tau of the visited samples", *labels], rows)
+    names = [f">{side.name}" for side in survey.sides]
+    print_table(["tau of the visited samples", *names], rows)
     if drift := findings.drift:
         moved = [[row.label, *row.cells] for row in drift_table(drift)]
-        print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *labels], moved)
+        print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], moved)
 
 
 def _print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, as_json: bool) -> None:
@@ -148,12 +150,12 @@ def _print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, 
         histories = read_histories(inspection, ids, findings.notes, survey.sides if survey else ())
         return findings, histories, read_details(inspection, ids)
 
-    folder = _writable(run, to)
+    folder = None if as_json else _writable(run, to)
     findings, histories, details = read_again(read, run, at, data)
-    page = samples_page.write_samples(findings, details, histories, folder)
-    if as_json:
-        click.echo(json.dumps(samples_to_json(findings, details, histories, page), allow_nan=False))
+    if folder is None:
+        click.echo(json.dumps(samples_to_json(findings, details, histories), allow_nan=False))
         return
+    page = samples_page.write_samples(findings, details, histories, folder)
     inspection = findings.inspection
     print_facts([*facts(inspection, findings.survey), *(("note", note) for note in findings.notes)])
     for history in histories:

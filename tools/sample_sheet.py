@@ -5,11 +5,11 @@ Drawn with Pillow, which draws texts as they are: matplotlib would read a `$` in
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
+
+from .lettering import Lettering, Letters
 
 PAPER, INK, FAINT, FRAME = "#ffffff", "#33373d", "#767b83", "#e3e5e8"
 VIEW_COLOURS = ("#0072b2", "#d55e00")
@@ -44,6 +44,7 @@ class ShownSample(NamedTuple):
 
 def draw_sheet(title: str, facts: str, samples: list[ShownSample]) -> Image.Image:
     """The samples in rows of as many as fit WIDEST, below a title and a line of facts. One sample at least."""
+    letters = Lettering.covering([title, facts, *(sample.group + sample.caption for sample in samples)])
     side = _tile_side(samples[0].views[0].picture.width)
     tiles = 1 + len(samples[0].views)
     cell_width = tiles * side + (tiles - 1) * GAP
@@ -51,36 +52,40 @@ def draw_sheet(title: str, facts: str, samples: list[ShownSample]) -> Image.Imag
     caption_lines = CAPTION_LINES if any(sample.caption for sample in samples) else 0
     cell_height = LINE + side + GAP + LINE * (1 + caption_lines)
     width = columns * (cell_width + GUTTER) - GUTTER
-    headline, facts_lines = wrapped(title, _font(22, bold=True), width, lines=1), wrapped(facts, _font(15), width, 3)
+    headline, small = letters.line(22, bold=True), letters.line(15)
+    facts_lines = wrapped(letters.drawable(facts), small, width, 3)
     top = MARGIN + 32 + LINE * len(facts_lines) + GUTTER // 2
     rows = -(-len(samples) // columns)
     sheet = Image.new("RGB", (width + 2 * MARGIN, top + rows * (cell_height + GUTTER) - GUTTER + MARGIN), PAPER)
     draw = ImageDraw.Draw(sheet)
-    draw.text((MARGIN, MARGIN), "".join(headline), INK, _font(22, bold=True))
+    for line in wrapped(letters.drawable(title), headline, width, lines=1):
+        headline.draw(draw, (MARGIN, MARGIN), line, INK)
     for i, line in enumerate(facts_lines):
-        draw.text((MARGIN, MARGIN + 34 + i * LINE), line, FAINT, _font(15))
+        small.draw(draw, (MARGIN, MARGIN + 34 + i * LINE), line, FAINT)
     for i, sample in enumerate(samples):
-        left = MARGIN + i % columns * (cell_width + GUTTER)
-        _draw_sample(sheet, draw, left, top + i // columns * (cell_height + GUTTER), side, cell_width, sample)
+        at = (MARGIN + i % columns * (cell_width + GUTTER), top + i // columns * (cell_height + GUTTER))
+        _draw_sample(sheet, draw, at, side, cell_width, sample, letters)
     return sheet
 
 
 def _draw_sample(
-    sheet: Image.Image, draw: ImageDraw.ImageDraw, left: int, top: int, side: int, width: int, sample: ShownSample
-) -> None:
-    name, below = f"stored {sample.stored.width}×{sample.stored.height}", top + LINE + side + GAP
-    draw.text((left, top), name, FAINT, _font(13))
+    sheet: Image.Image, draw: ImageDraw.ImageDraw, corner: tuple[int, int], side: int, width: int, sample: ShownSample,
+    letters: Lettering,
+) -> None:  # fmt: skip
+    (left, top), below = corner, corner[1] + LINE + side + GAP
+    tiny, small, bold = letters.line(13), letters.line(15), letters.line(15, bold=True)
+    tiny.draw(draw, (left, top), f"stored {sample.stored.width}×{sample.stored.height}", FAINT)
     _draw_stored(sheet, draw, left, top + LINE, side, sample)
     for i, (view, colour) in enumerate(zip(sample.views, VIEW_COLOURS, strict=False), start=1):
         at = left + i * (side + GAP)
-        draw.text((at, top), view.name, colour, _font(13))
+        tiny.draw(draw, (at, top), view.name, colour)
         sheet.paste(_resized(view.picture, (side, side)), (at, top + LINE))
-    draw.text((left, below), f"id {sample.sample_id}", INK, _font(15, bold=True))
-    group_at = left + round(_font(15, bold=True).getlength(f"id {sample.sample_id}")) + 2 * GAP
-    for line in wrapped(sample.group, _font(15), width - (group_at - left), lines=1):
-        draw.text((group_at, below), line, FAINT, _font(15))
-    for i, line in enumerate(wrapped(sample.caption, _font(15), width, CAPTION_LINES), start=1):
-        draw.text((left, below + i * LINE), line, INK, _font(15))
+    bold.draw(draw, (left, below), f"id {sample.sample_id}", INK)
+    group_at = left + round(bold.length(f"id {sample.sample_id}")) + 2 * GAP
+    for line in wrapped(letters.drawable(sample.group), small, width - (group_at - left), lines=1):
+        small.draw(draw, (group_at, below), line, FAINT)
+    for i, line in enumerate(wrapped(letters.drawable(sample.caption), small, width, CAPTION_LINES), start=1):
+        small.draw(draw, (left, below + i * LINE), line, INK)
 
 
 def _draw_stored(
@@ -94,9 +99,12 @@ def _draw_stored(
     x, y = left + (side - size[0]) // 2, top + (side - size[1]) // 2
     sheet.paste(_resized(stored, size), (x, y))
     for view, colour in zip(sample.views, VIEW_COLOURS, strict=False):
-        box = [round(edge * scale) for edge in view.box]
-        draw.rectangle((x + box[0], y + box[1], x + box[2] - 1, y + box[3] - 1), outline=PAPER, width=4)
-        draw.rectangle((x + box[0] + 1, y + box[1] + 1, x + box[2] - 2, y + box[3] - 2), outline=colour, width=2)
+        left_edge, top_edge, right_edge, bottom_edge = (round(edge * scale) for edge in view.box)
+        # A crop of a long, thin picture may be thinner here than its frame.
+        right_edge, bottom_edge = max(right_edge, left_edge + 4), max(bottom_edge, top_edge + 4)
+        frame = (x + left_edge, y + top_edge, x + right_edge - 1, y + bottom_edge - 1)
+        draw.rectangle(frame, outline=PAPER, width=4)
+        draw.rectangle((frame[0] + 1, frame[1] + 1, frame[2] - 1, frame[3] - 1), outline=colour, width=2)
 
 
 def _resized(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
@@ -105,14 +113,14 @@ def _resized(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
     return picture.resize(size, Image.Resampling.NEAREST if magnified else Image.Resampling.LANCZOS)
 
 
-def wrapped(text: str, font: ImageFont.FreeTypeFont, width: int, lines: int) -> list[str]:
+def wrapped(text: str, letters: Letters, width: int, lines: int) -> list[str]:
     """`text` in at most so many lines of `width` pixels, broken at spaces where there are any, cut with an ellipsis."""
     broken: list[str] = []
     while text and len(broken) < lines:
-        if font.getlength(text) <= width:
+        if letters.length(text) <= width:
             return [*broken, text]
         last, mark = len(broken) == lines - 1, "…"
-        fits = next(n for n in range(len(text) - 1, -1, -1) if n <= 1 or font.getlength(text[:n] + mark) <= width)
+        fits = next(n for n in range(len(text) - 1, -1, -1) if n <= 1 or letters.length(text[:n] + mark) <= width)
         space = text.rfind(" ", 1, fits + 1)
         end = fits if last or space < 0 else space
         broken.append(text[:end].rstrip() + (mark if last else ""))
@@ -124,12 +132,3 @@ def _tile_side(image_size: int) -> int:
     if image_size < SMALLEST_TILE:
         return image_size * -(-SMALLEST_TILE // image_size)
     return min(image_size, LARGEST_TILE)
-
-
-@cache
-def _font(size: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """DejaVu, which comes with matplotlib and knows Latin, Greek, Cyrillic, Arabic and more."""
-    import matplotlib
-
-    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name), size)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .dataset_path import DatasetPath
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -33,7 +35,7 @@ def _parse_ids(context: click.Context, option: click.Parameter, value: str | Non
     "  thermopile show data/pictures --out sheet.png --recipe simclr --epoch 3\n"
     "  thermopile show data/pictures --out sheet.png --ids 1,5,9 --image-size 32 --overwrite"
 )
-@click.argument("dataset", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("dataset", type=DatasetPath())
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The PNG file to write.")
 @click.option("--recipe", type=click.Choice(RECIPE_NAMES), help="Default: what training takes for the dataset, clip "
               "for pairs and crop_flip for pictures alone.")  # fmt: skip
@@ -57,8 +59,6 @@ def show(
     from ..files import write_atomically
     from ..pipeline.dataset import Dataset
     from .plain_text import plain_text
-    from .sample_sheet import draw_sheet
-    from .shown_samples import shown_samples
 
     if out.suffix.lower() != ".png":
         raise click.UsageError(f"--out {out} does not end in .png, and the sheet is a PNG file")
@@ -68,6 +68,9 @@ def show(
         raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
     opened = Dataset(dataset)
     chosen = _choose(opened.n, samples, ids, seed)
+    from .sample_sheet import draw_sheet
+    from .shown_samples import shown_samples  # last, for it imports torch
+
     recipe = recipe or ("clip" if opened.index.mode == "pairs" else "crop_flip")
     shown = shown_samples(opened, chosen, recipe, seed=seed, epoch=epoch, image_size=image_size)
     number = f"{len(chosen):,} of {opened.n:,} samples"

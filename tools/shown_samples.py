@@ -12,9 +12,7 @@ from PIL import Image
 
 from ..pipeline.augment import RECIPES, Recipe, view_parameters
 from ..pipeline.dataset import Dataset
-from ..pipeline.errors import DatasetError
-from ..pipeline.ffcv_loader import FFCVLoader
-from ..pipeline.order import MIN_ROWS_PER_STEP, Order
+from ..pipeline.ffcv_loader import ViewMaker
 from .plain_text import plain_text
 from .sample_sheet import ShownSample, ShownView
 
@@ -45,29 +43,18 @@ def _views(
 ) -> list[list[ShownView]]:  # fmt: skip
     """The two views, of every sample each."""
     pairs = dataset.index.mode == "pairs"
-    order = _any_order(dataset, seed)
     drawn = [(epoch, 0, f"epoch {epoch}"), (epoch + 1, 0, f"epoch {epoch + 1}")] if pairs else [
         (epoch, 0, "view 1"), (epoch, 1, "view 2"),
     ]  # fmt: skip
     heights, widths = (np.array([row[side] for row in rows], np.int64) for side in ("height", "width"))
     found = []
-    with FFCVLoader.open(dataset, order, recipe=recipe, image_size=image_size, views=1 if pairs else 2) as loader:
+    with ViewMaker(dataset, seed=seed, recipe=recipe, image_size=image_size, views=1 if pairs else 2) as maker:
         for of_epoch, view, name in drawn:
-            pixels = loader.make(sample_ids, of_epoch).views[view]
+            pixels = maker.make(sample_ids, of_epoch).views[view]
             boxes = view_parameters(recipe, seed, of_epoch, sample_ids, heights, widths, view).box
             found.append([ShownView(name, _picture(one, recipe), (left, top, left + width, top + height))
                           for one, (top, left, height, width) in zip(pixels, boxes.tolist(), strict=True)])  # fmt: skip
     return found
-
-
-def _any_order(dataset: Dataset, seed: int) -> Order:
-    """What the loader wants; of it, a sample's views depend on the seed alone."""
-    try:
-        return Order.create(dataset.n, MIN_ROWS_PER_STEP, seed)
-    except ValueError:
-        raise DatasetError(
-            f"{dataset.path} holds {dataset.n} samples; the loader makes views of {MIN_ROWS_PER_STEP} or more"
-        ) from None
 
 
 def _picture(pixels: torch.Tensor, recipe: Recipe) -> Image.Image:

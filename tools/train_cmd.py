@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .dataset_path import DatasetPath
 from .plain_text import MOST_OF_ERROR, plain_text
 from .progress import progress_bar
 
@@ -42,14 +43,30 @@ _COMMAND_LINE = "--set"
 _log = logging.getLogger(__name__)
 
 
+class _TrainCommand(click.Command):
+    """Whoever gives a setting as an option is told how to give it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            from ..trainer.config import settings_named
+
+            if keys := settings_named(error.option_name):
+                said = " or ".join(f"--set {key}=VALUE" for key in keys)
+                raise click.UsageError(f"No such option: {error.option_name}. It is a setting: {said}", ctx) from None
+            raise
+
+
 @click.command(
+    cls=_TrainCommand,
     epilog="\b\nExamples:\n"
     "  thermopile train --preset glyphs --data data/glyphs --out runs/glyphs\n"
     "  thermopile train --data data/cc3m --out runs/cc3m --set epochs=30 --set optimizer.lr=2e-4\n"
     "  thermopile train --preset isogclr/cc3m --data data/cc3m --print-config\n"
     "  thermopile train --out runs/cc3m --resume\n"
     "  thermopile train --out runs/cc3m --resume --set epochs=40 --allow-change epochs\n"
-    "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m"
+    "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
 )
 @click.option("--data", type=click.Path(path_type=Path), help="The dataset directory.")
 @click.option("--out", type=click.Path(path_type=Path), help="The run directory; only --print-config needs none.")
@@ -88,10 +105,10 @@ def train(
     from ..trainer.preemption import EXIT_CODE
     from ..trainer.run_directory import RunDirectory
     from ..trainer.world import joined_world
-    from .shown_settings import shown_settings
 
     run = None if out is None else RunDirectory(out)
     finished = True
+    # Nothing here imports torch before the settings and the dataset are known to be there: that takes seconds.
     with _ended_if_ranks_are_lost(), joined_world() as world:
         with agreement(world.control, ConfigError):
             _check_paths(run, data, config, needs_run=not print_config)
@@ -108,12 +125,14 @@ def train(
             if not (allow_code or print_config):
                 _refuse_code(settings, layers)
         if begun is None or recorded is None:
-            settings = _new(settings, world, needs_data=not print_config)
+            settings = _new(settings, world, run if resume else None, needs_data=not print_config)
         else:
             settings, changes = _resumed(settings, begun, recorded, world, allowed)
         if print_config and world.is_first:
             for change in changes:
                 click.echo(change.arrow, err=True)
+            from .shown_settings import shown_settings
+
             click.echo(shown_settings(settings, layers))
         elif run is not None and not print_config:
             finished = _train(settings, run, world, resuming=begun is not None, accepted=accept_config)
@@ -125,8 +144,8 @@ def _check_paths(run: RunDirectory | None, data: Path | None, config: Path | Non
     """Refuse paths that cannot be used: not as click parses them, when other ranks do not hear of it yet."""
     if run is None and needs_run:
         raise click.UsageError("Missing option '--out': the directory that the run is to be in")
-    if data is not None and not data.is_dir():
-        raise click.UsageError(f"Invalid value for '--data': there is no directory {data}")
+    if data is not None:
+        DatasetPath().convert(data, next(param for param in train.params if param.name == "data"), None)
     if config is not None and not config.is_file():
         raise click.UsageError(f"Invalid value for '--config': there is no file {config}")
 
@@ -163,26 +182,36 @@ def _refuse_code(settings: TrainConfig, layers: Layers) -> None:
         )
 
 
-def _new(settings: TrainConfig, world: World, *, needs_data: bool) -> TrainConfig:
-    """The settings of a new run: resolved, but where there is no dataset and none is needed. All ranks call it."""
+def _new(settings: TrainConfig, world: World, absent: RunDirectory | None, *, needs_data: bool) -> TrainConfig:
+    """The settings of a new run: resolved, but where there is no dataset and none is needed. All ranks call it.
+
+    absent: where a run was to be continued, which is not there yet.
+    """
     from ..pipeline.dataset import Dataset
     from ..state_store.ranks import agreement
     from ..trainer.errors import ConfigError, RunError
-    from ..trainer.initial_weights import pinned
-    from ..trainer.parts import resolve
 
+    with agreement(world.control, ConfigError):
+        dataset = Dataset(Path(settings.data.path)) if settings.data.path else None
+        if dataset is None and needs_data:
+            start = "" if absent is None else f"{absent.path} holds no run to continue, and to start one there is "
+            raise click.UsageError(f"{start}no dataset: give --data, the directory that `thermopile convert` wrote")
+    source = ""
     with agreement(world.control, RunError):
-        source = pinned(settings.init_from) if settings.init_from and world.is_first else ""
+        if settings.init_from and world.is_first:
+            from ..trainer.initial_weights import pinned
+
+            source = pinned(settings.init_from)
     # That of one rank: the other run may go on, and have another latest checkpoint by now.
     asked, source = world.control.broadcast((settings.init_from, source))
     if settings.init_from == asked:  # a rank that was told another one is refused, with its other differences
         settings = settings.model_copy(update={"init_from": source})
+    if dataset is None:
+        return settings
+    from ..trainer.parts import resolve
+
     with agreement(world.control, ConfigError):
-        if settings.data.path:
-            return resolve(settings, Dataset(Path(settings.data.path)), world)
-        if needs_data:
-            raise click.UsageError("no dataset: give --data, the directory that `thermopile convert` wrote")
-    return settings
+        return resolve(settings, dataset, world)
 
 
 def _resumed(
@@ -195,17 +224,19 @@ def _resumed(
     from ..pipeline.dataset import Dataset
     from ..pipeline.errors import DatasetError
     from ..state_store.ranks import agreement
-    from ..trainer.changes import allowed_changes, as_recorded
     from ..trainer.errors import ConfigError
-    from ..trainer.parts import resolve
 
     with agreement(world.control, ConfigError):
-        asked = as_recorded(asked, recorded)
         try:
             dataset = Dataset(Path(asked.data.path))
         except DatasetError as error:
             moved = "Where the run's dataset was moved, say with --data where it is now."
             raise DatasetError(f"{error} {moved}") from error
+    from ..trainer.changes import allowed_changes, as_recorded
+    from ..trainer.parts import resolve
+
+    with agreement(world.control, ConfigError):
+        asked = as_recorded(asked, recorded)
         # Resolved anew, what was recorded before there was some setting has that one's default as well.
         recorded, asked = resolve(recorded, dataset, world), resolve(asked, dataset, world)
         return asked, allowed_changes(run.path, recorded, asked, allowed)

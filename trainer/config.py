@@ -354,6 +354,13 @@ def _refuse_depth(tree: dict[str, Any], path: Path) -> None:
         raise ConfigError(f"{path} is no settings: it is nested too deeply")
 
 
+def settings_named(name: str) -> list[str]:
+    """The settings in full that a name may mean, such as `lr` or `--batch-size`; at most three, none for most names."""
+    wanted = name.lstrip("-").replace("-", "_").replace(".", "_")
+    keys = [key for key in flat(TrainConfig().model_dump()) if f"_{key.replace('.', '_')}".endswith(f"_{wanted}")]
+    return keys if len(keys) <= 3 else []
+
+
 def preset_names() -> list[str]:
     return sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.toml"))
 
@@ -446,6 +453,8 @@ def _explain(error: dict[str, Any]) -> str:
     if error["type"] != "extra_forbidden":
         given = "" if isinstance(error["input"], Mapping | BaseModel) else f" = {error['input']!r}"
         return f"{key}{given}: {error['msg'].removeprefix('Value error, ')}"
+    if meant := settings_named(key):
+        return f"there is no setting {key!r} (did you mean {' or '.join(map(repr, meant))}?)"
     return f"there is no setting {key!r}{_nearest(key, flat(TrainConfig().model_dump()))}"
 
 

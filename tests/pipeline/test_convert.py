@@ -193,6 +193,19 @@ def test_a_defect_of_a_source_ends_the_conversion_with_its_cause(tmp_path, monke
     assert not (tmp_path / "out").exists()
 
 
+def test_a_full_disk_is_named_with_the_way_on(tmp_path, monkeypatch, capfd):
+    monkeypatch.syspath_prepend(Path(__file__).parent)  # where the workers find it too
+    from broken_source import FillsTheDiskSource
+
+    full, settings, selection = FillsTheDiskSource(0, test=True), ConvertSettings(), np.arange(100)
+    with pytest.raises(DatasetError, match=rf"no more can be written to {tmp_path}: .*goes on with --resume"):
+        convert(full, tmp_path / "out", settings, workers=1, selection=selection)
+    assert os.listdir(tmp_path) == [".out.partial"]
+    source = GlyphSource(0, test=True)
+    assert convert(source, tmp_path / "out", settings, workers=1, selection=selection, resume=True).samples == 100
+    assert "leaked" not in capfd.readouterr().err
+
+
 def test_a_bad_sample_stops_the_conversion_where_asked_for_and_it_goes_on_once_mended(tmp_path, draw):
     (tmp_path / "in").mkdir()
     for i in range(5):

@@ -90,6 +90,27 @@ def test_what_is_no_list_is_refused(listed, text, options, reason):
         listed(text, **options)
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        'a.jpg,"a dog\na.jpg,a cat\n',
+        'a.jpg,"a dog\na.jpg,"a cat"\na.jpg,a cow\n',
+        'a.jpg,"a dog\na.jpg,"a ""big"" cat, here"\n',
+        'a.jpg,"a ""dog""\r\na.jpg,"a cat"\r\n',
+    ],
+)
+def test_a_quote_that_is_not_closed_is_refused_with_its_line(listed, rows):
+    with pytest.raises(SourceError, match=r"list\.csv: the quote that opens in line 4 is not closed"):
+        listed('filepath,title\na.jpg,"two\nlines"\n' + rows)
+
+
+def test_quotes_that_belong_to_the_text_are_kept(listed):
+    rows = ['a.jpg,"two\nlines, and ""quotes"""', 'a.jpg,5" pipe', 'a.jpg,"big" dog', '"a.jpg",""']
+    source = listed("filepath,title\n" + "\n".join(rows))
+    assert [source[i].caption for i in range(3)] == ['two\nlines, and "quotes"', '5" pipe', "big dog"]
+    assert len(source) == 4
+
+
 def test_a_folder_or_a_pipe_is_no_list(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for file in (tmp_path, tmp_path / "pipe", tmp_path / "gone"):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from thermopile.pipeline.bad_samples import read_bad_samples
 from thermopile.pipeline.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.folder import FolderSource
@@ -111,8 +112,8 @@ def no_pictures():
     return cut | {
         "cut/no-end.jpg": (jpeg[:-2], "truncated"), "empty.jpg": (b"", "empty"), "empty.png": (b"", "empty"),
         "page.jpg": (b"<!DOCTYPE html>\n<html>404</html>", "HTML"), "drawing.png": (b"<svg></svg>", "SVG"),
-        "words.gif": (b"a dog on the grass\n", "no JPEG"), "script.png": (b"#!/bin/sh\nrm -rf /\n", "no JPEG"),
-        "paper.jpg": (b"%PDF-1.7\n", "no JPEG"), "postscript.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n", "no JPEG"),
+        "words.gif": (b"a dog on the grass\n", "no JPEG"), "script.png": (b"#!/bin/sh\nrm -rf /\n", "a script"),
+        "paper.jpg": (b"%PDF-1.7\n", "a PDF"), "postscript.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n", "PostScript"),
         "avif.jpg": (b"\0\0\0\x20ftypavif" + bytes(99), "AVIF"), "zeros.jpg": (bytes(9999), "no JPEG"),
         "noise.jpg": (b"\xff\xd8\xff" + random.Random(1).randbytes(9999), "damaged|a bomb"),
         "bomb.png": (png(20_000, 20_000, b""), "too many pixels"), "bomb.jpg": (claims, "too many pixels"),
@@ -165,6 +166,22 @@ def hostile(tmp_path_factory):
     out = root.parent / "out"
     convert(FolderSource(root), out, ConvertSettings(max_error_rate=1.0), workers=1)
     return Dataset(out), names, reasons
+
+
+def test_no_reason_quotes_a_file_that_a_link_may_have_named(tmp_path):
+    root = tmp_path / "in"
+    root.mkdir()
+    secrets = {"shadow": b"root:$6$secret", "token.ppm": b"P6 secret-secret 1 255\n", "bits.bmp": b"BMsecret" * 20,
+               "chunk.png": b"\x89PNG\r\n\x1a\n\0\0\0\x04secretsecret"}  # fmt: skip
+    for name, data in secrets.items():
+        (tmp_path / name).write_bytes(data)
+        (root / f"{name}.jpg").symlink_to(tmp_path / name)
+    (root / "flag.jpg").write_bytes(as_bytes(flag(), "JPEG"))
+    convert(FolderSource(root), tmp_path / "out", ConvertSettings(max_error_rate=1.0), workers=1)
+    bad = list(read_bad_samples(tmp_path / "out" / "errors.jsonl"))
+    assert len(bad) == len(secrets)
+    quoted = [sample.reason for sample in bad if re.search(r"secr|root|\d", sample.reason)]
+    assert quoted == []
 
 
 def test_there_are_at_least_forty_hostile_files(hostile):

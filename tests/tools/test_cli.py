@@ -1,5 +1,7 @@
 """The command line: one clear line for every mistake, and the right exit code."""
 
+import errno
+import json
 import os
 import subprocess
 import sys
@@ -33,6 +35,73 @@ def test_training_without_a_dataset_is_wrong_usage(tmp_path, assert_one_line):
         run("train", "--out", tmp_path / "run", "--data", tmp_path), 1, "is no dataset", "thermopile convert"
     )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EROFS, os.strerror(errno.EROFS), "/run/state.lock"),
+         "Error: /run/state.lock: Read-only file system; copy it to a disk that can be written, or name another place "
+         "with --to or --out"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "Error: No space left on device; make room there"),
+        (FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), b"/a"), "Error: /a: No such file or directory"),
+        (OSError("/a is a link"), "Error: /a is a link"),
+    ],
+)  # fmt: skip
+def test_what_the_system_refuses_is_said_without_a_number_and_with_a_cure(monkeypatch, tmp_path, error, said):
+    def fails(run):
+        raise error
+
+    monkeypatch.setattr("thermopile.trainer.run_status.read_status", fails)
+    result = run("status", tmp_path)
+    assert (result.exit_code, result.stderr) == (1, f"{said}\n")
+
+
+REFUSED_WITHOUT_TORCH = """
+import json, sys
+from click.testing import CliRunner
+from thermopile.tools.cli import main
+
+for words, code, said in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, "torch" in sys.modules) == (code, False), (words, done.output)
+    assert said in done.stderr.splitlines()[-1], (words, done.stderr)
+"""
+
+
+def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ".cut.partial" / "dataset").mkdir(parents=True)
+    (tmp_path / ".cut.partial" / "plan.json").write_text("{}")
+    train = ["train", "--out", "run"]
+    mistakes = [
+        (["train"], 2, "Missing option '--out'"),
+        (train, 2, "no dataset: give --data"),
+        ([*train, "--resume"], 2, "run holds no run to continue, and to start one there is no dataset: give --data"),
+        ([*train, "--preset", "glyph"], 2, "did you mean 'glyphs'?"),
+        ([*train, "--set", "lr=1"], 2, "there is no setting 'lr' (did you mean 'optimizer.lr'?)"),
+        ([*train, "--set", "epochs=0"], 2, "epochs = 0"),
+        ([*train, "--set", "epochs"], 2, "is not key=value"),
+        ([*train, "--batch-size", "64"], 2, "No such option: --batch-size. It is a setting: --set batch_size=VALUE"),
+        ([*train, "--image_size=64"], 2, "It is a setting: --set data.image_size=VALUE"),
+        ([*train, "--optimizer-lr=1"], 2, "It is a setting: --set optimizer.lr=VALUE"),
+        ([*train, "--learning", "1"], 2, "No such option"),
+        ([*train, "--data", "gone"], 2, "does not exist"),
+        ([*train, "--data", "empty"], 1, "is no dataset"),
+        ([*train, "--data", "cut"], 2, "go on with the same `thermopile convert … cut` and --resume"),
+        (["eval", "gone", "--train", "cut", "--test", "cut"], 2, "and --resume"),
+        (["eval", "gone", "--train", "empty", "--test", "empty"], 1, "is no dataset"),
+        (["show", "empty", "--out", "sheet.png"], 1, "is no dataset"),
+        (["convert", "check", "empty"], 1, "is no dataset"),
+        (["export", "gone", "--to", "x", "--format", "hf"], 1, "gone is no run"),
+        (["inspect", "gone"], 1, "gone is no run"),
+        (["status", "gone"], 1, "gone is no run"),
+        (["state", "check", "gone"], 1, "holds no state store"),
+    ]
+    command = [sys.executable, "-c", REFUSED_WITHOUT_TORCH, json.dumps(mistakes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".cut.partial", "empty"]
 
 
 @pytest.mark.parametrize(

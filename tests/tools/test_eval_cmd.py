@@ -5,7 +5,11 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
+from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.folder import FolderSource
 from thermopile.tools.cli import main
 from thermopile.trainer.checkpoint import load_checkpoint, save_checkpoint
 
@@ -115,6 +119,15 @@ def test_without_classes_one_line_says_what_is_left_out(images_run, flat_dataset
     result = scores_of(images_run, flat_dataset, flat_dataset)
     assert result["scores"] == {}
     assert any("names no classes, so there are no k-NN" in note for note in result["notes"])
+
+
+def test_a_dataset_of_one_sample_a_class_can_be_evaluated(images_run, tmp_path):
+    for i, name in enumerate(("cats", "dogs")):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.new("RGB", (30, 20), (200 * i, 90, 9)).save(tmp_path / "pictures" / name / "one.png")
+    convert(FolderSource(tmp_path / "pictures"), tmp_path / "two", ConvertSettings(), workers=1)
+    two = Dataset(tmp_path / "two")
+    assert scores_of(images_run, two, two)["scores"]["probe"]["lbfgs"]["all"] == 1.0
 
 
 def test_pictures_alone_can_be_classified_by_a_run_on_pairs_but_not_retrieved(pairs_run, images_dataset):

@@ -60,7 +60,15 @@ def test_json_is_one_object_with_every_figure(hostile_run, hostile_dataset):
     assert correlation["spearman"] == pytest.approx(1.0)
     assert -1 < correlation["permuted"] < 1
     assert [band["name"] for band in groups["bands"]] == ["head", "medium", "tail"]
-    assert seen["report"] == str(hostile_run.report / "report.html")
+
+
+@pytest.mark.parametrize("words", [(), ("--sample", "3")])
+def test_json_is_printed_and_nothing_is_written_also_where_the_run_is_read_only(hostile_run, tmp_path, words):
+    run = shutil.copytree(hostile_run.path, tmp_path / "run", ignore=shutil.ignore_patterns("report"))
+    (run / "report").write_text("a page that took minutes")
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert json.loads(inspect(run, *words, "--json").stdout)["snapshot"]["tag"] == "step-5"
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
 def test_an_earlier_snapshot_is_looked_at_by_its_tag(hostile_run, tmp_path):
@@ -136,6 +144,7 @@ def test_two_snapshots_are_compared_and_all_of_them_are_shown_through_time(moved
     drift = seen["drift"]
     assert (drift["from"], drift["to"], drift["visited"]) == ("step-5", "step-9", 66)
     assert [mover["sample_id"] for mover in drift["sides"]["image"]["most_risen"]] == [3]
+    assert inspect(moved_run.path, "--against", "step-5").exit_code == 0
     page = (moved_run.report / "report.html").read_text("utf-8")
     assert "image: whose tau rose the most" in page
     assert "→ 0.9000</b>" in page
@@ -186,6 +195,7 @@ def test_samples_of_a_run_without_a_snapshot_are_shown_with_what_the_dataset_say
         (["--sample", "1", "--map"], "--map can do nothing for --sample"),
         (["--export", "rows.csv", "--json"], "--json can do nothing for --export"),
         (["--overwrite"], "--overwrite can do nothing for a report"),
+        (["--json", "--to", "."], "--to can do nothing for --json"),
     ],
 )
 def test_what_cannot_be_shown_is_one_clear_error(hostile_run, assert_one_line, words, said):

@@ -3,8 +3,10 @@
 import io
 import re
 import shutil
-from types import SimpleNamespace
+from functools import partial
+from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -13,17 +15,22 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.convert import ConvertSettings, convert
 from thermopile.pipeline.ffcv_loader import FFCVLoader
+from thermopile.pipeline.folder import FolderSource
 from thermopile.pipeline.order import Order
+from thermopile.tools import lettering
 from thermopile.tools.cli import main
+from thermopile.tools.lettering import Lettering, Letters
 from thermopile.tools.plain_text import plain_text
-from thermopile.tools.sample_sheet import ShownSample, ShownView, _font, draw_sheet, wrapped
+from thermopile.tools.sample_sheet import ShownSample, ShownView, draw_sheet, wrapped
 from thermopile.tools.show_cmd import RECIPE_NAMES
 from thermopile.tools.shown_samples import shown_samples
 from thermopile.trainer.config import load_config
 from thermopile.trainer.parts import resolve
 
+FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+BODY = Letters(15, bold=False, fallback={})
 STORED, FIRST, SECOND = (250, 0, 0), (0, 250, 0), (0, 0, 250)
 
 
@@ -140,6 +147,43 @@ def test_what_is_known_of_a_sample_is_written_below_it():
     assert plain.tobytes() != with_group.tobytes()
 
 
+@pytest.mark.parametrize("size", [(4000, 5), (5, 4000)])
+def test_a_long_thin_picture_is_shown_with_its_crops(size):
+    long = Image.new("RGB", size, STORED)
+    box = (1, 1, 3, 4)
+    views = tuple(ShownView(f"view {i}", Image.new("RGB", (128, 128), FIRST), box) for i in (1, 2))
+    sheet = draw_sheet("t", "f", [ShownSample(0, "", "", long, views)])
+    assert places(sheet, (0xD5, 0x5E, 0)).sum() > 4  # the frame of the second view, in its colour
+
+
+def test_a_dataset_of_one_sample_is_shown(tmp_path):
+    (tmp_path / "one").mkdir()
+    Image.new("RGB", (4000, 5), STORED).save(tmp_path / "one" / "long.png")
+    convert(FolderSource(tmp_path / "one"), tmp_path / "data", ConvertSettings(), workers=1)
+    done = show(tmp_path / "data", "--out", tmp_path / "sheet.png", "--image-size", 16)
+    assert done.stdout == f"{tmp_path / 'sheet.png'}: 1 of 1 samples, recipe crop_flip\n"
+
+
+def test_characters_that_no_font_has_are_written_by_their_numbers(monkeypatch):
+    monkeypatch.setattr(lettering, "_system_fonts", list)
+    drawable = partial(Lettering.drawable, Lettering.covering(["日本 été \U0001f9a5"]))
+    assert drawable("日本 été \U0001f9a5") == "[U+65E5 U+672C] été [U+1F9A5]"
+    assert drawable("a dog") == "a dog"
+
+
+def test_characters_that_another_font_of_the_system_has_are_drawn_in_it(monkeypatch):
+    script = "\U0001d49c"  # a letter of STIX's, not of DejaVu's
+    damaged = Path(__file__)
+    monkeypatch.setattr(lettering, "_system_fonts", lambda: [str(damaged), str(FONTS / "STIXGeneral.ttf")])
+    letters = Lettering.covering([f"a{script}b"])
+    assert letters.drawable(f"a{script}b") == f"a{script}b"
+    line = letters.line(15)
+    assert line.length(f"a{script}b") == pytest.approx(BODY.length("ab") + line.length(script))
+    assert line.length(script) != BODY.length(script)
+    (plain, shown) = (draw_sheet("t", "f", [sample(caption=text)]) for text in ("a b", f"a{script}b"))
+    assert plain.tobytes() != shown.tobytes()
+
+
 HOSTILE = [
     "\u202egnp.elif\u202c \u2066isolated\u2069 \x00\x07\x1b[31mred\x1b[0m",
     "x" * 10_000,
@@ -164,17 +208,17 @@ def test_any_text_is_drawn_without_harm():
 
 @given(text=st.text(max_size=60), width=st.integers(20, 300), lines=st.integers(1, 4))
 def test_wrapped_lines_fit_and_nothing_is_lost_without_a_mark(text, width, lines):
-    font, text = _font(15), plain_text(text)
-    broken = wrapped(text, font, width, lines)
+    text = plain_text(text)
+    broken = wrapped(text, BODY, width, lines)
     assert len(broken) <= lines
-    assert all(font.getlength(line) <= width or len(line) <= 2 for line in broken)
+    assert all(BODY.length(line) <= width or len(line) <= 2 for line in broken)
     if not any(line.endswith("…") for line in broken):
         assert "".join("".join(broken).split()) == "".join(text.split())
 
 
 def test_lines_are_broken_between_words():
-    assert wrapped("a dog on the grass", _font(15), 90, lines=3) == ["a dog on", "the grass"]
-    assert wrapped("a dog on the grass", _font(15), 90, lines=1) == ["a dog on…"]
+    assert wrapped("a dog on the grass", BODY, 90, lines=3) == ["a dog on", "the grass"]
+    assert wrapped("a dog on the grass", BODY, 90, lines=1) == ["a dog on…"]
 
 
 def assert_refused(done, exit_code, message):
@@ -228,20 +272,3 @@ def test_a_picture_damaged_on_disk_is_one_line(images_dataset, tmp_path):
     data = shard.read_bytes()
     shard.write_bytes(data.replace(b"\xff\xd8\xff", b"\0\0\0"))
     assert_refused(show(copy, "--out", tmp_path / "a.png", "--samples", 2), 1, "Convert the dataset again")
-
-
-def test_fewer_samples_than_the_loader_takes_are_refused_with_both_numbers(tmp_path):
-    with pytest.raises(DatasetError, match="holds 5 samples; the loader makes views of 16 or more"):
-        shown_samples(FiveSamples(tmp_path), np.arange(2), "clip", seed=0, epoch=0, image_size=32)
-
-
-class FiveSamples(SimpleNamespace):
-    """As much of a dataset as is asked before the loader is."""
-
-    n, index = 5, SimpleNamespace(mode="images")
-
-    def __init__(self, path):
-        super().__init__(path=path)
-
-    def rows(self, sample_ids):
-        return [{"sample_id": i, "height": 20, "width": 20} for i in sample_ids]

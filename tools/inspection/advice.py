@@ -44,14 +44,14 @@ def _of_sides(inspection: Inspection, sides: list[Side]) -> Iterator[str]:
         low = side.tau.share_at_most(bounds.lowest) if bounds.lowest is not None else 0.0
         high = side.tau.share_at_least(bounds.highest) if bounds.highest is not None else 0.0
         if low >= MANY_AT_BOUND:
-            yield (f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {low:.0%} of the {side.label} "
+            yield (f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {low:.0%} of the {side.name} "
                    f"temperatures lie at their floor, tau_min = {bounds.lowest:g}. The "
                    "weights of their negatives never come as far from uniform as rho allows, so nothing raises tau. "
                    "Lower rho, or raise the batch size.")  # fmt: skip
         if high >= SOME_AT_TOP:
-            yield (f"{high:.0%} of the {side.label} temperatures lie at their ceiling, tau_max = {bounds.highest:g}: "
+            yield (f"{high:.0%} of the {side.name} temperatures lie at their ceiling, tau_max = {bounds.highest:g}: "
                    "they cannot tell these samples apart. Raise rho or tau_max, or lower eta.")  # fmt: skip
         cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)
         if hot < NARROW * cold and low < MANY_AT_BOUND and high < MANY_AT_BOUND:
-            yield (f"The {side.label} temperatures hardly differ: nine in ten lie between {cold:.4f} and {hot:.4f}. "
+            yield (f"The {side.name} temperatures hardly differ: nine in ten lie between {cold:.4f} and {hot:.4f}. "
                    "Train for longer, or raise eta.")  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ...state_store import Snapshot
@@ -23,11 +22,11 @@ from .through_time import ThroughTime
 
 NO_SURVEY: dict[str, Any] = {
     "never_visited": None, "visits": None, "staleness_steps": None, "fields": None, "sides": {},
-    "first_and_second_spearman": None, "groups": [],
+    "image_and_text_spearman": None, "groups": [],
 }  # fmt: skip
 
 
-def to_json(findings: Findings, report: Path) -> dict[str, Any]:
+def to_json(findings: Findings) -> dict[str, Any]:
     """The findings as JSON values; None for what is not known, or was not asked for."""
     inspection, survey = findings.inspection, findings.survey
     reader, dataset, objective = inspection.reader, inspection.dataset, inspection.config.objective
@@ -44,7 +43,6 @@ def to_json(findings: Findings, report: Path) -> dict[str, Any]:
         "map": findings.map and _map(findings.map),
         "warnings": findings.warnings,
         "notes": findings.notes,
-        "report": str(report.resolve()),
     }
 
 
@@ -67,7 +65,6 @@ def _survey(inspection: Inspection, survey: Survey) -> dict[str, Any]:
         "fields": {name: _distribution(values) for name, values in survey.fields.items()},
         "sides": {
             side.name: {
-                "label": side.label,
                 "tau": _distribution(side.tau),
                 "share_at_tau_min": None if bounds.lowest is None else side.tau.share_at_most(bounds.lowest),
                 "share_at_tau_max": None if bounds.highest is None else side.tau.share_at_least(bounds.highest),
@@ -76,7 +73,7 @@ def _survey(inspection: Inspection, survey: Survey) -> dict[str, Any]:
             }
             for side in survey.sides
         },
-        "first_and_second_spearman": survey.joint and survey.joint.spearman,
+        "image_and_text_spearman": survey.joint and survey.joint.spearman,
         "groups": [_groups(groups) for groups in survey.groups],
     }
 
@@ -153,9 +150,7 @@ def _map(found: EmbeddingMap) -> dict[str, Any]:
     return {"checkpoint": found.checkpoint, "perplexity": found.perplexity, "sample_ids": ids, "points": points}
 
 
-def samples_to_json(
-    findings: Findings, details: Mapping[int, Details], histories: Sequence[History], page: Path
-) -> dict[str, Any]:
+def samples_to_json(findings: Findings, details: Mapping[int, Details], histories: Sequence[History]) -> dict[str, Any]:
     """Single samples as JSON values; log_s of a sample that was not visited, which is -inf, is None."""
     samples = [
         {
@@ -176,7 +171,6 @@ def samples_to_json(
         "snapshot": inspection.reader and _snapshot(inspection.reader.snapshot),
         "samples": samples,
         "notes": findings.notes,
-        "page": str(page.resolve()),
     }
 
 

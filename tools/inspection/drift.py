@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,9 +38,7 @@ class SideDrift:
     """How one side's tau moved, over the samples visited in both snapshots."""
 
     name: str
-    """As in the state: `first`, `second` or `sample`."""
-    label: str
-    """For people: image, text, sample."""
+    """As in the state: `image`, `text` or `sample`."""
     joint: Joint
     """Tau at the earlier snapshot, by row, against tau at the later one, and their rank correlation."""
     change: Distribution
@@ -74,13 +72,12 @@ def drift(
     Raises ConfigError where both are the same snapshot, SnapshotNotFoundError where there is no other of this name or
     the run deletes one meanwhile, DamagedChunkError.
     """
-    if inspection.reader is None or not inspection.labels:
+    if inspection.reader is None or not inspection.sides:
         return None
     earlier, later = in_order(inspection, inspection.reader, against)
-    sides = [_SideCounts(name, label) for name, label in inspection.labels.items()]
-    names = list(inspection.labels)
+    sides = [_SideCounts(name) for name in inspection.sides]
     visited = 0
-    for block, ids, before, after in _blocks(earlier, later, names):
+    for block, ids, before, after in _blocks(earlier, later, inspection.sides):
         visited += len(ids)
         for side in sides:
             side.add(ids, before[side.name], after[side.name])
@@ -90,7 +87,7 @@ def drift(
                      "there is no drift between them.")  # fmt: skip
         return None
     joints = [_JointSide(side) for side in sides]
-    for block, ids, before, after in _blocks(earlier, later, names):
+    for block, ids, before, after in _blocks(earlier, later, inspection.sides):
         for joint in joints:
             joint.add(ids, before[joint.side.name], after[joint.side.name])
         on_progress(earlier.samples + block.stop)
@@ -110,7 +107,7 @@ def in_order(inspection: Inspection, reader: StateReader, against: str) -> tuple
 
 
 def _blocks(
-    earlier: StateReader, later: StateReader, sides: list[str]
+    earlier: StateReader, later: StateReader, sides: Sequence[str]
 ) -> Iterator[tuple[range, NDArray[np.int64], Tau, Tau]]:
     """By block: of the samples visited in both, the ids, int64 [m], and tau at each."""
     columns = [*(f"{side}/tau" for side in sides), VISITS]
@@ -124,8 +121,8 @@ def _blocks(
 class _SideCounts:
     """What needs one look at every row."""
 
-    def __init__(self, name: str, label: str) -> None:
-        self.name, self.label = name, label
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.before, self.after, self.change = Distribution(), Distribution(), Distribution()
         self.risen = self.fallen = 0
         self.most_risen, self.most_fallen = Smallest(MOVERS), Smallest(MOVERS)
@@ -161,7 +158,6 @@ class _JointSide:
         side = self.side
         return SideDrift(
             name=side.name,
-            label=side.label,
             joint=self._counts.result(),
             change=side.change,
             share_risen=side.risen / side.change.count,

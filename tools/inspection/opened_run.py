@@ -79,8 +79,8 @@ class Temperatures:
         self.snapshot = reader.snapshot
         self.samples = reader.samples
         """Their ids are 0 … samples - 1."""
-        self.sides = tuple(inspection.labels)
-        """`first` and `second` on pairs, which are image and text; else `sample`. None where there is no tau."""
+        self.sides = inspection.sides
+        """`image` and `text` on pairs, else `sample`. None where there is no tau."""
         self.columns = (*self._sample_columns, *reader.columns)
         """Of a frame: the samples table's (none without the dataset), the state's fields, `visits`, `last_step`."""
         self.tau = {side: self.array(f"{side}/tau") for side in self.sides}

@@ -37,11 +37,10 @@ class Inspection:
     notes: list[str]
 
     @property
-    def labels(self) -> dict[str, str]:
-        """By side of the state that has a tau, its name for people: they are the same."""
+    def sides(self) -> tuple[str, ...]:
+        """Those of the state that have a tau: `image` and `text`, or `sample`."""
         fields = self.reader.fields if self.reader else ()
-        sides = [name.removesuffix("/tau") for name in fields if name.endswith("/tau")]
-        return {side: side for side in sides}
+        return tuple(name.removesuffix("/tau") for name in fields if name.endswith("/tau"))
 
     @property
     def tau(self) -> TauSettings:

@@ -34,9 +34,7 @@ class Side:
     """One side of the pairs, or the one side of a run on images."""
 
     name: str
-    """As in the state: `first`, `second` or `sample`."""
-    label: str
-    """For people: image, text, sample."""
+    """As in the state: `image`, `text` or `sample`."""
     tau: Distribution
     """Of the visited samples."""
 
@@ -108,7 +106,7 @@ def survey(
         return None
     if inspection.dataset:
         check_columns(inspection.dataset, by)
-    first = _FirstPass(reader, inspection.labels)
+    first = _FirstPass(reader, inspection.sides)
     for block, rows in read_blocks(reader, reader.columns):
         first.add(block, rows)
         on_progress(block.stop)
@@ -116,7 +114,7 @@ def survey(
     sides = first.sides()
     if not first.staleness.count:
         notes.append(f"No sample was visited up to {reader.snapshot.tag}: every tau still stands at its start.")
-    elif inspection.labels and not sides:
+    elif inspection.sides and not sides:
         notes.append("No visited sample has a tau that is finite. `thermopile state check` says which are not.")
     second = _SecondPass(first, sides, inspection, by, notes)
     for block, rows in read_blocks(reader, [*(f"{side.name}/tau" for side in sides), VISITS]) if sides else ():
@@ -152,12 +150,12 @@ def with_tau(rows: Rows, sides: Iterable[str]) -> NDArray[np.bool_]:
 class _FirstPass:
     """What needs one look at every row."""
 
-    def __init__(self, reader: StateReader, labels: dict[str, str]) -> None:
-        self._step, self._labels = reader.snapshot.step, labels
+    def __init__(self, reader: StateReader, sides: tuple[str, ...]) -> None:
+        self._step, self._sides = reader.snapshot.step, sides
         self.visits, self.staleness = Distribution(), Distribution()
         self.fields = {name: Distribution() for name in reader.fields}
         self.ends: dict[tuple[str, End], Smallest] = {
-            (side, end): Smallest(SHEET_SAMPLES) for side in labels for end in ENDS
+            (side, end): Smallest(SHEET_SAMPLES) for side in sides for end in ENDS
         }
         self.pool = Smallest(POOL_SAMPLES)
         self.never_visited: list[int] = []
@@ -172,8 +170,8 @@ class _FirstPass:
         self.staleness.add((self._step - rows[LAST_STEP][places].astype(np.int64)).astype(np.float32))
         for name, distribution in self.fields.items():
             distribution.add(rows[name][places])
-        shown = np.flatnonzero(with_tau(rows, self._labels))
-        for side in self._labels:
+        shown = np.flatnonzero(with_tau(rows, self._sides))
+        for side in self._sides:
             tau = rows[f"{side}/tau"][shown]
             self.ends[side, "lowest"].add(shown + block.start, tau)
             self.ends[side, "highest"].add(shown + block.start, -tau)
@@ -182,9 +180,9 @@ class _FirstPass:
         self.pool.add(shown + block.start, keys)
 
     def sides(self) -> list[Side]:
-        if not all(self.fields[f"{name}/tau"].count for name in self._labels):
+        if not all(self.fields[f"{name}/tau"].count for name in self._sides):
             return []
-        return [Side(name, label, self.fields[f"{name}/tau"]) for name, label in self._labels.items()]
+        return [Side(name, self.fields[f"{name}/tau"]) for name in self._sides]
 
 
 class _SecondPass:

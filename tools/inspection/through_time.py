@@ -45,8 +45,8 @@ class Moment(NamedTuple):
 class ThroughTime:
     """The snapshots of a run that have a visited sample, at least one, oldest first."""
 
-    labels: dict[str, str]
-    """By side, its name for people: image, text, sample."""
+    sides: tuple[str, ...]
+    """As in the state: `image` and `text`, or `sample`."""
     moments: list[Moment]
     every: int
     """1: every sample was read. Else one block of rows of so many, the same ones in every snapshot. Sample ids are
@@ -63,17 +63,17 @@ def through_time(
     Memory does not grow with the samples. A snapshot that is damaged, or that the run deletes meanwhile, is left out
     and noted. on_progress is told after each snapshot how many of the history's are done.
     """
-    labels = inspection.labels
-    if inspection.reader is None or not labels:
+    sides = inspection.sides
+    if inspection.reader is None or not sides:
         return None
     blocks, every = _blocks_to_read(inspection.reader, len(list_snapshots(inspection.run.state)))
 
     def read(reader: StateReader) -> Moment | None:
-        return _read_moment(reader, blocks, list(labels), inspection.tau.lowest)
+        return _read_moment(reader, blocks, sides, inspection.tau.lowest)
 
     found = read_every_snapshot(inspection.run.state, read, notes, on_progress)
     moments = [moment for moment in found if moment]
-    return ThroughTime(labels, moments, every, sum(map(len, blocks))) if moments else None
+    return ThroughTime(sides, moments, every, sum(map(len, blocks))) if moments else None
 
 
 def read_every_snapshot(
@@ -106,7 +106,9 @@ def _blocks_to_read(reader: StateReader, snapshots: int) -> tuple[list[range], i
     return whole[::every], every
 
 
-def _read_moment(reader: StateReader, blocks: list[range], sides: list[str], tau_min: float | None) -> Moment | None:
+def _read_moment(
+    reader: StateReader, blocks: list[range], sides: tuple[str, ...], tau_min: float | None
+) -> Moment | None:
     """None where no sample was visited yet."""
     tau = {side: Distribution() for side in sides}
     visited = 0

@@ -23,11 +23,11 @@ def lede(survey: Survey | None) -> str:
     if survey is None or not survey.sides:
         return "There are no temperatures to show."
     groups = survey.groups[0] if survey.groups else None
-    known = {side.label: c for side in survey.sides if (c := groups and groups.correlation[side.name])}
+    known = {side.name: c for side in survey.sides if (c := groups and groups.correlation[side.name])}
     if not groups or not known:
-        means = per_side({side.label: summary.tau(side.tau.mean) for side in survey.sides})
+        means = per_side({side.name: summary.tau(side.tau.mean) for side in survey.sides})
         return f"The mean temperature tau is {means}."
-    figures = per_side({label: summary.correlation(c.spearman) for label, c in known.items()})
+    figures = per_side({side: summary.correlation(c.spearman) for side, c in known.items()})
     visited = int((groups.visited > 0).sum())
     return (
         f"{_relation(list(known.values()), groups.plural)}: across {visited:,} {groups.plural}, Spearman’s correlation "
@@ -57,7 +57,7 @@ def by_group(inspection: Inspection, survey: Survey, groups: Groups) -> str:
 
 
 def correlation_words(sides: list[Side], groups: Groups) -> str:
-    known = {side.label: c for side in sides if (c := groups.correlation[side.name])}
+    known = {side.name: c for side in sides if (c := groups.correlation[side.name])}
     if not known:
         return "There is no correlation: it takes visited groups of two sizes at least, with two mean temperatures."
     return (
@@ -87,7 +87,7 @@ def _band_table(sides: list[Side], groups: Groups) -> str:
     ]
     for side in sides:
         coldest, hottest = _ends(groups, side)
-        head += [f"{side.label} tau", "±95%", f"coldest {coldest} ({side.label})", f"hottest {hottest} ({side.label})"]
+        head += [f"{side.name} tau", "±95%", f"coldest {coldest} ({side.name})", f"hottest {hottest} ({side.name})"]
     caption = (
         "Head, medium and tail: the groups by size, cut in three, and what share of all samples, of the coldest and of "
         "the hottest each third holds: those up to the 5% quantile of tau and from the 95% quantile on, more than 5% "
@@ -123,7 +123,7 @@ def _group_table(sides: list[Side], groups: Groups) -> str:
         caption += f" Shown are the {half:,} largest and the {half:,} smallest."
     head = [word, "samples", "visited"]
     for side in sides:
-        head += [f"{side.label} tau", "±95%", f"{side.label} coldest", f"{side.label} hottest"]
+        head += [f"{side.name} tau", "±95%", f"{side.name} coldest", f"{side.name} hottest"]
     return table(caption, head, [_group_row(groups, place, sides) for place in places])
 
 

@@ -87,7 +87,7 @@ def per_side(figures: dict[str, str]) -> str:
     """`+0.93 (image) and +0.92 (text)`; of one side, the figure alone."""
     if len(figures) == 1:
         return next(iter(figures.values()))
-    return " and ".join(f"{figure} ({label})" for label, figure in figures.items())
+    return " and ".join(f"{figure} ({side})" for side, figure in figures.items())
 
 
 def data_uri(data: bytes, kind: str) -> str:

@@ -24,12 +24,12 @@ def through_time(inspection: Inspection, found: ThroughTime) -> str:
         caption += f", one block of {found.every} of the state"
     caption += f". {summary.settings(inspection)}."
     content = figure(partial(draw_tau_over_time, found), "Tau over the steps of the run", caption)
-    words = [_last_move(found, side, label) for side, label in found.labels.items()] if len(found.moments) > 1 else []
+    words = [_last_move(found, side) for side in found.sides] if len(found.moments) > 1 else []
     said = f"<p>{text(' '.join(words), most=1000)}</p>" if words else ""
     return content + said + _moments(found)
 
 
-def _last_move(found: ThroughTime, side: str, label: str) -> str:
+def _last_move(found: ThroughTime, side: str) -> str:
     """How far the quantiles moved to the last snapshot from the one before: near 0, tau has settled as a whole."""
     before, after = found.moments[-2:]
     moved = [
@@ -37,15 +37,15 @@ def _last_move(found: ThroughTime, side: str, label: str) -> str:
         for share, old, new in zip(QUANTILES, before.tau[side].quantiles, after.tau[side].quantiles, strict=True)
     ]
     steps = after.snapshot.step - before.snapshot.step
-    return (f"From {before.snapshot.tag} to {after.snapshot.tag}, {steps:,} steps, the quantiles of the {label} "
+    return (f"From {before.snapshot.tag} to {after.snapshot.tag}, {steps:,} steps, the quantiles of the {side} "
             f"temperatures moved by {', '.join(moved)}.")  # fmt: skip
 
 
 def _moments(found: ThroughTime) -> str:
     head = ["snapshot", "step", "visited"]
-    for label in found.labels.values():
-        head += [f"{label} {share * 100:g}%" if share != 0.5 else f"{label} median" for share in QUANTILES]
-        head.append(f"{label} at tau_min")
+    for side in found.sides:
+        head += [f"{side} {share * 100:g}%" if share != 0.5 else f"{side} median" for share in QUANTILES]
+        head.append(f"{side} at tau_min")
     rows: list[list[str | Cell]] = []
     for moment in found.moments:
         row: list[str | Cell] = [
@@ -53,7 +53,7 @@ def _moments(found: ThroughTime) -> str:
             count(moment.snapshot.step),
             count(moment.visited),
         ]
-        for side in found.labels:
+        for side in found.sides:
             tau = moment.tau[side]
             row += [Cell(summary.tau(value), value) for value in tau.quantiles]
             row.append(Cell(summary.share(tau.share_at_tau_min), tau.share_at_tau_min))
@@ -69,7 +69,7 @@ def drift(inspection: Inspection, found: Drift) -> str:
     content = figure(partial(draw_drift, found), f"Tau at {found.earlier.tag} and at {found.later.tag}", caption)
     rows = [[row.label, *row.cells] for row in summary.drift_table(found)]
     title = f"From {found.earlier.tag} to {found.later.tag}; tau has no unit."
-    return content + table(title, ["tau", *(side.label for side in found.sides)], rows)
+    return content + table(title, ["tau", *(side.name for side in found.sides)], rows)
 
 
 def movers(found: Drift, cards: Cards) -> str:
@@ -83,6 +83,6 @@ def movers(found: Drift, cards: Cards) -> str:
 
 
 def _movers(side: SideDrift, direction: str, chosen: list[Mover], cards: Cards) -> str:
-    title = f"{side.label}: whose tau {direction} the most"
+    title = f"{side.name}: whose tau {direction} the most"
     shown = [(m.sample_id, f"tau {summary.tau(m.before)} → {summary.tau(m.after)}") for m in chosen]
     return cards.sheet(title, "", shown)

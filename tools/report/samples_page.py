@@ -50,12 +50,12 @@ def _sample(inspection: Inspection, details: Details, history: History, pictures
     content += facts_list([*facts(details), *ranks(inspection, history)])
     if not history.states:
         return content
-    if inspection.labels:
+    if inspection.sides:
         caption = (
             f"Tau of sample {history.sample_id} at every snapshot ({len(history.states)}); hollow where it was not "
             f"visited yet. {summary.settings(inspection)}."
         )
-        draw = partial(draw_history, history, inspection.labels)
+        draw = partial(draw_history, history, inspection.sides)
         content += figure(draw, f"Tau of sample {history.sample_id}", caption)
     return content + table("Its row of the state at every snapshot.", *history_table(history))
 
@@ -63,10 +63,7 @@ def _sample(inspection: Inspection, details: Details, history: History, pictures
 def ranks(inspection: Inspection, history: History) -> list[tuple[str, str]]:
     """Where the sample's tau lies among all, as pairs of a word and a text."""
     words = "higher than that of {} of the visited samples"
-    return [
-        (f"{inspection.labels[side]} tau among all", words.format(summary.share(rank)))
-        for side, rank in history.ranks.items()
-    ]
+    return [(f"{side} tau among all", words.format(summary.share(rank))) for side, rank in history.ranks.items()]
 
 
 def history_table(history: History) -> tuple[list[str], list[list[str | Cell]]]:

@@ -23,16 +23,16 @@ def distribution(inspection: Inspection, survey: Survey) -> str:
     shown = summary.what(inspection, survey)
     draw = partial(draw_tau_histograms, survey.sides, inspection.tau.start)
     content = figure(draw, "Histograms of tau", f"How many samples have which tau. {shown}.")
-    head = ["tau of the visited samples", *(side.label for side in survey.sides)]
+    head = ["tau of the visited samples", *(side.name for side in survey.sides)]
     rows = [[row.label, *row.cells] for row in summary.table(inspection, survey)]
     content += table("Temperatures of each side; tau has no unit.", head, rows)
     if survey.joint:
-        labels = [side.label for side in survey.sides]
+        names = [side.name for side in survey.sides]
         caption = (
-            f"Tau of the {labels[0]} side against tau of the {labels[1]} side. Spearman’s correlation over the "
+            f"Tau of the {names[0]} side against tau of the {names[1]} side. Spearman’s correlation over the "
             f"samples: {summary.correlation(survey.joint.spearman)}. {shown}."
         )
-        content += figure(partial(draw_joint, survey.joint, labels), "Tau of both sides", caption)
+        content += figure(partial(draw_joint, survey.joint, names), "Tau of both sides", caption)
     return content
 
 
@@ -78,7 +78,7 @@ def _titled(sheet: Sheet, survey: Survey, details: Mapping[int, Details]) -> tup
     if side is None:
         title, words = f"{count} random samples, to compare with", ""
     else:
-        title = f"{side.label}: the {count} samples with the {sheet.end} tau"
+        title = f"{side.name}: the {count} samples with the {sheet.end} tau"
         words = (f"{sheet.not_shown:,} more have the same tau as the last one here, and higher ids."
                  if sheet.not_shown else "")  # fmt: skip
     shown = [side] if side else survey.sides
@@ -86,7 +86,7 @@ def _titled(sheet: Sheet, survey: Survey, details: Mapping[int, Details]) -> tup
 
 
 def _tau_words(details: Details, sides: list[Side]) -> str:
-    taus = {side.label: summary.tau(details.state[f"{side.name}/tau"]) for side in sides}
+    taus = {side.name: summary.tau(details.state[f"{side.name}/tau"]) for side in sides}
     return f"tau {per_side(taus)}"
 
 

@@ -98,7 +98,7 @@ def _temperatures(directory: RunDirectory) -> dict[str, Temperatures]:
     found = {}
     for side in measured.sides:
         correlation = measured.groups[0].correlation[side.name] if measured.groups else None
-        found[side.label] = Temperatures(
+        found[side.name] = Temperatures(
             mean=side.tau.mean,
             skewness=float(skew(measured.pool.tau[side.name].astype("float64"))),
             spearman=correlation.spearman if correlation else None,

@@ -16,7 +16,6 @@ from torch import Tensor
 from ...pipeline.augment import RECIPES
 from ...pipeline.dataset import Dataset, TokenizerInfo
 from ...pipeline.errors import DatasetError
-from ...pipeline.order import MIN_ROWS_PER_STEP
 from ...pipeline.tokenizer import load_tokenizer
 from ..checkpoint import LATEST, CheckpointInfo
 from ..config import DataConfig
@@ -96,7 +95,7 @@ def evaluate(
 def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
     """An evaluation without scores yet: the classes matched, and in its notes what is odd about the datasets.
 
-    Raises DatasetError where they do not fit each other, and for fewer than 16 samples.
+    Raises DatasetError where they do not fit each other.
     """
     if train.index.mode != test.index.mode:
         raise DatasetError(
@@ -109,10 +108,6 @@ def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
         result.notes.append("Training and test set are the same, so every sample is its own nearest neighbour.")
     if len(sizes) > 1 and (sizes == sizes[0]).all():
         result.notes.append(f"Every class has {sizes[0]:,} training samples, so the bands are cut by name alone.")
-    used = (test,) if result.not_classified else (train, test)
-    if too_small := [dataset for dataset in used if dataset.n < MIN_ROWS_PER_STEP]:
-        raise DatasetError(f"{too_small[0].path} holds {too_small[0].n} samples; at least {MIN_ROWS_PER_STEP} can be "
-                           "evaluated")  # fmt: skip
     if why := result.not_classified:
         result.notes.append(f"{why}, so there are no k-NN, linear probe and zero-shot scores.")
     return result

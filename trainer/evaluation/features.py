@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from ...pipeline.augment import Recipe
 from ...pipeline.batch import Batch
 from ...pipeline.dataset import Dataset, TokenizerInfo
-from ...pipeline.ffcv_loader import FFCVLoader
-from ...pipeline.order import MIN_ROWS_PER_STEP, Order
+from ...pipeline.ffcv_loader import ViewMaker
 from ...pipeline.tokenizer import encode
 from ..config import TrainConfig
 from ..encoders import Encoders
@@ -58,7 +57,7 @@ def image_features(
     encoder: nn.Module, dataset: Dataset, recipe: Recipe, image_size: int, device: torch.device,
     on_progress: Callable[[int, int], None],
 ) -> Tensor:  # fmt: skip
-    """Features of all n pictures, at least 16, in the order of their ids, float32 [n, d] on `device`, rows of norm 1.
+    """Features of all n pictures, in the order of their ids, float32 [n, d] on `device`, rows of norm 1.
 
     on_progress: called with the pictures done, and with n. Raises DatasetError for a picture that does not decode,
     RunError where a feature is not finite.
@@ -80,7 +79,7 @@ def sample_features(
 ) -> list[Tensor]:  # fmt: skip
     """Features of chosen samples as the objective compares them: of their pictures and, of pairs, of their captions.
 
-    sample_ids: int64 [m], at least one, of a dataset of at least 16. Each float32 [m, d] on `device`, rows of norm 1.
+    sample_ids: int64 [m], at least one. Each float32 [m, d] on `device`, rows of norm 1.
     on_progress: called with the samples done, and with m. Raises as image_features does.
     """
 
@@ -97,16 +96,14 @@ def _of_samples(
     embed: Callable[[Batch], Sequence[Tensor]], dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe,
     image_size: int, on_progress: Callable[[int, int], None],
 ) -> list[Tensor]:  # fmt: skip
-    # A loader wants an order of the dataset's size, but here samples are asked for by their ids.
-    order = Order.create(dataset.n, batch_size=MIN_ROWS_PER_STEP, canonical_shards=1)
     parts = []
     with (
-        FFCVLoader.open(dataset, order, recipe=evaluation_recipe(recipe), image_size=image_size, views=1) as loader,
+        ViewMaker(dataset, recipe=evaluation_recipe(recipe), image_size=image_size, views=1) as maker,
         torch.inference_mode(),
     ):
         for first in range(0, len(sample_ids), BATCH):
             ids = sample_ids[first : first + BATCH]
-            parts.append(embed(loader.make(ids, epoch=0)))
+            parts.append(embed(maker.make(ids, epoch=0)))
             on_progress(first + len(ids), len(sample_ids))
     return [_unit_rows(list(of_side)) for of_side in zip(*parts, strict=True)]
 

@@ -15,7 +15,7 @@ def test_a_run_is_read_with_its_settings_its_last_snapshot_and_its_dataset(hosti
     assert inspection.config.objective.name == "isogclr"
     assert inspection.dataset.path == hostile_dataset.path
     assert (inspection.reader.snapshot.tag, inspection.reader.samples) == ("step-5", 66)
-    assert inspection.labels == {"image": "image", "text": "text"}
+    assert inspection.sides == ("image", "text")
     assert inspection.tau == TauSettings(0.01, 0.005, 1.0)
     assert inspection.notes == []
 
@@ -40,7 +40,7 @@ def test_a_snapshot_asked_for_by_name_must_be_there(hostile_dataset, hostile_run
 
 def test_an_objective_without_temperatures_is_noted(hostile_dataset, write_run, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip"))
-    assert inspection.labels == {}
+    assert inspection.sides == ()
     assert "clip keeps no temperature per sample" in inspection.notes[0]
 
 

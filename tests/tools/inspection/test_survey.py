@@ -26,7 +26,7 @@ def run_of(hostile_dataset, write_run, tmp_path):
 
 def test_a_run_gives_both_sides_its_groups_and_no_note(hostile_run):
     found = survey(read_run(hostile_run))
-    assert [(side.name, side.label) for side in found.sides] == [("image", "image"), ("text", "text")]
+    assert [side.name for side in found.sides] == ["image", "text"]
     (groups,) = found.groups
     assert groups.sizes.tolist() == [34, 16, 8, 4, 2, 1]
     assert groups.correlation["image"].spearman == pytest.approx(1.0)
@@ -95,7 +95,7 @@ def test_without_a_snapshot_there_is_nothing_to_survey(hostile_dataset, write_ru
 def test_a_dataset_without_classes_is_noted(flat_dataset, write_run, tmp_path):
     run = write_run(tmp_path / "run", flat_dataset, {"sample": np.linspace(0.1, 0.9, flat_dataset.n)})
     found = survey(read_run(run))
-    assert ([side.label for side in found.sides], found.groups, found.joint) == (["sample"], [], None)
+    assert ([side.name for side in found.sides], found.groups, found.joint) == (["sample"], [], None)
     assert ["no captions" in found.notes[0], "no classes" in found.notes[1]] == [True, True]
 
 

@@ -16,7 +16,7 @@ from thermopile.tools.report.figures.drift import draw_drift
 from thermopile.tools.report.figures.over_time import draw_history, draw_tau_over_time
 from thermopile.tools.report.figures.style import DARK, LIGHT, narrow
 
-LABELS = {"image": "image", "text": "text"}
+SIDES = ("image", "text")
 DARKEST = "#00224d"
 """Of cividis."""
 
@@ -35,10 +35,10 @@ def counted(values):
 def through_time():
     quantiles = [np.array([0.01, 0.04, 0.05, 0.06, 0.09]) * factor for factor in (1.0, 1.5, 1.6)]
     moments = [
-        Moment(snapshot(step), 60, {side: TauAt(tuple(found.tolist()), None) for side in LABELS})
+        Moment(snapshot(step), 60, {side: TauAt(tuple(found.tolist()), None) for side in SIDES})
         for step, found in zip((200, 400, 440), quantiles, strict=True)
     ]
-    return ThroughTime(LABELS, moments, every=1, samples_read=60)
+    return ThroughTime(SIDES, moments, every=1, samples_read=60)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def moved():
     before, after = (rng.uniform(0.01, 0.1, 500).astype(np.float32) for _ in range(2))
     joint = JointCounts(counted(before), counted(after))
     joint.add(before, after)
-    sides = [SideDrift(name, label, joint.result(), counted(after - before), 0.5, 0.5, [], [])
-             for name, label in LABELS.items()]  # fmt: skip
+    sides = [SideDrift(name, joint.result(), counted(after - before), 0.5, 0.5, [], [])
+             for name in SIDES]  # fmt: skip
     return Drift(snapshot(200), snapshot(400), 500, sides)
 
 
@@ -82,7 +82,7 @@ def test_bands_are_drawn_in_the_colours_of_the_sides_the_same_each_time(through_
 
 
 def test_one_snapshot_alone_is_drawn_as_a_box(through_time):
-    only_images = replace(through_time, labels={"image": "image"})
+    only_images = replace(through_time, sides=("image",))
     alone = replace(only_images, moments=only_images.moments[:1])
     # Where the box of the middle half is opaque enough, its colour on white paper.
     middle_half = "#6cadd3"
@@ -93,13 +93,13 @@ def test_one_snapshot_alone_is_drawn_as_a_box(through_time):
 def test_a_sample_is_hollow_where_it_was_not_visited_yet():
     colour = LIGHT.sides[0]
     never, once, always = (
-        pixels_of(draw_history(history(visits), LABELS, LIGHT), colour) for visits in ((0, 0, 0), (0, 0, 1), (1, 2, 3))
+        pixels_of(draw_history(history(visits), SIDES, LIGHT), colour) for visits in ((0, 0, 0), (0, 0, 1), (1, 2, 3))
     )
     assert never < once < always
 
 
 def test_a_sample_is_drawn_from_one_snapshot_alone():
-    assert pixels_of(draw_history(history([1]), LABELS, narrow(LIGHT)), LIGHT.sides[1]) > 20
+    assert pixels_of(draw_history(history([1]), SIDES, narrow(LIGHT)), LIGHT.sides[1]) > 20
 
 
 def test_drift_is_drawn_side_by_side_or_one_below_the_other(moved):
@@ -120,7 +120,7 @@ def test_drift_of_one_sample_alone_has_a_scale_that_begins_at_one(moved):
     one = np.array([0.05], np.float32)
     joint = JointCounts(counted(one), counted(one))
     joint.add(one, one)
-    alone = replace(moved, visited=1, sides=[replace(moved.sides[0], label="sample", joint=joint.result())])
+    alone = replace(moved, visited=1, sides=[replace(moved.sides[0], name="sample", joint=joint.result())])
     png = draw_drift(alone, LIGHT)
     assert pixels_of(png, DARKEST) > 100_000
     assert png == draw_drift(alone, LIGHT)

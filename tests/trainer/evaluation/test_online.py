@@ -243,12 +243,10 @@ def test_datasets_that_cannot_be_scored_are_refused_before_anything_is_written(
             images_dataset, {"every_steps": 4, "test": str(test)} | {key: str(path) for key, path in more.items()}
         )
 
-    for number, label in enumerate(("birds", "cats")):
-        for i in range(20 if number == 0 else 5):
-            path = tmp_path / label / label / f"{i}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draw(i).save(path)
-    birds, few = (converted(tmp_path / label, tmp_path / f"{label}-set").path for label in ("birds", "cats"))
+    (tmp_path / "birds" / "birds").mkdir(parents=True)
+    for i in range(5):
+        draw(i).save(tmp_path / "birds" / "birds" / f"{i}.png")
+    birds = converted(tmp_path / "birds", tmp_path / "birds-set").path
     assert_refused(on(tmp_path / "nowhere"), run, DatasetError, "nowhere is no dataset")
     assert_refused(on(held_out.path, train=tmp_path / "gone"), run, DatasetError, "gone is no dataset")
     assert_refused(on(pairs_dataset.path), run, DatasetError, "holds images, but .* holds pairs: give .*same kind")
@@ -256,7 +254,6 @@ def test_datasets_that_cannot_be_scored_are_refused_before_anything_is_written(
     assert_refused(
         on(birds, train=birds), run, ConfigError, "nothing to score: .* names one class alone, .*every_steps"
     )
-    assert_refused(on(few), run, DatasetError, "holds 5 samples; at least 16")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def draw_tau_by_group(sides: list[Side], groups: Groups, style: Style, note: str
             tau = groups.tau[side.name]
             axes.scatter(
                 groups.sizes, tau.mean,
-                s=size, color=colour, marker=marker, alpha=0.75, linewidths=0, label=side.label, zorder=3,
+                s=size, color=colour, marker=marker, alpha=0.75, linewidths=0, label=side.name, zorder=3,
             )  # fmt: skip
             if len(groups.names) <= MOST_INTERVALS:
                 axes.errorbar(

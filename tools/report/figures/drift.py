@@ -24,7 +24,7 @@ def draw_drift(drift: Drift, style: Style) -> bytes:
         colours = sample_colours([side.joint for side in drift.sides])
         for axes, side in zip(panels, drift.sides, strict=True):
             mesh = draw_plane(axes, side.joint, colours, style)
-            axes.set_title(side.label, loc="left")
+            axes.set_title(side.name, loc="left")
         figure.supxlabel(f"tau at {drift.earlier.tag} (dimensionless)")
         figure.supylabel(f"tau at {drift.later.tag} (dimensionless)")
         bar = figure.colorbar(

@@ -67,7 +67,7 @@ def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side]
             s=_DOT, marker=marker, edgecolors=style.ink, linewidths=_RIM,
         )  # fmt: skip
         if len(sides) > 1:
-            axes.scatter([], [], s=2 * _DOT, marker=marker, color=style.ink, label=side.label)
+            axes.scatter([], [], s=2 * _DOT, marker=marker, color=style.ink, label=side.name)
     location = "bottom" if style.narrow else "right"
     bar = figure.colorbar(
         drawn, ax=axes, location=location, extend="both", aspect=30, pad=0.02, label="tau (dimensionless)"

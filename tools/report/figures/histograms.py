@@ -40,7 +40,7 @@ def draw_tau_histograms(sides: list[Side], tau_init: float | None, style: Style)
         panels = figure.subplots(len(sides) // across, across, sharex=True, sharey=True, squeeze=False).ravel()
         for axes, side, colour in zip(panels, sides, style.sides, strict=False):
             axes.stairs(side.tau.histogram(edges), edges, fill=True, color=colour, zorder=3)
-            axes.set_title(side.label, loc="left")
+            axes.set_title(side.name, loc="left")
             if tau_init is not None:
                 axes.axvline(tau_init, color=style.ink, linewidth=1, linestyle=(0, (3, 2)), zorder=4,
                              label=f"start, tau_init = {tau_init:g}")  # fmt: skip
@@ -78,13 +78,13 @@ def _whole_edges(values: Distribution) -> NDArray[np.float64]:
     return np.asarray(values.min - 0.5 + width * np.arange(int(np.ceil(numbers / width)) + 1), np.float64)
 
 
-def draw_joint(joint: Joint, labels: list[str], style: Style) -> bytes:
+def draw_joint(joint: Joint, sides: list[str], style: Style) -> bytes:
     """Tau of the first side against tau of the second, the samples counted on a log scale, as PNG."""
     with drawing(replace(style, width=min(style.width, SQUARE_WIDTH))) as (figure, png):
         axes = figure.subplots()
         mesh = draw_plane(axes, joint, sample_colours([joint]), style)
-        axes.set_xlabel(f"{labels[0]} tau (dimensionless)")
-        axes.set_ylabel(f"{labels[1]} tau (dimensionless)")
+        axes.set_xlabel(f"{sides[0]} tau (dimensionless)")
+        axes.set_ylabel(f"{sides[1]} tau (dimensionless)")
         bar = figure.colorbar(mesh, ax=axes, label="visited samples (log scale)", format="{x:,.0f}")
         bar.ax.minorticks_off()
         bar.outline.set_visible(False)

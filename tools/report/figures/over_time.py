@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,13 +27,13 @@ def draw_tau_over_time(through_time: ThroughTime, style: Style) -> bytes:
     """
     steps = np.array([moment.snapshot.step for moment in through_time.moments], np.float64)
     with drawing(style) as (figure, png):
-        across = 1 if style.narrow else len(through_time.labels)
-        down = len(through_time.labels) // across
+        across = 1 if style.narrow else len(through_time.sides)
+        down = len(through_time.sides) // across
         panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
-        for axes, (side, label), colour in zip(panels, through_time.labels.items(), style.sides, strict=False):
+        for axes, side, colour in zip(panels, through_time.sides, style.sides, strict=False):
             quantiles = np.array([moment.tau[side].quantiles for moment in through_time.moments]).T
             _draw_bands(axes, steps, quantiles, colour)
-            axes.set_title(label, loc="left")
+            axes.set_title(side, loc="left")
             _finish_steps(axes, style)
         panels[0].set_ylim(bottom=0)
         # Beside the panel's name, in the same line.
@@ -58,18 +59,18 @@ def _draw_bands(axes: Axes, steps: NDArray[np.float64], quantiles: NDArray[np.fl
         )
 
 
-def draw_history(history: History, labels: dict[str, str], style: Style) -> bytes:
+def draw_history(history: History, sides: Sequence[str], style: Style) -> bytes:
     """Tau of one sample over the steps, a line for each side, as PNG; hollow where it was not visited yet.
 
-    labels: by side, its name for people. The history has at least one snapshot.
+    The history has at least one snapshot.
     """
     steps = np.array([state.snapshot.step for state in history.states])
     visited = np.array([state.values[VISITS] > 0 for state in history.states])
     with drawing(style) as (figure, png):
         axes = figure.subplots()
-        for (side, label), colour, marker in zip(labels.items(), style.sides, MARKERS, strict=False):
+        for side, colour, marker in zip(sides, style.sides, MARKERS, strict=False):
             tau = np.array([state.values[f"{side}/tau"] for state in history.states])
-            axes.plot(steps, tau, color=colour, marker=marker, markersize=5, linewidth=1.4, label=label, zorder=3)
+            axes.plot(steps, tau, color=colour, marker=marker, markersize=5, linewidth=1.4, label=side, zorder=3)
             axes.scatter(
                 steps[~visited], tau[~visited], s=25, color=style.paper, edgecolors=colour, marker=marker, zorder=4
             )
@@ -79,7 +80,7 @@ def draw_history(history: History, labels: dict[str, str], style: Style) -> byte
         axes.set_ylim(bottom=0)
         axes.set_xlabel("step")
         axes.set_ylabel("tau (dimensionless)")
-        if len(labels) > 1:
+        if len(sides) > 1:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
     return png.getvalue()
 

@@ -1,0 +1,110 @@
+"""Lines of text drawn with Pillow, each character in a font that has it; where no font has, by its number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+
+from PIL import ImageDraw, ImageFont
+
+_NOT_FOR_READING = ("lastresort", "adobeblank")
+"""Fonts that have every character, as a box with its number, or as nothing."""
+
+
+@dataclass(frozen=True)
+class Lettering:
+    """The fonts for some texts: DejaVu, which comes with matplotlib, and what the system has for the rest."""
+
+    fallback: Mapping[str, str]
+    """Character that DejaVu lacks → the font file of the system that has it."""
+
+    @classmethod
+    def covering(cls, texts: Iterable[str]) -> Lettering:
+        """Look through the system's fonts for the characters of `texts` that DejaVu lacks."""
+        missing = {character for text in texts for character in text if ord(character) not in _dejavu_characters()}
+        return cls(_found_in(_system_fonts(), missing) if missing else {})
+
+    def drawable(self, text: str) -> str:
+        """Return `text` with the characters that no font has as [U+65E5 U+672C]: a reader can look those up."""
+        runs = ((known, "".join(run)) for known, run in groupby(text, self._is_known))
+        return "".join(run if known else f"[{' '.join(f'U+{ord(one):04X}' for one in run)}]" for known, run in runs)
+
+    def line(self, size: int, *, bold: bool = False) -> Letters:
+        return Letters(size, bold, self.fallback)
+
+    def _is_known(self, character: str) -> bool:
+        return ord(character) in _dejavu_characters() or character in self.fallback
+
+
+@dataclass(frozen=True)
+class Letters:
+    """Draws lines of one size, in pixels."""
+
+    size: int
+    bold: bool
+    fallback: Mapping[str, str]
+
+    def length(self, text: str) -> float:
+        """Width of a line in pixels."""
+        return sum(font.getlength(run) for font, run in self._runs(text))
+
+    def draw(self, onto: ImageDraw.ImageDraw, at: tuple[int, int], text: str, colour: str) -> None:
+        """Draw a line whose left top corner is `at`."""
+        left, baseline = at[0], at[1] + self._font(None).getmetrics()[0]
+        drawn = 0.0
+        for font, run in self._runs(text):
+            onto.text((left + drawn, baseline), run, colour, font, anchor="ls")
+            drawn += font.getlength(run)
+
+    def _runs(self, text: str) -> Iterable[tuple[ImageFont.FreeTypeFont, str]]:
+        for file, run in groupby(text, self.fallback.get):
+            yield self._font(file), "".join(run)
+
+    def _font(self, file: str | None) -> ImageFont.FreeTypeFont:
+        return _font(file or str(_dejavu("DejaVuSans-Bold.ttf" if self.bold else "DejaVuSans.ttf")), self.size)
+
+
+def _found_in(files: Iterable[str], missing: set[str]) -> dict[str, str]:
+    """Character → the first of these font files that can draw it."""
+    from matplotlib.ft2font import FT2Font
+
+    found: dict[str, str] = {}
+    for file in files:
+        try:
+            font = FT2Font(file)
+        except (OSError, RuntimeError):  # damaged, or of a kind that FreeType does not know
+            continue
+        if font.scalable:  # Pillow cannot draw bitmaps of colours, as of most emoji, in any size
+            found |= {character: file for character in missing - found.keys() if font.get_char_index(ord(character))}
+        if len(found) == len(missing):
+            break
+    return found
+
+
+def _system_fonts() -> list[str]:
+    from matplotlib.font_manager import findSystemFonts
+
+    files = sorted(findSystemFonts())
+    return [file for file in files if not re.sub(r"\W", "", Path(file).stem).lower().startswith(_NOT_FOR_READING)]
+
+
+@cache
+def _dejavu_characters() -> frozenset[int]:
+    from matplotlib.ft2font import FT2Font
+
+    return frozenset(FT2Font(str(_dejavu("DejaVuSans.ttf"))).get_charmap())
+
+
+def _dejavu(name: str) -> Path:
+    import matplotlib
+
+    return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name
+
+
+@cache
+def _font(file: str, size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(file, size)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.storage import WrapperStore
 
-from thermopile.state_store import DamagedChunkError
+from thermopile.state_store import DamagedChunkError, SnapshotNotFoundError
 from thermopile.state_store.chunks import read_rows
 from thermopile.state_store.durable import ColumnPart, Description, Repository
 from thermopile.state_store.ranks import Alone
@@ -58,7 +58,7 @@ def store(original, tmp_path):
 def read(path, column="image/tau", start=0, stop=SAMPLES, at="latest"):
     repository = Repository.open(path)
     snapshot = repository.resolve(at)
-    return read_rows(repository.group(snapshot), repository.describe(snapshot), column, start, stop)
+    return read_rows(repository.group(snapshot), repository.description, column, start, stop)
 
 
 def chunk_files(path):
@@ -131,7 +131,7 @@ def test_every_file_is_named_by_the_one_chunk_that_needs_it(store):
         """Which chunk of which column cannot be read, and the file named."""
         repository = Repository.open(store)
         for snapshot in map(repository.resolve, ("step-1", "step-2")):
-            group, description = repository.group(snapshot), repository.describe(snapshot)
+            group, description = repository.group(snapshot), repository.description
             for column in ("image/tau", "visits", "last_step"):
                 for start in (0, 300, 900):
                     try:
@@ -188,14 +188,14 @@ def test_chunks_too_small_for_a_file_of_their_own_name_their_manifest(tmp_path):
     manifests = list((tmp_path / "state" / "manifests").iterdir())
     for manifest in manifests:
         manifest.write_bytes(manifest.read_bytes()[:60])
-    with pytest.raises(DamagedChunkError, match=r"chunk 1 .*: manifests/(\w{20}) in the directory") as raised:
-        read(tmp_path / "state", start=15, stop=16)
+    with pytest.raises(SnapshotNotFoundError, match=r"step-1 cannot be read: manifests/(\w{20}) in the") as raised:
+        repository.resolve("step-1")
     assert re.search(r"manifests/(\w+)", str(raised.value))[1] in {manifest.name for manifest in manifests}
 
 
 def test_an_array_that_is_not_there_is_damage_too(original):
     repository = Repository.open(original)
-    description = repository.describe(repository.resolve("latest"))
+    description = repository.description
     with pytest.raises(DamagedChunkError, match="array 'image/tau' is missing"):
         read_rows(zarr.create_group({}), description, "image/tau", 0, 1)
 
@@ -214,7 +214,7 @@ def test_a_read_that_fails_but_once_gives_its_rows(original):
     snapshot = repository.resolve("latest")
     store = FailsOnce(repository.group(snapshot).store)
     group = zarr.open_group(store, mode="r")
-    rows = read_rows(group, repository.describe(snapshot), "image/tau", 310, 950)
+    rows = read_rows(group, repository.description, "image/tau", 310, 950)
     assert store.left == 0
     np.testing.assert_array_equal(rows[:290], values(310, 600))
     np.testing.assert_array_equal(rows[-50:], values(900, 950))

@@ -1,0 +1,118 @@
+"""A process with few descriptors that makes snapshot after snapshot; its last line of output is what it measured.
+
+python long_life_run.py steady PATH SNAPSHOTS, or: starved PATH FAILURES. Descriptors run out below LIMIT.
+"""
+
+import json
+import os
+import random
+import resource
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from thermopile.state_store import SnapshotError, StateReader
+from thermopile.state_store.durable import ColumnPart, Description, Repository
+from thermopile.state_store.ranks import Alone
+from thermopile.state_store.schema import Schema
+
+LIMIT = 160
+SCHEMA = Schema({"image/tau": 0.0})
+# Chunks of 1 KB: icechunk keeps those of up to 512 B in its manifests.
+SAMPLES, BLOCK_ROWS = 500, 256
+KEEP_LAST = 2
+MOST_SECONDS_UNTIL_STARVED = 0.04
+"""About as long as a snapshot takes, so that descriptors run out anywhere in it."""
+
+
+def commit(repository, base, step):
+    rows = ColumnPart(0, {name: np.full(SAMPLES, step, SCHEMA.dtype(name)) for name in SCHEMA.columns})
+    return repository.commit(
+        [rows], base=base, step=step, epoch=0, config_hash="", dataset_fingerprint="", ranks=Alone()
+    )
+
+
+def assert_whole(path, steps):
+    for step in steps:
+        reader = StateReader.open(path, f"step-{step}")
+        assert all((reader.column(name) == step).all() for name in SCHEMA.columns), f"step {step} has other rows"
+
+
+def measure(path, seconds):
+    files = [entry for entry in path.rglob("*") if entry.is_file()]
+    return {
+        "entries": len(list(path.rglob("*"))),
+        "bytes": sum(file.stat().st_size for file in files),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count() + len(os.listdir("/proc/self/task")),
+        "memory": int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize(),
+        "seconds": sum(seconds[-100:]),
+    }
+
+
+def steady(path, snapshots):
+    repository = Repository.create(path, Description(SAMPLES, SCHEMA, BLOCK_ROWS, ""))
+    last, seconds, measured = repository.resolve("latest"), [], []
+    for step in range(1, snapshots + 1):
+        began = time.perf_counter()
+        last = commit(repository, last, step)
+        repository.retain(KEEP_LAST)
+        seconds.append(time.perf_counter() - began)
+        if step in (min(100, snapshots // 2), snapshots):
+            measured.append(measure(path, seconds))
+    assert [snapshot.step for snapshot in repository.snapshots()] == [0, snapshots - 1, snapshots]
+    assert_whole(path, [0, snapshots - 1, snapshots])
+    return measured
+
+
+@contextmanager
+def starved_at_some_moment(chance):
+    """Leave the process only few descriptors, or none, from some moment of the body on."""
+    held = []
+
+    def use_up():
+        try:
+            while True:
+                held.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            for _ in range(chance.choice([0, 0, 1, 2, 3, 5, 8])):
+                os.close(held.pop())
+
+    timer = threading.Timer(chance.random() * MOST_SECONDS_UNTIL_STARVED, use_up)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def starved(path, failures):
+    repository = Repository.create(path, Description(SAMPLES, SCHEMA, BLOCK_ROWS, ""))
+    last, step, failed, chance = repository.resolve("latest"), 0, 0, random.Random(0)
+    committed = []
+    while failed < failures:
+        step += 1
+        with starved_at_some_moment(chance):
+            try:
+                last = commit(repository, last, step)
+                committed.append(step)
+                repository.retain(KEEP_LAST)
+            except (SnapshotError, OSError):
+                failed += 1
+        assert {0, *committed[-KEEP_LAST:]} <= {snapshot.step for snapshot in repository.snapshots()}
+        if failed % 10 == 0 or failed == failures:
+            assert_whole(path, [0, *committed[-KEEP_LAST:]])
+    repository.retain(KEEP_LAST)
+    assert_whole(path, [snapshot.step for snapshot in repository.snapshots()])
+    return {"snapshots": len(committed), "failures": failed, "entries": len(list(path.rglob("*")))}
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+    print(json.dumps({"steady": steady, "starved": starved}[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))))

@@ -1,0 +1,233 @@
+"""The index: what it holds, what it refuses, and what happens when it, or what it names, is damaged."""
+
+import json
+import os
+import re
+from dataclasses import replace
+
+import icechunk
+import numpy as np
+import pytest
+
+from thermopile.sealed_json import seal_document, unseal
+from thermopile.state_store import (
+    DamagedChunkError,
+    SnapshotError,
+    SnapshotNotFoundError,
+    StateReader,
+    StoreNotFoundError,
+    history,
+    list_snapshots,
+)
+from thermopile.state_store.description import Description
+from thermopile.state_store.durable import Repository
+from thermopile.state_store.history import COPY, INDEX
+from thermopile.state_store.icechunk_files import REFERENCE
+from thermopile.state_store.schema import Schema
+
+DESCRIPTION = Description(100, Schema({"image/log_s": -np.inf, "image/tau": 0.05}), 16, "glyphs-1")
+
+
+@pytest.fixture
+def store(create, path, new_rows):
+    """A closed store with the snapshots step-0, step-1 and step-2."""
+    with create() as store:
+        for step in (1, 2):
+            store.put(np.arange(100), new_rows(100, float(step)), step=step)
+            store.snapshot(step, epoch=0).result()
+    return path
+
+
+def flip(file, bit=777):
+    data = bytearray(file.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(data)
+
+
+def tags(path):
+    return [snapshot.tag for snapshot in list_snapshots(path)]
+
+
+def edit(path, change):
+    """Change the index and its copy as somebody would who can compute checksums."""
+    tree = unseal((path / INDEX).read_bytes())
+    change(tree)
+    for name in (INDEX, COPY):
+        (path / name).write_bytes(seal_document(tree))
+
+
+def test_what_was_written_is_what_is_read(tmp_path, store):
+    loaded, damage = history.load(store)
+    assert loaded.description == DESCRIPTION
+    assert damage is None
+    history.replace(tmp_path, loaded)
+    assert history.load(tmp_path) == (loaded, None)
+
+
+def test_the_index_is_json_that_names_each_snapshot_and_its_files(store):
+    tree = json.loads((store / INDEX).read_text())
+    assert tree["format_version"] == 3
+    assert tree["fields"] == {"image/log_s": "-inf", "image/tau": 0.05}
+    assert [entry["step"] for entry in tree["snapshots"]] == [0, 1, 2]
+    named = set().union(*(entry["files"] for entry in tree["snapshots"]))
+    stands = {str(file.relative_to(store)) for kind in ("snapshots", "manifests") for file in (store / kind).iterdir()}
+    assert stands - named == {"snapshots/1CECHNKREP0F1RSTCMT0"}, "only icechunk's own first snapshot is not needed"
+    assert named < stands
+
+
+@pytest.mark.parametrize("name", [INDEX, COPY])
+@pytest.mark.parametrize("how", [flip, os.unlink, lambda file: file.write_bytes(b"{}")])
+def test_one_damaged_index_is_told_and_costs_nothing_and_resuming_writes_it_again(store, resume, name, how, caplog):
+    how(store / name)
+    assert tags(store) == ["step-0", "step-1", "step-2"]
+    assert len(Repository.open(store).damage()) == 1
+    assert name in Repository.open(store).damage()[0]
+    assert all(name in message for message in caplog.messages)
+    assert bool(caplog.messages) == (name == INDEX)
+    resume().close()
+    assert Repository.open(store).damage() == []
+
+
+def test_an_index_and_a_copy_both_damaged_are_one_error_that_names_them(store, resume):
+    for name in (INDEX, COPY):
+        flip(store / name)
+    for look in (StateReader.open, list_snapshots, lambda path: resume(path=path)):
+        with pytest.raises(StoreNotFoundError, match=f"{INDEX}: it is not what was written.*{COPY}.*copy of the run"):
+            look(store)
+
+
+def test_an_index_that_cannot_be_opened_for_want_of_descriptors_is_not_called_damaged(store, monkeypatch):
+    def fail(_path):
+        raise OSError(24, os.strerror(24))
+
+    monkeypatch.setattr(history, "read_regular", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        list_snapshots(store)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda tree: tree.update(samples="many"), "samples: Input should be a valid integer"),
+        (lambda tree: tree.update(samples=0), "both must be at least 1"),
+        (lambda tree: tree.update(fields=3), "fields: "),
+        (lambda tree: tree.update(fields={"visits": 0.0}), "kept by the store itself"),
+        (lambda tree: tree.update(snapshots=[]), "snapshots: "),
+        (lambda tree: tree["snapshots"].reverse(), "not in the order of their steps"),
+        (lambda tree: tree["snapshots"][1].update(id="../../../etc/passwd"), "snapshots.1.id: "),
+        (lambda tree: tree["snapshots"][1].update(files={"snapshots/../../secret": "0" * 64}), "snapshots.1.files"),
+        (lambda tree: tree["snapshots"][1].update(files={}), "step-1 does not name its own file"),
+        (lambda tree: tree["snapshots"][1].update(step=True), "snapshots.1.step: "),
+        (lambda tree: tree["snapshots"][1].pop("config_hash"), "snapshots.1.config_hash: Field required"),
+        (lambda tree: tree.update(note=1), "note: Extra inputs"),
+    ],
+)
+def test_an_index_of_wrong_content_is_refused_naming_the_place(store, change, what):
+    edit(store, change)
+    with pytest.raises(StoreNotFoundError, match=re.escape(what)):
+        list_snapshots(store)
+
+
+@pytest.mark.parametrize("name", [INDEX, COPY])
+def test_an_index_that_is_nested_too_deeply_or_no_regular_file_is_one_error(store, name):
+    for other in (INDEX, COPY):
+        (store / other).write_bytes(seal_document({"deep": 0}).replace(b"0", b"[" * 100_000))
+    with pytest.raises(StoreNotFoundError, match="damaged"):
+        list_snapshots(store)
+    (store / name).unlink()
+    os.mkfifo(store / name)
+    with pytest.raises(StoreNotFoundError, match=f"{name}: .* is a named pipe, not a regular file"):
+        list_snapshots(store)
+
+
+def test_a_store_of_a_later_format_is_refused_by_number(store):
+    edit(store, lambda tree: tree.update(format_version=4))
+    with pytest.raises(StoreNotFoundError, match="format version 4, this thermopile reads 3; use the version that"):
+        list_snapshots(store)
+
+
+def test_a_store_of_an_earlier_format_is_refused_by_number(path):
+    path.mkdir(parents=True)
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
+    with pytest.raises(StoreNotFoundError, match="holds no state store"):
+        list_snapshots(path)
+    repository.create_tag("step-0", repository.lookup_branch("main"))
+    with pytest.raises(StoreNotFoundError, match=r"format version 2 or 1, .*reads 3; version 0\.1\.0 reads it"):
+        list_snapshots(path)
+
+
+@pytest.mark.parametrize("kind", ["snapshots", "manifests"])
+@pytest.mark.parametrize("how", [flip, os.unlink, lambda file: (file.unlink(), os.mkfifo(file))])
+def test_a_damaged_file_of_a_snapshot_is_found_before_icechunk_sees_it(store, resume, kind, how):
+    newest = Repository.open(store).resolve("latest")
+    file = next(name for name in newest.files if name.startswith(kind))
+    how(store / file)
+    repository = Repository.open(store)
+    assert [entry.file for entry in repository.unreadable()] == [file]
+    assert tags(store) == ["step-0", "step-1"]
+    for read in (repository.group, lambda snapshot: repository.resolve(snapshot.id), lambda s: resume(at=s.id)):
+        with pytest.raises(SnapshotNotFoundError, match=f"step-2 cannot be read: {file} in the directory"):
+            read(newest)
+    assert tags(store) == ["step-0", "step-1"]
+
+
+@pytest.mark.parametrize("text", [b"", b'{"snapshot', b'{"snapshot":"1CECHNKREP0F1RSTCMT"}', b"[" * 100_000])
+def test_a_damaged_reference_is_told_and_resuming_writes_it_again(store, resume, text):
+    (store / REFERENCE).write_bytes(text)
+    with pytest.raises(StoreNotFoundError, match=f"{REFERENCE} is damaged or missing; resuming the run writes it"):
+        StateReader.open(store)
+    resume().close()
+    assert (StateReader.open(store).column("image/tau") == 2).all()
+
+
+def test_settings_of_icechunk_that_this_program_did_not_write_are_refused(store):
+    (store / "config.yaml").write_text("inline_chunk_threshold_bytes: 0\n")
+    with pytest.raises(StoreNotFoundError, match=r"config\.yaml is not this program's; remove it"):
+        StateReader.open(store)
+
+
+def test_a_chunk_that_is_a_pipe_holds_nobody_up(store):
+    chunk = store / "chunks"
+    chunk.mkdir(exist_ok=True)
+    os.mkfifo(chunk / "00000000000000000000")
+    with pytest.raises(DamagedChunkError, match=r"chunks/00000000000000000000 .*not a regular file"):
+        StateReader.open(store)
+
+
+@pytest.mark.parametrize("name", ["", "chunks", "manifests", "snapshots", "transactions", "refs", "refs/branch.main"])
+def test_nothing_is_written_through_a_link(store, tmp_path, resume, name):
+    outside = tmp_path / "outside"
+    (store / "chunks").mkdir(exist_ok=True)
+    (store / name).rename(outside)
+    (store / name).symlink_to(outside)
+    before = {file: file.stat().st_mtime_ns for file in outside.rglob("*")}
+    assert tags(store) == ["step-0", "step-1", "step-2"], "reading follows links"
+    with pytest.raises(SnapshotError, match="is a link, and nothing is written through one"):
+        resume()
+    repository = Repository.open(store)
+    with pytest.raises(SnapshotError, match="is a link"):
+        repository.retain(1)
+    assert {file: file.stat().st_mtime_ns for file in outside.rglob("*")} == before
+
+
+def test_a_snapshot_that_retention_deletes_while_the_history_is_read_is_not_damaged(store, monkeypatch):
+    reader, writer = Repository.open(store), Repository.open(store)
+    load = history.load
+
+    def load_then_retain(path):
+        found = load(path)
+        monkeypatch.setattr(history, "load", load)
+        writer.retain(1)
+        return found
+
+    monkeypatch.setattr(history, "load", load_then_retain)
+    assert [entry.tag for entry in reader.history()] == ["step-0", "step-2"]
+
+
+def test_undoing_is_one_replacement_of_the_index(store, monkeypatch):
+    repository = Repository.open(store)
+    written = []
+    monkeypatch.setattr(history, "replace", lambda path, to: written.append(to))
+    repository.undo_after(repository.resolve("step-0"))
+    loaded, _ = history.load(store)
+    assert written == [replace(loaded, snapshots=loaded.snapshots[:1])]

@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.status import Status
 from rich.text import Text
 
+from .duration import duration
+
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -21,15 +23,27 @@ class ProgressBar:
         self._console, self._title, self._total, self._bar = console, title, total, bar
         self._task = bar.add_task(title, total=total) if bar else None
         self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+        self._first: tuple[int, float] | None = None
 
     def update(self, done: int, words: str = "") -> None:
-        """Show `done` of the total. Without a terminal: a line at most every ten seconds, and one at the end."""
+        """Show `done` of the total. Without a terminal: a line at most every ten seconds, and one at the end.
+
+        A line says how long the rest takes at the speed since the first call.
+        """
+        now = time.monotonic()
+        self._first = self._first or (done, now)
         if self._bar and self._task is not None:
             self._bar.words = words
             self._bar.update(self._task, completed=done)
-        elif time.monotonic() >= self._next_line or done == self._total:
-            self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
-            self.note(f"{self._title}: {done:,}/{self._total:,} {words}")
+        elif now >= self._next_line or done == self._total:
+            self._next_line = now + SECONDS_BETWEEN_LINES
+            self.note(f"{self._title}: {done:,}/{self._total:,}{self._left(done, now)} {words}")
+
+    def _left(self, done: int, now: float) -> str:
+        before, since = self._first or (done, now)
+        if done == before or done == self._total:
+            return ""
+        return f", {duration((self._total - done) * (now - since) / (done - before))} left"
 
     def note(self, text: str) -> None:
         """A line of its own, which stays."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .duration import duration
 from .plain_text import plain_text
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
 
 
 def _state(run: RunStatus) -> str:
-    written = f"last line {_duration(run.steps.age_seconds)} ago" if run.steps else "no line yet"
+    written = f"last line {duration(run.steps.age_seconds)} ago" if run.steps else "no line yet"
     writer = plain_text(run.writer or "")
     if run.state == "running":
         return f"running as {writer}, {written}"
@@ -81,7 +82,7 @@ def _state(run: RunStatus) -> str:
 
 def _steps_lines(run: RunStatus, steps: StepsStatus) -> Iterator[tuple[str, str]]:
     total = f" of {run.total_steps:,} ({steps.step / run.total_steps:.1%})" if run.total_steps else ""
-    left = f", {_duration(run.seconds_left)} left" if run.seconds_left is not None else ""
+    left = f", {duration(run.seconds_left)} left" if run.seconds_left is not None else ""
     yield "step", f"{steps.step:,}{total}, epoch {steps.epoch + 1:,} of {run.epochs:,}{left}"
     now = "none: the step was skipped" if steps.loss is None else f"{steps.loss:.4f}"
     mean = "" if steps.loss_mean is None else f"  mean {steps.loss_mean:.4f}"
@@ -107,7 +108,7 @@ def _checkpoints(checkpoints: list[CheckpointStatus]) -> str:
         return "none yet"
     last = checkpoints[-1]
     kept = _listed([f"{checkpoint.step:,}" for checkpoint in checkpoints])
-    return f"step {last.step:,}, {_duration(last.age_seconds)} ago, {last.bytes / 1e6:,.1f} MB; kept: {kept}"
+    return f"step {last.step:,}, {duration(last.age_seconds)} ago, {last.bytes / 1e6:,.1f} MB; kept: {kept}"
 
 
 def _listed(names: list[str]) -> str:
@@ -122,13 +123,3 @@ def _sparkline(values: list[float]) -> str:
     low, high = min(values), max(values)
     height = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * height)] for value in values)
-
-
-def _duration(seconds: float) -> str:
-    """The two largest of days, hours and minutes; seconds below a minute."""
-    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
-    if days:
-        return f"{days} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes % 60} min"
-    return f"{minutes} min" if minutes else f"{seconds:.0f} s"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..trainer.changes import Change
     from ..trainer.config import TrainConfig
     from ..trainer.layers import Layers
+    from ..trainer.loop import Trainer
     from ..trainer.run_directory import RunDirectory
     from ..trainer.step_report import StepReport
     from ..trainer.world import World
@@ -267,9 +268,11 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
         if world.is_first:
             for advice in trainer.advice():
                 _log.warning("%s", advice)
+        say(_in_words(trainer))
         with progress_bar("training", trainer.total_steps, hidden=not world.is_first) as bar, (
             StopRequest(_acknowledge)
         ) as stop:  # fmt: skip
+            bar.update(trainer.steps_done)
             trainer.run(_Shown(bar, trainer.steps_done), stop, lambda line: bar.note(_scores_in_words(line)))
         if trainer.steps_done < trainer.total_steps:
             asked = stop.name or "a signal to another rank"
@@ -277,6 +280,16 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
             return False
     say(f"trained {trainer.total_steps:,} steps; look at it with `thermopile inspect {run.path}`", err=False)
     return True
+
+
+def _in_words(trainer: Trainer) -> str:
+    """What is trained on what, in a line."""
+    dataset, config = trainer.dataset, trainer.config
+    parameters = sum(weights.numel() for weights in trainer.encoders.parameters())
+    ranks = f" on {trainer.world.size} ranks" if trainer.world.size > 1 else ""
+    return (f"{dataset.n:,} {'pairs' if trainer.mode == 'bimodal' else 'pictures'} of {dataset.path}, "
+            f"{trainer.device}{ranks}, encoders of {parameters:,} parameters, {trainer.total_steps:,} steps in "
+            f"{config.epochs:,} {'epoch' if config.epochs == 1 else 'epochs'}")  # fmt: skip
 
 
 def _acknowledge(signal_name: str) -> None:

@@ -1,5 +1,6 @@
 """`thermopile train`: what is asked of a new run, and of one that goes on."""
 
+import re
 import shutil
 import tomllib
 
@@ -46,6 +47,18 @@ def started(pairs_dataset, tmp_path_factory):
 def finished(started, tmp_path):
     """A run of one epoch, 7 steps, for one test alone."""
     return shutil.copytree(started, tmp_path / "run")
+
+
+def test_a_run_begins_with_a_line_of_what_it_trains(pairs_dataset, tmp_path):
+    result = train("--data", pairs_dataset.path, "--out", tmp_path / "run", *sets(*TINY))
+    first, *_, last = result.stderr.splitlines()
+    parameters = sum(each.numel() for each in weights(tmp_path / "run").values())
+    assert re.fullmatch(
+        rf"{tmp_path}/run: 2,000 pairs of {pairs_dataset.path}, (cpu|cuda.*), encoders of {parameters:,} parameters, "
+        "7 steps in 1 epoch",
+        first,
+    )
+    assert last.startswith("training: 7/7 loss")
 
 
 # Looking first

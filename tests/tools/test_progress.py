@@ -1,0 +1,42 @@
+"""Progress where there is no terminal: lines for a log."""
+
+import pytest
+
+from thermopile.tools import progress
+from thermopile.tools.duration import duration
+from thermopile.tools.progress import progress_bar
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that the progress sees, in seconds, as a list to be changed."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_line_says_how_far_it_is_and_how_long_the_rest_takes(clock, capsys):
+    with progress_bar("training", 1000) as bar:
+        bar.update(200)  # a run that goes on
+        for clock[0], done in ((105, 205), (110, 300), (120, 400), (130, 1000)):
+            bar.update(done, "loss 1.0")
+    assert capsys.readouterr().err.splitlines() == [
+        "training: 300/1,000, 1 min left loss 1.0",
+        "training: 400/1,000, 1 min left loss 1.0",
+        "training: 1,000/1,000 loss 1.0",
+    ]
+
+
+def test_a_line_before_anything_was_done_gives_no_time(clock, capsys):
+    with progress_bar("converting", 10) as bar:
+        for clock[0] in (100, 110):
+            bar.update(0)
+    assert capsys.readouterr().err == "converting: 0/10 \n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4, "0 s"), (59, "59 s"), (60, "1 min"), (3599, "59 min"), (3660, "1 h 1 min"), (90_000, "1 d 1 h")],
+)
+def test_durations_have_two_units_at_most(seconds, said):
+    assert duration(seconds) == said

@@ -96,8 +96,10 @@ def _items(file: Descriptor, at: int, count: int, dtype: np.dtype[Any], unfinish
 
 
 def _lengths(pieces: NDArray[np.void], starts: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
-    """Bytes written at each start, uint64 [rows]; None where no piece begins at one of them."""
+    """Bytes written at each start, uint64 [rows]; None where no piece begins at one of them, or pieces overlap."""
     by_start = np.argsort(pieces["at"])
-    begins = pieces["at"][by_start]
+    begins, lengths = pieces["at"][by_start], pieces["bytes"][by_start]
     place = np.minimum(np.searchsorted(begins, starts), len(begins) - 1)
-    return pieces["bytes"][by_start][place] if np.array_equal(begins[place], starts) else None
+    if (np.diff(begins) < lengths[:-1]).any() or not np.array_equal(begins[place], starts):
+        return None
+    return lengths[place]

@@ -36,7 +36,7 @@ def check(context: click.Context, dataset: Path, workers: int | None, as_json: b
     the captions; ids are dense, and no sample of the source comes twice.
     """
     from ..pipeline.check import check_dataset
-    from ..pipeline.dataset import read_index
+    from ..pipeline.dataset_index import read_index
 
     samples = read_index(dataset).n
     with progress_bar(f"checking {dataset.name}", samples) as bar:

@@ -9,6 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ..files import open_regular
+from ..sealed_json import DamagedJSONError, parse
+from .errors import DatasetError
+
 _NUMBER = re.compile(r"\d[\d,.]*")
 
 
@@ -24,9 +28,13 @@ class BadSample(NamedTuple):
 
 
 def read_bad_samples(file: Path) -> Iterator[BadSample]:
-    with file.open(encoding="utf-8") as lines:
-        for line in lines:
-            yield BadSample(**json.loads(line))
+    """Raises DatasetError for a line that is none."""
+    with open_regular(file) as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield BadSample(**{name: str(text) for name, text in parse(line).items()})
+            except (DamagedJSONError, AttributeError, TypeError) as error:
+                raise DatasetError(f"{file}, line {number:,}, is damaged: {error}") from error
 
 
 def count_reasons(samples: Iterable[BadSample]) -> Counter[str]:

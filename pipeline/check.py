@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import Tokenizer
 
 from ..files import sha256_of
-from .beton import Beton
 from .cores import cores
-from .dataset import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, Dataset, TokenizerInfo, shard_name
+from .dataset import Dataset
+from .dataset_index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, ShardSuffix, TokenizerInfo, shard_name
 from .errors import DatasetError
 from .images import decodes
+from .samples_table import CAPTION, PLACE_IN_SHARD, SamplesTable
+from .shard import Shard
 from .tokenizer import encode, end_id_of, load_tokenizer, vocab_size_of
 
 ROWS_AT_ONCE = 256
@@ -37,11 +37,13 @@ class Finding(NamedTuple):
     what: str
 
 
-class _Shard(NamedTuple):
+class _Opened(NamedTuple):
     name: str
-    beton: Beton
+    shard: Shard
+    records: NDArray[np.void]
+    """RECORD of every row."""
     captions: list[str] | None
-    """Of every row; None in a dataset without, and where the table is of another length than the FFCV file."""
+    """Of every row; None in a dataset without, and where the table cannot be used."""
     vocabulary: TokenizerInfo | None
     tokenizer: Tokenizer | None
 
@@ -51,9 +53,9 @@ def check_dataset(
 ) -> Iterator[Finding]:
     """Everything that is wrong with the dataset at `path`, as it is found; nothing where it is sound.
 
-    Compared are dataset.json with its fingerprint, every shard with its sha256, the tables with the FFCV files, every
-    picture with its height and width, the tokens with what the tokenizer makes of the captions; no source index may
-    come twice. `workers` threads decode. on_progress is told the number of rows checked so far.
+    Compared are dataset.json with its checksum, every file with its sha256, every row with its checksums, the tables
+    with the rows, every picture with its height and width, the tokens with what the tokenizer makes of the captions; no
+    source index may come twice. `workers` threads decode. on_progress is told the number of rows checked so far.
     Raises DatasetError where dataset.json cannot be used, or a shard's file is missing.
     """
     dataset = Dataset(path)
@@ -62,18 +64,21 @@ def check_dataset(
     seen = np.zeros(0, np.int64)
     with ThreadPoolExecutor(workers or cores()) as threads:
         for number in range(dataset.shards):
+            name = shard_name(number, "beton")
+            yield from _check_digests(dataset, number)
             try:
-                shard, findings = _open(dataset, number, tokenizer)
-            except (DatasetError, OSError, pa.ArrowException) as error:
-                yield Finding("file", shard_name(number, "beton"), str(error))
+                shard = dataset.shard(number)
+                records = shard.records()
+            except (DatasetError, OSError) as error:
+                yield Finding("file", name, str(error))
                 continue
+            captions, findings = _check_table(dataset, number, records)
             yield from findings
-            yield from _check_source_index(shard, seen)
-            seen = np.concatenate([seen, shard.beton.source_index])
-            batches = [
-                range(len(shard.beton))[at : at + ROWS_AT_ONCE] for at in range(0, len(shard.beton), ROWS_AT_ONCE)
-            ]
-            for rows, findings in zip(batches, threads.map(partial(_check_rows, shard), batches), strict=True):
+            yield from _check_source_index(name, records["source_index"], seen)
+            seen = np.concatenate([seen, records["source_index"]])
+            opened = _Opened(name, shard, records, captions, dataset.index.tokenizer, tokenizer)
+            batches = [range(len(records))[at : at + ROWS_AT_ONCE] for at in range(0, len(records), ROWS_AT_ONCE)]
+            for rows, findings in zip(batches, threads.map(partial(_check_rows, opened), batches), strict=True):
                 yield from findings
                 on_progress(int(dataset.first_id[number]) + rows.stop)
 
@@ -92,39 +97,59 @@ def _open_tokenizer(dataset: Dataset) -> tuple[Tokenizer | None, list[Finding]]:
     return tokenizer, []
 
 
-def _open(dataset: Dataset, number: int, tokenizer: Tokenizer | None) -> tuple[_Shard, list[Finding]]:
-    name = shard_name(number, "beton")
-    files = [dataset.path / SHARD_FOLDER / name, dataset.path / SHARD_FOLDER / shard_name(number, "parquet")]
-    findings = []
-    if sha256_of(*files) != dataset.index.shard_digests[number]:
-        findings.append(Finding("digest", name, "these are not the bytes that were written (sha256)"))
-    beton, table = dataset.beton(number), pq.read_table(files[1])
-    for column, expected in (("row", np.arange(len(beton))), ("width", beton.widths), ("height", beton.heights)):
-        if column not in table.column_names or not np.array_equal(table[column], expected):
-            findings.append(Finding("table", files[1].name, f"its column {column!r} does not fit the FFCV file"))
-    fits = "caption" in table.column_names and len(table) == len(beton)
-    captions = [caption or "" for caption in table["caption"].to_pylist()] if fits else None
-    return _Shard(name, beton, captions, dataset.index.tokenizer, tokenizer), findings
+def _check_digests(dataset: Dataset, number: int) -> Iterator[Finding]:
+    for suffixes, digest in dataset.index.shard_digests[number].items():
+        names = [shard_name(number, cast(ShardSuffix, suffix)) for suffix in suffixes.split()]
+        try:
+            found = sha256_of(*(dataset.path / SHARD_FOLDER / name for name in names))
+        except OSError as error:
+            yield Finding("file", names[0], str(error))
+            continue
+        if found != digest:
+            yield Finding("digest", " and ".join(names), "these are not the bytes that were written (sha256)")
 
 
-def _check_source_index(shard: _Shard, seen: NDArray[np.int64]) -> Iterator[Finding]:
-    indices, rows = np.unique(shard.beton.source_index, return_index=True)
-    if len(indices) < len(shard.beton):
-        yield Finding("source index", shard.name, f"{len(shard.beton) - len(indices):,} rows repeat another row's")
+def _check_table(
+    dataset: Dataset, number: int, records: NDArray[np.void]
+) -> tuple[list[str] | None, list[Finding]]:  # fmt: skip
+    """The captions of a shard, and where its samples table does not fit its rows."""
+    name = shard_name(number, "parquet")
+    expected = {PLACE_IN_SHARD: np.arange(len(records)), "width": records["width"], "height": records["height"]}
+    # Of its own, without the digest that was looked at before: what else is wrong with the table is told as well.
+    digests = tuple({} for _ in dataset.index.shard_digests)
+    try:
+        index = dataset.index.model_copy(update={"shard_digests": digests})
+        table = SamplesTable(dataset.path, index).whole(number, [*expected, CAPTION])
+    except (DatasetError, OSError) as error:
+        return None, [Finding("table", name, str(error))]
+    wrong = [column for column, values in expected.items() if not np.array_equal(table[column], values)]
+    findings = [Finding("table", name, f"its column {column!r} does not fit the rows") for column in wrong]
+    return [caption or "" for caption in table[CAPTION].to_pylist()], findings
+
+
+def _check_source_index(name: str, source_index: NDArray[np.int64], seen: NDArray[np.int64]) -> Iterator[Finding]:
+    indices, rows = np.unique(source_index, return_index=True)
+    if len(indices) < len(source_index):
+        yield Finding("source index", name, f"{len(source_index) - len(indices):,} rows repeat another row's")
     for row in rows[np.isin(indices, seen)].tolist():
-        index = shard.beton.source_index[row]
-        yield Finding("source index", f"{shard.name}, row {row:,}", f"{index:,} comes in an earlier shard as well")
+        yield Finding(
+            "source index", f"{name}, row {row:,}", f"{source_index[row]:,} comes in an earlier shard as well"
+        )
 
 
-def _check_rows(shard: _Shard, rows: range) -> list[Finding]:
-    wrong = [(row, "picture", reason) for row in rows if (reason := _wrong_with_picture(shard.beton, row))]
-    if shard.vocabulary is not None:
-        wrong += [(row, "tokens", reason) for row, reason in _wrong_with_tokens(shard, shard.vocabulary, rows)]
-    return [Finding(kind, f"{shard.name}, row {row:,}", reason) for row, kind, reason in sorted(wrong)]
+def _check_rows(opened: _Opened, rows: range) -> list[Finding]:
+    wrong = [(row, "picture", reason) for row in rows if (reason := _wrong_with_picture(opened, row))]
+    if opened.vocabulary is not None:
+        wrong += [(row, "tokens", reason) for row, reason in _wrong_with_tokens(opened, opened.vocabulary, rows)]
+    return [Finding(kind, f"{opened.name}, row {row:,}", reason) for row, kind, reason in sorted(wrong)]
 
 
-def _wrong_with_picture(beton: Beton, row: int) -> str:
-    jpeg, width, height = beton.jpeg(row), int(beton.widths[row]), int(beton.heights[row])
+def _wrong_with_picture(opened: _Opened, row: int) -> str:
+    height, width = (int(opened.records[name][row]) for name in ("height", "width"))
+    try:
+        jpeg = opened.shard.jpeg(row)
+    except DatasetError as error:
+        return str(error)
     try:
         with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
             size = image.size
@@ -135,19 +160,22 @@ def _wrong_with_picture(beton: Beton, row: int) -> str:
     return "" if decodes(jpeg, height, width) else "it cannot be decoded to its end"
 
 
-def _wrong_with_tokens(shard: _Shard, info: TokenizerInfo, rows: range) -> Iterator[tuple[int, str]]:
-    if shard.beton.context_length != info.context_length:
-        yield rows.start, f"{shard.beton.context_length} tokens, where {INDEX_FILE} says {info.context_length}"
-        return
-    tokens = shard.beton.tokens(np.array(rows))
-    outside = ((tokens < 0) | (tokens >= info.vocab_size)).any(axis=1)
+def _wrong_with_tokens(opened: _Opened, info: TokenizerInfo, rows: range) -> Iterator[tuple[int, str]]:
+    readable, of_row = [], [np.empty((0, info.context_length), np.int32)]
+    for row in rows:
+        try:
+            of_row.append(opened.shard.tokens(np.array([row])))
+            readable.append(row)
+        except DatasetError as error:
+            yield row, str(error)
+    tokens = np.concatenate(of_row)
     unclosed = ~(tokens == info.end_id).any(axis=1)
-    others = np.zeros(len(rows), bool)
-    if shard.tokenizer is not None and shard.captions is not None:
-        others = (encode(shard.tokenizer, shard.captions[rows.start : rows.stop]).tokens != tokens).any(axis=1)
+    others = np.zeros(len(readable), bool)
+    if opened.tokenizer is not None and opened.captions is not None and readable:
+        captions = [opened.captions[row] for row in readable]
+        others = (encode(opened.tokenizer, captions).tokens != tokens).any(axis=1)
     for reason, bad in (
-        (f"a token is not below {info.vocab_size}", outside),
         (f"the closing token {info.end_id} is missing", unclosed),
-        ("these are not the caption's", others & ~outside & ~unclosed),
+        ("these are not the caption's", others & ~unclosed),
     ):
-        yield from ((rows[place], reason) for place in np.flatnonzero(bad).tolist())
+        yield from ((readable[place], reason) for place in np.flatnonzero(bad).tolist())

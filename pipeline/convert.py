@@ -8,7 +8,6 @@ the shards, partial.py keeps what is done and gives it its name in the end.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import time
@@ -22,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from ..files import sync
+from ..files import sha256_of, sync
 from .bad_samples import BadSample, count_reasons, read_bad_samples
 from .cores import cores
-from .dataset import ERRORS_FILE, FORMAT, DatasetIndex, ImagePolicy, TokenizerInfo, fingerprint, read_index
+from .dataset_index import CAPTIONS_PER_SAMPLE, ERRORS_FILE, ImagePolicy, TokenizerInfo, read_index, seal_index
 from .errors import DatasetError, SourceError
 from .partial import Partial, ShardResult, claimed, refuse_existing
 from .plan import Plan, cut_into_shards
@@ -221,20 +220,21 @@ class _Run:
             raise SourceError(
                 f"none of the {self.plan.selected:,} samples is usable; the first: {first.uri!r}: {first.reason}"
             )
-        index: dict[str, Any] = {
-            "format": FORMAT,
+        pairs = self.source.mode == "pairs"
+        index = seal_index({
             "n": sum(result.rows for result in kept),
             "mode": self.source.mode,
+            "captions_per_sample": CAPTIONS_PER_SAMPLE if pairs else 0,
             "first_id": np.cumsum([0, *(result.rows for result in kept)]).tolist(),
             "image": self.settings.image.model_dump(),
-            "tokenizer": self._tokenizer_info(kept) if self.source.mode == "pairs" else None,
+            "tokenizer": self._tokenizer_info(kept) if pairs else None,
+            "tokenizer_digest": sha256_of(self.partial.tokenizer) if pairs else None,
+            "shard_digests": [result.digests for result in kept],
+            "grown_from": None,
             "source": self.plan.source
             | {"samples": self.plan.samples, "permutation_seed": self.plan.seed, "plan": self.plan.digest()},
-            "shard_digests": [result.digest for result in kept],
-        }
-        index["fingerprint"] = fingerprint(index)
-        DatasetIndex.model_validate(index)
-        self.partial.assemble(parts, results, json.dumps(index, indent=1))
+        })  # fmt: skip
+        self.partial.assemble(parts, results, index)
 
     def _tokenizer_info(self, results: list[ShardResult]) -> dict[str, Any]:
         tokenizer = load_tokenizer(self.partial.tokenizer, context_length=self.settings.context_length)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -24,20 +26,24 @@ from .batch import Batch
 from .cores import cores
 from .dataset import Dataset
 from .errors import DatasetError
+from .keyed import compiled
 from .order import Order
 from .placing import Placed, Placer
+from .stored_sample import SOUND, UNDECODABLE, fetch_jpeg, fetch_tokens
 
 dali: Any = nvidia.dali  # its own types know neither its constants nor conditionals
 fn, types = dali.fn, dali.types
 
 
 class _Scheduled(NamedTuple):
-    """A batch that the pipeline is at."""
+    """A batch that the pipeline is at, unless it has an error."""
 
     sample_ids: NDArray[np.int64]
     tokens: Tensor | None
     inputs: dict[str, Any]
     """Name -> what the pipeline was fed, by sample."""
+    error: DatasetError | None = None
+    """What to raise when the batch is asked for."""
 
 
 class DALILoader:
@@ -54,6 +60,7 @@ class DALILoader:
         self.order, self.recipe, self.image_size, self.views = order, recipe, image_size, views
         self.rank, self.world, self.device = rank, world, device
         self._placer, self._workers, self._ahead = Placer(dataset), workers, ahead
+        self._readers = ThreadPoolExecutor(workers, "thermopile-reader")
         self._pipeline: Any = None  # built when an epoch begins
         self._scheduled: deque[_Scheduled] = deque()  # oldest first
         self._turn = 0
@@ -82,7 +89,7 @@ class DALILoader:
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from first_step on. Beginning an epoch ends the one before.
 
-        A sample that does not decode raises DatasetError at the batch that holds it.
+        A sample that is not as it was stored raises DatasetError at the batch that holds it.
         """
         self._drain()
         self._turn = turn = self._turn + 1
@@ -102,10 +109,11 @@ class DALILoader:
                 self._drain()
 
     def close(self) -> None:
-        """End DALI's threads; waits for the batches they are at."""
+        """End DALI's threads and those that read; waits for the batches they are at."""
         self._turn += 1
         self._drain()
         self._pipeline = None
+        self._readers.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -124,35 +132,51 @@ class DALILoader:
         return pipeline
 
     def _schedule(self, epoch: int, step: int) -> None:
-        placed, tokens = self._placer.place(self.order.batch_ids(epoch, step, self.rank, self.world))
-        inputs: dict[str, Any] = {
-            "jpeg": _in_place(placed),
-            "sides": np.stack([placed.height, placed.width], axis=1).astype(np.float32),
-        }
+        ids = self.order.batch_ids(epoch, step, self.rank, self.world)
+        try:
+            placed, jpegs = self._read(ids)
+        except DatasetError as error:
+            self._scheduled.append(_Scheduled(ids, None, {}, error))
+            return
+        height, width = (placed.records[name].astype(np.int64) for name in ("height", "width"))
+        inputs: dict[str, Any] = {"jpeg": jpegs, "sides": np.stack([height, width], axis=1).astype(np.float32)}
         for view in range(self.views):
-            drawn = view_parameters(
-                self.recipe, self.order.seed, epoch, placed.sample_ids, placed.height, placed.width, view
-            )
+            drawn = view_parameters(self.recipe, self.order.seed, epoch, ids, height, width, view)
             inputs |= {f"{name}{view}": values for name, values in _inputs_of_view(self.recipe, drawn).items()}
         try:
             _start(self._pipeline, inputs)
         except BaseException:  # a pipeline fed by half would pair pixels with the choices for others
             self._forget_pipeline()
             raise
-        self._scheduled.append(_Scheduled(placed.sample_ids, self._as_tensor(tokens), inputs))
+        self._scheduled.append(_Scheduled(ids, self._as_tensor(placed), inputs))
 
-    def _as_tensor(self, tokens: NDArray[np.int32] | None) -> Tensor | None:
-        if tokens is None:
+    def _read(self, ids: NDArray[np.int64]) -> tuple[Placed, list[NDArray[np.uint8]]]:
+        """The samples' JPEGs, and their tokens in Placed. Raises DatasetError for one that is not as it was stored."""
+        placed, _shards = self._placer.place(ids)  # the shards stay open to the end of this call
+        ends = np.cumsum(placed.records["jpeg_bytes"], dtype=np.int64)
+        memory = np.empty(ends[-1], np.uint8)
+        cuts = np.linspace(0, len(ids), self._workers + 1).astype(int).tolist()
+        parts = [self._readers.submit(_read_rows, placed, low, high, ends, memory) for low, high in pairwise(cuts)]
+        for row, fault in [part.result() for part in parts]:
+            if fault:
+                raise self._placer.damaged(int(ids[row]), fault)
+        return placed, np.split(memory, ends[:-1])
+
+    def _as_tensor(self, placed: Placed) -> Tensor | None:
+        if not placed.vocab_size:
             return None
-        return torch.from_numpy(tokens).pin_memory() if self.device == "cuda" else torch.from_numpy(tokens)
+        tokens = torch.from_numpy(placed.tokens)
+        return tokens.pin_memory() if self.device == "cuda" else tokens
 
     def _collect(self) -> Batch:
         batch = self._scheduled.popleft()
+        if batch.error:
+            raise batch.error
         try:
             outputs = self._take_outputs()
         except RuntimeError as error:
             if (row := self._first_refused(batch.inputs)) is not None:
-                raise self._placer.undecodable(int(batch.sample_ids[row])) from error
+                raise self._placer.damaged(int(batch.sample_ids[row]), UNDECODABLE) from error
             raise
         # The tensors share DALI's memory, which is theirs as long as they live.
         views = tuple(from_dlpack(output.as_tensor()) for output in outputs)
@@ -184,7 +208,8 @@ class DALILoader:
     def _drain(self) -> None:
         """Take what is still scheduled, and throw it away."""
         while self._scheduled:
-            self._scheduled.popleft()
+            if self._scheduled.popleft().error:
+                continue
             # A damaged sample that nobody asked for, or a pipeline that DALI ended because the interpreter does.
             with suppress(RuntimeError, AttributeError):
                 self._take_outputs()
@@ -200,16 +225,22 @@ def _start(pipeline: Any, inputs: dict[str, Any]) -> None:
     pipeline.schedule_run()
 
 
-class _Memory:
-    """Bytes at an address, as numpy wants them described."""
+@compiled
+def _read_rows(
+    placed: Placed, low: int, high: int, ends: NDArray[np.int64], memory: NDArray[np.uint8]
+) -> tuple[int, int]:
+    """Read the JPEGs of rows low … high - 1 to where they end in `memory`, and their tokens.
 
-    def __init__(self, address: int, size: int) -> None:
-        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (address, True)}
-
-
-def _in_place(placed: Placed) -> list[NDArray[np.uint8]]:
-    """The JPEGs where they lie in the shards' memory maps, b arrays of bytes."""
-    return [np.asarray(_Memory(a, n)) for a, n in zip(placed.address.tolist(), placed.size.tolist(), strict=True)]
+    Returns the first row that is not as it was stored and what is wrong with it, or (high, SOUND).
+    """
+    for row in range(low, high):
+        file, record = placed.files[row], placed.records[row]
+        fault = fetch_jpeg(file, record, placed.verified, memory[ends[row] - np.int64(record.jpeg_bytes) : ends[row]])
+        if fault == SOUND:
+            fault = fetch_tokens(file, record, placed.verified, placed.vocab_size, placed.tokens[row])
+        if fault != SOUND:
+            return row, fault
+    return high, SOUND
 
 
 def _inputs_of_view(recipe: Recipe, drawn: ViewParameters) -> dict[str, NDArray[Any]]:
@@ -235,7 +266,7 @@ def _inputs_of_view(recipe: Recipe, drawn: ViewParameters) -> dict[str, NDArray[
 
 @dali.pipeline_def(enable_conditionals=True)  # type: ignore[untyped-decorator]
 def _views_of_jpegs(recipe: Recipe, image_size: int, views: int, on_gpu: bool) -> tuple[Any, ...]:
-    jpeg = fn.external_source(name="jpeg", dtype=types.UINT8, ndim=1, no_copy=True)  # out of the memory map
+    jpeg = fn.external_source(name="jpeg", dtype=types.UINT8, ndim=1, no_copy=True)  # kept with the batch
     sides = fn.external_source(name="sides", dtype=types.FLOAT, ndim=1)
     # As FFCV decodes: upright as stored, chroma interpolated, with the fast inverse DCT.
     picture = fn.decoders.image(

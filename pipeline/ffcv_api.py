@@ -12,15 +12,13 @@ from ffcv.fields import IntField, NDArrayField, RGBImageField  # noqa: E402
 from ffcv.libffcv import ctypes_imdecode as imdecode  # noqa: E402
 from ffcv.libffcv import ctypes_resize as resize  # noqa: E402
 from ffcv.memory_allocator import MemoryAllocator  # noqa: E402
-from ffcv.reader import Reader  # noqa: E402
 from ffcv.types import FieldDescType, HeaderType  # noqa: E402
-from ffcv.writer import MIN_PAGE_SIZE, DatasetWriter, handle_sample  # noqa: E402
+from ffcv.writer import DatasetWriter, handle_sample  # noqa: E402
 
 torch.set_num_threads(_torch_threads)
 numba.set_num_threads(_numba_threads)
 
 __all__ = [
-    "MIN_PAGE_SIZE",
     "DatasetWriter",
     "FieldDescType",
     "HeaderType",
@@ -28,7 +26,6 @@ __all__ = [
     "MemoryAllocator",
     "NDArrayField",
     "RGBImageField",
-    "Reader",
     "handle_sample",
     "imdecode",
     "resize",

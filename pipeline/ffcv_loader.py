@@ -24,6 +24,8 @@ from .order import Order
 from .pixels import gaussian_blur, normalise, recolour, solarise
 from .placing import Placed, Placer
 from .resample import resample_into
+from .shard import Shard
+from .stored_sample import SOUND, UNDECODABLE, fetch_jpeg, fetch_tokens
 from .view_memory import ViewMemory
 
 Augmentation = Callable[[NDArray[np.float32], np.uint64], None]
@@ -68,38 +70,30 @@ class ViewMaker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[Batch, list[Future[int]]]:
+    def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[Batch, list[Future[tuple[int, int]]]]:
         size = self.image_size
         pixels = self._memory.lend((self.views, len(ids), 3, size, size))
-        placed, tokens = self._placer.place(ids)
-        views = tuple(
-            view_parameters(self.recipe, self.seed, epoch, ids, placed.height, placed.width, view)
-            for view in range(self.views)
-        )
+        placed, shards = self._placer.place(ids)
+        sides = placed.records["height"].astype(np.int64), placed.records["width"].astype(np.int64)
+        views = tuple(view_parameters(self.recipe, self.seed, epoch, ids, *sides, view) for view in range(self.views))
         cuts, constants = np.linspace(0, len(ids), self._workers + 1).astype(int), self._constants(epoch)
         parts = [
-            self._pool.submit(self._make_rows, placed, views, low, high, pixels, *constants)
+            self._pool.submit(_make_part, shards, placed, views, low, high, pixels, *constants)
             for low, high in pairwise(cuts.tolist())
         ]
-        batch = Batch(
-            torch.from_numpy(ids), tuple(torch.from_numpy(pixels)), None if tokens is None else torch.from_numpy(tokens)
-        )
-        return batch, parts
-
-    def _make_rows(self, *of_part: Any) -> int:
-        """A method, so that work under way holds the memory maps that it reads when its loader is dropped unclosed."""
-        row: int = _make_rows(*of_part)
-        return row
+        tokens = torch.from_numpy(placed.tokens) if placed.vocab_size else None
+        return Batch(torch.from_numpy(ids), tuple(torch.from_numpy(pixels)), tokens), parts
 
     def _constants(self, epoch: int) -> tuple[Any, ...]:
         std = np.array(self.recipe.std)
         gain, offset = (1 / (255 * std)).astype(np.float32), (-np.array(self.recipe.mean) / std).astype(np.float32)
         return self.recipe.has_colour, gain, offset, self._augment, np.uint64(self.seed), np.uint64(epoch)
 
-    def _finish(self, batch: Batch, parts: list[Future[int]]) -> Batch:
+    def _finish(self, batch: Batch, parts: list[Future[tuple[int, int]]]) -> Batch:
         for part in parts:
-            if (row := part.result()) >= 0:
-                raise self._placer.undecodable(int(batch.sample_ids[row]))
+            row, fault = part.result()
+            if fault:
+                raise self._placer.damaged(int(batch.sample_ids[row]), fault)
         return batch
 
 
@@ -137,9 +131,9 @@ class FFCVLoader(ViewMaker):
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from first_step on.
 
-        A sample that does not decode raises DatasetError at the batch that holds it.
+        A sample that is not as it was stored raises DatasetError at the batch that holds it.
         """
-        under_way: deque[tuple[Batch, list[Future[int]]]] = deque()
+        under_way: deque[tuple[Batch, list[Future[tuple[int, int]]]]] = deque()
         try:
             for step in range(first_step, self.order.steps_per_epoch):
                 ids = self.order.batch_ids(epoch, step, self.rank, self.world)
@@ -154,6 +148,12 @@ class FFCVLoader(ViewMaker):
                     part.cancel()
 
 
+def _make_part(shards: list[Shard], *of_part: Any) -> tuple[int, int]:
+    """Make some rows, and keep their shards open meanwhile."""
+    row, fault = _make_rows(*of_part)
+    return row, fault
+
+
 @compiled
 def _leave(view: NDArray[np.float32], key: np.uint64) -> None:
     """The augmentation of those who bring none."""
@@ -164,18 +164,30 @@ def _make_rows(
     placed: Placed, views: tuple[ViewParameters, ...], low: int, high: int, out: NDArray[np.float32],
     recolours: bool, gain: NDArray[np.float32], offset: NDArray[np.float32],
     augment: Augmentation, seed: np.uint64, epoch: np.uint64,
-) -> int:  # fmt: skip
-    """Fill out[view, row] for rows low … high - 1. Returns the first row whose JPEG does not decode, or -1."""
-    most_pixels = 0
+) -> tuple[int, int]:  # fmt: skip
+    """Fill out[view, row] and the tokens for rows low … high - 1.
+
+    Returns the first row that is not as it was stored and what is wrong with it, or (high, SOUND).
+    """
+    most_pixels, most_bytes = 0, 0
     for row in range(low, high):
-        most_pixels = max(most_pixels, placed.height[row] * placed.width[row])
-    memory = np.empty(3 * most_pixels, np.uint8)
+        record = placed.records[row]
+        most_pixels = max(most_pixels, np.int64(record.height) * np.int64(record.width))
+        most_bytes = max(most_bytes, np.int64(record.jpeg_bytes))
+    memory, jpeg = np.empty(3 * most_pixels, np.uint8), np.empty(most_bytes, np.uint8)
     for row in range(low, high):
+        file, record = placed.files[row], placed.records[row]
+        fault = fetch_jpeg(file, record, placed.verified, jpeg)
+        if fault == SOUND:
+            fault = fetch_tokens(file, record, placed.verified, placed.vocab_size, placed.tokens[row])
+        if fault != SOUND:
+            return row, fault
+        whole_height, whole_width = np.int64(record.height), np.int64(record.width)
         reduced = _reduction(views, row, out.shape[3])
-        height, width = -(-placed.height[row] // reduced), -(-placed.width[row] // reduced)
-        if imdecode(placed.address[row], placed.size[row], placed.height[row], placed.width[row], memory.ctypes.data,
-                    placed.height[row], placed.width[row], 0, 0, 1, reduced, False, False) != 0:  # fmt: skip
-            return row
+        height, width = -(-whole_height // reduced), -(-whole_width // reduced)
+        if imdecode(jpeg.ctypes.data, record.jpeg_bytes, whole_height, whole_width, memory.ctypes.data,
+                    whole_height, whole_width, 0, 0, 1, reduced, False, False) != 0:  # fmt: skip
+            return row, UNDECODABLE
         picture = memory[: 3 * height * width].reshape(height, width, 3)
         for view in range(len(views)):
             drawn, pixels = views[view], out[view, row]
@@ -189,7 +201,7 @@ def _make_rows(
                 solarise(pixels)
             augment(pixels, view_key(seed, epoch, np.uint64(placed.sample_ids[row]), np.uint64(view)))
             normalise(pixels, gain, offset)
-    return -1
+    return high, SOUND
 
 
 @njit(nogil=True)

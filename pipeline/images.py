@@ -13,15 +13,15 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from .beton import MAX_JPEG_BYTES
-from .dataset import ImagePolicy
+from .dataset_index import ImagePolicy
 from .errors import BadSampleError
 from .ffcv_api import imdecode
 from .jpeg_markers import coding_of
+from .jpeg_size import size_in_header
+from .row_records import MAX_PIXELS
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Nothing else is opened: Pillow also knows formats that start other programs. MPO is a JPEG with more behind it."""
-MAX_PIXELS = 89_478_485
-"""Pillow's own limit before it warns of a bomb: a quarter of a gigabyte as RGB."""
 MAX_SIDE = 65_500
 """libjpeg's limit; FFCV stores a side in 16 bits."""
 
@@ -89,8 +89,10 @@ def _kept_plain(picture: bytes, height: int, width: int, policy: ImagePolicy) ->
 
 
 def decodes(jpeg: bytes, height: int, width: int) -> bool:
-    """Whether the decoder that training uses takes these bytes without a complaint."""
+    """Whether the decoder that training uses takes these bytes without a complaint, and they are of this size."""
     data = np.frombuffer(jpeg, np.uint8)
+    if size_in_header(data) != (height, width):
+        return False  # the decoder's memory is only as large as these say
     pixels = np.empty((height, width, 3), np.uint8)
     result: int = imdecode(
         data.ctypes.data, data.size, height, width, pixels.ctypes.data, height, width, 0, 0, 1, 1, False, False

@@ -2,18 +2,18 @@
 
     lock                         held by the process that converts to OUT
     plan.json                    all that decides the dataset's bytes
-    parts/part-00000.beton       a shard that was verified, .parquet its table, .errors.jsonl what was left out of it
+    parts/part-00000.beton       a shard that was verified; .rows, .parquet its tables, .errors.jsonl the rest
     parts/part-00000.done.json   its marker, written last: without it, the shard is written again
     dataset/                     what is to become OUT: tokenizer.json at the start, all else once every shard is done
     errors.jsonl                 what was left out, of a conversion that failed for it
 
-Every step can be repeated, so a conversion that was killed at any moment goes on where it was.
+Every step can be repeated, so a conversion that was killed at any moment goes on where it was. Nothing in it is written
+through a link.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -22,22 +22,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from ..files import sync, write_atomically
-from .dataset import ERRORS_FILE, INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, read_index, shard_name
+from ..files import open_own, open_regular, own_directory, read_regular, sync, write_atomically, written_aside
+from ..sealed_json import DamagedJSONError, unseal
+from .dataset_index import (
+    ERRORS_FILE,
+    INDEX_FILE,
+    SHARD_FOLDER,
+    SHARD_SUFFIXES,
+    TOKENIZER_FILE,
+    ShardSuffix,
+    read_index,
+    shard_name,
+)
 from .errors import DatasetError, DatasetExistsError
 from .plan import Plan
 
-PartSuffix = Literal["beton", "parquet", "errors.jsonl", "done.json"]
+PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
 
 
 class ShardResult(NamedTuple):
     """What came of one shard; its marker's content."""
 
     rows: int
-    digest: str
-    """sha256 of the .beton followed by the .parquet."""
+    digests: dict[str, str]
+    """Suffix of each of its files -> sha256."""
     left_out: int
     truncated: int
     """Captions that were cut."""
@@ -57,11 +67,14 @@ class Part(NamedTuple):
         return self.folder / f"{self.file(suffix).name}.{os.getpid()}.writing"
 
     def result(self) -> ShardResult | None:
-        """None where the shard is not done."""
+        """None where the shard is not done, or its marker is not what was written: it is written again then."""
         try:
-            return ShardResult(**json.loads(self.file("done.json").read_text("utf-8")))
-        except FileNotFoundError:
+            return _RESULT.validate_python(unseal(read_regular(self.file("done.json"))))
+        except (FileNotFoundError, DamagedJSONError, ValidationError):
             return None
+
+
+_RESULT = TypeAdapter(ShardResult)
 
 
 class Partial(NamedTuple):
@@ -103,7 +116,7 @@ class Partial(NamedTuple):
     def clear(self) -> None:
         """Make an empty place for a new conversion; the lock stays."""
         for path in self.path.iterdir():
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != "lock":
                 path.unlink()
@@ -116,7 +129,9 @@ class Partial(NamedTuple):
         write_atomically(self._plan_file, plan.model_dump_json(indent=1).encode())
 
     def sweep(self) -> None:
-        """Remove what killed workers left half-written."""
+        """Remove what killed workers left half-written. Raises NotRegularFileError where a directory is a link."""
+        for directory in (self.path / "parts", self.dataset, self.dataset / SHARD_FOLDER):
+            own_directory(directory)
         for file in (self.path / "parts").glob("*.writing"):
             file.unlink()
 
@@ -124,30 +139,29 @@ class Partial(NamedTuple):
         """Raise DatasetExistsError where the conversion in here was begun with another plan; say what differs."""
         cure = "Give the same again, or start anew with --overwrite and without --resume"
         try:
-            begun = Plan.model_validate_json(self._plan_file.read_text("utf-8"))
-        except (ValidationError, ValueError) as error:
+            begun = Plan.model_validate_json(read_regular(self._plan_file))
+        except (ValidationError, ValueError, OSError) as error:
             raise DatasetExistsError(f"{self._plan_file} cannot be used: {error}. {cure}") from error
         if differences := plan.differences(begun):
             raise DatasetExistsError(f"{self.path} was begun otherwise: {'; '.join(differences)}. {cure}")
 
     def gather_errors(self, parts: list[Part], into: Path) -> None:
         """One list of all that was left out so far, in the order of the shards."""
-        with into.open("wb") as file:
+        with written_aside(into) as file:
             for part in parts:
                 for lines in part.folder.glob(f"{part.file('errors.jsonl').name}*"):  # whole, or being written
-                    with lines.open("rb") as of_part:
+                    with open_regular(lines) as of_part:
                         shutil.copyfileobj(of_part, file)
 
-    def assemble(self, parts: list[Part], results: list[ShardResult], index: str) -> None:
+    def assemble(self, parts: list[Part], results: list[ShardResult], index: bytes) -> None:
         """Number the shards that hold samples densely, and write dataset.json last."""
         kept = [part for part, result in zip(parts, results, strict=True) if result.rows]
         for shard, part in enumerate(kept):
-            for suffix in ("beton", "parquet"):
+            for suffix in SHARD_SUFFIXES:
                 _move(part.file(suffix), self.dataset / SHARD_FOLDER / shard_name(shard, suffix))
         sync(self.dataset / SHARD_FOLDER)
         self.gather_errors(parts, self.dataset / ERRORS_FILE)
-        sync(self.dataset / ERRORS_FILE)
-        write_atomically(self.dataset / INDEX_FILE, index.encode())
+        write_atomically(self.dataset / INDEX_FILE, index)
 
     def publish(self) -> None:
         """Give the whole dataset its name; one that has the name already is put aside."""
@@ -211,9 +225,10 @@ def claimed(out: Path) -> Iterator[Partial]:
 def _lock(partial: Partial) -> int:
     file = partial.path / "lock"
     while True:
-        partial.path.mkdir(parents=True, exist_ok=True)
+        partial.path.parent.mkdir(parents=True, exist_ok=True)
+        own_directory(partial.path)
         try:
-            lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock = open_own(file, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             continue  # another conversion ended, and removed the directory between these lines
         try:
@@ -233,6 +248,8 @@ def _lock(partial: Partial) -> int:
 
 
 def _move(file: Path, to: Path) -> None:
+    if file.is_symlink():
+        raise DatasetError(f"{file} is a link, and no file that a conversion wrote; start anew with --overwrite")
     if file.exists():
         file.rename(to)
     elif not to.exists():

@@ -9,47 +9,54 @@ from numpy.typing import NDArray
 
 from .dataset import Dataset
 from .errors import DatasetError
+from .row_records import RECORD
+from .shard import Shard
+from .stored_sample import REASONS
 
 
 class Placed(NamedTuple):
-    """Where the rows of a batch lie in memory; each array [b]."""
+    """Where the rows of a batch lie; compiled code takes it as it is."""
 
     sample_ids: NDArray[np.int64]
-    address: NDArray[np.uint64]
-    """Of the JPEG's first byte; valid while the dataset is open."""
-    size: NDArray[np.uint64]
-    """Of the JPEG, in bytes."""
-    height: NDArray[np.int64]
-    width: NDArray[np.int64]
+    records: NDArray[np.void]
+    """RECORD [b]."""
+    files: NDArray[np.int64]
+    """int64 [b]: descriptor of each row's .beton; valid as long as the batch's shards are kept."""
+    verified: bool
+    """Whether the records have checksums."""
+    vocab_size: int
+    """0 without captions."""
+    tokens: NDArray[np.int32]
+    """int32 [b, L] to be filled; L is 0 without captions."""
 
 
 class Placer:
-    """Opens every shard of a dataset once, and finds samples by their ids."""
+    """Finds the samples of a dataset by their ids."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
-        self._shards = [dataset.beton(shard) for shard in range(dataset.shards)]
 
-    def place(self, ids: NDArray[np.int64]) -> tuple[Placed, NDArray[np.int32] | None]:
-        """Where the samples' pixels lie, and their tokens int32 [b, L], if the dataset has captions."""
+    def place(self, ids: NDArray[np.int64]) -> tuple[Placed, list[Shard]]:
+        """Where the samples lie, and the shards to keep until they are read.
+
+        Raises DatasetError, naming the sample, where what leads to one is damaged.
+        """
         shards, rows = self.dataset.locate(ids)
-        placed = Placed(ids, np.empty(len(ids), np.uint64), np.empty(len(ids), np.uint64),
-                        np.empty(len(ids), np.int64), np.empty(len(ids), np.int64))  # fmt: skip
         info = self.dataset.index.tokenizer
-        tokens = np.empty((len(ids), info.context_length), np.int32) if info else None
-        for shard in np.unique(shards):
-            beton, at = self._shards[shard], np.flatnonzero(shards == shard)
-            placed.address[at] = beton.jpeg_address[rows[at]]
-            placed.size[at] = beton.jpeg_bytes[rows[at]]
-            placed.height[at], placed.width[at] = beton.heights[rows[at]], beton.widths[rows[at]]
-            if tokens is not None:
-                tokens[at] = beton.tokens(rows[at])
-        return placed, tokens
+        records, files = np.empty(len(ids), RECORD), np.empty(len(ids), np.int64)
+        kept = []
+        by_shard = np.argsort(shards, kind="stable")
+        for at in np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1):
+            shard = self.dataset.shard(int(shards[at[0]]))
+            of_shard = np.empty(len(at), RECORD)
+            shard.read_records(rows[at], of_shard)
+            records[at], files[at] = of_shard, shard.file.number
+            kept.append(shard)
+        placed = Placed(ids, records, files, kept[0].verified, info.vocab_size if info else 0,
+                        np.empty((len(ids), info.context_length if info else 0), np.int32))  # fmt: skip
+        return placed, kept
 
-    def undecodable(self, sample_id: int) -> DatasetError:
-        """What to raise where a sample's JPEG does not decode."""
+    def damaged(self, sample_id: int, fault: int) -> DatasetError:
+        """What to raise for a sample that is not as it was stored; fault: a key of REASONS."""
         shard, row = (int(at[0]) for at in self.dataset.locate(np.array([sample_id])))
-        return DatasetError(
-            f"sample {sample_id} (row {row} of shard {shard} of {self.dataset.path}) does not decode: "
-            "the file was damaged after its conversion. Convert the dataset again."
-        )
+        return self.dataset.shard(shard).damaged(row, REASONS[fault])

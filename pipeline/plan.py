@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from ..files import sha256_of
-from .dataset import ImagePolicy
+from .dataset_index import ImagePolicy
 from .sources import Source
 
 if TYPE_CHECKING:

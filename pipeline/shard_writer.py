@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -19,25 +18,30 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ..files import sha256_of, sync, write_atomically
+from ..sealed_json import seal_line
 from .bad_samples import BadSample
-from .beton import Beton, BetonRow, write_beton
+from .beton import BetonRow, write_beton
+from .dataset_index import CAPTIONS_PER_SAMPLE, SHARD_SUFFIXES
+from .descriptor import Descriptor
 from .errors import BadSampleError, DatasetError, SourceError
+from .ffcv_table import FFCVTable
 from .images import StoredImage, to_stored
 from .partial import Part, PartSuffix, ShardResult
+from .row_records import RECORD, Extent, RowRecords, write_row_records
 from .sources import Sample, Source
-from .tokenizer import encode
+from .stored_sample import checksum, first_unsound
+from .tokenizer import encode, vocab_size_of
 
 if TYPE_CHECKING:
     from .convert import ConvertSettings
 
 TABLE_SCHEMA = pa.schema([
-    ("row", pa.int64()), ("key", pa.string()), ("uri", pa.string()), ("caption", pa.string()),
-    ("group", pa.string()), ("width", pa.int32()), ("height", pa.int32()),
+    ("row", pa.int64()), ("key", pa.string()), ("uri", pa.string()),
+    ("captions", pa.list_(pa.string())), ("group", pa.string()), ("width", pa.int32()), ("height", pa.int32()),
 ])  # fmt: skip
 ENCODED_AT_ONCE = 32
 SECONDS_BETWEEN_FLUSHES = 0.2
-_SUFFIXES: tuple[PartSuffix, ...] = ("beton", "parquet", "errors.jsonl")
-_FIRST_BYTES_OF_JPEG = b"\xff\xd8"
+_SUFFIXES: tuple[PartSuffix, ...] = (*SHARD_SUFFIXES, "errors.jsonl")
 
 
 class Conversion(NamedTuple):
@@ -62,22 +66,25 @@ def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conve
     Raises DatasetError where the disk does not give back what was written, and SourceError at the first sample that
     cannot be used where settings.on_error says so.
     """
-    beton, parquet, errors = (part.being_written(suffix) for suffix in _SUFFIXES)
+    beton, row_records, parquet, errors = (part.being_written(suffix) for suffix in _SUFFIXES)
     length = conversion.settings.context_length if conversion.tokenizer else None
     with _flushed_meanwhile(beton):
-        with errors.open("w", encoding="utf-8") as left_out:
+        with errors.open("x", encoding="utf-8") as left_out:
             rows = _Rows(source_indices, conversion, left_out)
             write_beton(beton, rows, most_rows=len(source_indices), context_length=length)
         table = pa.table(rows.table, schema=TABLE_SCHEMA)
         pq.write_table(table, parquet)
-        _verify(beton, parquet, table, rows.source_index)
-        result = ShardResult(len(table), sha256_of(beton, parquet), rows.left_out, rows.truncated)
-    sync(parquet)
-    sync(errors)
+        _write_and_verify(beton, row_records, rows, conversion)
+        if pq.read_table(parquet) != table:
+            raise _not_what_was_written(parquet)
+        digests = {suffix: sha256_of(part.being_written(suffix)) for suffix in SHARD_SUFFIXES}
+    for file in (row_records, parquet, errors):
+        sync(file)
     for suffix in _SUFFIXES:
         part.being_written(suffix).rename(part.file(suffix))
     sync(part.folder)
-    write_atomically(part.file("done.json"), json.dumps(result._asdict()).encode())
+    result = ShardResult(len(table), digests, rows.left_out, rows.truncated)
+    write_atomically(part.file("done.json"), seal_line(result._asdict()))
 
 
 class _Rows:
@@ -88,6 +95,8 @@ class _Rows:
         self._source, self._settings, self._tokenizer, self._count_one = conversion
         self.table: dict[str, list[Any]] = {name: [] for name in TABLE_SCHEMA.names}
         self.source_index: list[int] = []
+        self.jpeg_checksums: list[int] = []
+        self.tokens_checksums: list[int] = []
         self.left_out = self.truncated = 0
 
     def __iter__(self) -> Iterator[BetonRow]:
@@ -95,8 +104,9 @@ class _Rows:
         while some := list(islice(usable, ENCODED_AT_ONCE)):
             tokens = self._tokens_of([row.sample.caption or "" for row in some])
             for (source_index, sample, image), its_tokens in zip(some, tokens, strict=True):
-                self._note(source_index, sample, image)
-                yield BetonRow(image.jpeg, image.height, image.width, its_tokens, source_index)
+                row = BetonRow(image.jpeg, image.height, image.width, its_tokens, source_index)
+                self._note(sample, row)
+                yield row
 
     def _usable(self) -> Iterator[_Row]:
         for source_index in self._source_indices.tolist():
@@ -123,28 +133,31 @@ class _Rows:
             return [None] * len(captions)
         tokens, truncated = encode(self._tokenizer, captions)
         self.truncated += truncated
-        return tokens
+        return tokens[:, None]
 
-    def _note(self, source_index: int, sample: Sample, image: StoredImage) -> None:
+    def _note(self, sample: Sample, row: BetonRow) -> None:
+        captions = [] if sample.caption is None else [sample.caption]
         record = (
             len(self.source_index),
             sample.key,
             sample.uri,
-            sample.caption,
+            captions,
             sample.group,
-            image.width,
-            image.height,
+            row.width,
+            row.height,
         )
         for column, value in zip(self.table.values(), record, strict=True):
             column.append(value)
-        self.source_index.append(source_index)
+        self.source_index.append(row.source_index)
+        self.jpeg_checksums.append(checksum(np.frombuffer(row.jpeg, np.uint8)))
+        self.tokens_checksums.append(0 if row.tokens is None else checksum(row.tokens.reshape(-1).view(np.uint8)))
 
 
 @contextmanager
 def _flushed_meanwhile(path: Path) -> Iterator[None]:
     """Have what the body writes to `path` on disk at the end, and most of it before: the disk is idle meanwhile."""
     # Opened first: an error of writing back that comes to light before a file is opened is not reported to it.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     ended = threading.Event()
 
     def flush() -> None:
@@ -164,15 +177,34 @@ def _flushed_meanwhile(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _verify(beton_file: Path, parquet: Path, table: pa.Table, source_index: list[int]) -> None:
-    """Raise DatasetError where the files do not hold the rows: FFCV does not look whether a full disk took all."""
-    beton = Beton(beton_file)
-    if not (
-        np.array_equal(beton.source_index, source_index)
-        and np.array_equal(beton.widths, table["width"])
-        and np.array_equal(beton.heights, table["height"])
-        and all(beton.jpeg(row).startswith(_FIRST_BYTES_OF_JPEG) for row in range(len(beton)))
-        and pq.read_table(parquet) == table
-    ):
-        raise DatasetError(f"{beton_file} does not hold what was written to it; is the disk full, or failing? "
-                           "--resume writes it again")  # fmt: skip
+def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: Conversion) -> None:
+    """Write where each row lies, and read every row again by it: FFCV does not look whether a full disk took all.
+
+    Raises DatasetError where the files do not hold the rows.
+    """
+    file, tokenizer, count = Descriptor(beton), conversion.tokenizer, len(rows.source_index)
+    length = conversion.settings.context_length if tokenizer else 0
+    extent = Extent(file.bytes, 4 * length, CAPTIONS_PER_SAMPLE if tokenizer else 0)
+    records = np.empty(count, RECORD)
+    try:
+        FFCVTable(beton, file, count, extent).read(np.arange(count), records)
+    except DatasetError as error:
+        raise _not_what_was_written(beton) from error
+    for name, noted in (
+        ("source_index", rows.source_index), ("width", rows.table["width"]), ("height", rows.table["height"])
+    ):  # fmt: skip
+        if not np.array_equal(records[name], noted):
+            raise _not_what_was_written(beton)
+    records["jpeg_checksum"], records["tokens_checksum"] = rows.jpeg_checksums, rows.tokens_checksums
+    write_row_records(row_records, records, file.bytes)
+    read = np.empty(count, RECORD)
+    if RowRecords(row_records, count, extent).read(np.arange(count), read) < count:
+        raise _not_what_was_written(row_records)
+    _, fault = first_unsound(file.number, read, vocab_size_of(tokenizer) if tokenizer else 0, length)
+    if fault:
+        raise _not_what_was_written(beton)
+
+
+def _not_what_was_written(file: Path) -> DatasetError:
+    return DatasetError(f"{file} does not hold what was written to it; is the disk full, or failing? "
+                        "--resume writes it again")  # fmt: skip

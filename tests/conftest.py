@@ -1,6 +1,5 @@
 """What every test shares: hypothesis' rules, and data made once."""
 
-import json
 import os
 
 # Before torch or hf libraries are imported: nothing here may ask the network.
@@ -24,8 +23,10 @@ import pyarrow.parquet as pq  # noqa: E402
 import pytest  # noqa: E402
 from PIL import Image  # noqa: E402
 
+from thermopile.files import sha256_of  # noqa: E402
 from thermopile.pipeline.convert import ConvertSettings, convert  # noqa: E402
-from thermopile.pipeline.dataset import Dataset, fingerprint, shard_name  # noqa: E402
+from thermopile.pipeline.dataset import Dataset  # noqa: E402
+from thermopile.pipeline.dataset_index import SHARD_SUFFIXES, seal_index, shard_name  # noqa: E402
 from thermopile.pipeline.folder import FolderSource  # noqa: E402
 from thermopile.pipeline.glyphs import GlyphSource  # noqa: E402
 
@@ -70,18 +71,30 @@ def images_dataset(picture_folder: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def write_dataset() -> Callable[[Path, list[pa.Table]], Dataset]:
-    """Write a dataset at a path whose shards hold these samples tables, without `row`; it has no pictures."""
+    """Write a dataset at a path whose shards hold these samples tables, without `row`; it has no pictures.
+
+    A column `caption` is stored as conversion stores it.
+    """
 
     def write(path: Path, tables: list[pa.Table]) -> Dataset:
         (path / "shards").mkdir(parents=True)
+        digests = []
         for shard, table in enumerate(tables):
-            (path / "shards" / shard_name(shard, "beton")).touch()
+            files = {suffix: path / "shards" / shard_name(shard, suffix) for suffix in SHARD_SUFFIXES}
+            files["beton"].touch()
+            files["rows"].touch()
             table = table.add_column(0, "row", pa.array(range(len(table)), pa.int64()))
-            pq.write_table(table, path / "shards" / shard_name(shard, "parquet"))
+            if "caption" in table.column_names:
+                lists = [[] if caption is None else [caption] for caption in table["caption"].to_pylist()]
+                place = table.column_names.index("caption")
+                table = table.set_column(place, "captions", pa.array(lists, pa.list_(pa.string())))
+            pq.write_table(table, files["parquet"])
+            digests.append({suffix: sha256_of(file) for suffix, file in files.items()})
         first_id = np.cumsum([0, *map(len, tables)]).tolist()
-        index = {"format": 1, "n": first_id[-1], "mode": "images", "first_id": first_id, "tokenizer": None,
-                 "image": {}, "source": {}, "shard_digests": []}  # fmt: skip
-        (path / "dataset.json").write_text(json.dumps(index | {"fingerprint": fingerprint(index)}))
+        index = {"n": first_id[-1], "mode": "images", "captions_per_sample": 0, "first_id": first_id, "image": {},
+                 "tokenizer": None, "tokenizer_digest": None, "shard_digests": digests, "grown_from": None,
+                 "source": {}}  # fmt: skip
+        (path / "dataset.json").write_bytes(seal_index(index))
         return Dataset(path)
 
     return write

@@ -36,7 +36,7 @@ def check(context: click.Context, dataset: Path, workers: int | None, as_json: b
     Shards are held against their digests, tables against the FFCV files, pictures against their sizes, tokens against
     the captions; ids are dense, and no sample of the source comes twice.
     """
-    from ..pipeline.dataset import read_index
+    from ..pipeline.dataset_index import read_index
 
     samples = read_index(dataset).n
     from ..pipeline.check import check_dataset  # only now, for it imports torch

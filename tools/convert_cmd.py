@@ -130,7 +130,7 @@ def _run(
     longtail: float | None = None,
     **settings: Any,
 ) -> None:
-    from ..pipeline.dataset import TOKENIZER_FILE
+    from ..pipeline.dataset_index import TOKENIZER_FILE
     from ..pipeline.partial import refuse_existing
     from ..pipeline.shard_pool import start_workers_early
 
@@ -159,7 +159,7 @@ def _refuse_to_swallow(own: dict[str, Any], out: Path) -> None:
 
 def _settings(seed: int, options: dict[str, Any]) -> ConvertSettings:
     from ..pipeline.convert import ConvertSettings
-    from ..pipeline.dataset import ImagePolicy
+    from ..pipeline.dataset_index import ImagePolicy
 
     image = ImagePolicy(max_size=options.pop("max_size"), quality=options.pop("quality"))
     return ConvertSettings(seed=seed, image=image, **options)

@@ -39,7 +39,7 @@ def announce(splits: list[Split]) -> None:
 
 def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> None:
     """What was converted, on stdout."""
-    from ..pipeline.dataset import ERRORS_FILE
+    from ..pipeline.dataset_index import ERRORS_FILE
 
     if not summary.seen:
         click.echo(f"{summary.path} is complete: {_result(summary, split)}; nothing was left to convert")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..pipeline.dataset import read_index
+from ..pipeline.dataset_index import read_index
 from ..pipeline.errors import DatasetError
 from ..state_store import DamagedChunkError, StateReader
 from ..state_store.chunks import ADVICE

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..pipeline.batch import Batch
-from ..pipeline.dataset import TokenizerInfo
+from ..pipeline.dataset_index import TokenizerInfo
 from .activation_checkpointing import run_blocks
 from .config import ModelConfig
 from .errors import ConfigError

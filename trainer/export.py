@@ -21,7 +21,8 @@ from torch import nn
 from .._version import __version__
 from ..files import sync
 from ..pipeline.augment import RECIPES
-from ..pipeline.dataset import Dataset, TokenizerInfo
+from ..pipeline.dataset import Dataset
+from ..pipeline.dataset_index import TokenizerInfo
 from .checkpoint import LATEST
 from .config import EncoderConfig, TrainConfig
 from .encoders import HF, Encoder, Encoders, is_directory

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from ..pipeline.dataset import TokenizerInfo
+from ..pipeline.dataset_index import TokenizerInfo
 from .activation_checkpointing import run_blocks
 from .encoders import Backbone, caption_mask
 from .errors import ConfigError

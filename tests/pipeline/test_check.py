@@ -11,10 +11,16 @@ from thermopile.files import sha256_of
 from thermopile.pipeline.beton import BetonRow, write_beton
 from thermopile.pipeline.check import check_dataset
 from thermopile.pipeline.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset, fingerprint
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.dataset_index import seal_index, shard_name
+from thermopile.pipeline.descriptor import Descriptor
 from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.ffcv_table import FFCVTable
 from thermopile.pipeline.glyphs import GlyphSource
+from thermopile.pipeline.row_records import Extent, write_row_records
+from thermopile.pipeline.stored_sample import checksum
 from thermopile.pipeline.tokenizer import train_tokenizer
+from thermopile.tools.bench.loader.first_format import write_first_format
 
 
 @pytest.fixture(scope="module")
@@ -36,22 +42,29 @@ def copy(sound, tmp_path):
 def seal(path):
     """Make dataset.json fit the shards, as if they had been converted like this."""
     index = json.loads((path / "dataset.json").read_text())
-    betons = sorted((path / "shards").glob("*.beton"))
-    index["shard_digests"] = [sha256_of(beton, beton.with_suffix(".parquet")) for beton in betons]
-    index["fingerprint"] = fingerprint(index)
-    (path / "dataset.json").write_text(json.dumps(index))
+    for shard, digests in enumerate(index["shard_digests"]):
+        for suffix in digests:
+            digests[suffix] = sha256_of(path / "shards" / shard_name(shard, suffix))
+    for name in ("format", "fingerprint", "sha256"):
+        del index[name]
+    (path / "dataset.json").write_bytes(seal_index(index))
 
 
 def rewrite(path, shard, change):
-    """Write a shard's FFCV file again with its rows changed, and seal the dataset."""
-    file = path / "shards" / f"shard-0000{shard}.beton"
-    beton = Dataset(path).beton(shard)
-    sizes, tokens = zip(beton.heights, beton.widths, strict=True), beton.tokens(np.arange(len(beton)))
-    rows = [BetonRow(beton.jpeg(row), int(height), int(width), tokens[row], int(beton.source_index[row]))
-            for row, (height, width) in enumerate(sizes)]  # fmt: skip
+    """Write a shard again with its rows changed, their checksums too, and seal the dataset."""
+    beton, records_file = (path / "shards" / shard_name(shard, suffix) for suffix in ("beton", "rows"))
+    opened = Dataset(path).shard(shard)
+    records, tokens = opened.records(), opened.tokens(np.arange(len(opened)))
+    rows = [BetonRow(opened.jpeg(row), int(record["height"]), int(record["width"]), tokens[row],
+                     int(record["source_index"])) for row, record in enumerate(records)]  # fmt: skip
     change(rows)
-    file.unlink()  # it is mapped
-    write_beton(file, rows, most_rows=len(rows), context_length=tokens.shape[1])
+    records_file.unlink()
+    write_beton(beton, rows, most_rows=len(rows), context_length=tokens.shape[1])
+    file = Descriptor(beton)
+    FFCVTable(beton, file, len(rows), Extent(file.bytes, 4 * tokens.shape[1], 1)).read(np.arange(len(rows)), records)
+    records["jpeg_checksum"] = [checksum(np.frombuffer(row.jpeg, np.uint8)) for row in rows]
+    records["tokens_checksum"] = [checksum(row.tokens.astype(np.int32).view(np.uint8)) for row in rows]
+    write_row_records(records_file, records, file.bytes)
     seal(path)
 
 
@@ -93,11 +106,14 @@ def test_one_changed_byte_is_found(copy):
     assert ("digest", "shard-00001.beton") in found(copy)
 
 
-def test_a_file_cut_short_is_found_and_the_other_shards_are_checked_all_the_same(copy):
+def test_files_cut_short_or_with_more_at_the_end_are_found(copy):
     first, second = (copy / "shards" / f"shard-0000{shard}.beton" for shard in (0, 1))
     first.write_bytes(first.read_bytes()[:3000])
     second.write_bytes(second.read_bytes() + b"more")
-    assert found(copy) == [("file", "shard-00000.beton"), ("digest", "shard-00001.beton")]
+    assert found(copy) == [
+        ("digest", "shard-00000.beton"), ("file", "shard-00000.beton"),
+        ("digest", "shard-00001.beton"), ("file", "shard-00001.beton"),
+    ]  # fmt: skip
 
 
 ROW = "shard-00001.beton, row 7"
@@ -125,7 +141,7 @@ def test_a_row_that_was_never_right_is_found_though_all_digests_fit(copy, change
 
 
 def test_a_sample_that_is_in_two_shards_is_found(copy):
-    twice = int(Dataset(copy).beton(0).source_index[3])
+    twice = int(Dataset(copy).shard(0).records()["source_index"][3])
     rewrite(copy, 1, replace(7, source_index=lambda row: twice))
     assert found(copy) == [("source index", ROW)]
 
@@ -136,6 +152,26 @@ def test_a_table_that_does_not_fit_its_rows_is_found(copy):
     pq.write_table(table.set_column(0, "row", table["row"].take(list(range(29, -1, -1)))), file)
     seal(copy)
     assert found(copy) == [("table", "shard-00000.parquet")]
+
+
+def test_a_damaged_table_of_rows_and_a_samples_table_of_other_rows_are_found(copy):
+    file = copy / "shards" / "shard-00000.rows"
+    data = bytearray(file.read_bytes())
+    data[200] ^= 1
+    file.write_bytes(data)
+    pq.write_table(pq.read_table(file.with_name("shard-00001.parquet")).slice(1), file.with_name("shard-00001.parquet"))
+    assert found(copy) == [
+        ("digest", "shard-00000.rows"), ("file", "shard-00000.beton"),
+        ("digest", "shard-00001.parquet"), ("table", "shard-00001.parquet"),
+    ]  # fmt: skip
+
+
+def test_a_dataset_of_format_1_is_checked_as_well(sound, tmp_path):
+    old = write_first_format(Dataset(sound), tmp_path / "old")
+    assert found(old.path) == []
+    with (old.path / "shards" / "shard-00001.parquet").open("ab") as file:
+        file.write(b"more")
+    assert ("digest", "shard-00001.beton and shard-00001.parquet") in found(old.path)
 
 
 def test_another_tokenizer_is_found(copy):

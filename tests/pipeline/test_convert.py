@@ -45,8 +45,8 @@ def test_ids_are_dense_and_each_leads_to_the_pixels_of_its_source(images_dataset
     shard, place = images_dataset.locate(np.arange(300))
     source = FolderSource(picture_folder)
     for sample_id in range(0, 300, 23):
-        beton = images_dataset.beton(shard[sample_id])
-        assert source.uri(beton.source_index[place[sample_id]]) == rows[sample_id]["uri"]
+        (record,) = images_dataset.shard(shard[sample_id]).records(place[[sample_id]])
+        assert source.uri(record["source_index"]) == rows[sample_id]["uri"]
         original = np.asarray(Image.open(picture_folder / rows[sample_id]["uri"])).astype(int)
         stored = np.asarray(Image.open(io.BytesIO(images_dataset.jpeg(sample_id)))).astype(int)
         assert np.abs(stored - original).mean() < 8
@@ -65,7 +65,7 @@ def test_pairs_carry_the_caption_and_its_tokens(pairs_dataset):
     tokenizer = Tokenizer.from_file(str(pairs_dataset.tokenizer_path))
     for row in pairs_dataset.rows([0, 700, 1999]):
         shard, place = pairs_dataset.locate(np.array([row["sample_id"]]))
-        tokens = pairs_dataset.beton(shard[0]).tokens(place)
+        tokens = pairs_dataset.shard(shard[0]).tokens(place)
         assert tokens.shape == (1, pairs_dataset.index.tokenizer.context_length)
         assert tokenizer.decode(tokens[0].tolist()) == row["caption"]
 
@@ -117,7 +117,7 @@ def test_ids_stay_dense_where_samples_are_left_out(half_bad):
     dataset = Dataset(half_bad.path)
     uris = [row["uri"] for row in dataset.rows(range(21))]
     shards, rows = dataset.locate(np.arange(21))
-    source_index = [dataset.beton(s).source_index[r] for s, r in zip(shards, rows, strict=True)]
+    source_index = [dataset.shard(s).records()["source_index"][r] for s, r in zip(shards, rows, strict=True)]
     listing = sorted([*(f"good{i:02d}.jpg" for i in range(20)), "empty.png", "page.jpg", "cut.jpg", "really_png.jpg"])
     assert [listing[i] for i in source_index] == uris
 
@@ -155,7 +155,7 @@ def test_overwriting_replaces_a_dataset_only_once_the_new_one_is_whole(tmp_path,
 def test_only_the_selected_samples_are_converted(tmp_path, picture_folder):
     selection = np.arange(5, 300, 7)
     convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1, selection=selection)
-    np.testing.assert_array_equal(np.sort(Dataset(tmp_path / "out").beton(0).source_index), selection)
+    np.testing.assert_array_equal(np.sort(Dataset(tmp_path / "out").shard(0).records()["source_index"]), selection)
 
 
 def test_a_test_set_is_encoded_with_the_tokenizer_of_its_training_set(tmp_path, pairs_dataset):
@@ -398,8 +398,8 @@ def edit(path, old, new):
     [
         (lambda d: (d / "dataset.json").unlink(), "no dataset"),
         (lambda d: (d / "dataset.json").write_text("{"), "cannot be used"),
-        (lambda d: edit(d / "dataset.json", "300", "299"), "by hand"),
-        (lambda d: edit(d / "dataset.json", '"n": 300', '"n": 299'), "prefix sums"),
+        (lambda d: edit(d / "dataset.json", "300", "299"), "checksum does not match"),
+        (lambda d: (d / "shards" / "shard-00000.rows").unlink(), r"shard-00000\.rows is missing"),
         (lambda d: (d / "shards" / "shard-00000.beton").unlink(), r"shard-00000\.beton is missing"),
     ],
 )  # fmt: skip

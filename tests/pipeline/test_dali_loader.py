@@ -84,7 +84,8 @@ def test_the_operators_do_to_a_crop_what_was_drawn_for_it(open_loader, images_da
     loader = open_loader(images_dataset, recipe=recipe, views=2)
     crops, batch = next(open_loader(images_dataset, views=2).epoch(1)), next(loader.epoch(1))
     ids = batch.sample_ids.numpy()
-    sizes = np.array([images_dataset.beton(0).heights[ids], images_dataset.beton(0).widths[ids]])
+    records = images_dataset.shard(0).records(ids)
+    sizes = records["height"].astype(np.int64), records["width"].astype(np.int64)
     for view in range(2):
         drawn = view_parameters(recipe, loader.order.seed, 1, ids, *sizes, view)
         for row, (crop, made) in enumerate(zip(levels(crops, view), levels(batch, view), strict=True)):

@@ -1,5 +1,7 @@
 """The samples table of a dataset: in order in pieces of any length, and by id."""
 
+import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -10,8 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thermopile.files import NotRegularFileError, sha256_of
 from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.dataset_index import seal_index
 from thermopile.pipeline.errors import DatasetError
+from thermopile.sealed_json import seal_document
 
 
 def table_of(first, count):
@@ -62,13 +67,92 @@ def test_the_schema_names_the_columns_of_the_samples_table(three_shards):
     lambda dataset, name: list(dataset.tables([name], 3)),
     lambda dataset, name: dataset.take(np.array([5]), [name]),
 ])  # fmt: skip
-def test_a_missing_column_a_missing_row_and_a_damaged_file_are_named(three_shards, read):
+def test_a_missing_column_and_a_table_that_is_not_what_was_converted_are_named(three_shards, read):
     with pytest.raises(DatasetError, match=r"no column 'colour'; it has row, uri, caption"):
         read(three_shards, "colour")
     shard = three_shards.path / "shards" / "shard-00002.parquet"
-    pq.write_table(table_of(0, 2), shard)
-    with pytest.raises(DatasetError, match=r"shard-00002.parquet holds 2 rows, but dataset.json says 3"):
-        read(three_shards, "uri")
-    shard.write_bytes(b"not Parquet at all")
-    with pytest.raises(DatasetError, match=r"shard-00002.parquet cannot be read"):
+    pq.write_table(pq.read_table(shard).slice(1), shard)
+    with pytest.raises(DatasetError, match=r"shard-00002.parquet is not what was converted: its sha256 differs"):
         read(Dataset(three_shards.path), "uri")
+
+
+@pytest.mark.parametrize(("table", "column", "message"), [
+    (pa.table({"row": [0, 1]}), "row", "holds 2 rows, but dataset.json says 3"),
+    (pa.table({"row": [0, 1, 2], "captions": ["a", "b", "c"]}), "caption", "captions is of string"),
+    (pa.table({"row": pa.array([b"\xed\xa0\x80", b"", b""]).view(pa.string())}), "row", "cannot be read"),
+    (None, "row", "cannot be read"),
+])  # fmt: skip
+def test_a_table_that_somebody_made_up_is_one_error_though_its_digest_fits(three_shards, table, column, message):
+    shard = three_shards.path / "shards" / "shard-00002.parquet"
+    pq.write_table(table, shard) if table else shard.write_bytes(b"not Parquet at all")
+    index = json.loads((three_shards.path / "dataset.json").read_text())
+    index["shard_digests"][2]["parquet"] = sha256_of(shard)
+    for name in ("format", "fingerprint", "sha256"):
+        del index[name]
+    (three_shards.path / "dataset.json").write_bytes(seal_index(index))
+    with pytest.raises(DatasetError, match=rf"shard-00002\.parquet.*{message}") as raised:
+        Dataset(three_shards.path).take(np.array([5]), [column])
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_dataset_s_path_may_be_a_string(three_shards):
+    assert Dataset(str(three_shards.path)).n == 8
+
+
+def sealed(**changes):
+    def change(index):
+        index |= changes
+        return seal_document(index)
+
+    return change
+
+
+@pytest.mark.parametrize("text", [
+    lambda index: b"[" * 100_000,
+    lambda index: b"[]",
+    lambda index: b"",
+    lambda index: b'{"format": 1}',
+    lambda index: b'{"format": 1, "fingerprint": [[[]]]}',
+    lambda index: json.dumps(index).encode(),  # without its checksum
+    sealed(n="8"), sealed(n=8.0), sealed(n=-8), sealed(n=2**80), sealed(n=7), sealed(n=None),
+    sealed(first_id=[0, 4, 5, 2**70]), sealed(first_id=[0, 4, 3, 8]), sealed(first_id=[]), sealed(first_id=[0, 8]),
+    sealed(first_id=8), sealed(shard_digests=[]), sealed(shard_digests=[{}] * 3), sealed(shard_digests="abc"),
+    sealed(mode="pairs"), sealed(captions_per_sample=1), sealed(captions_per_sample=2**40), sealed(mode=["images"]),
+    sealed(tokenizer={"vocab_size": 2**40, "context_length": 32, "end_id": 2}), sealed(tokenizer_digest="../../x"),
+    sealed(source={"root": "\ud800"}), sealed(source=[]), sealed(more=1), sealed(format=3),
+    sealed(fingerprint="0" * 64),
+])  # fmt: skip
+def test_an_index_that_somebody_made_up_is_one_error(three_shards, text):
+    file = three_shards.path / "dataset.json"
+    index = json.loads(file.read_text())
+    del index["sha256"]
+    file.write_bytes(text(index))
+    with pytest.raises(DatasetError, match=r"dataset\.json cannot be used") as raised:
+        Dataset(three_shards.path)
+    assert len(str(raised.value).splitlines()) == 1
+    str(raised.value).encode()
+
+
+def test_every_flipped_bit_of_an_index_is_found(three_shards):
+    file = three_shards.path / "dataset.json"
+    text = file.read_bytes()
+    for place in range(len(text) - 1):  # behind the last character is a newline, which no reader uses
+        file.write_bytes(text[:place] + bytes([text[place] ^ 1 << place % 8]) + text[place + 1 :])
+        with pytest.raises(DatasetError, match=r"dataset\.json cannot be used"):
+            Dataset(three_shards.path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize(("name", "read"), [
+    ("dataset.json", lambda dataset: Dataset(dataset.path)),
+    ("tokenizer.json", lambda dataset: dataset.tokenizer_path),
+    ("shards/shard-00000.parquet", lambda dataset: dataset.take(np.array([0]), ["uri"])),
+    ("shards/shard-00000.beton", lambda dataset: dataset.jpeg(0)),
+    ("shards/shard-00000.rows", lambda dataset: dataset.jpeg(0)),
+])  # fmt: skip
+def test_a_pipe_a_directory_or_a_device_in_a_file_s_place_is_refused_and_not_waited_for(three_shards, make, name, read):
+    path = three_shards.path / name
+    path.unlink(missing_ok=True)
+    make(path)
+    with pytest.raises((DatasetError, NotRegularFileError), match=path.name):
+        read(three_shards)

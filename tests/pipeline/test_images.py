@@ -12,7 +12,7 @@ from PIL import Image
 
 from thermopile.pipeline import images
 from thermopile.pipeline.beton import MAX_JPEG_BYTES
-from thermopile.pipeline.dataset import ImagePolicy
+from thermopile.pipeline.dataset_index import ImagePolicy
 from thermopile.pipeline.errors import BadSampleError
 from thermopile.pipeline.images import MAX_PIXELS, decodes, to_stored
 from thermopile.pipeline.jpeg_markers import coding_of

@@ -72,7 +72,7 @@ def open_loader(request, open_one):
 
 def source_index(dataset, sample_id):
     shard, row = (int(at[0]) for at in dataset.locate(np.array([sample_id])))
-    return int(dataset.beton(shard).source_index[row])
+    return int(dataset.shard(shard).records(np.array([row]))["source_index"][0])
 
 
 def pictures(view):

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from thermopile.pipeline.dataset import ImagePolicy
+from thermopile.pipeline.dataset_index import ImagePolicy
 from thermopile.pipeline.webdataset import WebDatasetSource
 from thermopile.tools.bench.convert.command import PARTS
 from thermopile.tools.bench.convert.plain import copy_tars

@@ -12,11 +12,12 @@ from click.testing import CliRunner
 from thermopile.pipeline.dataset import Dataset
 from thermopile.state_store import StateReader, list_snapshots
 from thermopile.tools.bench.inspect.command import PARTS
-from thermopile.tools.bench.inspect.made_run import repeat_shard, write_run
+from thermopile.tools.bench.inspect.made_run import write_run
 from thermopile.tools.bench.inspect.pairs import PairSource
 from thermopile.tools.bench.inspect.plain import write_page
 from thermopile.tools.bench.inspect.report import Took, figures_of
 from thermopile.tools.bench.inspect.sizes import FULL, SMALL, SNAPSHOTS, Sizes
+from thermopile.tools.bench.repeated import repeat_shard
 from thermopile.tools.cli import main
 from thermopile.trainer.run_directory import RunDirectory
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from thermopile.pipeline.batch import Batch
-from thermopile.pipeline.dataset import TokenizerInfo
+from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders, create_image_encoder
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from thermopile.pipeline.batch import Batch
-from thermopile.pipeline.dataset import TokenizerInfo
+from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders, create_image_encoder, create_text_encoder, with_names
 from thermopile.trainer.errors import ConfigError
@@ -80,7 +80,7 @@ def test_captions_of_our_own_tokenizer_give_the_features_that_a_pad_id_of_zero_g
     info = pairs_dataset.index.tokenizer
     torch.manual_seed(0)
     encoder = text_encoder(name, info, **TINY_TEXT[name]).eval()
-    tokens = torch.from_numpy(pairs_dataset.beton(0).tokens(np.arange(400)))
+    tokens = torch.from_numpy(pairs_dataset.shard(0).tokens(np.arange(400)))
     assert torch.equal(encoder(tokens), features_with_pad_id_zero(encoder, name, tokens.long()))
 
 

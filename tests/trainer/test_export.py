@@ -59,7 +59,7 @@ def make_run(path, dataset, image, text=None, name=None, **model):
 
 
 def _batch(dataset):
-    tokens = torch.from_numpy(dataset.beton(0).tokens(np.arange(2))) if dataset.index.tokenizer else None
+    tokens = torch.from_numpy(dataset.shard(0).tokens(np.arange(2))) if dataset.index.tokenizer else None
     return Batch(torch.arange(2), (PICTURES, PICTURES.flip(0)), tokens)
 
 
@@ -85,7 +85,7 @@ def test_transformers_alone_gives_the_text_encoders_features_from_the_tokenizer_
         captions, padding="max_length", truncation=True, return_tensors="pt"
     )  # fmt: skip
     tokens, mask = read["input_ids"], read["attention_mask"]
-    assert tokens.equal(torch.from_numpy(pairs_dataset.beton(0).tokens(np.arange(200))).long())
+    assert tokens.equal(torch.from_numpy(pairs_dataset.shard(0).tokens(np.arange(200))).long())
     end = (tokens == pairs_dataset.index.tokenizer.end_id).int().argmax(1)
     states = AutoModel.from_pretrained(folder).eval()(input_ids=tokens, attention_mask=mask).last_hidden_state
     h = states[range(200), end] if text == "clip" else states[:, 0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
-from thermopile.pipeline.dataset import TokenizerInfo
+from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig, TrainConfig, load_config, to_toml
 from thermopile.trainer.encoders import Encoders, create_image_encoder, create_text_encoder, with_names
 from thermopile.trainer.errors import ConfigError

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from thermopile.pipeline.dataset import TokenizerInfo
+from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import ModelConfig, TrainConfig
 from thermopile.trainer.encoders import Encoders, with_names

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.dataset import TokenizerInfo
+from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer import config as config_module
 from thermopile.trainer.config import PRESETS, apply_overrides, load_config, preset_names, read_preset
 from thermopile.trainer.encoders import Encoders, with_names

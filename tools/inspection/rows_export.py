@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from ...files import written_aside
-from ...pipeline.dataset import PLACE_IN_SHARD
+from ...pipeline.samples_table import PLACE_IN_SHARD
 from ...trainer.errors import ConfigError, RunError
 from ..state_blocks import read_blocks
 from ..state_export import SAMPLE_ID, parquet_writer, state_schema

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...pipeline.augment import RECIPES
-from ...pipeline.dataset import Dataset, TokenizerInfo
+from ...pipeline.dataset import Dataset
+from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.tokenizer import load_tokenizer
 from ..checkpoint import LATEST, CheckpointInfo

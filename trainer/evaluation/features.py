@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from ...pipeline.augment import Recipe
 from ...pipeline.batch import Batch
-from ...pipeline.dataset import Dataset, TokenizerInfo
+from ...pipeline.dataset import Dataset
+from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.ffcv_loader import ViewMaker
 from ...pipeline.tokenizer import encode
 from ..config import TrainConfig

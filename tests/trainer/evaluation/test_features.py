@@ -72,7 +72,7 @@ def test_chosen_samples_have_the_features_that_they_have_among_all_and_those_of_
     view = (RECIPES["clip"], 32, CPU)
     pictures, captions = sample_features(Encoders(Mean(), Mean()), pairs_dataset, ids, *view, quiet)
     assert torch.equal(pictures, image_features(Mean(), pairs_dataset, *view, quiet)[ids])
-    tokens = torch.from_numpy(pairs_dataset.beton(0).tokens(ids))
+    tokens = torch.from_numpy(pairs_dataset.shard(0).tokens(ids))
     assert torch.equal(captions, F.normalize(tokens[:, :3].float(), dim=-1))
     done = []
     (alone,) = sample_features(Encoders(Mean(), None), pairs_dataset, ids, *view, lambda *at: done.append(at))

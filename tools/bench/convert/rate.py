@@ -11,7 +11,7 @@ from statistics import median
 
 from ....pipeline.convert import ConvertSettings, convert
 from ....pipeline.cores import cores
-from ....pipeline.dataset import ImagePolicy
+from ....pipeline.dataset_index import ImagePolicy
 from ....pipeline.webdataset import WebDatasetSource
 from ..figure import Figure
 from ..measured import Measured

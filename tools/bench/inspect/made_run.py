@@ -6,8 +6,6 @@ training that worked.
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from ....pipeline.convert import ConvertSettings, convert
-from ....pipeline.dataset import INDEX_FILE, SHARD_FOLDER, Dataset, fingerprint, read_index, shard_name
+from ....pipeline.dataset import Dataset
 from ....state_store import StateStore
 from ....trainer.config import load_config
 from ....trainer.parts import create_order, objective_of, resolve
 from ....trainer.run_directory import RunDirectory
 from ..progress import counted, say
+from ..repeated import repeat_shard
 from .pairs import PairSource
 from .sizes import SNAPSHOTS, Sizes
 
@@ -65,22 +64,6 @@ def write_run(dataset: Dataset, path: Path) -> Path:
             if piece == len(pieces) - 1:
                 store.snapshot(1 + done, epoch=1 + epoch).result()
     return run.path
-
-
-def repeat_shard(path: Path, shards: int) -> None:
-    """Turn a dataset of one shard into one of `shards`, all of them links to that one's files."""
-    index = read_index(path).model_dump(mode="json")
-    folder = path / SHARD_FOLDER
-    for shard in range(1, shards):
-        for suffix in ("beton", "parquet"):
-            os.link(folder / shard_name(0, suffix), folder / shard_name(shard, suffix))
-    rows = index["n"]
-    index |= {
-        "n": shards * rows,
-        "first_id": [shard * rows for shard in range(shards + 1)],
-        "shard_digests": index["shard_digests"] * shards,
-    }
-    (path / INDEX_FILE).write_text(json.dumps(index | {"fingerprint": fingerprint(index)}), "utf-8")
 
 
 def _target(dataset: Dataset) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from ....pipeline.dataset import SHARD_FOLDER
+from ....pipeline.dataset_index import SHARD_FOLDER
 from ..figure import Figure
 from ..isolated import run_isolated
 from ..machine import peak_memory

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-PARTS = ("single", "two_views", "simclr", "cost", "resize", "open")
+PARTS = ("single", "two_views", "simclr", "checksum", "cost", "resize", "open")
 
 
 @click.command(
@@ -29,9 +29,10 @@ def loader(parts: tuple[str, ...], scale: str, directory: Path | None, as_json: 
     single     one view, crop and flip
     two_views  two views, crop and flip
     simclr     two views, SimCLR's whole recipe
+    checksum   what it costs to compare every sample with its checksums
     cost       where ffcv's time goes, on one core
     resize     how near its resize comes to Pillow's
-    open       time and memory to open a dataset of a million rows
+    open       time and memory to open a dataset of a hundred million rows
 
     The loaders take turns, and the limit is the rate of libjpeg-turbo that only decodes. Each part has a process of
     its own. Let nothing else run meanwhile.

@@ -11,9 +11,10 @@ import torch
 from ....pipeline.augment import RECIPES
 from ....pipeline.cores import cores
 from ....pipeline.ffcv_loader import FFCVLoader
-from .cases import AHEAD, DALI, DECODE, FFCV, FFCV_OWN, NAMES, PILLOW, Case
+from .cases import AHEAD, DALI, DECODE, FFCV, FFCV_OWN, NAMES, PILLOW, UNVERIFIED, Case
 from .decode import decode_only
 from .ffcv_own import ffcv_own_loader
+from .first_format import write_first_format
 from .material import Material
 from .pillow_views import pillow_loader
 from .sizes import RateSizes
@@ -43,6 +44,14 @@ def _dali(material: Material, case: Case, sizes: RateSizes) -> Iterator[Serve]:
         yield lambda number: loader.epoch(number, _first_step(material, sizes))
 
 
+@contextmanager
+def _unverified(material: Material, case: Case, sizes: RateSizes) -> Iterator[Serve]:
+    """The same files as a dataset of format 1."""
+    dataset = write_first_format(material.dataset, material.dataset.path.with_name("first_format"))
+    with _ffcv(material._replace(dataset=dataset), case, sizes) as serve:
+        yield serve
+
+
 def _first_step(material: Material, sizes: RateSizes) -> int:
     """Where to enter an epoch, so that it ends with the round."""
     return material.order.steps_per_epoch - sizes.warm_up - sizes.batches
@@ -54,6 +63,7 @@ CONTENDERS: dict[str, Callable[[Material, Case, RateSizes], AbstractContextManag
     FFCV_OWN: ffcv_own_loader,
     PILLOW: pillow_loader,
     DECODE: decode_only,
+    UNVERIFIED: _unverified,
 }
 
 
@@ -66,6 +76,7 @@ def configured(case: Case) -> tuple[str, ...]:
         DALI: f"on {device}, {cores() + 1} threads, {AHEAD} batches ahead, a JPEG decoded once",
         FFCV_OWN: f"{cores()} threads, {AHEAD} batches ahead, os_cache, rows drawn at random, a JPEG {decodes}",
         PILLOW: f"{cores()} processes, {AHEAD} batches ahead in each, JPEGs of a folder, decoded once",
+        UNVERIFIED: "as ffcv, on the same files as a dataset of format 1, which has no checksums",
         DECODE: f"{cores()} threads, whole pictures, once each, with the fast DCT",
     }
     return tuple(f"{NAMES[name]}: {words[name]}." for name in case.contenders)

@@ -25,7 +25,7 @@ from .sizes import CostSizes
 _VIEWS = 2
 _RECIPE = RECIPES["simclr"]
 _LABELS = {
-    "decode": "decode",
+    "decode": "read and decode",
     "resize": "resize and flip, two views",
     "colour": "colour, two views",
     "blur": "blur, two views",
@@ -76,7 +76,7 @@ def _serve(loader: FFCVLoader) -> None:
 
 def _steps(material: Material, sizes: CostSizes) -> dict[str, Callable[[int], float]]:
     """Each step alone, over all images and both views."""
-    beton, ids = material.dataset.beton(0), np.arange(sizes.images)
+    shard, ids = material.dataset.shard(0), np.arange(sizes.images)
     heights, widths = np.full(len(ids), HEIGHT), np.full(len(ids), WIDTH)
     drawn = [view_parameters(_RECIPE, 0, 0, ids, heights, widths, view) for view in range(_VIEWS)]
     picture = np.random.default_rng(0).integers(256, size=(HEIGHT, WIDTH, 3), dtype=np.uint8)
@@ -100,7 +100,7 @@ def _steps(material: Material, sizes: CostSizes) -> dict[str, Callable[[int], fl
             gaussian_blur(view, of_view.blur[image])
 
     return {
-        "decode": _timed(lambda: decode_rows(beton, ids)),
+        "decode": _timed(lambda: decode_rows(shard, ids)),
         "resize": for_each(resize),
         "colour": for_each(
             lambda of_view, image: recolour(view, of_view.colour[image], of_view.colour_mean[image])

@@ -15,7 +15,7 @@ from ffcv.traversal_order.base import TraversalOrder
 
 from ....pipeline.augment import RECIPES, Recipe
 from ....pipeline.cores import cores
-from ....pipeline.dataset import SHARD_FOLDER, shard_name
+from ....pipeline.dataset_index import SHARD_FOLDER, shard_name
 from .cases import AHEAD, Case
 from .material import Material
 from .sizes import RateSizes

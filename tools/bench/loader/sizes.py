@@ -63,13 +63,18 @@ class ResizeSizes(_Photographs):
 class OpenSizes:
     """A dataset of many rows of a tiny picture; its shards are one file under several names."""
 
-    shards: int = 8
+    shards: int = 763
     rows: int = 131_072
     """Of a shard."""
+    batch: int = 1024
+    batches: int = 20
+    """Drawn from all shards."""
+    first_format_shards: int = 8
+    """Of the same, opened as format 1."""
 
     @property
     def memory_bytes(self) -> int:
-        return self.shards * self.rows * 200
+        return 1 << 30
 
     @property
     def disk_bytes(self) -> int:
@@ -82,6 +87,7 @@ FULL: dict[str, Sizes] = {
     "single": RateSizes(case="single"),
     "two_views": RateSizes(case="two_views"),
     "simclr": RateSizes(case="simclr", rounds=5),
+    "checksum": RateSizes(case="checksum", batches=16, rounds=25),
     "cost": CostSizes(),
     "resize": ResizeSizes(),
     "open": OpenSizes(),
@@ -91,7 +97,8 @@ SMALL: dict[str, Sizes] = {
     "single": RateSizes(case="single", images=64, batch=16, warm_up=1, batches=2, rounds=1, image_size=64),
     "two_views": RateSizes(case="two_views", images=64, batch=16, warm_up=1, batches=2, rounds=1, image_size=64),
     "simclr": RateSizes(case="simclr", images=64, batch=16, warm_up=1, batches=2, rounds=1, image_size=64),
+    "checksum": RateSizes(case="checksum", images=64, batch=16, warm_up=1, batches=2, rounds=1, image_size=64),
     "cost": CostSizes(images=16, rounds=1),
     "resize": ResizeSizes(images=16, epochs=1),
-    "open": OpenSizes(shards=2, rows=256),
+    "open": OpenSizes(shards=2, rows=256, batch=64, batches=2, first_format_shards=1),
 }

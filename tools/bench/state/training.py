@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ....pipeline.batch import Batch
-from ....pipeline.dataset import TokenizerInfo
+from ....pipeline.dataset_index import TokenizerInfo
 from ....pipeline.order import Order
 from ....trainer.config import ModelConfig, OptimizerConfig
 from ....trainer.encoders import Encoders, with_names

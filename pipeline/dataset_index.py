@@ -1,0 +1,175 @@
+"""dataset.json: what a dataset is. docs/formats.md describes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..files import read_regular
+from ..sealed_json import DamagedJSONError, parse, seal_document, unseal
+from .errors import DatasetError
+
+FORMAT = 2
+INDEX_FILE = "dataset.json"
+SHARD_FOLDER = "shards"
+TOKENIZER_FILE = "tokenizer.json"
+ERRORS_FILE = "errors.jsonl"
+CAPTIONS_PER_SAMPLE = 1
+"""What a conversion writes, of pairs; a dataset may have more."""
+
+ShardSuffix = Literal["beton", "rows", "parquet"]
+SHARD_SUFFIXES: tuple[ShardSuffix, ...] = ("beton", "rows", "parquet")
+_BOTH = "beton parquet"
+"""What format 1 has one digest of: the one file followed by the other."""
+
+_Count = Annotated[int, Field(ge=0, lt=1 << 56)]
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ImagePolicy(_Record):
+    """How pictures are stored; recorded in dataset.json."""
+
+    max_size: int = Field(default=512, ge=8)
+    """Longest allowed short side in pixels; larger pictures are reduced to it."""
+    quality: int = Field(default=90, ge=1, le=100)
+    """JPEG quality of pictures that have to be encoded again."""
+
+
+class TokenizerInfo(_Record):
+    """What an encoder must know of the tokens."""
+
+    vocab_size: int = Field(ge=1, lt=1 << 31)
+    """The highest token id and 1."""
+    context_length: int = Field(ge=1, le=1 << 19)
+    """Tokens per caption, padded or cut to this length."""
+    end_id: _Count
+    """The token that closes every caption: what stands behind the first is padding, and CLIP's tower pools from it."""
+    truncated: _Count = 0
+    """Captions that were cut to context_length."""
+
+
+class DatasetIndex(_Record):
+    """dataset.json, which is written last: a directory without it is no dataset."""
+
+    format: Literal[1, 2]
+    """1 has no .rows files: its samples are not verified."""
+    n: _Count
+    """Samples; their ids are 0 … n-1."""
+    mode: Literal["images", "pairs"]
+    captions_per_sample: int = Field(ge=0, le=1 << 16)
+    """Most captions of a sample; 0 in a dataset of images alone."""
+    first_id: tuple[_Count, ...]
+    """Prefix sums of the shards' rows, shards + 1 numbers: sample_id = first_id[shard] + row."""
+    image: ImagePolicy
+    tokenizer: TokenizerInfo | None
+    tokenizer_digest: _Digest | None
+    """sha256 of tokenizer.json; None without captions, and in format 1."""
+    shard_digests: tuple[dict[str, _Digest], ...]
+    """For each shard, suffix of a file -> its sha256; in format 1, of .beton and .parquet together."""
+    grown_from: _Digest | None
+    """Fingerprint of the dataset that this one grew from."""
+    source: dict[str, Any]
+    fingerprint: _Digest
+    """sha256 of what decides ids, pixels and tokens: equal where they are equal."""
+
+
+def shard_name(shard: int, suffix: ShardSuffix) -> str:
+    return f"shard-{shard:05d}.{suffix}"
+
+
+def seal_index(index: Mapping[str, Any]) -> bytes:
+    """Return dataset.json for what a DatasetIndex of this format has, without `format` and `fingerprint`.
+
+    Raises DatasetError where it is none.
+    """
+    tree = {"format": FORMAT, **index}
+    tree["fingerprint"] = _fingerprint(tree)
+    text = seal_document(tree)
+    _read(text)
+    return text
+
+
+def read_index(path: Path) -> DatasetIndex:
+    """dataset.json of a dataset, checked. Raises DatasetError where the directory is none."""
+    file = path / INDEX_FILE
+    try:
+        return _read(read_regular(file))
+    except FileNotFoundError:
+        message = f"{path} is no dataset: it has no {INDEX_FILE}. Make one with `thermopile convert`."
+        raise DatasetError(message) from None
+    except (DatasetError, OSError) as error:
+        raise DatasetError(f"{file} cannot be used: {error}") from error
+
+
+def _read(text: bytes) -> DatasetIndex:
+    try:
+        tree = _first_format(text) or unseal(text)
+        json.dumps(tree, ensure_ascii=False).encode()  # a lone surrogate would end whatever prints it
+        # As JSON, in which a list may be a tuple; Python's own would have to be one.
+        index = DatasetIndex.model_validate_json(json.dumps(tree))
+    except DamagedJSONError as error:
+        raise DatasetError(str(error)) from error
+    except UnicodeEncodeError:
+        raise DatasetError("it has half of a surrogate pair, which is no text") from None
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(map(str, wrong["loc"]))
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise DatasetError(f"{where}: {wrong['msg']}{more}") from error
+    _refuse_contradictions(index)
+    if index.format == FORMAT and _fingerprint(tree) != index.fingerprint:
+        raise DatasetError("its fingerprint does not fit what it is of")
+    return index
+
+
+def _refuse_contradictions(index: DatasetIndex) -> None:
+    first_id = np.array(index.first_id, np.int64)
+    if len(first_id) < 2 or first_id[0] != 0 or first_id[-1] != index.n or (np.diff(first_id) <= 0).any():
+        raise DatasetError(f"first_id is not the prefix sums of shards' rows up to n = {index.n}")
+    if len(index.shard_digests) != len(first_id) - 1:
+        raise DatasetError(f"shard_digests has {len(index.shard_digests)} shards, first_id {len(first_id) - 1}")
+    wanted = {_BOTH} if index.format == 1 else set(SHARD_SUFFIXES)
+    if any(digests.keys() != wanted for digests in index.shard_digests):
+        raise DatasetError(f"shard_digests does not name {', '.join(sorted(wanted))} of every shard")
+    with_captions = {index.mode == "pairs", index.tokenizer is not None, index.captions_per_sample > 0}
+    if len(with_captions) > 1 or (index.format == FORMAT and (index.tokenizer is None) != (not index.tokenizer_digest)):
+        raise DatasetError("mode, captions_per_sample, tokenizer and tokenizer_digest contradict each other")
+
+
+def _fingerprint(tree: Mapping[str, Any]) -> str:
+    """Of what decides ids, pixels and tokens; not of names, classes and captions as people read them."""
+    kept = {name: tree[name] for name in ("format", "n", "mode", "captions_per_sample", "first_id", "tokenizer",
+                                          "tokenizer_digest")}  # fmt: skip
+    kept["shards"] = [{name: digests.get(name) for name in ("beton", "rows")} for digests in tree["shard_digests"]]
+    return _sha256(kept)
+
+
+def _first_format(text: bytes) -> dict[str, Any] | None:
+    """What dataset.json of format 1 says, in the words of today's; None where it is of another format."""
+    tree = parse(text)
+    if not isinstance(tree, dict) or tree.get("format") != 1:
+        return None
+    kept = {key: value for key, value in tree.items() if key not in ("source", "fingerprint")}
+    if _sha256(kept) != tree.get("fingerprint"):
+        raise DatasetError("it was changed by hand (its fingerprint does not fit)")
+    digests = tree.get("shard_digests")
+    return tree | {
+        "captions_per_sample": int(tree.get("mode") == "pairs"),
+        "tokenizer_digest": None,
+        "grown_from": None,
+        "shard_digests": [{_BOTH: digest} for digest in digests] if isinstance(digests, list) else digests,
+    }
+
+
+def _sha256(tree: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

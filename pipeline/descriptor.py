@@ -1,0 +1,42 @@
+"""A file that stays open for reading at any place, by compiled code too, and is closed when nothing refers to it."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from pathlib import Path
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from ..files import open_regular
+from .keyed import compiled
+
+# The C library's own: read into memory of ours, a file that shrinks or a disk that fails is an error. Through a memory
+# map it is a signal that ends the process.
+_pread = types.ExternalFunction("pread", types.int64(types.int32, types.uint64, types.uint64, types.int64))
+
+
+class Descriptor:
+    """A regular file, or what a link leads to. Raises NotRegularFileError, OSError."""
+
+    def __init__(self, path: Path) -> None:
+        with open_regular(path) as file:
+            self.number = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self.number).atexit = False
+        self.bytes = os.fstat(self.number).st_size
+        """When it was opened."""
+
+
+@compiled
+def read_at(file: int, at: int, memory: NDArray[np.uint8]) -> bool:
+    """Fill memory, uint8 [any] side by side, with the file's bytes from `at` on. Returns whether they all came."""
+    done = 0
+    while done < len(memory):
+        rest = memory[done:]
+        came = _pread(np.int32(file), np.uint64(rest.ctypes.data), np.uint64(len(rest)), np.int64(at + done))
+        if came <= 0:
+            return False
+        done += came
+    return True

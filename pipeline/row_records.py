@@ -1,0 +1,142 @@
+"""shard-N.rows: where each row of a shard lies in its .beton, and what its bytes add up to.
+
+A header and one record of 64 bytes a row, all numbers little-endian. A record ends in a checksum of itself, begun with
+its row's number: so it is found when one changes, or when two change places, and only what is used is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .checksum import xxh64
+from .descriptor import Descriptor, read_at
+from .errors import DatasetError
+from .keyed import compiled
+
+MAX_PIXELS = 89_478_485
+"""Of a picture: Pillow's own limit before it warns of a bomb, a quarter of a gigabyte as RGB."""
+MAX_BYTES = 1 << 21
+"""Of a row in the .beton: it lies within one page."""
+
+RECORD = np.dtype([
+    ("jpeg_at", "<u8"), ("jpeg_bytes", "<u4"), ("captions", "<u4"), ("tokens_at", "<u8"), ("height", "<u4"),
+    ("width", "<u4"), ("source_index", "<i8"), ("jpeg_checksum", "<u8"), ("tokens_checksum", "<u8"),
+    ("checksum", "<u8"),
+])  # fmt: skip
+"""A row: where its JPEG begins in the .beton, and its length; its number of captions, and where the tokens of the first
+begin, those of the others behind them; pixels; place in the source's listing; XXH64 of the JPEG, of all tokens, and of
+the record before this last field, with the row's number as seed."""
+
+_HEADER = np.dtype([
+    ("magic", "S8"), ("version", "<u4"), ("record_bytes", "<u4"), ("rows", "<u8"), ("beton_bytes", "<u8"),
+    ("unused", "V24"), ("checksum", "<u8"),
+])  # fmt: skip
+_MAGIC, _VERSION = b"thermrow", 1
+_SEALED = RECORD.itemsize - 8
+"""Bytes of a record, and of the header, that its checksum is of."""
+
+
+class Extent(NamedTuple):
+    """What a row must lie within."""
+
+    beton_bytes: int
+    tokens_bytes: int
+    """Of one caption; 0 where there are none."""
+    captions: int
+    """Most captions of a sample."""
+
+
+def write_row_records(path: Path, records: NDArray[np.void], beton_bytes: int) -> None:
+    """Write RECORD [rows], sealing each, to a file that is not there yet."""
+    sealed = records.copy()
+    _seal(sealed.view(np.uint8).reshape(-1, RECORD.itemsize))
+    header = np.zeros(1, _HEADER)
+    header["magic"], header["version"], header["record_bytes"] = _MAGIC, _VERSION, RECORD.itemsize
+    header["rows"], header["beton_bytes"] = len(records), beton_bytes
+    _seal(header.view(np.uint8).reshape(1, -1))
+    with path.open("xb") as file:
+        file.write(header.tobytes())
+        file.write(sealed.tobytes())
+
+
+class RowRecords:
+    """The records of a shard, read when they are asked for: nothing of a row is kept."""
+
+    verified = True
+    """The records have checksums of what they lead to."""
+
+    def __init__(self, path: Path, rows: int, extent: Extent) -> None:
+        """Raises DatasetError where the file is not of so many rows, or not of this .beton; OSError."""
+        self._file, self._extent = Descriptor(path), extent
+        header = np.zeros(1, _HEADER)
+        came = read_at(self._file.number, 0, header.view(np.uint8))
+        is_sealed = _first_changed(header.view(np.uint8).reshape(1, -1), np.zeros(1, np.int64)) == 1  # as a row 0 is
+        if not came or header["magic"][0] != _MAGIC or not is_sealed:
+            raise DatasetError(f"{path} is not a table of a shard's rows, or its header is damaged")
+        version, width, told, beton_bytes = (
+            int(header[name][0]) for name in ("version", "record_bytes", "rows", "beton_bytes")
+        )
+        if (version, width) != (_VERSION, RECORD.itemsize):
+            raise DatasetError(f"{path} is of version {version}, and {_VERSION} is the one that can be read")
+        expected = _HEADER.itemsize + rows * RECORD.itemsize
+        if told != rows or self._file.bytes != expected:
+            raise DatasetError(f"{path} says {told:,} rows in {self._file.bytes:,} bytes, where dataset.json says "
+                               f"{rows:,}, which take {expected:,}")  # fmt: skip
+        if beton_bytes != extent.beton_bytes:
+            raise DatasetError(f"{path} belongs to a .beton file of {beton_bytes:,} bytes, and the one beside it has "
+                               f"{extent.beton_bytes:,}")  # fmt: skip
+
+    def read(self, rows: NDArray[np.int64], records: NDArray[np.void]) -> int:
+        """Fill RECORD [k] with those of these rows, int64 [k] within the shard.
+
+        Returns the place of the first that cannot be read or is damaged, or k.
+        """
+        place: int = _read(self._file.number, rows, records.view(np.uint8).reshape(-1, RECORD.itemsize))
+        return first_outside(records[:place], *self._extent)
+
+
+@compiled
+def first_outside(records: NDArray[np.void], beton_bytes: int, tokens_bytes: int, captions: int) -> int:
+    """The first place of RECORD [k] that leads out of the file, or is of no picture that is ever stored; else k."""
+    end = np.uint64(beton_bytes)
+    for i in range(len(records)):
+        record = records[i]
+        pixels, size = np.uint64(record.height) * np.uint64(record.width), np.uint64(record.jpeg_bytes)
+        of_tokens = np.uint64(record.captions) * np.uint64(tokens_bytes)
+        if (
+            pixels == 0 or pixels > np.uint64(MAX_PIXELS) or size == 0
+            or size > np.uint64(MAX_BYTES) or of_tokens > np.uint64(MAX_BYTES)
+            # Never a sum: that of two such numbers can wrap around, to one within the file.
+            or size > end or record.jpeg_at > end - size
+            or of_tokens > end or record.tokens_at > end - of_tokens
+            or record.captions > captions or (record.captions == 0) != (tokens_bytes == 0)
+        ):  # fmt: skip
+            return i
+    return len(records)
+
+
+@compiled
+def _read(file: int, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> int:
+    for i in range(len(rows)):
+        if not read_at(file, (rows[i] + 1) * records.shape[1], records[i]):
+            return i
+    return _first_changed(records, rows)
+
+
+@compiled
+def _first_changed(records: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
+    """The first place of uint8 [k, 64] whose checksum does not fit its row, or k."""
+    for i in range(len(records)):
+        if xxh64(records[i, :_SEALED], np.uint64(rows[i])) != records[i, _SEALED:].view(np.uint64)[0]:
+            return i
+    return len(records)
+
+
+@compiled
+def _seal(records: NDArray[np.uint8]) -> None:
+    for row in range(len(records)):
+        records[row, _SEALED:].view(np.uint64)[0] = xxh64(records[row, :_SEALED], np.uint64(row))

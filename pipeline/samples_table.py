@@ -1,0 +1,134 @@
+"""The samples table: what people know of each sample, a Parquet file a shard. Strangers may have written it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ..files import open_regular
+from .dataset_index import INDEX_FILE, SHARD_FOLDER, DatasetIndex, shard_name
+from .errors import DatasetError
+
+PLACE_IN_SHARD = "row"
+"""The column that counts the rows of a shard."""
+CAPTION, _CAPTIONS = "caption", "captions"
+"""The column that readers see, a sample's first caption or null, and the stored one, the list of all."""
+
+
+class SamplesTable:
+    """The table of a dataset, opened shard by shard; a file is compared with its digest when it is first opened."""
+
+    def __init__(self, path: Path, index: DatasetIndex) -> None:
+        self._path, self._index = path, index
+        self._verified: set[int] = set()
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns, by the first shard. Raises DatasetError."""
+        with self._open(0) as parquet:
+            return _seen(parquet.schema_arrow)
+
+    def pieces(self, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
+        """Columns, so many rows at a time (the last ones fewer), in the order of the ids. Raises DatasetError."""
+        pending, held = [], 0
+        for shard in range(len(self._index.shard_digests)):
+            for batch in self._batches(shard, names, rows):
+                pending.append(batch)
+                held += len(batch)
+                while held >= rows:
+                    table = pa.Table.from_batches(pending)
+                    yield table.slice(0, rows)
+                    pending, held = table.slice(rows).to_batches(), held - rows
+        if held:
+            yield pa.Table.from_batches(pending)
+
+    def take(self, shards: NDArray[np.int64], rows: NDArray[np.int64], names: Sequence[str]) -> pa.Table:
+        """Columns of the samples at these rows of these shards, int64 [b] both, in the order asked.
+
+        Raises DatasetError.
+        """
+        by_shard = np.argsort(shards, kind="stable")
+        first_of_shard = np.flatnonzero(np.diff(shards[by_shard], prepend=-1))
+        pieces = []
+        for places in np.split(by_shard, first_of_shard)[1:]:
+            pieces.append(self.whole(int(shards[places[0]]), names).take(rows[places]))
+        table = pa.concat_tables(pieces) if pieces else self.schema.empty_table().select(list(names))
+        in_order = bool((np.diff(shards) >= 0).all())  # as all samples are, whose texts need not be copied once more
+        return table if in_order else table.take(np.argsort(by_shard, kind="stable"))
+
+    def whole(self, shard: int, names: Sequence[str]) -> pa.Table:
+        """Columns of all rows of a shard. Raises DatasetError."""
+        with self._open(shard, names) as parquet:
+            table = parquet.read(columns=_stored(parquet.schema_arrow, names))
+            table.validate(full=True)
+            return pa.Table.from_batches(
+                [_first_captions(batch) for batch in table.to_batches()], _seen(table.schema)
+            ).select(list(names))  # fmt: skip
+
+    def _batches(self, shard: int, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        with self._open(shard, names) as parquet:
+            for batch in parquet.iter_batches(batch_size=rows, columns=_stored(parquet.schema_arrow, names)):
+                batch.validate(full=True)  # that text is UTF-8, above all
+                yield _first_captions(batch).select(list(names))
+
+    @contextmanager
+    def _open(self, shard: int, names: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+        """A shard's part of the table, which has these columns, and every row."""
+        path = self._path / SHARD_FOLDER / shard_name(shard, "parquet")
+        wanted = self._index.first_id[shard + 1] - self._index.first_id[shard]
+        try:
+            with open_regular(path) as file:
+                digest = self._index.shard_digests[shard].get("parquet")
+                if digest and shard not in self._verified:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                        raise DatasetError(f"{path} is not what was converted: its sha256 differs from the one in "
+                                           f"{INDEX_FILE}. Convert the dataset again.")  # fmt: skip
+                    self._verified.add(shard)
+                with pq.ParquetFile(file) as parquet:
+                    known = _seen(parquet.schema_arrow).names
+                    if missing := [name for name in names if name not in known]:
+                        raise DatasetError(f"{path} has no column {', '.join(map(repr, missing))}; "
+                                           f"it has {', '.join(known)}")  # fmt: skip
+                    if parquet.metadata.num_rows != wanted:
+                        raise DatasetError(f"{path} holds {parquet.metadata.num_rows:,} rows, but {INDEX_FILE} says "
+                                           f"{wanted:,}. Convert the dataset again.")  # fmt: skip
+                    yield parquet
+        except (pa.ArrowException, UnicodeError) as error:
+            raise DatasetError(f"{path} cannot be read: {_one_line(error)}. Convert the dataset again.") from error
+
+
+def _seen(schema: pa.Schema) -> pa.Schema:
+    """The columns that readers see of those stored."""
+    place = schema.get_field_index(_CAPTIONS)
+    return schema if place < 0 else schema.set(place, pa.field(CAPTION, pa.string()))
+
+
+def _stored(schema: pa.Schema, names: Sequence[str]) -> list[str]:
+    """The stored columns for those that readers see."""
+    has_list = _CAPTIONS in schema.names
+    return [_CAPTIONS if name == CAPTION and has_list else name for name in names]
+
+
+def _first_captions(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The list of captions, where there is one, replaced by its first, or null."""
+    place = batch.schema.get_field_index(_CAPTIONS)
+    if place < 0:
+        return batch
+    lists = batch.column(place)
+    if not pa.types.is_list(lists.type) or not pa.types.is_string(lists.type.value_type):
+        raise pa.ArrowInvalid(f"{_CAPTIONS} is of {lists.type}, not lists of strings")
+    starts = pc.if_else(pc.greater(pc.list_value_length(lists), 0), lists.offsets[:-1], pa.scalar(None, pa.int32()))
+    return batch.set_column(place, CAPTION, lists.values.take(starts))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

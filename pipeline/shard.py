@@ -1,0 +1,125 @@
+"""One shard of a dataset, opened for reading, whatever the dataset's format."""
+
+from __future__ import annotations
+
+import resource
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .dataset_index import SHARD_FOLDER, DatasetIndex, shard_name
+from .descriptor import Descriptor
+from .errors import DatasetError
+from .ffcv_table import FFCVTable
+from .row_records import RECORD, Extent, RowRecords
+from .stored_sample import REASONS, fetch_jpeg, fetch_tokens
+
+_CURE = "Convert the dataset again."
+_MAX_TABLES = 128
+"""Shards of format 1 that are kept open: 36 bytes for each of 131,072 rows."""
+
+
+class _Rows(Protocol):
+    """Where the rows of a shard lie: RowRecords or FFCVTable."""
+
+    verified: bool
+
+    def read(self, rows: NDArray[np.int64], records: NDArray[np.void]) -> int: ...
+
+
+class Shard:
+    """Reads samples of one shard. Its files are closed once nothing refers to it."""
+
+    def __init__(self, path: Path, index: DatasetIndex, number: int) -> None:
+        """Open shard `number` of the dataset at `path`.
+
+        Raises DatasetError where it was cut short, or is not of this dataset; OSError where it cannot be opened.
+        """
+        self._path, self._number, self._first_id = path, number, index.first_id[number]
+        self._rows = index.first_id[number + 1] - self._first_id
+        self.vocab_size = index.tokenizer.vocab_size if index.tokenizer else 0
+        self._context_length = index.tokenizer.context_length if index.tokenizer else 0
+        beton = path / SHARD_FOLDER / shard_name(number, "beton")
+        try:
+            self.file = Descriptor(beton)
+            extent = Extent(self.file.bytes, 4 * self._context_length, index.captions_per_sample)
+            self._records: _Rows
+            if index.format == 1:
+                self._records = FFCVTable(beton, self.file, self._rows, extent)
+            else:
+                self._records = RowRecords(path / SHARD_FOLDER / shard_name(number, "rows"), self._rows, extent)
+        except DatasetError as error:
+            raise DatasetError(f"{error}. {_CURE}") from None
+        except FileNotFoundError as error:
+            raise DatasetError(f"{error.filename} is missing, though the dataset has it. {_CURE}") from None
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def verified(self) -> bool:
+        """Whether there are checksums to compare the samples with."""
+        return self._records.verified
+
+    def read_records(self, rows: NDArray[np.int64], records: NDArray[np.void]) -> None:
+        """Fill RECORD [k] for these rows, int64 [k], checked. Raises DatasetError naming the first that is damaged."""
+        if (place := self._records.read(rows, records)) < len(rows):
+            raise self.damaged(int(rows[place]), "has a damaged record, or one that cannot be read")
+
+    def records(self, rows: NDArray[np.int64] | None = None) -> NDArray[np.void]:
+        """RECORD of these rows, int64 [k], or of all. Raises DatasetError naming the first that is damaged."""
+        rows = np.arange(self._rows) if rows is None else rows
+        records = np.empty(len(rows), RECORD)
+        self.read_records(rows, records)
+        return records
+
+    def jpeg(self, row: int) -> bytes:
+        """The JPEG of a row. Raises DatasetError where it cannot be read, or is not what was stored."""
+        (record,) = self.records(np.array([row]))
+        memory = np.empty(record["jpeg_bytes"], np.uint8)
+        if fault := fetch_jpeg(self.file.number, record, self.verified, memory):
+            raise self.damaged(row, REASONS[fault])
+        return memory.tobytes()
+
+    def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+        """int32 [len(rows), L], of the first captions; only where the dataset has captions. Raises as `jpeg`."""
+        tokens = np.empty((len(rows), self._context_length), np.int32)
+        for row, record, into in zip(rows.tolist(), self.records(rows), tokens, strict=True):
+            if fault := fetch_tokens(self.file.number, record, self.verified, self.vocab_size, into):
+                raise self.damaged(row, REASONS[fault])
+        return tokens
+
+    def damaged(self, row: int, what: str) -> DatasetError:
+        """What to raise for a row: `what` says, after "sample N", what is wrong."""
+        return DatasetError(f"sample {self._first_id + row} (row {row} of shard {self._number} of {self._path}) "
+                            f"{what}. {_CURE}")  # fmt: skip
+
+
+class OpenShards:
+    """Opens shards when they are asked for, and keeps those used last; any thread may ask."""
+
+    def __init__(self, index: DatasetIndex, open_one: Callable[[int], Shard]) -> None:
+        self._open_one = open_one
+        self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._lock = Lock()
+        # Two files each: a quarter of what this process may have open.
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = max(4, files // 8 if files != resource.RLIM_INFINITY else _MAX_TABLES)
+        if index.format == 1:
+            self._most = min(self._most, _MAX_TABLES)
+
+    def __getitem__(self, number: int) -> Shard:
+        """Shard `number`, which stays open as long as the caller keeps it."""
+        with self._lock:
+            if number not in self._open:
+                shard = self._open_one(number)
+                while len(self._open) >= self._most:
+                    self._open.popitem(last=False)
+                self._open[number] = shard
+            self._open.move_to_end(number)
+            return self._open[number]

@@ -1,0 +1,38 @@
+"""Reads all samples of datasets in every way that there is, and tells how each ended: a process that may crash.
+
+Arguments: the datasets. One line of JSON for each dataset and way: [dataset, way, error or null].
+"""
+
+import json
+import sys
+
+from thermopile.pipeline.augment import RECIPES
+from thermopile.pipeline.dali_loader import DALILoader
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.ffcv_loader import FFCVLoader
+from thermopile.pipeline.order import Order
+
+
+def loaded(kind, dataset):
+    order = Order.create(dataset.n, dataset.n, canonical_shards=1)
+    with kind.open(dataset, order, recipe=RECIPES["clip"], image_size=16, views=1, workers=1, ahead=1) as loader:
+        for _ in loader.epoch(0):
+            pass
+
+
+WAYS = {
+    "ffcv": lambda dataset: loaded(FFCVLoader, dataset),
+    "dali": lambda dataset: loaded(DALILoader, dataset),
+    "one by one": lambda dataset: [dataset.jpeg(sample_id) for sample_id in range(dataset.n)],
+}
+
+if __name__ == "__main__":
+    for path in sys.argv[1:]:
+        for name, read in WAYS.items():
+            try:
+                read(Dataset(path))
+                error = None
+            except DatasetError as damaged:
+                error = str(damaged)
+            print(json.dumps([path, name, error]), flush=True)

@@ -1,0 +1,177 @@
+"""Samples that are not what conversion stored, whichever way they are read: one error that names them, never a crash,
+and never other pixels or tokens."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.glyphs import GlyphSource
+from thermopile.pipeline.row_records import RECORD, write_row_records
+from thermopile.tools.bench.loader.first_format import write_first_format
+
+ROW, N = 5, 32
+FIRST_ROW, LINE = 24 + 3 * 1041, 32
+"""Of FFCV's table: where it begins; a row is 1 mode, 2 width, 2 height, 8 where the JPEG is, 3 nothing, 8 tokens, 8."""
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory):
+    """32 pairs, of which one is large, in format 2 and in format 1."""
+    folder = tmp_path_factory.mktemp("sound")
+    convert(GlyphSource(0), folder / "2", ConvertSettings(), workers=1, selection=np.arange(0, 320, 10))
+    write_first_format(Dataset(folder / "2"), folder / "1")
+    return folder
+
+
+def flipped(file, at, bit):
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1 << bit
+    file.unlink()  # a link to the other format's
+    file.write_bytes(data)
+
+
+def in_table(at, value):
+    """A lie in FFCV's own table of the row."""
+
+    def lie(path, _record):
+        file = path / "shards" / "shard-00000.beton"
+        data, start = bytearray(file.read_bytes()), FIRST_ROW + ROW * LINE + at
+        old = bytes(data[start : start + len(value)])
+        assert old != value
+        data[start : start + len(value)] = value
+        if len(value) == 8:  # where the JPEG or the tokens are; the list of pieces says the same
+            place = data.index(old, int.from_bytes(data[16:24], "little"))
+            data[place : place + 8] = value
+        file.unlink()
+        file.write_bytes(data)
+
+    return lie
+
+
+def in_record(**lies):
+    """A lie in the row's record, whose checksums fit."""
+
+    def lie(path, record):
+        rows = path / "shards" / "shard-00000.rows"
+        records = Dataset(path).shard(0).records()
+        for name, value in lies.items():
+            records[name][ROW] = value(record) if callable(value) else value
+        rows.unlink()
+        write_row_records(rows, records, (path / "shards" / "shard-00000.beton").stat().st_size)
+
+    return lie
+
+
+def flip_in_record(byte):
+    return lambda path, record: flipped(path / "shards" / "shard-00000.rows", 64 * (1 + ROW) + byte, byte % 8)
+
+
+def flip_in_jpeg(share):
+    def flip(path, record):
+        at = int(record["jpeg_at"]) + int(share * (record["jpeg_bytes"] - 1))
+        flipped(path / "shards" / "shard-00000.beton", at, int(100 * share) % 8)
+
+    return flip
+
+
+def rows_swapped(path, record):
+    file = path / "shards" / "shard-00000.rows"
+    data = file.read_bytes()
+    at = 64 * (1 + ROW)
+    file.write_bytes(data[:at] + data[at + 64 : at + 128] + data[at : at + 64] + data[at + 128 :])
+
+
+def cut_behind_the_header(path, record):
+    file = path / "shards" / "shard-00000.beton"
+    file.write_bytes(file.read_bytes()[: int(record["jpeg_at"])])
+
+
+RECORDED, PICTURE, HEADER, TOKENS = "damaged record", "checksum of its picture", "another height and width", "tokens"
+DAMAGE = {
+    # Format 1: FFCV's table, in which nothing tells a lie but the file's extent and the JPEG's own header.
+    "1 width 32 to 0": (in_table(1, b"\0\0"), "row 5 is of no picture"),
+    "1 height 32 to 0": (in_table(3, b"\0\0"), "row 5 is of no picture"),
+    "1 both 0": (in_table(1, bytes(4)), "row 5 is of no picture"),
+    "1 both 65,535": (in_table(1, b"\xff" * 4), "row 5 is of no picture"),
+    "1 width 32 to 64": (in_table(1, b"\x40\0"), HEADER),
+    "1 width 32 to 31": (in_table(1, b"\x1f\0"), HEADER),
+    "1 JPEG beyond the end": (in_table(5, b"\xff\xff\xff\xff\xff\0\0\0"), "row 5 is of no picture"),
+    "1 JPEG wraps to byte 100": (in_table(5, (2**64 - 300).to_bytes(8, "little")), "row 5 is of no picture"),
+    "1 tokens wrap to the end": (in_table(16, (2**64 - 100).to_bytes(8, "little")), "row 5 is of no picture"),
+    "1 JPEG of another row": (in_table(5, (2**21).to_bytes(8, "little")), "not written to its end, or is damaged"),
+    # Format 2: nothing is taken as it is.
+    **{f"2 record, byte {byte}": (flip_in_record(byte), RECORDED) for byte in range(0, 64, 7)},
+    **{f"2 JPEG at {share}": (flip_in_jpeg(share), PICTURE) for share in np.linspace(0, 1, 14).round(2).tolist()},
+    "2 rows swapped": (rows_swapped, RECORDED),
+    "2 cut short": (cut_behind_the_header, "belongs to a .beton file of"),
+    # The same from somebody who makes the checksums fit.
+    "2 width 0": (in_record(width=0), RECORDED),
+    "2 both 0": (in_record(width=0, height=0), RECORDED),
+    "2 both 65,535": (in_record(width=65_535, height=65_535), RECORDED),
+    "2 width 33": (in_record(width=33), HEADER),
+    "2 JPEG of 0 bytes": (in_record(jpeg_bytes=0), RECORDED),
+    "2 JPEG of 4 GB": (in_record(jpeg_bytes=2**32 - 1), RECORDED),
+    "2 JPEG wraps to byte 100": (in_record(jpeg_at=lambda record: 2**64 + 100 - int(record["jpeg_bytes"])), RECORDED),
+    "2 tokens wrap": (in_record(tokens_at=2**64 - 100), RECORDED),
+    "2 tokens elsewhere": (in_record(tokens_at=0), TOKENS),
+    "2 many captions": (in_record(captions=2**31), RECORDED),
+    "2 no captions": (in_record(captions=0), RECORDED),
+}
+
+
+def test_every_way_to_read_names_the_sample_and_none_crashes(datasets, tmp_path):
+    paths = {}
+    for name, (damage, _) in DAMAGE.items():
+        kind = name[0]
+        paths[name] = tmp_path / name.replace(" ", "-").replace(",", "")
+        shutil.copytree(datasets / kind, paths[name])
+        (record,) = Dataset(datasets / "2").shard(0).records(np.array([ROW]))
+        damage(paths[name], record)
+    command = [sys.executable, str(Path(__file__).with_name("reading_damaged.py")), *map(str, paths.values())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220)
+    assert done.returncode == 0, done.stderr[-2000:]
+    errors = {(Path(path), way): error for path, way, error in map(json.loads, done.stdout.splitlines())}
+    for name, (_, message) in DAMAGE.items():
+        for way in ("ffcv", "dali", "one by one"):
+            error = errors[paths[name], way]
+            if message == TOKENS and way == "one by one":  # it reads no tokens
+                assert error is None
+                continue
+            assert error is not None, (name, way)
+            assert message in error, (name, way, error)
+            assert "Convert the dataset again" in error
+            if message in (RECORDED, PICTURE, HEADER, TOKENS):
+                assert f"sample {ROW} (row {ROW} of shard 0 of {paths[name]}) " in error
+
+
+def test_the_record_s_layout_is_what_the_format_says():
+    offsets = {name: RECORD.fields[name][1] for name in RECORD.names}
+    assert RECORD.itemsize == 64
+    assert offsets == {
+        "jpeg_at": 0, "jpeg_bytes": 8, "captions": 12, "tokens_at": 16, "height": 24, "width": 28, "source_index": 32,
+        "jpeg_checksum": 40, "tokens_checksum": 48, "checksum": 56,
+    }  # fmt: skip
+
+
+def test_a_dataset_of_format_1_gives_the_same_samples_and_one_line_that_they_are_not_verified(
+    datasets, tmp_path, caplog
+):
+    shutil.copytree(datasets / "1", tmp_path / "old")
+    for _ in range(2):
+        old, new = Dataset(tmp_path / "old"), Dataset(datasets / "2")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'old'} is of format 1, which has no checksums: its samples are not verified. "
+        "To have them verified, convert it again."
+    ]
+    rows = np.arange(N)
+    assert [old.jpeg(i) for i in range(N)] == [new.jpeg(i) for i in range(N)]
+    np.testing.assert_array_equal(old.shard(0).tokens(rows), new.shard(0).tokens(rows))
+    np.testing.assert_array_equal(old.shard(0).records()["source_index"], new.shard(0).records()["source_index"])
+    assert old.rows(range(N)) == new.rows(range(N))

@@ -59,9 +59,9 @@ class DataConfig(_Section):
     numba changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""
     image_size: int = Field(default=224, ge=8)
     """Side of a view in pixels."""
-    workers: NonNegativeInt = 0
+    workers: int = Field(default=0, ge=0, le=10_000)
     """Decoding threads; 0 is one per core, and one more with `dali`."""
-    ahead: PositiveInt = 2
+    ahead: int = Field(default=2, ge=1, le=1000)
     """Batches decoded before they are asked for."""
 
     @model_validator(mode="after")

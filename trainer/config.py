@@ -87,11 +87,11 @@ class EncoderConfig(_Section):
 class ModelConfig(_Section):
     """The encoders and the space they share."""
 
-    dim: PositiveInt = 64
+    dim: int = Field(default=64, ge=1, le=1 << 20)
     """Width d of the features."""
     head: Literal["linear", "simclr", "vicreg"] = "linear"
     """Projection head of each encoder, from its features to that space: one layer, SimCLR's two or VICReg's three."""
-    head_width: NonNegativeInt = 0
+    head_width: int = Field(default=0, ge=0, le=1 << 20)
     """Units of the head's hidden layers; 0 is its own: for simclr the encoder's width, for vicreg 8192."""
     activation_checkpointing: bool = False
     """Compute the encoders' inner activations again in backprop instead of keeping them: less memory, more time."""

@@ -59,9 +59,9 @@ class DataConfig(_Section):
     numba changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""
     image_size: int = Field(default=224, ge=8)
     """Side of a view in pixels."""
-    workers: NonNegativeInt = 0
+    workers: int = Field(default=0, ge=0, le=10_000)
     """Decoding threads; 0 is one per core, and one more with `dali`."""
-    ahead: PositiveInt = 2
+    ahead: int = Field(default=2, ge=1, le=1000)
     """Batches decoded before they are asked for."""
 
     @model_validator(mode="after")
@@ -87,11 +87,11 @@ class EncoderConfig(_Section):
 class ModelConfig(_Section):
     """The encoders and the space they share."""
 
-    dim: PositiveInt = 64
+    dim: int = Field(default=64, ge=1, le=1 << 20)
     """Width d of the features."""
     head: Literal["linear", "simclr", "vicreg"] = "linear"
     """Projection head of each encoder, from its features to that space: one layer, SimCLR's two or VICReg's three."""
-    head_width: NonNegativeInt = 0
+    head_width: int = Field(default=0, ge=0, le=1 << 20)
     """Units of the head's hidden layers; 0 is its own: for simclr the encoder's width, for vicreg 8192."""
     activation_checkpointing: bool = False
     """Compute the encoders' inner activations again in backprop instead of keeping them: less memory, more time."""

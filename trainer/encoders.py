@@ -182,13 +182,18 @@ class Encoders(nn.Module):
         """Image and text encoder where the mode is bimodal, one image encoder for both views where it is unimodal.
 
         pretrained: as create_image_encoder. With False the directory of a local model need not be there any more.
+        Raises ConfigError where the settings do not give encoders that fit into memory.
         """
-        image = create_image_encoder(config, image_size, pretrained=pretrained)
-        if mode == "unimodal":
-            return cls(image, None)
-        if tokenizer is None:
+        if mode == "bimodal" and tokenizer is None:
             raise ConfigError("objective.mode = 'bimodal' needs captions, but the dataset has pictures alone")
-        return cls(image, create_text_encoder(config, tokenizer, pretrained=pretrained))
+        try:
+            image = create_image_encoder(config, image_size, pretrained=pretrained)
+            if mode == "unimodal" or tokenizer is None:
+                return cls(image, None)
+            return cls(image, create_text_encoder(config, tokenizer, pretrained=pretrained))
+        except (RuntimeError, OverflowError) as error:  # torch, of sizes that are negative or for which it has no room
+            reason = str(error).splitlines()[0][:200]
+            raise ConfigError(f"the encoders cannot be made with the settings of `model`: {reason}") from error
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """first, second: [b, d], rows of norm 1; image and text features, or the features of the two views."""

@@ -20,7 +20,6 @@ from torch import nn
 
 from .._version import __version__
 from ..files import sync
-from ..pipeline.augment import RECIPES
 from ..pipeline.dataset import Dataset
 from ..pipeline.dataset_index import TokenizerInfo
 from .checkpoint import LATEST
@@ -29,6 +28,7 @@ from .encoders import HF, Encoder, Encoders, is_directory
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
+from .parts import recipe_named
 from .run_directory import RunDirectory
 from .tensor_file import save_tensors
 from .wanted_checkpoint import find_checkpoint, load_found
@@ -70,7 +70,7 @@ class _Trained:
             "head_width": model.head_width, "dim": model.dim, "step": self.step, "thermopile": __version__,
         }  # fmt: skip
         if side == "image":
-            recipe = RECIPES[data.recipe]
+            recipe = recipe_named(data.recipe)
             return facts | {"image_size": data.image_size, "mean": recipe.mean, "std": recipe.std}
         assert self.texts is not None  # there is a text encoder
         return facts | self.texts.sizes.model_dump(include={"vocab_size", "context_length", "end_id"})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ..pipeline.augment import RECIPES
+from ..pipeline.augment import RECIPES, Recipe
 from ..pipeline.cores import cores
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import Order, Window
@@ -61,11 +61,17 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
     recipe, loader = data.recipe, data.loader
     if recipe == "auto":
         recipe = "clip" if mode == "bimodal" else "crop_flip"
-    if recipe not in RECIPES:
-        raise ConfigError(f"data.recipe = {recipe!r} is unknown; there are: auto, {', '.join(RECIPES)}")
+    recipe_named(recipe)
     if loader == "auto":
         loader = "dali" if device_named(config.device).type == "cuda" and not data.augmentation else "ffcv"
     return data.model_copy(update={"recipe": recipe, "loader": loader, "path": str(dataset.path.resolve())})
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe of the views, no longer `auto`. Raises ConfigError where there is none of that name."""
+    if name not in RECIPES:
+        raise ConfigError(f"data.recipe = {name!r} is unknown; there are: auto, {', '.join(RECIPES)}")
+    return RECIPES[name]
 
 
 def _natural_mode(objective: str, pairs: bool) -> Literal["bimodal", "unimodal"]:
@@ -132,7 +138,7 @@ def open_loader(
     Raises ConfigError where the user's own augmentation cannot be had.
     """
     shared: dict[str, Any] = {
-        "recipe": RECIPES[config.recipe],
+        "recipe": recipe_named(config.recipe),
         "image_size": config.image_size,
         "views": 1 if mode == "bimodal" else 2,
         "workers": config.workers or _workers_beside_others(config.loader, world),

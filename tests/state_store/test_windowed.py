@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from thermopile.files import NotRegularFileError
 from thermopile.pipeline.order import Order
 from thermopile.state_store import BackgroundError, DamagedChunkError, MemoryBudgetError, StateReader, StateStore
 
@@ -265,3 +266,18 @@ def test_what_a_killed_run_left_of_its_working_tier_is_deleted_by_the_next_one(t
     left.mkdir(parents=True)
     StateStore.open(tmp_path / "state", samples=small.samples, fields=FIELDS, dataset_fingerprint="windows").close()
     assert not left.exists()
+
+
+def test_a_working_tier_is_never_written_through_a_link(tmp_path, small):
+    outside, working = tmp_path / "outside", tmp_path / "state.working"
+    outside.mkdir()
+    working.mkdir()
+    (working / "rank-0").symlink_to(outside)
+    store = make_store(tmp_path / "state", small, budget_blocks=2)
+    assert not (working / "rank-0").is_symlink()
+    store.close()
+    working.symlink_to(outside)
+    with pytest.raises(NotRegularFileError, match=r"state\.working is a link"):
+        StateStore.open(tmp_path / "state", samples=small.samples, fields=FIELDS, dataset_fingerprint="windows",
+                        memory_budget=2 * small.block_rows * ROW_BYTES)  # fmt: skip
+    assert list(outside.iterdir()) == []

@@ -6,6 +6,7 @@ A command ends in one line of error or does what it should; nothing outside of t
 import os
 import shutil
 import socket
+import sys
 import tempfile
 
 import pytest
@@ -152,14 +153,15 @@ REFUSED = [
         (link_to_a_folder, WRITTEN), (dangling_link, WRITTEN), (text("a file"), "name another directory"))),
     # Settings.
     *((kind, "config.toml", command, "config.toml") for kind in (pipe, device)
-      for command in ("status", "resume", "rows", "export", "eval", "start from it")),
+      for command in ("status", "resume", "rows", "export", "eval")),
     *((kind, "config.toml", "status", "config.toml") for kind in (folder, unix_socket, dangling_link, huge)),
     *((text(content), "config.toml", command, "config.toml") for command in ("status", "resume") for content in (
         b"\xff\xfe", "a" + ".a" * 50_000 + " = 1", f"a = {DEEP_LIST}", f"objective.x = {'[' * 90}{']' * 90}",
         "seed = " + "9" * 5000, "seed = 'one'", "data = 3", "model = [1]")),
     # What names the checkpoint.
-    *((kind, LATEST, command, "latest") for kind in (pipe, device) for command in ("resume", "export", "eval")),
-    *((text(content), LATEST, "resume", "latest") for content in ("../../outside/folder", "step-" + "9" * 5000)),
+    *((kind, LATEST, command, "latest") for kind in (pipe, device)
+      for command in ("resume", "export", "eval", "start from it")),
+    *((text(content), LATEST, "resume", "checkpoints") for content in ("../../outside/folder", "step-" + "9" * 5000)),
 ]  # fmt: skip
 
 AS_WELL_AS_EVER = [
@@ -167,11 +169,24 @@ AS_WELL_AS_EVER = [
       for kind in (pipe, device, folder, unix_socket, huge)),
     *((text(content), "metrics.jsonl", "status --json", None) for content in (
         DEEP_LIST, '{"step": 1e999, "loss": 1}', '{"step": "2", "loss": []}', "[]\n3\nnull", '{"step": ' + "9" * 5000)),
-    (text('{"step": 1, "evaluation": {"\\ud800": 1}}'), "metrics.jsonl", "status", "[U+D800]"),
+    (text('{"step": 1, "evaluation": {"\\ud800": {"all": 1}}}'), "metrics.jsonl", "status", "[U+D800] 1"),
     *((kind, name, "rows", None) for kind in (pipe, device, text(DEEP_LIST), text("{}")) for name in (LATEST, INFO)),
     *((link, name, command, None) for name in ("metrics.jsonl", "warnings.log", "state.lock")
       for command in ("status", "log", "check", "export")),
     (pipe, "state.lock", "check", None),
+]  # fmt: skip
+
+
+NONSENSE = [
+    ("data", "recipe", "nonsense", "export", "data.recipe = 'nonsense' is unknown"),
+    ("data", "recipe", "nonsense", "eval", "data.recipe = 'nonsense' is unknown"),
+    ("data", "ahead", 1 << 70, "resume", "data.ahead"),
+    ("model", "dim", 1 << 70, "export", "model.dim"),
+    ("model", "image", {"name": "conv", "config": {"width": 1 << 40}}, "export", "the encoders cannot be made"),
+    ("model", "image", {"name": "conv", "config": {"width": -1}}, "export", "the encoders cannot be made"),
+    ("model", "image", {"name": "hf:/nowhere", "config": {}}, "export", "model_type"),
+    ("model", "image", {"name": "hf:vit-s", "config": {"_attn_implementation": "someone/kernel"}}, "export",
+     "no such setting"),
 ]  # fmt: skip
 
 
@@ -203,3 +218,84 @@ def test_what_a_command_can_do_without_does_not_stop_it(sent, hostile_dataset, k
     code, said = outcome(command, sent, hostile_dataset)
     assert code == 0, said
     assert words is None or words in said
+
+
+@pytest.mark.parametrize(("table", "key", "value", "command", "words"), NONSENSE)
+def test_settings_that_make_no_sense_are_refused_by_name(sent, hostile_dataset, table, key, value, command, words):
+    # As a run would have recorded them, whose digest is right.
+    config = sent.config()
+    of_table = getattr(config, table)
+    value = type(getattr(of_table, key)).model_construct(**value) if isinstance(value, dict) else value
+    sent.record(config.model_copy(update={table: of_table.model_copy(update={key: value})}))
+    code, said = outcome(command, sent, hostile_dataset)
+    assert code != 0
+    assert words in said
+
+
+def test_a_run_may_itself_be_reached_by_a_link(sent, hostile_dataset, tmp_path):
+    (tmp_path / "by").symlink_to(sent.path)
+    reached = RunDirectory(tmp_path / "by")
+    assert run("train", "--out", reached.path, "--resume").exit_code == 0
+    assert outcome("rows", reached, hostile_dataset)[0] == 0
+
+
+# Names that are no text
+
+
+def test_a_path_that_is_no_utf_8_is_shown_escaped(sent, tmp_path):
+    odd = RunDirectory(sent.path.rename(tmp_path / "caf\udce9"))
+    resumed = run("train", "--out", odd.path, "--resume")
+    assert f"{tmp_path}/caf\\udce9: finished" in resumed.stdout
+    assert "caf[U+DCE9]" in run("status", odd.path).stdout
+
+
+def test_a_dataset_whose_path_is_no_utf_8_cannot_be_recorded_and_is_refused_by_name(hostile_dataset, tmp_path):
+    odd = shutil.copytree(hostile_dataset.path, tmp_path / "caf\udce9")
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    refused = run("train", "--data", odd, "--out", tmp_path / "run", *settings)
+    assert refused.exit_code == 2
+    assert "caf\\udce9" in refused.stderr.splitlines()[-1]
+    assert "no UTF-8; give the file, directory or class another name" in refused.stderr.splitlines()[-1]
+
+
+# Code that settings name
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    """Settings that name a module which leaves a trace where it is imported, and the trace."""
+    trace = tmp_path / "trace"
+    (tmp_path / "sent_module.py").write_text(f"import pathlib\npathlib.Path({str(trace)!r}).touch()\nviews = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sent_module", raising=False)
+    file = tmp_path / "sent.toml"
+    file.write_text('data.augmentation = "sent_module:views"\n')
+    return file, trace
+
+
+def test_code_that_a_file_of_settings_names_runs_only_where_it_is_allowed(code, hostile_dataset, tmp_path):
+    file, trace = code
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    line = ("--data", hostile_dataset.path, "--out", tmp_path / "run", "--config", file, *settings)
+    refused = run("train", *line)
+    assert refused.exit_code == 2
+    for words in (f"--config {file} has data.augmentation = 'sent_module:views'", "add --allow-code"):
+        assert words in refused.stderr.splitlines()[-1]
+    assert run("train", *line, "--print-config").exit_code == 0
+    assert not trace.exists()
+    for allowed in (["--allow-code"], ["--set", "data.augmentation=sent_module:views"]):
+        assert "'sent_module:views' is not compiled" in run("train", *line, *allowed).stderr
+        assert trace.exists()
+
+
+def test_code_that_a_run_names_does_not_run_unasked(code, sent, hostile_dataset):
+    _, trace = code
+    config = sent.config()
+    data = config.data.model_copy(update={"augmentation": "sent_module:views"})
+    sent.record(config.model_copy(update={"data": data}))
+    for command in ("status", "rows", "export", "eval"):
+        assert outcome(command, sent, hostile_dataset)[0] == 0
+    exit_code, said = outcome("resume", sent, hostile_dataset)
+    assert exit_code == 2
+    assert f"{sent.config_file} has data.augmentation = 'sent_module:views'" in said
+    assert not trace.exists()

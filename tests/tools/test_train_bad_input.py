@@ -91,7 +91,7 @@ def test_a_run_below_a_file_is_refused_with_the_path(pairs_dataset, tmp_path):
 def test_a_file_where_the_checkpoints_belong_is_an_error_of_the_resumed_run(run):
     shutil.rmtree(run.checkpoints)
     run.checkpoints.touch()
-    refused(resume(run), 1, "Not a directory", run.checkpoints)
+    refused(resume(run), 1, f"{run.checkpoints} is not a directory; remove it")
 
 
 def test_a_run_that_can_write_no_checkpoint_trains_on_and_fails_at_its_end(pairs_dataset, tmp_path):

@@ -133,6 +133,9 @@ def test_unimodal_features_are_of_both_views_by_one_encoder():
         (EncoderConfig(name="hf:resnet-51"), "not known; there are: hf:resnet-18"),
         (EncoderConfig(name="conv", config={"wdth": 3}), "wdth"),
         (EncoderConfig(name="hf:vit-s", config={"hiden_size": 3}), "no such setting"),
+        # Both can make transformers fetch code and run it.
+        (EncoderConfig(name="hf:vit-s", config={"_attn_implementation": "someone/kernel"}), "no such setting"),
+        (EncoderConfig(name="hf:/nowhere", config={"model_type": "timm_wrapper"}), "there are: resnet, vit"),
     ],
 )
 def test_an_unknown_encoder_or_setting_is_named(config, message):

@@ -35,6 +35,15 @@ def test_a_second_run_appends_and_names_its_rank(tmp_path):
     assert second.endswith(" [rank 3] trouble")
 
 
+def test_a_warning_goes_nowhere_through_a_link_and_ends_nothing(tmp_path):
+    outside, path = tmp_path / "outside", tmp_path / "warnings.log"
+    outside.write_text("precious")
+    path.symlink_to(outside)
+    with warnings_log(path):
+        log.warning("trouble")
+    assert outside.read_text() == "precious"
+
+
 def test_a_run_without_warnings_makes_no_file_and_none_is_written_after_it(tmp_path):
     with warnings_log(tmp_path / "warnings.log"):
         log.info("all is well")

@@ -179,8 +179,8 @@ def _embed(
     """Features of each side, float32 [m, d], rows of norm 1. Raises RunError, ConfigError, DatasetError."""
     import torch
 
-    from ...pipeline.augment import RECIPES
     from ...trainer.evaluation.features import restore_encoders, sample_features
+    from ...trainer.parts import recipe_named
     from ...trainer.wanted_checkpoint import load_found
 
     config, snapshot = inspection.config, inspection.reader and inspection.reader.snapshot
@@ -190,7 +190,7 @@ def _embed(
                      f"embeddings of the checkpoint {checkpoint.name}.")  # fmt: skip
     encoders = restore_encoders(config, checkpoint, training, dataset.index.tokenizer)
     features = sample_features(
-        encoders, dataset, sample_ids, RECIPES[config.data.recipe], config.data.image_size, torch.device("cpu"),
+        encoders, dataset, sample_ids, recipe_named(config.data.recipe), config.data.image_size, torch.device("cpu"),
         partial(on_progress, "embeddings"),
     )  # fmt: skip
     return [of_side.numpy() for of_side in features]

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from ...pipeline.augment import RECIPES
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
@@ -21,7 +20,7 @@ from ...pipeline.tokenizer import load_tokenizer
 from ..checkpoint import LATEST, CheckpointInfo
 from ..config import DataConfig
 from ..encoders import Encoders
-from ..parts import device_named
+from ..parts import device_named, recipe_named
 from ..run_directory import RunDirectory
 from ..wanted_checkpoint import find_checkpoint, load_found
 from . import knn, probe, retrieval, zero_shot
@@ -124,7 +123,7 @@ def score_encoders(
     data: settings of the run, whose views the encoders know. tokenizer: the run's own; None without a text encoder.
     Raises DatasetError and RunError as image_features does.
     """
-    view = (RECIPES[data.recipe], data.image_size, device)
+    view = (recipe_named(data.recipe), data.image_size, device)
     scored = encoders.image if encoders.text is not None else encoders.image.backbone
     test_images = image_features(scored, result.test, *view, partial(on_progress, "test pictures"))
     if not result.not_classified:

@@ -60,7 +60,9 @@ class UnreadableSnapshot:
     reason: str
 
     def __str__(self) -> str:
-        return f"the snapshot {self.tag} cannot be read: {self.file} in the directory of the state: {self.reason}"
+        return (
+            f"the snapshot {self.tag} cannot be read: the file {self.file} in the directory of the state: {self.reason}"
+        )
 
 
 @dataclass(frozen=True)

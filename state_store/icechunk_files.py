@@ -87,7 +87,7 @@ def written_files(state: Path, snapshot_id: str) -> tuple[icechunk.SnapshotInfo,
     for manifest in info.manifests:
         name = f"{MANIFESTS}/{manifest.id}"
         data = read_file(state, name)
-        if (count := _chunks_in(name, data).count) != manifest.num_chunk_refs:
+        if (count := _chunks_in(name, data).total) != manifest.num_chunk_refs:
             raise DamagedFileError(
                 name, f"it refers to {count:,} chunks, its snapshot says {manifest.num_chunk_refs:,}"
             )

@@ -28,9 +28,9 @@ _CROCKFORD = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789ABCDEF
 
 
 class ChunkRefs(NamedTuple):
-    """What a manifest refers to. count: all chunks. files: names of those that are files, in chunks/."""
+    """What a manifest refers to. total: of all chunks. files: names of those that are files, in chunks/."""
 
-    count: int
+    total: int
     files: set[str]
 
 
@@ -86,7 +86,8 @@ class _Flatbuffer:
         """Return the bytes that begin at each position, [positions, length]."""
         if len(positions) and not (positions.min() >= 0 and positions.max() + length <= len(self._bytes)):
             raise IndexError("an offset leads out of the buffer")
-        return self._bytes[positions[:, None] + np.arange(length)]
+        found: npt.NDArray[np.uint8] = self._bytes[positions[:, None] + np.arange(length)]
+        return found
 
     def _follow(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return positions + self._number(positions, "<u4")

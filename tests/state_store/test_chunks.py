@@ -188,7 +188,9 @@ def test_chunks_too_small_for_a_file_of_their_own_name_their_manifest(tmp_path):
     manifests = list((tmp_path / "state" / "manifests").iterdir())
     for manifest in manifests:
         manifest.write_bytes(manifest.read_bytes()[:60])
-    with pytest.raises(SnapshotNotFoundError, match=r"step-1 cannot be read: manifests/(\w{20}) in the") as raised:
+    with pytest.raises(
+        SnapshotNotFoundError, match=r"step-1 cannot be read: the file manifests/(\w{20}) in the"
+    ) as raised:
         repository.resolve("step-1")
     assert re.search(r"manifests/(\w+)", str(raised.value))[1] in {manifest.name for manifest in manifests}
 

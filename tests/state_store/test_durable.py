@@ -517,7 +517,7 @@ def test_the_latest_is_the_newest_that_can_be_read_and_the_log_says_what_was_pas
     damage(path, made[0])
     assert damage(path, made[2]).resolve("latest") == made[1]
     (warning,) = caplog.messages
-    assert f"the snapshot step-3 cannot be read: snapshots/{made[2].id} in" in warning
+    assert f"the snapshot step-3 cannot be read: the file snapshots/{made[2].id} in" in warning
 
 
 def test_a_damaged_snapshot_asked_for_is_an_error_with_its_file_and_the_tags_that_can_be_read(repository, path):

@@ -166,7 +166,7 @@ def test_a_damaged_file_of_a_snapshot_is_found_before_icechunk_sees_it(store, re
     assert [entry.file for entry in repository.unreadable()] == [file]
     assert tags(store) == ["step-0", "step-1"]
     for read in (repository.group, lambda snapshot: repository.resolve(snapshot.id), lambda s: resume(at=s.id)):
-        with pytest.raises(SnapshotNotFoundError, match=f"step-2 cannot be read: {file} in the directory"):
+        with pytest.raises(SnapshotNotFoundError, match=f"step-2 cannot be read: the file {file} in the directory"):
             read(newest)
     assert tags(store) == ["step-0", "step-1"]
 

@@ -103,9 +103,13 @@ def reads_right_or_names(state, tag, right, name):
     try:
         assert rows_of(state, tag) == right, f"{tag}: other rows after a flip in {name}"
     except StateStoreError as error:
-        assert name in str(error), f"{error} does not name {name}"
+        assert_names(error, name)
         return True
     return False
+
+
+def assert_names(error, name):
+    assert name in str(error), f"{error} does not name {name}"
 
 
 def goes_on(state, rows, name):
@@ -115,7 +119,7 @@ def goes_on(state, rows, name):
         try:
             store = StateStore.open(state, at=tag, **settings)
         except (DamagedChunkError, SnapshotNotFoundError) as error:
-            assert name in str(error), f"{error} does not name {name}"
+            assert_names(error, name)
             continue
         with store:
             taken = store.take(np.arange(600))["image/tau"].numpy()

@@ -7,8 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
-import icechunk
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +16,7 @@ import pytest
 import zarr
 from click.testing import CliRunner
 
-from thermopile.state_store import StateReader, StateStore
+from thermopile.state_store import StateReader, StateStore, history, icechunk_files
 from thermopile.state_store.durable import ColumnPart, Description, Repository
 from thermopile.state_store.ranks import Alone
 from thermopile.state_store.schema import Schema
@@ -250,15 +250,16 @@ def test_of_many_problems_the_first_are_listed_and_the_rest_counted(tmp_path):
 )
 def test_an_array_that_is_not_what_the_store_was_made_for_is_found(make_run, changes, what):
     run = make_run()
-    repository = icechunk.Repository.open(icechunk.local_filesystem_storage(str(run / "state")))
-    snapshot = repository.lookup_snapshot(repository.lookup_tag("step-7"))
-    repository.create_branch("by-hand", snapshot.id)
-    session = repository.writable_session("by-hand")
+    loaded, _ = history.load(run / "state")
+    icechunk_files.point_reference_at(run / "state", loaded.snapshots[-1].id)
+    session = icechunk_files.open_repository(run / "state").writable_session("main")
     group = zarr.open_group(session.store)
     del group["image/u"]
     if changes:
         group.create_array("image/u", **{"shape": (SAMPLES,), "dtype": "float32", "chunks": (BLOCK,)} | changes)
-    repository.create_tag("step-8", session.commit("by hand", metadata=snapshot.metadata | {"step": 8}))
+    info, files = icechunk_files.written_files(run / "state", session.flush("by hand"))
+    by_hand = replace(loaded.snapshots[-1], id=info.id, step=8, files=files)
+    history.replace(run / "state", replace(loaded, snapshots=(*loaded.snapshots, by_hand)))
     found, exit_code = findings(run)
     assert exit_code == 1
     ((name, said, *_),) = problems(found)

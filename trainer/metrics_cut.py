@@ -16,7 +16,7 @@ MAX_LINE_BYTES = 1 << 20
 """No line of ours is as long."""
 
 _STEP = re.compile(rb'\{"step": ([0-9]{1,18}), ')
-"""How a line begins. Ten million lines are read so in half a minute, and by their JSON in five."""
+"""How a line begins. Ten million lines are read so in about a minute; parsed as JSON, in about four."""
 
 _log = logging.getLogger(__name__)
 

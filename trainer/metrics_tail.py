@@ -23,7 +23,8 @@ MOST_BYTES = 32 << 20
 GLANCE_BYTES = 1 << 13
 """Read for one point of the curve where the file is too long to read whole."""
 
-_EVALUATION = b'"evaluation"'
+_EVALUATION, _CLOSING = b'"evaluation"', b'"}'
+"""The latter closes a line that is written to its end, for it ends in its checksum."""
 
 
 class Tail(NamedTuple):
@@ -49,7 +50,7 @@ def last_lines(path: Path, steps: int, evaluations: int) -> Tail:
                 continue  # most lines of a long run
             line = _parsed(text)
             if not line:
-                damaged += place > 0  # the last one has no end yet
+                damaged += place > 0 or _CLOSING in text  # what stands behind the last end is being written
             elif "evaluation" in line:
                 of_evaluations.append(line)
             elif len(of_steps) < steps:

@@ -48,6 +48,7 @@ def test_the_last_lines_come_oldest_first_and_evaluations_apart(metrics):
         (b'{"step": 4, "loss": 3.0}\n', 1), (b"[" * 10_000 + b"\n", 1), (sealed(b'{"a": ' + b"[" * 10_000), 1),
         (sealed(b'{"step": "x"'), 1), (sealed(b'{"step": NaN'), 1), (sealed(b'{"step": 4, "evaluation": 3'), 1),
         (text_of([{"step": 13, "loss": 3.0}]).replace(b"13", b"93"), 1), (sealed(b"[1"), 1), (b"a\nb\nc\n", 3),
+        (text_of([{"step": 4, "loss": 3.0}]).replace(b"\n", b"*"), 1), (text_of([{"step": 4}])[:-3], 0),
     ],
 )  # fmt: skip
 def test_what_is_no_whole_line_or_was_changed_is_passed_over_and_counted(metrics, end, damaged):

@@ -28,8 +28,8 @@ from .dataset import Dataset
 from .errors import DatasetError
 from .keyed import compiled
 from .order import Order
-from .placing import Placed, Placer
-from .stored_sample import SOUND, UNDECODABLE, fetch_jpeg, fetch_tokens
+from .placing import Placed, Placer, fetch
+from .stored_sample import SOUND, UNDECODABLE
 
 dali: Any = nvidia.dali  # its own types know neither its constants nor conditionals
 fn, types = dali.fn, dali.types
@@ -138,10 +138,12 @@ class DALILoader:
         except DatasetError as error:
             self._scheduled.append(_Scheduled(ids, None, {}, error))
             return
-        height, width = (placed.records[name].astype(np.int64) for name in ("height", "width"))
-        inputs: dict[str, Any] = {"jpeg": jpegs, "sides": np.stack([height, width], axis=1).astype(np.float32)}
+        inputs: dict[str, Any] = {
+            "jpeg": jpegs,
+            "sides": np.stack([placed.height, placed.width], axis=1).astype(np.float32),
+        }
         for view in range(self.views):
-            drawn = view_parameters(self.recipe, self.order.seed, epoch, ids, height, width, view)
+            drawn = view_parameters(self.recipe, self.order.seed, epoch, ids, placed.height, placed.width, view)
             inputs |= {f"{name}{view}": values for name, values in _inputs_of_view(self.recipe, drawn).items()}
         try:
             _start(self._pipeline, inputs)
@@ -153,7 +155,7 @@ class DALILoader:
     def _read(self, ids: NDArray[np.int64]) -> tuple[Placed, list[NDArray[np.uint8]]]:
         """The samples' JPEGs, and their tokens in Placed. Raises DatasetError for one that is not as it was stored."""
         placed, _shards = self._placer.place(ids)  # the shards stay open to the end of this call
-        ends = np.cumsum(placed.records["jpeg_bytes"], dtype=np.int64)
+        ends = np.cumsum(placed.jpeg_bytes)
         memory = np.empty(ends[-1], np.uint8)
         cuts = np.linspace(0, len(ids), self._workers + 1).astype(int).tolist()
         parts = [self._readers.submit(_read_rows, placed, low, high, ends, memory) for low, high in pairwise(cuts)]
@@ -234,10 +236,7 @@ def _read_rows(
     Returns the first row that is not as it was stored and what is wrong with it, or (high, SOUND).
     """
     for row in range(low, high):
-        file, record = placed.files[row], placed.records[row]
-        fault = fetch_jpeg(file, record, placed.verified, memory[ends[row] - np.int64(record.jpeg_bytes) : ends[row]])
-        if fault == SOUND:
-            fault = fetch_tokens(file, record, placed.verified, placed.vocab_size, placed.tokens[row])
+        fault = fetch(placed, row, memory[ends[row] - placed.jpeg_bytes[row] : ends[row]])
         if fault != SOUND:
             return row, fault
     return high, SOUND

@@ -22,10 +22,10 @@ from .ffcv_api import imdecode
 from .keyed import compiled
 from .order import Order
 from .pixels import gaussian_blur, normalise, recolour, solarise
-from .placing import Placed, Placer
+from .placing import Placed, Placer, fetch
 from .resample import resample_into
 from .shard import Shard
-from .stored_sample import SOUND, UNDECODABLE, fetch_jpeg, fetch_tokens
+from .stored_sample import SOUND, UNDECODABLE
 from .view_memory import ViewMemory
 
 Augmentation = Callable[[NDArray[np.float32], np.uint64], None]
@@ -74,8 +74,10 @@ class ViewMaker:
         size = self.image_size
         pixels = self._memory.lend((self.views, len(ids), 3, size, size))
         placed, shards = self._placer.place(ids)
-        sides = placed.records["height"].astype(np.int64), placed.records["width"].astype(np.int64)
-        views = tuple(view_parameters(self.recipe, self.seed, epoch, ids, *sides, view) for view in range(self.views))
+        views = tuple(
+            view_parameters(self.recipe, self.seed, epoch, ids, placed.height, placed.width, view)
+            for view in range(self.views)
+        )
         cuts, constants = np.linspace(0, len(ids), self._workers + 1).astype(int), self._constants(epoch)
         parts = [
             self._pool.submit(_make_part, shards, placed, views, low, high, pixels, *constants)
@@ -171,22 +173,17 @@ def _make_rows(
     """
     most_pixels, most_bytes = 0, 0
     for row in range(low, high):
-        record = placed.records[row]
-        most_pixels = max(most_pixels, np.int64(record.height) * np.int64(record.width))
-        most_bytes = max(most_bytes, np.int64(record.jpeg_bytes))
+        most_pixels = max(most_pixels, placed.height[row] * placed.width[row])
+        most_bytes = max(most_bytes, placed.jpeg_bytes[row])
     memory, jpeg = np.empty(3 * most_pixels, np.uint8), np.empty(most_bytes, np.uint8)
     for row in range(low, high):
-        file, record = placed.files[row], placed.records[row]
-        fault = fetch_jpeg(file, record, placed.verified, jpeg)
-        if fault == SOUND:
-            fault = fetch_tokens(file, record, placed.verified, placed.vocab_size, placed.tokens[row])
+        fault = fetch(placed, row, jpeg)
         if fault != SOUND:
             return row, fault
-        whole_height, whole_width = np.int64(record.height), np.int64(record.width)
         reduced = _reduction(views, row, out.shape[3])
-        height, width = -(-whole_height // reduced), -(-whole_width // reduced)
-        if imdecode(jpeg.ctypes.data, record.jpeg_bytes, whole_height, whole_width, memory.ctypes.data,
-                    whole_height, whole_width, 0, 0, 1, reduced, False, False) != 0:  # fmt: skip
+        height, width = -(-placed.height[row] // reduced), -(-placed.width[row] // reduced)
+        if imdecode(jpeg.ctypes.data, placed.jpeg_bytes[row], placed.height[row], placed.width[row], memory.ctypes.data,
+                    placed.height[row], placed.width[row], 0, 0, 1, reduced, False, False) != 0:  # fmt: skip
             return row, UNDECODABLE
         picture = memory[: 3 * height * width].reshape(height, width, 3)
         for view in range(len(views)):

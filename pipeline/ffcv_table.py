@@ -66,7 +66,7 @@ class FFCVTable:
             if of_tokens is None or (of_tokens != extent.tokens_bytes * extent.captions).any():
                 raise DatasetError(unfinished)
         self._captions = extent.captions
-        if (outside := first_outside(self._all(), *extent)) < rows:
+        if (outside := first_outside(self._all(), extent)) < rows:
             raise DatasetError(f"{path}: the line of row {outside:,} is of no picture in a file of "
                                f"{extent.beton_bytes:,} bytes; it is damaged")  # fmt: skip
 

@@ -140,8 +140,8 @@ class Partial(NamedTuple):
         cure = "Give the same again, or start anew with --overwrite and without --resume"
         try:
             begun = Plan.model_validate_json(read_regular(self._plan_file))
-        except (ValidationError, ValueError, OSError) as error:
-            raise DatasetExistsError(f"{self._plan_file} cannot be used: {error}. {cure}") from error
+        except (ValidationError, OSError) as error:
+            raise DatasetExistsError(f"{self._plan_file} is not what was written: it is damaged. {cure}") from error
         if differences := plan.differences(begun):
             raise DatasetExistsError(f"{self.path} was begun otherwise: {'; '.join(differences)}. {cure}")
 

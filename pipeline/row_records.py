@@ -96,27 +96,36 @@ class RowRecords:
         Returns the place of the first that cannot be read or is damaged, or k.
         """
         place: int = _read(self._file.number, rows, records.view(np.uint8).reshape(-1, RECORD.itemsize))
-        return first_outside(records[:place], *self._extent)
+        return first_outside(records[:place], self._extent)
+
+
+def first_outside(records: NDArray[np.void], extent: Extent) -> int:
+    """The first place of RECORD [k] that leads out of the file, or is of no picture that is ever stored; else k."""
+    # By columns: numba (0.68) loses functions of structured types that it had kept on disk.
+    names = ("jpeg_at", "jpeg_bytes", "tokens_at", "captions", "height", "width")
+    place: int = _first_outside(*(records[name] for name in names), *extent)
+    return place
 
 
 @compiled
-def first_outside(records: NDArray[np.void], beton_bytes: int, tokens_bytes: int, captions: int) -> int:
-    """The first place of RECORD [k] that leads out of the file, or is of no picture that is ever stored; else k."""
-    end = np.uint64(beton_bytes)
-    for i in range(len(records)):
-        record = records[i]
-        pixels, size = np.uint64(record.height) * np.uint64(record.width), np.uint64(record.jpeg_bytes)
-        of_tokens = np.uint64(record.captions) * np.uint64(tokens_bytes)
+def _first_outside(
+    jpeg_at: NDArray[np.uint64], jpeg_bytes: NDArray[np.uint32], tokens_at: NDArray[np.uint64],
+    captions: NDArray[np.uint32], height: NDArray[np.uint32], width: NDArray[np.uint32],
+    beton_bytes: int, tokens_bytes: int, most_captions: int,
+) -> int:  # fmt: skip
+    end, largest = np.uint64(beton_bytes), np.uint64(min(beton_bytes, MAX_BYTES))
+    for i in range(len(jpeg_at)):
+        pixels, size = np.uint64(height[i]) * np.uint64(width[i]), np.uint64(jpeg_bytes[i])
+        of_tokens = np.uint64(captions[i]) * np.uint64(tokens_bytes)
         if (
-            pixels == 0 or pixels > np.uint64(MAX_PIXELS) or size == 0
-            or size > np.uint64(MAX_BYTES) or of_tokens > np.uint64(MAX_BYTES)
+            pixels == 0 or pixels > np.uint64(MAX_PIXELS)
+            or size == 0 or size > largest or of_tokens > largest
             # Never a sum: that of two such numbers can wrap around, to one within the file.
-            or size > end or record.jpeg_at > end - size
-            or of_tokens > end or record.tokens_at > end - of_tokens
-            or record.captions > captions or (record.captions == 0) != (tokens_bytes == 0)
+            or jpeg_at[i] > end - size or tokens_at[i] > end - of_tokens
+            or captions[i] > most_captions or (captions[i] == 0) != (tokens_bytes == 0)
         ):  # fmt: skip
             return i
-    return len(records)
+    return len(jpeg_at)
 
 
 @compiled

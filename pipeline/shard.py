@@ -81,16 +81,18 @@ class Shard:
     def jpeg(self, row: int) -> bytes:
         """The JPEG of a row. Raises DatasetError where it cannot be read, or is not what was stored."""
         (record,) = self.records(np.array([row]))
-        memory = np.empty(record["jpeg_bytes"], np.uint8)
-        if fault := fetch_jpeg(self.file.number, record, self.verified, memory):
+        jpeg = np.empty(record["jpeg_bytes"], np.uint8)
+        found = (record[name] for name in ("jpeg_at", "height", "width", "jpeg_checksum"))
+        if fault := fetch_jpeg(self.file.number, *found, self.verified, jpeg):
             raise self.damaged(row, REASONS[fault])
-        return memory.tobytes()
+        return jpeg.tobytes()
 
     def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
         """int32 [len(rows), L], of the first captions; only where the dataset has captions. Raises as `jpeg`."""
         tokens = np.empty((len(rows), self._context_length), np.int32)
         for row, record, into in zip(rows.tolist(), self.records(rows), tokens, strict=True):
-            if fault := fetch_tokens(self.file.number, record, self.verified, self.vocab_size, into):
+            found = (record[name] for name in ("tokens_at", "captions", "tokens_checksum"))
+            if fault := fetch_tokens(self.file.number, *found, self.verified, self.vocab_size, into):
                 raise self.damaged(row, REASONS[fault])
         return tokens
 

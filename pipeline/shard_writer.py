@@ -29,7 +29,7 @@ from .images import StoredImage, to_stored
 from .partial import Part, PartSuffix, ShardResult
 from .row_records import RECORD, Extent, RowRecords, write_row_records
 from .sources import Sample, Source
-from .stored_sample import checksum, first_unsound
+from .stored_sample import checksum, fetch_jpeg, fetch_tokens
 from .tokenizer import encode, vocab_size_of
 
 if TYPE_CHECKING:
@@ -200,9 +200,15 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: C
     read = np.empty(count, RECORD)
     if RowRecords(row_records, count, extent).read(np.arange(count), read) < count:
         raise _not_what_was_written(row_records)
-    _, fault = first_unsound(file.number, read, vocab_size_of(tokenizer) if tokenizer else 0, length)
-    if fault:
-        raise _not_what_was_written(beton)
+    vocab_size, tokens = vocab_size_of(tokenizer) if tokenizer else 0, np.empty(length, np.int32)
+    for record in read:
+        of_jpeg = (record[name] for name in ("jpeg_at", "height", "width", "jpeg_checksum"))
+        of_tokens = (record[name] for name in ("tokens_at", "captions", "tokens_checksum"))
+        jpeg = np.empty(record["jpeg_bytes"], np.uint8)
+        if fetch_jpeg(file.number, *of_jpeg, True, jpeg) or fetch_tokens(
+            file.number, *of_tokens, True, vocab_size, tokens
+        ):
+            raise _not_what_was_written(beton)
 
 
 def _not_what_was_written(file: Path) -> DatasetError:

@@ -33,55 +33,40 @@ def checksum(data: NDArray[np.uint8]) -> np.uint64:
 
 
 @compiled
-def fetch_jpeg(file: int, record: np.void, verified: bool, memory: NDArray[np.uint8]) -> int:
-    """Read a JPEG into the beginning of `memory`, uint8 [record.jpeg_bytes or more]. Returns SOUND or what is wrong.
+def fetch_jpeg(
+    file: int, at: np.uint64, height: int, width: int, stored: np.uint64, verified: bool, jpeg: NDArray[np.uint8]
+) -> int:  # fmt: skip
+    """Read a JPEG of this height and width, uint8 [its bytes]. Returns SOUND or what is wrong.
 
-    file: descriptor of the .beton. record: one RECORD. verified: whether the record has checksums. Once it is SOUND,
-    record.height and record.width, not 0, are those of the JPEG's own header.
+    file: descriptor of the .beton. at: where it begins there. stored: its checksum, if verified. Once it is SOUND,
+    height and width, not 0, are those of the JPEG's own header.
     """
-    jpeg = memory[: record.jpeg_bytes]
-    if not read_at(file, np.int64(record.jpeg_at), jpeg):
+    if not read_at(file, np.int64(at), jpeg):
         return UNREADABLE
-    if verified and checksum(jpeg) != record.jpeg_checksum:
+    if verified and checksum(jpeg) != stored:
         return CHANGED
-    height, width = size_in_header(jpeg)
-    if height == 0 or width == 0 or height != record.height or width != record.width:
+    found_height, found_width = size_in_header(jpeg)
+    if found_height == 0 or found_width == 0 or found_height != height or found_width != width:
         return OTHER_SIZE
     return SOUND
 
 
 @compiled
 def fetch_tokens(
-    file: int, record: np.void, verified: bool, vocab_size: int, tokens: NDArray[np.int32]
+    file: int, at: np.uint64, captions: int, stored: np.uint64, verified: bool, vocab_size: int,
+    tokens: NDArray[np.int32],
 ) -> int:  # fmt: skip
-    """Read the tokens of a sample's first caption into int32 [L]. Returns SOUND or what is wrong; the rest as above."""
+    """Read the tokens of a sample's first caption, int32 [L]. Returns SOUND or what is wrong; the rest as above."""
     if len(tokens) == 0:
         return SOUND
-    all_tokens = np.empty((record.captions, len(tokens)), np.int32)
-    data = all_tokens.reshape(-1).view(np.uint8)
-    if not read_at(file, np.int64(record.tokens_at), data):
+    all_tokens = np.empty(captions * len(tokens), np.int32)
+    data = all_tokens.view(np.uint8)
+    if not read_at(file, np.int64(at), data):
         return UNREADABLE
-    if verified and checksum(data) != record.tokens_checksum:
+    if verified and checksum(data) != stored:
         return TOKENS_CHANGED
     for place in range(len(tokens)):
-        if not 0 <= all_tokens[0, place] < vocab_size:
+        if not 0 <= all_tokens[place] < vocab_size:
             return NO_TOKEN
-        tokens[place] = all_tokens[0, place]
+        tokens[place] = all_tokens[place]
     return SOUND
-
-
-@compiled
-def first_unsound(file: int, records: NDArray[np.void], vocab_size: int, context_length: int) -> tuple[int, int]:
-    """Read every sample of RECORD [k]. Returns the first that is not as it was stored and what is wrong, or (k, SOUND).
-
-    context_length: 0 without captions.
-    """
-    tokens = np.empty(context_length, np.int32)
-    for row in range(len(records)):
-        record = records[row]
-        fault = fetch_jpeg(file, record, True, np.empty(record.jpeg_bytes, np.uint8))
-        if fault == SOUND:
-            fault = fetch_tokens(file, record, True, vocab_size, tokens)
-        if fault != SOUND:
-            return row, fault
-    return len(records), SOUND

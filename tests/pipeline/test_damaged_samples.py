@@ -12,6 +12,7 @@ import pytest
 
 from thermopile.pipeline.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.glyphs import GlyphSource
 from thermopile.pipeline.row_records import RECORD, write_row_records
 from thermopile.tools.bench.loader.first_format import write_first_format
@@ -81,11 +82,11 @@ def flip_in_jpeg(share):
     return flip
 
 
-def rows_swapped(path, record):
+def with_next_rows_record(path, record):
     file = path / "shards" / "shard-00000.rows"
     data = file.read_bytes()
     at = 64 * (1 + ROW)
-    file.write_bytes(data[:at] + data[at + 64 : at + 128] + data[at : at + 64] + data[at + 128 :])
+    file.write_bytes(data[:at] + data[at + 64 : at + 128] + data[at + 64 :])
 
 
 def cut_behind_the_header(path, record):
@@ -107,9 +108,9 @@ DAMAGE = {
     "1 tokens wrap to the end": (in_table(16, (2**64 - 100).to_bytes(8, "little")), "row 5 is of no picture"),
     "1 JPEG of another row": (in_table(5, (2**21).to_bytes(8, "little")), "not written to its end, or is damaged"),
     # Format 2: nothing is taken as it is.
-    **{f"2 record, byte {byte}": (flip_in_record(byte), RECORDED) for byte in range(0, 64, 7)},
-    **{f"2 JPEG at {share}": (flip_in_jpeg(share), PICTURE) for share in np.linspace(0, 1, 14).round(2).tolist()},
-    "2 rows swapped": (rows_swapped, RECORDED),
+    **{f"2 record, byte {byte}": (flip_in_record(byte), RECORDED) for byte in (0, 25, 63)},
+    **{f"2 JPEG at {share}": (flip_in_jpeg(share), PICTURE) for share in (0.0, 0.03, 0.5, 1.0)},
+    "2 the next row's record": (with_next_rows_record, RECORDED),
     "2 cut short": (cut_behind_the_header, "belongs to a .beton file of"),
     # The same from somebody who makes the checksums fit.
     "2 width 0": (in_record(width=0), RECORDED),
@@ -130,7 +131,7 @@ def test_every_way_to_read_names_the_sample_and_none_crashes(datasets, tmp_path)
     paths = {}
     for name, (damage, _) in DAMAGE.items():
         kind = name[0]
-        paths[name] = tmp_path / name.replace(" ", "-").replace(",", "")
+        paths[name] = tmp_path / name.replace(" ", "-").replace(",", "").replace("'", "")
         shutil.copytree(datasets / kind, paths[name])
         (record,) = Dataset(datasets / "2").shard(0).records(np.array([ROW]))
         damage(paths[name], record)
@@ -149,6 +150,25 @@ def test_every_way_to_read_names_the_sample_and_none_crashes(datasets, tmp_path)
             assert "Convert the dataset again" in error
             if message in (RECORDED, PICTURE, HEADER, TOKENS):
                 assert f"sample {ROW} (row {ROW} of shard 0 of {paths[name]}) " in error
+
+
+def test_every_flipped_bit_of_a_picture_and_of_its_record_is_found(datasets, tmp_path):
+    shutil.copytree(datasets / "2", tmp_path / "copy")
+    dataset, random = Dataset(tmp_path / "copy"), np.random.default_rng(0)
+    (record,) = dataset.shard(0).records(np.array([ROW]))
+    jpeg = (int(record["jpeg_at"]), int(record["jpeg_bytes"]))
+    for suffix, (start, size) in {"beton": jpeg, "rows": (64 * (1 + ROW), 64)}.items():
+        with (tmp_path / "copy" / "shards" / f"shard-00000.{suffix}").open("r+b", buffering=0) as file:
+            for at in random.choice(size, 50).tolist():
+                file.seek(start + at)
+                (byte,) = file.read(1)
+                file.seek(start + at)
+                file.write(bytes([byte ^ 1 << int(random.integers(8))]))
+                with pytest.raises(DatasetError, match=rf"sample {ROW} \(row {ROW} of shard 0 "):
+                    dataset.jpeg(ROW)
+                file.seek(start + at)
+                file.write(bytes([byte]))
+                dataset.jpeg(ROW)
 
 
 def test_the_record_s_layout_is_what_the_format_says():

@@ -154,7 +154,9 @@ def test_a_sample_damaged_after_conversion_is_named_at_its_batch(open_loader, pa
     batches = loader.epoch(0)
     for _ in range(step):
         next(batches)
-    with pytest.raises(DatasetError, match=f"sample {victim} .*row {row} of shard {shard}.* does not decode"):
+    with pytest.raises(
+        DatasetError, match=f"sample {victim} .*row {row} of shard {shard}.* the checksum of its picture does not match"
+    ):
         next(batches)
 
 

@@ -314,7 +314,9 @@ def test_a_sample_damaged_after_conversion_is_named_at_its_batch_and_the_loader_
     batches = loader.epoch(0)
     for _ in range(step_of(loader, 123, 0)):
         next(batches)
-    with pytest.raises(DatasetError, match=f"sample 123 .*row {row} of shard {shard}.* does not decode"):
+    with pytest.raises(
+        DatasetError, match=f"sample 123 .*row {row} of shard {shard}.*the checksum of its picture does not match"
+    ):
         next(batches)
     later = step_of(loader, 123, 1) + 1
     served = [batch.sample_ids.tolist() for batch in loader.epoch(1, later)]

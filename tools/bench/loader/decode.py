@@ -12,9 +12,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from ....pipeline.cores import cores
+from ....pipeline.descriptor import read_at
 from ....pipeline.ffcv_api import imdecode
 from ....pipeline.shard import Shard
-from ....pipeline.stored_sample import SOUND, fetch_jpeg
 from .cases import Case
 from .material import Material
 from .sizes import RateSizes
@@ -40,22 +40,21 @@ def decode_only(material: Material, case: Case, sizes: RateSizes) -> Iterator[Ca
 
 def decode_rows(shard: Shard, rows: NDArray[np.int64]) -> int:
     """Read and decode these rows on this core, and compare nothing. Returns how many are damaged, which is 0 here."""
-    damaged: int = _decode_rows(shard.file.number, shard.records(rows))
+    records = shard.records(rows)
+    columns = (records[name].astype(np.int64) for name in ("jpeg_at", "jpeg_bytes", "height", "width"))
+    damaged: int = _decode_rows(shard.file.number, *columns)
     return damaged
 
 
 @njit(nogil=True)  # not cached: numba cannot cache calls into a C library
-def _decode_rows(file: int, records: NDArray[np.void]) -> int:
-    most_pixels, most_bytes, damaged = 0, 0, 0
-    for row in range(len(records)):
-        most_pixels = max(most_pixels, np.int64(records[row].height) * np.int64(records[row].width))
-        most_bytes = max(most_bytes, np.int64(records[row].jpeg_bytes))
-    picture, jpeg = np.empty(3 * most_pixels, np.uint8), np.empty(most_bytes, np.uint8)
-    for row in range(len(records)):
-        record = records[row]
-        height, width = np.int64(record.height), np.int64(record.width)
-        damaged += fetch_jpeg(file, record, False, jpeg) != SOUND or imdecode(
-            jpeg.ctypes.data, record.jpeg_bytes, height, width, picture.ctypes.data, height, width,
+def _decode_rows(
+    file: int, at: NDArray[np.int64], size: NDArray[np.int64], height: NDArray[np.int64], width: NDArray[np.int64]
+) -> int:
+    picture, jpeg = np.empty(3 * (height * width).max(), np.uint8), np.empty(size.max(), np.uint8)
+    damaged = 0
+    for row in range(len(at)):
+        damaged += not read_at(file, at[row], jpeg[: size[row]]) or imdecode(
+            jpeg.ctypes.data, size[row], height[row], width[row], picture.ctypes.data, height[row], width[row],
             0, 0, 1, 1, False, False,
         ) != 0  # fmt: skip
     return damaged

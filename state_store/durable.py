@@ -305,5 +305,10 @@ def _refusing(what: str) -> Iterator[None]:
     """Raise SnapshotError, saying `what` did not work, for an error of the disk, of a file or of icechunk."""
     try:
         yield
-    except (OSError, DamagedFileError, icechunk.IcechunkError) as error:
+    except DamagedFileError as error:
+        raise SnapshotError(
+            f"{what}: {error}. Put it back from a copy of the run, or resume at a snapshot that is sound: "
+            "`thermopile state check RUN --all` tells which are"
+        ) from error
+    except (OSError, icechunk.IcechunkError) as error:
         raise SnapshotError(f"{what}: {reason_of(error)}") from error

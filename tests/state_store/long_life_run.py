@@ -42,28 +42,30 @@ def assert_whole(path, steps):
         assert all((reader.column(name) == step).all() for name in SCHEMA.columns), f"step {step} has other rows"
 
 
-def measure(path, seconds):
+def measure(path, seconds, cpu_seconds):
     files = [entry for entry in path.rglob("*") if entry.is_file()]
     return {
         "entries": len(list(path.rglob("*"))),
         "bytes": sum(file.stat().st_size for file in files),
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": threading.active_count() + len(os.listdir("/proc/self/task")),
+        "threads": len(os.listdir("/proc/self/task")),
         "memory": int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize(),
-        "seconds": sum(seconds[-100:]),
+        "seconds_of_100": sum(seconds[-100:]),
+        "cpu_seconds_of_100": sum(cpu_seconds[-100:]),
     }
 
 
 def steady(path, snapshots):
     repository = Repository.create(path, Description(SAMPLES, SCHEMA, BLOCK_ROWS, ""))
-    last, seconds, measured = repository.resolve("latest"), [], []
+    last, seconds, cpu_seconds, measured = repository.resolve("latest"), [], [], []
     for step in range(1, snapshots + 1):
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         last = commit(repository, last, step)
         repository.retain(KEEP_LAST)
         seconds.append(time.perf_counter() - began)
+        cpu_seconds.append(time.process_time() - cpu_began)
         if step in (min(100, snapshots // 2), snapshots):
-            measured.append(measure(path, seconds))
+            measured.append(measure(path, seconds, cpu_seconds))
     assert [snapshot.step for snapshot in repository.snapshots()] == [0, snapshots - 1, snapshots]
     assert_whole(path, [0, snapshots - 1, snapshots])
     return measured

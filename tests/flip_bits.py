@@ -132,10 +132,8 @@ def digest_of(file):
     if file.suffix != ".safetensors":
         return hashlib.sha256(file.read_bytes()).hexdigest()
     with safe_open(file, "numpy") as tensors:  # its header is in another order at every writing
-        facts = [
-            sorted(tensors.metadata().items()),
-            *((name, tensors.get_tensor(name).tobytes()) for name in sorted(tensors.keys())),
-        ]
+        facts = [sorted((tensors.metadata() or {}).items())]
+        facts += [(name, tensors.get_tensor(name).tobytes()) for name in sorted(tensors.keys())]
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
-from ...state_store import SnapshotNotFoundError, StateReader, StoreNotFoundError, list_snapshots
+from ...state_store import StateReader, StoreNotFoundError
+from ...state_store.durable import Repository
 from ...trainer.checkpoint import latest_checkpoint, read_info
 from ...trainer.config import ObjectiveConfig, TrainConfig
 from ...trainer.errors import DamagedCheckpointError, RunError
@@ -65,14 +66,11 @@ def read_run(run: RunDirectory, *, at: str = LATEST, data: Path | None = None) -
 
 def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: list[str]) -> StateReader | None:
     _check_own_state(run)
-    try:
-        reader = StateReader.open(run.state, at)
-    except (StoreNotFoundError, SnapshotNotFoundError):
-        if at != LATEST:
-            raise
+    if at == LATEST and not run.state.exists():
         notes.append("The run has no snapshot of its state yet, so there are no temperatures; its first checkpoint "
                      "will write one.")  # fmt: skip
         return None
+    reader = StateReader.open(run.state, at)
     if not any(name.endswith("/tau") for name in reader.fields):
         notes.append(f"The objective {objective.name} keeps no temperature per sample, so there is none to show.")
     return reader
@@ -84,10 +82,10 @@ def _check_own_state(run: RunDirectory) -> None:
         return
     try:
         named = read_info(latest).snapshot
-        found = {snapshot.id for snapshot in list_snapshots(run.state)}
+        is_there = Repository.open(run.state).holds(named)
     except (DamagedCheckpointError, StoreNotFoundError):
         return  # the state has to speak for itself
-    if named not in found:
+    if not is_there:
         raise RunError(
             f"{run.state} is not this run's state: the run's {latest.name} was taken with the snapshot {named}, "
             "which is not there. Put the run's own state back, or look at the run that this state is from"

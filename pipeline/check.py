@@ -116,7 +116,7 @@ def _check_table(
     name = shard_name(number, "parquet")
     expected = {PLACE_IN_SHARD: np.arange(len(records)), "width": records["width"], "height": records["height"]}
     # Of its own, without the digest that was looked at before: what else is wrong with the table is told as well.
-    digests = tuple({} for _ in dataset.index.shard_digests)
+    digests: tuple[dict[str, str], ...] = tuple({} for _ in dataset.index.shard_digests)
     try:
         index = dataset.index.model_copy(update={"shard_digests": digests})
         table = SamplesTable(dataset.path, index).whole(number, [*expected, CAPTION])

@@ -154,7 +154,7 @@ class DALILoader:
 
     def _read(self, ids: NDArray[np.int64]) -> tuple[Placed, list[NDArray[np.uint8]]]:
         """The samples' JPEGs, and their tokens in Placed. Raises DatasetError for one that is not as it was stored."""
-        placed, _shards = self._placer.place(ids)  # the shards stay open to the end of this call
+        placed, _files = self._placer.place(ids)  # the files stay open to the end of this call
         ends = np.cumsum(placed.jpeg_bytes)
         memory = np.empty(ends[-1], np.uint8)
         cuts = np.linspace(0, len(ids), self._workers + 1).astype(int).tolist()

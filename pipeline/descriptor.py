@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numba import types
@@ -15,7 +16,7 @@ from .keyed import compiled
 
 # The C library's own: read into memory of ours, a file that shrinks or a disk that fails is an error. Through a memory
 # map it is a signal that ends the process.
-_pread = types.ExternalFunction("pread", types.int64(types.int32, types.uint64, types.uint64, types.int64))
+_pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.uint64, types.uint64, types.int64))
 
 
 class Descriptor:
@@ -30,7 +31,7 @@ class Descriptor:
 
 
 @compiled
-def read_at(file: int, at: int, memory: NDArray[np.uint8]) -> bool:
+def read_at(file: int, at: int | np.int64, memory: NDArray[np.uint8]) -> bool:
     """Fill memory, uint8 [any] side by side, with the file's bytes from `at` on. Returns whether they all came."""
     done = 0
     while done < len(memory):

@@ -17,6 +17,7 @@ from .augment import Recipe, ViewParameters, view_key, view_parameters
 from .batch import Batch
 from .cores import cores
 from .dataset import Dataset
+from .descriptor import Descriptor
 from .errors import DatasetError
 from .ffcv_api import imdecode
 from .keyed import compiled
@@ -24,7 +25,6 @@ from .order import Order
 from .pixels import gaussian_blur, normalise, recolour, solarise
 from .placing import Placed, Placer, fetch
 from .resample import resample_into
-from .shard import Shard
 from .stored_sample import SOUND, UNDECODABLE
 from .view_memory import ViewMemory
 
@@ -73,14 +73,14 @@ class ViewMaker:
     def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[Batch, list[Future[tuple[int, int]]]]:
         size = self.image_size
         pixels = self._memory.lend((self.views, len(ids), 3, size, size))
-        placed, shards = self._placer.place(ids)
+        placed, files = self._placer.place(ids)
         views = tuple(
             view_parameters(self.recipe, self.seed, epoch, ids, placed.height, placed.width, view)
             for view in range(self.views)
         )
         cuts, constants = np.linspace(0, len(ids), self._workers + 1).astype(int), self._constants(epoch)
         parts = [
-            self._pool.submit(_make_part, shards, placed, views, low, high, pixels, *constants)
+            self._pool.submit(_make_part, files, placed, views, low, high, pixels, *constants)
             for low, high in pairwise(cuts.tolist())
         ]
         tokens = torch.from_numpy(placed.tokens) if placed.vocab_size else None
@@ -150,8 +150,8 @@ class FFCVLoader(ViewMaker):
                     part.cancel()
 
 
-def _make_part(shards: list[Shard], *of_part: Any) -> tuple[int, int]:
-    """Make some rows, and keep their shards open meanwhile."""
+def _make_part(files: list[Descriptor], *of_part: Any) -> tuple[int, int]:
+    """Make some rows, and keep their files open meanwhile."""
     row, fault = _make_rows(*of_part)
     return row, fault
 

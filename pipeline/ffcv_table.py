@@ -56,7 +56,7 @@ class FFCVTable:
             raise DatasetError(unfinished)
         self._kept = np.empty(rows, [(name, RECORD[name]) for name in _KEPT])
         for name in self._kept.dtype.names or ():
-            self._kept[name] = lines[name] if name in line.names else 0
+            self._kept[name] = lines[name] if name in (line.names or ()) else 0
         lengths = _lengths(pieces, lines["jpeg_at"])
         if lengths is None or (lengths >> 32).any():
             raise DatasetError(unfinished)

@@ -3,6 +3,8 @@
 Source: ITU-T T.81, annex B; markers are sought as libjpeg seeks them.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,5 +46,5 @@ def size_in_header(jpeg: NDArray[np.uint8]) -> tuple[int, int]:
 
 
 @compiled
-def _two_bytes(data: NDArray[np.uint8], at: int) -> int:
+def _two_bytes(data: NDArray[np.uint8], at: int) -> Any:
     return np.int64(data[at]) << 8 | np.int64(data[at + 1])

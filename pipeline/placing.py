@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .dataset import Dataset
+from .descriptor import Descriptor
 from .errors import DatasetError
 from .keyed import compiled
 from .row_records import RECORD
-from .shard import Shard
 from .stored_sample import REASONS, SOUND, fetch_jpeg, fetch_tokens
 
 
@@ -20,7 +20,7 @@ class Placed(NamedTuple):
 
     sample_ids: NDArray[np.int64]
     files: NDArray[np.int64]
-    """int64 [b]: descriptor of each row's .beton; valid as long as the batch's shards are kept."""
+    """int64 [b]: descriptor of each row's .beton; valid as long as the batch's files are kept."""
     jpeg_at: NDArray[np.uint64]
     """This and what follows: columns of RECORD, [b] each."""
     jpeg_bytes: NDArray[np.int64]
@@ -68,8 +68,8 @@ class Placer:
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
 
-    def place(self, ids: NDArray[np.int64]) -> tuple[Placed, list[Shard]]:
-        """Where the samples lie, and the shards to keep until they are read.
+    def place(self, ids: NDArray[np.int64]) -> tuple[Placed, list[Descriptor]]:
+        """Where the samples lie, and the files to keep until they are read.
 
         Raises DatasetError, naming the sample, where what leads to one is damaged.
         """
@@ -83,10 +83,10 @@ class Placer:
             of_shard = np.empty(len(at), RECORD)
             shard.read_records(rows[at], of_shard)
             records[at], files[at] = of_shard, shard.file.number
-            kept.append(shard)
+            kept.append(shard.file)
         tokens = np.empty((len(ids), info.context_length if info else 0), np.int32)
-        columns = {name: records[name].astype(kind) for name, kind in _COLUMNS.items()}
-        verified, vocab_size = kept[0].verified, info.vocab_size if info else 0
+        columns: dict[str, Any] = {name: records[name].astype(kind) for name, kind in _COLUMNS.items()}
+        verified, vocab_size = shard.verified, info.vocab_size if info else 0
         return Placed(ids, files, **columns, verified=verified, vocab_size=vocab_size, tokens=tokens), kept
 
     def damaged(self, sample_id: int, fault: int) -> DatasetError:

@@ -102,8 +102,10 @@ class RowRecords:
 def first_outside(records: NDArray[np.void], extent: Extent) -> int:
     """The first place of RECORD [k] that leads out of the file, or is of no picture that is ever stored; else k."""
     # By columns: numba (0.68) loses functions of structured types that it had kept on disk.
-    names = ("jpeg_at", "jpeg_bytes", "tokens_at", "captions", "height", "width")
-    place: int = _first_outside(*(records[name] for name in names), *extent)
+    place: int = _first_outside(
+        records["jpeg_at"], records["jpeg_bytes"], records["tokens_at"], records["captions"], records["height"],
+        records["width"], extent.beton_bytes, extent.tokens_bytes, extent.captions,
+    )  # fmt: skip
     return place
 
 

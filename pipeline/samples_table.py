@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -89,7 +90,7 @@ class SamplesTable:
             with open_regular(path) as file:
                 digest = self._index.shard_digests[shard].get("parquet")
                 if digest and shard not in self._verified:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                    if hashlib.file_digest(cast(Any, file), "sha256").hexdigest() != digest:
                         raise DatasetError(f"{path} is not what was converted: its sha256 differs from the one in "
                                            f"{INDEX_FILE}. Convert the dataset again.")  # fmt: skip
                     self._verified.add(shard)

@@ -24,6 +24,9 @@ _MAX_TABLES = 128
 """Shards of format 1 that are kept open: 36 bytes for each of 131,072 rows."""
 
 
+_MAX_FILES = 8192
+
+
 class _Rows(Protocol):
     """Where the rows of a shard lie: RowRecords or FFCVTable."""
 
@@ -82,8 +85,11 @@ class Shard:
         """The JPEG of a row. Raises DatasetError where it cannot be read, or is not what was stored."""
         (record,) = self.records(np.array([row]))
         jpeg = np.empty(record["jpeg_bytes"], np.uint8)
-        found = (record[name] for name in ("jpeg_at", "height", "width", "jpeg_checksum"))
-        if fault := fetch_jpeg(self.file.number, *found, self.verified, jpeg):
+        fault = fetch_jpeg(
+            self.file.number, record["jpeg_at"], record["height"], record["width"], record["jpeg_checksum"],
+            self.verified, jpeg,
+        )  # fmt: skip
+        if fault:
             raise self.damaged(row, REASONS[fault])
         return jpeg.tobytes()
 
@@ -91,8 +97,11 @@ class Shard:
         """int32 [len(rows), L], of the first captions; only where the dataset has captions. Raises as `jpeg`."""
         tokens = np.empty((len(rows), self._context_length), np.int32)
         for row, record, into in zip(rows.tolist(), self.records(rows), tokens, strict=True):
-            found = (record[name] for name in ("tokens_at", "captions", "tokens_checksum"))
-            if fault := fetch_tokens(self.file.number, *found, self.verified, self.vocab_size, into):
+            fault = fetch_tokens(
+                self.file.number, record["tokens_at"], record["captions"], record["tokens_checksum"], self.verified,
+                self.vocab_size, into,
+            )  # fmt: skip
+            if fault:
                 raise self.damaged(row, REASONS[fault])
         return tokens
 
@@ -100,6 +109,15 @@ class Shard:
         """What to raise for a row: `what` says, after "sample N", what is wrong."""
         return DatasetError(f"sample {self._first_id + row} (row {row} of shard {self._number} of {self._path}) "
                             f"{what}. {_CURE}")  # fmt: skip
+
+
+def _allowed_files() -> int:
+    """How many files this process may have open, once that is raised: batches under way hold a file for each shard."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
 class OpenShards:
@@ -110,8 +128,7 @@ class OpenShards:
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._lock = Lock()
         # Two files each: a quarter of what this process may have open.
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = max(4, files // 8 if files != resource.RLIM_INFINITY else _MAX_TABLES)
+        self._most = max(4, _allowed_files() // 8)
         if index.format == 1:
             self._most = min(self._most, _MAX_TABLES)
 

@@ -77,7 +77,7 @@ def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conve
         _write_and_verify(beton, row_records, rows, conversion)
         if pq.read_table(parquet) != table:
             raise _not_what_was_written(parquet)
-        digests = {suffix: sha256_of(part.being_written(suffix)) for suffix in SHARD_SUFFIXES}
+        digests: dict[str, str] = {suffix: sha256_of(part.being_written(suffix)) for suffix in SHARD_SUFFIXES}
     for file in (row_records, parquet, errors):
         sync(file)
     for suffix in _SUFFIXES:
@@ -149,8 +149,8 @@ class _Rows:
         for column, value in zip(self.table.values(), record, strict=True):
             column.append(value)
         self.source_index.append(row.source_index)
-        self.jpeg_checksums.append(checksum(np.frombuffer(row.jpeg, np.uint8)))
-        self.tokens_checksums.append(0 if row.tokens is None else checksum(row.tokens.reshape(-1).view(np.uint8)))
+        self.jpeg_checksums.append(int(checksum(np.frombuffer(row.jpeg, np.uint8))))
+        self.tokens_checksums.append(0 if row.tokens is None else int(checksum(row.tokens.reshape(-1).view(np.uint8))))
 
 
 @contextmanager
@@ -202,12 +202,13 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: C
         raise _not_what_was_written(row_records)
     vocab_size, tokens = vocab_size_of(tokenizer) if tokenizer else 0, np.empty(length, np.int32)
     for record in read:
-        of_jpeg = (record[name] for name in ("jpeg_at", "height", "width", "jpeg_checksum"))
-        of_tokens = (record[name] for name in ("tokens_at", "captions", "tokens_checksum"))
         jpeg = np.empty(record["jpeg_bytes"], np.uint8)
-        if fetch_jpeg(file.number, *of_jpeg, True, jpeg) or fetch_tokens(
-            file.number, *of_tokens, True, vocab_size, tokens
-        ):
+        fault = fetch_jpeg(
+            file.number, record["jpeg_at"], record["height"], record["width"], record["jpeg_checksum"], True, jpeg
+        ) or fetch_tokens(
+            file.number, record["tokens_at"], record["captions"], record["tokens_checksum"], True, vocab_size, tokens
+        )
+        if fault:
             raise _not_what_was_written(beton)
 
 

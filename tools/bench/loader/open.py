@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from ..repeated import repeat_shard
 from .first_format import write_first_format
 from .sizes import OpenSizes
 
-_LOADERS: dict[str, Callable[..., AbstractContextManager[object]]] = {"ffcv": FFCVLoader.open, "dali": DALILoader.open}
+_LOADERS: dict[str, Callable[..., FFCVLoader | DALILoader]] = {"ffcv": FFCVLoader.open, "dali": DALILoader.open}
 
 
 def measure(sizes: OpenSizes, directory: Path) -> Measured:

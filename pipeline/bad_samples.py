@@ -28,7 +28,7 @@ class BadSample(NamedTuple):
 
 
 def read_bad_samples(file: Path) -> Iterator[BadSample]:
-    """Raises DatasetError for a line that is none."""
+    """Raises DatasetError for a line that is not one of errors.jsonl."""
     with open_regular(file) as lines:
         for number, line in enumerate(lines, start=1):
             try:

@@ -43,7 +43,7 @@ class _Opened(NamedTuple):
     records: NDArray[np.void]
     """RECORD of every row."""
     captions: list[str] | None
-    """Of every row; None in a dataset without, and where the table cannot be used."""
+    """The caption of every row; None in a dataset without, and where the table cannot be used."""
     vocabulary: TokenizerInfo | None
     tokenizer: Tokenizer | None
 

@@ -147,7 +147,7 @@ def _refuse_contradictions(index: DatasetIndex) -> None:
 
 
 def _fingerprint(tree: Mapping[str, Any]) -> str:
-    """Of what decides ids, pixels and tokens; not of names, classes and captions as people read them."""
+    """Return the sha256 of what decides ids, pixels and tokens: not of names, classes and captions in words."""
     kept = {name: tree[name] for name in ("format", "n", "mode", "captions_per_sample", "first_id", "tokenizer",
                                           "tokenizer_digest")}  # fmt: skip
     kept["shards"] = [{name: digests.get(name) for name in ("beton", "rows")} for digests in tree["shard_digests"]]

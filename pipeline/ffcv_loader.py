@@ -43,7 +43,7 @@ class ViewMaker:
         self, dataset: Dataset, *, seed: int = 0, recipe: Recipe, image_size: int, views: int,
         workers: int | None = None, spare: int = 1, augment: Augmentation | None = None,
     ) -> None:  # fmt: skip
-        """Of a dataset of any size; the views of a sample follow from seed, epoch, id and recipe.
+        """Make views of a dataset of any size; those of a sample follow from seed, epoch, id and recipe.
 
         image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images alone.
         workers: decoding threads; all cores where None. spare: batches whose memory is kept for those that come.

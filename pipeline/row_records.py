@@ -18,9 +18,9 @@ from .errors import DatasetError
 from .keyed import compiled
 
 MAX_PIXELS = 89_478_485
-"""Of a picture: Pillow's own limit before it warns of a bomb, a quarter of a gigabyte as RGB."""
+"""Most pixels of a picture: Pillow's own limit before it warns of a bomb, a quarter of a gigabyte as RGB."""
 MAX_BYTES = 1 << 21
-"""Of a row in the .beton: it lies within one page."""
+"""Most bytes of a row in the .beton: it lies within one page."""
 
 RECORD = np.dtype([
     ("jpeg_at", "<u8"), ("jpeg_bytes", "<u4"), ("captions", "<u4"), ("tokens_at", "<u8"), ("height", "<u4"),
@@ -45,7 +45,7 @@ class Extent(NamedTuple):
 
     beton_bytes: int
     tokens_bytes: int
-    """Of one caption; 0 where there are none."""
+    """Bytes of the tokens of one caption; 0 where there are none."""
     captions: int
     """Most captions of a sample."""
 

@@ -54,8 +54,8 @@ atexit.register(time.sleep, 0.05)
 class Repository:
     """The snapshots of one store.
 
-    Nothing of the history is remembered: each call reads what is on the disk. Writing (`mend`, `commit`, `undo_after`,
-    `retain`) is for the holder of the writer lock alone, one call at a time. All raise StoreNotFoundError where the
+    Nothing of the history is remembered: each call reads what is on the disk. Writing (`repair`, `commit`,
+    `undo_after`, `retain`) is for the holder of the writer lock alone, one call at a time. All raise StoreNotFoundError where the
     index cannot be read any more, and OSError where the disk cannot tell.
     """
 
@@ -160,7 +160,7 @@ class Repository:
             session = icechunk_files.open_repository(self.path).readonly_session(snapshot_id=snapshot.id)
             return zarr.open_group(session.store, mode="r")
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Write again what of the index, its copy and icechunk's reference is damaged. Raises SnapshotError."""
         with _refusing(f"{self.path}: the state could not be made ready for writing"):
             icechunk_files.refuse_links(self.path)

@@ -124,7 +124,7 @@ class StateStore:
         def begin(_: Description) -> Snapshot:
             confirm()
             repository = Repository.open(path)
-            repository.mend()
+            repository.repair()
             return repository.resolve(at)
 
         return cls._assemble(path, description, begin, device, memory_budget, ranks, owned)

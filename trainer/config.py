@@ -30,7 +30,7 @@ from .errors import ConfigError
 
 PRESETS = Path(__file__).parent / "presets"
 MAX_BYTES, MAX_DOTS = 1 << 18, 300
-"""Of a file of settings, and of a line in it: for a key in many parts tomllib takes memory by their square."""
+"""Limits of a settings file and of a line in it: tomllib takes memory by the square of a key's parts."""
 MAX_DEPTH = 8
 """Tables within tables in a file of settings; ours have four levels."""
 

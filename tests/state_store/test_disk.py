@@ -119,7 +119,7 @@ class PowerFailures:
         try:
             repository = Repository.open(self.elsewhere / "run" / "state")
             assert steps(repository) >= (self.announced or {0}), moment
-            repository.mend()  # as the store does that goes on
+            repository.repair()  # as the store does that goes on
             last = repository.snapshots()[-1].step
             commit(repository, last + 1)
             repository.retain(2)

@@ -534,7 +534,7 @@ def kill_once_it_has_made(program, run, steps):
     program.end()
 
 
-@pytest.mark.parametrize(("kills", "epochs"), [(1, 4), pytest.param(10, 20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("kills", "epochs"), [(1, 4), pytest.param(100, 20, marks=pytest.mark.soak)])
 def test_a_run_killed_and_resumed_with_all_or_few_rows_in_memory_has_the_losses_of_one_never_killed(
     start, tmp_path, kills, epochs
 ):

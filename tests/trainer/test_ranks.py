@@ -4,6 +4,7 @@ import json
 import signal
 import socket
 import time
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -27,8 +28,8 @@ STEPS_PER_EPOCH = 15
 def start(start_program, pairs_dataset):
     """Return a function that starts a process for each rank, as torchrun does; but nobody ends those that are left."""
 
-    def start(run, world, epochs=3, last_rank=()):
-        settings = [part for setting in (*SETTINGS, f"epochs={epochs}") for part in ("--set", setting)]
+    def start(run, world, epochs=3, last_rank=(), more_settings=()):
+        settings = [part for setting in (*SETTINGS, f"epochs={epochs}", *more_settings) for part in ("--set", setting)]
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -148,20 +149,24 @@ def test_four_ranks_stopped_and_resumed_have_the_losses_of_a_run_never_stopped(s
 
 
 @pytest.mark.soak
-def test_two_ranks_killed_ten_times_have_the_losses_of_a_run_never_killed(start, tmp_path):
+def test_two_ranks_killed_60_times_with_all_or_few_rows_in_memory_have_the_losses_of_a_run_never_killed(
+    start, tmp_path
+):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    finish(start(whole, 2, epochs=20))
+    order = ("blocks_per_shard=8", "window_blocks=2")
+    budgets = cycle([(*order, "state.memory_budget=20KB"), order])
+    finish(start(whole, 2, epochs=20, more_settings=order))
     draw, steps = np.random.default_rng(0), 0
-    for _ in range(10):
-        ranks = start(broken, 2, epochs=20)
-        steps += int(draw.integers(1, 28))
+    for _ in range(60):
+        ranks = start(broken, 2, epochs=20, more_settings=next(budgets))
+        steps += int(draw.integers(1, 5))
         wait_for(broken, steps, ranks)
         time.sleep(draw.uniform(0, 0.2))
         for rank in draw.permutation(ranks):
             rank.kill()
         for rank in ranks:
             rank.end()
-    finish(start(broken, 2, epochs=20))
+    finish(start(broken, 2, epochs=20, more_settings=next(budgets)))
     assert losses(broken) == losses(whole)
     assert len(losses(whole)) == 300
 

@@ -70,7 +70,7 @@ class OpenSizes:
     batches: int = 20
     """Drawn from all shards."""
     first_format_shards: int = 8
-    """Of the same, opened as format 1."""
+    """Rows of a shard that is opened as format 1."""
 
     @property
     def memory_bytes(self) -> int:

@@ -55,8 +55,8 @@ class Repository:
     """The snapshots of one store.
 
     Nothing of the history is remembered: each call reads what is on the disk. Writing (`repair`, `commit`,
-    `undo_after`, `retain`) is for the holder of the writer lock alone, one call at a time. All raise StoreNotFoundError where the
-    index cannot be read any more, and OSError where the disk cannot tell.
+    `undo_after`, `retain`) is for the holder of the writer lock alone, one call at a time. All raise
+    StoreNotFoundError where the index cannot be read any more, and OSError where the disk cannot tell.
     """
 
     def __init__(self, path: Path) -> None:

@@ -149,9 +149,7 @@ def test_four_ranks_stopped_and_resumed_have_the_losses_of_a_run_never_stopped(s
 
 
 @pytest.mark.soak
-def test_two_ranks_killed_60_times_with_all_or_few_rows_in_memory_have_the_losses_of_a_run_never_killed(
-    start, tmp_path
-):
+def test_two_ranks_killed_60_times_with_all_or_few_rows_in_memory_lose_nothing(start, tmp_path):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     order = ("blocks_per_shard=8", "window_blocks=2")
     budgets = cycle([(*order, "state.memory_budget=20KB"), order])

@@ -7,7 +7,9 @@ and a command takes a second, not ten. Prints one JSON object a flip.
 """
 
 import argparse
+import contextlib
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -179,10 +181,20 @@ def fresh_copy(material, folder):
 
 
 def warm_up(material, folder):
-    """Compile what makes views, once for all forks; nothing here may begin a thread that outlives it."""
+    """Compile and import, once for all forks, what commands need; nothing here may begin a thread that outlives it."""
     fresh_copy(material, folder)
     done = CliRunner().invoke(main, ["show", str(folder / "data"), "--out", str(folder / "show.png")])
     assert done.exit_code == 0, done.output
+    for name in in_fork(lambda: modules_of_commands(folder)):
+        with contextlib.suppress(ImportError):  # such as one that its own package has made
+            importlib.import_module(name)
+
+
+def modules_of_commands(folder):
+    for kind in ("index", "settings"):
+        for command in commands_on(kind, folder):
+            outcome_of(command, folder)
+    return list(sys.modules)
 
 
 def chosen_bit(file, chance):

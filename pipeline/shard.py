@@ -17,7 +17,7 @@ from .descriptor import Descriptor
 from .errors import DatasetError
 from .ffcv_table import FFCVTable
 from .row_records import RECORD, Extent, RowRecords
-from .stored_sample import REASONS, fetch_jpeg, fetch_tokens
+from .stored_sample import REASONS, read_jpeg, read_tokens
 
 _CURE = "Convert the dataset again."
 _MAX_TABLES = 128
@@ -25,6 +25,7 @@ _MAX_TABLES = 128
 
 
 _MAX_FILES = 8192
+"""Open files are allowed to this process up to here, and not beyond its hard limit."""
 
 
 class _Rows(Protocol):
@@ -85,7 +86,7 @@ class Shard:
         """The JPEG of a row. Raises DatasetError where it cannot be read, or is not what was stored."""
         (record,) = self.records(np.array([row]))
         jpeg = np.empty(record["jpeg_bytes"], np.uint8)
-        fault = fetch_jpeg(
+        fault = read_jpeg(
             self.file.number, record["jpeg_at"], record["height"], record["width"], record["jpeg_checksum"],
             self.verified, jpeg,
         )  # fmt: skip
@@ -97,7 +98,7 @@ class Shard:
         """int32 [len(rows), L], of the first captions; only where the dataset has captions. Raises as `jpeg`."""
         tokens = np.empty((len(rows), self._context_length), np.int32)
         for row, record, into in zip(rows.tolist(), self.records(rows), tokens, strict=True):
-            fault = fetch_tokens(
+            fault = read_tokens(
                 self.file.number, record["tokens_at"], record["captions"], record["tokens_checksum"], self.verified,
                 self.vocab_size, into,
             )  # fmt: skip

@@ -29,7 +29,7 @@ from .images import StoredImage, to_stored
 from .partial import Part, PartSuffix, ShardResult
 from .row_records import RECORD, Extent, RowRecords, write_row_records
 from .sources import Sample, Source
-from .stored_sample import checksum, fetch_jpeg, fetch_tokens
+from .stored_sample import checksum, read_jpeg, read_tokens
 from .tokenizer import encode, vocab_size_of
 
 if TYPE_CHECKING:
@@ -203,9 +203,9 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: C
     vocab_size, tokens = vocab_size_of(tokenizer) if tokenizer else 0, np.empty(length, np.int32)
     for record in read:
         jpeg = np.empty(record["jpeg_bytes"], np.uint8)
-        fault = fetch_jpeg(
+        fault = read_jpeg(
             file.number, record["jpeg_at"], record["height"], record["width"], record["jpeg_checksum"], True, jpeg
-        ) or fetch_tokens(
+        ) or read_tokens(
             file.number, record["tokens_at"], record["captions"], record["tokens_checksum"], True, vocab_size, tokens
         )
         if fault:

@@ -70,3 +70,24 @@ def fetch_tokens(
             return NO_TOKEN
         tokens[place] = all_tokens[place]
     return SOUND
+
+
+# For callers that are not compiled. A function that both kinds of callers share has failed while a third one was
+# compiled: numba (0.68) did not find a signature in its own table.
+
+
+@compiled
+def read_jpeg(
+    file: int, at: np.uint64, height: int, width: int, stored: np.uint64, verified: bool, jpeg: NDArray[np.uint8]
+) -> int:  # fmt: skip
+    """Do what fetch_jpeg does."""
+    return fetch_jpeg(file, at, np.int64(height), np.int64(width), stored, verified, jpeg)
+
+
+@compiled
+def read_tokens(
+    file: int, at: np.uint64, captions: int, stored: np.uint64, verified: bool, vocab_size: int,
+    tokens: NDArray[np.int32],
+) -> int:  # fmt: skip
+    """Do what fetch_tokens does."""
+    return fetch_tokens(file, at, np.int64(captions), stored, verified, vocab_size, tokens)

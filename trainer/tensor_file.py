@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
-from ..files import sync
+from ..files import open_regular, sync
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -25,7 +25,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read a file into memory, on the CPU. Raises ValueError where it is no safetensors file, and OSError."""
     try:
-        # Copied: a tensor that is mapped would keep the bytes of a file that is removed on the disk.
-        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+        # Not mapped: a tensor would keep the bytes of a file that is removed on the disk.
+        with open_regular(path) as file:
+            return load(file.read())
     except (SafetensorError, KeyError, RuntimeError) as error:
         raise ValueError(f"{path.name} is no whole safetensors file: {error}") from error

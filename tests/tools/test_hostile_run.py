@@ -12,6 +12,7 @@ import tempfile
 import pytest
 from click.testing import CliRunner
 
+from thermopile.sealed_json import seal_line
 from thermopile.tools.cli import main
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -158,10 +159,6 @@ REFUSED = [
     *((text(content), "config.toml", command, "config.toml") for command in ("status", "resume") for content in (
         b"\xff\xfe", "a" + ".a" * 50_000 + " = 1", f"a = {DEEP_LIST}", f"objective.x = {'[' * 90}{']' * 90}",
         "seed = " + "9" * 5000, "seed = 'one'", "data = 3", "model = [1]")),
-    # What names the checkpoint.
-    *((kind, LATEST, command, "latest") for kind in (pipe, device)
-      for command in ("resume", "export", "eval", "start from it")),
-    *((text(content), LATEST, "resume", "checkpoints") for content in ("../../outside/folder", "step-" + "9" * 5000)),
 ]  # fmt: skip
 
 AS_WELL_AS_EVER = [
@@ -169,8 +166,12 @@ AS_WELL_AS_EVER = [
       for kind in (pipe, device, folder, unix_socket, huge)),
     *((text(content), "metrics.jsonl", "status --json", None) for content in (
         DEEP_LIST, '{"step": 1e999, "loss": 1}', '{"step": "2", "loss": []}', "[]\n3\nnull", '{"step": ' + "9" * 5000)),
-    (text('{"step": 1, "evaluation": {"\\ud800": {"all": 1}}}'), "metrics.jsonl", "status", "[U+D800] 1"),
+    (text(seal_line({"step": 1, "evaluation": {"\ud800": {"all": 1}}}) + b"\n"), "metrics.jsonl", "status",
+     "[U+D800] 1"),
     *((kind, name, "rows", None) for kind in (pipe, device, text(DEEP_LIST), text("{}")) for name in (LATEST, INFO)),
+    # The newest checkpoint is known by its own name.
+    *((kind, LATEST, command, None) for kind in (pipe, device) for command in ("resume", "export", "eval")),
+    *((text(content), LATEST, "resume", None) for content in ("../../outside/folder", "step-" + "9" * 5000)),
     *((link, name, command, None) for name in ("metrics.jsonl", "warnings.log", "state.lock")
       for command in ("status", "log", "check", "export")),
     (pipe, "state.lock", "check", None),
@@ -245,7 +246,7 @@ def test_a_run_may_itself_be_reached_by_a_link(sent, hostile_dataset, tmp_path):
 def test_a_path_that_is_no_utf_8_is_shown_escaped(sent, tmp_path):
     odd = RunDirectory(sent.path.rename(tmp_path / "caf\udce9"))
     resumed = run("train", "--out", odd.path, "--resume")
-    assert f"{tmp_path}/caf\\udce9: finished" in resumed.stdout
+    assert f"{tmp_path}/caf\\udce9: finished" in resumed.stdout, resumed.stderr
     assert "caf[U+DCE9]" in run("status", odd.path).stdout
 
 

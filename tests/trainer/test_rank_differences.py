@@ -9,7 +9,7 @@ from thermopile.trainer.parts import resolve
 from thermopile.trainer.rank_differences import MAY_DIFFER, differences, facts, refuse_differences
 from thermopile.trainer.world import World
 
-CHECKPOINT = CheckpointInfo(step=5, snapshot="SNAPSHOT", order_version=1, dataset_fingerprint="f")
+CHECKPOINT = CheckpointInfo(step=5, snapshot="SNAPSHOT", order_version=1, dataset_fingerprint="f", settings={})
 
 
 class Told:

@@ -88,7 +88,7 @@ def test_two_ranks_train_as_one_process_does(alone, two_ranks):
         (("--set", "optimizer.lr=0.002", "--data", "{other}"),
          ["the ranks differ: rank 1 has dataset fingerprint = ", "rank 1 has dataset samples = 300, rank 0 2000",
           "rank 1 has optimizer.lr = 0.002, rank 0 0.001"]),
-        (("--data", "{other}/nowhere"), ["Invalid value for '--data': there is no directory {other}/nowhere"]),
+        (("--data", "{other}/nowhere"), ["Directory '{other}/nowhere' does not exist"]),
     ],
 )  # fmt: skip
 def test_ranks_that_were_started_differently_all_end_before_a_step_and_say_which_and_how(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,9 @@ from typing import BinaryIO
 
 MAX_TEXT_BYTES = 64 << 20
 """Settings, indexes and their like are far smaller; a larger file is none of ours, and would fill the memory."""
+
+_BESIDE = re.compile(r"\..+\.[0-9]+\.partial")
+"""What `written_aside` writes to."""
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -105,6 +109,13 @@ def written_aside(to: Path) -> Iterator[BinaryIO]:
     finally:
         beside.unlink(missing_ok=True)
     sync(to.parent)
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove what kills left of files that were to be written aside; for the one process that writes there now."""
+    for path in directory.glob(".*.partial"):
+        if _BESIDE.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def sync(path: str | os.PathLike[str]) -> None:

@@ -24,7 +24,16 @@ from typing import Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..files import open_own, open_regular, own_directory, read_regular, sync, write_atomically, written_aside
+from ..files import (
+    open_own,
+    open_regular,
+    own_directory,
+    read_regular,
+    remove_leftovers,
+    sync,
+    write_atomically,
+    written_aside,
+)
 from ..sealed_json import DamagedJSONError, unseal
 from .dataset_index import (
     ERRORS_FILE,
@@ -132,6 +141,7 @@ class Partial(NamedTuple):
         """Remove what killed workers left half-written. Raises NotRegularFileError where a directory is a link."""
         for directory in (self.path / "parts", self.dataset, self.dataset / SHARD_FOLDER):
             own_directory(directory)
+            remove_leftovers(directory)
         for file in (self.path / "parts").glob("*.writing"):
             file.unlink()
 

@@ -11,6 +11,7 @@ from thermopile.files import (
     open_regular,
     own_directory,
     read_regular,
+    remove_leftovers,
     sync,
     write_atomically,
     written_aside,
@@ -81,6 +82,14 @@ def test_a_file_that_fails_half_way_leaves_the_one_before_and_nothing_else(tmp_p
     with pytest.raises(TypeError), written_aside(tmp_path / "file") as file:
         file.writelines([b"half", None])
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_what_kills_left_of_files_is_removed_and_nothing_else(tmp_path):
+    for name in (".file.12.partial", ".out.partial", "file.12.partial", ".file.12.partial.txt"):
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path)
+    assert not (tmp_path / ".file.12.partial").exists()
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_directory_that_is_a_link_or_a_file_is_refused(tmp_path):

@@ -126,6 +126,8 @@ class Trainer:
             if info.step != (taken_at := self.store.last_snapshot.step):
                 raise RunError(f"{checkpoint} is damaged: it says step {info.step}, its snapshot of state {taken_at}")
             self._restore(checkpoint, info, training)
+        if self.world.is_first:
+            self.run_directory.remove_leftovers()
         self.store.expect(windows_from(self.steps_done, self.order, self.config.epochs, self.world))
         self._prefetched = self.steps_done + 1  # steps before this one need no prefetch any more
         # One rank writes it: the metrics are those of the whole batch.

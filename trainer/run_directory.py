@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import open_own, own_directory, read_regular, write_atomically
+from ..files import open_own, own_directory, read_regular, remove_leftovers, write_atomically
 from .config import TrainConfig, load_config, parse_toml, to_toml
 from .errors import ConfigError, RunError, RunExistsError
 
@@ -75,6 +75,11 @@ class RunDirectory:
         for file in (self.state_lock, self.metrics_file, self.warnings_file):
             if os.path.lexists(file):
                 os.close(open_own(file, os.O_RDONLY))
+
+    def remove_leftovers(self) -> None:
+        """Remove what kills left half-written; for the holder of the lock on the state."""
+        for folder in (self.path, self.checkpoints):
+            remove_leftovers(folder)
 
     def create(self, config: TrainConfig) -> None:
         """Make the directory and write the resolved settings.

@@ -57,7 +57,8 @@ def main(pictures, folder):
             break
         kills += 1
         finish(pictures, folder / "work")
-        assert digests(folder / "work") == wanted, kills
+        found = digests(folder / "work")
+        assert found == wanted, (kills, set(found.items()) ^ set(wanted.items()))
     print(kills)
 
 

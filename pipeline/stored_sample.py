@@ -34,7 +34,8 @@ def checksum(data: NDArray[np.uint8]) -> np.uint64:
 
 @compiled
 def fetch_jpeg(
-    file: int, at: np.uint64, height: int, width: int, stored: np.uint64, verified: bool, jpeg: NDArray[np.uint8]
+    file: int, at: np.uint64, height: int | np.int64, width: int | np.int64, stored: np.uint64, verified: bool,
+    jpeg: NDArray[np.uint8],
 ) -> int:  # fmt: skip
     """Read a JPEG of this height and width, uint8 [its bytes]. Returns SOUND or what is wrong.
 
@@ -53,7 +54,7 @@ def fetch_jpeg(
 
 @compiled
 def fetch_tokens(
-    file: int, at: np.uint64, captions: int, stored: np.uint64, verified: bool, vocab_size: int,
+    file: int, at: np.uint64, captions: int | np.int64, stored: np.uint64, verified: bool, vocab_size: int,
     tokens: NDArray[np.int32],
 ) -> int:  # fmt: skip
     """Read the tokens of a sample's first caption, int32 [L]. Returns SOUND or what is wrong; the rest as above."""

@@ -115,7 +115,7 @@ def outcome_of(command, folder):
         "command": command[0] if command[0] not in ("state", "convert") else " ".join(command[:2]),
         "exit_code": done.exit_code,
         "result": hashlib.sha256(f"{out}{made}".encode()).hexdigest()[:12],
-        "words": f"Traceback: {done.exception!r}" if crashed else (done.stderr + done.stdout)[-4000:],
+        "words": f"Traceback: {done.exception!r}" if crashed else done.stderr[-4000:] + done.stdout[-4000:],
         "seconds": round(time.monotonic() - began, 2),
     }
 

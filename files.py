@@ -40,7 +40,12 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
     Raises NotRegularFileError for anything else, and OSError where it cannot be opened.
     """
-    return os.fdopen(_open(path, os.O_RDONLY), "rb")
+    return os.fdopen(open_regular_descriptor(path), "rb")
+
+
+def open_regular_descriptor(path: str | os.PathLike[str]) -> int:
+    """Do as `open_regular`, and return the descriptor."""
+    return _open(path, os.O_RDONLY)
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BYTES) -> bytes:
@@ -114,7 +119,7 @@ def written_aside(to: Path) -> Iterator[BinaryIO]:
 def remove_leftovers(directory: Path) -> None:
     """Remove what kills left of files that were to be written aside; for the one process that writes there now."""
     for path in directory.glob(".*.partial"):
-        if _BESIDE.fullmatch(path.name):
+        if _BESIDE.fullmatch(path.name) and not path.is_dir():
             path.unlink(missing_ok=True)
 
 

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from ..files import sha256_of, sync
+from ..files import sha256_of, sync, write_atomically
 from .bad_samples import BadSample, count_reasons, read_bad_samples
 from .cores import cores
-from .dataset_index import CAPTIONS_PER_SAMPLE, ERRORS_FILE, ImagePolicy, TokenizerInfo, read_index, seal_index
+from .dataset_index import CAPTIONS_PER_SAMPLE, ERRORS_FILE, FORMAT, ImagePolicy, TokenizerInfo, read_index, seal_index
 from .errors import DatasetError, SourceError
 from .partial import Partial, ShardResult, claimed, refuse_existing
 from .plan import Plan, cut_into_shards
@@ -130,9 +130,10 @@ def _told_where_no_room_is_left(out: Path) -> Iterator[None]:
 
 def _was_made_by(plan: Plan, out: Path) -> bool:
     try:
-        return read_index(out).source.get("plan") == plan.digest()
+        index = read_index(out)
     except DatasetError:
         return False
+    return index.format == FORMAT and index.source.get("plan") == plan.digest()
 
 
 class _TooManyBadSamplesError(Exception):
@@ -167,7 +168,9 @@ class _Run:
             shutil.copyfile(given, path)
         else:
             captions = self.source.captions(self.chosen)
-            train_tokenizer(captions, vocab_size=self.settings.vocab_size).save(str(path))
+            tokenizer = train_tokenizer(captions, vocab_size=self.settings.vocab_size)
+            # Not by its own `save`, whose errors do not say that the disk is full.
+            write_atomically(path, tokenizer.to_str(pretty=True).encode())
         sync(path)
 
     def write_shards(self, workers: int, on_progress: Callable[[Counts], None]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from ..files import open_regular
+from ..files import open_regular_descriptor
 from .keyed import compiled
 
 # The C library's own: read into memory of ours, a file that shrinks or a disk that fails is an error. Through a memory
@@ -23,8 +23,7 @@ class Descriptor:
     """A regular file, or what a link leads to. Raises NotRegularFileError, OSError."""
 
     def __init__(self, path: Path) -> None:
-        with open_regular(path) as file:
-            self.number = os.dup(file.fileno())
+        self.number = open_regular_descriptor(path)
         weakref.finalize(self, os.close, self.number).atexit = False
         self.bytes = os.fstat(self.number).st_size
         """When it was opened."""
@@ -33,11 +32,12 @@ class Descriptor:
 @compiled
 def read_at(file: int, at: int | np.int64, memory: NDArray[np.uint8]) -> bool:
     """Fill memory, uint8 [any] side by side, with the file's bytes from `at` on. Returns whether they all came."""
-    done = 0
+    done, refused = 0, 0
     while done < len(memory):
         rest = memory[done:]
         came = _pread(np.int32(file), np.uint64(rest.ctypes.data), np.uint64(len(rest)), np.int64(at + done))
-        if came <= 0:
+        refused += came < 0
+        if came == 0 or refused > 3:  # a signal may have come between, most of all on a network's disk
             return False
-        done += came
+        done += max(came, 0)
     return True

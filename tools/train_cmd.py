@@ -173,10 +173,13 @@ def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | N
 
 def _refuse_code(settings: TrainConfig, layers: Layers) -> None:
     """Refuse code that somebody else may have named: settings are often sent from one person to another."""
+    from ..trainer.config import preset_names
     from ..trainer.errors import ConfigError
 
     key, code = "data.augmentation", settings.data.augmentation
-    if code and not (origin := layers.origins[key]).startswith((_COMMAND_LINE, "preset ")):
+    # Whole names: a directory that somebody sends may be called "preset x".
+    own = {_COMMAND_LINE, *(f"preset {name}" for name in preset_names())}
+    if code and (origin := layers.origins[key]) not in own:
         raise ConfigError(
             f"{origin} has {key} = {code!r}, which imports that module and so runs its code. "
             f"Where you trust it, add --allow-code; a new run does without it with --set {key}="

@@ -17,10 +17,17 @@ from torch import Tensor
 from ..pipeline.batch import Batch
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import ORDER_VERSION
-from ..state_store import DamagedChunkError, SnapshotNotFoundError, StateStore, StateStoreError
+from ..state_store import DamagedChunkError, SnapshotNotFoundError, StateStore
 from ..state_store.ranks import agreement
 from .changes import changes_since
-from .checkpoint import CheckpointInfo, Loaded, latest_checkpoint, load_latest
+from .checkpoint import (
+    CheckpointInfo,
+    Loaded,
+    checkpoints_in,
+    latest_checkpoint,
+    load_latest,
+    remove_checkpoints,
+)
 from .checkpointer import Checkpointer, warn_of_failure
 from .config import TrainConfig, to_toml
 from .data_parallel import batch_norm_advice, encoders_of_a_step
@@ -126,17 +133,18 @@ class Trainer:
             if info.step != (taken_at := self.store.last_snapshot.step):
                 raise RunError(f"{checkpoint} is damaged: it says step {info.step}, its snapshot of state {taken_at}")
             self._restore(checkpoint, info, training)
-        if self.world.is_first:
-            self.run_directory.remove_leftovers()
         self.store.expect(windows_from(self.steps_done, self.order, self.config.epochs, self.world))
         self._prefetched = self.steps_done + 1  # steps before this one need no prefetch any more
-        # One rank writes it: the metrics are those of the whole batch.
-        metrics = self.run_directory.metrics_file if self.world.is_first else None
-        self.log = self._resources.enter_context(MetricsLog(metrics, keep_steps=self.steps_done))
-        self._tensorboard = None
-        if self.config.tensorboard and self.world.is_first:
-            board = TensorBoardLog(self.run_directory.tensorboard, keep_steps=self.steps_done)
-            self._tensorboard = self._resources.enter_context(board)
+        with agreement(self.world.patient, RunError):  # reading a long log takes a while
+            # One rank writes it: the metrics are those of the whole batch.
+            metrics = self.run_directory.metrics_file if self.world.is_first else None
+            self.log = self._resources.enter_context(MetricsLog(metrics, keep_steps=self.steps_done))
+            self._tensorboard = None
+            if self.world.is_first:
+                self.run_directory.remove_leftovers()
+            if self.config.tensorboard and self.world.is_first:
+                board = TensorBoardLog(self.run_directory.tensorboard, keep_steps=self.steps_done)
+                self._tensorboard = self._resources.enter_context(board)
         self._checkpointer = Checkpointer(self.config, self.run_directory, self.log, self.world)
         self._resources.callback(self._checkpointer.close)
 
@@ -154,19 +162,34 @@ class Trainer:
                 store = StateStore.open(
                     self.run_directory.state, at=info.snapshot, confirm=confirm, **self._store_settings()
                 )
-            except StateStoreError as error:
+            except Exception as error:  # whatever it is on one rank, all are here
                 is_damaged = isinstance(error, DamagedChunkError | SnapshotNotFoundError)
-                if not self._any_rank(is_damaged) or (earlier := load_latest(folder, before=checkpoint)) is None:
+                if not self._any_rank(is_damaged) or (earlier := self._earlier(checkpoint)) is None:
                     raise
                 if self.world.is_first:
                     _log.warning(
                         "the state of %s is damaged (%s). Going on from %s", checkpoint, error, earlier[0].name
                     )
-                _compare_settings(self.config, earlier, self.world)
                 loaded = earlier
             else:
                 self.store = self._resources.enter_context(store)
+                if self.world.is_first:  # later ones have no state any more
+                    steps = checkpoints_in(folder)
+                    remove_checkpoints(folder, keep={step for step in steps if step <= info.step})
                 return loaded
+
+    def _earlier(self, checkpoint: Path) -> Loaded | None:
+        """The newest whole checkpoint before another; the same on all ranks, or an error on all."""
+        with agreement(self.world.control, RunError):
+            earlier = load_latest(self.run_directory.checkpoints, before=checkpoint)
+        name = earlier and earlier[0].name
+        of_first = self.world.control.broadcast(name)
+        with agreement(self.world.control, RunError):
+            if name != of_first:
+                raise RunError(f"the ranks differ: rank {self.world.rank} goes back to {name}, rank 0 to {of_first}")
+            if earlier is not None:
+                _compare_settings(self.config, earlier, self.world)
+        return earlier
 
     def _store_settings(self) -> dict[str, Any]:
         return {

@@ -6,12 +6,14 @@ import hashlib
 import logging
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..files import open_own, own_directory, read_regular, remove_leftovers, write_atomically
-from .config import TrainConfig, load_config, parse_toml, to_toml
-from .errors import ConfigError, RunError, RunExistsError
+from .checkpoint import latest_checkpoint, read_info
+from .config import MAX_BYTES, TrainConfig, load_config, parse_toml, to_toml
+from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
 
 _SEAL = re.compile(rb'# sha256 = "([0-9a-f]{64})"\n\Z')
 """The last line of config.toml: of all that stands before it."""
@@ -119,6 +121,9 @@ class RunDirectory:
         """
         text = self._config_text()
         if not (accept_edits or _is_as_written(text)):
+            if (latest := latest_checkpoint(self.checkpoints)) is not None:
+                with suppress(DamagedCheckpointError):
+                    read_info(latest)  # a run of another version says so
             raise RunError(
                 f"{self.config_file} is damaged or was edited by hand: it does not match the sha256 in its last line. "
                 "If you edited it, resume with --accept-config; if not, the settings of each checkpoint stand in its "
@@ -131,7 +136,7 @@ class RunDirectory:
             raise RunError(
                 f"{self.path} is no run: it has no {self.config_file.name}. Start one with `thermopile train`."
             )
-        return read_regular(self.config_file)
+        return read_regular(self.config_file, MAX_BYTES)
 
     def _parsed(self, text: bytes) -> TrainConfig:
         try:

@@ -296,7 +296,10 @@ def test_code_that_a_run_names_does_not_run_unasked(code, sent, hostile_dataset)
     sent.record(config.model_copy(update={"data": data}))
     for command in ("status", "rows", "export", "eval"):
         assert outcome(command, sent, hostile_dataset)[0] == 0
-    exit_code, said = outcome("resume", sent, hostile_dataset)
-    assert exit_code == 2
-    assert f"{sent.config_file} has data.augmentation = 'sent_module:views'" in said
-    assert not trace.exists()
+    # Also where its name looks like another origin of settings.
+    for name in ("run", "preset x", "--set"):
+        sent = RunDirectory(sent.path.rename(sent.path.with_name(name)))
+        exit_code, said = outcome("resume", sent, hostile_dataset)
+        assert exit_code == 2
+        assert f"{sent.config_file} has data.augmentation = 'sent_module:views'" in said
+        assert not trace.exists()

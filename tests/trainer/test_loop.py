@@ -281,6 +281,7 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(fini
     (run.checkpoints / "step-6" / "tensors.safetensors").write_bytes(b"")
     with Trainer.open(config, run, resume=True) as trainer:
         assert trainer.steps_done == 3
+        assert checkpoints(run) == {3}, "a checkpoint is left whose state was undone"
         trainer.run()
     assert "step-6 is damaged" in caplog.text
     assert losses(run) == losses(finished)

@@ -85,7 +85,7 @@ def _check_own_state(run: RunDirectory) -> None:
         is_there = Repository.open(run.state).holds(named)
     except (DamagedCheckpointError, StoreNotFoundError):
         return  # the state has to speak for itself
-    if not is_there:
+    if not is_there and latest_checkpoint(run.checkpoints) == latest:  # else the run has gone on meanwhile
         raise RunError(
             f"{run.state} is not this run's state: the run's {latest.name} was taken with the snapshot {named}, "
             "which is not there. Put the run's own state back, or look at the run that this state is from"

@@ -101,7 +101,11 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def written_aside(to: Path) -> Iterator[BinaryIO]:
-    """Open a file beside `to` that takes its place at the end, on the disk; removed where anything fails."""
+    """Open a file beside `to` that takes its place at the end, on the disk; removed where anything fails.
+
+    Raises NotRegularFileError where `to` is a device, a pipe or a directory: it would be gone, for all who use it.
+    """
+    _refuse_to_replace(to)
     # With the process's number: two that write to one name must not write into one file.
     beside = to.with_name(f".{to.name}.{os.getpid()}.partial")
     beside.unlink(missing_ok=True)
@@ -114,6 +118,17 @@ def written_aside(to: Path) -> Iterator[BinaryIO]:
     finally:
         beside.unlink(missing_ok=True)
     sync(to.parent)
+
+
+def _refuse_to_replace(path: Path) -> None:
+    try:
+        kind = stat.S_IFMT(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if kind not in (stat.S_IFREG, stat.S_IFLNK):
+        raise NotRegularFileError(
+            f"{path} is {_KINDS.get(kind, 'no regular file')}, which no file can take the place of; choose another name"
+        )
 
 
 def remove_leftovers(directory: Path) -> None:

@@ -214,8 +214,8 @@ class Repository:
     ) -> Snapshot:  # fmt: skip
         """Write a snapshot: `base` with the rows of all ranks' `parts` in place of its own; durable on return.
 
-        It is the last one from then on: snapshots of this step or a later one, which only an announcement that failed
-        may have left, are no more. Every rank calls it, with its own parts, which it may make as they are asked for;
+        It is the last one from then on: snapshots after its base, which only an announcement that failed may have
+        left, are no more. Every rank calls it, with its own parts, which it may make as they are asked for;
         the rest is rank 0's to say.
         Raises SnapshotError on every rank when one fails, be it in making its parts, and then leaves nothing behind.
         """
@@ -258,7 +258,7 @@ class Repository:
     def _merge_and_announce(self, shares: list[Share], base: Snapshot, label: Label) -> Snapshot:
         snapshot = merge(self.path, shares, base, label)
         loaded = self._load()
-        before = tuple(entry for entry in loaded.snapshots if entry.step < snapshot.step)
+        before = tuple(entry for entry in loaded.snapshots if entry.step <= base.step)
         try:
             history.replace(self.path, replace(loaded, snapshots=(*before, snapshot)))
         except OSError:

@@ -77,6 +77,16 @@ def test_a_link_in_place_of_the_file_is_replaced_and_not_followed(tmp_path):
     assert not (tmp_path / "file").is_symlink()
 
 
+@pytest.mark.parametrize("make", [make_pipe, make_socket, os.mkdir], ids=lambda make: make.__name__)
+def test_a_device_and_its_like_are_not_replaced(tmp_path, make):
+    make(tmp_path / "thing")
+    before = (tmp_path / "thing").lstat()
+    with pytest.raises(NotRegularFileError, match="which no file can take the place of"):
+        write_atomically(tmp_path / "thing", b"new")
+    assert (tmp_path / "thing").lstat().st_ino == before.st_ino
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_file_that_fails_half_way_leaves_the_one_before_and_nothing_else(tmp_path):
     (tmp_path / "file").write_text("old")
     with pytest.raises(TypeError), written_aside(tmp_path / "file") as file:

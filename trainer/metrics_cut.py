@@ -37,9 +37,9 @@ def cut_back(path: Path, keep_steps: int) -> bytes:
                 last, kept_bytes, end = line, kept_bytes + len(line) + 1, file.tell()
     if damaged:
         _set_aside(path)
-    if damaged or kept_bytes != end:
+    if kept_bytes != end:
         _rewrite(path, keep_steps)
-    else:  # as nearly always: all that is to go stands at the end
+    else:  # as nearly always, also after a kill: all that is to go stands at the end
         with os.fdopen(open_own(path, os.O_WRONLY), "wb") as file:
             file.truncate(end)
     if damaged:

@@ -420,6 +420,30 @@ def test_a_snapshot_whose_index_does_not_reach_the_disk_is_none(repository, path
     assert_all_rows(Repository.open(path), "step-2", 20)
 
 
+def test_a_snapshot_that_failed_after_it_took_its_place_is_gone_with_the_next_and_takes_no_kept_one_away(
+    repository, path, monkeypatch
+):
+    write = history_module.write_atomically
+
+    def write_and_fail(to, data):
+        if not (to.name == INDEX and (path / INDEX).read_bytes() != before):  # nor is it put back
+            write(to, data)
+        if to.name == INDEX:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    base = commit(repository, 1)
+    before = (path / INDEX).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(history_module, "write_atomically", write_and_fail)
+        with pytest.raises(SnapshotError, match="Input/output error"):
+            commit(repository, 2)
+    assert tags(repository) == ["step-0", "step-1", "step-2"]
+    commit(repository, 3, base=base)
+    repository.retain(2)
+    assert tags(repository) == ["step-0", "step-1", "step-3"]
+    assert_all_rows(repository, "step-1", 1)
+
+
 def test_a_snapshot_whose_description_is_damaged_is_left_out_and_harms_no_other(repository, path):
     damaged = commit(repository, 1)
     commit(repository, 2)

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import resource
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -61,3 +63,19 @@ def start_program(tmp_path_factory: pytest.TempPathFactory):
         return Program(context, own, arguments, {name: str(value) for name, value in environment.items()})
 
     return start
+
+
+@pytest.fixture
+def file_size_limit():
+    """Let this process write only so many bytes to a file: it then fails half-way, as on a full disk."""
+
+    @contextmanager
+    def limit(most_bytes):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limit

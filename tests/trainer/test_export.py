@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 
 import numpy as np
 import pytest
@@ -188,24 +187,13 @@ def test_where_a_local_model_lies_is_not_told(images_dataset, tmp_path):
     assert '| encoder | "hf:image" |' in (tmp_path / "out" / "image" / "README.md").read_text("utf-8")
 
 
-@pytest.fixture
-def full_disk():
-    """No file that this process writes can have more than 2,000 bytes."""
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-
-
 @pytest.mark.parametrize("format", ["hf", "safetensors"])
 def test_a_disk_that_is_full_is_one_error_that_names_the_directory_and_nothing_stays(
-    format, images_dataset, tmp_path, request
+    format, images_dataset, tmp_path, file_size_limit
 ):
     run, _ = make_run(tmp_path / "run", images_dataset, "resnet")
-    request.getfixturevalue("full_disk")
-    with pytest.raises(
-        OSError, match=rf"{tmp_path}/out cannot be written: .*File too large[^\n]*Nothing of it was left"
-    ):
+    error = rf"{tmp_path}/out cannot be written: .*File too large[^\n]*Nothing of it was left"
+    with file_size_limit(2_000), pytest.raises(OSError, match=error):
         export(run, tmp_path / "out", format)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

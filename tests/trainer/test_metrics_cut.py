@@ -85,6 +85,13 @@ def test_half_a_line_at_the_end_is_set_aside_and_a_whole_one_without_its_end_is_
     assert path.read_bytes() == b"".join(LINES[:3])
 
 
+def test_half_a_line_at_the_end_is_cut_off_in_place_however_full_the_disk_is_for_a_copy(path, aside, file_size_limit):
+    path.write_bytes(b"".join(LINES) + LINES[3][:20])
+    with file_size_limit(100):
+        cut_back(path, 20)
+    assert (path.read_bytes(), aside.read_bytes()) == (b"".join(LINES), LINES[3][:20] + b"\n")
+
+
 def test_later_lines_between_earlier_ones_go_too(path, aside):
     path.write_bytes(LINES[0] + LINES[9] + LINES[1])
     cut_back(path, 5)

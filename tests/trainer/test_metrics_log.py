@@ -1,7 +1,5 @@
 """metrics.jsonl: a line for every step, each with its checksum."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -87,15 +85,15 @@ def test_other_metrics_that_are_not_finite_become_null(tmp_path):
     assert lines(tmp_path / "m.jsonl")[0]["gradient"] is None
 
 
-def test_lines_that_the_disk_has_no_room_for_are_written_later_and_durable_only_then(tmp_path, caplog):
-    with MetricsLog(tmp_path / "m.jsonl", keep_steps=0) as log, Path("/dev/full").open("ab", buffering=0) as full:
-        log._file, disk = full, log._file
-        add(log, 1)
-        log.flush()
-        assert "cannot be written: [Errno 28]" in caplog.text
-        with pytest.raises(OSError, match="No space left"):
-            log.sync()
-        log._file = disk
+def test_lines_that_the_disk_has_no_room_for_are_written_later_and_durable_only_then(tmp_path, caplog, file_size_limit):
+    with MetricsLog(tmp_path / "m.jsonl", keep_steps=0) as log:
+        with file_size_limit(20):
+            add(log, 1)
+            log.flush()
+            assert "cannot be written: [Errno 27]" in caplog.text
+            with pytest.raises(OSError, match="too large"):
+                log.sync()
+        assert (tmp_path / "m.jsonl").stat().st_size == 20
         add(log, 2)
         log.flush()
         log.sync()

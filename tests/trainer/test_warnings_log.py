@@ -5,8 +5,6 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from thermopile.trainer.warnings_log import warnings_log
 
 log = logging.getLogger("thermopile.trainer.somewhere")
@@ -51,10 +49,16 @@ def test_a_run_without_warnings_makes_no_file_and_none_is_written_after_it(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("place", ["/dev/full", "missing/warnings.log"])
-def test_a_file_that_cannot_be_written_changes_nothing(tmp_path, capfd, place):
-    with warnings_log(tmp_path / place):
+def test_a_file_that_cannot_be_made_changes_nothing(tmp_path, capfd):
+    with warnings_log(tmp_path / "missing" / "warnings.log"):
         log.warning("trouble")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_full_disk_changes_nothing(tmp_path, capfd, file_size_limit):
+    with file_size_limit(0), warnings_log(tmp_path / "warnings.log"):
+        log.warning("trouble")
+    assert (tmp_path / "warnings.log").read_text() == ""
     assert "Traceback" not in capfd.readouterr().err
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,8 +74,16 @@ def _result(summary: Summary, split: Split) -> str:
 
 
 def _written(folder: Path) -> int:
-    """Bytes of all files in a folder; 0 where there is none."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """Bytes of all files in a folder, which may come and go meanwhile; 0 where there is none."""
+    return sum(_file_size(file) for file in folder.rglob("*"))
+
+
+def _file_size(file: Path) -> int:
+    try:
+        found = file.stat()
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _of_classes(split: Split) -> str:

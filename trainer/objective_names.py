@@ -34,9 +34,9 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 
 def refuse_unknown(objective: str, settings: Collection[str]) -> None:
     """Raise ConfigError for the first setting that the objective does not have; an unknown objective is passed over."""
-    known = SETTINGS.get(objective)
-    for key in settings if known else ():
-        if key not in known:
+    known = SETTINGS.get(objective, ())
+    for key in settings:
+        if known and key not in known:
             nearest = get_close_matches(key, known, n=1)
             hint = f" (did you mean '{nearest[0]}'?)" if nearest else ""
             raise ConfigError(f"'{objective}' has no setting '{key}'{hint}; valid: {', '.join(known)}")

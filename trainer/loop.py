@@ -42,7 +42,7 @@ from .mixed_precision import MixedPrecision
 from .objectives import FeaturesError, Outcome, Progress
 from .optim import create_optimizer, learning_rate
 from .parts import create_order, device_named, objective_of, open_loader, windows_from
-from .rank_differences import refuse_differences
+from .rank_differences import refuse_differences, refuse_separate_directories
 from .run_directory import RunDirectory
 from .step_clock import StepClock
 from .step_report import StepReport, report_of
@@ -113,6 +113,8 @@ class Trainer:
                 trainer.evaluation = OnlineEvaluation.open(config, dataset, trainer.device) if world.is_first else None
                 if not resume and world.is_first:
                     run.create(config)
+            if not resume:
+                refuse_separate_directories(world, run.path)
             if resume and loaded is None and world.is_first:
                 _log.warning("%s has no checkpoint: the run starts again at step 0", run.path)
             trainer._open_state(loaded, latest)

@@ -103,7 +103,6 @@ def train(
     from ..trainer.config import to_tree
     from ..trainer.errors import ConfigError
     from ..trainer.layers import Layers
-    from ..trainer.objective_names import refuse_unknown
     from ..trainer.preemption import EXIT_CODE
     from ..trainer.rank_differences import refuse_separate_directories
     from ..trainer.run_directory import RunDirectory
@@ -129,7 +128,6 @@ def train(
                 layers.add(to_tree(recorded), str(begun.config_file))
             _lay(layers, data, preset, config, overrides, init_from, on_nan)
             settings = layers.load()
-            refuse_unknown(settings.objective.name, settings.objective.settings)
             if not (allow_code or print_config):
                 _refuse_code(settings, layers)
         if begun is None or recorded is None:

@@ -110,6 +110,7 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
 
 @pytest.mark.parametrize(
     ("setting", "words"),
+    [("optimizer.lrr=1", ("did you mean 'optimizer.lr'",)), ("objective.rhoo=1", ("did you mean 'rho'",)),
      ("batch_size=100000", ("2,000 samples",)), ("epochs", ("key=value",)), ("device=cuda", ("no GPU",)),
      ("optimizer.betas=[0.9, 1.5]", ("optimizer.betas.1 = 1.5",)),
      ("optimizer.lr=inf", ("finite",)), ("objective.tau_min=1e-9", ("tau_min",))],

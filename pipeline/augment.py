@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, NonNegativeFloat, model_validator
 
-from .keyed import GOLDEN, compiled, fold, uniform
+from .rng import GOLDEN, compiled, fold, uniform
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

@@ -12,7 +12,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from ..files import open_regular_descriptor
-from .keyed import compiled
+from .rng import compiled
 
 # The C library's own: read into memory of ours, a file that shrinks or a disk that fails is an error. Through a memory
 # map it is a signal that ends the process.

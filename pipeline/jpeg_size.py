@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .keyed import compiled
+from .rng import compiled
 
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
 _RST0, _RST7 = 0xD0, 0xD7

@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .keyed import GOLDEN, compiled, fold, mix
+from .rng import GOLDEN, compiled, fold, mix
 
 ORDER_VERSION = 1
 """Names the mapping below. Raise it with any change that moves an id: a resumed run relies on the same order."""

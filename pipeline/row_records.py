@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from .checksum import xxh64
 from .descriptor import Descriptor, read_at
 from .errors import DatasetError
-from .keyed import compiled
+from .rng import compiled
 
 MAX_PIXELS = 89_478_485
 """Most pixels of a picture: Pillow's own limit before it warns of a bomb, a quarter of a gigabyte as RGB."""

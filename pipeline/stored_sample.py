@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .checksum import xxh64
 from .descriptor import read_at
 from .jpeg_size import size_in_header
-from .keyed import compiled
+from .rng import compiled
 
 SOUND, UNREADABLE, CHANGED, OTHER_SIZE, TOKENS_CHANGED, NO_TOKEN, UNDECODABLE = range(7)
 REASONS = {

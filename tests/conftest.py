@@ -24,11 +24,11 @@ import pytest  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from thermopile.files import sha256_of  # noqa: E402
-from thermopile.pipeline.convert import ConvertSettings, convert  # noqa: E402
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert  # noqa: E402
 from thermopile.pipeline.dataset import Dataset  # noqa: E402
 from thermopile.pipeline.dataset_index import SHARD_SUFFIXES, seal_index, shard_name  # noqa: E402
-from thermopile.pipeline.folder import FolderSource  # noqa: E402
-from thermopile.pipeline.glyphs import GlyphSource  # noqa: E402
+from thermopile.pipeline.sources.folder import FolderSource  # noqa: E402
+from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
 
 
 def noise(seed: int, height: int = 24, width: int = 32) -> Image.Image:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..pipeline.convert import ConvertSettings
-    from ..pipeline.shard_pool import Counts
+    from ..pipeline.conversion.convert import ConvertSettings
+    from ..pipeline.conversion.shard_pool import Counts
     from ..pipeline.sources import Groups, Source
 
 SECONDS_UNTIL_TOLD = 2.0
@@ -130,9 +130,9 @@ def _run(
     longtail: float | None = None,
     **settings: Any,
 ) -> None:
+    from ..pipeline.conversion.partial import refuse_existing
+    from ..pipeline.conversion.shard_pool import start_workers_early
     from ..pipeline.dataset_index import TOKENIZER_FILE
-    from ..pipeline.partial import refuse_existing
-    from ..pipeline.shard_pool import start_workers_early
 
     _refuse_to_swallow(own, out)
     convert_settings = _settings(seed, settings)
@@ -158,7 +158,7 @@ def _refuse_to_swallow(own: dict[str, Any], out: Path) -> None:
 
 
 def _settings(seed: int, options: dict[str, Any]) -> ConvertSettings:
-    from ..pipeline.convert import ConvertSettings
+    from ..pipeline.conversion.convert import ConvertSettings
     from ..pipeline.dataset_index import ImagePolicy
 
     image = ImagePolicy(max_size=options.pop("max_size"), quality=options.pop("quality"))
@@ -169,7 +169,7 @@ def _splits(opened: Opened, outs: list[Path], seed: int, holdout: float | None, 
     """What is to be written: the test set is held out first, then the long tail is cut of the rest alone."""
     import numpy as np
 
-    from ..pipeline.selection import hold_out, long_tail
+    from ..pipeline.sources.selection import hold_out, long_tail
 
     source, groups = opened.source, opened.source.groups()
     _refuse_what_no_sample_has(source, groups)
@@ -200,9 +200,9 @@ def _refuse_what_no_sample_has(source: Source, groups: Groups | None) -> None:
 
 
 def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: Any) -> None:
-    from ..pipeline.convert import convert as convert_source
+    from ..pipeline.conversion.convert import convert as convert_source
+    from ..pipeline.conversion.partial import partial_of
     from ..pipeline.errors import DatasetExistsError
-    from ..pipeline.partial import partial_of
 
     try:
         with progress_bar(f"converting {split.out.name}", split.samples) as bar:

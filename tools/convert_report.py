@@ -12,14 +12,14 @@ import numpy as np
 from .plain_text import plain_text
 
 if TYPE_CHECKING:
-    from ..pipeline.convert import ConvertSettings, Summary
+    from ..pipeline.conversion.convert import ConvertSettings, Summary
     from .convert_cmd import Split
 
 
 def announce(splits: list[Split]) -> None:
     """One line on stderr for each dataset, and a warning where the disk may be too small for all."""
-    from ..pipeline.partial import partial_of
-    from ..pipeline.plan import largest_bytes
+    from ..pipeline.conversion.partial import partial_of
+    from ..pipeline.conversion.plan import largest_bytes
 
     needed = 0
     for split in splits:

@@ -62,37 +62,37 @@ def _files_of(given: Sequence[Path], pattern: str) -> list[Path]:
 
 
 def _open_glyphs(seed: int) -> Opened:
-    from ..pipeline.glyphs import GlyphSource
+    from ..pipeline.sources.glyphs import GlyphSource
 
     return Opened(GlyphSource(seed), GlyphSource(seed, test=True))
 
 
 def _open_folder(src: Path) -> Opened:
-    from ..pipeline.folder import FolderSource
+    from ..pipeline.sources.folder import FolderSource
 
     return Opened(FolderSource(src))
 
 
 def _open_cifar(src: Path) -> Opened:
-    from ..pipeline.cifar import CifarSource
+    from ..pipeline.sources.cifar import CifarSource
 
     return Opened(CifarSource(src, test=False), CifarSource(src, test=True))
 
 
 def _open_csv(src: Path, **columns: Any) -> Opened:
-    from ..pipeline.csv_source import CsvSource
+    from ..pipeline.sources.csv_source import CsvSource
 
     return Opened(CsvSource(src, **columns))
 
 
 def _open_webdataset(src: Sequence[Path], **members: Any) -> Opened:
-    from ..pipeline.webdataset import WebDatasetSource
+    from ..pipeline.sources.webdataset import WebDatasetSource
 
     return Opened(WebDatasetSource(_files_of(src, "*.tar"), **members))
 
 
 def _open_parquet(src: Sequence[Path], **columns: Any) -> Opened:
-    from ..pipeline.parquet import ParquetSource
+    from ..pipeline.sources.parquet import ParquetSource
 
     return Opened(ParquetSource(_files_of(src, "*.parquet"), **columns))
 

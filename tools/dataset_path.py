@@ -17,7 +17,7 @@ class DatasetPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not os.path.isfile(os.path.join(value, "dataset.json")):
-            from ..pipeline.partial import partial_of
+            from ..pipeline.conversion.partial import partial_of
 
             if partial_of(Path(value)).in_progress:
                 self.fail(f"{value} is not whole: its conversion was interrupted, or is still under way; go on with "

@@ -83,7 +83,7 @@ def _report(
     as_json: bool,
 ) -> None:  # fmt: skip
     from .inspection.as_json import to_json
-    from .inspection.looking import look
+    from .inspection.inspect_run import look
     from .progress import working
     from .report.page import write_report
 
@@ -138,7 +138,7 @@ def _print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, 
     from .inspection.details import read_details
     from .inspection.findings import Findings
     from .inspection.history import read_histories
-    from .inspection.looking import read_again, survey_with_progress
+    from .inspection.inspect_run import read_again, survey_with_progress
     from .inspection.run import Inspection
     from .inspection.summary import facts
     from .report import samples_page
@@ -169,7 +169,7 @@ def _print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, 
 
 
 def _export(run: Path, to: Path, at: str, data: Path | None, overwrite: bool) -> None:
-    from .inspection.looking import read_again
+    from .inspection.inspect_run import read_again
     from .inspection.rows_export import check_target, export_rows
     from .inspection.run import Inspection
     from .progress import progress_bar

@@ -12,7 +12,7 @@ from PIL import Image
 
 from ..pipeline.augment import RECIPES, Recipe, view_parameters
 from ..pipeline.dataset import Dataset
-from ..pipeline.ffcv_loader import ViewMaker
+from ..pipeline.loading.ffcv_loader import ViewMaker
 from .plain_text import plain_text
 from .sample_sheet import ShownSample, ShownView
 

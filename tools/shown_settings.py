@@ -8,10 +8,10 @@ from typing import Any
 
 import tomli_w
 
+from ..trainer.build import objective_of
 from ..trainer.config import TrainConfig, flat
+from ..trainer.config_layers import Layers
 from ..trainer.encoders import is_directory
-from ..trainer.layers import Layers
-from ..trainer.parts import objective_of
 from .plain_text import plain_text
 
 

@@ -16,10 +16,10 @@ from .plain_text import MOST_OF_ERROR, plain_text
 from .progress import progress_bar
 
 if TYPE_CHECKING:
-    from ..trainer.changes import Change
     from ..trainer.config import TrainConfig
-    from ..trainer.layers import Layers
+    from ..trainer.config_layers import Layers
     from ..trainer.loop import Trainer
+    from ..trainer.resume_settings import Change
     from ..trainer.run_directory import RunDirectory
     from ..trainer.step_report import StepReport
     from ..trainer.world import World
@@ -101,8 +101,8 @@ def train(
     """
     from ..state_store.ranks import agreement
     from ..trainer.config import to_tree
+    from ..trainer.config_layers import Layers
     from ..trainer.errors import ConfigError
-    from ..trainer.layers import Layers
     from ..trainer.preemption import EXIT_CODE
     from ..trainer.run_directory import RunDirectory
     from ..trainer.world import joined_world
@@ -203,7 +203,7 @@ def _new(settings: TrainConfig, world: World, absent: RunDirectory | None, *, ne
     source = ""
     with agreement(world.control, RunError):
         if settings.init_from and world.is_first:
-            from ..trainer.initial_weights import pinned
+            from ..trainer.encoders.initial_weights import pinned
 
             source = pinned(settings.init_from)
     # That of one rank: the other run may go on, and have another latest checkpoint by now.
@@ -212,7 +212,7 @@ def _new(settings: TrainConfig, world: World, absent: RunDirectory | None, *, ne
         settings = settings.model_copy(update={"init_from": source})
     if dataset is None:
         return settings
-    from ..trainer.parts import resolve
+    from ..trainer.build import resolve
 
     with agreement(world.control, ConfigError):
         return resolve(settings, dataset, world)
@@ -236,8 +236,8 @@ def _resumed(
         except DatasetError as error:
             moved = "Where the run's dataset was moved, say with --data where it is now."
             raise DatasetError(f"{error} {moved}") from error
-    from ..trainer.changes import allowed_changes, as_recorded
-    from ..trainer.parts import resolve
+    from ..trainer.build import resolve
+    from ..trainer.resume_settings import allowed_changes, as_recorded
 
     with agreement(world.control, ConfigError):
         asked = as_recorded(asked, recorded)

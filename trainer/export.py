@@ -22,13 +22,13 @@ from .._version import __version__
 from ..files import sync
 from ..pipeline.dataset import Dataset
 from ..pipeline.dataset_index import TokenizerInfo
+from .build import recipe_named
 from .checkpoint import LATEST
 from .config import EncoderConfig, TrainConfig
 from .encoders import HF, Encoder, Encoders, is_directory
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
-from .parts import recipe_named
 from .run_directory import RunDirectory
 from .tensor_file import save_tensors
 from .wanted_checkpoint import find_checkpoint, load_found
@@ -135,7 +135,7 @@ def _write_safetensors(trained: _Trained, side: str, folder: Path) -> None:
 
 
 def _write_hf(trained: _Trained, side: str, folder: Path) -> None:
-    from .hf_directory import quiet
+    from .encoders.hf_directory import quiet
 
     folder /= side
     encoder, facts = trained.sides[side][1], trained.facts(side)

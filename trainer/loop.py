@@ -19,7 +19,7 @@ from ..pipeline.dataset import Dataset
 from ..pipeline.order import ORDER_VERSION
 from ..state_store import DamagedChunkError, SnapshotNotFoundError, StateStore
 from ..state_store.ranks import agreement
-from .changes import changes_since
+from .build import create_order, device_named, objective_of, open_loader, windows_from
 from .checkpoint import (
     CheckpointInfo,
     Loaded,
@@ -30,19 +30,19 @@ from .checkpoint import (
 )
 from .checkpointer import Checkpointer, warn_of_failure
 from .config import TrainConfig, to_toml
-from .data_parallel import batch_norm_advice, encoders_of_a_step
 from .encoders import Encoders
-from .endings import not_finite, ranks_lost, samples_of
+from .encoders.data_parallel import batch_norm_advice, encoders_of_a_step
+from .encoders.initial_weights import load_initial_weights
+from .encoders.mixed_precision import MixedPrecision
 from .errors import NotFiniteError, RanksLostError, RunError, TrainingError
 from .evaluation.online import OnlineEvaluation
+from .failures import not_finite, ranks_lost, samples_of
 from .host_copy import CopyOnHost
-from .initial_weights import load_initial_weights
 from .metrics_log import MetricsLog, Scalar
-from .mixed_precision import MixedPrecision
 from .objectives import FeaturesError, Outcome, Progress
 from .optim import create_optimizer, learning_rate
-from .parts import create_order, device_named, objective_of, open_loader, windows_from
 from .rank_differences import refuse_differences
+from .resume_settings import changes_since
 from .run_directory import RunDirectory
 from .step_clock import StepClock
 from .step_report import StepReport, report_of

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.glyphs import GlyphSource
 from thermopile.pipeline.row_records import RECORD, write_row_records
+from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.bench.loader.first_format import write_first_format
 
 ROW, N = 5, 32

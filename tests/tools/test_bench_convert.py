@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from thermopile.pipeline.dataset_index import ImagePolicy
-from thermopile.pipeline.webdataset import WebDatasetSource
+from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.tools.bench.convert.command import PARTS
 from thermopile.tools.bench.convert.plain import copy_tars
 from thermopile.tools.bench.convert.rate import measure

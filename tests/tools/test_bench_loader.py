@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.ffcv_loader import FFCVLoader
+from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.tools.bench.loader.cases import CASES, FFCV, FFCV_OWN, NAMES, PILLOW, UNVERIFIED
 from thermopile.tools.bench.loader.command import PARTS
 from thermopile.tools.bench.loader.contenders import configured

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.folder import FolderSource
+from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.tools.cli import main
 from thermopile.trainer.checkpoint import load_checkpoint, save_checkpoint
 

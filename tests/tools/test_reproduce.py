@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.glyphs import GlyphSource, class_sizes
+from thermopile.pipeline.sources.glyphs import GlyphSource, class_sizes
 from thermopile.tools.cli import main
 from thermopile.tools.reproduce.claims import CLAIMS, NO, NOISE, NOT_TESTED, REVERSED, SHOWS, verdict
 from thermopile.tools.reproduce.page import write_page

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.convert import ConvertSettings, convert
-from thermopile.pipeline.ffcv_loader import FFCVLoader
-from thermopile.pipeline.folder import FolderSource
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
+from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.tools import lettering
 from thermopile.tools.cli import main
 from thermopile.tools.lettering import Lettering, Letters
@@ -26,8 +26,8 @@ from thermopile.tools.plain_text import plain_text
 from thermopile.tools.sample_sheet import ShownSample, ShownView, draw_sheet, wrapped
 from thermopile.tools.show_cmd import RECIPE_NAMES
 from thermopile.tools.shown_samples import shown_samples
+from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
-from thermopile.trainer.parts import resolve
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 BODY = Letters(15, bold=False, fallback={})

@@ -13,16 +13,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from thermopile.pipeline.convert import ConvertSettings, convert
-from thermopile.pipeline.glyphs import GlyphSource
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.sealed_json import seal_document, unseal
 from thermopile.tools.cli import main
 from thermopile.trainer import checkpointer
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 TINY = ("batch_size=256", "data.image_size=16", "model.dim=8", "model.image.config.width=4", "log_every=1",

@@ -11,12 +11,12 @@ import torch
 
 from thermopile.state_store import SnapshotError
 from thermopile.trainer import checkpointer
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.checkpointer import Checkpointer, Progress
 from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.metrics_log import MetricsLog
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import ALONE, World
 

@@ -4,7 +4,6 @@ import tomllib
 
 import pytest
 
-from thermopile.trainer.changes import differences
 from thermopile.trainer.config import (
     OPTIMIZERS,
     OptimizerConfig,
@@ -17,6 +16,7 @@ from thermopile.trainer.config import (
     to_toml,
 )
 from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.resume_settings import differences
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from thermopile._version import __version__
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.batch import Batch
 from thermopile.trainer import export as export_module
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.export import export
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 IMAGE = {

@@ -15,12 +15,12 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 from thermopile.state_store import SnapshotError, StateReader, list_snapshots
 from thermopile.trainer import checkpointer, loop
-from thermopile.trainer.changes import differences
+from thermopile.trainer.build import resolve, windows_from
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config, to_toml
 from thermopile.trainer.errors import ConfigError, RunError, TrainingError
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.parts import resolve, windows_from
+from thermopile.trainer.resume_settings import differences
 from thermopile.trainer.run_directory import RunDirectory
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from thermopile.state_store import StateReader
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import TrainingError
 from thermopile.trainer.loop import MOST_SKIPPED, Trainer
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 VICREG = {"dim": 16, "head": "vicreg", "head_width": 16, "image": {"config": {"width": 8}}}

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.preemption import EXIT_CODE, SIGNALS, StopRequest
 from thermopile.trainer.run_directory import RunDirectory
 

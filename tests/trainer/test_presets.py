@@ -10,13 +10,13 @@ import torch
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer import config as config_module
+from thermopile.trainer.build import resolve
 from thermopile.trainer.config import PRESETS, apply_overrides, load_config, preset_names, read_preset
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.optim import learning_rate
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 IMAGES = ("cifar10", "cifar100", "cifar10-lt", "cifar100-lt", "imagenet100", "inaturalist")

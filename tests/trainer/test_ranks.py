@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from thermopile.state_store import StateReader
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 

@@ -13,10 +13,10 @@ from ...state_store import Snapshot, StateReader, list_snapshots
 from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
 from ..state_blocks import read_blocks
-from .chosen import Smallest
 from .distribution import Distribution
 from .joint import Joint, JointCounts
 from .run import Inspection
+from .smallest_k import Smallest
 from .survey import with_tau
 
 MOVERS = 24

@@ -179,8 +179,8 @@ def _embed(
     """Features of each side, float32 [m, d], rows of norm 1. Raises RunError, ConfigError, DatasetError."""
     import torch
 
+    from ...trainer.build import recipe_named
     from ...trainer.evaluation.features import restore_encoders, sample_features
-    from ...trainer.parts import recipe_named
     from ...trainer.wanted_checkpoint import load_found
 
     config, snapshot = inspection.config, inspection.reader and inspection.reader.snapshot

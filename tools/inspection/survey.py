@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from ...state_store import StateReader
 from ...state_store.schema import LAST_STEP, VISITS
 from ..state_blocks import Rows, read_blocks
-from .chosen import Smallest
 from .distribution import Distribution
 from .groups import CLASS_COLUMN, GroupCounts, Groups, TooManyGroupsError
 from .joint import Joint, JointCounts
 from .labels import Labels, check_columns
 from .run import Inspection
+from .smallest_k import Smallest
 
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20

@@ -17,10 +17,10 @@ from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.tokenizer import load_tokenizer
+from ..build import device_named, recipe_named
 from ..checkpoint import LATEST, CheckpointInfo
 from ..config import DataConfig
 from ..encoders import Encoders
-from ..parts import device_named, recipe_named
 from ..run_directory import RunDirectory
 from ..wanted_checkpoint import find_checkpoint, load_found
 from . import knn, probe, retrieval, zero_shot

@@ -17,7 +17,7 @@ from ...pipeline.augment import Recipe
 from ...pipeline.batch import Batch
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
-from ...pipeline.ffcv_loader import ViewMaker
+from ...pipeline.loading.ffcv_loader import ViewMaker
 from ...pipeline.tokenizer import encode
 from ..config import TrainConfig
 from ..encoders import Encoders

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .base import Objective, Outcome, Progress, Settings, check_state, count_visit, working_dtype
 from .closed_form import attach_gradients
-from .contrast import LN2, Sums, Weights, look, weigh
 from .gathering import Ranks
 from .pairs import Pairs
 from .precision import full_precision
+from .softmax_sums import LN2, Sums, Weights, look, weigh
 
 Rows = dict[str, Tensor]
 """Per-sample state of a batch by field: [sides, b], in the dtype of the computation; `visits` is [1, b]."""

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.tools.inspection import chosen
-from thermopile.tools.inspection.chosen import Smallest
+from thermopile.tools.inspection import smallest_k as chosen
+from thermopile.tools.inspection.smallest_k import Smallest
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from thermopile.tools.inspection.groups import Correlation
-from thermopile.tools.inspection.looking import look
+from thermopile.tools.inspection.inspect_run import look
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
 from thermopile.tools.report import grouping

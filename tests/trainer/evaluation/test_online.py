@@ -10,12 +10,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.folder import FolderSource
+from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.tools.cli import main
-from thermopile.trainer.changes import differences
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
@@ -23,7 +23,7 @@ from thermopile.trainer.evaluation.evaluate import evaluate
 from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.evaluation.online import OnlineEvaluation
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.parts import resolve
+from thermopile.trainer.resume_settings import differences
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.run_status import read_status
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thermopile.trainer.objectives import pairs as pairs_module
-from thermopile.trainer.objectives.contrast import LN2, Weights, look, weigh
 from thermopile.trainer.objectives.pairs import Pairs
+from thermopile.trainer.objectives.softmax_sums import LN2, Weights, look, weigh
 
 
 def make_features(batch, seed, dtype=torch.float64):

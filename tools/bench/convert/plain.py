@@ -14,8 +14,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from ....pipeline.conversion.images import decodes
 from ....pipeline.dataset_index import ImagePolicy
-from ....pipeline.images import decodes
 from ..isolated import end_with_parent_in_background
 from ..photographs import HEIGHT, WIDTH
 

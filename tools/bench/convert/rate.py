@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from ....pipeline.convert import ConvertSettings, convert
+from ....pipeline.conversion.convert import ConvertSettings, convert
 from ....pipeline.cores import cores
 from ....pipeline.dataset_index import ImagePolicy
-from ....pipeline.webdataset import WebDatasetSource
+from ....pipeline.sources.webdataset import WebDatasetSource
 from ..figure import Figure
 from ..measured import Measured
 from ..progress import say

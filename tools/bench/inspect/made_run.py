@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ....pipeline.convert import ConvertSettings, convert
+from ....pipeline.conversion.convert import ConvertSettings, convert
 from ....pipeline.dataset import Dataset
 from ....state_store import StateStore
+from ....trainer.build import create_order, objective_of, resolve
 from ....trainer.config import load_config
-from ....trainer.parts import create_order, objective_of, resolve
 from ....trainer.run_directory import RunDirectory
 from ..progress import counted, say
 from ..repeated import repeat_shard

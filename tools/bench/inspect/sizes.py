@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....pipeline.plan import shard_count
+from ....pipeline.conversion.plan import shard_count
 from ..state.sizes import ROW_BYTES
 
 SNAPSHOTS = 3

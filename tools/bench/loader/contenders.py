@@ -10,7 +10,7 @@ import torch
 
 from ....pipeline.augment import RECIPES
 from ....pipeline.cores import cores
-from ....pipeline.ffcv_loader import FFCVLoader
+from ....pipeline.loading.ffcv_loader import FFCVLoader
 from .cases import AHEAD, DALI, DECODE, FFCV, FFCV_OWN, NAMES, PILLOW, UNVERIFIED, Case
 from .decode import decode_only
 from .ffcv_own import ffcv_own_loader
@@ -34,7 +34,7 @@ def _ffcv(material: Material, case: Case, sizes: RateSizes) -> Iterator[Serve]:
 
 @contextmanager
 def _dali(material: Material, case: Case, sizes: RateSizes) -> Iterator[Serve]:
-    from ....pipeline.dali_loader import DALILoader  # it takes a second to import
+    from ....pipeline.loading.dali_loader import DALILoader  # it takes a second to import
 
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
     with DALILoader.open(

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from ....pipeline.augment import RECIPES, ViewParameters, view_parameters
-from ....pipeline.ffcv_loader import FFCVLoader
-from ....pipeline.pixels import gaussian_blur, normalise, recolour
-from ....pipeline.resample import resample_into
+from ....pipeline.loading.ffcv_loader import FFCVLoader
+from ....pipeline.loading.pixels import gaussian_blur, normalise, recolour
+from ....pipeline.loading.resample import resample_into
 from ..figure import Figure
 from ..measured import Measured
 from ..photographs import HEIGHT, WIDTH

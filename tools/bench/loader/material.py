@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from ....pipeline.convert import ConvertSettings, convert
+from ....pipeline.conversion.convert import ConvertSettings, convert
 from ....pipeline.dataset import Dataset
-from ....pipeline.folder import FolderSource
 from ....pipeline.order import Order
+from ....pipeline.sources.folder import FolderSource
 from ..photographs import jpegs
 
 

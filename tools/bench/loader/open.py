@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ....pipeline.augment import RECIPES
-from ....pipeline.convert import ConvertSettings, convert
-from ....pipeline.dali_loader import DALILoader
+from ....pipeline.conversion.convert import ConvertSettings, convert
 from ....pipeline.dataset import Dataset
-from ....pipeline.ffcv_loader import FFCVLoader
+from ....pipeline.loading.dali_loader import DALILoader
+from ....pipeline.loading.ffcv_loader import FFCVLoader
 from ....pipeline.order import Order
 from ..figure import Figure
 from ..inspect.pairs import PairSource

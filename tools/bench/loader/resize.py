@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ....pipeline.augment import RECIPES, view_parameters
-from ....pipeline.ffcv_loader import FFCVLoader
+from ....pipeline.loading.ffcv_loader import FFCVLoader
 from ..figure import Figure
 from ..measured import Measured
 from ..photographs import HEIGHT, WIDTH

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ....pipeline.batch import Batch
 from ....pipeline.dataset import Dataset
+from ....trainer.build import objective_of
 from ....trainer.config import TrainConfig
 from ....trainer.encoders import Encoders
 from ....trainer.objectives import Progress
 from ....trainer.optim import create_optimizer, learning_rate
-from ....trainer.parts import objective_of
 
 
 class BareLoop:

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from ....pipeline.batch import Batch
-from ....pipeline.convert import ConvertSettings, convert
+from ....pipeline.conversion.convert import ConvertSettings, convert
 from ....pipeline.dataset import Dataset
-from ....pipeline.glyphs import GlyphSource
 from ....pipeline.order import Order
+from ....pipeline.sources.glyphs import GlyphSource
+from ....trainer.build import resolve
 from ....trainer.config import load_config, merge, read_preset
 from ....trainer.loop import Trainer
-from ....trainer.parts import resolve
 from ....trainer.run_directory import RunDirectory
 from ..progress import say
 from .sizes import Sizes

@@ -1,0 +1,1 @@
+"""A source of samples becomes a dataset directory. Start at `convert.convert`."""

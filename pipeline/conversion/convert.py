@@ -1,0 +1,272 @@
+"""A source of samples → a dataset directory that appears whole or not at all.
+
+What is written depends on the source, the selection, the seed and the settings: never on the number of workers, nor on
+how often the conversion was interrupted. plan.py says which sample goes where, shard_pool.py and shard_writer.py write
+the shards, partial.py keeps what is done and gives it its name in the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from ...files import sha256_of, sync, write_atomically
+from ..cores import cores
+from ..dataset_index import (
+    CAPTIONS_PER_SAMPLE,
+    ERRORS_FILE,
+    FORMAT,
+    ImagePolicy,
+    TokenizerInfo,
+    read_index,
+    seal_index,
+)
+from ..errors import DatasetError, SourceError
+from ..sources import Source
+from ..tokenizer import end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
+from .bad_samples import BadSample, count_reasons, read_bad_samples
+from .partial import Partial, ShardResult, claimed, refuse_existing
+from .plan import Plan, cut_into_shards
+from .shard_pool import Counts, Job, convert_shards
+
+FIRST_REASONS = 3
+
+
+class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
+    """What a conversion may be told."""
+
+    seed: int = Field(default=0, ge=0)
+    """Permutes the source's listing."""
+    image: ImagePolicy = ImagePolicy()
+    vocab_size: int = Field(default=1024, ge=300)
+    """Size of the tokenizer trained on the captions: 256 bytes, 3 special tokens, the rest merges."""
+    context_length: int = Field(default=32, ge=4)
+    """Tokens per caption."""
+    tokenizer: Path | None = None
+    """A tokenizer.json to use instead of training one."""
+    on_error: Literal["skip", "fail"] = "skip"
+    """Whether a sample that cannot be used is left out and listed, or ends the conversion."""
+    max_error_rate: float = Field(default=0.1, ge=0, le=1)
+    """Share of the samples above which those that cannot be used end the conversion: the source is broken, then."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a conversion did."""
+
+    path: Path
+    samples: int
+    shards: int
+    left_out: int
+    reasons: list[tuple[str, int]]
+    """Why samples were left out, the commonest reason first, each with its number."""
+    truncated: int
+    """Captions that were cut."""
+    seen: int
+    """Samples that this very call has seen; those of an interrupted one before are in the counts above, not here."""
+    seconds: float
+
+
+def convert(
+    source: Source,
+    out: Path,
+    settings: ConvertSettings,
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    selection: NDArray[np.int64] | None = None,
+    tokenizer_from: Path | None = None,
+    on_progress: Callable[[Counts], None] = lambda counts: None,
+) -> Summary:
+    """Write the dataset directory `out`; it appears whole, or not at all.
+
+    overwrite: replace `out` where it is a dataset, once the new one is whole; begin anew where one was interrupted.
+    resume: go on with a conversion that was interrupted, if there is one; do nothing where `out` is of the same plan.
+    selection: sorted source indices, int64 [samples], to convert instead of all.
+    tokenizer_from: use this tokenizer.json instead of training one, as a test set must; before settings.tokenizer.
+    on_progress is told how far it is, a few times a second.
+
+    A conversion that fails or is interrupted stays in `.OUT.partial`, for resume. Raises DatasetExistsError as
+    refuse_existing does, where another process converts to `out`, and for resume where another plan was begun;
+    SourceError where a sample or too many of them cannot be used; DatasetError where a worker dies or a disk is full or
+    fails.
+    """
+    started = time.monotonic()
+    tokenizer = tokenizer_from or settings.tokenizer
+    if tokenizer and source.mode == "pairs":
+        load_tokenizer(tokenizer, context_length=settings.context_length)  # refused here rather than by every worker
+    plan = Plan.of(source, settings, selection, tokenizer)
+    if not plan.selected:
+        raise SourceError("no sample is selected; there is nothing to convert")
+    seen = 0
+    with _told_where_no_room_is_left(out), claimed(out) as partial:
+        if not (resume and not partial.in_progress and _was_made_by(plan, out)):
+            run = _Run(source, np.arange(len(source)) if selection is None else selection, settings, plan, partial)
+            run.begin(tokenizer, overwrite, resume)
+            if not partial.is_whole:
+                seen = run.write_shards(workers or cores(), on_progress)
+                run.assemble()
+            partial.publish()
+        partial.remove_replaced()
+    return _summary(out, seen, started)
+
+
+@contextmanager
+def _told_where_no_room_is_left(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise DatasetError(
+            f"no more can be written to {out.parent.resolve()}: {os.strerror(error.errno)}. "
+            "Make room on that disk; the same command goes on with --resume"
+        ) from error
+
+
+def _was_made_by(plan: Plan, out: Path) -> bool:
+    try:
+        index = read_index(out)
+    except DatasetError:
+        return False
+    return index.format == FORMAT and index.source.get("plan") == plan.digest()
+
+
+class _TooManyBadSamplesError(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The steps of one conversion, in their order; each can be gone on with by another process."""
+
+    source: Source
+    chosen: NDArray[np.int64]
+    settings: ConvertSettings
+    plan: Plan
+    partial: Partial
+
+    def begin(self, tokenizer: Path | None, overwrite: bool, resume: bool) -> None:
+        """Make ready to write shards: in an empty place, or where a conversion of the same plan was interrupted."""
+        refuse_existing(self.partial.out, overwrite=overwrite, resume=resume)
+        if resume and self.partial.in_progress:
+            self.partial.refuse_other(self.plan)
+            self.partial.sweep()
+            return
+        self.partial.clear()
+        if self.source.mode == "pairs":
+            self._prepare_tokenizer(tokenizer)
+        self.partial.record(self.plan)
+
+    def _prepare_tokenizer(self, given: Path | None) -> None:
+        path = self.partial.tokenizer
+        if given is not None:
+            shutil.copyfile(given, path)
+        else:
+            captions = self.source.captions(self.chosen)
+            tokenizer = train_tokenizer(captions, vocab_size=self.settings.vocab_size)
+            # Not by its own `save`, whose errors do not say that the disk is full.
+            write_atomically(path, tokenizer.to_str(pretty=True).encode())
+        sync(path)
+
+    def write_shards(self, workers: int, on_progress: Callable[[Counts], None]) -> int:
+        """Write the shards that are not done yet; return how many samples those have."""
+        picture_bytes = (self.source.stored_bytes() or 0) // len(self.source)
+        listings = cut_into_shards(
+            self.chosen, self.source.chunks(), self.settings.seed, self.plan.shards, picture_bytes=picture_bytes
+        )
+        shards = list(zip(self.partial.parts(self.plan.shards), listings, strict=True))
+        done = [result for part, _ in shards if (result := part.result())]
+        missing = [(part, listing) for part, listing in shards if part.result() is None]
+        seen = sum(len(listing) for _, listing in missing)
+
+        def watch(counts: Counts) -> None:
+            on_progress(counts)
+            if counts.left_out > self.settings.max_error_rate * self.plan.selected + 1e-9:
+                raise _TooManyBadSamplesError
+
+        counted = Counts(self.plan.selected - seen, sum(result.left_out for result in done))
+        try:
+            watch(counted)
+            if missing:
+                job = Job(self.source, self.settings, self.partial.tokenizer)
+                convert_shards(job, missing, counted, workers, watch)
+        except _TooManyBadSamplesError:
+            raise SourceError(self._too_many()) from None
+        return seen
+
+    def _too_many(self) -> str:
+        bad = self._list_bad_samples()
+        first = "; ".join(f"{sample.uri!r}: {sample.reason}" for sample in bad[:FIRST_REASONS])
+        return (
+            f"{len(bad):,} of {self.plan.selected:,} samples, and perhaps more, cannot be used; --max-error-rate "
+            f"allows {self.settings.max_error_rate:.3g} of them. The first: {first}. All are listed in "
+            f"{self.partial.errors}. Mend the source, or go on with --resume and a higher --max-error-rate"
+        )
+
+    def _list_bad_samples(self) -> list[BadSample]:
+        """All that were left out so far, also as a file that stays."""
+        self.partial.gather_errors(self.partial.parts(self.plan.shards), self.partial.errors)
+        return list(read_bad_samples(self.partial.errors))
+
+    def assemble(self) -> None:
+        """Make the dataset's directory whole of the shards, which are all done."""
+        parts = self.partial.parts(self.plan.shards)
+        results = [result for part in parts if (result := part.result())]
+        kept = [result for result in results if result.rows]
+        if not kept:
+            first = self._list_bad_samples()[0]
+            raise SourceError(
+                f"none of the {self.plan.selected:,} samples is usable; the first: {first.uri!r}: {first.reason}"
+            )
+        pairs = self.source.mode == "pairs"
+        index = seal_index({
+            "n": sum(result.rows for result in kept),
+            "mode": self.source.mode,
+            "captions_per_sample": CAPTIONS_PER_SAMPLE if pairs else 0,
+            "first_id": np.cumsum([0, *(result.rows for result in kept)]).tolist(),
+            "image": self.settings.image.model_dump(),
+            "tokenizer": self._tokenizer_info(kept) if pairs else None,
+            "tokenizer_digest": sha256_of(self.partial.tokenizer) if pairs else None,
+            "shard_digests": [result.digests for result in kept],
+            "grown_from": None,
+            "source": self.plan.source
+            | {"samples": self.plan.samples, "permutation_seed": self.plan.seed, "plan": self.plan.digest()},
+        })  # fmt: skip
+        self.partial.assemble(parts, results, index)
+
+    def _tokenizer_info(self, results: list[ShardResult]) -> dict[str, Any]:
+        tokenizer = load_tokenizer(self.partial.tokenizer, context_length=self.settings.context_length)
+        return TokenizerInfo(
+            vocab_size=vocab_size_of(tokenizer),
+            context_length=self.settings.context_length,
+            end_id=end_id_of(tokenizer),
+            truncated=sum(result.truncated for result in results),
+        ).model_dump()
+
+
+def _summary(out: Path, seen: int, started: float) -> Summary:
+    index = read_index(out)
+    reasons = count_reasons(read_bad_samples(out / ERRORS_FILE))
+    return Summary(
+        path=out,
+        samples=index.n,
+        shards=len(index.first_id) - 1,
+        left_out=reasons.total(),
+        reasons=reasons.most_common(FIRST_REASONS),
+        truncated=index.tokenizer.truncated if index.tokenizer else 0,
+        seen=seen,
+        seconds=time.monotonic() - started,
+    )

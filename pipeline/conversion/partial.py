@@ -1,0 +1,266 @@
+"""`.OUT.partial`, in which the dataset OUT grows until it is whole.
+
+    lock                         held by the process that converts to OUT
+    plan.json                    all that decides the dataset's bytes
+    parts/part-00000.beton       a shard that was verified; .rows, .parquet its tables, .errors.jsonl the rest
+    parts/part-00000.done.json   its marker, written last: without it, the shard is written again
+    dataset/                     what is to become OUT: tokenizer.json at the start, all else once every shard is done
+    errors.jsonl                 what was left out, of a conversion that failed for it
+
+Every step can be repeated, so a conversion that was killed at any moment goes on where it was. Nothing in it is written
+through a link.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from ...files import (
+    open_own,
+    open_regular,
+    own_directory,
+    read_regular,
+    remove_leftovers,
+    sync,
+    write_atomically,
+    written_aside,
+)
+from ...sealed_json import DamagedJSONError, unseal
+from ..dataset_index import (
+    ERRORS_FILE,
+    INDEX_FILE,
+    SHARD_FOLDER,
+    SHARD_SUFFIXES,
+    TOKENIZER_FILE,
+    ShardSuffix,
+    read_index,
+    shard_name,
+)
+from ..errors import DatasetError, DatasetExistsError
+from .plan import Plan
+
+PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
+
+
+class ShardResult(NamedTuple):
+    """What came of one shard; its marker's content."""
+
+    rows: int
+    digests: dict[str, str]
+    """Suffix of each of its files -> sha256."""
+    left_out: int
+    truncated: int
+    """Captions that were cut."""
+
+
+class Part(NamedTuple):
+    """The files of one shard, before it is known how many of the shards before it hold any sample."""
+
+    folder: Path
+    number: int
+
+    def file(self, suffix: PartSuffix) -> Path:
+        return self.folder / f"part-{self.number:05d}.{suffix}"
+
+    def being_written(self, suffix: PartSuffix) -> Path:
+        """A name of this process's own: a worker may outlive its killed parent by a moment, and must spoil nothing."""
+        return self.folder / f"{self.file(suffix).name}.{os.getpid()}.writing"
+
+    def result(self) -> ShardResult | None:
+        """None where the shard is not done, or its marker is not what was written: it is written again then."""
+        try:
+            return _RESULT.validate_python(unseal(read_regular(self.file("done.json"))))
+        except (FileNotFoundError, DamagedJSONError, ValidationError):
+            return None
+
+
+_RESULT = TypeAdapter(ShardResult)
+
+
+class Partial(NamedTuple):
+    """The directory in which `out` grows."""
+
+    out: Path
+    path: Path
+
+    @property
+    def dataset(self) -> Path:
+        return self.path / "dataset"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.dataset / TOKENIZER_FILE
+
+    @property
+    def errors(self) -> Path:
+        """What was left out so far, of a conversion that failed."""
+        return self.path / ERRORS_FILE
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether there is anything to go on with: before, there is no plan, and afterwards dataset/ is gone."""
+        return self._plan_file.is_file() and self.dataset.is_dir()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all is done but the renaming."""
+        return (self.dataset / INDEX_FILE).is_file()
+
+    @property
+    def _plan_file(self) -> Path:
+        return self.path / "plan.json"
+
+    def parts(self, shards: int) -> list[Part]:
+        return [Part(self.path / "parts", shard) for shard in range(shards)]
+
+    def clear(self) -> None:
+        """Make an empty place for a new conversion; the lock stays."""
+        for path in self.path.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != "lock":
+                path.unlink()
+        (self.dataset / SHARD_FOLDER).mkdir(parents=True)
+        (self.path / "parts").mkdir()
+
+    def record(self, plan: Plan) -> None:
+        """From here on there is something to go on with."""
+        sync(self.dataset)
+        write_atomically(self._plan_file, plan.model_dump_json(indent=1).encode())
+
+    def sweep(self) -> None:
+        """Remove what killed workers left half-written. Raises NotRegularFileError where a directory is a link."""
+        for directory in (self.path / "parts", self.dataset, self.dataset / SHARD_FOLDER):
+            own_directory(directory)
+            remove_leftovers(directory)
+        for file in (self.path / "parts").glob("*.writing"):
+            file.unlink()
+
+    def refuse_other(self, plan: Plan) -> None:
+        """Raise DatasetExistsError where the conversion in here was begun with another plan; say what differs."""
+        cure = "Give the same again, or start anew with --overwrite and without --resume"
+        try:
+            begun = Plan.model_validate_json(read_regular(self._plan_file))
+        except (ValidationError, OSError) as error:
+            raise DatasetExistsError(f"{self._plan_file} is not what was written: it is damaged. {cure}") from error
+        if differences := plan.differences(begun):
+            raise DatasetExistsError(f"{self.path} was begun otherwise: {'; '.join(differences)}. {cure}")
+
+    def gather_errors(self, parts: list[Part], into: Path) -> None:
+        """One list of all that was left out so far, in the order of the shards."""
+        with written_aside(into) as file:
+            for part in parts:
+                for lines in part.folder.glob(f"{part.file('errors.jsonl').name}*"):  # whole, or being written
+                    with open_regular(lines) as of_part:
+                        shutil.copyfileobj(of_part, file)
+
+    def assemble(self, parts: list[Part], results: list[ShardResult], index: bytes) -> None:
+        """Number the shards that hold samples densely, and write dataset.json last."""
+        kept = [part for part, result in zip(parts, results, strict=True) if result.rows]
+        for shard, part in enumerate(kept):
+            for suffix in SHARD_SUFFIXES:
+                _move(part.file(suffix), self.dataset / SHARD_FOLDER / shard_name(shard, suffix))
+        sync(self.dataset / SHARD_FOLDER)
+        self.gather_errors(parts, self.dataset / ERRORS_FILE)
+        write_atomically(self.dataset / INDEX_FILE, index)
+
+    def publish(self) -> None:
+        """Give the whole dataset its name; one that has the name already is put aside."""
+        if self.out.exists():
+            self.remove_replaced()
+            self.out.rename(self._replaced)
+        self.dataset.rename(self.out)
+        sync(self.out)
+        sync(self.out.parent)
+
+    def remove_replaced(self) -> None:
+        """Remove the dataset that was put aside; only once another has its name."""
+        shutil.rmtree(self._replaced, ignore_errors=True)
+
+    @property
+    def _replaced(self) -> Path:
+        return self.out.with_name(f".{self.out.name}.replaced")
+
+
+def partial_of(out: Path) -> Partial:
+    return Partial(out, out.with_name(f".{out.name}.partial"))
+
+
+def refuse_existing(out: Path, *, overwrite: bool = False, resume: bool = False) -> None:
+    """Raise DatasetExistsError where `out`, or an unfinished conversion to it, is in the way.
+
+    With overwrite, only where `out` is something else than a dataset; with resume, an unfinished conversion is not.
+    """
+    partial = partial_of(out)
+    if partial.in_progress and not (overwrite or resume):
+        raise DatasetExistsError(
+            f"{partial.path} holds a conversion that did not end; go on with --resume, or start anew with --overwrite"
+        )
+    if out.exists() and not overwrite:
+        what = "exists and was not converted like this" if resume else "exists"
+        raise DatasetExistsError(f"{out} {what}; choose another directory, or replace it with --overwrite")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        try:
+            read_index(out)
+        except DatasetError as error:
+            message = f"{out} is not replaced, --overwrite replaces only datasets: {error}"
+            raise DatasetExistsError(message) from error
+
+
+@contextmanager
+def claimed(out: Path) -> Iterator[Partial]:
+    """The partial directory of `out`, for this process alone; removed at the end unless it is worth going on with.
+
+    Raises DatasetExistsError where another process converts to `out`.
+    """
+    partial = partial_of(out)
+    lock = _lock(partial)
+    try:
+        yield partial
+    finally:
+        if not partial.in_progress:
+            shutil.rmtree(partial.path, ignore_errors=True)
+        os.close(lock)
+
+
+def _lock(partial: Partial) -> int:
+    file = partial.path / "lock"
+    while True:
+        partial.path.parent.mkdir(parents=True, exist_ok=True)
+        own_directory(partial.path)
+        try:
+            lock = open_own(file, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:
+            continue  # another conversion ended, and removed the directory between these lines
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.exists(file) and os.path.samestat(os.stat(file), os.fstat(lock)):
+                break
+        except BlockingIOError:
+            holder = os.pread(lock, 256, 0).decode(errors="replace").strip() or "another process"
+            os.close(lock)
+            raise DatasetExistsError(
+                f"{partial.out} is being written by {holder}; wait for it, or choose another directory"
+            ) from None
+        os.close(lock)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    return lock
+
+
+def _move(file: Path, to: Path) -> None:
+    if file.is_symlink():
+        raise DatasetError(f"{file} is a link, and no file that a conversion wrote; start anew with --overwrite")
+    if file.exists():
+        file.rename(to)
+    elif not to.exists():
+        raise DatasetError(f"{file} is gone, though its shard was done; start anew with --overwrite")

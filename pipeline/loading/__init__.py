@@ -1,0 +1,1 @@
+"""A dataset becomes batches of views, in our order, by one of two decoders."""

@@ -1,0 +1,213 @@
+"""The CPU loader: FFCV's files and C decoders, driven by our order, one JPEG decode for all views of a sample."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+
+from ..augment import Recipe, ViewParameters, view_key, view_parameters
+from ..batch import Batch
+from ..cores import cores
+from ..dataset import Dataset
+from ..descriptor import Descriptor
+from ..errors import DatasetError
+from ..ffcv_api import imdecode
+from ..order import Order
+from ..rng import compiled
+from ..stored_sample import SOUND, UNDECODABLE
+from .locate import Placed, Placer, fetch
+from .pixels import gaussian_blur, normalise, recolour, solarise
+from .resample import resample_into
+from .view_memory import ViewMemory
+
+Augmentation = Callable[[NDArray[np.float32], np.uint64], None]
+"""A numba-compiled function that changes a view in place: pixels float32 [3, H, W] in 0 … 255, and the view's key,
+from which `keyed.uniform(key, draw)` makes numbers for draws of 1,000 and more: the recipe uses those below."""
+
+
+class ViewMaker:
+    """Makes the views of any samples. A batch may be kept: its memory is used again only once nothing refers to it.
+
+    Threads, not processes: the kernels hold no lock, so that nothing is copied between processes or left behind.
+    """
+
+    def __init__(
+        self, dataset: Dataset, *, seed: int = 0, recipe: Recipe, image_size: int, views: int,
+        workers: int | None = None, spare: int = 1, augment: Augmentation | None = None,
+    ) -> None:  # fmt: skip
+        """Make views of a dataset of any size; those of a sample follow from seed, epoch, id and recipe.
+
+        image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images alone.
+        workers: decoding threads; all cores where None. spare: batches whose memory is kept for those that come.
+        augment: the user's own, done after the recipe's operations and before the view is normalised.
+        """
+        self.seed, self.recipe, self.image_size, self.views = seed, recipe, image_size, views
+        self._placer = Placer(dataset)
+        self._workers, self._augment = workers or cores(), augment or _leave
+        self._pool = ThreadPoolExecutor(self._workers, "thermopile-loader")
+        self._memory = ViewMemory(spare)
+
+    def make(self, sample_ids: NDArray[np.int64], epoch: int) -> Batch:
+        """Any samples as a batch, with the views that they have in that epoch; sample_ids int64 [b]."""
+        return self._finish(*self._start(sample_ids, epoch))
+
+    def close(self) -> None:
+        """Stop the decoding threads; waits for the batch they are at."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._memory = ViewMemory(spare=0)  # batches that are still held come back to the old one, which goes with them
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[Batch, list[Future[tuple[int, int]]]]:
+        size = self.image_size
+        pixels = self._memory.lend((self.views, len(ids), 3, size, size))
+        placed, files = self._placer.place(ids)
+        views = tuple(
+            view_parameters(self.recipe, self.seed, epoch, ids, placed.height, placed.width, view)
+            for view in range(self.views)
+        )
+        cuts, constants = np.linspace(0, len(ids), self._workers + 1).astype(int), self._constants(epoch)
+        parts = [
+            self._pool.submit(_make_part, files, placed, views, low, high, pixels, *constants)
+            for low, high in pairwise(cuts.tolist())
+        ]
+        tokens = torch.from_numpy(placed.tokens) if placed.vocab_size else None
+        return Batch(torch.from_numpy(ids), tuple(torch.from_numpy(pixels)), tokens), parts
+
+    def _constants(self, epoch: int) -> tuple[Any, ...]:
+        std = np.array(self.recipe.std)
+        gain, offset = (1 / (255 * std)).astype(np.float32), (-np.array(self.recipe.mean) / std).astype(np.float32)
+        return self.recipe.has_colour, gain, offset, self._augment, np.uint64(self.seed), np.uint64(epoch)
+
+    def _finish(self, batch: Batch, parts: list[Future[tuple[int, int]]]) -> Batch:
+        for part in parts:
+            row, fault = part.result()
+            if fault:
+                raise self._placer.damaged(int(batch.sample_ids[row]), fault)
+        return batch
+
+
+class FFCVLoader(ViewMaker):
+    """Serves the batches of one rank, in the order's order."""
+
+    def __init__(
+        self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
+        workers: int | None, ahead: int, rank: int, world: int, augment: Augmentation | None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            dataset, seed=order.seed, recipe=recipe, image_size=image_size, views=views, workers=workers,
+            spare=ahead + 2, augment=augment,  # those ahead, the one in use, the one that comes
+        )  # fmt: skip
+        self.order, self.rank, self.world, self._ahead = order, rank, world, ahead
+
+    @classmethod
+    def open(
+        cls, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
+        workers: int | None = None, ahead: int = 2, rank: int = 0, world: int = 1,
+        augment: Augmentation | None = None,
+    ) -> Self:  # fmt: skip
+        """Open a loader.
+
+        ahead: batches made before they are asked for. The rest as ViewMaker has it.
+        Raises DatasetError where the order was made for another number of samples.
+        """
+        if order.samples != dataset.n:
+            raise DatasetError(f"the order is for {order.samples:,} samples, but {dataset.path} holds {dataset.n:,}")
+        return cls(
+            dataset, order, recipe=recipe, image_size=image_size, views=views, workers=workers,
+            ahead=ahead, rank=rank, world=world, augment=augment,
+        )  # fmt: skip
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from first_step on.
+
+        A sample that is not as it was stored raises DatasetError at the batch that holds it.
+        """
+        under_way: deque[tuple[Batch, list[Future[tuple[int, int]]]]] = deque()
+        try:
+            for step in range(first_step, self.order.steps_per_epoch):
+                ids = self.order.batch_ids(epoch, step, self.rank, self.world)
+                under_way.append(self._start(ids, epoch))
+                if len(under_way) > self._ahead:
+                    yield self._finish(*under_way.popleft())
+            while under_way:
+                yield self._finish(*under_way.popleft())
+        finally:
+            for _, parts in under_way:
+                for part in parts:
+                    part.cancel()
+
+
+def _make_part(files: list[Descriptor], *of_part: Any) -> tuple[int, int]:
+    """Make some rows, and keep their files open meanwhile."""
+    row, fault = _make_rows(*of_part)
+    return row, fault
+
+
+@compiled
+def _leave(view: NDArray[np.float32], key: np.uint64) -> None:
+    """The augmentation of those who bring none."""
+
+
+@njit(nogil=True)  # not cached: numba cannot cache calls into a C library
+def _make_rows(
+    placed: Placed, views: tuple[ViewParameters, ...], low: int, high: int, out: NDArray[np.float32],
+    recolours: bool, gain: NDArray[np.float32], offset: NDArray[np.float32],
+    augment: Augmentation, seed: np.uint64, epoch: np.uint64,
+) -> tuple[int, int]:  # fmt: skip
+    """Fill out[view, row] and the tokens for rows low … high - 1.
+
+    Returns the first row that is not as it was stored and what is wrong with it, or (high, SOUND).
+    """
+    most_pixels, most_bytes = 0, 0
+    for row in range(low, high):
+        most_pixels = max(most_pixels, placed.height[row] * placed.width[row])
+        most_bytes = max(most_bytes, placed.jpeg_bytes[row])
+    memory, jpeg = np.empty(3 * most_pixels, np.uint8), np.empty(most_bytes, np.uint8)
+    for row in range(low, high):
+        fault = fetch(placed, row, jpeg)
+        if fault != SOUND:
+            return row, fault
+        reduced = _reduction(views, row, out.shape[3])
+        height, width = -(-placed.height[row] // reduced), -(-placed.width[row] // reduced)
+        if imdecode(jpeg.ctypes.data, placed.jpeg_bytes[row], placed.height[row], placed.width[row], memory.ctypes.data,
+                    placed.height[row], placed.width[row], 0, 0, 1, reduced, False, False) != 0:  # fmt: skip
+            return row, UNDECODABLE
+        picture = memory[: 3 * height * width].reshape(height, width, 3)
+        for view in range(len(views)):
+            drawn, pixels = views[view], out[view, row]
+            top, left, h, w = drawn.box[row] / reduced
+            resample_into(pixels, picture, top, left, h, w, drawn.flip[row])
+            if recolours:
+                recolour(pixels, drawn.colour[row], drawn.colour_mean[row])
+            if drawn.blur[row] > 0:
+                gaussian_blur(pixels, drawn.blur[row])
+            if drawn.solarise[row]:
+                solarise(pixels)
+            augment(pixels, view_key(seed, epoch, np.uint64(placed.sample_ids[row]), np.uint64(view)))
+            normalise(pixels, gain, offset)
+    return high, SOUND
+
+
+@njit(nogil=True)
+def _reduction(views: tuple[ViewParameters, ...], row: int, size: int) -> int:
+    """By how much the decoder may reduce a picture, 1, 2, 4 or 8: no view is then enlarged that was not before."""
+    shortest = 1 << 30
+    for view in range(len(views)):
+        shortest = min(shortest, views[view].box[row, 2], views[view].box[row, 3])
+    reduced = 1
+    while reduced < 8 and shortest >= 2 * reduced * size:
+        reduced *= 2
+    return reduced

@@ -1,0 +1,95 @@
+"""Where the rows of a batch lie: found in the shards' tables, for either loader."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dataset import Dataset
+from ..descriptor import Descriptor
+from ..errors import DatasetError
+from ..rng import compiled
+from ..row_records import RECORD
+from ..stored_sample import REASONS, SOUND, fetch_jpeg, fetch_tokens
+
+
+class Placed(NamedTuple):
+    """Where the rows of a batch lie; compiled code takes it as it is."""
+
+    sample_ids: NDArray[np.int64]
+    files: NDArray[np.int64]
+    """int64 [b]: descriptor of each row's .beton; valid as long as the batch's files are kept."""
+    jpeg_at: NDArray[np.uint64]
+    """This and what follows: columns of RECORD, [b] each."""
+    jpeg_bytes: NDArray[np.int64]
+    height: NDArray[np.int64]
+    width: NDArray[np.int64]
+    jpeg_checksum: NDArray[np.uint64]
+    tokens_at: NDArray[np.uint64]
+    captions: NDArray[np.int64]
+    tokens_checksum: NDArray[np.uint64]
+    verified: bool
+    """Whether the records have checksums."""
+    vocab_size: int
+    """0 without captions."""
+    tokens: NDArray[np.int32]
+    """int32 [b, L] to be filled; L is 0 without captions."""
+
+
+_COLUMNS = {
+    "jpeg_at": np.uint64, "jpeg_bytes": np.int64, "height": np.int64, "width": np.int64, "jpeg_checksum": np.uint64,
+    "tokens_at": np.uint64, "captions": np.int64, "tokens_checksum": np.uint64,
+}  # fmt: skip
+
+
+@compiled
+def fetch(placed: Placed, row: int, memory: NDArray[np.uint8]) -> int:
+    """Read a row's JPEG to the beginning of `memory`, uint8 [its bytes or more], and its tokens into placed.tokens.
+
+    Returns SOUND or what is wrong. Once it is SOUND, height and width are those of the JPEG's own header.
+    """
+    fault = fetch_jpeg(
+        placed.files[row], placed.jpeg_at[row], placed.height[row], placed.width[row], placed.jpeg_checksum[row],
+        placed.verified, memory[: placed.jpeg_bytes[row]],
+    )  # fmt: skip
+    if fault != SOUND:
+        return fault
+    return fetch_tokens(
+        placed.files[row], placed.tokens_at[row], placed.captions[row], placed.tokens_checksum[row], placed.verified,
+        placed.vocab_size, placed.tokens[row],
+    )  # fmt: skip
+
+
+class Placer:
+    """Finds the samples of a dataset by their ids."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def place(self, ids: NDArray[np.int64]) -> tuple[Placed, list[Descriptor]]:
+        """Where the samples lie, and the files to keep until they are read.
+
+        Raises DatasetError, naming the sample, where what leads to one is damaged.
+        """
+        shards, rows = self.dataset.locate(ids)
+        info = self.dataset.index.tokenizer
+        records, files = np.empty(len(ids), RECORD), np.empty(len(ids), np.int64)
+        kept = []
+        by_shard = np.argsort(shards, kind="stable")
+        for at in np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1):
+            shard = self.dataset.shard(int(shards[at[0]]))
+            of_shard = np.empty(len(at), RECORD)
+            shard.read_records(rows[at], of_shard)
+            records[at], files[at] = of_shard, shard.file.number
+            kept.append(shard.file)
+        tokens = np.empty((len(ids), info.context_length if info else 0), np.int32)
+        columns: dict[str, Any] = {name: records[name].astype(kind) for name, kind in _COLUMNS.items()}
+        verified, vocab_size = shard.verified, info.vocab_size if info else 0
+        return Placed(ids, files, **columns, verified=verified, vocab_size=vocab_size, tokens=tokens), kept
+
+    def damaged(self, sample_id: int, fault: int) -> DatasetError:
+        """What to raise for a sample that is not as it was stored; fault: a key of REASONS."""
+        shard, row = (int(at[0]) for at in self.dataset.locate(np.array([sample_id])))
+        return self.dataset.shard(shard).damaged(row, REASONS[fault])

@@ -1,0 +1,80 @@
+"""Which samples of a source are converted: a test set held out, a long tail cut. Pure functions of listing and seed."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import SourceError
+from . import Groups
+
+_HOLD_OUT, _LONG_TAIL, _WHOLE_CLASSES = 1, 2, 3
+"""Each draws from a generator of its own, so that one does not change with the other."""
+
+
+def hold_out(
+    n: int, groups: Groups | None, count_or_fraction: int | float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Part the source indices 0 … n-1 into a train and a test set, both sorted, int64.
+
+    count_or_fraction: samples of the test set; below 1, their share of n. Where there are classes, each gives as many
+    as every other, or all but one of its own if it has fewer; only where that is not enough are classes taken whole.
+    Raises SourceError where no sample would be in one of the sets.
+    """
+    count = round(count_or_fraction * n) if count_or_fraction < 1 else int(count_or_fraction)
+    if not 0 < count < n:
+        raise SourceError(f"{count:,} of {n:,} samples cannot be held out; hold out 1 to {n - 1:,}, or a share of them")
+    of_sample = np.zeros(n, np.int64) if groups is None else groups.of_sample.astype(np.int64)
+    present = np.bincount(of_sample)
+    rng = np.random.default_rng([seed, _HOLD_OUT])
+    wanted = _even_shares(np.maximum(present - 1, 0), count, rng)
+    if (short := count - int(wanted.sum())) > 0:
+        wanted += _even_shares(present - wanted, short, np.random.default_rng([seed, _WHOLE_CLASSES]))
+    test = _drawn(np.arange(n), of_sample, wanted, rng)
+    return np.setdiff1d(np.arange(n), test, assume_unique=True), test
+
+
+def long_tail(indices: NDArray[np.int64], groups: Groups, ratio: float, seed: int) -> NDArray[np.int64]:
+    """Cut class k of C to floor(n_max · ratio^(-k / (C-1))) of the given source indices, sorted, int64.
+
+    n_max is the largest class's size; a class that has fewer keeps all. The classes stand in the order of
+    groups.names: this is how CIFAR100-LT is made (Cui et al., CVPR 2019, whose imbalance factor is 1 / ratio).
+    Samples without a class are no class: all of them stay.
+    Raises SourceError unless ratio is above 1 and finite, and where no sample has a class.
+    """
+    if not 1 < ratio < np.inf:
+        raise SourceError(
+            f"a long tail of ratio {ratio:g} is none; the largest class has to be larger than the smallest"
+        )
+    of_sample = groups.of_sample[indices].astype(np.int64)
+    wanted = np.bincount(of_sample, minlength=len(groups.names))
+    named = np.flatnonzero([bool(name) for name in groups.names])
+    if not (present := wanted[named]).any():
+        raise SourceError("a long tail is cut of classes, and no sample has one")
+    rank = np.arange(len(named)) / max(len(named) - 1, 1)
+    by_rule = np.floor(present.max() * float(ratio) ** -rank + 1e-9).astype(np.int64)  # 5, not 4.999…
+    wanted[named] = np.minimum(by_rule, present)
+    return _drawn(indices, of_sample, wanted, np.random.default_rng([seed, _LONG_TAIL]))
+
+
+def _even_shares(most: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """How many of `count` each class gives, at most most[k] and otherwise the same; the rest of 1 each by lot."""
+    low, high = 0, count
+    while low < high:  # the highest equal share that is not too much in all
+        share = (low + high + 1) // 2
+        low, high = (share, high) if np.minimum(most, share).sum() <= count else (low, share - 1)
+    shares = np.minimum(most, low)
+    able = np.flatnonzero(most > low)
+    shares[rng.permutation(able)[: count - int(shares.sum())]] += 1
+    return shares
+
+
+def _drawn(
+    indices: NDArray[np.int64], of_sample: NDArray[np.int64], wanted: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """wanted[k] of the indices of each class k by lot, sorted; of_sample are the indices' classes."""
+    shuffled = rng.permutation(len(indices))
+    by_class = shuffled[np.argsort(of_sample[shuffled], kind="stable")]
+    classes = of_sample[by_class]
+    place_in_class = np.arange(len(classes)) - np.searchsorted(classes, classes)
+    return np.sort(indices[by_class[place_in_class < wanted[classes]]])

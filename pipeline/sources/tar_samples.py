@@ -1,0 +1,156 @@
+"""Which members of a tar are a sample, and where they lie in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ..errors import BadSampleError, SourceError
+from .tar_members import BrokenTarError, TarMember, regular_members
+
+PLACE = np.dtype([("offset", "<i8"), ("size", "<i4")])
+"""Where a member lies in its tar; offset -1: the sample has none. Sizes above 2 GB are kept as 2 GB: too large."""
+_UNPACKED_BY = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
+
+
+class Part(NamedTuple):
+    """Which member of a sample holds its picture, its caption or its class."""
+
+    suffixes: tuple[bytes, ...]
+    field: str | None
+
+    @classmethod
+    def of(cls, option: str | None) -> Part:
+        if option is not None and option.startswith("json:"):
+            return cls((b"json",), option.removeprefix("json:"))
+        return cls(tuple(suffix.lower().encode() for suffix in (option or "").split(";") if suffix), None)
+
+    def place(self, members: dict[bytes, TarMember]) -> tuple[int, int]:
+        member = next((members[suffix] for suffix in self.suffixes if suffix in members), None)
+        return (member.offset, min(member.size, 2**31 - 1)) if member else (-1, 0)
+
+    def text(self, raw: bytes) -> bytes | str:
+        """The member itself, or its field; a list's first entry. Empty where there is none."""
+        if self.field is None:
+            return raw
+        try:
+            value = json.loads(raw)[self.field]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise BadSampleError(f"the .json member cannot be read: {error}") from error
+        except KeyError:
+            return ""
+        value = value[0] if isinstance(value, list) and value else value
+        if value is None or value == []:
+            return ""
+        if not isinstance(value, str | int):
+            raise BadSampleError(f"{self.field!r} of the .json member is a {type(value).__name__}, not text")
+        return str(value)
+
+
+class Scan(NamedTuple):
+    """What a shard holds; where it is broken, its last sample stands for that."""
+
+    names: pa.LargeBinaryArray
+    """Of each sample's picture, or of its first member."""
+    places: list[NDArray[np.void]]
+    """PLACE [samples], for each part."""
+    broken: str | None
+
+
+def scan_shard(shard: Path, parts: Sequence[Part]) -> Scan:
+    names: list[bytes] = []
+    places = [(array("q"), array("i")) for _ in parts]
+    broken = None
+    try:
+        for members in _samples(_members(shard)):
+            found = [part.place(members) for part in parts]
+            names.append(_name_of(members, found[0][0]))
+            for (offsets, sizes), (offset, size) in zip(places, found, strict=True):
+                offsets.append(offset)
+                sizes.append(size)
+    except (BrokenTarError, OSError) as error:
+        broken = str(error)
+        names.append(b"")
+        for offsets, sizes in places:
+            offsets.append(-1)
+            sizes.append(0)
+    return Scan(pa.array(names, pa.large_binary()), [_as_places(*columns) for columns in places], broken)
+
+
+def key_and_suffix(name: bytes) -> tuple[bytes, bytes]:
+    """webdataset's rule: the key ends at the first dot of the last part of the path. No suffix: not of a sample."""
+    folder, slash, base = name.rpartition(b"/")
+    stem, _, suffix = base.partition(b".")
+    return folder + slash + stem, suffix.lower() if stem else b""
+
+
+def joined_places(places: list[NDArray[np.void]]) -> NDArray[np.void] | None:
+    """None where no sample has this part."""
+    joined = np.concatenate(places)
+    return joined if (joined["offset"] >= 0).any() else None
+
+
+def _members(shard: Path) -> Iterator[TarMember]:
+    found = os.stat(shard)
+    if not stat.S_ISREG(found.st_mode):
+        raise BrokenTarError("not a regular file")
+    if not found.st_size:
+        raise BrokenTarError("the file is empty")
+    file = os.open(shard, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        start = os.pread(file, 8, 0)
+        for mark, cure in _UNPACKED_BY.items():
+            if start.startswith(mark):
+                raise SourceError(f"{shard} is compressed, so that no member can be read alone; first run {cure} on it")
+        yield from regular_members(lambda offset, size: os.pread(file, size, offset), found.st_size)
+    finally:
+        os.close(file)
+
+
+def _samples(members: Iterable[TarMember]) -> Iterator[dict[bytes, TarMember]]:
+    """The members of each sample by suffix: those of one key, one after the other.
+
+    A key that comes again right away, with a suffix that is there already, is another sample.
+    """
+    key, sample, broken = b"", dict[bytes, TarMember](), None
+    try:
+        for member in members:
+            prefix, suffix = key_and_suffix(member.name)
+            if not suffix or _is_meta(member.name):
+                continue
+            if sample and (prefix != key or suffix in sample):
+                yield sample
+                sample = {}
+            key = prefix
+            sample[suffix] = member
+    except BrokenTarError as error:
+        broken = error
+    if sample:
+        yield sample
+    if broken:
+        raise broken
+
+
+def _is_meta(name: bytes) -> bool:
+    """webdataset keeps notes of its own under such names."""
+    return name.startswith(b"__") and name.partition(b"/")[0].endswith(b"__")
+
+
+def _name_of(members: dict[bytes, TarMember], picture: int) -> bytes:
+    named = (member.name for member in members.values())
+    return next((member.name for member in members.values() if member.offset == picture), next(named))
+
+
+def _as_places(offsets: array[int], sizes: array[int]) -> NDArray[np.void]:
+    places = np.empty(len(offsets), PLACE)
+    places["offset"], places["size"] = offsets, sizes
+    return places

@@ -1,0 +1,205 @@
+"""Encoders: pictures or tokens → features. Small built-ins, and `hf:` models of transformers, without a download."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...pipeline.batch import Batch
+from ...pipeline.dataset_index import TokenizerInfo
+from ..config import ModelConfig
+from ..errors import ConfigError
+from .activation_checkpointing import run_blocks
+from .projection_heads import HEADS
+
+
+class Backbone(nn.Module):
+    """Pictures or tokens → features h, [b, width]: what is kept of an encoder once it is trained."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+
+class BuiltIn(Backbone):
+    """A small backbone, computed again as a whole where its activations are not to be kept."""
+
+    def __init__(self, body: nn.Module, width: int, recompute: bool) -> None:
+        super().__init__(width)
+        self.body = body
+        self.recompute = recompute
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """float32 [b, 3, H, W], or int [b, L], → [b, width]."""
+        return run_blocks([self.body], inputs, recompute=self.recompute)
+
+
+def conv(recompute: bool, width: int = 32) -> BuiltIn:
+    """Three strided convolutions: for small pictures, 32 pixels or so."""
+    body = nn.Sequential(
+        nn.Conv2d(3, width, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4), nn.Flatten(),
+    )  # fmt: skip
+    return BuiltIn(body, 4 * width * 16, recompute)
+
+
+def mean_embedding(recompute: bool, vocab_size: int, end_id: int, width: int = 128) -> BuiltIn:
+    """The mean of the token embeddings and a hidden layer; word order does not count."""
+    body = nn.Sequential(MeanOfTokens(vocab_size, end_id, width), nn.Linear(width, 2 * width), nn.ReLU())
+    return BuiltIn(body, 2 * width, recompute)
+
+
+class MeanOfTokens(nn.Module):
+    """The mean of a caption's token embeddings."""
+
+    def __init__(self, vocab_size: int, end_id: int, width: int) -> None:
+        super().__init__()
+        self.end_id = end_id
+        self.embedding = nn.Embedding(vocab_size, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens int [b, L] → [b, width]."""
+        real = caption_mask(tokens, self.end_id).unsqueeze(-1)
+        mean: Tensor = (self.embedding(tokens) * real).sum(1) / real.sum(1).clamp(min=1)
+        return mean
+
+
+def caption_mask(tokens: Tensor, end_id: int) -> Tensor:
+    """Which tokens are a caption's, bool [b, L]: those up to its first closing token. Everything behind is padding.
+
+    tokens: int [b, L]. Not told by a pad id: CLIP's tokenizer, for one, pads with the closing token itself.
+    """
+    is_end = tokens == end_id
+    return (is_end.cumsum(1) - is_end.long()) == 0
+
+
+IMAGE_ENCODERS: dict[str, Callable[..., Backbone]] = {"conv": conv}
+TEXT_ENCODERS: dict[str, Callable[..., Backbone]] = {"mean_embedding": mean_embedding}
+HF = "hf:"
+
+
+def with_names(config: ModelConfig) -> ModelConfig:
+    """The settings with `auto` replaced by what it stands for, and with a local model's architecture beside its name.
+
+    Raises ConfigError where a local directory holds no model for its side.
+    """
+    named = {}
+    for side, encoder, default in (("image", config.image, "conv"), ("text", config.text, "mean_embedding")):
+        named[side] = encoder.model_copy(update={"name": default}) if encoder.name == "auto" else encoder
+        if is_directory(encoder.name):
+            from .hf_directory import with_architecture
+
+            named[side] = with_architecture(side, encoder)
+    return config.model_copy(update=named)
+
+
+def is_directory(name: str) -> bool:
+    """Whether an encoder's name is `hf:` and a path, not a model that transformers knows."""
+    return name.startswith(HF) and "/" in name
+
+
+class Encoder(nn.Module):
+    """A backbone, and the projection head between its features and the objective's space."""
+
+    def __init__(self, backbone: Backbone, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """float32 [b, 3, H, W], or int [b, L], → [b, dim]."""
+        features: Tensor = self.head(self.backbone(inputs))
+        return features
+
+
+def create_image_encoder(config: ModelConfig, image_size: int, *, pretrained: bool = True) -> Encoder:
+    """An encoder float32 [b, 3, H, W] → [b, dim]. Raises ConfigError for an unknown name or setting.
+
+    pretrained: begin with the weights of a local directory; else with fresh ones, which a checkpoint's shall replace.
+    """
+    name, own = config.image.name, config.image.config
+    if name.startswith(HF):
+        from .hf_encoders import HFImageBackbone
+
+        backbone: Backbone = HFImageBackbone(
+            name.removeprefix(HF), own, config.activation_checkpointing, image_size, pretrained
+        )
+    else:
+        backbone = _built_in(IMAGE_ENCODERS, "model.image", name, own, recompute=config.activation_checkpointing)
+    return _with_head(backbone, config)
+
+
+def create_text_encoder(config: ModelConfig, tokenizer: TokenizerInfo, *, pretrained: bool = True) -> Encoder:
+    """An encoder int [b, L] → [b, dim]. Raises and pretrained: as create_image_encoder."""
+    name, own = config.text.name, config.text.config
+    if name.startswith(HF):
+        from .hf_encoders import HFTextBackbone
+
+        backbone: Backbone = HFTextBackbone(
+            name.removeprefix(HF), own, config.activation_checkpointing, tokenizer, pretrained
+        )
+    else:
+        sizes = {"vocab_size": tokenizer.vocab_size, "end_id": tokenizer.end_id}
+        backbone = _built_in(TEXT_ENCODERS, "model.text", name, own, recompute=config.activation_checkpointing, **sizes)
+    return _with_head(backbone, config)
+
+
+def _with_head(backbone: Backbone, config: ModelConfig) -> Encoder:
+    return Encoder(backbone, HEADS[config.head](backbone.width, config.dim, config.head_width or None))
+
+
+def _built_in(known: dict[str, Callable[..., Backbone]], where: str, name: str, config: dict[str, Any],
+              **given: int) -> Backbone:  # fmt: skip
+    if name not in known:
+        raise ConfigError(
+            f"{where}.name = {name!r}: there is no such encoder; there are: {', '.join(known)}, hf:<model>"
+        )
+    try:
+        return known[name](**given, **config)
+    except TypeError as error:
+        raise ConfigError(f"{where}.config: {error}") from None
+
+
+class Encoders(nn.Module):
+    """Both encoders of a run: a batch in, the objective's two sets of unit-norm features out."""
+
+    def __init__(self, image: Encoder, text: Encoder | None) -> None:
+        super().__init__()
+        self.image = image
+        self.text = text
+
+    @classmethod
+    def create(
+        cls, config: ModelConfig, mode: str, image_size: int, tokenizer: TokenizerInfo | None, *,
+        pretrained: bool = True,
+    ) -> Encoders:  # fmt: skip
+        """Image and text encoder where the mode is bimodal, one image encoder for both views where it is unimodal.
+
+        pretrained: as create_image_encoder. With False the directory of a local model need not be there any more.
+        Raises ConfigError where the settings do not give encoders that fit into memory.
+        """
+        if mode == "bimodal" and tokenizer is None:
+            raise ConfigError("objective.mode = 'bimodal' needs captions, but the dataset has pictures alone")
+        try:
+            image = create_image_encoder(config, image_size, pretrained=pretrained)
+            if mode == "unimodal" or tokenizer is None:
+                return cls(image, None)
+            return cls(image, create_text_encoder(config, tokenizer, pretrained=pretrained))
+        except (RuntimeError, OverflowError) as error:  # torch, of sizes that are negative or for which it has no room
+            reason = str(error).splitlines()[0][:200]
+            raise ConfigError(f"the encoders cannot be made with the settings of `model`: {reason}") from error
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """first, second: [b, d], rows of norm 1; image and text features, or the features of the two views."""
+        if self.text is None:
+            first, second = self.image(torch.cat(batch.views)).chunk(2)
+        else:
+            first, second = self.image(batch.views[0]), self.text(batch.tokens)
+        # Under autocast they come in half precision, in which no norm is 1.
+        return F.normalize(first.float(), dim=-1), F.normalize(second.float(), dim=-1)

@@ -1,0 +1,88 @@
+"""A new run's encoders with the weights of another run's: `--init-from`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from ..checkpoint import LATEST, load_checkpoint
+from ..errors import ConfigError, RunError
+from ..run_directory import RunDirectory
+from ..wanted_checkpoint import find_checkpoint
+from . import Encoders
+
+_SOURCE = re.compile(r"(?P<run>.+?)(?:@(?P<step>step-[0-9]+))?", re.DOTALL)
+
+_log = logging.getLogger(__name__)
+
+
+def pinned(source: str) -> str:
+    """RUN or RUN@step-N as the absolute path of the run and a step: that of its latest checkpoint, where none is given.
+
+    Raises RunError where there is no such run, or no such checkpoint, naming those that there are.
+    """
+    path, step = _parts_of(source)
+    run = RunDirectory(path)
+    if not run.exists():
+        raise RunError(f"--init-from {source}: {path} is no run; give the directory of one, or RUN@step-N")
+    try:
+        return f"{path}@{find_checkpoint(run, step or LATEST).name}"
+    except RunError as error:
+        raise RunError(f"--init-from {source}: {error}") from None
+
+
+def is_same_source(source: str, recorded: str) -> bool:
+    """Whether `source`, RUN or RUN@step-N, may mean what a run recorded, pinned; nothing is read."""
+    if not (source and recorded):
+        return source == recorded
+    (path, step), (recorded_path, recorded_step) = _parts_of(source), _parts_of(recorded)
+    return path == recorded_path and step in (None, recorded_step)
+
+
+def load_initial_weights(encoders: Encoders, source: str) -> None:
+    """Give the encoders the weights of a checkpoint, pinned as `pinned` does: of each encoder that both runs have.
+
+    Of the text encoder a unimodal run has none, so one that starts from it keeps its fresh one, with a warning. Raises
+    RunError where the checkpoint is gone or damaged, ConfigError where its encoders are not of the same shape.
+    """
+    path, step = _parts_of(source)
+    if not (checkpoint := path / "checkpoints" / str(step)).is_dir():
+        raise RunError(f"{checkpoint}, which the run starts from, is gone; give --init-from another one in a new run")
+    weights = _weights_in(checkpoint)
+    for side, encoder in encoders.named_children():
+        own = {name.removeprefix(f"{side}."): value for name, value in weights.items() if name.startswith(f"{side}.")}
+        if own:
+            _load(encoder, own, side, checkpoint)
+        else:
+            _log.warning("%s has no %s encoder: that of this run starts with fresh weights", checkpoint, side)
+
+
+def _weights_in(checkpoint: Path) -> dict[str, Tensor]:
+    _, training = load_checkpoint(checkpoint)
+    weights = training.get("encoders")
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise RunError(f"{checkpoint} holds no encoders: it is no checkpoint of a run")
+    return weights
+
+
+def _load(encoder: nn.Module, weights: dict[str, Tensor], side: str, checkpoint: Path) -> None:
+    wanted: dict[str, Tensor] = encoder.state_dict()
+    for name in sorted(wanted.keys() | weights.keys()):
+        have, want = (list(each[name].shape) if name in each else "none" for each in (weights, wanted))
+        if have != want:
+            raise ConfigError(
+                f"init_from: {checkpoint} has other encoders: {side}.{name} is {have} there, but {want} in this run. "
+                "Give the settings of `model`, and the dataset's tokenizer, as that run has them"
+            )
+    encoder.load_state_dict(weights)
+
+
+def _parts_of(source: str) -> tuple[Path, str | None]:
+    """The run's absolute path, and step-N where it is given."""
+    parts = _SOURCE.fullmatch(source)
+    if parts is None:
+        raise ConfigError(f"init_from = {source!r} is neither a run's directory nor RUN@step-N")
+    return Path(parts["run"]).resolve(), parts["step"]

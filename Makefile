@@ -38,6 +38,7 @@ lint: .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
+	PYTHONPATH=build/types .venv/bin/lint-imports --no-cache
 
 format: .venv/ready
 	.venv/bin/ruff check --fix .

@@ -7,20 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from .convert_check import check
 from .convert_report import announce, say_next, say_summary
-from .convert_sources import KINDS, Kind, Opened
+from .convert_sources import KINDS, Kind, Opened, Split
 from .progress import progress_bar
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ..pipeline.conversion.convert import ConvertSettings
     from ..pipeline.conversion.shard_pool import Counts
     from ..pipeline.sources import Groups, Source
@@ -40,20 +37,6 @@ def convert() -> None:
 
     What cannot be read is left out and listed in OUT/errors.jsonl. An interrupted conversion goes on with --resume.
     """
-
-
-class Split(NamedTuple):
-    """One dataset to write."""
-
-    out: Path
-    source: Source
-    selection: NDArray[np.int64] | None
-    """Source indices; None for all."""
-    groups: Groups | None
-
-    @property
-    def samples(self) -> int:
-        return len(self.source) if self.selection is None else len(self.selection)
 
 
 def _number_or_share(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:

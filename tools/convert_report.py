@@ -13,7 +13,7 @@ from .plain_text import plain_text
 
 if TYPE_CHECKING:
     from ..pipeline.conversion.convert import ConvertSettings, Summary
-    from .convert_cmd import Split
+    from .convert_sources import Split
 
 
 def announce(splits: list[Split]) -> None:

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 if TYPE_CHECKING:
-    from ..pipeline.sources import Source
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..pipeline.sources import Groups, Source
 
 
 class Opened(NamedTuple):
@@ -18,6 +21,20 @@ class Opened(NamedTuple):
     source: Source
     test: Source | None = None
     """The test set that it has of its own, which becomes OUT-test."""
+
+
+class Split(NamedTuple):
+    """One dataset to write."""
+
+    out: Path
+    source: Source
+    selection: NDArray[np.int64] | None
+    """Source indices; None for all."""
+    groups: Groups | None
+
+    @property
+    def samples(self) -> int:
+        return len(self.source) if self.selection is None else len(self.selection)
 
 
 class Kind(NamedTuple):

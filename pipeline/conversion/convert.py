@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
 
 from ...files import sha256_of, sync, write_atomically
 from ..cores import cores
@@ -27,7 +26,6 @@ from ..dataset_index import (
     CAPTIONS_PER_SAMPLE,
     ERRORS_FILE,
     FORMAT,
-    ImagePolicy,
     TokenizerInfo,
     read_index,
     seal_index,
@@ -37,28 +35,12 @@ from ..sources import Source
 from ..tokenizer import end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
 from .bad_samples import BadSample, count_reasons, read_bad_samples
 from .partial import Partial, ShardResult, claimed, refuse_existing
-from .plan import Plan, cut_into_shards
+from .plan import ConvertSettings, Plan, cut_into_shards
 from .shard_pool import Counts, Job, convert_shards
 
+__all__ = ["ConvertSettings", "Summary", "convert"]
+
 FIRST_REASONS = 3
-
-
-class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
-    """What a conversion may be told."""
-
-    seed: int = Field(default=0, ge=0)
-    """Permutes the source's listing."""
-    image: ImagePolicy = ImagePolicy()
-    vocab_size: int = Field(default=1024, ge=300)
-    """Size of the tokenizer trained on the captions: 256 bytes, 3 special tokens, the rest merges."""
-    context_length: int = Field(default=32, ge=4)
-    """Tokens per caption."""
-    tokenizer: Path | None = None
-    """A tokenizer.json to use instead of training one."""
-    on_error: Literal["skip", "fail"] = "skip"
-    """Whether a sample that cannot be used is left out and listed, or ends the conversion."""
-    max_error_rate: float = Field(default=0.1, ge=0, le=1)
-    """Share of the samples above which those that cannot be used end the conversion: the source is broken, then."""
 
 
 @dataclass(frozen=True)

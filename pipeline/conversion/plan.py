@@ -7,18 +7,15 @@ import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from ...files import sha256_of
 from ..dataset_index import ImagePolicy
 from ..sources import Source
-
-if TYPE_CHECKING:
-    from .convert import ConvertSettings
 
 MAX_SHARD_ROWS = 131_072
 MIN_SHARD_ROWS, MIN_SHARD_BYTES = 1_024, 4 << 20
@@ -29,6 +26,24 @@ MANY_SHARDS = 128
 """Enough to keep many processes busy to the end, few enough to open at once."""
 WINDOW_ROWS, WINDOW_BYTES = 2_048, 512 << 20
 """Samples of a source that is read in chunks are mixed over at least so many, or so much: a worker holds the chunks."""
+
+
+class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
+    """What a conversion may be told."""
+
+    seed: int = Field(default=0, ge=0)
+    """Permutes the source's listing."""
+    image: ImagePolicy = ImagePolicy()
+    vocab_size: int = Field(default=1024, ge=300)
+    """Size of the tokenizer trained on the captions: 256 bytes, 3 special tokens, the rest merges."""
+    context_length: int = Field(default=32, ge=4)
+    """Tokens per caption."""
+    tokenizer: Path | None = None
+    """A tokenizer.json to use instead of training one."""
+    on_error: Literal["skip", "fail"] = "skip"
+    """Whether a sample that cannot be used is left out and listed, or ends the conversion."""
+    max_error_rate: float = Field(default=0.1, ge=0, le=1)
+    """Share of the samples above which those that cannot be used end the conversion: the source is broken, then."""
 
 
 class Plan(BaseModel, frozen=True, extra="forbid"):

@@ -24,9 +24,9 @@ from ..errors import DatasetError
 from ..sources import Source
 from ..tokenizer import load_tokenizer
 from .partial import Part
+from .plan import ConvertSettings
 
 if TYPE_CHECKING:
-    from .convert import ConvertSettings
     from .shard_writer import Conversion
 
 SECONDS_BETWEEN_LOOKS = 0.2

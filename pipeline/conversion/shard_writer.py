@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import pyarrow as pa
@@ -31,9 +31,7 @@ from .bad_samples import BadSample
 from .beton import BetonRow, write_beton
 from .images import StoredImage, to_stored
 from .partial import Part, PartSuffix, ShardResult
-
-if TYPE_CHECKING:
-    from .convert import ConvertSettings
+from .plan import ConvertSettings
 
 TABLE_SCHEMA = pa.schema([
     ("row", pa.int64()), ("key", pa.string()), ("uri", pa.string()),

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModel
 
 from ...pipeline.dataset_index import TokenizerInfo
 from ..errors import ConfigError
-from . import Backbone, caption_mask
 from .activation_checkpointing import run_blocks
+from .backbones import Backbone, caption_mask
 from .hf_directory import MODEL_TYPE, MODEL_TYPES, load_model
 
 _BASIC = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}

@@ -320,7 +320,7 @@ class _Shown:
         self._hinted: set[str] = set()
 
     def __call__(self, report: StepReport) -> None:
-        from ..trainer.step_split import hints
+        from ..trainer.step_report import hints
 
         self._bar.update(report.step, _words(report))
         for part, hint in hints(report.split).items():

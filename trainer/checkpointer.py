@@ -4,17 +4,52 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from ..pipeline.order import ORDER_VERSION
 from ..state_store import Snapshot, SnapshotError, StateStoreError, list_snapshots
 from .checkpoint import CheckpointInfo, remove_checkpoints, retained_steps, save_checkpoint
 from .config import TrainConfig, to_tree
-from .host_copy import CopyOnHost
 from .metrics_log import MetricsLog
 from .run_directory import RunDirectory
 from .world import World
+
+
+class CopyOnHost:
+    """Tensors of nested dicts and lists as they are when it is made; it does not wait for a GPU to copy them."""
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        self._copied: torch.cuda.Event | None = None
+        self._tree: dict[str, Any] = self._copy(tree)
+
+    def result(self) -> dict[str, Any]:
+        """The copy, once it is there; may be called in another thread."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._tree
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._clone(value) if value.device.type == "cuda" else value.detach().clone()
+        if isinstance(value, Mapping):
+            return {name: self._copy(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._copy(each) for each in value)
+        return value
+
+    def _clone(self, value: Tensor) -> Tensor:
+        # Into pinned memory, or the copy would wait; on the stream that will change the weights, so it comes before.
+        copy = torch.empty_like(value, device="cpu", pin_memory=True).copy_(value.detach(), non_blocking=True)
+        self._copied = self._copied or torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record()
+        return copy
+
 
 RETRY_SECONDS = 60.0
 """Time from a checkpoint that could not be written to the next attempt."""

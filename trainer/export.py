@@ -23,15 +23,14 @@ from ..files import sync
 from ..pipeline.dataset import Dataset
 from ..pipeline.dataset_index import TokenizerInfo
 from .build import recipe_named
-from .checkpoint import LATEST
+from .checkpoint import LATEST, find_checkpoint, load_found
 from .config import EncoderConfig, TrainConfig
 from .encoders import HF, Encoder, Encoders, is_directory
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
 from .run_directory import RunDirectory
-from .tensor_file import save_tensors
-from .wanted_checkpoint import find_checkpoint, load_found
+from .tensors import save_tensors
 
 Format = Literal["hf", "safetensors"]
 

@@ -28,7 +28,7 @@ from .checkpoint import (
     load_latest,
     remove_checkpoints,
 )
-from .checkpointer import Checkpointer, warn_of_failure
+from .checkpointer import Checkpointer, CopyOnHost, warn_of_failure
 from .config import TrainConfig, to_toml
 from .encoders import Encoders
 from .encoders.data_parallel import batch_norm_advice, encoders_of_a_step
@@ -37,7 +37,6 @@ from .encoders.mixed_precision import MixedPrecision
 from .errors import NotFiniteError, RanksLostError, RunError, TrainingError
 from .evaluation.online import OnlineEvaluation
 from .failures import not_finite, ranks_lost, samples_of
-from .host_copy import CopyOnHost
 from .metrics_log import MetricsLog, Scalar
 from .objectives import FeaturesError, Outcome, Progress
 from .optim import create_optimizer, learning_rate

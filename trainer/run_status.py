@@ -17,7 +17,7 @@ from ..files import open_regular
 from ..state_store.errors import StateStoreError
 from .metrics_tail import last_lines, loss_curve
 from .run_directory import RunDirectory
-from .step_split import TIME, hints, split
+from .step_report import TIME, hints, split
 
 if TYPE_CHECKING:
     from ..state_store import StateReader

@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from ....trainer.step_split import split
+from ....trainer.step_report import split
 from ..figure import Figure
 from ..measured import Measured
 from ..progress import counted

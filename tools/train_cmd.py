@@ -154,7 +154,7 @@ def _check_paths(run: RunDirectory | None, data: Path | None, config: Path | Non
 def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...],
          init_from: str | None, on_nan: str | None) -> None:  # fmt: skip
     """Lay what the command line asks for on top."""
-    from ..trainer.config import apply_overrides, read_toml
+    from ..trainer.config_layers import apply_overrides, read_toml
 
     if preset is not None:
         layers.add_preset(preset)
@@ -173,7 +173,7 @@ def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | N
 
 def _refuse_code(settings: TrainConfig, layers: Layers) -> None:
     """Refuse code that somebody else may have named: settings are often sent from one person to another."""
-    from ..trainer.config import preset_names
+    from ..trainer.config_layers import preset_names
     from ..trainer.errors import ConfigError
 
     key, code = "data.augmentation", settings.data.augmentation

@@ -1,9 +1,8 @@
-"""A run's settings: frozen models, read from TOML and `key=value`, written back in full as RUN/config.toml."""
+"""A run's settings: frozen models, checked as a whole, written in full as RUN/config.toml."""
 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,14 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..files import read_regular
 from .errors import ConfigError
-
-PRESETS = Path(__file__).parent / "presets"
-MAX_BYTES, MAX_DOTS = 1 << 18, 300
-"""Limits of a settings file and of a line in it: tomllib takes memory by the square of a key's parts."""
-MAX_DEPTH = 8
-"""Tables within tables in a file of settings; ours have four levels."""
 
 
 class _Section(BaseModel):
@@ -185,7 +177,7 @@ class OptimizerConfig(_Section):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in OPTIMIZERS:
-            near = _nearest(name, OPTIMIZERS)
+            near = nearest(name, OPTIMIZERS)
             raise ValueError(f"there is no such optimiser{near}; there are: {', '.join(OPTIMIZERS)}")
         return name
 
@@ -323,105 +315,11 @@ def load_config(tree: Mapping[str, Any]) -> TrainConfig:
         raise ConfigError("; ".join(_explain(dict(e)) for e in error.errors())) from None
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The settings in a file, not yet checked. Raises ConfigError where it is missing or no TOML."""
-    try:
-        return parse_toml(read_regular(path, MAX_BYTES), path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-
-
-def parse_toml(text: bytes, path: Path) -> dict[str, Any]:
-    """The settings in a text, not yet checked. Raises ConfigError, naming the file, where it is no TOML."""
-    if any(line.count(b".") > MAX_DOTS for line in text.splitlines()):
-        raise ConfigError(f"{path} is no settings: it has a line of more than {MAX_DOTS} dots")
-    try:
-        tree = tomllib.loads(text.decode())
-    except ValueError as error:  # also bytes that are no UTF-8, and integers of thousands of digits
-        raise ConfigError(f"{path} is no TOML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is no settings: it is nested too deeply") from None
-    _refuse_depth(tree, path)
-    return tree
-
-
-def _refuse_depth(tree: dict[str, Any], path: Path) -> None:
-    level: list[Any] = [tree]
-    for _ in range(MAX_DEPTH):
-        tables = [value.values() if isinstance(value, dict) else value for value in level]
-        level = [value for table in tables for value in table if isinstance(value, dict | list)]
-    if level:
-        raise ConfigError(f"{path} is no settings: it is nested too deeply")
-
-
 def settings_named(name: str) -> list[str]:
     """The settings in full that a name may mean, such as `lr` or `--batch-size`; at most three, none for most names."""
     wanted = name.lstrip("-").replace("-", "_").replace(".", "_")
     keys = [key for key in flat(TrainConfig().model_dump()) if f"_{key.replace('.', '_')}".endswith(f"_{wanted}")]
     return keys if len(keys) <= 3 else []
-
-
-def preset_names() -> list[str]:
-    return sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.toml"))
-
-
-def read_preset(name: str) -> dict[str, Any]:
-    """The settings of a preset, on top of those of the preset that it extends. Raises ConfigError as `preset_chain`."""
-    tree: dict[str, Any] = {}
-    for _, own in preset_chain(name):
-        merge(tree, own)
-    return tree
-
-
-def preset_chain(name: str, extended_by: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """A preset and those below it, each with the settings of its own file; the one that extends no other is the first.
-
-    Raises ConfigError where there is none of that name, listing those there are, or where presets extend in a circle.
-    """
-    if name not in (known := preset_names()):
-        wanted = f"{name!r}, which {extended_by[-1]!r} extends" if extended_by else repr(name)
-        raise ConfigError(f"there is no preset {wanted}{_nearest(name, known)}; there are: {', '.join(known)}")
-    if name in extended_by:
-        raise ConfigError(f"presets extend one another in a circle: {' → '.join((*extended_by, name))}")
-    own = read_toml(PRESETS / f"{name}.toml")
-    base = own.pop("extends", None)
-    below = [] if base is None else preset_chain(base, (*extended_by, name))
-    return [*below, (name, own)]
-
-
-def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Merge every `a.b=value` into the tree, in place; a value is TOML, or plain text where it is none."""
-    asked: dict[str, Any] = {}
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{override!r} is not key=value, as in optimizer.lr=0.001")
-        *tables, last = key.split(".")
-        table = asked
-        for name in tables:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f"{key}: {name} is a value, not a table of settings")
-        table[last] = _toml_value(text)
-    merge(tree, asked)
-
-
-def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Write `other` into `tree`, in place; tables are merged, values replaced.
-
-    A table that names another objective or encoder replaces the old one whole, whose settings would mean nothing to it.
-    An optimiser of another name keeps the schedule and the decay, and refuses what it does not know.
-    """
-    for key, value in other.items():
-        old = tree.get(key)
-        if isinstance(value, Mapping) and isinstance(old, dict) and (key == "optimizer" or _one_name(old, value)):
-            merge(old, value)
-        else:
-            tree[key] = value
-
-
-def _one_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return "name" not in old or new.get("name", old["name"]) == old["name"]
 
 
 def to_tree(config: TrainConfig) -> dict[str, Any]:
@@ -441,13 +339,6 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def _toml_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
 def _explain(error: dict[str, Any]) -> str:
     key = ".".join(map(str, error["loc"]))
     if error["type"] != "extra_forbidden":
@@ -455,9 +346,10 @@ def _explain(error: dict[str, Any]) -> str:
         return f"{key}{given}: {error['msg'].removeprefix('Value error, ')}"
     if meant := settings_named(key):
         return f"there is no setting {key!r} (did you mean {' or '.join(map(repr, meant))}?)"
-    return f"there is no setting {key!r}{_nearest(key, flat(TrainConfig().model_dump()))}"
+    return f"there is no setting {key!r}{nearest(key, flat(TrainConfig().model_dump()))}"
 
 
-def _nearest(given: str, valid: Iterable[str]) -> str:
+def nearest(given: str, valid: Iterable[str]) -> str:
+    """A hint at the valid name that is most like the one given; empty where none is."""
     near = get_close_matches(given, list(valid), n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -23,13 +23,13 @@ from ..files import sync
 from ..pipeline.dataset import Dataset
 from ..pipeline.dataset_index import TokenizerInfo
 from .build import recipe_named
-from .checkpoint import LATEST, find_checkpoint, load_found
+from .checkpoint import LATEST
 from .config import EncoderConfig, TrainConfig
 from .encoders import HF, Encoder, Encoders, is_directory
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
-from .run_directory import RunDirectory
+from .run_directory import RunDirectory, find_checkpoint, load_found
 from .tensors import save_tensors
 
 Format = Literal["hf", "safetensors"]

@@ -9,10 +9,12 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..files import open_own, own_directory, read_regular, remove_leftovers, write_atomically
-from .checkpoint import latest_checkpoint, read_info
-from .config import MAX_BYTES, TrainConfig, load_config, parse_toml, to_toml
+from .checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint, read_info
+from .config import TrainConfig, load_config, to_toml
+from .config_layers import MAX_BYTES, parse_toml
 from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
 
 _SEAL = re.compile(rb'# sha256 = "([0-9a-f]{64})"\n\Z')
@@ -148,3 +150,30 @@ class RunDirectory:
 def _is_as_written(text: bytes) -> bool:
     seal = _SEAL.search(text)
     return seal is not None and hashlib.sha256(text[: seal.start()]).hexdigest() == seal[1].decode()
+
+
+def find_checkpoint(run: RunDirectory, at: str) -> Path:
+    """The checkpoint `latest` or step-N. Raises RunError where there is none, naming those that there are."""
+    if at == LATEST:
+        if (latest := latest_checkpoint(run.checkpoints)) is None:
+            raise RunError(f"{run.path} has no checkpoint yet; wait for its first one")
+        at = latest.name
+    names = _names_in(run.checkpoints)
+    if at not in names:
+        raise RunError(f"{run.path} has no checkpoint {at!r}; there are: {', '.join(names) or 'none yet'}")
+    return run.checkpoints / at
+
+
+def load_found(checkpoint: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
+    """Read a checkpoint as load_checkpoint does. Raises RunError where it is damaged, naming the others."""
+    try:
+        return load_checkpoint(checkpoint)
+    except RunError as error:
+        others = [name for name in _names_in(checkpoint.parent) if name != checkpoint.name]
+        if not others:
+            raise
+        raise RunError(f"{error} Take another with --at: {', '.join(others)}") from error
+
+
+def _names_in(checkpoints: Path) -> list[str]:
+    return [path.name for _, path in sorted(checkpoints_in(checkpoints).items()) if path.is_dir()]

@@ -17,7 +17,8 @@ from thermopile.tools.bench.step.sizes import FULL, SMALL, CheckpointSizes
 from thermopile.tools.bench.step.training import BatchesInMemory, run
 from thermopile.tools.cli import main
 from thermopile.trainer.build import resolve
-from thermopile.trainer.config import load_config, merge, read_preset
+from thermopile.trainer.config import load_config
+from thermopile.trainer.config_layers import merge, read_preset
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 

@@ -6,8 +6,8 @@ import pytest
 
 from thermopile.tools.shown_settings import shown_settings
 from thermopile.trainer.build import resolve
-from thermopile.trainer.config import TrainConfig, flat, load_config, preset_names
-from thermopile.trainer.config_layers import Layers
+from thermopile.trainer.config import TrainConfig, flat, load_config
+from thermopile.trainer.config_layers import Layers, preset_names
 
 
 def layered(*, preset=None, **settings):

@@ -4,17 +4,8 @@ import tomllib
 
 import pytest
 
-from thermopile.trainer.config import (
-    OPTIMIZERS,
-    OptimizerConfig,
-    TrainConfig,
-    apply_overrides,
-    load_config,
-    merge,
-    read_preset,
-    read_toml,
-    to_toml,
-)
+from thermopile.trainer.config import OPTIMIZERS, OptimizerConfig, TrainConfig, load_config, to_toml
+from thermopile.trainer.config_layers import apply_overrides, merge, read_preset, read_toml
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.resume_settings import differences
 

@@ -1,7 +1,6 @@
 """Settings in layers: the last one wins, and every value knows which that was."""
 
-from thermopile.trainer.config import read_preset
-from thermopile.trainer.config_layers import Layers
+from thermopile.trainer.config_layers import Layers, read_preset
 
 
 def test_a_value_comes_from_the_last_layer_that_has_it():

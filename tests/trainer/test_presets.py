@@ -11,7 +11,8 @@ from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer import config as config_module
 from thermopile.trainer.build import resolve
-from thermopile.trainer.config import PRESETS, apply_overrides, load_config, preset_names, read_preset
+from thermopile.trainer.config import load_config
+from thermopile.trainer.config_layers import PRESETS, apply_overrides, preset_names, read_preset
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer

@@ -2,9 +2,9 @@
 
 import pytest
 
-from thermopile.trainer.checkpoint import CheckpointInfo, find_checkpoint, load_found, save_checkpoint
+from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
 from thermopile.trainer.errors import RunError
-from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.run_directory import RunDirectory, find_checkpoint, load_found
 
 
 def write(folder, *steps):

@@ -166,7 +166,8 @@ def _kinds(classes: Groups | None, places: NDArray[np.int64]) -> Kinds | None:
 
 def _checkpoint_of(run: RunDirectory, snapshot: Snapshot) -> Path:
     """The checkpoint of the snapshot's step, or else the latest. Raises RunError where there is none."""
-    from ...trainer.checkpoint import LATEST, checkpoints_in, find_checkpoint
+    from ...trainer.checkpoint import LATEST, checkpoints_in
+    from ...trainer.run_directory import find_checkpoint
 
     return checkpoints_in(run.checkpoints).get(snapshot.step) or find_checkpoint(run, LATEST)
 
@@ -179,8 +180,8 @@ def _embed(
     import torch
 
     from ...trainer.build import recipe_named
-    from ...trainer.checkpoint import load_found
     from ...trainer.evaluation.features import restore_encoders, sample_features
+    from ...trainer.run_directory import load_found
 
     config, snapshot = inspection.config, inspection.reader and inspection.reader.snapshot
     info, training = load_found(checkpoint)

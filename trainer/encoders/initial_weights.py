@@ -8,9 +8,9 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from ..checkpoint import LATEST, find_checkpoint, load_checkpoint
+from ..checkpoint import LATEST, load_checkpoint
 from ..errors import ConfigError, RunError
-from ..run_directory import RunDirectory
+from ..run_directory import RunDirectory, find_checkpoint
 from . import Encoders
 
 _SOURCE = re.compile(r"(?P<run>.+?)(?:@(?P<step>step-[0-9]+))?", re.DOTALL)

@@ -18,10 +18,10 @@ from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.tokenizer import load_tokenizer
 from ..build import device_named, recipe_named
-from ..checkpoint import LATEST, CheckpointInfo, find_checkpoint, load_found
+from ..checkpoint import LATEST, CheckpointInfo
 from ..config import DataConfig
 from ..encoders import Encoders
-from ..run_directory import RunDirectory
+from ..run_directory import RunDirectory, find_checkpoint, load_found
 from . import knn, probe, retrieval, zero_shot
 from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
 from .features import image_features, restore_encoders, text_features

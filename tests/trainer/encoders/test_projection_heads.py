@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from thermopile.trainer.config import EncoderConfig, ModelConfig, load_config, preset_names, read_preset
+from thermopile.trainer.config import EncoderConfig, ModelConfig, load_config
+from thermopile.trainer.config_layers import preset_names, read_preset
 from thermopile.trainer.encoders import create_image_encoder
 from thermopile.trainer.encoders.projection_heads import HEADS
 from thermopile.trainer.errors import ConfigError

@@ -17,7 +17,8 @@ from ....pipeline.dataset import Dataset
 from ....pipeline.order import Order
 from ....pipeline.sources.glyphs import GlyphSource
 from ....trainer.build import resolve
-from ....trainer.config import load_config, merge, read_preset
+from ....trainer.config import load_config
+from ....trainer.config_layers import merge, read_preset
 from ....trainer.loop import Trainer
 from ....trainer.run_directory import RunDirectory
 from ..progress import say

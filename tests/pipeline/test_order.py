@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-from thermopile.pipeline.order import MAX_BLOCK_ROWS, ORDER_VERSION, Order, Window, _shuffled
+from thermopile.pipeline.bijection import shuffled
+from thermopile.pipeline.order import MAX_BLOCK_ROWS, ORDER_VERSION, Order, Window
 
 RELAXED = settings(deadline=None)  # the first example compiles
 
@@ -164,13 +165,13 @@ def test_equal_shards_are_shuffled_differently() -> None:
 def test_a_tiny_domain_comes_in_every_permutation_equally_often(size: int) -> None:
     counts = dict.fromkeys(permutations(range(size)), 0)
     for key in range(100 * len(counts)):
-        counts[tuple(_shuffled(place, size, np.uint64(key)) for place in range(size))] += 1
+        counts[tuple(shuffled(place, size, np.uint64(key)) for place in range(size))] += 1
     assert size == 1 or fits_uniform(np.array(list(counts.values())))
 
 
 @pytest.mark.parametrize("size", [*range(6, 18), 100, 255, 256, 257, 300])
 def test_a_small_domain_sends_every_place_everywhere_equally_often(size: int) -> None:
-    images = np.array([[_shuffled(p, size, np.uint64(key)) for p in (0, 1, size - 1)] for key in range(30 * size)])
+    images = np.array([[shuffled(p, size, np.uint64(key)) for p in (0, 1, size - 1)] for key in range(30 * size)])
     for column in images.T:
         assert fits_uniform(np.bincount(column, minlength=size))
     # Two places together: their distance round the circle is uniform, too.
@@ -180,7 +181,7 @@ def test_a_small_domain_sends_every_place_everywhere_equally_often(size: int) ->
 @RELAXED
 @given(st.integers(1, 3_000), SEEDS)
 def test_the_keyed_shuffle_is_a_bijection(size: int, key: int) -> None:
-    assert sorted(_shuffled(place, size, np.uint64(key)) for place in range(size)) == list(range(size))
+    assert sorted(shuffled(place, size, np.uint64(key)) for place in range(size)) == list(range(size))
 
 
 @pytest.mark.parametrize("window", [None, 2])

@@ -24,7 +24,7 @@ from .convert_cmd import convert
 from .eval_cmd import eval_
 from .export_cmd import export
 from .inspect_cmd import inspect
-from .plain_text import MOST_OF_ERROR, plain_text
+from .plain_text import MAX_ERROR_CHARACTERS, plain_text
 from .reproduce_cmd import reproduce
 from .show_cmd import show
 from .state_cmd import state
@@ -56,11 +56,11 @@ class _WrongUsage(click.ClickException):
 def _one_line(error: Exception) -> click.ClickException:
     if isinstance(error, UnicodeEncodeError):
         text = f"{error.object!r} holds bytes that are no UTF-8; give the file, directory or class another name"
-        return _WrongUsage(plain_text(text, MOST_OF_ERROR))
+        return _WrongUsage(plain_text(text, MAX_ERROR_CHARACTERS))
     text = (_of_system(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
     if not isinstance(error, WRONG_USAGE + FAILURES):
         text = f"{type(error).__name__}: {text} (this should not happen; `thermopile --debug …` shows where)"
-    text = plain_text(text, MOST_OF_ERROR)  # it may quote a stranger's file
+    text = plain_text(text, MAX_ERROR_CHARACTERS)  # it may quote a stranger's file
     return _WrongUsage(text) if isinstance(error, WRONG_USAGE) else click.ClickException(text)
 
 
@@ -105,7 +105,7 @@ class _WarningsOnStderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # stderr may be a file on the very disk that is full
-            click.echo(plain_text(f"Warning: {record.getMessage()}", MOST_OF_ERROR), err=True)
+            click.echo(plain_text(f"Warning: {record.getMessage()}", MAX_ERROR_CHARACTERS), err=True)
 
 
 for command in (convert, show, train, status, inspect, eval_, export, state, bench, reproduce):

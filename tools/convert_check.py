@@ -16,7 +16,7 @@ from .progress import progress_bar
 if TYPE_CHECKING:
     from ..pipeline.conversion.check import Finding
 
-MOST_OF_A_KIND = 10
+MAX_OF_A_KIND = 10
 
 
 @click.command(
@@ -59,8 +59,8 @@ def _print(findings: list[Finding]) -> None:
     for finding in findings:
         of_kind[finding.kind].append(finding)
     for kind, found in of_kind.items():
-        for finding in found[:MOST_OF_A_KIND]:
+        for finding in found[:MAX_OF_A_KIND]:
             click.echo(f"{kind}: {finding.where}: {plain_text(finding.what)}")
-        if len(found) > MOST_OF_A_KIND:
-            click.echo(f"{kind}: and {len(found) - MOST_OF_A_KIND:,} more")
+        if len(found) > MAX_OF_A_KIND:
+            click.echo(f"{kind}: and {len(found) - MAX_OF_A_KIND:,} more")
     click.echo("Not sound. Convert the dataset again, or fetch it again from where it came.")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 
-MOST_CHARACTERS = 200
-MOST_OF_ERROR = 10_000
+MAX_CHARACTERS = 200
+MAX_ERROR_CHARACTERS = 10_000
 """Characters of an error: room for a few paths as long as they can be, and for how to mend it."""
 
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
@@ -14,7 +14,7 @@ _JOINERS = "\u200c\u200d"
 """Change no order and hide nothing; Persian words and many emoji need them."""
 
 
-def plain_text(text: str, most: int = MOST_CHARACTERS) -> str:
+def plain_text(text: str, most: int = MAX_CHARACTERS) -> str:
     """Return `text` on one line, cut after `most` characters, control and bidi characters written as [U+202E].
 
     The result can be encoded as UTF-8 whatever `text` holds. It is not escaped for HTML.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 RECIPE_NAMES = ("clip", "crop_flip", "simclr", "simclr_cifar", "moco_v3", "vicreg")
 """Of pipeline/augment.py, which is not asked: `--help` would wait for numba."""
-MOST_SAMPLES = 200
+MAX_SAMPLES = 200
 
 
 def _parse_ids(context: click.Context, option: click.Parameter, value: str | None) -> list[int] | None:
@@ -24,8 +24,8 @@ def _parse_ids(context: click.Context, option: click.Parameter, value: str | Non
         ids = None if value is None else [int(word) for word in value.split(",")]
     except ValueError:
         raise click.BadParameter(f"{value!r} is no list of ids such as 1,5,9") from None
-    if ids and len(ids) > MOST_SAMPLES:
-        raise click.BadParameter(f"{len(ids):,} ids; a sheet shows up to {MOST_SAMPLES}")
+    if ids and len(ids) > MAX_SAMPLES:
+        raise click.BadParameter(f"{len(ids):,} ids; a sheet shows up to {MAX_SAMPLES}")
     return ids
 
 
@@ -39,7 +39,7 @@ def _parse_ids(context: click.Context, option: click.Parameter, value: str | Non
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The PNG file to write.")
 @click.option("--recipe", type=click.Choice(RECIPE_NAMES), help="Default: what training takes for the dataset, clip "
               "for pairs and crop_flip for pictures alone.")  # fmt: skip
-@click.option("--samples", type=click.IntRange(1, MOST_SAMPLES), default=12, show_default=True,
+@click.option("--samples", type=click.IntRange(1, MAX_SAMPLES), default=12, show_default=True,
               help="How many, chosen by the seed.")  # fmt: skip
 @click.option("--ids", metavar="ID,ID,…", callback=_parse_ids, help="Show these samples instead.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="As in training.")

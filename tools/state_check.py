@@ -17,7 +17,7 @@ from ..state_store import DamagedChunkError, StateReader
 from ..state_store.chunks import ADVICE
 from ..state_store.schema import LAST_STEP, VISITS
 from ..trainer.config import TrainConfig
-from .state_findings import MOST_IDS, ColumnReport, Problem, SnapshotReport
+from .state_findings import MAX_IDS, ColumnReport, Problem, SnapshotReport
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _check_values(
     for what, at_fault in faults:
         places = np.flatnonzero(at_fault)
         if len(places):
-            ids = tuple((places[:MOST_IDS] + block.start).tolist())
+            ids = tuple((places[:MAX_IDS] + block.start).tolist())
             report.add(Problem(report.name, what, block.start // reader.block_rows, len(places), ids))
 
 

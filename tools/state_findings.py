@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from ..state_store import Snapshot
     from ..state_store.history import UnreadableSnapshot
 
-MOST_PROBLEMS = 20
+MAX_PROBLEMS = 20
 """Listed for a column; the rest is counted."""
-MOST_IDS = 5
+MAX_IDS = 5
 """Named in a problem."""
 
 
@@ -70,7 +70,7 @@ class ColumnReport:
         return "1 problem" if problems == 1 else f"{problems:,} problems"
 
     def add(self, problem: Problem) -> None:
-        if len(self.problems) < MOST_PROBLEMS:
+        if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
         else:
             self.not_listed += 1

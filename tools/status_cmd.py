@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ..trainer.run_status import CheckpointStatus, RunStatus, StepsStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
-_MOST_LISTED = 6
+_MAX_LISTED = 6
 """Checkpoints and snapshots named, the newest ones."""
-_MOST_SCORES = 8
+_MAX_SCORES = 8
 """Of an evaluation."""
 
 
@@ -61,8 +61,8 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
         # Those over all samples; their bands are in metrics.jsonl and in --json.
         named = evaluation["evaluation"].items()
         scores = [f"{name.removesuffix('/all')} {score:.4g}" for name, score in named if name.endswith("/all")]
-        more = f"  and {len(scores) - _MOST_SCORES} more" if len(scores) > _MOST_SCORES else ""
-        yield "evaluation", plain_text(f"step {evaluation['step']:,}: {', '.join(scores[:_MOST_SCORES])}{more}", 1000)
+        more = f"  and {len(scores) - _MAX_SCORES} more" if len(scores) > _MAX_SCORES else ""
+        yield "evaluation", plain_text(f"step {evaluation['step']:,}: {', '.join(scores[:_MAX_SCORES])}{more}", 1000)
     for title, texts in (("warning", run.warnings), ("note", run.notes)):
         for text in texts:
             yield title, plain_text(text, most=1000)
@@ -112,8 +112,8 @@ def _checkpoints(checkpoints: list[CheckpointStatus]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    earlier = f"{len(names) - _MOST_LISTED:,} earlier, " if len(names) > _MOST_LISTED else ""
-    return earlier + ", ".join(names[-_MOST_LISTED:])
+    earlier = f"{len(names) - _MAX_LISTED:,} earlier, " if len(names) > _MAX_LISTED else ""
+    return earlier + ", ".join(names[-_MAX_LISTED:])
 
 
 def _sparkline(values: list[float]) -> str:

@@ -8,7 +8,7 @@ import click
 
 from .plain_text import plain_text
 
-MOST_CHARACTERS = 1000
+MAX_CHARACTERS = 1000
 """Of a fact, which may hold paths."""
 WIDEST = 10_000
 
@@ -17,7 +17,7 @@ def print_facts(pairs: Sequence[tuple[str, str]]) -> None:
     """Pairs of a word and a text, a line each, the texts below each other."""
     width = max((len(word) for word, _ in pairs), default=0) + 2
     for word, value in pairs:
-        click.echo(f"{word:{width}}{plain_text(value, MOST_CHARACTERS)}")
+        click.echo(f"{word:{width}}{plain_text(value, MAX_CHARACTERS)}")
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .dataset_path import DatasetPath
-from .plain_text import MOST_OF_ERROR, plain_text
+from .plain_text import MAX_ERROR_CHARACTERS, plain_text
 from .progress import progress_bar
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def _ended_if_ranks_are_lost() -> Iterator[None]:
     try:
         yield
     except RanksLostError as error:
-        click.echo(f"Error: {plain_text(str(error), MOST_OF_ERROR)}", err=True)
+        click.echo(f"Error: {plain_text(str(error), MAX_ERROR_CHARACTERS)}", err=True)
         os._exit(1)
 
 

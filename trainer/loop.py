@@ -48,7 +48,7 @@ from .step_report import StepReport, report_of
 from .tensorboard_log import TensorBoardLog
 from .world import ALONE, World
 
-MOST_SKIPPED = 10
+MAX_SKIPPED = 10
 """So many steps in a row may be skipped; weights that are spoilt give no step that is finite ever again."""
 
 _log = logging.getLogger(__name__)
@@ -336,9 +336,9 @@ class Trainer:
         """Leave weights and state as they were; too many such steps in a row end the run."""
         self._skipped_in_a_row += 1
         step = self.steps_done + 1
-        if self._skipped_in_a_row > MOST_SKIPPED:
+        if self._skipped_in_a_row > MAX_SKIPPED:
             self._flushed_log()
-            raise self._not_finite(step, f"steps {step - MOST_SKIPPED:,} to {step:,} gave values that are not finite")
+            raise self._not_finite(step, f"steps {step - MAX_SKIPPED:,} to {step:,} gave values that are not finite")
         if self.world.is_first:
             samples = samples_of(self.order, step)
             _log.warning("step %d gave values that are not finite and was skipped. %s", step, samples)

@@ -18,7 +18,7 @@ from ..files import open_regular
 from ..sealed_json import verify
 
 BLOCK_BYTES = 1 << 20
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 """So far back from its end a file is searched: some 50,000 steps."""
 GLANCE_BYTES = 1 << 13
 """Read for one point of the curve where the file is too long to read whole."""
@@ -39,7 +39,7 @@ class Tail(NamedTuple):
 def last_lines(path: Path, steps: int, evaluations: int) -> Tail:
     """The last `steps` lines of steps and the last `evaluations` lines of evaluations.
 
-    Fewer where there are fewer in the last MOST_BYTES. Raises OSError.
+    Fewer where there are fewer in the last MAX_BYTES. Raises OSError.
     """
     of_steps: list[dict[str, Any]] = []
     of_evaluations: list[dict[str, Any]] = []
@@ -87,9 +87,9 @@ def numbers_in(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _lines_from_the_end(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of the last MOST_BYTES, last one first; it may be half a line."""
+    """The lines of the last MAX_BYTES, last one first; it may be half a line."""
     end = _size(file)
-    stop, carried = max(0, end - MOST_BYTES), b""  # a line whose beginning lies further ahead
+    stop, carried = max(0, end - MAX_BYTES), b""  # a line whose beginning lies further ahead
     while end > stop:
         start = max(stop, end - BLOCK_BYTES)
         first, *whole = (_read(file, start, end - start) + carried).split(b"\n")

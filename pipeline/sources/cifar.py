@@ -28,7 +28,7 @@ SIDE = 32
 PIXELS = 3 * SIDE * SIDE
 """Of a picture: first all red values, then all green, then all blue ones."""
 
-MOST_UNPACKED = 256 << 20
+MAX_UNPACKED = 256 << 20
 """Bytes of an archive; the largest of the four has 186 MB."""
 
 
@@ -202,7 +202,7 @@ def _members(root: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
         raise SourceError(f"{root} is neither a folder nor a file; give CIFAR's .tar.gz or the folder in it")
     try:
         with gzip.open(root) as packed:
-            archive = packed.read(MOST_UNPACKED)
+            archive = packed.read(MAX_UNPACKED)
         for member in regular_members(lambda offset, size: archive[offset : offset + size], len(archive)):
             name = as_text(member.name).rpartition("/")[2]
             if name in wanted:

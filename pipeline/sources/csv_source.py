@@ -20,7 +20,7 @@ from . import Groups, Sample
 from .listing import as_text, caption_text, groups_by_name, listing_digest
 from .regular_file import estimated_bytes, read_regular_file
 
-MOST_MALFORMED = 10_000
+MAX_MALFORMED = 10_000
 """Rows of another number of columns; with more, it is the separator that is wrong."""
 _BLOCK_BYTES = 16 << 20
 """A row may be this long."""
@@ -115,7 +115,7 @@ def _read(file: Path, columns: list[str], separator: str | None) -> tuple[dict[s
     def note(row: pyarrow.csv.InvalidRow) -> str:
         counts = f"has {row.actual_columns} columns, the header {row.expected_columns}"
         malformed.append(f"row {row.number} of the file, its header being row 1, {counts}")
-        return "skip" if len(malformed) <= MOST_MALFORMED else "error"
+        return "skip" if len(malformed) <= MAX_MALFORMED else "error"
 
     try:
         table = pyarrow.csv.read_csv(
@@ -125,8 +125,8 @@ def _read(file: Path, columns: list[str], separator: str | None) -> tuple[dict[s
             pyarrow.csv.ConvertOptions(include_columns=columns, column_types=dict.fromkeys(columns, pa.large_binary())),
         )
     except (pa.ArrowException, OSError) as error:
-        if len(malformed) > MOST_MALFORMED:
-            raise SourceError(f"{file}: over {MOST_MALFORMED:,} malformed rows, the last: {malformed[-1]}") from error
+        if len(malformed) > MAX_MALFORMED:
+            raise SourceError(f"{file}: over {MAX_MALFORMED:,} malformed rows, the last: {malformed[-1]}") from error
         raise SourceError(f"{file}: {error}") from error
     return {name: table[name].combine_chunks() for name in columns}, malformed
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ..errors import BadSampleError, SourceError
 
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 """Of a row group unpacked: a worker holds one whole."""
 KEPT_BYTES = 1 << 30
 """The row groups read last are kept up to this, and the very last one in any case: samples are mixed over several."""
@@ -31,15 +31,15 @@ class RowGroup(NamedTuple):
 
 
 def row_groups_of(path: Path, file: int, metadata: pq.FileMetaData, image: str) -> Iterator[RowGroup]:
-    """Those of a file that have rows. Raises SourceError where one is larger than MOST_BYTES."""
+    """Those of a file that have rows. Raises SourceError where one is larger than MAX_BYTES."""
     first_row = 0
     for number in range(metadata.num_row_groups):
         part = metadata.row_group(number)
         columns = [part.column(i) for i in range(part.num_columns)]
         size = sum(column.total_uncompressed_size for column in columns if _is_of(column.path_in_schema, image))
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             raise SourceError(
-                f"{path}: row group {number} holds {size / 1e9:.1f} GB of pictures, above {MOST_BYTES / 1e9:.1f}; "
+                f"{path}: row group {number} holds {size / 1e9:.1f} GB of pictures, above {MAX_BYTES / 1e9:.1f}; "
                 "write the file again with smaller ones, in pyarrow with row_group_size=1000"
             )
         if part.num_rows > 0:
@@ -81,8 +81,8 @@ class RowGroups:
             for batch in self.batches(part, columns):
                 batches.append(batch)
                 size += batch.nbytes
-                if size > MOST_BYTES:
-                    return f"its row group unpacks to more than {MOST_BYTES / 1e9:.1f} GB"
+                if size > MAX_BYTES:
+                    return f"its row group unpacks to more than {MAX_BYTES / 1e9:.1f} GB"
             return pa.Table.from_batches(batches)
         except (pa.ArrowException, OSError, ValueError) as error:  # ValueError where there is not one batch
             return f"its row group cannot be read: {error}"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 BLOCK = 512
 _END = bytes(BLOCK)
-_MOST_EXTENDED = 1 << 20
+_MAX_EXTENDED = 1 << 20
 """Bytes of a long name or of a pax header."""
 _ADLER = 65_521
 _REGULAR = (b"0", b"\0", b"7")
@@ -43,7 +43,7 @@ def regular_members(read_at: Callable[[int, int], bytes], length: int) -> Iterat
         size, kind = _size_and_kind(header, position)
         data = position + BLOCK
         if kind in (b"x", b"L"):
-            extended |= _extended(kind, read_at(data, min(size, _MOST_EXTENDED)), size, position)
+            extended |= _extended(kind, read_at(data, min(size, _MAX_EXTENDED)), size, position)
         elif kind not in (b"g", b"K"):
             size = int(extended.get(b"size", b"%d" % size)) if kind not in _WITHOUT_DATA else 0
             data = _after_sparse_headers(read_at, header, data) if kind == b"S" else data
@@ -87,7 +87,7 @@ def _name(header: bytes) -> bytes:
 def _extended(kind: bytes, text: bytes, size: int, position: int) -> dict[bytes, bytes]:
     """What a header says of the member that follows it."""
     if len(text) < size:
-        raise BrokenTarError(f"its header at byte {position:,} is cut short, or above {_MOST_EXTENDED:,} bytes")
+        raise BrokenTarError(f"its header at byte {position:,} is cut short, or above {_MAX_EXTENDED:,} bytes")
     if kind == b"L":
         return {b"path": text.partition(b"\0")[0]}
     try:

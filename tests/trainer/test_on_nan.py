@@ -12,7 +12,7 @@ from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import TrainingError
-from thermopile.trainer.loop import MOST_SKIPPED, Trainer
+from thermopile.trainer.loop import MAX_SKIPPED, Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
 VICREG = {"dim": 16, "head": "vicreg", "head_width": 16, "image": {"config": {"width": 8}}}
@@ -129,7 +129,7 @@ def test_rows_prefetched_for_skipped_steps_and_windows_passed_in_them_leave_no_s
 
 def test_ten_steps_in_a_row_may_be_skipped_and_the_eleventh_ends_the_run(pairs_dataset, tmp_path):
     config = small(pairs_dataset, log_every=4, checkpoint={"every_minutes": 0, "every_steps": 2})
-    ten = range(3, 3 + MOST_SKIPPED)
+    ten = range(3, 3 + MAX_SKIPPED)
     assert losses(train(config, tmp_path / "ten", ten))[13] is not None
     with pytest.raises(
         TrainingError,

@@ -21,13 +21,13 @@ from .groups import CLASS_COLUMN, NO_GROUP, Groups
 from .run import Inspection
 from .survey import Pool, Survey
 
-MOST_SAMPLES = 2000
-FEWEST_OF_CLASS = 10
+MAX_SAMPLES = 2000
+MIN_OF_CLASS = 10
 """Samples of a class that come first, so that rare classes can be seen; fewer where there are very many classes."""
-FEWEST_SAMPLES = 16
+MIN_SAMPLES = 16
 MARKED = 30
 """Coldest and hottest samples of each side, at most a tenth of all."""
-MOST_CLASSES = 6
+MAX_CLASSES = 6
 """More cannot be told apart by colour."""
 PERPLEXITY = 30.0
 SEED = 2023
@@ -101,8 +101,8 @@ def _made(inspection: Inspection, survey: Survey, notes: list[str], on_progress:
         raise RunError("no sample has a temperature that it could show")
     if inspection.dataset is None:
         raise RunError("it needs the run's dataset; say with --data where that is now")
-    if visited < FEWEST_SAMPLES:
-        raise RunError(f"it needs {FEWEST_SAMPLES} visited samples, and there are {visited}; look again later")
+    if visited < MIN_SAMPLES:
+        raise RunError(f"it needs {MIN_SAMPLES} visited samples, and there are {visited}; look again later")
     named = (groups for groups in survey.groups if groups.column == CLASS_COLUMN and len(groups.names) > 1)
     classes = next(named, None)
     ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
@@ -133,32 +133,32 @@ def _ends(tau: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 
 def _stratified(pool: Pool, classes: Groups | None) -> NDArray[np.int64]:
-    """The places of up to MOST_SAMPLES samples of the pool: a few of every class, the others drawn from all.
+    """The places of up to MAX_SAMPLES samples of the pool: a few of every class, the others drawn from all.
 
     Without classes, as many of every twentieth of the samples by tau.
     """
     size = len(pool.sample_ids)
     if classes:
         strata = classes.pool_codes
-        fewest = max(1, min(FEWEST_OF_CLASS, MOST_SAMPLES // (2 * len(classes.names))))
+        fewest = max(1, min(MIN_OF_CLASS, MAX_SAMPLES // (2 * len(classes.names))))
     else:
         tau = next(iter(pool.tau.values()))
         strata = np.empty(size, np.int64)
         strata[np.argsort(tau, kind="stable")] = np.arange(size) * _TAU_STRATA // size
-        fewest = MOST_SAMPLES // _TAU_STRATA
+        fewest = MAX_SAMPLES // _TAU_STRATA
     shuffled = np.random.default_rng(SEED).permutation(size)
     by_stratum = np.argsort(strata[shuffled], kind="stable")
     _, starts, sizes = np.unique(strata[shuffled][by_stratum], return_index=True, return_counts=True)
     comes_first = np.empty(size, np.bool_)
     comes_first[by_stratum] = np.arange(size) - np.repeat(starts, sizes) < fewest
-    return shuffled[np.argsort(~comes_first, kind="stable")[:MOST_SAMPLES]]
+    return shuffled[np.argsort(~comes_first, kind="stable")[:MAX_SAMPLES]]
 
 
 def _kinds(classes: Groups | None, places: NDArray[np.int64]) -> Kinds | None:
     if classes is None:
         return None
     codes = classes.pool_codes[places]
-    if len(classes.names) <= MOST_CLASSES:
+    if len(classes.names) <= MAX_CLASSES:
         return Kinds(classes.names, codes, are_classes=True)
     # NO_GROUP is the last place.
     return Kinds(list(BANDS), np.append(band_of_class(classes.sizes), NO_GROUP)[codes], are_classes=False)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...trainer.evaluation.bands import BANDS, band_of_class
 
-MOST_GROUPS = 100_000
+MAX_GROUPS = 100_000
 PERMUTATIONS = 20
 CONFIDENCE = 0.95
 FEW_GROUPS = 20
@@ -111,10 +111,10 @@ class GroupCounts:
     def __init__(self, column: str, limits: Mapping[str, Sequence[float]]) -> None:
         self._column, self._limits = column, limits
         self._codes: dict[str, int] = {}
-        self._sizes = np.zeros(MOST_GROUPS, np.int64)
-        self._visited = np.zeros(MOST_GROUPS, np.int64)
+        self._sizes = np.zeros(MAX_GROUPS, np.int64)
+        self._visited = np.zeros(MAX_GROUPS, np.int64)
         # By side: sum of tau, sum of its squares, both from the mean on, and how many are coldest and hottest.
-        self._sums = {side: np.zeros((4, MOST_GROUPS)) for side in limits}
+        self._sums = {side: np.zeros((4, MAX_GROUPS)) for side in limits}
         self._pool: list[NDArray[np.int64]] = []
 
     def add(
@@ -131,14 +131,14 @@ class GroupCounts:
         self._pool.append(codes[pooled])
         known = codes != NO_GROUP
         seen = known & visited
-        self._sizes += np.bincount(codes[known], minlength=MOST_GROUPS)
-        self._visited += np.bincount(codes[seen], minlength=MOST_GROUPS)
+        self._sizes += np.bincount(codes[known], minlength=MAX_GROUPS)
+        self._visited += np.bincount(codes[seen], minlength=MAX_GROUPS)
         for side, (mean, low, high) in self._limits.items():
             values = tau[side][seen].astype(np.float64)
             for sums, weights in zip(
                 self._sums[side], (values - mean, (values - mean) ** 2, values < low, values >= high), strict=True
             ):
-                sums += np.bincount(codes[seen], weights, minlength=MOST_GROUPS)
+                sums += np.bincount(codes[seen], weights, minlength=MAX_GROUPS)
 
     def _code(self, labels: pa.Array) -> NDArray[np.int64]:
         encoded = labels.dictionary_encode()
@@ -146,9 +146,9 @@ class GroupCounts:
         # One place more than there are names, so that code -1 finds itself.
         codes = np.full(len(names) + 1, NO_GROUP, np.int64)
         codes[:-1] = [self._codes.setdefault(name, len(self._codes)) for name in names]
-        if len(self._codes) > MOST_GROUPS:
+        if len(self._codes) > MAX_GROUPS:
             raise TooManyGroupsError(
-                f"The column {self._column} has more than {MOST_GROUPS:,} values, too many to set tau against."
+                f"The column {self._column} has more than {MAX_GROUPS:,} values, too many to set tau against."
             )
         places: NDArray[np.int64] = encoded.indices.fill_null(NO_GROUP).to_numpy().astype(np.int64)
         return codes[places]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_FEWEST_PENDING = 1 << 16
+_MIN_PENDING = 1 << 16
 
 
 class Smallest:
@@ -24,7 +24,7 @@ class Smallest:
         self._ids.append(ids[keep])
         self._keys.append(keys[keep].astype(np.float64))
         self._pending += int(keep.sum())
-        if self._pending > max(_FEWEST_PENDING, self._count):
+        if self._pending > max(_MIN_PENDING, self._count):
             self._compact()
 
     def chosen(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

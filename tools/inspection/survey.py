@@ -22,7 +22,7 @@ from .smallest_k import Smallest
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20
 """Of what must look at samples together (permutations, the map): all that were visited, up to a million of them."""
-MOST_NEVER_VISITED = 10
+MAX_NEVER_VISITED = 10
 _SEED = 2023
 
 End = Literal["lowest", "highest", "random"]
@@ -163,9 +163,9 @@ class _FirstPass:
     def add(self, block: range, rows: Rows) -> None:
         seen = rows[VISITS] > 0
         places = np.flatnonzero(seen)
-        if len(self.never_visited) < MOST_NEVER_VISITED and len(places) < len(seen):
-            unseen = np.flatnonzero(~seen)[:MOST_NEVER_VISITED] + block.start
-            self.never_visited = (self.never_visited + unseen.tolist())[:MOST_NEVER_VISITED]
+        if len(self.never_visited) < MAX_NEVER_VISITED and len(places) < len(seen):
+            unseen = np.flatnonzero(~seen)[:MAX_NEVER_VISITED] + block.start
+            self.never_visited = (self.never_visited + unseen.tolist())[:MAX_NEVER_VISITED]
         self.visits.add(rows[VISITS].astype(np.float32))
         self.staleness.add((self._step - rows[LAST_STEP][places].astype(np.int64)).astype(np.float32))
         for name, distribution in self.fields.items():

@@ -17,7 +17,7 @@ from .run import Inspection
 T = TypeVar("T")
 Progress = Callable[[int], None]
 
-MOST_ROWS = 200_000_000
+MAX_ROWS = 200_000_000
 """Of all snapshots together: about ten seconds of one core."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -102,7 +102,7 @@ def read_every_snapshot(
 def _blocks_to_read(reader: StateReader, snapshots: int) -> tuple[list[range], int]:
     """The blocks of rows to read of each snapshot, and that they are one of how many."""
     whole = pieces(reader)
-    every = min(len(whole), -(-reader.samples * snapshots // MOST_ROWS))
+    every = min(len(whole), -(-reader.samples * snapshots // MAX_ROWS))
     return whole[::every], every
 
 

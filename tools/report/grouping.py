@@ -10,10 +10,10 @@ from ..inspection import summary
 from ..inspection.groups import Band, Correlation, Groups
 from ..inspection.run import Inspection
 from ..inspection.survey import Side, Survey
-from .figures.by_group import MOST_INTERVALS, draw_tau_by_group
+from .figures.by_group import MAX_INTERVALS, draw_tau_by_group
 from .html import Cell, count, figure, per_side, table
 
-MOST_GROUP_ROWS = 1000
+MAX_GROUP_ROWS = 1000
 """A page with more rows is slow to open; of more groups, the largest and the smallest are shown."""
 CLEAR_CORRELATION, CLEAR_P_VALUE = 0.5, 0.05
 
@@ -47,7 +47,7 @@ def _relation(correlations: list[Correlation], plural: str) -> str:
 
 def by_group(inspection: Inspection, survey: Survey, groups: Groups) -> str:
     caption = f"Each dot is a {groups.word}: its mean tau"
-    if len(groups.names) <= MOST_INTERVALS:
+    if len(groups.names) <= MAX_INTERVALS:
         caption += ", with its 95% interval,"
     caption += (
         f" against its number of samples. {correlation_words(survey.sides, groups)} {summary.what(inspection, survey)}."
@@ -117,9 +117,9 @@ def _group_table(sides: list[Side], groups: Groups) -> str:
         f"Mean tau by {word}, {len(places):,} in all, the largest first; and what share of the samples of each is "
         "among the coldest and among the hottest of all (iSogCLR Figure 5, left)."
     )
-    if len(places) > MOST_GROUP_ROWS:
-        places = places[: MOST_GROUP_ROWS // 2] + places[-MOST_GROUP_ROWS // 2 :]
-        half = MOST_GROUP_ROWS // 2
+    if len(places) > MAX_GROUP_ROWS:
+        places = places[: MAX_GROUP_ROWS // 2] + places[-MAX_GROUP_ROWS // 2 :]
+        half = MAX_GROUP_ROWS // 2
         caption += f" Shown are the {half:,} largest and the {half:,} smallest."
     head = [word, "samples", "visited"]
     for side in sides:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..plain_text import plain_text
 from .figures.style import DARK, LIGHT, PIXELS_PER_INCH, Draw, narrow
 
-MOST_CHARACTERS = 2000
+MAX_CHARACTERS = 2000
 """Of a text that is shown whole."""
 CSS_PIXELS_PER_INCH = 120
 """CSS pixels for an inch of a figure: its text then has the size of the page's small print."""
@@ -70,7 +70,7 @@ def _cell(cell: str | Cell, *, bidi: bool = False) -> str:
     return f"<bdi>{shown}</bdi>" if bidi else shown
 
 
-def facts_list(facts: Sequence[tuple[str, str]], longest: int = MOST_CHARACTERS) -> str:
+def facts_list(facts: Sequence[tuple[str, str]], longest: int = MAX_CHARACTERS) -> str:
     """Pairs of a word and a text of up to `longest` characters."""
     rows = "".join(
         f"<div><dt>{text(word)}</dt><dd><bdi>{text(value, most=longest)}</bdi></dd></div>" for word, value in facts

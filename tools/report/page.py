@@ -13,15 +13,15 @@ from . import grouping, movement, sections
 from .document import document
 from .figures.by_group import draw_tau_by_group
 from .figures.style import LIGHT
-from .html import MOST_CHARACTERS, facts_list
+from .html import MAX_CHARACTERS, facts_list
 from .pictures import data_uris, read_pictures
 from .sheets import Cards
 
 PAGE = "report.html"
 LEADING_FIGURE = "tau_by_class.png"
-MOST_BYTES = 7_800_000
+MAX_BYTES = 7_800_000
 """Of the page, which opens at once and can be sent to somebody. Pictures get what the rest leaves."""
-LONGEST_TEXTS = (MOST_CHARACTERS, 500, 100)
+LONGEST_TEXTS = (MAX_CHARACTERS, 500, 100)
 """Characters of the texts on a card, from what is whole to what can just be told apart."""
 IMAGE_TAG_BYTES = 100
 
@@ -44,7 +44,7 @@ def build_page(findings: Findings) -> str:
     """The whole page. What cannot be shown of its pictures is added to the findings' notes."""
     leading, following = _leading(findings), _following(findings)
     used = sum(len(content.encode()) for content in (*leading.values(), *following.values()))
-    sheets = _sheets(findings, MOST_BYTES - used)
+    sheets = _sheets(findings, MAX_BYTES - used)
     if sheets.ends:
         leading["Coldest and hottest"] = sheets.ends
     if findings.drift:

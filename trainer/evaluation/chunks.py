@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-MOST_SIMILARITIES = 1 << 24
+MAX_SIMILARITIES = 1 << 24
 """Held at once: 64 MiB of float32, and a few times that with what is computed from them."""
 
 
 def chunks(queries: int, gallery: int) -> Iterator[slice]:
-    """Slices of the queries, in order; each has at most MOST_SIMILARITIES pairs with the gallery, or is one query."""
-    rows = max(1, MOST_SIMILARITIES // max(1, gallery))
+    """Slices of the queries, in order; each has at most MAX_SIMILARITIES pairs with the gallery, or is one query."""
+    rows = max(1, MAX_SIMILARITIES // max(1, gallery))
     return (slice(first, min(first + rows, queries)) for first in range(0, queries, rows))

@@ -4,7 +4,7 @@ import resource
 
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 
 
 class FillsTheDiskSource(GlyphSource):
@@ -12,7 +12,7 @@ class FillsTheDiskSource(GlyphSource):
 
     def __getitem__(self, index):
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_BYTES, hard))
         return super().__getitem__(index)
 
 

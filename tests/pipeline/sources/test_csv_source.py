@@ -149,7 +149,7 @@ def test_rows_of_another_number_of_columns_come_last_and_are_bad_samples(listed,
 
 
 def test_a_list_that_is_malformed_throughout_is_refused(listed, monkeypatch):
-    monkeypatch.setattr(csv_source, "MOST_MALFORMED", 10)
+    monkeypatch.setattr(csv_source, "MAX_MALFORMED", 10)
     with pytest.raises(SourceError, match="over 10 malformed rows, the last: row 12 of the file"):
         listed("filepath,title\n" + "a.jpg\n" * 20)
 

@@ -118,7 +118,7 @@ def test_where_there_is_one_tau_alone_nothing_is_marked(hostile_dataset, write_r
 
 
 def test_every_class_is_on_the_map_however_rare_and_again_the_same(saved_run, monkeypatch):
-    monkeypatch.setattr(module, "MOST_SAMPLES", 24)
+    monkeypatch.setattr(module, "MAX_SAMPLES", 24)
     monkeypatch.setattr(module, "MARKED", 0)
     shown, _ = mapped(saved_run[0])
     assert len(shown.sample_ids) == 24
@@ -133,14 +133,14 @@ def test_every_class_is_on_the_map_however_rare_and_again_the_same(saved_run, mo
 def test_few_classes_are_told_apart_by_name_and_many_by_how_frequent_they_are(found, saved_run, monkeypatch):
     assert found.kinds.are_classes
     assert np.bincount(found.kinds.codes + 1).tolist() == [1, *SIZES]
-    monkeypatch.setattr(module, "MOST_CLASSES", 5)
+    monkeypatch.setattr(module, "MAX_CLASSES", 5)
     kinds = mapped(saved_run[0])[0].kinds
     assert (kinds.names, kinds.are_classes) == (["head", "medium", "tail"], False)
     assert np.bincount(kinds.codes + 1).tolist() == [1, 34 + 16, 8 + 4, 2 + 1]
 
 
 def test_without_classes_every_level_of_tau_is_on_the_map(images_run, monkeypatch):
-    monkeypatch.setattr(module, "MOST_SAMPLES", 40)
+    monkeypatch.setattr(module, "MAX_SAMPLES", 40)
     monkeypatch.setattr(module, "MARKED", 5)
     shown, notes = mapped(images_run, by=())
     assert notes == []

@@ -56,7 +56,7 @@ def test_the_share_at_tau_min_is_told_for_every_snapshot(hostile_dataset, write_
 
 def test_too_many_rows_are_sampled_in_the_same_blocks_of_every_snapshot(run, monkeypatch):
     monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 16)
-    monkeypatch.setattr(module, "MOST_ROWS", 66 * 4 // 2)  # step-0 counts as well
+    monkeypatch.setattr(module, "MAX_ROWS", 66 * 4 // 2)  # step-0 counts as well
     found = through_time(read_run(run), [])
     read = np.arange(66) // 16 % 2 == 0
     assert (found.every, found.samples_read) == (2, read.sum())
@@ -65,7 +65,7 @@ def test_too_many_rows_are_sampled_in_the_same_blocks_of_every_snapshot(run, mon
 
 
 def test_at_least_one_block_is_read_and_every_says_so(run, monkeypatch):
-    monkeypatch.setattr(module, "MOST_ROWS", 1)
+    monkeypatch.setattr(module, "MAX_ROWS", 1)
     found = through_time(read_run(run), [])
     assert (found.every, found.samples_read) == (1, 66)
 

@@ -186,7 +186,7 @@ def test_a_cell_brings_the_number_by_which_it_is_sorted(found):
 
 
 def test_of_very_many_classes_the_largest_and_the_smallest_are_listed(found, monkeypatch):
-    monkeypatch.setattr(grouping, "MOST_GROUP_ROWS", 4)
+    monkeypatch.setattr(grouping, "MAX_GROUP_ROWS", 4)
     table = grouping._group_table(found.sides, found.groups[0])
     assert [row[0] for row in rows_of(table)] == ["34", "16", "2", "1"]
     caption = Page(table).text("caption")
@@ -291,8 +291,8 @@ def test_texts_of_any_length_and_kind_leave_a_page_below_8_mb(hostile_run):
     # Shown as [U+202E], each of these characters takes eight bytes.
     hostile = {"caption": "\u202e" * 5000, "uri": "<" * 5000}
     details = {i: dataclasses.replace(one, table=one.table | hostile) for i, one in findings.details.items()}
-    sheets = page_module._sheets(dataclasses.replace(findings, details=details), page_module.MOST_BYTES)
-    assert sheets.size < page_module.MOST_BYTES
+    sheets = page_module._sheets(dataclasses.replace(findings, details=details), page_module.MAX_BYTES)
+    assert sheets.size < page_module.MAX_BYTES
     assert sheets.ends.count("<img") == 5 * 66
     assert "[U+202E]" * 500 in sheets.ends
     assert "[U+202E]" * 501 not in sheets.ends

@@ -10,7 +10,7 @@ from PIL import Image
 
 from ....pipeline.sources import Groups, Sample
 
-MOST_CLASSES = 1000
+MAX_CLASSES = 1000
 EDGE = 32
 """Pixels of a picture's side."""
 
@@ -21,7 +21,7 @@ class PairSource:
     mode: Literal["pairs"] = "pairs"
 
     def __init__(self, samples: int) -> None:
-        share = 1 / np.arange(1, min(MOST_CLASSES, samples) + 1)
+        share = 1 / np.arange(1, min(MAX_CLASSES, samples) + 1)
         last = np.round(np.cumsum(share) / share.sum() * samples).astype(np.int64)
         self._classes = np.searchsorted(last, np.arange(samples), side="right").astype(np.int32)
 

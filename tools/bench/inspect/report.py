@@ -20,9 +20,9 @@ from ..rounds import ratios
 from .plain import write_page
 from .sizes import SNAPSHOTS, Sizes
 
-MOST_MEGABYTES = 1000
+MAX_MEGABYTES = 1000
 """Asked of a report, whatever the number of samples."""
-MOST_PAGE_MEGABYTES = 8
+MAX_PAGE_MEGABYTES = 8
 
 
 class Took(NamedTuple):
@@ -49,7 +49,7 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
     figures = [
         *figures_of(sizes, ours, theirs),
         Figure("page_megabytes", "the page", "MB", _megabytes(run / "report" / "report.html"),
-               _megabytes(page) if theirs else None, at_most=MOST_PAGE_MEGABYTES),
+               _megabytes(page) if theirs else None, at_most=MAX_PAGE_MEGABYTES),
     ]  # fmt: skip
     if exported:
         figures.append(Figure("export_seconds", "export, for pandas", "s", exported.seconds))
@@ -90,7 +90,7 @@ def figures_of(sizes: Sizes, ours: Sequence[Took], theirs: Sequence[Took]) -> tu
         Figure("seconds", "time", "s", median(seconds), median(their_seconds) if theirs else None,
                at_most=sizes.most_seconds, ratios=ratios(their_seconds, seconds) if theirs else ()),
         Figure("peak_megabytes", "peak memory", "MB", max(peaks), max(their_peaks) if theirs else None,
-               at_most=MOST_MEGABYTES),
+               at_most=MAX_MEGABYTES),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MANY_GROUPS = 500
-MOST_INTERVALS = 200
+MAX_INTERVALS = 200
 """Of more groups, intervals would cover the dots."""
 
 
@@ -30,7 +30,7 @@ def draw_tau_by_group(sides: list[Side], groups: Groups, style: Style, note: str
                 groups.sizes, tau.mean,
                 s=size, color=colour, marker=marker, alpha=0.75, linewidths=0, label=side.name, zorder=3,
             )  # fmt: skip
-            if len(groups.names) <= MOST_INTERVALS:
+            if len(groups.names) <= MAX_INTERVALS:
                 axes.errorbar(
                     groups.sizes, tau.mean, yerr=np.nan_to_num(tau.half_width),
                     fmt="none", ecolor=colour, alpha=0.35, elinewidth=1, zorder=2,

@@ -55,7 +55,7 @@ class Repository:
     """The snapshots of one store.
 
     Nothing of the history is remembered: each call reads what is on the disk. Writing (`repair`, `commit`,
-    `undo_after`, `retain`) is for the holder of the writer lock alone, one call at a time. All raise
+    `undo_after`, `forget_damaged`, `retain`) is for the holder of the writer lock alone, one call at a time. All raise
     StoreNotFoundError where the index cannot be read any more, and OSError where the disk cannot tell.
     """
 
@@ -180,6 +180,30 @@ class Repository:
             if later := [entry for entry in loaded.snapshots if entry.step > snapshot.step]:
                 icechunk_files.refuse_links(self.path)
                 history.replace(self.path, replace(loaded, snapshots=loaded.snapshots[: -len(later)]))
+
+    def forget_damaged(self) -> None:
+        """Take the damaged snapshots before the last one out of the history, with a warning that names each.
+
+        One that is kept for its step would make every `retain` fail, so that the disk fills up. This is for a run that
+        resumes, before which a lost file could be put back. Chunks are not read. Does nothing where the last snapshot
+        is damaged as well. Raises SnapshotError where the disk cannot tell or the index cannot be replaced.
+        """
+        with _refusing(f"{self.path}: the damaged snapshots could not be forgotten"):
+            loaded = self._load()
+            if len(loaded.snapshots) == 1:
+                return
+            damaged = list(garbage.find_damaged(self.path, loaded.snapshots))
+            forgotten = [snapshot for snapshot, _ in damaged]
+            if not damaged or loaded.snapshots[-1] in forgotten:
+                return
+            icechunk_files.refuse_links(self.path)
+            sound = tuple(snapshot for snapshot in loaded.snapshots if snapshot not in forgotten)
+            history.replace(self.path, replace(loaded, snapshots=sound))
+        for snapshot, error in damaged:
+            _log.warning(
+                "%s: the snapshot %s is damaged (%s). The run goes on without it: it is out of the history, and its "
+                "files are deleted with the next old ones", self.path, snapshot.tag, error,
+            )  # fmt: skip
 
     def retain(self, keep_last: int, keep_every: int = 0) -> None:
         """Keep the newest `keep_last` snapshots, those of a step that `keep_every` divides, and step-0; free the rest.
@@ -307,8 +331,8 @@ def _refusing(what: str) -> Iterator[None]:
         yield
     except DamagedFileError as error:
         raise SnapshotError(
-            f"{what}: {error}. Put it back from a copy of the run, or resume at a snapshot that is sound: "
-            "`thermopile state check RUN --all` tells which are"
+            f"{what}: {error}. Stop the run, put the file back from a copy of the run and resume. Without a copy, "
+            "resume it as well: it forgets the damaged snapshots, which `thermopile state check RUN --all` lists"
         ) from error
     except (OSError, icechunk.IcechunkError) as error:
         raise SnapshotError(f"{what}: {reason_of(error)}") from error

@@ -8,7 +8,8 @@ one as well, and one that is listed in part only leaves garbage.
 """
 
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,18 +28,46 @@ def find_garbage(state: Path, kept: Iterable[Snapshot]) -> list[Path]:
     What crashes and failed commits have left is among them. Reads all of `kept` but their chunks.
     Raises DamagedFileError where a file of theirs, or a chunk, is missing or not what was written; OSError.
     """
-    needed = needed_files(state, (snapshot.files for snapshot in kept))
-    found = {f"{directory}/{name}" for directory in _WRITTEN_BY_ICECHUNK for name in _files_in(state / directory)}
-    if missing := needed - found:
-        raise DamagedFileError(min(missing), "it is missing, and a snapshot that is to be kept needs it")
+    found = _found(state)
+    needed = _needed(state, kept, found)
     garbage = [state / name for name in sorted(found - needed)]
     return [*garbage, *state.glob(_HALF_WRITTEN), *(state / REFERENCE).parent.glob(_HALF_WRITTEN)]
+
+
+def find_damaged(state: Path, snapshots: Iterable[Snapshot]) -> Iterator[tuple[Snapshot, DamagedFileError]]:
+    """Yield the snapshots that `find_garbage` would fail at if they were to be kept, each with why. Raises OSError."""
+    found = _found(state)
+    for snapshot in snapshots:
+        try:
+            _needed(state, [snapshot], found)
+        except DamagedFileError as error:
+            yield snapshot, error
 
 
 def delete(garbage: Iterable[Path]) -> None:
     """Delete files; one that is gone already is passed over. Raises OSError."""
     for file in garbage:
         file.unlink(missing_ok=True)
+
+
+def _found(state: Path) -> set[str]:
+    return {f"{directory}/{name}" for directory in _WRITTEN_BY_ICECHUNK for name in _files_in(state / directory)}
+
+
+def _needed(state: Path, snapshots: Iterable[Snapshot], found: set[str]) -> set[str]:
+    """Return the files that snapshots need; none is missing. found: a listing. Raises DamagedFileError, OSError."""
+    needed = needed_files(state, (snapshot.files for snapshot in snapshots))
+    for name in sorted(needed - found):
+        if _is_missing(state / name):  # a listing alone does not say so
+            raise DamagedFileError(name, "it is missing, and a snapshot that is to be kept needs it")
+    return needed
+
+
+def _is_missing(file: Path) -> bool:
+    try:
+        return stat.S_ISDIR(file.lstat().st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def _files_in(directory: Path) -> list[str]:

@@ -104,8 +104,10 @@ class StateStore:
     ) -> Self:  # fmt: skip
         """Resume the store at `path` from a tag, a snapshot id or `latest`, and take the writer lock.
 
-        Snapshots made after that one are undone: the next steps will be made again. Without a memory budget reads all
-        rows into RAM; with one, nothing. The number of ranks may be another one than before.
+        Snapshots made after that one are undone: the next steps will be made again. Damaged ones before it are
+        forgotten, with a warning that names each: `retain` deletes nothing while it has to keep one.
+        Without a memory budget reads all rows into RAM; with one, nothing. The number of ranks may be another one than
+        before.
         confirm: called, on the first rank, once no other process writes, and before anything is undone; what it raises
         ends the opening.
         Raises StoreNotFoundError, SnapshotNotFoundError, StoreLockedError, and StoreMismatchError, before anything is
@@ -162,6 +164,7 @@ class StateStore:
             with agreement(ranks):
                 if ranks.rank == 0:
                     repository.undo_after(snapshot)
+                    repository.forget_damaged()
             store = cls(repository, description, rows, windowed, staging, lock, ranks, snapshot)
             undo.pop_all()
         return store

@@ -104,6 +104,7 @@ def train(
     from ..trainer.config_layers import Layers
     from ..trainer.errors import ConfigError
     from ..trainer.preemption import EXIT_CODE
+    from ..trainer.rank_differences import refuse_separate_directories
     from ..trainer.run_directory import RunDirectory
     from ..trainer.world import joined_world
 
@@ -113,9 +114,13 @@ def train(
     with _ended_if_ranks_are_lost(), joined_world() as world:
         with agreement(world.control, ConfigError):
             _check_paths(run, data, config, needs_run=not print_config)
+            if run is not None and not (resume or print_config):
+                run.refuse_existing()
             is_begun = run is not None and resume and run.exists()
         # One rank's answer: by the time that another one looked, this one might have begun the run.
         begun = run if world.control.broadcast(is_begun) else None
+        if begun is not None and not print_config:
+            refuse_separate_directories(world, begun.path)
         changes: list[Change] = []
         with agreement(world.control, ConfigError):
             layers, recorded = Layers(), None if begun is None else begun.config_to_resume(accept_edits=accept_config)

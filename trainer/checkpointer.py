@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..pipeline.order import ORDER_VERSION
 from ..state_store import Snapshot, SnapshotError, StateStoreError, list_snapshots
-from .checkpoint import CheckpointInfo, remove_checkpoints, retained_steps, save_checkpoint
+from .checkpoint import CheckpointInfo, checkpoints_in, remove_checkpoints, retained_steps, save_checkpoint
 from .config import TrainConfig, to_tree
 from .metrics_log import MetricsLog
 from .run_directory import RunDirectory
@@ -128,8 +128,11 @@ class Checkpointer:
     def _remove_old(self, newest: int) -> None:
         """Remove checkpoints, whose snapshots go later; never the one that `latest` names, just written."""
         try:
+            keep_last, keep_every = self._config.keep_last, self._config.keep_every
             snapshots = (snapshot.step for snapshot in list_snapshots(self._run.state))
-            kept = retained_steps(snapshots, self._config.keep_last, self._config.keep_every) | {newest}
+            kept = retained_steps(snapshots, keep_last, keep_every) | {newest}
+            if keep_every:  # also those whose snapshot is damaged by now: the weights are sound
+                kept |= {step for step in checkpoints_in(self._run.checkpoints) if step % keep_every == 0}
             remove_checkpoints(self._run.checkpoints, keep=kept)
         except (StateStoreError, OSError) as error:
             _log.warning(_NOT_REMOVED, error)

@@ -40,7 +40,7 @@ from .failures import not_finite, ranks_lost, samples_of
 from .metrics_log import MetricsLog, Scalar
 from .objectives import FeaturesError, Outcome, Progress
 from .optim import create_optimizer, learning_rate
-from .rank_differences import refuse_differences
+from .rank_differences import refuse_differences, refuse_separate_directories
 from .resume_settings import changes_since
 from .run_directory import RunDirectory
 from .step_clock import StepClock
@@ -112,6 +112,8 @@ class Trainer:
                 trainer.evaluation = OnlineEvaluation.open(config, dataset, trainer.device) if world.is_first else None
                 if not resume and world.is_first:
                     run.create(config)
+            if not resume:
+                refuse_separate_directories(world, run.path)
             if resume and loaded is None and world.is_first:
                 _log.warning("%s has no checkpoint: the run starts again at step 0", run.path)
             trainer._open_state(loaded, latest)

@@ -1,16 +1,23 @@
-"""The ranks of a run, compared before it begins: they must train one model on one dataset, from one checkpoint."""
+"""The ranks of a run, compared before it begins: one model, one dataset, one directory, one checkpoint."""
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from .._version import __version__
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import ORDER_VERSION
+from ..state_store.ranks import agreement
 from .checkpoint import CheckpointInfo
 from .config import TrainConfig, flat, to_tree
-from .errors import ConfigError
+from .errors import ConfigError, RunError
 from .world import World
 
 MAY_DIFFER = frozenset({"data.path", "data.workers", "evaluation.test", "evaluation.train"})
@@ -18,6 +25,8 @@ MAY_DIFFER = frozenset({"data.path", "data.workers", "evaluation.test", "evaluat
 evaluates), and how many of its cores decode. All others must be the same."""
 
 MAX_NAMED = 10
+SEEN_WITHIN_SECONDS = 5.0
+"""A file that one machine has written is seen by the others within that."""
 
 
 def refuse_differences(world: World, config: TrainConfig, dataset: Dataset, checkpoint: CheckpointInfo | None) -> None:
@@ -32,6 +41,44 @@ def refuse_differences(world: World, config: TrainConfig, dataset: Dataset, chec
             f"the ranks differ: {'; '.join(found[:MAX_NAMED])}{more}. "
             "Start them all with the same settings, the same dataset and the same thermopile"
         )
+
+
+def refuse_separate_directories(world: World, folder: Path) -> None:
+    """Raise ConfigError on every rank, naming ranks, where they do not have the same directory. All ranks call it.
+
+    Each rank writes its rows of a snapshot there, and reads those of the others. folder: exists on rank 0.
+    Raises RunError or OSError where rank 0 cannot write in it.
+    """
+    if world.size == 1:
+        return
+    host, written = socket.gethostname(), None
+    with ExitStack() as end:
+        with agreement(world.control, RunError):
+            if world.is_first:
+                # A name that no copy of the directory has, and that is cleared away where a kill leaves it.
+                file = folder / f".ranks.{secrets.randbits(64)}.partial"
+                file.touch(exist_ok=False)
+                end.callback(file.unlink, missing_ok=True)
+                written = file.name, host
+        name, host_of_first = world.control.broadcast(written)
+        separate = None if _is_seen(folder / name) else f"rank {world.rank} (on {host})"
+        found = [rank for rank in world.control.broadcast(world.control.gather(separate)) if rank]
+    if found:
+        raise ConfigError(
+            f"{' and '.join(found)} cannot see what rank 0 (on {host_of_first}) writes in its run directory, {folder}: "
+            "give --out a directory on a disk that all machines share"
+        )
+
+
+def _is_seen(file: Path) -> bool:
+    end = time.monotonic() + SEEN_WITHIN_SECONDS
+    while not (is_seen := file.exists()) and time.monotonic() < end:
+        # A network disk remembers for a while that something was not there, and asks again where it lists a directory.
+        for folder in (file.parent.parent, file.parent):
+            with suppress(OSError):
+                os.listdir(folder)
+        time.sleep(0.1)
+    return is_seen
 
 
 def facts(config: TrainConfig, dataset: Dataset, checkpoint: CheckpointInfo | None) -> dict[str, Any]:

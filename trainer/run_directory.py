@@ -85,15 +85,16 @@ class RunDirectory:
         for folder in (self.path, self.checkpoints):
             remove_leftovers(folder)
 
-    def create(self, config: TrainConfig) -> None:
-        """Make the directory and write the resolved settings.
-
-        Raises RunExistsError where there is something already.
-        """
+    def refuse_existing(self) -> None:
+        """Raise RunExistsError where there is something already."""
         if self.exists():
             raise RunExistsError(f"{self.path} holds a run; continue it with --resume, or choose another --out")
         if self.path.exists() and (not self.path.is_dir() or any(map(self._is_of_something, self.path.iterdir()))):
             raise RunExistsError(f"{self.path} is not empty; choose another directory with --out")
+
+    def create(self, config: TrainConfig) -> None:
+        """Make the directory and write the resolved settings. Raises RunExistsError as `refuse_existing`."""
+        self.refuse_existing()
         self.path.mkdir(parents=True, exist_ok=True)
         self.record(config)
 

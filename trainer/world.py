@@ -18,6 +18,8 @@ from .errors import ConfigError, RanksLostError
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
+MEETING_TIMEOUT = timedelta(minutes=5)
+"""So long a rank waits at its start for the others, which a wrong option may have ended before they came."""
 TIMEOUT = timedelta(minutes=10)
 """So long a rank waits for another one that is alive, as at the first step, where each compiles."""
 SNAPSHOT_TIMEOUT = timedelta(hours=1)
@@ -78,7 +80,8 @@ def joined_world() -> Iterator[World]:
     """The world that torchrun, or a launcher that sets the same variables, has started; alone without one.
 
     RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who is who.
-    Raises ConfigError where some are missing, and RanksLostError where the body fails because other ranks are gone.
+    Raises ConfigError where some are missing, and RanksLostError where other ranks do not come, or where the body
+    fails because they are gone.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
@@ -101,7 +104,14 @@ def joined_world() -> Iterator[World]:
             raise ConfigError(f"{local_size} ranks are started on a machine with {gpus} GPUs; start one for each GPU, "
                               "or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU")  # fmt: skip
         torch.cuda.set_device(local_rank)
-    store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=MEETING_TIMEOUT))
+    except dist.DistError as error:
+        raise RanksLostError(
+            f"rank {os.environ['RANK']} did not meet all of the {os.environ['WORLD_SIZE']} ranks within "
+            f"{MEETING_TIMEOUT.total_seconds():.0f} seconds: {str(error).splitlines()[0]} Look for the messages of the "
+            f"others, and whether they can reach {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        ) from error
     backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     # On the CPU: what they say must not wait for what the GPU is at.

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 
 import icechunk
@@ -22,7 +23,7 @@ from thermopile.state_store import (
 from thermopile.state_store.description import Description
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.history import COPY, INDEX
-from thermopile.state_store.icechunk_files import REFERENCE
+from thermopile.state_store.icechunk_files import REFERENCE, needed_files
 from thermopile.state_store.schema import Schema
 
 DESCRIPTION = Description(100, Schema({"image/log_s": -np.inf, "image/tau": 0.05}), 16, "glyphs-1")
@@ -231,3 +232,81 @@ def test_undoing_is_one_replacement_of_the_index(store, monkeypatch):
     repository.undo_after(repository.resolve("step-0"))
     loaded, _ = history.load(store)
     assert written == [replace(loaded, snapshots=loaded.snapshots[:1])]
+
+
+# Damaged snapshots that are kept for their step
+
+
+@pytest.fixture
+def chunked(create, path, new_rows):
+    """As `store`, with chunks that are files: they are too large to stand in the manifest."""
+    with create(samples=200, block_rows=200) as store:
+        for step in (1, 2):
+            store.put(np.arange(200), new_rows(200, float(step)), step=step)
+            store.snapshot(step, epoch=0).result()
+    return path
+
+
+def file_of(chunked, tag, kind):
+    """A file that only this snapshot needs."""
+    of_others = {
+        name for entry in list_snapshots(chunked) if entry.tag != tag for name in needed_files(chunked, [entry.files])
+    }
+    return chunked / min(
+        name
+        for name in needed_files(chunked, [Repository.open(chunked).resolve(tag).files]) - of_others
+        if name.startswith(kind)
+    )
+
+
+@pytest.mark.parametrize("kind", ["snapshots", "manifests", "chunks"])
+def test_resuming_forgets_a_damaged_snapshot_by_name_and_retention_works_again(chunked, resume, caplog, kind):
+    file = file_of(chunked, "step-1", kind)
+    file.unlink()
+    with pytest.raises(SnapshotError, match=r"nothing was deleted.*put the file back from a copy.* and resume"):
+        Repository.open(chunked).retain(1, keep_every=1)
+    with resume(samples=200) as resumed:
+        [warning] = [record.getMessage() for record in caplog.records]
+        assert f"the snapshot step-1 is damaged ({file.relative_to(chunked)} in the directory of the state" in warning
+        assert [entry.tag for entry in history.load(chunked)[0].snapshots] == ["step-0", "step-2"]
+        resumed.retain(1, keep_every=1).result()
+        assert resumed.take(np.arange(3))["image/tau"].tolist() == [2.0] * 3
+    assert tags(chunked) == ["step-0", "step-2"]
+    needed = needed_files(chunked, [entry.files for entry in list_snapshots(chunked)])
+    assert {f"{file.parent.name}/{file.name}" for file in chunked.glob("[cms]*/*")} == needed
+
+
+def test_a_file_put_back_before_resuming_keeps_the_snapshot(chunked, resume, tmp_path, caplog):
+    file = file_of(chunked, "step-1", "manifests")
+    file.rename(tmp_path / "copy")
+    with pytest.raises(SnapshotError):
+        Repository.open(chunked).retain(1, keep_every=1)
+    (tmp_path / "copy").rename(file)
+    resume(samples=200).retain(1, keep_every=1).result()
+    assert tags(chunked) == ["step-0", "step-1", "step-2"]
+    assert not caplog.records
+
+
+def test_no_snapshot_is_forgotten_while_the_last_one_is_damaged_as_well(chunked):
+    for tag in ("step-1", "step-2"):
+        flip(file_of(chunked, tag, "manifests"))
+    before = (chunked / INDEX).read_bytes()
+    Repository.open(chunked).forget_damaged()
+    assert (chunked / INDEX).read_bytes() == before
+
+
+def test_a_chunk_that_only_a_listing_leaves_out_is_not_missing(chunked, monkeypatch):
+    chunk = file_of(chunked, "step-1", "chunks")
+    listed = os.scandir
+
+    @contextmanager
+    def all_but_one(folder):
+        with listed(folder) as entries:
+            yield [entry for entry in entries if entry.name != chunk.name]
+
+    monkeypatch.setattr(os, "scandir", all_but_one)
+    repository = Repository.open(chunked)
+    repository.forget_damaged()
+    repository.retain(1, keep_every=1)
+    assert tags(chunked) == ["step-0", "step-1", "step-2"]
+    assert chunk.exists()

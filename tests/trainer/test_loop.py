@@ -393,6 +393,34 @@ def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pa
     assert snapshots(run) == {0, 9}
 
 
+def test_a_damaged_snapshot_kept_for_its_step_is_told_of_until_a_resume_forgets_it_and_its_weights_stay(
+    pairs_dataset, tmp_path, caplog
+):
+    keep = {"every_steps": 3, "keep_last": 1, "keep_every": 6}
+    config, run = small(pairs_dataset, checkpoint=keep), RunDirectory(tmp_path / "run")
+
+    def damage(report):
+        trainer._end_checkpoint()
+        if report.step == 10:
+            info, _ = load_checkpoint(run.checkpoints / "step-6")
+            (run.state / "snapshots" / info.snapshot).unlink()
+        stop_at(13)(report)
+
+    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
+        trainer.run(damage)
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "nothing was deleted" in warning
+    assert "put the file back from a copy" in warning
+    assert snapshots(run) == {0, 9, 12}
+    caplog.clear()
+    with Trainer.open(config, run, resume=True) as trainer:
+        trainer.run()
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "the snapshot step-6 is damaged" in warning
+    assert checkpoints(run) == {6, 12, 14}
+    assert snapshots(run) == {0, 12, 14}
+
+
 def block(run):
     """Let no snapshot be written: it finds a file where its chunks belong."""
     (run.state / "chunks").mkdir(exist_ok=True)

@@ -1,9 +1,12 @@
 """Several ranks train one run: as one process does, killed or not, and with another number of them after each stop."""
 
 import json
+import re
+import shutil
 import signal
 import socket
 import time
+from datetime import timedelta
 from itertools import cycle
 
 import numpy as np
@@ -13,7 +16,7 @@ from thermopile.state_store import StateReader
 from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint
 from thermopile.trainer.config import load_config
-from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.errors import ConfigError, RanksLostError
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 
@@ -103,6 +106,38 @@ def test_ranks_that_were_started_differently_all_end_before_a_step_and_say_which
     assert not run.path.exists()
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_ranks_that_do_not_share_the_run_directory_all_end_before_a_step_and_say_which(
+    start, two_ranks, tmp_path, resumed
+):
+    run, elsewhere = RunDirectory(tmp_path / "run"), tmp_path / "elsewhere"
+    if resumed:
+        for folder in (run.path, elsewhere):
+            shutil.copytree(two_ranks.path, folder)
+    ranks = start(run, 2, last_rank=["--out", elsewhere])
+    for code, _, errors in (rank.end(within=60) for rank in ranks):
+        assert code == 2, errors
+        assert re.search(
+            r"^Error: rank 1 \(on .*\) cannot see what rank 0 \(on .*\) writes in its run directory, .*: "
+            "give --out a directory on a disk that all machines share$",
+            errors.splitlines()[-1],
+        )
+    assert not (run.state.exists() or elsewhere.exists()) or resumed
+    assert not list(run.path.glob(".*"))
+
+
+def test_all_ranks_go_back_behind_a_snapshot_that_is_damaged_in_the_rows_of_one(two_ranks, start, tmp_path):
+    run = RunDirectory(shutil.copytree(two_ranks.path, tmp_path / "run"))
+    newest = max((run.state / "chunks").iterdir(), key=lambda chunk: chunk.stat().st_mtime_ns)
+    newest.write_bytes(newest.read_bytes()[:10])
+    ranks = start(run, 2)
+    ends = [rank.end() for rank in ranks]
+    assert [code for code, *_ in ends] == [0, 0], ends
+    assert f"the state of {run.checkpoints / 'step-45'} is damaged" in ends[0][2]
+    assert "Going on from step-40" in ends[0][2]
+    assert losses(run) == losses(two_ranks)
+
+
 def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the_same_losses(
     two_ranks, start, tmp_path
 ):
@@ -185,6 +220,17 @@ def test_a_launcher_that_says_how_many_but_not_who_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2, but RANK, .* is not set; start the ranks with torchrun"):
+        joined_world().__enter__()
+
+
+def test_a_rank_whose_others_never_come_says_how_many_came(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    launched = {"WORLD_SIZE": 2, "RANK": 0, "LOCAL_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("thermopile.trainer.world.MEETING_TIMEOUT", timedelta(seconds=1))
+    with pytest.raises(RanksLostError, match=rf"rank 0 did not meet all .* 1/2 clients joined\. .* 127.0.0.1:{port}$"):
         joined_world().__enter__()
 
 

@@ -13,10 +13,9 @@ PYTEST = .venv/bin/pytest --rootdir tests tests
 DEBIAN_PACKAGES = build-essential pkg-config libopencv-imgproc-dev libturbojpeg0-dev python3-dev python3-venv
 
 demo: .venv/ready
-	$(RUN) convert glyphs demo/glyphs --resume
+	setup/quietly $(RUN) convert glyphs demo/glyphs --resume
 	$(RUN) train --preset glyphs --data demo/glyphs --out demo/run --resume
 	$(RUN) inspect demo/run
-	@echo
 	@echo "Look at the report:     open demo/run/report/report.html in a browser"
 	@echo "Look at single samples: $(RUN) inspect demo/run --sample 1204 77"
 	@echo "Train on your own data: $(RUN) convert folder PICTURES data/mine && $(RUN) train --data data/mine --out runs/mine"
@@ -68,7 +67,7 @@ format: .venv/ready
 system:
 	@$(PYTHON) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in sys.argv)' $(PYTHONS) || \
 	  { echo "thermopile needs one of Python $(PYTHONS); name it with: make PYTHON=python3.11 …"; exit 1; }
-	@{ c++ -E -x c++ -include turbojpeg.h setup/opencv2/opencv.hpp && pkg-config --exists libturbojpeg && \
+	@{ $(CXX) -E -x c++ -include turbojpeg.h setup/opencv2/opencv.hpp && pkg-config --exists libturbojpeg && \
 	  $(PYTHON) -c $(HAS_VENV); } >/dev/null 2>&1 || { $(call install,$(DEBIAN_PACKAGES),ffcv is compiled here.); }
 
 # The report's tests look at it as a reader does; without a browser they are skipped.

@@ -28,7 +28,7 @@ class ProgressBar:
         self._first: tuple[int, float] | None = None
 
     def update(self, done: int, words: str = "") -> None:
-        """Show `done` of the total. Without a terminal: a line after 10, 20, 40, … s, then every 10 min, and one at the end.
+        """Show `done` of the total. Without a terminal: lines after 10, 20, 40, … s, then every 10 min, and at the end.
 
         A line says how long the rest takes at the speed since the first call.
         """

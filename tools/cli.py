@@ -19,7 +19,7 @@ from .._version import __version__
 from ..pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from ..state_store.errors import StateStoreError, StoreMismatchError
 from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingError
-from .bench_cmd import bench
+from .bench.commands import bench
 from .convert_cmd import convert
 from .eval_cmd import eval_
 from .export_cmd import export

@@ -91,9 +91,9 @@ def convert(
     on_progress is told how far it is, a few times a second.
 
     A conversion that fails or is interrupted stays in `.OUT.partial`, for resume. Raises DatasetExistsError as
-    refuse_existing does, where another process converts to `out`, and for resume where another plan was begun;
-    SourceError where a sample or too many of them cannot be used; DatasetError where a worker dies or a disk is full or
-    fails.
+    refuse_existing does, where another process converts to `out`, and for resume where another plan was begun or
+    version 0.1.0 wrote the dataset; SourceError where a sample or too many of them cannot be used; DatasetError where a
+    worker dies or a disk is full or fails.
     """
     started = time.monotonic()
     tokenizer = tokenizer_from or settings.tokenizer
@@ -107,7 +107,9 @@ def convert(
         if not (resume and not partial.in_progress and _was_made_by(plan, out)):
             run = _Run(source, np.arange(len(source)) if selection is None else selection, settings, plan, partial)
             run.begin(tokenizer, overwrite, resume)
-            if not partial.is_whole:
+            if partial.is_whole:
+                partial.refuse_other_format()
+            else:
                 seen = run.write_shards(workers or cores(), on_progress)
                 run.assemble()
             partial.publish()

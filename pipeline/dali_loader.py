@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
@@ -35,6 +35,14 @@ dali: Any = nvidia.dali  # its own types know neither its constants nor conditio
 fn, types = dali.fn, dali.types
 
 
+class _Reading(NamedTuple):
+    """A batch whose samples are being read."""
+
+    sample_ids: NDArray[np.int64]
+    read: Future[tuple[dict[str, Any], Placed]]
+    """What the pipeline is to be fed, and the tokens; or DatasetError."""
+
+
 class _Scheduled(NamedTuple):
     """A batch that the pipeline is at, unless it has an error."""
 
@@ -59,10 +67,12 @@ class DALILoader:
     ) -> None:  # fmt: skip
         self.order, self.recipe, self.image_size, self.views = order, recipe, image_size, views
         self.rank, self.world, self.device = rank, world, device
-        self._placer, self._workers, self._ahead = Placer(dataset), workers, ahead
-        self._readers = ThreadPoolExecutor(workers, "thermopile-reader")
+        self._placer, self._workers, self._ahead = Placer(dataset, workers), workers, ahead
+        self._batches = ThreadPoolExecutor(1, "thermopile-batches")  # reads one batch after the other
+        self._readers = ThreadPoolExecutor(workers, "thermopile-reader")  # share the rows of that batch
         self._pipeline: Any = None  # built when an epoch begins
-        self._scheduled: deque[_Scheduled] = deque()  # oldest first
+        self._reading: deque[_Reading] = deque()  # both oldest first
+        self._scheduled: deque[_Scheduled] = deque()
         self._turn = 0
 
     @classmethod
@@ -96,11 +106,16 @@ class DALILoader:
         self._pipeline = self._pipeline or self._build()
         end = self.order.steps_per_epoch
         try:
-            for step in range(first_step, min(first_step + self._ahead, end)):
-                self._schedule(epoch, step)
+            # One batch more than `ahead` is being read while the pipeline makes the others.
+            for step in range(first_step, min(first_step + self._ahead + 1, end)):
+                self._start_reading(epoch, step)
+            for _ in range(min(self._ahead, end - first_step)):
+                self._schedule()
             for step in range(first_step, end):
-                if step + self._ahead < end:
-                    self._schedule(epoch, step + self._ahead)
+                if step + self._ahead + 1 < end:
+                    self._start_reading(epoch, step + self._ahead + 1)
+                if self._reading:
+                    self._schedule()
                 yield self._collect()
                 if self._turn != turn:
                     raise RuntimeError(f"epoch {epoch} was ended by another one: this loader serves one at a time")
@@ -113,6 +128,7 @@ class DALILoader:
         self._turn += 1
         self._drain()
         self._pipeline = None
+        self._batches.shutdown()
         self._readers.shutdown()
 
     def __enter__(self) -> Self:
@@ -131,38 +147,49 @@ class DALILoader:
         pipeline.build()
         return pipeline
 
-    def _schedule(self, epoch: int, step: int) -> None:
+    def _start_reading(self, epoch: int, step: int) -> None:
         ids = self.order.batch_ids(epoch, step, self.rank, self.world)
-        try:
-            placed, jpegs = self._read(ids)
-        except DatasetError as error:
-            self._scheduled.append(_Scheduled(ids, None, {}, error))
-            return
+        self._reading.append(_Reading(ids, self._batches.submit(self._read, epoch, ids)))
+
+    def _read(self, epoch: int, ids: NDArray[np.int64]) -> tuple[dict[str, Any], Placed]:
+        """What the pipeline is fed for a batch, and its tokens in Placed; the readers share the rows.
+
+        Raises DatasetError for a sample that is not as it was stored.
+        """
+        placed = self._placer.place(ids)
+        ends = np.cumsum(placed.jpeg_bytes)
+        memory = np.empty(ends[-1], np.uint8)
+        cuts = np.linspace(0, len(ids), self._workers + 1).astype(int).tolist()
+        parts = [
+            self._readers.submit(_read_part, self._placer, placed, low, high, ends, memory)
+            for low, high in pairwise(cuts)
+        ]
+        for row, fault in [part.result() for part in parts]:
+            if fault:
+                raise self._placer.damaged(int(ids[row]), fault)
         inputs: dict[str, Any] = {
-            "jpeg": jpegs,
+            "jpeg": np.split(memory, ends[:-1]),
             "sides": np.stack([placed.height, placed.width], axis=1).astype(np.float32),
         }
         for view in range(self.views):
             drawn = view_parameters(self.recipe, self.order.seed, epoch, ids, placed.height, placed.width, view)
             inputs |= {f"{name}{view}": values for name, values in _inputs_of_view(self.recipe, drawn).items()}
+        return inputs, placed
+
+    def _schedule(self) -> None:
+        """Feed the oldest batch that is being read to the pipeline; waits until it is read."""
+        ids, read = self._reading.popleft()
+        try:
+            inputs, placed = read.result()
+        except DatasetError as error:
+            self._scheduled.append(_Scheduled(ids, None, {}, error))
+            return
         try:
             _start(self._pipeline, inputs)
         except BaseException:  # a pipeline fed by half would pair pixels with the choices for others
             self._forget_pipeline()
             raise
         self._scheduled.append(_Scheduled(ids, self._as_tensor(placed), inputs))
-
-    def _read(self, ids: NDArray[np.int64]) -> tuple[Placed, list[NDArray[np.uint8]]]:
-        """The samples' JPEGs, and their tokens in Placed. Raises DatasetError for one that is not as it was stored."""
-        placed, _files = self._placer.place(ids)  # the files stay open to the end of this call
-        ends = np.cumsum(placed.jpeg_bytes)
-        memory = np.empty(ends[-1], np.uint8)
-        cuts = np.linspace(0, len(ids), self._workers + 1).astype(int).tolist()
-        parts = [self._readers.submit(_read_rows, placed, low, high, ends, memory) for low, high in pairwise(cuts)]
-        for row, fault in [part.result() for part in parts]:
-            if fault:
-                raise self._placer.damaged(int(ids[row]), fault)
-        return placed, np.split(memory, ends[:-1])
 
     def _as_tensor(self, placed: Placed) -> Tensor | None:
         if not placed.vocab_size:
@@ -208,7 +235,9 @@ class DALILoader:
         return None
 
     def _drain(self) -> None:
-        """Take what is still scheduled, and throw it away."""
+        """Take what is still read or scheduled, and throw it away."""
+        while self._reading:
+            self._reading.popleft().read.cancel()
         while self._scheduled:
             if self._scheduled.popleft().error:
                 continue
@@ -225,6 +254,17 @@ def _start(pipeline: Any, inputs: dict[str, Any]) -> None:
     for name, values in inputs.items():
         pipeline.feed_input(name, values)
     pipeline.schedule_run()
+
+
+def _read_part(
+    placer: Placer, placed: Placed, low: int, high: int, ends: NDArray[np.int64], memory: NDArray[np.uint8]
+) -> tuple[int, int]:
+    """Read rows low … high - 1 as `_read_rows`, with few files open at a time."""
+    for start, end in placer.runs(placed, low, high):
+        row, fault = _read_rows(placed, start, end, ends, memory)
+        if fault:
+            return row, fault
+    return high, SOUND
 
 
 @compiled

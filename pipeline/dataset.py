@@ -19,6 +19,7 @@ from .errors import DatasetError
 from .samples_table import SamplesTable
 
 if TYPE_CHECKING:
+    from .descriptor import Descriptor
     from .shard import OpenShards, Shard
 
 _log = logging.getLogger(__name__)
@@ -99,6 +100,13 @@ class Dataset:
         Raises DatasetError where it was cut short, or is not of this dataset; OSError where it cannot be opened.
         """
         return self._open_shards[number]
+
+    def beton(self, number: int) -> Descriptor:
+        """A shard's .beton for `pread`; it is open as long as the caller keeps it. Raises DatasetError, OSError."""
+        from .shard import open_beton
+
+        shard = self._open_shards.get(number)
+        return shard.file if shard else open_beton(self.path, number)
 
     def jpeg(self, sample_id: int) -> bytes:
         """The stored JPEG of one sample.

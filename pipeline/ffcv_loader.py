@@ -17,7 +17,6 @@ from .augment import Recipe, ViewParameters, view_key, view_parameters
 from .batch import Batch
 from .cores import cores
 from .dataset import Dataset
-from .descriptor import Descriptor
 from .errors import DatasetError
 from .ffcv_api import imdecode
 from .keyed import compiled
@@ -50,8 +49,8 @@ class ViewMaker:
         augment: the user's own, done after the recipe's operations and before the view is normalised.
         """
         self.seed, self.recipe, self.image_size, self.views = seed, recipe, image_size, views
-        self._placer = Placer(dataset)
         self._workers, self._augment = workers or cores(), augment or _leave
+        self._placer = Placer(dataset, self._workers)
         self._pool = ThreadPoolExecutor(self._workers, "thermopile-loader")
         self._memory = ViewMemory(spare)
 
@@ -73,14 +72,14 @@ class ViewMaker:
     def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[Batch, list[Future[tuple[int, int]]]]:
         size = self.image_size
         pixels = self._memory.lend((self.views, len(ids), 3, size, size))
-        placed, files = self._placer.place(ids)
+        placed = self._placer.place(ids)
         views = tuple(
             view_parameters(self.recipe, self.seed, epoch, ids, placed.height, placed.width, view)
             for view in range(self.views)
         )
         cuts, constants = np.linspace(0, len(ids), self._workers + 1).astype(int), self._constants(epoch)
         parts = [
-            self._pool.submit(_make_part, files, placed, views, low, high, pixels, *constants)
+            self._pool.submit(_make_part, self._placer, placed, views, low, high, pixels, *constants)
             for low, high in pairwise(cuts.tolist())
         ]
         tokens = torch.from_numpy(placed.tokens) if placed.vocab_size else None
@@ -150,10 +149,15 @@ class FFCVLoader(ViewMaker):
                     part.cancel()
 
 
-def _make_part(files: list[Descriptor], *of_part: Any) -> tuple[int, int]:
-    """Make some rows, and keep their files open meanwhile."""
-    row, fault = _make_rows(*of_part)
-    return row, fault
+def _make_part(
+    placer: Placer, placed: Placed, views: tuple[ViewParameters, ...], low: int, high: int, *of_batch: Any
+) -> tuple[int, int]:
+    """Make rows low … high - 1 as `_make_rows`, with few files open at a time."""
+    for start, end in placer.runs(placed, low, high):
+        row, fault = _make_rows(placed, views, start, end, *of_batch)
+        if fault:
+            return row, fault
+    return high, SOUND
 
 
 @compiled
@@ -171,17 +175,15 @@ def _make_rows(
 
     Returns the first row that is not as it was stored and what is wrong with it, or (high, SOUND).
     """
-    most_pixels, most_bytes = 0, 0
-    for row in range(low, high):
-        most_pixels = max(most_pixels, placed.height[row] * placed.width[row])
-        most_bytes = max(most_bytes, placed.jpeg_bytes[row])
-    memory, jpeg = np.empty(3 * most_pixels, np.uint8), np.empty(most_bytes, np.uint8)
+    memory, jpeg = np.empty(0, np.uint8), np.empty(placed.jpeg_bytes[low:high].max(), np.uint8)
     for row in range(low, high):
         fault = fetch(placed, row, jpeg)
         if fault != SOUND:
             return row, fault
         reduced = _reduction(views, row, out.shape[3])
         height, width = -(-placed.height[row] // reduced), -(-placed.width[row] // reduced)
+        if len(memory) < 3 * height * width:  # the JPEG's header has confirmed them: no record alone asks for memory
+            memory = np.empty(3 * height * width, np.uint8)
         if imdecode(jpeg.ctypes.data, placed.jpeg_bytes[row], placed.height[row], placed.width[row], memory.ctypes.data,
                     placed.height[row], placed.width[row], 0, 0, 1, reduced, False, False) != 0:  # fmt: skip
             return row, UNDECODABLE

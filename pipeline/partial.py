@@ -37,6 +37,7 @@ from ..files import (
 from ..sealed_json import DamagedJSONError, unseal
 from .dataset_index import (
     ERRORS_FILE,
+    FORMAT,
     INDEX_FILE,
     SHARD_FOLDER,
     SHARD_SUFFIXES,
@@ -48,6 +49,7 @@ from .dataset_index import (
 from .errors import DatasetError, DatasetExistsError
 from .plan import Plan
 
+_ANEW = "start anew with --overwrite and without --resume"
 PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
 
 
@@ -147,13 +149,23 @@ class Partial(NamedTuple):
 
     def refuse_other(self, plan: Plan) -> None:
         """Raise DatasetExistsError where the conversion in here was begun with another plan; say what differs."""
-        cure = "Give the same again, or start anew with --overwrite and without --resume"
+        cure = f"Give the same again, or {_ANEW}"
         try:
             begun = Plan.model_validate_json(read_regular(self._plan_file))
         except (ValidationError, OSError) as error:
             raise DatasetExistsError(f"{self._plan_file} is not what was written: it is damaged. {cure}") from error
         if differences := plan.differences(begun):
             raise DatasetExistsError(f"{self.path} was begun otherwise: {'; '.join(differences)}. {cure}")
+
+    def refuse_other_format(self) -> None:
+        """Raise DatasetExistsError where the whole dataset in here is of another format than this version writes."""
+        try:
+            made = read_index(self.dataset).format
+        except DatasetError as error:
+            raise DatasetExistsError(f"{error}. To convert again, {_ANEW}") from error
+        if made != FORMAT:
+            raise DatasetExistsError(f"{self.dataset} is of format {made}, written by an older version, and would not "
+                                     f"be verified; {_ANEW}")  # fmt: skip
 
     def gather_errors(self, parts: list[Part], into: Path) -> None:
         """One list of all that was left out so far, in the order of the shards."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .dataset import Dataset
-from .descriptor import Descriptor
 from .errors import DatasetError
 from .keyed import compiled
 from .row_records import RECORD
+from .shard import max_open_shards
 from .stored_sample import REASONS, SOUND, fetch_jpeg, fetch_tokens
 
 
@@ -19,8 +20,9 @@ class Placed(NamedTuple):
     """Where the rows of a batch lie; compiled code takes it as it is."""
 
     sample_ids: NDArray[np.int64]
+    shards: NDArray[np.int64]
     files: NDArray[np.int64]
-    """int64 [b]: descriptor of each row's .beton; valid as long as the batch's files are kept."""
+    """int64 [b]: descriptor of each row's .beton, while `Placer.runs` holds it open; else -1."""
     jpeg_at: NDArray[np.uint64]
     """This and what follows: columns of RECORD, [b] each."""
     jpeg_bytes: NDArray[np.int64]
@@ -63,31 +65,41 @@ def fetch(placed: Placed, row: int, memory: NDArray[np.uint8]) -> int:
 
 
 class Placer:
-    """Finds the samples of a dataset by their ids."""
+    """Finds the samples of a dataset by their ids, and opens their files for the threads that read them."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, readers: int) -> None:
+        """readers: threads that read at the same time; they share the files that may be open."""
         self.dataset = dataset
+        self._max_run = max(1, max_open_shards() // readers)
 
-    def place(self, ids: NDArray[np.int64]) -> tuple[Placed, list[Descriptor]]:
-        """Where the samples lie, and the files to keep until they are read.
-
-        Raises DatasetError, naming the sample, where what leads to one is damaged.
-        """
+    def place(self, ids: NDArray[np.int64]) -> Placed:
+        """Where the samples lie. Raises DatasetError, naming the sample, where what leads to one is damaged."""
         shards, rows = self.dataset.locate(ids)
         info = self.dataset.index.tokenizer
-        records, files = np.empty(len(ids), RECORD), np.empty(len(ids), np.int64)
-        kept = []
+        records = np.empty(len(ids), RECORD)
         by_shard = np.argsort(shards, kind="stable")
         for at in np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1):
             shard = self.dataset.shard(int(shards[at[0]]))
-            of_shard = np.empty(len(at), RECORD)
-            shard.read_records(rows[at], of_shard)
-            records[at], files[at] = of_shard, shard.file.number
-            kept.append(shard.file)
+            records[at] = shard.records(rows[at])
         tokens = np.empty((len(ids), info.context_length if info else 0), np.int32)
         columns: dict[str, Any] = {name: records[name].astype(kind) for name, kind in _COLUMNS.items()}
         verified, vocab_size = shard.verified, info.vocab_size if info else 0
-        return Placed(ids, files, **columns, verified=verified, vocab_size=vocab_size, tokens=tokens), kept
+        files = np.full(len(ids), -1)
+        return Placed(ids, shards, files, **columns, verified=verified, vocab_size=vocab_size, tokens=tokens)
+
+    def runs(self, placed: Placed, low: int, high: int) -> Iterator[tuple[int, int]]:
+        """Rows low … high - 1 in runs (from, to), so short that few files are open; a run's are until the next one.
+
+        Any threads may ask for rows of the same batch. Raises DatasetError, OSError where a file cannot be opened.
+        """
+        for start in range(low, high, self._max_run):
+            end = min(start + self._max_run, high)
+            shards = placed.shards[start:end].tolist()
+            kept = {shard: self.dataset.beton(shard) for shard in set(shards)}
+            placed.files[start:end] = [kept[shard].number for shard in shards]
+            yield start, end
+            placed.files[start:end] = -1
+            kept.clear()
 
     def damaged(self, sample_id: int, fault: int) -> DatasetError:
         """What to raise for a sample that is not as it was stored; fault: a key of REASONS."""

@@ -48,9 +48,9 @@ class Shard:
         self._rows = index.first_id[number + 1] - self._first_id
         self.vocab_size = index.tokenizer.vocab_size if index.tokenizer else 0
         self._context_length = index.tokenizer.context_length if index.tokenizer else 0
+        self.file = open_beton(path, number)
         beton = path / SHARD_FOLDER / shard_name(number, "beton")
         try:
-            self.file = Descriptor(beton)
             extent = Extent(self.file.bytes, 4 * self._context_length, index.captions_per_sample)
             self._records: _Rows
             if index.format == 1:
@@ -60,7 +60,7 @@ class Shard:
         except DatasetError as error:
             raise DatasetError(f"{error}. {_CURE}") from None
         except FileNotFoundError as error:
-            raise DatasetError(f"{error.filename} is missing, though the dataset has it. {_CURE}") from None
+            raise _missing(error) from None
 
     def __len__(self) -> int:
         return self._rows
@@ -112,8 +112,28 @@ class Shard:
                             f"{what}. {_CURE}")  # fmt: skip
 
 
+def open_beton(path: Path, number: int) -> Descriptor:
+    """Open the .beton of shard `number` of the dataset at `path`. Raises DatasetError where it is missing; OSError."""
+    try:
+        return Descriptor(path / SHARD_FOLDER / shard_name(number, "beton"))
+    except FileNotFoundError as error:
+        raise _missing(error) from None
+
+
+def _missing(error: FileNotFoundError) -> DatasetError:
+    return DatasetError(f"{error.filename} is missing, though the dataset has it. {_CURE}")
+
+
+def max_open_shards() -> int:
+    """Return how many shards may be open at once: an eighth of the files that this process may open.
+
+    A shard has two files. Loaders hold as many .beton files again, however many shards a batch has.
+    """
+    return max(4, _allowed_files() // 8)
+
+
 def _allowed_files() -> int:
-    """How many files this process may have open, once that is raised: batches under way hold a file for each shard."""
+    """Raise this process's limit of open files as far as it may be, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -128,10 +148,7 @@ class OpenShards:
         self._open_one = open_one
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._lock = Lock()
-        # Two files each: a quarter of what this process may have open.
-        self._most = max(4, _allowed_files() // 8)
-        if index.format == 1:
-            self._most = min(self._most, _MAX_TABLES)
+        self._most = max_open_shards() if index.format > 1 else min(max_open_shards(), _MAX_TABLES)
 
     def __getitem__(self, number: int) -> Shard:
         """Shard `number`, which stays open as long as the caller keeps it."""
@@ -143,3 +160,8 @@ class OpenShards:
                 self._open[number] = shard
             self._open.move_to_end(number)
             return self._open[number]
+
+    def get(self, number: int) -> Shard | None:
+        """Shard `number` if it is open."""
+        with self._lock:
+            return self._open.get(number)

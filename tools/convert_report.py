@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ def announce(splits: list[Split]) -> None:
         here = None if stored is None else stored * split.samples // len(split.source)
         words = f"{split.out.name}: {split.samples:,} samples{_of_classes(split)}"
         if here is not None:
-            needed += (most := largest_bytes(split.samples, here)) - _written(partial_of(split.out).path)
+            needed += (most := largest_bytes(split.samples, here)) - bytes_written(partial_of(split.out).path)
             words += f", {size(here)} in the source, at most about {size(most)} in {split.out}"
         click.echo(words, err=True)
     folder = _existing(splits[0].out)
@@ -69,12 +70,20 @@ def size(count: int) -> str:
 
 def _result(summary: Summary, split: Split) -> str:
     shards = "1 shard" if summary.shards == 1 else f"{summary.shards:,} shards"
-    return f"{summary.samples:,} samples{_of_classes(split)} in {shards}, {size(_written(summary.path))}"
+    return f"{summary.samples:,} samples{_of_classes(split)} in {shards}, {size(bytes_written(summary.path))}"
 
 
-def _written(folder: Path) -> int:
-    """Bytes of all files in a folder; 0 where there is none."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+def bytes_written(folder: Path) -> int:
+    """Return the bytes of all files in a folder, some of which may vanish meanwhile; 0 where there is no folder."""
+    return sum(_file_size(file) for file in folder.rglob("*"))
+
+
+def _file_size(file: Path) -> int:
+    try:
+        found = file.stat()
+    except OSError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
 def _of_classes(split: Split) -> str:

@@ -4,6 +4,7 @@ import gc
 import math
 import os
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from thermopile.pipeline.dali_loader import DALILoader, _views_of_jpegs
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.order import Order
+from thermopile.pipeline.placing import Placer
 
 SIZE = 40
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
@@ -125,6 +127,25 @@ def test_a_new_epoch_ends_the_one_before_instead_of_mixing_them(open_loader, ima
     with pytest.raises(RuntimeError, match="epoch 0 was ended by another one"):
         next(old)
     assert next(new).sample_ids.tolist() == loader.order.batch_ids(1, 1).tolist()
+
+
+def test_the_batch_after_those_ahead_is_read_while_the_caller_does_other_things(
+    open_loader, images_dataset, monkeypatch
+):
+    place, begun, readers = Placer.place, threading.Event(), set()
+
+    def watched(placer, ids):
+        readers.add(threading.current_thread())
+        if ids.tolist() == loader.order.batch_ids(0, 2).tolist():
+            begun.set()
+        return place(placer, ids)
+
+    monkeypatch.setattr(Placer, "place", watched)
+    loader = open_loader(images_dataset, ahead=1)
+    batches = loader.epoch(0)
+    next(batches)
+    assert begun.wait(timeout=60)
+    assert threading.current_thread() not in readers
 
 
 def test_a_loader_may_be_closed_twice_or_before_it_was_used(open_loader, images_dataset):

@@ -2,6 +2,7 @@
 and never other pixels or tokens."""
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -10,10 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.ffcv_loader import FFCVLoader
 from thermopile.pipeline.glyphs import GlyphSource
+from thermopile.pipeline.order import Order
 from thermopile.pipeline.row_records import RECORD, write_row_records
 from thermopile.tools.bench.loader.first_format import write_first_format
 
@@ -150,6 +154,23 @@ def test_every_way_to_read_names_the_sample_and_none_crashes(datasets, tmp_path)
             assert "Convert the dataset again" in error
             if message in (RECORDED, PICTURE, HEADER, TOKENS):
                 assert f"sample {ROW} (row {ROW} of shard 0 of {paths[name]}) " in error
+
+
+def test_memory_is_not_taken_for_a_size_that_only_the_record_says(datasets, tmp_path):
+    shutil.copytree(datasets / "2", tmp_path / "copy")
+    in_record(height=9_000, width=9_000)(tmp_path / "copy", None)
+    dataset = Dataset(tmp_path / "copy")
+    order, limits = Order.create(N, N, canonical_shards=1), resource.getrlimit(resource.RLIMIT_AS)
+    options = {"recipe": RECIPES["clip"], "image_size": 16, "views": 1, "workers": 1}
+    with FFCVLoader.open(dataset, order, **options) as loader:
+        loader.make(np.arange(ROW), 0)
+        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + 9_000 * 9_000, limits[1]))
+        try:
+            with pytest.raises(DatasetError, match=f"sample {ROW} .*{HEADER}"):
+                loader.make(np.array([ROW]), 0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_every_flipped_bit_of_a_picture_and_of_its_record_is_found(datasets, tmp_path):

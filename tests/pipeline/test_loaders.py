@@ -21,7 +21,9 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.ffcv_loader import FFCVLoader
 from thermopile.pipeline.folder import FolderSource
+from thermopile.pipeline.glyphs import GlyphSource
 from thermopile.pipeline.order import Order
+from thermopile.tools.bench.repeated import repeat_shard
 
 LOADERS = {"ffcv": FFCVLoader, "dali": DALILoader}
 WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))
@@ -126,6 +128,24 @@ def test_ranks_share_out_the_batch_of_one_rank(open_loader, photographs):
         assert len(ids.unique()) == len(ids)
         assert torch.equal(whole.sample_ids, ids)
         assert torch.equal(whole.views[0], torch.cat([part.views[0] for part in parts]))
+
+
+@pytest.fixture(scope="module")
+def many_shards(tmp_path_factory):
+    """400 shards of 8 pairs: links to the files of one."""
+    out = tmp_path_factory.mktemp("many") / "shards"
+    convert(GlyphSource(0), out, ConvertSettings(), workers=1, selection=np.arange(0, 320, 40))
+    repeat_shard(out, 400)
+    return out
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_batches_of_more_shards_than_files_may_be_open_are_served(many_shards, kind):
+    limit = 160
+    command = [sys.executable, str(Path(__file__).with_name("reading_many_shards.py")), many_shards, kind, str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) < limit
 
 
 def test_tokens_belong_to_their_ids(open_loader, pairs_dataset):

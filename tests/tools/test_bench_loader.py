@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.ffcv_loader import FFCVLoader
-from thermopile.tools.bench.loader.cases import CASES, FFCV, FFCV_OWN, NAMES, PILLOW, UNVERIFIED
+from thermopile.tools.bench.loader.cases import CASES, FFCV, FFCV_OWN, NAMES, PILLOW
 from thermopile.tools.bench.loader.command import PARTS
 from thermopile.tools.bench.loader.contenders import configured
 from thermopile.tools.bench.loader.decode import decode_only, decode_rows
@@ -26,7 +26,7 @@ FIGURES = {
     "two_views": ["ffcv_over_ffcv_own", "ffcv_over_pillow", "ffcv_over_decode", "dali_over_ffcv_own",
                   "dali_over_pillow", "dali_over_decode"],
     "simclr": ["ffcv_over_pillow", "ffcv_over_decode", "dali_over_pillow", "dali_over_decode"],
-    "checksum": ["ffcv_over_unverified"],
+    "checksum": ["ffcv_over_ffcv_unverified", "dali_over_dali_unverified"],
     "cost": ["whole_ms", "decode_ms", "resize_ms", "colour_ms", "blur_ms", "normalise_ms", "rest_ms"],
     "resize": ["psnr_db", "psnr_db_1_percent", "psnr_db_least"],
     "open": ["ffcv_seconds", "ffcv_megabytes", "ffcv_process_megabytes", "dali_seconds", "dali_megabytes",
@@ -62,7 +62,7 @@ def test_what_is_asked_of_the_loaders():
         "single": {(FFCV, FFCV_OWN): 1.2, (FFCV, PILLOW): 2.5, ("dali", PILLOW): 1.2},
         "two_views": {(FFCV, FFCV_OWN): 2.0},
         "simclr": {(FFCV, PILLOW): 3.0},
-        "checksum": {(FFCV, UNVERIFIED): 0.98},
+        "checksum": {(FFCV, "ffcv_unverified"): 0.98, ("dali", "dali_unverified"): 0.98},
     }
     assert all(set(of_case) <= set(CASES[case].pairs) for case, of_case in asked.items())
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.tools.cli import main
+from thermopile.tools.convert_report import bytes_written
 from thermopile.tools.convert_sources import KINDS
 
 
@@ -76,6 +78,23 @@ def test_a_disk_that_is_too_small_is_warned_of(tmp_path, classes, monkeypatch):
         rf"Warning: this needs up to 4\.\d MB, and 2\.0 MB are free in {tmp_path}; make room",
         converted("folder", classes, tmp_path / "out").stderr,
     )
+
+
+def test_a_file_that_goes_while_sizes_are_added_up_is_no_error(tmp_path, monkeypatch):
+    """Another process's conversion replaces files meanwhile."""
+    (tmp_path / "stays").write_bytes(bytes(7))
+    (tmp_path / "goes").write_bytes(bytes(5))
+    stat = Path.stat
+
+    def stat_and_go(path, **options):
+        found = stat(path, **options)
+        if path.name == "goes":
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "stat", stat_and_go)
+    assert bytes_written(tmp_path) in (7, 12)
+    assert bytes_written(tmp_path) == 7
 
 
 def test_a_folder_with_corrupt_pictures_is_converted_without_them(tmp_path, classes):

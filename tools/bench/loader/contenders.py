@@ -10,8 +10,20 @@ import torch
 
 from ....pipeline.augment import RECIPES
 from ....pipeline.cores import cores
+from ....pipeline.dataset import Dataset
 from ....pipeline.ffcv_loader import FFCVLoader
-from .cases import AHEAD, DALI, DECODE, FFCV, FFCV_OWN, NAMES, PILLOW, UNVERIFIED, Case
+from .cases import (
+    AHEAD,
+    DALI,
+    DALI_UNVERIFIED,
+    DECODE,
+    FFCV,
+    FFCV_OWN,
+    FFCV_UNVERIFIED,
+    NAMES,
+    PILLOW,
+    Case,
+)
 from .decode import decode_only
 from .ffcv_own import ffcv_own_loader
 from .first_format import write_first_format
@@ -21,6 +33,7 @@ from .sizes import RateSizes
 
 Serve = Callable[[int], Iterator[object]]
 """Round -> that round's batches; no contender works on after the last one."""
+_Contender = Callable[[Material, Case, RateSizes], AbstractContextManager[Serve]]
 
 
 @contextmanager
@@ -44,12 +57,15 @@ def _dali(material: Material, case: Case, sizes: RateSizes) -> Iterator[Serve]:
         yield lambda number: loader.epoch(number, _first_step(material, sizes))
 
 
-@contextmanager
-def _unverified(material: Material, case: Case, sizes: RateSizes) -> Iterator[Serve]:
+def _unverified(contender: _Contender) -> _Contender:
     """The same files as a dataset of format 1."""
-    dataset = write_first_format(material.dataset, material.dataset.path.with_name("first_format"))
-    with _ffcv(material._replace(dataset=dataset), case, sizes) as serve:
-        yield serve
+
+    def open_contender(material: Material, case: Case, sizes: RateSizes) -> AbstractContextManager[Serve]:
+        path = material.dataset.path.with_name("first_format")
+        dataset = Dataset(path) if path.exists() else write_first_format(material.dataset, path)
+        return contender(material._replace(dataset=dataset), case, sizes)
+
+    return open_contender
 
 
 def _first_step(material: Material, sizes: RateSizes) -> int:
@@ -57,13 +73,14 @@ def _first_step(material: Material, sizes: RateSizes) -> int:
     return material.order.steps_per_epoch - sizes.warm_up - sizes.batches
 
 
-CONTENDERS: dict[str, Callable[[Material, Case, RateSizes], AbstractContextManager[Serve]]] = {
+CONTENDERS: dict[str, _Contender] = {
     FFCV: _ffcv,
     DALI: _dali,
     FFCV_OWN: ffcv_own_loader,
     PILLOW: pillow_loader,
     DECODE: decode_only,
-    UNVERIFIED: _unverified,
+    FFCV_UNVERIFIED: _unverified(_ffcv),
+    DALI_UNVERIFIED: _unverified(_dali),
 }
 
 
@@ -76,7 +93,8 @@ def configured(case: Case) -> tuple[str, ...]:
         DALI: f"on {device}, {cores() + 1} threads, {AHEAD} batches ahead, a JPEG decoded once",
         FFCV_OWN: f"{cores()} threads, {AHEAD} batches ahead, os_cache, rows drawn at random, a JPEG {decodes}",
         PILLOW: f"{cores()} processes, {AHEAD} batches ahead in each, JPEGs of a folder, decoded once",
-        UNVERIFIED: "as ffcv, on the same files as a dataset of format 1, which has no checksums",
+        FFCV_UNVERIFIED: "as ffcv, on the same files as a dataset of format 1, which has no checksums",
+        DALI_UNVERIFIED: "as dali, on the same files as a dataset of format 1, which has no checksums",
         DECODE: f"{cores()} threads, whole pictures, once each, with the fast DCT",
     }
     return tuple(f"{NAMES[name]}: {words[name]}." for name in case.contenders)

@@ -19,7 +19,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
-from harness import Figure, Measured, Part, ratios, say, script, take_turns, timed
 from PIL import Image
 
 from thermopile.pipeline.convert import ConvertSettings, convert
@@ -28,6 +27,8 @@ from thermopile.pipeline.dataset_index import ImagePolicy
 from thermopile.pipeline.images import decodes
 from thermopile.pipeline.webdataset import WebDatasetSource
 from thermopile.tools.bench.loader import HEIGHT, WIDTH, jpegs
+
+from harness import Figure, Measured, Part, ratios, say, script, take_turns, timed
 
 
 @dataclass(frozen=True)

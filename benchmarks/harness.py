@@ -9,7 +9,6 @@ it does to both.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import time
@@ -44,7 +43,6 @@ class Figure:
     alternative: float | None = None
     more_is_better: bool = False
     at_most: float | None = None
-    at_least: float | None = None
     ratio_at_least: float | None = None
     ratios: tuple[float, ...] = ()
     """How many times better ours was, round by round."""
@@ -64,8 +62,6 @@ class Figure:
         """In words; empty where nothing is."""
         if self.at_most is not None:
             return f"≤ {plain(self.at_most)} {self.unit}"
-        if self.at_least is not None:
-            return f"≥ {plain(self.at_least)} {self.unit}"
         return "" if self.ratio_at_least is None else f"ratio ≥ {plain(self.ratio_at_least)}"
 
     @property
@@ -74,10 +70,8 @@ class Figure:
         if not self.asked:
             return None
         ratio = self.ratio or 0.0
-        return (
-            (self.at_most is None or self.ours <= self.at_most)
-            and (self.at_least is None or self.ours >= self.at_least)
-            and (self.ratio_at_least is None or ratio >= self.ratio_at_least)
+        return (self.at_most is None or self.ours <= self.at_most) and (
+            self.ratio_at_least is None or ratio >= self.ratio_at_least
         )
 
 
@@ -234,13 +228,6 @@ def peak_memory() -> int:
 def reset_peak_memory() -> None:
     """Let peak_memory() count from what the process has now."""
     Path("/proc/self/clear_refs").write_text("5")
-
-
-def disk_used(directory: Path) -> int:
-    """Bytes that the files below `directory` take up on the disk."""
-    return sum(
-        os.stat(os.path.join(folder, name)).st_blocks * 512 for folder, _, files in os.walk(directory) for name in files
-    )
 
 
 def plain(value: float) -> str:

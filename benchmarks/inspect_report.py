@@ -20,8 +20,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from harness import Figure, Measured, Part, counted, isolated, peak_memory, ratios, say, script, timed
 from numpy.typing import NDArray
+
+from harness import Figure, Measured, Part, counted, isolated, peak_memory, ratios, say, script, timed
 
 if TYPE_CHECKING:
     from thermopile.pipeline.dataset import Dataset
@@ -102,13 +103,13 @@ def make_run(rows: int, directory: Path) -> tuple[int, int]:
     a training that worked. Return the numbers of samples and shards.
     """
     # Imported here: the measured processes import this file, and torch would count.
-    from made import make_pairs
-
     from thermopile.pipeline.plan import shard_count
     from thermopile.state_store import StateStore
     from thermopile.trainer.config import load_config
     from thermopile.trainer.parts import create_order, objective_of, resolve
     from thermopile.trainer.run_directory import RunDirectory
+
+    from made import make_pairs
 
     shards = shard_count(rows, None)
     say(f"converting {-(-rows // shards):,} pairs, one of {shards:,} shards")

@@ -26,6 +26,13 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from thermopile.tools.bench.machine import proc_bytes
+from thermopile.trainer.objectives import Progress, create_objective
+from thermopile.trainer.objectives.reference import isogclr_step
+
 from fastclip_path import fastclip_step
 from harness import (
     Figure,
@@ -40,12 +47,6 @@ from harness import (
     script,
     timed,
 )
-from torch import Tensor
-from torch.nn.functional import normalize
-
-from thermopile.tools.bench.machine import proc_bytes
-from thermopile.trainer.objectives import Progress, create_objective
-from thermopile.trainer.objectives.reference import isogclr_step
 
 OURS, PRODUCTS, AUTOGRAD, FASTCLIP = "ours", "products", "autograd", "fastclip"
 WORDS = {PRODUCTS: "three bare products", AUTOGRAD: "plain autograd", FASTCLIP: "FastCLIP's path"}

@@ -4,7 +4,6 @@
 rows       take and put of random rows, beside a torch tensor for each field
 windowed   an epoch through rows that do not fit their memory: peak memory, waiting, blocks read and written
 snapshot   a snapshot of rows that have all changed, beside plain zarr
-retention  the disk that a long row of snapshots takes when all but the newest few are deleted
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import zarr
-from harness import Figure, Measured, Part, counted, disk_used, peak_memory, ratios, say, script, take_turns, timed
 from torch import Tensor
 
 from thermopile.pipeline.order import Order, Window
 from thermopile.state_store import StateStore
 from thermopile.state_store.schema import Schema
+
+from harness import Figure, Measured, Part, counted, peak_memory, ratios, say, script, take_turns, timed
 
 FIELDS = {f"{side}/{name}": value for side in ("image", "text")
           for name, value in (("log_s", float("-inf")), ("tau", 0.05), ("u", 0.0))}  # fmt: skip
@@ -255,40 +255,10 @@ def _change_all(store: StateStore, step: int) -> None:
     store.flush()
 
 
-@dataclass(frozen=True)
-class RetentionSizes:
-    """Snapshots of rows that have all changed, all but the newest few deleted after each."""
-
-    samples: int = 2 * 10**6
-    snapshots: int = 50
-    keep_last: int = 3
-
-
-def retention(sizes: RetentionSizes, directory: Path) -> Measured:
-    """Look at the disk after every snapshot, before the old ones are deleted."""
-    used = []
-    with StateStore.create(
-        directory / "state", sizes.samples, FIELDS, dataset_fingerprint="benchmark",
-        block_rows=Order.create(sizes.samples, batch_size=256).block_rows,
-    ) as store:  # fmt: skip
-        for number in counted("retention: snapshots", sizes.snapshots):
-            _change_all(store, step=number + 1)
-            store.snapshot(number + 1, epoch=0).result()
-            used.append(disk_used(directory))
-            store.retain(sizes.keep_last).result()
-    return Measured(
-        f"{sizes.snapshots} snapshots of {sizes.samples:,} rows of {ROW_BYTES} B, all changed "
-        f"({used[0] / 1e6:,.0f} MB each), the newest {sizes.keep_last} kept",
-        "every snapshot kept",
-        [Figure("peak_disk", "most disk, in snapshots", "×", max(used) / used[0], float(sizes.snapshots), at_most=5)],
-    )
-
-
 PARTS = {
     "rows": Part(rows, RowsSizes(), RowsSizes(10**5, 512, 10), memory_gb=10.6),
     "windowed": Part(windowed, WindowedSizes(), WindowedSizes(4_000, 0.08, 64, 1.0), memory_gb=1.6, disk_gb=14),
     "snapshot": Part(snapshot, SnapshotSizes(), SnapshotSizes(20_000, 1), memory_gb=3, disk_gb=2),
-    "retention": Part(retention, RetentionSizes(), RetentionSizes(20_000, 5, 2), disk_gb=0.5),
 }
 
 if __name__ == "__main__":

@@ -18,13 +18,14 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from harness import Figure, Measured, Part, counted, script, timed
-from made import make_pairs
 
 from thermopile.tools.bench.step import open_trainer, run
 from thermopile.trainer.checkpoint import latest_checkpoint
 from thermopile.trainer.config import merge, read_preset
 from thermopile.trainer.loop import Trainer
+
+from harness import Figure, Measured, Part, counted, script, timed
+from made import make_pairs
 
 _WRITTEN_WITHIN_SECONDS = 120.0
 

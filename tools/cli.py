@@ -25,7 +25,6 @@ from .eval_cmd import eval_
 from .export_cmd import export
 from .inspect_cmd import inspect
 from .plain_text import MOST_OF_ERROR, plain_text
-from .reproduce_cmd import reproduce
 from .show_cmd import show
 from .state_cmd import state
 from .status_cmd import status
@@ -108,7 +107,7 @@ class _WarningsOnStderr(logging.Handler):
             click.echo(plain_text(f"Warning: {record.getMessage()}", MOST_OF_ERROR), err=True)
 
 
-for command in (convert, show, train, status, inspect, eval_, export, state, bench, reproduce):
+for command in (convert, show, train, status, inspect, eval_, export, state, bench):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,30 +13,27 @@ from ffcv.pipeline.pipeline_spec import PipelineSpec
 from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
 from ffcv.traversal_order.base import TraversalOrder
 
-from ....pipeline.augment import RECIPES, Recipe
-from ....pipeline.cores import cores
-from ....pipeline.dataset_index import SHARD_FOLDER, shard_name
-from .cases import AHEAD, Case
-from .material import Material
-from .sizes import RateSizes
+from thermopile.pipeline.augment import RECIPES, Recipe
+from thermopile.pipeline.cores import cores
+from thermopile.pipeline.dataset_index import SHARD_FOLDER, shard_name
+from thermopile.tools.bench.loader import AHEAD, WARM_UP, Serve, Work
 
 
 @contextmanager
-def ffcv_own_loader(material: Material, case: Case, sizes: RateSizes) -> Iterator[Callable[[int], Iterator[object]]]:
+def ffcv_own_loader(work: Work) -> Iterator[Serve]:
     """Serve random rows of the first shard. A second view is a second pipeline of the same field, which decodes again:
     FFCV's decoder crops and resizes in one go."""
-    recipe = RECIPES[case.recipe]
-    pipelines: dict[str, Any] = {"image": _operations(recipe, sizes.image_size), "source_index": None}
-    for view in range(1, case.views):
-        decoder, *transforms = _operations(recipe, sizes.image_size)
+    recipe, batch_size = RECIPES[work.recipe], work.order.batch_size
+    pipelines: dict[str, Any] = {"image": _operations(recipe, work.image_size), "source_index": None}
+    for view in range(1, work.views):
+        decoder, *transforms = _operations(recipe, work.image_size)
         pipelines[f"image_{view}"] = PipelineSpec("image", decoder, transforms)
     loader = Loader(
-        str(material.dataset.path / SHARD_FOLDER / shard_name(0, "beton")),
-        batch_size=sizes.batch, num_workers=cores(), os_cache=True,
-        order=OrderOption.SEQUENTIAL, pipelines=pipelines, batches_ahead=AHEAD,
+        str(work.dataset.path / SHARD_FOLDER / shard_name(0, "beton")), batch_size=batch_size, num_workers=cores(),
+        os_cache=True, order=OrderOption.SEQUENTIAL, pipelines=pipelines, batches_ahead=AHEAD,
     )  # fmt: skip
     # Given afterwards: in 1.0.2 the argument `order` takes no order of one's own.
-    loader.traversal_order = _RandomRows(loader, sizes.batch * (sizes.warm_up + sizes.batches))
+    loader.traversal_order = _RandomRows(loader, batch_size * (WARM_UP + work.batches))
     loader.first_traversal_order = loader.next_traversal_order()
     yield lambda number: iter(loader)
 

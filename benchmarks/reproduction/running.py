@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import json
-import shlex
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from ..._version import __version__
-from .plan import Plan, Run
-from .results import Result, Results, Temperatures
+import click
+from scipy.stats import skew
 
-if TYPE_CHECKING:
-    from ...pipeline.dataset import Dataset
-    from ...trainer.run_directory import RunDirectory
+from thermopile import __version__
+from thermopile.files import write_atomically
+from thermopile.pipeline.dataset import Dataset
+from thermopile.tools.bench.machine import describe_machine
+from thermopile.tools.inspection.run import read_run
+from thermopile.tools.inspection.survey import survey
+from thermopile.trainer.errors import RunError
+from thermopile.trainer.evaluation.evaluate import evaluate
+from thermopile.trainer.run_directory import RunDirectory
+
+from reproduction.plan import Plan, Run
+from reproduction.results import Result, Results, Temperatures
 
 SCORES = "scores.json"
 PROMPT = "the character {lower}"
 """For zero-shot: how the glyphs' captions begin."""
 
-Command = Callable[[list[str]], bool]
-"""Does what `thermopile` does with these arguments; False where a signal stopped it."""
+EXIT_CODE_STOPPED = 75
 
 
 class Sets(NamedTuple):
@@ -33,46 +41,54 @@ class Sets(NamedTuple):
     test: Dataset
 
 
-def make_runs(plan: Plan, sets: Sets, folder: Path, command: Command, tell: Callable[[str], None]) -> Results | None:
+def thermopile(*words: str) -> bool:
+    """Run the command line in a process of its own; return False where a signal stopped it.
+
+    Raises CalledProcessError where it failed.
+    """
+    process = subprocess.Popen([sys.executable, "-m", "thermopile.tools.cli", *words])
+    # A terminal's Ctrl-C reaches both processes, a signal by id this one alone; training ends with a checkpoint.
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
+    }
+    try:
+        exit_code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if exit_code not in (0, EXIT_CODE_STOPPED):
+        raise subprocess.CalledProcessError(exit_code, process.args)
+    return exit_code == 0
+
+
+def make_runs(plan: Plan, sets: Sets, folder: Path, train: Callable[..., bool] = thermopile) -> Results | None:
     """Train and score every run of the plan that `folder` does not hold yet; None where a signal stopped one.
 
-    A run that was stopped goes on where it was. tell is called with lines about what is being done.
+    A run that was stopped goes on where it was. train: does what `thermopile` does with these words.
     Raises RunError where a run in `folder` was made with other settings, and what training and evaluation raise.
     """
-    runs = plan.runs()
-    done = {run.name: result for run in runs if (result := _read(run, sets, folder)) is not None}
-    began = time.monotonic()
-    for number, run in enumerate(runs, 1):
-        if run.name in done:
-            continue
-        left = [each for each in runs if each.name not in done]
-        tell(f"run {number} of {len(runs)}: {run.name}; {_minutes(time.monotonic() - began)} so far"
-             f"{_estimate(left, list(done.values()))}")  # fmt: skip
-        arguments = train_arguments(run, sets.train.path, folder)
-        tell(f"thermopile {shlex.join(arguments)}")
-        fresh, started = not (folder / run.name).exists(), time.monotonic()
-        if not command(arguments):
-            return None
-        trained = time.monotonic() - started
-        done[run.name] = _score(run, sets, folder, trained if fresh else None)
-        _write(done[run.name], sets, folder)
-    return Results([done[run.name] for run in runs])
+    done = []
+    for number, run in enumerate(plan.runs(), 1):
+        if (result := _read(run, sets, folder)) is None:
+            click.echo(f"run {number} of {len(plan.runs())}: {run.name}", err=True)
+            fresh, started = not (folder / run.name).exists(), time.monotonic()
+            if not train(*train_words(run, sets.train.path, folder)):
+                return None
+            result = _score(run, sets, folder, time.monotonic() - started if fresh else None)
+            _write(result, sets, folder)
+        done.append(result)
+    return Results(done)
 
 
-def train_arguments(run: Run, data: Path, folder: Path) -> list[str]:
-    """Those with which `thermopile` makes the run, or goes on with it."""
-    arguments = ["train", "--data", str(data), "--out", str(folder / run.name), "--resume"]
-    for key, value in run.settings.items():
-        arguments += ["--set", f"{key}={value}"]
-    return arguments
+def train_words(run: Run, data: Path, folder: Path) -> list[str]:
+    """With these `thermopile` makes the run, or goes on with it."""
+    settings = [word for key, value in run.settings.items() for word in ("--set", f"{key}={value}")]
+    return ["train", "--data", str(data), "--out", str(folder / run.name), "--resume", *settings]
 
 
 def _score(run: Run, sets: Sets, folder: Path, seconds: float | None) -> Result:
     """The last checkpoint of a finished run, scored. Nothing of it was chosen by any score."""
-    from ...trainer.evaluation.evaluate import evaluate
-    from ...trainer.run_directory import RunDirectory
-    from ..bench.machine import describe_machine
-
     directory = RunDirectory(folder / run.name)
     evaluation = evaluate(directory, sets.train, sets.test, templates=(PROMPT,))
     return Result(
@@ -88,11 +104,6 @@ def _score(run: Run, sets: Sets, folder: Path, seconds: float | None) -> Result:
 
 
 def _temperatures(directory: RunDirectory) -> dict[str, Temperatures]:
-    from scipy.stats import skew
-
-    from ..inspection.run import read_run
-    from ..inspection.survey import survey
-
     if (measured := survey(read_run(directory))) is None:
         return {}
     found = {}
@@ -114,8 +125,6 @@ def _made_by(run: Run, sets: Sets) -> dict[str, Any]:
 
 
 def _read(run: Run, sets: Sets, folder: Path) -> Result | None:
-    from ...trainer.errors import RunError
-
     file = folder / run.name / SCORES
     if not file.is_file():
         return None
@@ -132,29 +141,7 @@ _KEPT = ("scores", "classes_of_band", "test_samples", "samples", "seconds", "mac
 
 
 def _write(result: Result, sets: Sets, folder: Path) -> None:
-    from ...files import write_atomically
-
     kept = {key: getattr(result, key) for key in _KEPT}
     temperatures = {side: figures._asdict() for side, figures in result.temperatures.items()}
     text = json.dumps({"made_by": _made_by(result.run, sets), **kept, "temperatures": temperatures}, allow_nan=False)
     write_atomically(folder / result.run.name / SCORES, text.encode())
-
-
-SECONDS_TO_SCORE = 15.0
-
-
-def _estimate(left: Sequence[Run], done: Sequence[Result]) -> str:
-    """In words how long the runs that are left will take, going by those of their mode, or of any; empty at first."""
-    timed = [(result.run.method.mode, result.seconds) for result in done if result.seconds is not None]
-    if not timed:
-        return ""
-    every = fmean(seconds for _, seconds in timed)
-    total = 0.0
-    for run in left:
-        alike = [seconds for mode, seconds in timed if mode == run.method.mode]
-        total += SECONDS_TO_SCORE + (fmean(alike) if alike else every)
-    return f", about {_minutes(total)} to go"
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min"

@@ -9,8 +9,8 @@ from io import BytesIO
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from .plan import MODES, Mode
-from .results import BANDS, KNN, LINEAR, RETRIEVAL, Measure, Results
+from reproduction.plan import MODES, Mode
+from reproduction.results import BANDS, KNN, LINEAR, RETRIEVAL, Measure, Results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

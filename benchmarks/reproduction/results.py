@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, variance
 from typing import Any, NamedTuple
 
-from .plan import Mode, Run
+from reproduction.plan import Mode, Run
 
 BANDS = ("all", "head", "medium", "tail")
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import NamedTuple
 
-from .plan import Mode
-from .results import LINEAR, RETRIEVAL, ZERO_SHOT, Estimate, Measure, Results, difference
+from reproduction.plan import Mode
+from reproduction.results import LINEAR, RETRIEVAL, ZERO_SHOT, Estimate, Measure, Results, difference
 
 SHOWS = "shows"
 NOISE = "does not show: within noise"

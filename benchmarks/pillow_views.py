@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,23 +13,22 @@ from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ....pipeline.augment import RECIPES, Recipe, ViewParameters, view_parameters
-from ....pipeline.cores import cores
-from ....pipeline.order import Order
-from ..photographs import HEIGHT, WIDTH
-from .cases import AHEAD, Case
-from .material import Material
-from .sizes import RateSizes
+from thermopile.pipeline.augment import RECIPES, Recipe, ViewParameters, view_parameters
+from thermopile.pipeline.cores import cores
+from thermopile.pipeline.order import Order
+from thermopile.tools.bench.loader import AHEAD, HEIGHT, WARM_UP, WIDTH, Serve, Work
 
 
 @contextmanager
-def pillow_loader(material: Material, case: Case, sizes: RateSizes) -> Iterator[Callable[[int], Iterator[object]]]:
+def pillow(work: Work) -> Iterator[Serve]:
     """Serve the same samples with the same crops, flips and blurs as our loaders, and jitter of the same distribution.
 
     The processes are started once, and wait while others have their turn.
     """
-    views = PillowViews(material.files, case.recipe, case.views, sizes.image_size)
-    batches = _Batches(material.order, sizes.warm_up + sizes.batches)
+    folder = work.dataset.path.with_name("files")
+    files = [folder / key for key in work.dataset.column("key").to_pylist()]
+    views = PillowViews(files, work.recipe, work.views, work.image_size)
+    batches = _Batches(work.order, WARM_UP + work.batches)
     loader: DataLoader[tuple[Tensor, ...]] = DataLoader(
         views, batch_sampler=batches, num_workers=cores(), prefetch_factor=AHEAD, persistent_workers=True,
         multiprocessing_context="spawn",  # a fork would take over locks of this process's threads
@@ -43,7 +42,7 @@ def pillow_loader(material: Material, case: Case, sizes: RateSizes) -> Iterator[
 
 
 class _Batches:
-    """Of (epoch, sample id), the last few steps of an epoch."""
+    """Batches of (epoch, sample id): the last few steps of an epoch."""
 
     def __init__(self, order: Order, steps: int) -> None:
         self.epoch, self._order, self._steps = 0, order, steps

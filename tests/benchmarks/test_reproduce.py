@@ -1,22 +1,23 @@
-"""`thermopile reproduce`: what it makes, what it does not make twice, and how it judges the papers' claims."""
+"""`benchmarks/reproduce.py`: what it makes, what it does not make twice, and how it judges the papers' claims."""
 
 import re
+from subprocess import CalledProcessError
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from thermopile.pipeline.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.glyphs import GlyphSource, class_sizes
 from thermopile.tools.cli import main
-from thermopile.tools.reproduce.claims import CLAIMS, NO, NOISE, NOT_TESTED, REVERSED, SHOWS, verdict
-from thermopile.tools.reproduce.page import write_page
-from thermopile.tools.reproduce.plan import FULL, METHODS, SHORT, Plan, Run
-from thermopile.tools.reproduce.results import LINEAR, RETRIEVAL, Estimate, Result, Results, Temperatures
-from thermopile.tools.reproduce.running import Sets, make_runs
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.preemption import EXIT_CODE
+
+from reproduction.claims import CLAIMS, NO, NOISE, NOT_TESTED, REVERSED, SHOWS, verdict
+from reproduction.page import write_page
+from reproduction.plan import FULL, METHODS, SHORT, Plan, Run
+from reproduction.results import LINEAR, RETRIEVAL, Estimate, Result, Results, Temperatures
+from reproduction.running import EXIT_CODE_STOPPED, Sets, make_runs, thermopile
 
 TINY = Plan((128,), {"bimodal": 1, "unimodal": 1}, {"bimodal": 2, "unimodal": 1},
             tuple(m for m in METHODS if m.name == "isogclr"))  # fmt: skip
@@ -41,11 +42,11 @@ class Commands:
     def __init__(self, most=100):
         self.most, self.given = most, []
 
-    def __call__(self, arguments):
+    def __call__(self, *arguments):
         if len(self.given) == self.most:
             return False  # as if by a signal
         self.given.append(arguments)
-        return main(arguments, standalone_mode=False) != EXIT_CODE
+        return main(list(arguments), standalone_mode=False) != EXIT_CODE
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +54,9 @@ def made(sets, tmp_path_factory):
     """A tiny comparison, stopped after its first run and called again: the folder, both calls, what it came to."""
     folder = tmp_path_factory.mktemp("reproduction")
     first, second = Commands(most=1), Commands()
-    stopped = make_runs(TINY, sets, folder, first, lambda words: None)
+    stopped = make_runs(TINY, sets, folder, first)
     assert stopped is None
-    return folder, first, second, make_runs(TINY, sets, folder, second, lambda words: None)
+    return folder, first, second, make_runs(TINY, sets, folder, second)
 
 
 def test_a_comparison_that_was_stopped_goes_on_and_makes_nothing_twice(made, sets):
@@ -63,7 +64,7 @@ def test_a_comparison_that_was_stopped_goes_on_and_makes_nothing_twice(made, set
     names = [run.name for run in TINY.runs()]
     assert [len(first.given), len(second.given)] == [1, len(names) - 1]
     again = Commands(most=0)
-    assert make_runs(TINY, sets, folder, again, lambda words: None) == results
+    assert make_runs(TINY, sets, folder, again) == results
     assert [result.run.name for result in results.every] == names
     assert all(result.share(LINEAR) is not None for result in results.every)
 
@@ -72,7 +73,7 @@ def test_a_run_made_with_other_settings_is_refused_by_what_changed(made, sets, t
     folder, *_ = made
     longer = Plan(TINY.batch_sizes, TINY.seeds, {"bimodal": 3, "unimodal": 1}, TINY.methods)
     with pytest.raises(RunError, match=r"made with other settings \(epochs\); delete"):
-        make_runs(longer, sets, folder, Commands(most=0), lambda words: None)
+        make_runs(longer, sets, folder, Commands(most=0))
 
 
 def test_the_page_holds_every_claim_with_a_verdict_and_every_score(made, tmp_path):
@@ -174,6 +175,7 @@ def test_the_full_comparison_holds_the_short_one():
     assert len(SHORT.runs()) == 12
 
 
-def test_the_help_ends_with_examples_and_the_exit_code():
-    shown = CliRunner().invoke(main, ["reproduce", "--help"]).stdout
-    assert "75" in shown.split("thermopile reproduce reproduction --full")[1]
+def test_a_command_that_fails_is_an_error_and_not_a_stop():
+    with pytest.raises(CalledProcessError):
+        thermopile("convert", "nothing")
+    assert EXIT_CODE_STOPPED == EXIT_CODE

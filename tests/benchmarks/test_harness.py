@@ -1,0 +1,82 @@
+"""The harness: what a figure says, and the command line that a script's parts have."""
+
+from dataclasses import dataclass
+
+import pytest
+from click.testing import CliRunner
+
+from harness import Figure, Measured, Part, plain, script, take_turns
+
+
+def figure(ours, alternative=None, **asked):
+    return Figure("name", "label", "ms", ours, alternative, **asked)
+
+
+def test_the_ratio_says_how_many_times_better_ours_is():
+    assert figure(2.0, 10.0).ratio == 5.0
+    assert figure(2.0, 10.0, more_is_better=True).ratio == 0.2
+    assert figure(2.0, 10.0, ratios=(1.0, 9.0, 4.0)).ratio == 4.0  # the median of the rounds
+    assert figure(2.0).ratio is figure(0.0, 10.0).ratio is None
+
+
+@pytest.mark.parametrize(
+    ("measured", "asked", "held"),
+    [(figure(20.0, at_most=20), "≤ 20 ms", True), (figure(20.1, at_most=20), "≤ 20 ms", False),
+     (figure(10.0, 80.0, ratio_at_least=8), "ratio ≥ 8", True), (figure(10.1, 80.0, ratio_at_least=8), "ratio ≥ 8", False),
+     (figure(1.0, 2.0), "", None)],
+)  # fmt: skip
+def test_a_bound_is_asked_of_ours_or_of_the_ratio(measured, asked, held):
+    assert (measured.asked, measured.held) == (asked, held)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0161, "0.0161"), (0.7, "0.70"), (5, "5"), (5.0, "5"), (10.46, "10.5"), (81.0, "81"), (1234.5, "1,234")],
+)
+def test_numbers_are_written_without_an_exponent(value, text):
+    assert plain(value) == text
+
+
+def test_contenders_take_turns_and_the_first_round_only_warms_up():
+    calls = []
+
+    def measure(contender):
+        return lambda number: calls.append((number, contender)) or number * len(contender)
+
+    found = take_turns("test", {"ours": measure("ours"), "other": measure("other")}, 2)
+    assert calls == [(0, "ours"), (0, "other"), (1, "ours"), (1, "other"), (2, "ours"), (2, "other")]
+    assert found == {"ours": [4, 8], "other": [5, 10]}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    count: int
+
+
+def measure(sizes, directory):
+    return Measured(f"{sizes.count} in {directory.name}", "", [figure(float(sizes.count), at_most=20)])
+
+
+def command(**needed):
+    return script("About.", {"part": Part(measure, Sizes(30), Sizes(3), **needed)}, "torch")
+
+
+def test_full_sizes_are_judged_in_a_table_and_small_ones_are_not(tmp_path):
+    full = CliRunner().invoke(command(), ["--dir", str(tmp_path)]).stdout
+    assert "part: 30 in thermopile-benchmark-" in full
+    assert "≤ 20 ms: missed" in full
+    small = CliRunner().invoke(command(), ["--set", "count=5"]).stdout
+    assert "part: 5 in" in small
+    assert "missed" not in small
+
+
+def test_a_part_without_room_is_named_with_what_it_needs_and_the_exit_code_says_so():
+    done = CliRunner().invoke(command(memory_gb=10**6))
+    assert done.exit_code == 1
+    assert "part: not measured: it needs 1,000,000.0 GB of memory, but" in done.stderr
+
+
+def test_a_size_that_no_part_has_is_wrong_usage():
+    done = CliRunner().invoke(command(), ["--set", "rows=5"])
+    assert done.exit_code == 2
+    assert "--set rows=5: the sizes are count, each with =VALUE" in done.stderr

@@ -28,7 +28,7 @@ from thermopile.pipeline.images import decodes
 from thermopile.pipeline.webdataset import WebDatasetSource
 from thermopile.tools.bench.loader import HEIGHT, WIDTH, jpegs
 
-from harness import Figure, Measured, Part, ratios, say, script, take_turns, timed
+from harness import Figure, Measured, Part, ratios, script, take_turns, timed
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,6 @@ class Sizes:
 
 def measure(sizes: Sizes, directory: Path) -> Measured:
     """Convert the tars, and copy them plainly, once a round each; the listing of the tars counts for both."""
-    say(f"convert: making {sizes.images:,} photographs")
     policy, workers, out = ImagePolicy(max_size=sizes.max_size), cores(), directory / "out"
     tars, few = write_tars(directory / "tars", sizes.images, sizes.tars), write_tars(directory / "few", 2, 1)
 
@@ -144,8 +143,8 @@ def _reduced(jpeg: bytes, policy: ImagePolicy) -> bytes:
 
 
 PARTS = {
-    "kept": Part(measure, Sizes(512), Sizes(512, images=16, tars=2, rounds=1), disk_gb=1),
-    "encoded": Part(measure, Sizes(224, rounds=5), Sizes(224, images=16, tars=2, rounds=1), disk_gb=1),
+    "kept": Part(measure, Sizes(512), Sizes(512, images=16, tars=2, rounds=1)),
+    "encoded": Part(measure, Sizes(224, rounds=5), Sizes(224, images=16, tars=2, rounds=1)),
 }
 
 if __name__ == "__main__":

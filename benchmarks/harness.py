@@ -9,8 +9,6 @@ it does to both.
 from __future__ import annotations
 
 import json
-import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -95,9 +93,6 @@ class Part:
     full: Any
     """A frozen dataclass of numbers and words: how much is measured."""
     small: Any
-    memory_gb: float = 1.0
-    """Needed at full size, as is the disk."""
-    disk_gb: float = 0.1
 
 
 def script(about: str | None, parts: Mapping[str, Part], *packages: str) -> click.Command:
@@ -120,15 +115,10 @@ def script(about: str | None, parts: Mapping[str, Part], *packages: str) -> clic
         machine = describe_machine(*packages)
         if not as_json:
             click.echo(words_of(machine))
-        left_out = []
         for name in chosen or parts:
             part = parts[name]
             sizes = _changed(part.full if scale == "full" else part.small, changes)
             judged = sizes == part.full
-            if judged and (lacking := _lacking(part, directory)):
-                click.echo(f"{name}: not measured: {lacking}", err=True)
-                left_out.append(name)
-                continue
             seconds, measured, peak = _in_own_process(part.measure, sizes, directory)
             if as_json:
                 about = {"part": name, "machine": machine, "sizes": asdict(sizes), "seconds": seconds}
@@ -136,8 +126,6 @@ def script(about: str | None, parts: Mapping[str, Part], *packages: str) -> clic
                 click.echo(json.dumps(about | found, allow_nan=False))
             else:
                 _print(name, measured, f"{seconds:,.0f} s, peak memory {peak / 1e9:.2f} GB", judged)
-        if left_out:
-            raise click.ClickException(f"not measured: {', '.join(left_out)}")
 
     return command
 
@@ -147,18 +135,6 @@ def _changed(sizes: Any, changes: Sequence[str]) -> Any:
     types = {field.name: type(getattr(sizes, field.name)) for field in fields(sizes)}
     given = dict(change.split("=", 1) for change in changes)
     return replace(sizes, **{name: types[name](value) for name, value in given.items() if name in types})
-
-
-def _lacking(part: Part, directory: Path | None) -> str:
-    """Why there is no room for a part at full size; empty where there is."""
-    free = {
-        "memory": (part.memory_gb, proc_bytes("meminfo", "MemAvailable") / 1e9),
-        "disk": (part.disk_gb, shutil.disk_usage(directory or Path()).free / 1e9),
-    }
-    return "; ".join(
-        f"it needs {needed:,.1f} GB of {what}, but {left:,.1f} GB are free"
-        for what, (needed, left) in free.items() if needed > left
-    )  # fmt: skip
 
 
 def _in_own_process(measure: Callable[[Any, Path], Measured], sizes: Any, directory: Path | None) -> Any:
@@ -210,24 +186,14 @@ def counted(title: str, total: int) -> Iterator[int]:
             bar.update(done + 1)
 
 
-def say(text: str) -> None:
-    """One line on stderr, before something that takes its time."""
-    click.echo(text, file=sys.stderr)
-
-
 def memory_in_use() -> int:
     """Bytes of RAM that this process has now."""
     return proc_bytes("self/status", "VmRSS")
 
 
 def peak_memory() -> int:
-    """Most bytes of RAM that this process ever had, or had since reset_peak_memory()."""
+    """Most bytes of RAM that this process ever had."""
     return proc_bytes("self/status", "VmHWM")
-
-
-def reset_peak_memory() -> None:
-    """Let peak_memory() count from what the process has now."""
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def plain(value: float) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness import Figure, Measured, Part, counted, isolated, peak_memory, ratios, say, script, timed
+from harness import Figure, Measured, Part, counted, isolated, peak_memory, ratios, script, timed
 
 if TYPE_CHECKING:
     from thermopile.pipeline.dataset import Dataset
@@ -112,7 +112,6 @@ def make_run(rows: int, directory: Path) -> tuple[int, int]:
     from made import make_pairs
 
     shards = shard_count(rows, None)
-    say(f"converting {-(-rows // shards):,} pairs, one of {shards:,} shards")
     dataset = make_pairs(directory / "dataset", -(-rows // shards), shards)
     tree = {"batch_size": min(1024, dataset.n), "data": {"path": str(dataset.path)}, "objective": {"name": "isogclr"}}
     config = resolve(load_config(tree), dataset)
@@ -193,8 +192,8 @@ def _megabytes(file: Path) -> float:
 
 
 PARTS = {
-    "beside_pandas": Part(measure, Sizes(), Sizes(rows=1_000, rounds=1), memory_gb=3.5, disk_gb=2.5),
-    "alone": Part(measure, Sizes(10**8, pandas=0, rounds=1), Sizes(1_000, 0, 1), memory_gb=7.4, disk_gb=10),
+    "beside_pandas": Part(measure, Sizes(), Sizes(rows=1_000, rounds=1)),
+    "alone": Part(measure, Sizes(10**8, pandas=0, rounds=1), Sizes(1_000, 0, 1)),
 }
 
 if __name__ == "__main__":

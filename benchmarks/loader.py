@@ -25,7 +25,7 @@ from thermopile.pipeline.cores import cores
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 
-from harness import Figure, Measured, Part, isolated, memory_in_use, ratios, say, script
+from harness import Figure, Measured, Part, isolated, memory_in_use, ratios, script
 from made import make_pairs, repeat_shard, write_first_format
 
 if TYPE_CHECKING:
@@ -81,13 +81,13 @@ def rate(sizes: RateSizes, directory: Path) -> Measured:
     """Open every contender, and let each serve its batches once a round."""
     from thermopile.tools.bench.loader import LOADERS, Work, photographs, rates
 
+    from ffcv_rival import ffcv_own_loader
     from pillow_views import pillow
 
-    say(f"making {sizes.images:,} photographs")
     dataset = photographs(directory, sizes.images)
     order = Order.create(sizes.images, sizes.batch)
     work = Work(dataset, order, sizes.recipe, sizes.views, sizes.image_size, sizes.batches)
-    known: dict[str, Contender] = {**LOADERS, "ffcv_own": ffcv_own, "pillow": pillow}
+    known: dict[str, Contender] = {**LOADERS, "ffcv_own": ffcv_own_loader, "pillow": pillow}
     known |= {f"{name}_unverified": _unverified(LOADERS[name]) for name in ("ffcv", "dali")}
     contenders = {name: known[name] for pair in sizes.pairs for name in pair}
     found = rates(contenders, work, sizes.rounds)
@@ -119,13 +119,6 @@ def _unverified(contender: Contender) -> Contender:
     return opened
 
 
-def ffcv_own(work: Work) -> AbstractContextManager[Serve]:
-    """FFCV's Loader and operations on the same files, as its users write them; see ffcv_rival.py."""
-    from ffcv_rival import ffcv_own_loader
-
-    return ffcv_own_loader(work)
-
-
 @dataclass(frozen=True)
 class OpenSizes:
     """A dataset of many rows of a tiny picture; its shards are one file under several names."""
@@ -150,7 +143,6 @@ class Opened(NamedTuple):
 
 def open_dataset(sizes: OpenSizes, directory: Path) -> Measured:
     """With each loader open a small dataset, for all that is done once in a process, and then the large one."""
-    say(f"writing a shard of {sizes.rows:,} rows, which stands for all {sizes.shards}")
     small, large = directory / "small", directory / "large"
     make_pairs(small, 2 * sizes.batch, 1)
     first_format = write_first_format(make_pairs(large, sizes.rows, sizes.first_format_shards), directory / "format_1")
@@ -217,7 +209,7 @@ def _seconds_to_check(dataset: Dataset) -> float:
 
 
 def _rate_part(sizes: RateSizes) -> Part:
-    return Part(rate, sizes, replace(sizes, images=96, batch=16, batches=2, rounds=1, image_size=64), memory_gb=4)
+    return Part(rate, sizes, replace(sizes, images=96, batch=16, batches=2, rounds=1, image_size=64))
 
 
 PARTS = {

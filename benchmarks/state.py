@@ -28,7 +28,7 @@ from thermopile.pipeline.order import Order, Window
 from thermopile.state_store import StateStore
 from thermopile.state_store.schema import Schema
 
-from harness import Figure, Measured, Part, counted, peak_memory, ratios, say, script, take_turns, timed
+from harness import Figure, Measured, Part, counted, peak_memory, ratios, script, take_turns, timed
 
 FIELDS = {f"{side}/{name}": value for side in ("image", "text")
           for name, value in (("log_s", float("-inf")), ("tau", 0.05), ("u", 0.0))}  # fmt: skip
@@ -64,7 +64,6 @@ class RowsSizes:
 def rows(sizes: RowsSizes, directory: Path) -> Measured:
     """Time both, batch by batch in turn; the store's put counts until its rows are written."""
     fields, warm_up = {f"field_{number}": 0.01 for number in range(8)}, 3
-    say("rows: filling the memory")
     tensors, random = SeparateTensors(sizes.samples, fields), np.random.default_rng(0)
     state = {name: torch.rand(sizes.batch) for name in fields}
     took: dict[str, list[float]] = {"take": [], "put": [], "tensors take": [], "tensors put": []}
@@ -256,9 +255,9 @@ def _change_all(store: StateStore, step: int) -> None:
 
 
 PARTS = {
-    "rows": Part(rows, RowsSizes(), RowsSizes(10**5, 512, 10), memory_gb=10.6),
-    "windowed": Part(windowed, WindowedSizes(), WindowedSizes(4_000, 0.08, 64, 1.0), memory_gb=1.6, disk_gb=14),
-    "snapshot": Part(snapshot, SnapshotSizes(), SnapshotSizes(20_000, 1), memory_gb=3, disk_gb=2),
+    "rows": Part(rows, RowsSizes(), RowsSizes(10**5, 512, 10)),
+    "windowed": Part(windowed, WindowedSizes(), WindowedSizes(4_000, 0.08, 64, 1.0)),
+    "snapshot": Part(snapshot, SnapshotSizes(), SnapshotSizes(20_000, 1)),
 }
 
 if __name__ == "__main__":

@@ -27,9 +27,6 @@ from thermopile.trainer.loop import Trainer
 from harness import Figure, Measured, Part, counted, script, timed
 from made import make_pairs
 
-_WRITTEN_WITHIN_SECONDS = 120.0
-
-
 @dataclass(frozen=True)
 class Sizes:
     """Checkpoints, each with steps before it that nothing disturbs and steps after it while it is written."""
@@ -121,11 +118,10 @@ def seconds_of(seconds: Sequence[float], number: int, sizes: Sizes, saved: Seque
 
 def _wait_until_written(trainer: Trainer, step: int) -> None:
     """Raise RuntimeError where the checkpoint is not there within two minutes."""
-    deadline = time.monotonic() + _WRITTEN_WITHIN_SECONDS
+    deadline = time.monotonic() + 120
     while (latest := latest_checkpoint(trainer.run_directory.checkpoints)) is None or latest.name != f"step-{step}":
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the checkpoint of step {step} was not written within {_WRITTEN_WITHIN_SECONDS:.0f} s; "
-                               "choose a faster disk with --dir")  # fmt: skip
+            raise RuntimeError(f"the checkpoint of step {step} was not written within two minutes; choose another --dir")
         time.sleep(0.01)
 
 
@@ -140,8 +136,8 @@ _SMALL = Sizes(batch=32, shard_rows=128, checkpoints=1, quiet_steps=2, during_st
 _RESNET = Sizes("hf:resnet-50", batch=32, checkpoints=10, quiet_steps=5, during_steps=10)
 PARTS = {
     "checkpoint": Part(measure, Sizes(), _SMALL),
-    "large_model": Part(measure, _RESNET, _SMALL, memory_gb=2.5, disk_gb=2),
-    "large_state": Part(measure, Sizes(shards=1_000), _SMALL, memory_gb=3, disk_gb=2),
+    "large_model": Part(measure, _RESNET, _SMALL),
+    "large_state": Part(measure, Sizes(shards=1_000), _SMALL),
 }
 
 if __name__ == "__main__":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from reproduction.plan import Mode
-from reproduction.results import LINEAR, RETRIEVAL, ZERO_SHOT, Estimate, Measure, Results, difference
+from reproduction.results import LINEAR, RETRIEVAL, ZERO_SHOT, Estimate, Results, difference
 
 SHOWS = "shows"
 NOISE = "does not show: within noise"
@@ -51,8 +53,9 @@ def verdict(estimate: Estimate) -> str:
     return SHOWS if estimate.points > 0 else REVERSED
 
 
-def _above(mode: Mode, better: str, worse: str, measure: Measure) -> Callable[[Results], Finding]:
+def _above(mode: Mode, better: str, worse: str, score: str) -> Callable[[Results], Finding]:
     """The claim that a method is above another on the whole test set, at the smallest batch size."""
+    measure = {"linear": LINEAR, "retrieval": RETRIEVAL, "zero_shot": ZERO_SHOT}[score]
 
     def check(results: Results) -> Finding:
         batch_size = min(results.batch_sizes(mode), default=0)
@@ -132,53 +135,19 @@ def _points(points: float) -> str:
     return f"{points:+.1f}".replace("-", "−")
 
 
-CLAIMS = (
-    Claim("iSogCLR is above SimCLR in linear accuracy", "iSogCLR, Table 1 (400 epochs)",
-          "CIFAR100 63.82, 62.34; CIFAR100-LT 53.06, 49.33; CIFAR10-LT 78.37, 77.09; iNaturalist 93.08, 91.52",
-          _above("unimodal", "isogclr", "simclr", LINEAR)),
-    Claim("SogCLR lies between the two in linear accuracy", "iSogCLR, Table 1",
-          "CIFAR100 63.14; CIFAR100-LT 52.35; CIFAR10-LT 77.70; iNaturalist 92.60",
-          "no unimodal SogCLR among the runs"),
-    Claim("the gain over SimCLR is larger on long-tailed data", "iSogCLR, Table 1",
-          "of SimCLR's accuracy: 2.4 % on CIFAR100, 7.6 % on CIFAR100-LT",
-          "there is one training set, a long-tailed one, and no balanced one of its size"),
-    Claim("iSogCLR is above CLIP in retrieval", "iSogCLR, Table 2 (CC3M)",
-          "Flickr30K, text found for an image, R@1: 60.20, 50.90",
-          _above("bimodal", "isogclr", "clip", RETRIEVAL)),
-    Claim("iSogCLR is above SogCLR in retrieval", "iSogCLR, Table 2 (CC3M)",
-          "Flickr30K, as above: 60.20, 57.18", _above("bimodal", "isogclr", "sogclr", RETRIEVAL)),
-    Claim("SogCLR is above CLIP in retrieval", "iSogCLR, Table 2 (CC3M)",
-          "Flickr30K, as above: 57.18, 50.90", _above("bimodal", "sogclr", "clip", RETRIEVAL)),
-    Claim("iSogCLR is above CLIP in zero-shot accuracy", "iSogCLR, Table 2 (CC3M)",
-          "ImageNet: 40.72, 36.27 (SogCLR 37.46)", _above("bimodal", "isogclr", "clip", ZERO_SHOT)),
-    Claim("rare semantics get low temperatures, on images", "iSogCLR, Figure 5",
-          "CIFAR100-LT: shares of the classes among the coldest and hottest samples", _rare_is_cold("unimodal")),
-    Claim("rare semantics get low temperatures, on pairs", "iSogCLR, Figure 6",
-          "CC3M: shown by examples", _rare_is_cold("bimodal")),
-    Claim("temperatures are near-Gaussian on images and have a long tail on pairs", "iSogCLR, Figures 8, 9",
-          "shown by histograms", _long_tail_on_pairs),
-    Claim("the last temperatures do not depend on tau_init", "iSogCLR, Figure 8",
-          "shown by histograms", "every method has one first temperature"),
-    Claim("CLIP with a plain learnable temperature per sample diverges", "iSogCLR, appendix C.3",
-          "the mean temperature keeps growing", "no objective here does that"),
-    Claim("a cosine of gamma is better than a constant one", "FastCLIP, Table 3",
-          "Datacomp +0.7 to +2.1", "gamma is constant in every run"),
-    Claim("FastCLIP-v3 is the best version at large scale", "FastCLIP, Table 4",
-          "Datacomp, CC12M: v3 31.60, v0 31.47, v2 30.95, v1 30.65",
-          "of 9.1 million pairs, where these are some ten thousand; and of the versions v3 alone was run"),
-    Claim("AdamW is above Lion, Lion above LAMB, LAMB above SGD with momentum", "FastCLIP, Table 5",
-          "Datacomp, CC3M: 24.76, 24.50, 22.63, 22.25", "every run has AdamW"),
-    Claim("FastCLIP-v3 is above OpenCLIP at every number of nodes", "FastCLIP, Figure 2, Table 12",
-          "Datacomp +2.7 to +3.7",
-          _above("bimodal", "fastclip_v3", "clip", RETRIEVAL)),
-    Claim("FastCLIP communicates less on 4 to 8 nodes", "FastCLIP, Figure 3", "shown by timings", "one process"),
-    Claim("DeCL is above SimCLR", "DeCL, Table 1 (CIFAR-10, 200 epochs)",
-          "batch 64: 83.8, 79.6; 512: 86.4, 84.9", _above("unimodal", "decl", "simclr", LINEAR)),
-    Claim("DeCL gains most over SimCLR with small batches", "DeCL, Table 1", "as above", _most_at_small_batches),
-    Claim("AUC-CL is above SimCLR", "AUC-CL, Table 5 (ImageNet-100, 400 epochs)",
-          "batches of 128 to 512: 82.7 to 82.8, 75.7 to 76.1", _above("unimodal", "auc_cl", "simclr", LINEAR)),
-    Claim("AUC-CL hardly depends on the batch size", "AUC-CL, Table 5",
-          "82.7 to 82.8 (SimCLR 75.7 to 76.1, SogCLR 79.3 to 78.2)", _hardly_depends_on_batch),
-    Claim("AUC-CL with alpha = 0 collapses", "AUC-CL, Table 11", "10 on CIFAR-10, which is chance",
-          "alpha is above 0 in every run"),
-)  # fmt: skip
+_CHECKS: dict[str, Callable[..., Callable[[Results], Finding]]] = {
+    "above": _above,
+    "rare_is_cold": _rare_is_cold,
+    "most_at_small_batches": lambda: _most_at_small_batches,
+    "hardly_depends_on_batch": lambda: _hardly_depends_on_batch,
+    "long_tail_on_pairs": lambda: _long_tail_on_pairs,
+}
+
+
+def _claim(entry: dict[str, Any]) -> Claim:
+    name, *arguments = entry.get("check", [""])
+    check = _CHECKS[name](*arguments) if name else entry["untested"]
+    return Claim(entry["claim"], entry["source"], entry["reported"], check)
+
+
+CLAIMS = [_claim(entry) for entry in tomllib.loads(Path(__file__).with_name("claims.toml").read_text("utf-8"))["claim"]]

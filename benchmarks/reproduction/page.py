@@ -21,6 +21,11 @@ from reproduction.plan import METHODS, MODES, Mode, Plan
 from reproduction.results import BANDS, MEASURES, Results
 from reproduction.running import PROMPT
 
+_SPREADS = {
+    1: "One seed.",
+    2: "Means over seeds where there are two, with both in brackets.",
+    3: "Means over seeds ± their standard deviation.",
+}
 WORDS = Path(__file__).with_name("page.md")
 
 
@@ -50,7 +55,7 @@ def _of_plan(plan: Plan) -> dict[str, Any]:
         "recipes": ", ".join(f"`{recipe}` {mode}" for mode, recipe in plans.RECIPES.items()),
         "methods": _table(("mode", "objective", "settings", "tried"),
                           [(method.mode, f"`{method.name}`", method.words, method.tried) for method in METHODS]),
-        "spread": _spread_words(plan),
+        "spread": _SPREADS[min(max(plan.seeds.values()), 3)],
     }  # fmt: skip
 
 
@@ -79,16 +84,6 @@ def _of_results(results: Results) -> dict[str, Any]:
         ]),
         "machines": "; ".join(sorted(machines)),
     }  # fmt: skip
-
-
-def _spread_words(plan: Plan) -> str:
-    match max(plan.seeds.values()):
-        case 1:
-            return "One seed."
-        case 2:
-            return "Means over seeds where there are two, with both in brackets."
-        case _:
-            return "Means over seeds ± their standard deviation."
 
 
 def _score_rows(results: Results, mode: Mode, batch_size: int) -> Iterator[tuple[str, ...]]:

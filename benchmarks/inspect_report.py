@@ -68,8 +68,8 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
         Figure("seconds", "time", "s", median(seconds), median(their_seconds) if theirs else None,
                at_most=60 if sizes.pandas else None, ratios=ratios(their_seconds, seconds) if theirs else ()),
         Figure("peak_megabytes", "peak memory", "MB", max(peaks), max(their_peaks) if theirs else None, at_most=1000),
-        Figure("page_megabytes", "the page", "MB", _megabytes(run / "report" / "report.html"),
-               _megabytes(page) if theirs else None, at_most=8),
+        Figure("page_megabytes", "the page", "MB", (run / "report" / "report.html").stat().st_size / 1e6,
+               page.stat().st_size / 1e6 if theirs else None, at_most=8),
     ]  # fmt: skip
     if sizes.pandas:
         figures.append(Figure("export_seconds", "export, for pandas", "s", export_seconds))
@@ -185,10 +185,6 @@ def _histogram(values: NDArray[Any]) -> str:
     drawing.subplots().hist(values, bins=100)
     drawing.savefig(file, format="png")
     return f'<img src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'
-
-
-def _megabytes(file: Path) -> float:
-    return file.stat().st_size / 1e6
 
 
 PARTS = {

@@ -113,10 +113,6 @@ class StepSeconds:
     whole: float
 
 
-def _store_percent(steps: list[StepSeconds]) -> float:
-    return 100 * sum(step.store for step in steps) / sum(step.whole for step in steps)
-
-
 @dataclass(frozen=True)
 class WindowedSizes:
     """Two epochs through a window, the first as fast as it goes, the second with a step of `step_ms`."""
@@ -137,10 +133,11 @@ def windowed(sizes: WindowedSizes, directory: Path) -> Measured:
         memory_budget=budget,
     ) as store:  # fmt: skip
         store.expect(_windows(order))
-        first = _pass_epoch(store, order, 0, step_ms=0.0)
+        _pass_epoch(store, order, 0, step_ms=0.0)
         read, written = store.blocks_read, store.blocks_written
         second = _pass_epoch(store, order, 1, sizes.step_ms)
         read, written = store.blocks_read - read, store.blocks_written - written
+    waited = 100 * sum(step.store for step in second) / sum(step.whole for step in second)
     return Measured(
         f"second epoch of {len(second):,} steps of {sizes.step_ms:g} ms through {sizes.samples:,} rows of {ROW_BYTES} "
         f"B in {sizes.budget_mb:g} MB, batch {sizes.batch:,}; {blocks:,} blocks of {order.block_rows:,} rows, window "
@@ -149,9 +146,7 @@ def windowed(sizes: WindowedSizes, directory: Path) -> Measured:
         (
             Figure("peak_memory_gb", "peak memory", "GB", peak_memory() / 1e9, sizes.samples * ROW_BYTES / 1e9,
                    at_most=1.2),
-            Figure("wait_percent", "waiting for the store", "%", _store_percent(second), at_most=5),
-            Figure("first_wait_percent", "waiting, first epoch, no step", "%", _store_percent(first)),
-            Figure("first_step_ms", "step of the first epoch", "ms", 1e3 * sum(s.whole for s in first) / len(first)),
+            Figure("wait_percent", "waiting for the store", "%", waited, at_most=5),
             Figure("blocks_read", "blocks read, of all", "×", read / blocks),
             Figure("blocks_written", "blocks written back, of all", "×", written / blocks),
         ),

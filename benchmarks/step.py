@@ -27,6 +27,7 @@ from thermopile.trainer.loop import Trainer
 from harness import Figure, Measured, Part, counted, script, timed
 from made import make_pairs
 
+
 @dataclass(frozen=True)
 class Sizes:
     """Checkpoints, each with steps before it that nothing disturbs and steps after it while it is written."""
@@ -60,7 +61,7 @@ class Seconds:
     held_up: float
     """What the step that ends with the checkpoint takes more."""
     slowed: float
-    """What it and the steps after it take more, which share the cores with the writing thread."""
+    """What it and the steps after it take more, which share the cores with the writer."""
     saved: float
     """torch.save of the same weights in the training thread, not synced."""
 
@@ -121,7 +122,7 @@ def _wait_until_written(trainer: Trainer, step: int) -> None:
     deadline = time.monotonic() + 120
     while (latest := latest_checkpoint(trainer.run_directory.checkpoints)) is None or latest.name != f"step-{step}":
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the checkpoint of step {step} was not written within two minutes; choose another --dir")
+            raise RuntimeError(f"the checkpoint of step {step} was not written in two minutes; choose another --dir")
         time.sleep(0.01)
 
 

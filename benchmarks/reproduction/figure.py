@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from io import BytesIO
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from reproduction.plan import MODES, Mode
 from reproduction.results import BANDS, KNN, LINEAR, RETRIEVAL, Measure, Results
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 BASELINE, INDIVIDUAL, THIRD, FOURTH = "#0072b2", "#009e73", "#e69f00", "#cc79a7"
 COLOURS = {
@@ -28,9 +29,6 @@ PANELS: tuple[tuple[Mode, Measure], ...] = (
 
 def draw_bands(results: Results, batch_size: int) -> bytes:
     """Grouped bars, a panel for each mode and measure; a whisker is the range over seeds where there are several."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     settings: dict[Any, Any] = {
         "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "text.color": INK, "axes.labelcolor": INK,
         "xtick.color": INK, "ytick.color": INK, "legend.frameon": False,
@@ -53,8 +51,7 @@ def _draw_panel(axes: Axes, results: Results, mode: Mode, measure: Measure, batc
     width = 0.8 / max(len(methods), 1)
     for place, method in enumerate(methods):
         for band, name in enumerate(BANDS):
-            shares = [100 * share for share in results.shares(mode, method, batch_size, measure, name)]
-            if not shares:
+            if not (shares := [100 * share for share in results.shares(mode, method, batch_size, measure, name)]):
                 continue
             x, mean = band - 0.4 + (place + 0.5) * width, fmean(shares)
             axes.bar(x, mean, 0.9 * width, color=COLOURS[method], label=method if band == 0 else None, zorder=3)

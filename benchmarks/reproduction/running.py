@@ -35,7 +35,7 @@ EXIT_CODE_STOPPED = 75
 
 
 class Sets(NamedTuple):
-    """What the runs learn from, and what they are scored on."""
+    """The datasets that the runs learn from and are scored on."""
 
     train: Dataset
     test: Dataset

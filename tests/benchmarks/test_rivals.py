@@ -4,7 +4,6 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.ffcv_loader import FFCVLoader

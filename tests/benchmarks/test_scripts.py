@@ -13,8 +13,7 @@ import pytest
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 FIGURES = {
     ("state", "rows"): {"take_ns", "put_ns", "take_and_put_ns"},
-    ("state", "windowed"): {"peak_memory_gb", "wait_percent", "first_wait_percent", "first_step_ms", "blocks_read",
-                            "blocks_written"},
+    ("state", "windowed"): {"peak_memory_gb", "wait_percent", "blocks_read", "blocks_written"},
     ("state", "snapshot"): {"megabytes_per_second"},
     ("step", "checkpoint"): {"held_up_ms", "held_up_steps", "held_up_worst_steps", "slowed_ms", "step_ms"},
     ("convert", "encoded"): {"images_per_second", "start_up_seconds"},

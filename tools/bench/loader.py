@@ -227,7 +227,12 @@ def _parts(work: Work, ids: NDArray[np.int64]) -> dict[str, Callable[[], object]
             gaussian_blur(view, of_view.blur[image])
 
     def every_view(part: Callable[[ViewParameters, int], None]) -> Callable[[], None]:
-        return lambda: [part(of_view, image) for image in range(len(ids)) for of_view in drawn] and None
+        def all_images() -> None:
+            for image in range(len(ids)):
+                for of_view in drawn:
+                    part(of_view, image)
+
+        return all_images
 
     return {
         "decode": lambda: decode_rows(shard, ids),

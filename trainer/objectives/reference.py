@@ -61,4 +61,4 @@ def _anchors(first: Tensor, second: Tensor, *, bimodal: bool) -> list[tuple[str,
         similarities = first @ second.T
         return [("image", similarities.unsqueeze(0), own), ("text", similarities.T.unsqueeze(0), own)]
     views = torch.cat([first, second])
-    return [("sample", (views @ views.T).unflatten(0, (2, -1)), torch.cat([own, own], dim=1))]
+    return [("sample", (views @ views.T).reshape(2, len(first), -1), torch.cat([own, own], dim=1))]

@@ -103,6 +103,8 @@ def make_run(rows: int, directory: Path) -> tuple[int, int]:
     a training that worked. Return the numbers of samples and shards.
     """
     # Imported here: the measured processes import this file, and torch would count.
+    from torch import from_numpy
+
     from thermopile.pipeline.plan import shard_count
     from thermopile.state_store import StateStore
     from thermopile.trainer.config import load_config
@@ -127,7 +129,8 @@ def make_run(rows: int, directory: Path) -> tuple[int, int]:
             ids = np.arange(pieces[piece], min(pieces[piece] + pieces.step, dataset.n))
             share = (1 + epoch) / SNAPSHOTS
             middle = (1 - share) * start + share * target[ids % len(target)]
-            store.put(ids, _rows(int(ids[0]), middle, spread=0.3 * share), step=1 + done)
+            rows_of_ids = _rows(int(ids[0]), middle, spread=0.3 * share).items()
+            store.put(ids, {name: from_numpy(values) for name, values in rows_of_ids}, step=1 + done)
             if piece == len(pieces) - 1:
                 store.snapshot(1 + done, epoch=1 + epoch).result()
     return dataset.n, shards

@@ -8,7 +8,6 @@ time    turn by turn; each batch size for about a minute
 memory  the peak above features and state, each contender in a process of its own
 
 Examples:
-  python benchmarks/objective.py --part time --set batches=2048
   python benchmarks/objective.py --set name=simclr --set mode=unimodal --set device=cuda
 """
 

@@ -113,7 +113,7 @@ def _spread(shares: Sequence[float]) -> str:
 def _temperature_rows(results: Results) -> Iterator[tuple[str, ...]]:
     for result in results.every:
         run = result.run
-        where = (run.method.mode, f"`{run.method.name}`", str(run.batch_size), str(run.seed))
+        where: tuple[str, ...] = (run.method.mode, f"`{run.method.name}`", str(run.batch_size), str(run.seed))
         yield from [
             (*where, label, f"{side.mean:.3f}", _signed(side.skewness), _signed(side.spearman), _signed(side.permuted))
             for label, side in result.temperatures.items()

@@ -23,7 +23,7 @@ demo: .venv/ready
 # The papers' methods compared, as docs/reproduction.md: half an hour on two cores, with FULL=1 hours. Called again, it
 # goes on where it was stopped, and makes no run twice; `rm -r reproduction` makes them all anew.
 reproduce: .venv/ready
-	$(RUN) reproduce reproduction --page docs/reproduction.md $(if $(FULL),--full)
+	.venv/bin/python benchmarks/reproduce.py reproduction --page docs/reproduction.md $(if $(FULL),--full)
 
 # Two processes, a file in one of them: what a file makes once is not made twice.
 test: lint

@@ -14,8 +14,12 @@ from hypothesis import settings
 settings.register_profile("thermopile", deadline=None, derandomize=True)
 settings.load_profile("thermopile")
 
+import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from pathlib import Path  # noqa: E402
+
+# Benchmarks are scripts; tests use some of what they make.
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402

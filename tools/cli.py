@@ -19,13 +19,12 @@ from .._version import __version__
 from ..pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from ..state_store.errors import StateStoreError, StoreMismatchError
 from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingError
-from .bench_cmd import bench
+from .bench.commands import bench
 from .convert_cmd import convert
 from .eval_cmd import eval_
 from .export_cmd import export
 from .inspect_cmd import inspect
 from .plain_text import MAX_ERROR_CHARACTERS, plain_text
-from .reproduce_cmd import reproduce
 from .show_cmd import show
 from .state_cmd import state
 from .status_cmd import status
@@ -108,7 +107,7 @@ class _WarningsOnStderr(logging.Handler):
             click.echo(plain_text(f"Warning: {record.getMessage()}", MAX_ERROR_CHARACTERS), err=True)
 
 
-for command in (convert, show, train, status, inspect, eval_, export, state, bench, reproduce):
+for command in (convert, show, train, status, inspect, eval_, export, state, bench):
     main.add_command(command)
 
 if __name__ == "__main__":

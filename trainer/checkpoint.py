@@ -61,7 +61,7 @@ class CheckpointInfo(BaseModel, frozen=True, extra="forbid"):
 def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]) -> Path:
     """Write checkpoints/step-N whole, then let `latest` name it. Replaces a directory of that name.
 
-    training: tensors, on the CPU, and plain values (tensor_tree). Raises OSError where it cannot be written, and then
+    training: tensors, on the CPU, and plain values (tensors.py). Raises OSError where it cannot be written, and then
     leaves nothing of it on the disk.
     """
     final, building = folder / f"step-{info.step}", folder / f".step-{info.step}.partial"

@@ -59,7 +59,7 @@ class StepsStatus:
     skipped: int
     step_seconds: float | None
     split: dict[str, float]
-    """Shares of the time (step_split)."""
+    """Shares of the time (`split`)."""
     hints: list[str]
 
 

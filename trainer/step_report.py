@@ -28,7 +28,7 @@ _HINTS = {
     "data_wait": "batches come late. Fewer pixels at conversion (`thermopile convert … --max-size`), more cores or "
     "`data.workers`; `thermopile bench loader` says what this machine can do",
     "store_wait": "rows of state come late. A larger `state.memory_budget`, more `state.prefetch_steps`, or a faster "
-    "disk for RUN/state.working; `thermopile bench state` says what this machine can do",
+    "disk for RUN/state.working; `thermopile bench step` says what this machine can do",
 }
 
 

@@ -19,7 +19,8 @@ from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.row_records import RECORD, write_row_records
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.tools.bench.loader.first_format import write_first_format
+
+from made import write_first_format
 
 ROW, N = 5, 32
 FIRST_ROW, LINE = 24 + 3 * 1041, 32

@@ -45,7 +45,7 @@ def test_a_wait_above_a_tenth_gives_one_line_that_says_how_to_mend_it():
         assert words in data
     (store,) = hints({"data_wait": 0.05, "store_wait": 0.11}).values()
     assert store.startswith("store wait 11%: ")
-    for words in ("state.memory_budget", "state.prefetch_steps", "disk", "thermopile bench state"):
+    for words in ("state.memory_budget", "state.prefetch_steps", "disk", "thermopile bench step"):
         assert words in store
     assert "\n" not in data + store
 

@@ -20,7 +20,8 @@ from thermopile.pipeline.row_records import Extent, write_row_records
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.stored_sample import checksum
 from thermopile.pipeline.tokenizer import train_tokenizer
-from thermopile.tools.bench.loader.first_format import write_first_format
+
+from made import write_first_format
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from thermopile.pipeline.conversion.partial import Partial
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.tools.bench.loader.first_format import write_first_format
+
+from made import write_first_format
 
 SELECTION = np.arange(0, 320, 20)
 

@@ -23,7 +23,8 @@ from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.tools.bench.repeated import repeat_shard
+
+from made import repeat_shard
 
 LOADERS = {"ffcv": FFCVLoader, "dali": DALILoader}
 WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))

@@ -1,4 +1,4 @@
-"""A new run's encoders with the weights of another run's: `--init-from`."""
+"""Initialising a new run's encoders from another run: `--init-from`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 def pinned(source: str) -> str:
-    """RUN or RUN@step-N as the absolute path of the run and a step: that of its latest checkpoint, where none is given.
+    """Return RUN or RUN@step-N with an absolute path and a step; without a step, that of the latest checkpoint.
 
-    Raises RunError where there is no such run, or no such checkpoint, naming those that there are.
+    Raises RunError if the run or checkpoint does not exist, listing the existing ones.
     """
     path, step = _parts_of(source)
     run = RunDirectory(path)
@@ -34,7 +34,7 @@ def pinned(source: str) -> str:
 
 
 def is_same_source(source: str, recorded: str) -> bool:
-    """Whether `source`, RUN or RUN@step-N, may mean what a run recorded, pinned; nothing is read."""
+    """Return whether `source`, RUN or RUN@step-N, may mean the recorded, pinned one; reads nothing."""
     if not (source and recorded):
         return source == recorded
     (path, step), (recorded_path, recorded_step) = _parts_of(source), _parts_of(recorded)
@@ -42,10 +42,10 @@ def is_same_source(source: str, recorded: str) -> bool:
 
 
 def load_initial_weights(encoders: Encoders, source: str) -> None:
-    """Give the encoders the weights of a checkpoint, pinned as `pinned` does: of each encoder that both runs have.
+    """Load the weights of a checkpoint, as returned by `pinned`, into each encoder that both runs have.
 
-    Of the text encoder a unimodal run has none, so one that starts from it keeps its fresh one, with a warning. Raises
-    RunError where the checkpoint is gone or damaged, ConfigError where its encoders are not of the same shape.
+    A unimodal run has no text encoder, so a bimodal run that starts from it keeps a newly initialised one, with a
+    warning. Raises RunError if the checkpoint is missing or damaged, ConfigError if its encoders have other shapes.
     """
     path, step = _parts_of(source)
     if not (checkpoint := path / "checkpoints" / str(step)).is_dir():
@@ -80,7 +80,7 @@ def _load(encoder: nn.Module, weights: dict[str, Tensor], side: str, checkpoint:
 
 
 def _parts_of(source: str) -> tuple[Path, str | None]:
-    """The run's absolute path, and step-N where it is given."""
+    """Return the run's absolute path, and step-N if given."""
     parts = _SOURCE.fullmatch(source)
     if parts is None:
         raise ConfigError(f"init_from = {source!r} is neither a run's directory nor RUN@step-N")

@@ -1,4 +1,4 @@
-"""Why a run had to end, in words that say what is left and what to do."""
+"""Messages for runs that had to end: the cause, what is intact and what to do."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .run_directory import RunDirectory
 from .world import World
 
 FIRST_IDS = 8
-"""So many samples of a batch are named where it ends the run."""
+"""Number of samples of a bad batch to name."""
 
 
 def not_finite(run: RunDirectory, order: Order, step: int, why: str) -> TrainingError:
-    """What to raise for values of a step that are not finite: whose they are, and what is left."""
+    """Return the error for values of a step that are not finite, naming samples and remaining checkpoint."""
     last = latest_checkpoint(run.checkpoints)
     left = f"The last checkpoint, {last}, is from before it" if last else "There is no checkpoint before it"
     return TrainingError(
@@ -23,13 +23,13 @@ def not_finite(run: RunDirectory, order: Order, step: int, why: str) -> Training
 
 
 def samples_of(order: Order, step: int) -> str:
-    """The samples of a step, which counts from 1, in words."""
+    """Describe the samples of a step, counted from 1."""
     sample_ids = order.batch_ids(*divmod(step - 1, order.steps_per_epoch)).tolist()
     return f"Its {len(sample_ids)} samples begin with the ids {', '.join(map(str, sample_ids[:FIRST_IDS]))}"
 
 
 def ranks_lost(run: RunDirectory, world: World, lost: list[int], step: int) -> RanksLostError:
-    """What to raise in a step that other ranks did not come to: which, and what is left."""
+    """Return the error for a step in which other ranks are missing, naming them and the remaining checkpoint."""
     last = latest_checkpoint(run.checkpoints)
     left = f"The last checkpoint, {last}, stands; --resume goes on from it" if last else "There is no checkpoint yet"
     return RanksLostError(f"{world.named(lost)} went away at step {step:,}; look for its own messages. {left}")

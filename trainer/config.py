@@ -70,8 +70,8 @@ class EncoderConfig(_Section):
     """One encoder: a built-in by name, or `hf:` with a transformers model or a local directory."""
 
     name: str = "auto"
-    """auto is `conv` for images and `mean_embedding` for text; `hf:/path/to/model` or `hf:./model` loads the weights of a
-    local directory."""
+    """auto is `conv` for images and `mean_embedding` for text; `hf:/path/to/model` or `hf:./model` loads the weights of
+    a local directory."""
     config: dict[str, bool | int | float | str | list[int]] = {}
     """Overrides of the encoder's own settings; for a local directory, its recorded architecture."""
 

@@ -95,7 +95,7 @@ class Objective(nn.Module):
     _looked_at_features = False
 
     def check(self, first: Tensor, second: Tensor, ranks: Ranks) -> None:
-        """Raise ValueError unless both are unit-norm [b, d] of equal shape, on all ranks, with at least 2 samples overall.
+        """Raise ValueError unless both are unit-norm [b, d] of equal shape, on all ranks, of 2 samples or more in all.
 
         On a GPU values are checked only in the first step, because reading them synchronises with the device.
         """

@@ -54,7 +54,7 @@ def read_regular(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BYTES) 
     with open_regular(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise OSError(f"{path} has more than {max_bytes:,} bytes; it is not what it should be")
+        raise OSError(f"{path} is larger than the limit for such a file, {max_bytes:,} bytes")
     return data
 
 
@@ -68,12 +68,12 @@ def open_own(path: str | os.PathLike[str], flags: int) -> int:
         descriptor = _open(path, flags | os.O_NOFOLLOW)
     except OSError:
         if os.path.islink(path):
-            raise NotRegularFileError(f"{path} is a link, and nothing is written through one; remove it") from None
+            raise NotRegularFileError(f"{path} is a link, and files are not written through links; remove it") from None
         raise
     if os.fstat(descriptor).st_nlink > 1:
         os.close(descriptor)
         raise NotRegularFileError(
-            f"{path} has a second name (a hard link), which writing would change as well; put a copy in its place"
+            f"{path} has a second hard link, and writing would change that as well; replace it with a copy"
         )
     return descriptor
 
@@ -91,7 +91,9 @@ def own_directory(path: Path) -> Path:
 def refuse_link(path: Path) -> None:
     """Raise NotRegularFileError if `path` itself is a link, since files below it would be written elsewhere."""
     if path.is_symlink():
-        raise NotRegularFileError(f"{path} is a link, and nothing is written through one; put what it names there")
+        raise NotRegularFileError(
+            f"{path} is a link, and files are not written through links; replace it with its target"
+        )
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -128,7 +130,7 @@ def _refuse_to_replace(path: Path) -> None:
         return
     if kind not in (stat.S_IFREG, stat.S_IFLNK):
         raise NotRegularFileError(
-            f"{path} is {_KINDS.get(kind, 'no regular file')}, which no file can take the place of; choose another name"
+            f"{path} is {_KINDS.get(kind, 'not a regular file')}, which a file cannot replace; choose another name"
         )
 
 

@@ -47,10 +47,10 @@ def verify(text: bytes) -> str:
     Raises DamagedJSONError.
     """
     if not (seal := _SEAL.search(text[-200:])):
-        raise DamagedJSONError("its checksum is missing: it is cut short or damaged")
+        raise DamagedJSONError("its checksum is missing: it is truncated or damaged")
     kind = seal[1].decode()
     if _CHECKSUMS[kind](text[: len(text) - len(seal[0])]) != seal[2].decode():
-        raise DamagedJSONError("it is not what was written: its checksum does not match")
+        raise DamagedJSONError("it is damaged: its checksum does not match")
     return kind
 
 
@@ -59,7 +59,7 @@ def unseal(text: bytes) -> dict[str, Any]:
     kind = verify(text)
     tree = parse(text)
     if not isinstance(tree, dict):
-        raise DamagedJSONError("it is no JSON object")
+        raise DamagedJSONError("it is not a JSON object")
     del tree[kind]
     return tree
 
@@ -71,4 +71,4 @@ def parse(text: bytes | str) -> Any:
     except RecursionError:
         raise DamagedJSONError("it is nested too deeply") from None
     except ValueError as error:  # bytes that are no UTF-8 included
-        raise DamagedJSONError(f"it is no JSON: {error}") from None
+        raise DamagedJSONError(f"it is not valid JSON: {error}") from None

@@ -24,12 +24,12 @@ _UNREADABLE = (icechunk.IcechunkError, ValueError)
 _FILE = re.compile(r"\b(chunk|manifest|snapshot)(?:s/|_id=)([0-9A-Z]{20})\b")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _LENGTH = re.compile(r"range=(\d+)\.\.")
-_CHANGED = "its bytes are not those written, their checksum does not match"
+_CHANGED = "its checksum does not match"
 
 
 ADVICE = (
-    "Snapshots that do not share this chunk stay readable: `thermopile state log` lists the snapshots, "
-    "`thermopile state check --all` tries each"
+    "Snapshots that do not share this chunk are still readable: `thermopile state log` lists the snapshots, "
+    "`thermopile state check --all` checks each"
 )
 """The end of every DamagedChunkError message."""
 
@@ -54,7 +54,7 @@ def read_rows(
         array = array_of(group, column)
     except (*_UNREADABLE, KeyError) as error:
         raise DamagedChunkError(
-            f"array {column!r} is missing, or what describes it is damaged: {error!r}. {ADVICE}"
+            f"array {column!r} is missing, or its metadata is damaged: {error!r}. {ADVICE}"
         ) from error
     try:
         return np.asarray(array[start:stop])
@@ -78,7 +78,7 @@ def _read_chunk(
         found = _damage(error) if isinstance(error, icechunk.IcechunkError) else _damaged_bytes(array, chunk)
         raise DamagedChunkError(
             f"array {column!r}, chunk {chunk} (rows {start} … {stop - 1}) cannot be read: {found.file} in the "
-            f"directory of the state: {found.reason}. {ADVICE}"
+            f"state directory: {found.reason}. {ADVICE}"
         ) from error
 
 

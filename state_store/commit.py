@@ -90,14 +90,14 @@ def fork(state: Path, base: Snapshot | None, world: int) -> list[icechunk.ForkSe
     Raises SnapshotError if the base is damaged.
     """
     if base is None:
-        raise ValueError("rank 0 must say which snapshot to build on")
+        raise ValueError("rank 0 must give the base snapshot")
     icechunk_files.refuse_links(state)
     try:
         icechunk_files.verify(state, base.files)
     except DamagedFileError as error:
         raise SnapshotError(
-            f"It builds on {base.tag}, but {error}. Go back to an older snapshot: `thermopile state check RUN --all` "
-            "tells which are sound, open(at=…) resumes there"
+            f"It builds on {base.tag}, but {error}. Use an older snapshot: `thermopile state check RUN --all` "
+            "lists the intact ones, open(at=…) resumes there"
         ) from error
     icechunk_files.point_reference_at(state, base.id)
     session = icechunk_files.open_repository(state).writable_session(icechunk_files.BRANCH)

@@ -75,7 +75,7 @@ class Repository:
             raise StoreExistsError(f"{path} exists already; resume that run, or choose another directory")
         building = path.with_name(f".{path.name}.partial")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _refusing(f"{path} could not be made"):
+        with _refusing(f"{path} could not be created"):
             refuse_link(path)
             refuse_link(building)
             shutil.rmtree(building, ignore_errors=True)
@@ -112,10 +112,10 @@ class Repository:
         loaded, found = history.load(self.path)
         problems = [found] if found else []
         if not found and not history.copy_is_sound(self.path, loaded):
-            problems.append(f"{self.path}: {history.COPY} is damaged or missing; resuming the run writes it again")
+            problems.append(f"{self.path}: {history.COPY} is damaged or missing; resuming the run rewrites it")
         if not icechunk_files.reference_is_sound(self.path):
             problems.append(
-                f"{self.path}: {icechunk_files.REFERENCE} is damaged or missing; resuming the run writes it again"
+                f"{self.path}: {icechunk_files.REFERENCE} is damaged or missing; resuming the run rewrites it"
             )
         return problems
 
@@ -134,17 +134,17 @@ class Repository:
                 return entry
             if entry is not None:
                 readable = ", ".join(found.tag for found in self.snapshots())
-                raise SnapshotNotFoundError(f"{self.path}: {entry}; those that can be read: {readable or 'none'}")
+                raise SnapshotNotFoundError(f"{self.path}: {entry}; readable snapshots: {readable or 'none'}")
         tags = ", ".join(entry.tag for entry in self.snapshots())
-        raise SnapshotNotFoundError(f"{self.path} holds no snapshot {at!r}; there are: {tags}, latest")
+        raise SnapshotNotFoundError(f"{self.path} has no snapshot {at!r}; available: {tags}, latest")
 
     def _latest(self) -> Snapshot:
         entries = self.history()
         for entry in reversed(entries):
             if isinstance(entry, Snapshot):
                 return entry
-            _log.warning("%s: %s; it is left out", self.path, entry)
-        raise SnapshotNotFoundError(f"{self.path} holds no snapshot that can be read: {'; '.join(map(str, entries))}")
+            _log.warning("%s: %s; skipping it", self.path, entry)
+        raise SnapshotNotFoundError(f"{self.path} has no readable snapshot: {'; '.join(map(str, entries))}")
 
     def group(self, snapshot: Snapshot) -> zarr.Group:
         """Return the arrays of `snapshot`, read-only.
@@ -161,7 +161,7 @@ class Repository:
 
     def repair(self) -> None:
         """Rewrite the index, its copy and icechunk's reference where they are damaged. Raises SnapshotError."""
-        with _refusing(f"{self.path}: the state could not be made ready for writing"):
+        with _refusing(f"{self.path}: the state could not be prepared for writing"):
             icechunk_files.refuse_links(self.path)
             loaded, found = history.load(self.path)
             if found or not history.copy_is_sound(self.path, loaded):
@@ -187,7 +187,7 @@ class Repository:
         file could be restored. Chunks are not read. Does nothing if the last snapshot is damaged as well. Raises
         SnapshotError if the disk fails or the index cannot be replaced.
         """
-        with _refusing(f"{self.path}: the damaged snapshots could not be forgotten"):
+        with _refusing(f"{self.path}: the damaged snapshots could not be dropped from the history"):
             loaded = self._load()
             if len(loaded.snapshots) == 1:
                 return
@@ -200,8 +200,8 @@ class Repository:
             history.replace(self.path, replace(loaded, snapshots=sound))
         for snapshot, error in damaged:
             _log.warning(
-                "%s: the snapshot %s is damaged (%s). The run goes on without it: it is out of the history, and its "
-                "files are deleted with the next old ones", self.path, snapshot.tag, error,
+                "%s: snapshot %s is damaged (%s). The run continues without it: it was dropped from the history; its "
+                "files will be deleted with the next old snapshots", self.path, snapshot.tag, error,
             )  # fmt: skip
 
     def retain(self, keep_last: int, keep_every: int = 0) -> None:
@@ -213,7 +213,7 @@ class Repository:
         """
         if keep_last < 1 or keep_every < 0:
             raise ValueError(f"keep_last {keep_last} must be at least 1, and keep_every {keep_every} at least 0")
-        with _refusing(f"{self.path}: nothing was deleted, or not all of the old snapshots"):
+        with _refusing(f"{self.path}: not all old snapshots were deleted"):
             loaded = self._load()
             newest = loaded.snapshots[-keep_last:]
             kept = tuple(
@@ -319,7 +319,7 @@ def list_snapshots(path: str | os.PathLike[str]) -> list[Snapshot]:
 def _why(failures: list[Failure]) -> str:
     if isinstance(failures[0].error, SnapshotError):
         return failures[0].reason  # its base is damaged, which explains all other failures
-    return "; ".join(f"rank {failure.rank}: {failure.reason}" for failure in failures) + ". The last snapshot stands"
+    return "; ".join(f"rank {failure.rank}: {failure.reason}" for failure in failures) + ". The last snapshot is intact"
 
 
 @contextmanager
@@ -329,8 +329,8 @@ def _refusing(what: str) -> Iterator[None]:
         yield
     except DamagedFileError as error:
         raise SnapshotError(
-            f"{what}: {error}. Stop the run, put the file back from a copy of the run and resume. Without a copy, "
-            "resume it as well: it forgets the damaged snapshots, which `thermopile state check RUN --all` lists"
+            f"{what}: {error}. Stop the run, restore the file from a copy of the run, and resume. Without a copy, "
+            "resume anyway: that drops the damaged snapshots, which `thermopile state check RUN --all` lists"
         ) from error
     except (OSError, icechunk.IcechunkError) as error:
         raise SnapshotError(f"{what}: {reason_of(error)}") from error

@@ -61,7 +61,7 @@ class DamagedFileError(DamagedChunkError):
     """A file of a snapshot is missing or does not match its checksum. file: path relative to the state directory."""
 
     def __init__(self, file: str, reason: str) -> None:
-        super().__init__(f"{file} in the directory of the state: {reason}")
+        super().__init__(f"{file} in the state directory: {reason}")
         self.file, self.reason = file, reason
 
 

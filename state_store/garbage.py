@@ -62,7 +62,7 @@ def _needed(state: Path, snapshots: Iterable[Snapshot], found: set[str]) -> set[
     needed = needed_files(state, (snapshot.files for snapshot in snapshots))
     for name in sorted(needed - found):
         if _is_missing(state / name):  # the listing alone is no proof
-            raise DamagedFileError(name, "it is missing, and a snapshot that is to be kept needs it")
+            raise DamagedFileError(name, "it is missing, and a snapshot to be kept needs it")
     return needed
 
 

@@ -60,9 +60,7 @@ class UnreadableSnapshot:
     reason: str
 
     def __str__(self) -> str:
-        return (
-            f"the snapshot {self.tag} cannot be read: the file {self.file} in the directory of the state: {self.reason}"
-        )
+        return f"snapshot {self.tag} cannot be read: {self.file} in the state directory: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -114,13 +112,13 @@ def replace(state: Path, history: History) -> None:
 def _no_history(state: Path, damage: list[str]) -> StoreNotFoundError:
     if any((state / name).exists() for name in (INDEX, COPY)):
         return StoreNotFoundError(
-            f"{state}: the index and its copy are damaged ({'; '.join(damage)}). Put back one of them from a copy of "
-            "the run; the snapshots themselves may be whole"
+            f"{state}: the index and its copy are damaged ({'; '.join(damage)}). Restore one of them from a copy of "
+            "the run; the snapshots themselves may be intact"
         )
     if any((state / "refs").glob("tag.*")):
         return StoreNotFoundError(
-            f"{state}: the state has format version 2 or 1, this thermopile reads {FORMAT_VERSION}; version 0.1.0 "
-            "reads it"
+            f"{state}: the state has format version 1 or 2, but this version of thermopile reads {FORMAT_VERSION}; use "
+            "version 0.1.0"
         )
     return StoreNotFoundError(f"{state} holds no state store; check the path of the run")
 
@@ -159,7 +157,7 @@ def _parse(text: bytes, state: Path) -> History:
     tree = unseal(text)
     if isinstance(version := tree.get("format_version"), int) and version != FORMAT_VERSION:
         raise StoreNotFoundError(
-            f"{state}: the state has format version {version}, this thermopile reads {FORMAT_VERSION}; "
+            f"{state}: the state has format version {version}, but this version of thermopile reads {FORMAT_VERSION}; "
             "use the version that wrote it"
         )
     try:
@@ -169,9 +167,9 @@ def _parse(text: bytes, state: Path) -> History:
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     snapshots = tuple(Snapshot(**entry.model_dump()) for entry in index.snapshots)
     if any(later.step <= earlier.step for earlier, later in itertools.pairwise(snapshots)):
-        raise ValueError("its snapshots are not in the order of their steps")
+        raise ValueError("its snapshots are not ordered by step")
     if lacking := [snapshot.tag for snapshot in snapshots if f"snapshots/{snapshot.id}" not in snapshot.files]:
-        raise ValueError(f"{lacking[0]} does not name its own file")
+        raise ValueError(f"{lacking[0]} does not list its own file")
     schema = Schema.from_json(index.fields)
     return History(Description(index.samples, schema, index.block_rows, index.dataset_fingerprint), snapshots)
 

@@ -52,7 +52,7 @@ def verified(state: Path, name: str, sha256: str) -> bytes:
     """Return the content of a file after checking its sha256. Raises DamagedFileError, OSError."""
     data = read_file(state, name)
     if digest_of(data) != sha256:
-        raise DamagedFileError(name, "it is not what was written, its sha256 does not match")
+        raise DamagedFileError(name, "its sha256 does not match")
     return data
 
 
@@ -89,7 +89,7 @@ def written_files(state: Path, snapshot_id: str) -> tuple[icechunk.SnapshotInfo,
         data = read_file(state, name)
         if (count := _chunks_in(name, data).total) != manifest.num_chunk_refs:
             raise DamagedFileError(
-                name, f"it refers to {count:,} chunks, its snapshot says {manifest.num_chunk_refs:,}"
+                name, f"it refers to {count:,} chunks, but its snapshot records {manifest.num_chunk_refs:,}"
             )
         files[name] = digest_of(data)
     return info, files
@@ -106,10 +106,10 @@ def open_repository(state: Path) -> icechunk.Repository:
     """
     # Its settings could redirect icechunk to other places; this program writes none.
     if os.path.lexists(state / "config.yaml"):
-        raise StoreNotFoundError(f"{state}: config.yaml is not this program's; remove it")
+        raise StoreNotFoundError(f"{state}: config.yaml was not written by thermopile; remove it")
     if not reference_is_sound(state):
         raise StoreNotFoundError(
-            f"{state}: {REFERENCE} is damaged or missing; resuming the run writes it again, or put there "
+            f"{state}: {REFERENCE} is damaged or missing; resuming the run rewrites it, or write to it "
             f'{{"snapshot": "ID"}} with the id of any snapshot in thermopile.json'
         )
     return icechunk.Repository.open(storage(state))

@@ -27,8 +27,8 @@ def slots_within(memory_budget: int | None, description: Description, owned: ran
     slots = memory_budget // (block_rows * row_bytes)
     if slots < 1:
         raise MemoryBudgetError(
-            f"a memory budget of {memory_budget:,} bytes holds no block of {block_rows:,} rows of {row_bytes} bytes. "
-            f"Raise it to {block_rows * row_bytes:,} or more; the windows of the order need several blocks"
+            f"a memory budget of {memory_budget:,} bytes is less than a block of {block_rows:,} rows of {row_bytes} "
+            f"bytes. Raise it to {block_rows * row_bytes:,} or more; the order's windows need several blocks"
         )
     return slots
 

@@ -38,7 +38,7 @@ def chunk_refs(manifest: bytes) -> ChunkRefs:
     """Return the chunks of all arrays of a manifest, given the content of its file. Raises ValueError."""
     header = len(_MAGIC) + _LIBRARY_BYTES + len(_VERSION_1_MANIFEST_ZSTD)
     if not manifest.startswith(_MAGIC) or manifest[header - 3 : header] != _VERSION_1_MANIFEST_ZSTD:
-        raise ValueError("it is no manifest of version 1 of icechunk's format")
+        raise ValueError("it is not a manifest in version 1 of icechunk's format")
     try:
         buffer = _Flatbuffer(Zstd().decode(manifest[header:]))
         (field,) = buffer.fields(buffer.root(), _ARRAYS)
@@ -46,7 +46,7 @@ def chunk_refs(manifest: bytes) -> ChunkRefs:
         refs = np.concatenate(vectors) if vectors else np.empty(0, np.int64)
         ids = buffer.bytes_at(buffer.fields(refs, _CHUNK_ID, optional=True), _ID_BYTES)
     except (IndexError, RuntimeError) as error:
-        raise ValueError(f"its content is no manifest: {error}") from None
+        raise ValueError(f"its content is not a manifest: {error}") from None
     return ChunkRefs(len(refs), {_name(identity) for identity in set(map(bytes, ids))})
 
 
@@ -85,7 +85,7 @@ class _Flatbuffer:
     def bytes_at(self, positions: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint8]:
         """Return `length` bytes from each position, [positions, length]."""
         if len(positions) and not (positions.min() >= 0 and positions.max() + length <= len(self._bytes)):
-            raise IndexError("an offset leads out of the buffer")
+            raise IndexError("an offset is outside the buffer")
         found: npt.NDArray[np.uint8] = self._bytes[positions[:, None] + np.arange(length)]
         return found
 

@@ -31,7 +31,7 @@ def checked_ids(sample_ids: SampleIds, owned: range) -> IdArray:
         outside = ids[(ids < owned.start) | (ids >= owned.stop)]
         raise SampleIdError(
             f"sample id {outside[0]} is outside {owned.start} … {owned.stop - 1}: the store holds {len(owned):,} "
-            "samples. Pass ids of the dataset that this store was made for, and to a rank those of its canonical shards"
+            "samples. Pass ids of the store's dataset, and to a rank those of its canonical shards"
         )
     return ids
 
@@ -43,7 +43,7 @@ def sorted_without_repeats(ids: IdArray) -> IdArray:
     if repeated.any():
         twice = ascending[1:][repeated][0]
         places = np.flatnonzero(ids == twice).tolist()
-        raise DuplicateIdError(f"sample id {twice} stands at places {places} of one put; give each sample one row")
+        raise DuplicateIdError(f"sample id {twice} occurs at positions {places} of one put; give each sample one row")
     return ascending
 
 

@@ -35,9 +35,9 @@ class Schema:
             if not _FIELD_NAME.fullmatch(name):
                 raise FieldError(f"field {name!r} is not a path such as 'image/tau': use identifiers joined by '/'")
             if name in COUNTERS:
-                raise FieldError(f"field {name!r} is kept by the store itself; leave it out of the fields")
+                raise FieldError(f"field {name!r} is maintained by the store itself; remove it from the fields")
             if math.isnan(value):
-                raise FieldError(f"the initial value of field {name!r} is NaN; use a number, or -inf for 'never seen'")
+                raise FieldError(f"the initial value of field {name!r} is NaN; use a number, or -inf for 'unseen'")
 
     @property
     def names(self) -> tuple[str, ...]:

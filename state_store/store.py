@@ -258,8 +258,8 @@ class StateStore:
         newest = max(self.last_snapshot.step, *(at for at, _ in self._writes), 0)
         if step <= newest:
             raise StepError(
-                f"snapshot of step {step} after one of step {newest}; a snapshot's step must be greater than the last "
-                "one's, or the store be opened at an earlier snapshot"
+                f"cannot snapshot step {step} after step {newest}; use a later step, or open the store at an earlier "
+                "snapshot"
             )
         self._raise_unseen_failure()
         cut = self._rows_thread.submit(self._cut, self._writes[-1][1] if self._writes else None)
@@ -276,7 +276,7 @@ class StateStore:
         self._check_usable()
         self._raise_unseen_failure()
         if keep_last < 1 or keep_every < 0:
-            raise ValueError(f"keep_last is {keep_last} and keep_every {keep_every}; at least 1 and 0 are needed")
+            raise ValueError(f"keep_last {keep_last} must be at least 1, and keep_every {keep_every} at least 0")
         return self._snapshot_thread.submit(self._delete_old_snapshots, keep_last, keep_every)
 
     def flush(self) -> None:
@@ -426,4 +426,4 @@ class StateStore:
 
 def _check_step(step: int) -> None:
     if not 1 <= step <= _MAX_STEP:
-        raise StepError(f"step {step} is outside 1 … {_MAX_STEP}; the first step is number 1")
+        raise StepError(f"step {step} is outside 1 … {_MAX_STEP}; steps count from 1")

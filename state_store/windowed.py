@@ -200,7 +200,7 @@ class WindowedBlocks:
                 first, end = self._first_block, self._first_block + len(self._slot_of)
                 raise StateStoreError(
                     f"a window has block {block + first}, but this process holds the blocks {first} … {end - 1}; "
-                    "expect the windows of this rank alone"
+                    "announce only this rank's windows"
                 )
             self._next_in_window += 1
             slot = int(self._slot_of[block])

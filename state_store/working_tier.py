@@ -83,7 +83,7 @@ class WorkingTier:
         file = self.path / "c" / str(block) / "0"
         try:
             if not file.exists():  # zarr would read it as zeros
-                raise FileNotFoundError("it is gone")
+                raise FileNotFoundError("it is missing")
             return np.ascontiguousarray(self._array[start:stop], dtype=np.uint32)
         except (OSError, ValueError) as error:
             raise DamagedChunkError(

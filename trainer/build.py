@@ -35,7 +35,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     if mode == "auto":
         mode = _natural_mode(config.objective.name, pairs)
     if mode == "bimodal" and not pairs:
-        raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.path} has pictures alone")
+        raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.path} has only images")
     resolved = config.model_copy(
         update={
             "data": _resolve_data(config, dataset, mode),
@@ -70,7 +70,7 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
 def recipe_named(name: str) -> Recipe:
     """Return the recipe of the views, no longer `auto`. Raises ConfigError for an unknown name."""
     if name not in RECIPES:
-        raise ConfigError(f"data.recipe = {name!r} is unknown; there are: auto, {', '.join(RECIPES)}")
+        raise ConfigError(f"data.recipe = {name!r} is unknown; available: auto, {', '.join(RECIPES)}")
     return RECIPES[name]
 
 
@@ -114,7 +114,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
         raise ConfigError(
             f"state.memory_budget = {budget // world.size:,} holds {rows:,} rows of {row_bytes} bytes"
             f"{f' on {world.size} ranks' if world.size > 1 else ''}, but the order needs "
-            f"{order.live_rows:,} at once, of {dataset.n:,}: its {order.canonical_shards} shards have windows of "
+            f"{order.live_rows:,} of {dataset.n:,} at once: its {order.canonical_shards} shards have windows of "
             f"{order.window_blocks:,} of {order.blocks_per_shard:,} blocks of {order.block_rows:,} rows. "
             f"Set state.memory_budget to at least {math.ceil(order.live_rows / world.size) * row_bytes:,}, or to none"
         )
@@ -175,7 +175,7 @@ def _augmentation_named(name: str) -> Augmentation:
     except Exception as error:  # a user's module may raise anything
         raise ConfigError(
             f"data.augmentation = {name!r} cannot be imported: {type(error).__name__}: {error}. "
-            "It is module:function, and the module's folder must be in PYTHONPATH"
+            "Write module:function, with the module's directory in PYTHONPATH"
         ) from error
     if not isinstance(augmentation, Dispatcher):
         raise ConfigError(f"data.augmentation = {name!r} is not compiled; decorate it with numba.njit")
@@ -194,5 +194,5 @@ def device_named(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device = 'cuda', but torch sees no GPU here; use device = 'cpu' or 'auto'")
+        raise ConfigError("device = 'cuda', but torch finds no GPU; use device = 'cpu' or 'auto'")
     return torch.device(name)

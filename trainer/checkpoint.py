@@ -107,7 +107,7 @@ def load_checkpoint(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
             _verify(path / name, info.files.get(name))
         training = join(load_tensors(path / _TENSORS), parse(read_regular(path / _REST)))
         if not isinstance(training, dict):
-            raise ValueError(f"{_REST} holds no table")
+            raise ValueError(f"{_REST} is not a JSON object")
     return info, training
 
 
@@ -128,11 +128,11 @@ def read_info(path: Path) -> CheckpointInfo:
                 ) from None
             raise DamagedJSONError(f"{_INFO}: {error}") from None
         if tree.get("format") != FORMAT:
-            raise RunError(f"{path} has checkpoint format {tree.get('format')!r}, and this version of thermopile reads "
+            raise RunError(f"{path} has checkpoint format {tree.get('format')!r}, but this version of thermopile reads "
                            f"format {FORMAT}; resume the run with the version that wrote it")  # fmt: skip
         info = CheckpointInfo.model_validate(tree)
         if path.name != f"step-{info.step}":
-            raise ValueError(f"{_INFO} says that it is of step {info.step}")
+            raise ValueError(f"{_INFO} is for step {info.step}")
     return info
 
 
@@ -146,11 +146,11 @@ def _format_of(text: bytes) -> object:
 
 def _verify(file: Path, written: FileDigest | None) -> None:
     if written is None:
-        raise ValueError(f"{_INFO} does not know {file.name}")
+        raise ValueError(f"{_INFO} does not list {file.name}")
     if (have := file.stat().st_size) != written.bytes:
-        raise ValueError(f"{file.name} has {have:,} bytes, and {written.bytes:,} were written")
+        raise ValueError(f"{file.name} has {have:,} bytes, but {written.bytes:,} were written")
     if sha256_of(file) != written.sha256:
-        raise ValueError(f"{file.name} is not what was written: its checksum does not match")
+        raise ValueError(f"{file.name} does not match its checksum")
 
 
 @contextmanager
@@ -194,13 +194,13 @@ def load_latest(folder: Path, *, before: Path | None = None) -> Loaded | None:
             damages.append(error)
             continue
         for damage in damages:
-            _log.warning("%s Going on from step %d, the newest checkpoint that is whole.", damage, step)
+            _log.warning("%s Resuming from step %d, the newest intact checkpoint.", damage, step)
         if before is None and (named := _named(folder)) != (newest := f"step-{max(found)}"):
-            _log.warning("%s names %s, but the newest checkpoint is %s. Going on from step %d, the newest one that is "
-                         "whole", folder / LATEST, named, newest, step)  # fmt: skip
+            _log.warning("%s names %s, but the newest checkpoint is %s. Resuming from step %d, the newest intact "
+                         "one", folder / LATEST, named, newest, step)  # fmt: skip
         return loaded
     if damages:
-        raise RunError(f"{damages[0]} There is none before it that is whole; start anew, with another --out")
+        raise RunError(f"{damages[0]} No earlier checkpoint is intact; start a new run with another --out")
     return None
 
 
@@ -210,7 +210,7 @@ def _named(folder: Path) -> str:
         name = read_regular(folder / LATEST, max_bytes=100).decode("ascii", "replace").strip()
     except OSError as error:
         return f"none ({error.strerror or error})"
-    return name if _NAME.fullmatch(name) else f"{name[:40]!r}, which is no step-N,"
+    return name if _NAME.fullmatch(name) else f"{name[:40]!r}, which is not step-N,"
 
 
 def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set[int]:

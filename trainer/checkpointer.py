@@ -155,7 +155,7 @@ class Checkpointer:
         error, self._writing = self._writing.exception(), None
         if error is None and Progress.FAILED in of_ranks:
             rank = of_ranks.index(Progress.FAILED)
-            error = SnapshotError(f"rank {rank} could not write its part; its own messages say why")
+            error = SnapshotError(f"rank {rank} could not write its part; see its messages")
         if error is None:
             return True
         if must_succeed or not isinstance(error, SnapshotError | StateStoreError | OSError):
@@ -163,7 +163,7 @@ class Checkpointer:
         self._retry_at = time.monotonic() + RETRY_SECONDS
         if self._world.is_first:
             _log.warning(
-                "the checkpoint of step %d was not written: %s. Training goes on; next attempt in %.0f seconds",
+                "the checkpoint of step %d was not written: %s. Training continues; next attempt in %.0f seconds",
                 self._step, error, RETRY_SECONDS,
             )  # fmt: skip
         return False

@@ -61,7 +61,7 @@ class DataConfig(_Section):
         if self.augmentation and self.loader == "dali":
             raise ValueError(
                 f"augmentation {self.augmentation!r} is compiled code, which loader 'dali' cannot run; "
-                "take loader = 'ffcv', or leave augmentation out"
+                "use loader = 'ffcv', or remove augmentation"
             )
         return self
 
@@ -94,8 +94,8 @@ class ModelConfig(_Section):
     def _hidden_layers_where_there_are_some(self) -> Self:
         if self.head == "linear" and self.head_width:
             raise ValueError(
-                f"head_width {self.head_width} is for hidden layers, which head 'linear' has not; "
-                "take head = 'simclr' or 'vicreg', or leave head_width out"
+                f"head_width {self.head_width} is for hidden layers, but head 'linear' has none; "
+                "use head = 'simclr' or 'vicreg', or remove head_width"
             )
         return self
 
@@ -166,8 +166,8 @@ class OptimizerConfig(_Section):
         own = OPTIMIZERS[name]
         if foreign := sorted({key for each in OPTIMIZERS.values() for key in each} & settings.keys() - own.keys()):
             raise ValueError(
-                f"{name} has no setting {' or '.join(foreign)}, but {', '.join(own)}. "
-                f"Where a preset or a file set it, add {' '.join(f'--set optimizer.{key}=none' for key in foreign)}"
+                f"{name} has no setting {' or '.join(foreign)}; it has {', '.join(own)}. "
+                f"If a preset or a file sets it, add {' '.join(f'--set optimizer.{key}=none' for key in foreign)}"
             )
         if "warmup_epochs" not in settings:
             settings.setdefault("warmup_steps", 200)
@@ -178,17 +178,17 @@ class OptimizerConfig(_Section):
     def _known(cls, name: str) -> str:
         if name not in OPTIMIZERS:
             near = nearest(name, OPTIMIZERS)
-            raise ValueError(f"there is no such optimiser{near}; there are: {', '.join(OPTIMIZERS)}")
+            raise ValueError(f"unknown optimiser{near}; available: {', '.join(OPTIMIZERS)}")
         return name
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.lr_min > self.lr:
-            raise ValueError(f"lr_min {self.lr_min} is above lr {self.lr}, where the cosine begins; lower lr_min")
+            raise ValueError(f"lr_min {self.lr_min} is above lr {self.lr}; lower lr_min")
         if self.warmup_steps is not None and self.warmup_epochs is not None:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} and warmup_epochs {self.warmup_epochs} are both set; "
-                "take one out: --set optimizer.warmup_steps=none or --set optimizer.warmup_epochs=none"
+                "remove one: --set optimizer.warmup_steps=none or --set optimizer.warmup_epochs=none"
             )
         return self
 
@@ -217,7 +217,7 @@ def _to_bytes(size: object) -> object:
     if size == "none":
         return None
     if not (parts := _SIZE.fullmatch(size)):
-        raise ValueError("is no size; write bytes, or a size such as 512MB or 2GiB, or none")
+        raise ValueError("is not a size; use a number of bytes, a size such as 512MB or 2GiB, or none")
     number, unit, binary = parts.groups()
     return int(float(number) * (1024 if binary else 1000) ** _UNITS.index(unit.lower()))
 
@@ -238,7 +238,7 @@ _DatasetPath = Annotated[str, AfterValidator(lambda path: str(Path(path).resolve
 def checked_template(template: str) -> str:
     """Validate a zero-shot prompt. Raises ValueError if it has no placeholder for the class name."""
     if "{}" not in template and "{lower}" not in template:
-        raise ValueError(f"{template!r} has neither {{}} nor {{lower}}, where the class's name goes")
+        raise ValueError(f"{template!r} has neither {{}} nor {{lower}}, the placeholders for the class name")
     return template
 
 
@@ -260,7 +260,7 @@ class EvaluationConfig(_Section):
             raise ValueError(f"every_steps {self.every_steps} needs a dataset to score; set evaluation.test")
         if not self.every_steps and (self.test or self.train):
             raise ValueError("every_steps is 0, so the datasets of `test` and `train` are not used; set every_steps, "
-                             "or set both to nothing, as --set evaluation.test=")  # fmt: skip
+                             "or clear both, as in --set evaluation.test=")  # fmt: skip
         return self
 
     def is_due(self, step: int) -> bool:
@@ -345,8 +345,8 @@ def _explain(error: dict[str, Any]) -> str:
         given = "" if isinstance(error["input"], Mapping | BaseModel) else f" = {error['input']!r}"
         return f"{key}{given}: {error['msg'].removeprefix('Value error, ')}"
     if meant := settings_named(key):
-        return f"there is no setting {key!r} (did you mean {' or '.join(map(repr, meant))}?)"
-    return f"there is no setting {key!r}{nearest(key, flat(TrainConfig().model_dump()))}"
+        return f"unknown setting {key!r} (did you mean {' or '.join(map(repr, meant))}?)"
+    return f"unknown setting {key!r}{nearest(key, flat(TrainConfig().model_dump()))}"
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:

@@ -59,13 +59,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 def parse_toml(text: bytes, path: Path) -> dict[str, Any]:
     """Return the settings in a text, unvalidated. Raises ConfigError, naming the file, if it is not valid TOML."""
     if any(line.count(b".") > MAX_DOTS for line in text.splitlines()):
-        raise ConfigError(f"{path} is no settings: it has a line of more than {MAX_DOTS} dots")
+        raise ConfigError(f"{path} is not a settings file: it has a line with more than {MAX_DOTS} dots")
     try:
         tree = tomllib.loads(text.decode())
     except ValueError as error:  # also invalid UTF-8, and integers of thousands of digits
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except RecursionError:
-        raise ConfigError(f"{path} is no settings: it is nested too deeply") from None
+        raise ConfigError(f"{path} is not a settings file: it is nested too deeply") from None
     _refuse_depth(tree, path)
     return tree
 
@@ -76,7 +76,7 @@ def _refuse_depth(tree: dict[str, Any], path: Path) -> None:
         tables = [value.values() if isinstance(value, dict) else value for value in level]
         level = [value for table in tables for value in table if isinstance(value, dict | list)]
     if level:
-        raise ConfigError(f"{path} is no settings: it is nested too deeply")
+        raise ConfigError(f"{path} is not a settings file: it is nested too deeply")
 
 
 def preset_names() -> list[str]:
@@ -98,9 +98,9 @@ def preset_chain(name: str, extended_by: tuple[str, ...] = ()) -> list[tuple[str
     """
     if name not in (known := preset_names()):
         wanted = f"{name!r}, which {extended_by[-1]!r} extends" if extended_by else repr(name)
-        raise ConfigError(f"there is no preset {wanted}{nearest(name, known)}; there are: {', '.join(known)}")
+        raise ConfigError(f"unknown preset {wanted}{nearest(name, known)}; available: {', '.join(known)}")
     if name in extended_by:
-        raise ConfigError(f"presets extend one another in a circle: {' → '.join((*extended_by, name))}")
+        raise ConfigError(f"presets extend each other in a cycle: {' → '.join((*extended_by, name))}")
     own = read_toml(PRESETS / f"{name}.toml")
     base = own.pop("extends", None)
     below = [] if base is None else preset_chain(base, (*extended_by, name))

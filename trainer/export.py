@@ -84,7 +84,7 @@ def export(run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, dat
     if writing fails.
     """
     if os.path.lexists(to):
-        raise ConfigError(f"{to} is there already; nothing was written. Choose another directory with --to")
+        raise ConfigError(f"{to} already exists; nothing was written. Choose another directory with --to")
     config = run.config()
     if format == "hf":
         _check_transformers_has_them(config)
@@ -230,7 +230,7 @@ def _written_aside(to: Path) -> Iterator[Path]:
         beside.rename(to)
     except (OSError, SafetensorError) as error:  # SafetensorError comes from transformers
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise OSError(f"{to} cannot be written: {reason}. Nothing of it was left") from error
+        raise OSError(f"{to} cannot be written: {reason}. Nothing was left behind") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     sync(to.parent)

@@ -114,7 +114,7 @@ class Trainer:
             if not resume:
                 refuse_separate_directories(world, run.path)
             if resume and loaded is None and world.is_first:
-                _log.warning("%s has no checkpoint: the run starts again at step 0", run.path)
+                _log.warning("%s has no checkpoint: the run starts over at step 0", run.path)
             trainer._open_state(loaded, latest)
         except BaseException:
             trainer.close()
@@ -128,10 +128,12 @@ class Trainer:
         else:
             checkpoint, info, training = loaded = self._open_store(loaded, latest)
             if info.order_version != ORDER_VERSION:
-                raise RunError(f"{checkpoint} was made with sample order {info.order_version}, but this thermopile has "
+                raise RunError(f"{checkpoint} was made with sample order {info.order_version}, but this version uses "
                                f"order {ORDER_VERSION}; resume it with the version that started it")  # fmt: skip
             if info.step != (taken_at := self.store.last_snapshot.step):
-                raise RunError(f"{checkpoint} is damaged: it says step {info.step}, its snapshot of state {taken_at}")
+                raise RunError(
+                    f"{checkpoint} is damaged: it is of step {info.step}, its state snapshot of step {taken_at}"
+                )
             self._restore(checkpoint, info, training)
         self.store.expect(windows_from(self.steps_done, self.order, self.config.epochs, self.world))
         self._prefetched = self.steps_done + 1  # earlier steps need no prefetch
@@ -154,7 +156,7 @@ class Trainer:
 
         def confirm() -> None:
             if latest_checkpoint(folder) != latest:
-                raise RunError(f"another process has just written a checkpoint in {folder}; resume once more")
+                raise RunError(f"another process has just written a checkpoint in {folder}; resume again")
 
         while True:
             checkpoint, info, _ = loaded
@@ -168,7 +170,7 @@ class Trainer:
                     raise
                 if self.world.is_first:
                     _log.warning(
-                        "the state of %s is damaged (%s). Going on from %s", checkpoint, error, earlier[0].name
+                        "the state of %s is damaged (%s). Resuming from %s", checkpoint, error, earlier[0].name
                     )
                 loaded = earlier
             else:
@@ -186,7 +188,7 @@ class Trainer:
         of_first = self.world.control.broadcast(name)
         with agreement(self.world.control, RunError):
             if name != of_first:
-                raise RunError(f"the ranks differ: rank {self.world.rank} goes back to {name}, rank 0 to {of_first}")
+                raise RunError(f"the ranks differ: rank {self.world.rank} resumes from {name}, rank 0 from {of_first}")
             if earlier is not None:
                 _compare_settings(self.config, earlier, self.world)
         return earlier
@@ -460,7 +462,7 @@ class Trainer:
                 self.precision.scaler.load_state_dict(scale)
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise RunError(f"{checkpoint} does not fit the settings of the run ({reason}): it is of another run or "
+            raise RunError(f"{checkpoint} does not match the run's settings ({reason}): it is from another run or "
                            "version of thermopile; resume it with the version that started it") from error  # fmt: skip
         self.steps_done = info.step
 

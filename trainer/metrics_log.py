@@ -162,7 +162,7 @@ def cut_back(path: Path, keep_steps: int) -> bytes:
             file.truncate(end)
     if damaged:
         _log.warning(
-            "%s: %s cannot be read and moved to %s; all others are as they were",
+            "%s: %s cannot be read and moved to %s; all other lines are unchanged",
             path, "a line" if damaged == 1 else f"{damaged:,} lines", _aside(path),
         )  # fmt: skip
     return last

@@ -94,7 +94,7 @@ class Optimizer:
         """
         held, asked = _kind(state), _kind(self.state_dict())
         if held != asked:
-            raise ValueError(f"its optimiser is {held}, that of the settings {asked}")
+            raise ValueError(f"its optimiser is {held}, but the settings have {asked}")
         self.weights.load_state_dict(state["weights"])
         if self.temperature is not None:
             self.temperature.load_state_dict(state["temperature"])
@@ -108,7 +108,9 @@ def _lay_out_as_weights(part: torch.optim.Optimizer) -> None:
         for name, value in own.items():
             if isinstance(value, torch.Tensor) and name in _MEMORIES:
                 if value.shape != parameter.shape:
-                    raise ValueError(f"its {name} is {list(value.shape)}, of a weight that is {list(parameter.shape)}")
+                    raise ValueError(
+                        f"its {name} has shape {list(value.shape)}, but the weight has {list(parameter.shape)}"
+                    )
                 own[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 

@@ -65,8 +65,8 @@ def refuse_separate_directories(world: World, folder: Path) -> None:
         found = [rank for rank in world.control.broadcast(world.control.gather(separate)) if rank]
     if found:
         raise ConfigError(
-            f"{' and '.join(found)} cannot see what rank 0 (on {host_of_first}) writes in its run directory, {folder}: "
-            "give --out a directory on a disk that all machines share"
+            f"{' and '.join(found)} cannot see files that rank 0 (on {host_of_first}) writes in its run directory, "
+            f"{folder}: set --out to a directory on a disk that all machines share"
         )
 
 

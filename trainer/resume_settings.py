@@ -12,9 +12,9 @@ from .encoders import is_directory
 from .encoders.initial_weights import is_same_source
 from .errors import ConfigError, RunError
 
-_ORDER = "the order of the samples follows from it"
-_WEIGHTS = "the checkpoint's weights and state belong to it"
-_BROUGHT = "the checkpoint brings its own"
+_ORDER = "it determines the order of the samples"
+_WEIGHTS = "the checkpoint's weights and state depend on it"
+_BROUGHT = "it is restored from the checkpoint"
 
 FIXED = {
     "seed": _ORDER,
@@ -25,14 +25,14 @@ FIXED = {
     "model": _WEIGHTS,
     "objective.name": _WEIGHTS,
     "objective.mode": _WEIGHTS,
-    "objective.tau_init": "samples not seen yet have the run's",
+    "objective.tau_init": "unseen samples have the run's value",
     "optimizer.name": _WEIGHTS,
     "optimizer.weight_decay": _BROUGHT,
     "optimizer.betas": _BROUGHT,
     "optimizer.eps": _BROUGHT,
     "optimizer.momentum": _BROUGHT,
     "optimizer.trust_coefficient": _BROUGHT,
-    "init_from": "the run goes on with its own weights",
+    "init_from": "the run continues with its own weights",
 }
 """Settings, and tables of settings, that must not change on resume, with the reason."""
 
@@ -114,7 +114,7 @@ def allowed_changes(run: Path, recorded: TrainConfig, asked: TrainConfig, allowe
         names = " ".join(f"--allow-change {change.key}" for change in unnamed)
         raise ConfigError(
             f"{run} cannot be resumed with other settings: {'; '.join([*found, *map(str, unnamed)])}. "
-            f"Leave them out{f', allow them with {names},' if names else ''} or start a new run with another --out."
+            f"Omit them{f', allow them with {names},' if names else ''} or start a new run with another --out."
         )
     return changes
 
@@ -128,12 +128,14 @@ def changes_since(checkpoint: Path, settings: Mapping[str, Any], now: TrainConfi
     try:
         before = load_config(settings)
     except ConfigError as error:
-        raise RunError(f"{checkpoint} is of another version of thermopile ({error}); resume it with that one") from None
+        raise RunError(
+            f"{checkpoint} is from another version of thermopile ({error}); resume it with that one"
+        ) from None
     changes, fixed = differences(before, now), _fixed_settings(before)
     if impossible := [f"{change} (cannot change: {why})" for change in changes if (why := _reason(change.key, fixed))]:
         raise ConfigError(
-            f"{checkpoint} was made with other settings than config.toml has: {'; '.join(impossible)}. Write the "
-            "checkpoint's into config.toml and resume with --accept-config"
+            f"{checkpoint} was made with settings other than those in config.toml: {'; '.join(impossible)}. Copy the "
+            "checkpoint's settings into config.toml and resume with --accept-config"
         )
     return changes
 

@@ -114,7 +114,7 @@ class RunDirectory:
         """
         text = self._config_text()
         if not _is_as_written(text):
-            _log.warning("%s was edited by hand or is damaged; what it says now is taken", self.config_file)
+            _log.warning("%s was edited by hand or is damaged; its current content is used", self.config_file)
         return self._parsed(text)
 
     def config_to_resume(self, *, accept_edits: bool) -> TrainConfig:
@@ -129,7 +129,7 @@ class RunDirectory:
                     read_info(latest)  # reports a run of another version
             raise RunError(
                 f"{self.config_file} is damaged or was edited by hand: it does not match the sha256 in its last line. "
-                "If you edited it, resume with --accept-config; if not, the settings of each checkpoint stand in its "
+                "If you edited it, resume with --accept-config; if not, each checkpoint's settings are in its "
                 "checkpoint.json"
             )
         return self._parsed(text)
@@ -137,7 +137,7 @@ class RunDirectory:
     def _config_text(self) -> bytes:
         if not self.exists():
             raise RunError(
-                f"{self.path} is no run: it has no {self.config_file.name}. Start one with `thermopile train`."
+                f"{self.path} is not a run: it has no {self.config_file.name}. Start one with `thermopile train`."
             )
         return read_regular(self.config_file, MAX_BYTES)
 
@@ -161,7 +161,7 @@ def find_checkpoint(run: RunDirectory, at: str) -> Path:
         at = latest.name
     names = _names_in(run.checkpoints)
     if at not in names:
-        raise RunError(f"{run.path} has no checkpoint {at!r}; there are: {', '.join(names) or 'none yet'}")
+        raise RunError(f"{run.path} has no checkpoint {at!r}; available: {', '.join(names) or 'none yet'}")
     return run.checkpoints / at
 
 
@@ -173,7 +173,7 @@ def load_found(checkpoint: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
         others = [name for name in _names_in(checkpoint.parent) if name != checkpoint.name]
         if not others:
             raise
-        raise RunError(f"{error} Take another with --at: {', '.join(others)}") from error
+        raise RunError(f"{error} Choose another with --at: {', '.join(others)}") from error
 
 
 def _names_in(checkpoints: Path) -> list[str]:

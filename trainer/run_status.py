@@ -258,7 +258,7 @@ def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str
     try:
         order = Order.create(state.samples, config.batch_size, config.seed, *(number or None for number in cut))
     except ValueError as error:
-        notes.append(f"the number of steps is not known: {error}")
+        notes.append(f"the number of steps is unknown: {error}")
         return None
     return config.epochs * order.steps_per_epoch
 

@@ -25,10 +25,10 @@ TOO_LONG = 0.1
 """Share of the time above which a wait gets a hint."""
 
 _HINTS = {
-    "data_wait": "batches come late. Fewer pixels at conversion (`thermopile convert … --max-size`), more cores or "
-    "`data.workers`; `thermopile bench loader` says what this machine can do",
-    "store_wait": "rows of state come late. A larger `state.memory_budget`, more `state.prefetch_steps`, or a faster "
-    "disk for RUN/state.working; `thermopile bench state` says what this machine can do",
+    "data_wait": "batches arrive late. Convert with fewer pixels (`thermopile convert … --max-size`), use more cores "
+    "or more `data.workers`; `thermopile bench loader` measures what this machine can do",
+    "store_wait": "rows of state arrive late. Raise `state.memory_budget` or `state.prefetch_steps`, or use a faster "
+    "disk for RUN/state.working; `thermopile bench state` measures what this machine can do",
 }
 
 

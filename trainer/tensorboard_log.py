@@ -55,7 +55,7 @@ class TensorBoardLog:
                 for name, value in numbers_in({name: value for name, value in line.items() if name != "step"}):
                     self._writer.add_scalar(name, value, line["step"])
         except OSError as error:
-            _log.warning("%s cannot be written: %s. Only metrics.jsonl goes on", self._path, error)
+            _log.warning("%s cannot be written: %s. Logging continues in metrics.jsonl only", self._path, error)
             writer, self._writer = self._writer, None
             with suppress(OSError):
                 writer.close()
@@ -68,7 +68,7 @@ class TensorBoardLog:
         try:
             writer.close()
         except OSError as error:
-            _log.warning("%s could not be written to the end: %s. metrics.jsonl has it all", self._path, error)
+            _log.warning("%s is incomplete: %s. metrics.jsonl has all values", self._path, error)
 
     def __enter__(self) -> Self:
         return self

@@ -35,9 +35,9 @@ def join(tensors: Mapping[str, Tensor], rest: Any) -> Any:
     try:
         tree = _value(rest, left)
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"it is no tree of tensors and values: {error}") from None
+        raise ValueError(f"it is not a tree of tensors and values: {error}") from None
     if left:
-        raise ValueError(f"nothing says where {next(iter(left))[:100]!r} belongs")
+        raise ValueError(f"the tensor {next(iter(left))[:100]!r} has no place in the tree")
     return tree
 
 
@@ -79,7 +79,7 @@ def _value(rest: Any, tensors: dict[str, Tensor]) -> Any:
         case [("$items", list(items))]:
             return {_value(key, tensors): _value(each, tensors) for key, each in items}
     if any(key.startswith("$") for key in rest):
-        raise ValueError(f"{str(rest)[:100]} stands for nothing")
+        raise ValueError(f"{str(rest)[:100]} has no meaning")
     return {key: _value(each, tensors) for key, each in rest.items()}
 
 
@@ -100,4 +100,4 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         with open_regular(path) as file:
             return load(file.read())
     except (SafetensorError, KeyError, RuntimeError) as error:
-        raise ValueError(f"{path.name} is no whole safetensors file: {error}") from error
+        raise ValueError(f"{path.name} is not a complete safetensors file: {error}") from error

@@ -95,21 +95,21 @@ def joined_world() -> Iterator[World]:
     if missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         raise ConfigError(
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set; start the ranks with "
-            "torchrun, or take WORLD_SIZE out of the environment"
+            "torchrun, or unset WORLD_SIZE"
         )
     local_rank = int(os.environ["LOCAL_RANK"])
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     if on_gpus := torch.cuda.is_available():
         if (gpus := torch.cuda.device_count()) < local_size:
-            raise ConfigError(f"{local_size} ranks are started on a machine with {gpus} GPUs; start one for each GPU, "
+            raise ConfigError(f"{local_size} ranks were started on a machine with {gpus} GPUs; start one per GPU, "
                               "or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU")  # fmt: skip
         torch.cuda.set_device(local_rank)
     try:
         store, rank, size = next(rendezvous("env://", timeout=MEETING_TIMEOUT))
     except dist.DistError as error:
         raise RanksLostError(
-            f"rank {os.environ['RANK']} did not meet all of the {os.environ['WORLD_SIZE']} ranks within "
-            f"{MEETING_TIMEOUT.total_seconds():.0f} seconds: {str(error).splitlines()[0]} Look for the messages of the "
+            f"rank {os.environ['RANK']} could not join all {os.environ['WORLD_SIZE']} ranks within "
+            f"{MEETING_TIMEOUT.total_seconds():.0f} seconds: {str(error).splitlines()[0]} Check the messages of the "
             f"others, and whether they can reach {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         ) from error
     backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
@@ -124,7 +124,7 @@ def joined_world() -> Iterator[World]:
             yield world
         except RuntimeError as error:
             if lost := world.lost_ranks():
-                raise RanksLostError(f"{world.named(lost)} went away; look for its own messages") from error
+                raise RanksLostError(f"lost {world.named(lost)}; see its messages") from error
             raise
     # Not after an error: destroying a group with a lost rank may block.
     dist.destroy_process_group()
@@ -171,7 +171,7 @@ class Lives:
         try:
             return self._store.get(f"place/{rank}").decode()
         except RuntimeError:
-            return "with the machine that the ranks met on"
+            return "on the machine that ran the rendezvous"
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):

@@ -208,7 +208,7 @@ def test_one_that_failed_is_warned_of_and_due_again_a_minute_later_and_not_befor
     made = ended(make(every_steps=1), failed(OSError("disk full")), step=3)
     assert made.progress == Progress.FAILED
     assert not made.settle([Progress.FAILED])
-    assert "the checkpoint of step 3 was not written: disk full. Training goes on" in caplog.text
+    assert "the checkpoint of step 3 was not written: disk full. Training continues" in caplog.text
     clock.now += checkpointer.RETRY_SECONDS - 1
     assert not made.is_due(4)
     clock.now += 1

@@ -94,9 +94,7 @@ def _with_head(backbone: Backbone, config: ModelConfig) -> Encoder:
 def _built_in(known: dict[str, Callable[..., Backbone]], where: str, name: str, config: dict[str, Any],
               **given: int) -> Backbone:  # fmt: skip
     if name not in known:
-        raise ConfigError(
-            f"{where}.name = {name!r}: there is no such encoder; there are: {', '.join(known)}, hf:<model>"
-        )
+        raise ConfigError(f"{where}.name = {name!r}: unknown encoder; available: {', '.join(known)}, hf:<model>")
     try:
         return known[name](**given, **config)
     except TypeError as error:
@@ -122,7 +120,7 @@ class Encoders(nn.Module):
         Raises ConfigError if the settings do not give encoders that fit into memory.
         """
         if mode == "bimodal" and tokenizer is None:
-            raise ConfigError("objective.mode = 'bimodal' needs captions, but the dataset has pictures alone")
+            raise ConfigError("objective.mode = 'bimodal' needs captions, but the dataset has only images")
         try:
             image = create_image_encoder(config, image_size, pretrained=pretrained)
             if mode == "unimodal" or tokenizer is None:
@@ -130,7 +128,7 @@ class Encoders(nn.Module):
             return cls(image, create_text_encoder(config, tokenizer, pretrained=pretrained))
         except (RuntimeError, OverflowError) as error:  # torch raises these for negative sizes and when out of memory
             reason = str(error).splitlines()[0][:200]
-            raise ConfigError(f"the encoders cannot be made with the settings of `model`: {reason}") from error
+            raise ConfigError(f"the encoders cannot be created from the settings of `model`: {reason}") from error
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return first and second, [b, d] with rows of norm 1: image and text features, or those of the two views."""

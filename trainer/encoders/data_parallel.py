@@ -54,8 +54,8 @@ def batch_norm_advice(encoders: nn.Module, device: torch.device, world: World) -
     has_some = any(isinstance(module, _BatchNorm) for module in encoders.modules())
     if world.size == 1 or device.type == "cuda" or not has_some:
         return []
-    return ["on CPUs the encoders' batch norms see the samples of their own rank alone, so the results depend on the "
-            "number of ranks; on GPUs they see all"]  # fmt: skip
+    return ["on CPUs the encoders' batch norms use only the samples of their own rank, so the results depend on the "
+            "number of ranks; on GPUs they use all"]  # fmt: skip
 
 
 def _average(clock: StepClock, bucket: GradBucket) -> torch.futures.Future[Tensor]:

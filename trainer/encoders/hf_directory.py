@@ -39,12 +39,12 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
     folder = folder_of(encoder.name)
     where = f"model.{side}.name = 'hf:{folder}'"
     if not folder.is_dir():
-        raise ConfigError(f"{where}: there is no such directory; give one that save_pretrained wrote")
+        raise ConfigError(f"{where}: no such directory; give one written by save_pretrained")
     stored = _read_config(where, folder)
     model_type = stored.get(MODEL_TYPE)
     if model_type not in MODEL_TYPES[side]:
         raise ConfigError(
-            f"{where} holds a model of type {model_type!r}; model.{side} can be: {', '.join(MODEL_TYPES[side])}"
+            f"{where} holds a model of type {model_type!r}; model.{side} supports: {', '.join(MODEL_TYPES[side])}"
         )
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise ConfigError(
@@ -64,11 +64,11 @@ def _read_config(where: str, folder: Path) -> dict[str, Any]:
     try:
         stored = parse(read_regular(folder / "config.json"))
     except FileNotFoundError:
-        raise ConfigError(f"{where} has no config.json; give a directory that save_pretrained wrote") from None
+        raise ConfigError(f"{where} has no config.json; give a directory written by save_pretrained") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: its config.json cannot be read: {error}") from None
     if not isinstance(stored, dict):
-        raise ConfigError(f"{where}: its config.json is no table of settings; save the model again")
+        raise ConfigError(f"{where}: its config.json is not a JSON object; save the model again")
     return stored
 
 
@@ -96,7 +96,7 @@ def _is_setting(value: object) -> bool:
 def load_model(where: str, folder: Path, config: Any) -> nn.Module:
     """Return the directory's model, float32. Raises ConfigError if its weights do not match the config."""
     if not folder.is_dir():
-        raise ConfigError(f"{where}: there is no such directory any more, whose weights the run begins with")
+        raise ConfigError(f"{where}: the directory, whose weights the run starts from, no longer exists")
     try:
         with quiet():
             model, found = AutoModel.from_pretrained(
@@ -104,10 +104,10 @@ def load_model(where: str, folder: Path, config: Any) -> nn.Module:
                 trust_remote_code=False, output_loading_info=True,
             )  # fmt: skip
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"{where}: its weights do not fit its config.json ({_first_line(error)})") from error
+        raise ConfigError(f"{where}: its weights do not match its config.json ({_first_line(error)})") from error
     # A ViT is often published with a classifier instead of the pooler; the pooler is then trained from scratch.
     if missing := sorted(key for key in found["missing_keys"] if not key.startswith("pooler.")):
-        raise ConfigError(f"{where} lacks {len(missing)} of the model's tensors, such as {missing[0]}")
+        raise ConfigError(f"{where} lacks {len(missing)} of the model's tensors, for example {missing[0]}")
     # It is loaded in evaluation mode: without dropout, and with batch norms that do not learn.
     loaded: nn.Module = model.train()
     return loaded

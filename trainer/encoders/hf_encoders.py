@@ -42,12 +42,12 @@ class HFImageBackbone(Backbone):
             settings = {"image_size": image_size} | settings
         config = _config(where, model_type, defaults, settings)
         if not is_resnet and config.image_size != image_size:
-            raise ConfigError(f"{where} reads pictures of {config.image_size} pixels, but data.image_size = "
+            raise ConfigError(f"{where} expects images of {config.image_size} pixels, but data.image_size = "
                               f"{image_size}; set data.image_size={config.image_size}")  # fmt: skip
         super().__init__(config.hidden_sizes[-1] if is_resnet else config.pooler_output_size)
         self.model = _model(where, name, config, pretrained)
         if stem not in (None, *STEMS):
-            raise ConfigError(f"model.image.config.stem = {stem!r}: there are: {', '.join(STEMS)}")
+            raise ConfigError(f"model.image.config.stem = {stem!r}; available: {', '.join(STEMS)}")
         if stem == "cifar":
             _put_cifar_stem(self.model)
         self.recomputes_resnet = recompute and is_resnet
@@ -92,9 +92,9 @@ class HFTextBackbone(Backbone):
         config = _config(where, model_type, defaults, settings | own)
         if config.vocab_size < tokenizer.vocab_size or config.max_position_embeddings < tokenizer.context_length:
             raise ConfigError(
-                f"{where} has {config.vocab_size:,} tokens and reads {config.max_position_embeddings}, but the dataset "
-                f"has {tokenizer.vocab_size:,} and captions of {tokenizer.context_length}: convert the dataset with "
-                "the model's own tokenizer (--tokenizer) and a --context-length that it can read"
+                f"{where} has {config.vocab_size:,} tokens and a context of {config.max_position_embeddings}, but "
+                f"the dataset has {tokenizer.vocab_size:,} and captions of {tokenizer.context_length}: convert it with "
+                "the model's own tokenizer (--tokenizer) and a --context-length within the model's"
             )
         super().__init__(config.hidden_size)
         self.model = _model(where, name, config, pretrained)
@@ -125,12 +125,12 @@ def _kind(
     where = f"model.{side}.name = 'hf:{name}'"
     if _is_directory(name):
         if (model_type := own.get(MODEL_TYPE)) not in MODEL_TYPES[side]:  # others may fetch models or code
-            raise ConfigError(f"{where}: model.{side}.config.{MODEL_TYPE} = {model_type!r}; there are: "
+            raise ConfigError(f"{where}: model.{side}.config.{MODEL_TYPE} = {model_type!r}; available: "
                               f"{', '.join(MODEL_TYPES[side])}")  # fmt: skip
         return where, str(model_type), {}
     if name not in known:
-        raise ConfigError(f"{where}: not known; there are: {', '.join(f'hf:{n}' for n in known)}, or a directory of "
-                          "your own, as hf:/path/to/model or hf:./model")  # fmt: skip
+        raise ConfigError(f"{where}: unknown model; available: {', '.join(f'hf:{n}' for n in known)}, or a local "
+                          "directory, as hf:/path/to/model or hf:./model")  # fmt: skip
     return where, *known[name]
 
 

@@ -26,7 +26,7 @@ def pinned(source: str) -> str:
     path, step = _parts_of(source)
     run = RunDirectory(path)
     if not run.exists():
-        raise RunError(f"--init-from {source}: {path} is no run; give the directory of one, or RUN@step-N")
+        raise RunError(f"--init-from {source}: {path} is not a run; give a run's directory, or RUN@step-N")
     try:
         return f"{path}@{find_checkpoint(run, step or LATEST).name}"
     except RunError as error:
@@ -49,21 +49,21 @@ def load_initial_weights(encoders: Encoders, source: str) -> None:
     """
     path, step = _parts_of(source)
     if not (checkpoint := path / "checkpoints" / str(step)).is_dir():
-        raise RunError(f"{checkpoint}, which the run starts from, is gone; give --init-from another one in a new run")
+        raise RunError(f"{checkpoint}, which the run starts from, is missing; start a new run with another --init-from")
     weights = _weights_in(checkpoint)
     for side, encoder in encoders.named_children():
         own = {name.removeprefix(f"{side}."): value for name, value in weights.items() if name.startswith(f"{side}.")}
         if own:
             _load(encoder, own, side, checkpoint)
         else:
-            _log.warning("%s has no %s encoder: that of this run starts with fresh weights", checkpoint, side)
+            _log.warning("%s has no %s encoder: that of this run is newly initialised", checkpoint, side)
 
 
 def _weights_in(checkpoint: Path) -> dict[str, Tensor]:
     _, training = load_checkpoint(checkpoint)
     weights = training.get("encoders")
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise RunError(f"{checkpoint} holds no encoders: it is no checkpoint of a run")
+        raise RunError(f"{checkpoint} contains no encoders: it is not a checkpoint of a run")
     return weights
 
 
@@ -74,7 +74,7 @@ def _load(encoder: nn.Module, weights: dict[str, Tensor], side: str, checkpoint:
         if have != want:
             raise ConfigError(
                 f"init_from: {checkpoint} has other encoders: {side}.{name} is {have} there, but {want} in this run. "
-                "Give the settings of `model`, and the dataset's tokenizer, as that run has them"
+                "Use the `model` settings and the tokenizer of that run"
             )
     encoder.load_state_dict(weights)
 

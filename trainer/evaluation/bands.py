@@ -51,8 +51,8 @@ def match_classes(train: pa.ChunkedArray, test: pa.ChunkedArray) -> Classes:
     codes: dict[str | None, int] = {None: NONE} | {name: code for code, name in enumerate(names)}
     if names and (unknown := sorted({name for name in test_groups if name not in codes})):
         raise DatasetError(
-            f"the test set has {len(unknown):,} classes that the training set does not have, as {unknown[0]!r}; "
-            f"the training set has {len(names):,}, as {names[0]!r}. Classes are matched by name"
+            f"the test set has {len(unknown):,} classes that the training set does not have, such as {unknown[0]!r}; "
+            f"the training set has {len(names):,}, such as {names[0]!r}. Classes are matched by name"
         )
     return Classes(
         names,

@@ -56,8 +56,8 @@ class Evaluation:
         """The reason why there are no class scores, or None if there are."""
         for dataset, codes in ((self.train, self.classes.train), (self.test, self.classes.test)):
             if (codes == NONE).all():
-                return f"{dataset.path} names no classes"
-        return f"{self.train.path} names one class alone" if len(self.classes.names) < 2 else None
+                return f"{dataset.path} has no classes"
+        return f"{self.train.path} has only one class" if len(self.classes.names) < 2 else None
 
     @property
     def classes_of_band(self) -> dict[str, int]:
@@ -106,7 +106,9 @@ def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
     if train.index.fingerprint == test.index.fingerprint:
         result.notes.append("Training and test set are the same, so every sample is its own nearest neighbour.")
     if len(sizes) > 1 and (sizes == sizes[0]).all():
-        result.notes.append(f"Every class has {sizes[0]:,} training samples, so the bands are cut by name alone.")
+        result.notes.append(
+            f"Every class has {sizes[0]:,} training samples, so the bands depend on the class names only."
+        )
     if why := result.not_classified:
         result.notes.append(f"{why}, so there are no k-NN, linear probe and zero-shot scores.")
     return result
@@ -146,7 +148,7 @@ def tokenizer_of(path: Path, info: CheckpointInfo) -> tuple[Tokenizer, Tokenizer
         dataset = Dataset(path)
     except DatasetError as error:
         raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} "
-                           "Say with --data where that dataset is now.") from error  # fmt: skip
+                           "Give the dataset's current path with --data.") from error  # fmt: skip
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
         raise DatasetError(
             f"{path} is not the dataset that the run was trained on, whose tokenizer is needed: its fingerprint is "

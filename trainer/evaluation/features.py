@@ -40,9 +40,7 @@ def restore_encoders(
         encoders.load_state_dict(training["encoders"])
     except (KeyError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]  # torch lists every tensor on its own line
-        raise RunError(
-            f"{checkpoint} does not hold the encoders that the run's settings describe ({reason})"
-        ) from error
+        raise RunError(f"{checkpoint} does not contain the encoders in the run's settings ({reason})") from error
     return encoders.eval()
 
 

@@ -57,14 +57,14 @@ class OnlineEvaluation:
         if sets.not_classified and (tokenizer is None or test.column("caption").null_count == test.n):
             raise ConfigError(
                 f"evaluation.test = {wanted.test!r} gives nothing to score: {sets.not_classified}, and there are no "
-                "captions that the run could find; choose another one, or set evaluation.every_steps to 0"
+                "captions for the run to retrieve; choose another dataset, or set evaluation.every_steps to 0"
             )
         return cls(sets, config.data, device, tokenizer, wanted.templates or zero_shot.TEMPLATES)
 
     @property
     def notes(self) -> list[str]:
         """Problems with the datasets, and methods that they do not allow."""
-        return [f"evaluation while the run trains: {note}" for note in self._sets.notes]
+        return [f"evaluation during training: {note}" for note in self._sets.notes]
 
     def scores(
         self, encoders: Encoders, step: int, should_stop: Callable[[], bool]
@@ -91,7 +91,7 @@ class OnlineEvaluation:
         except _StoppedError:
             return None
         except (DatasetError, RunError, OSError) as error:
-            _log.warning("the evaluation after step %d failed: %s. Training goes on", step, error)
+            _log.warning("the evaluation after step %d failed: %s. Training continues", step, error)
             return None
         return result.scores
 

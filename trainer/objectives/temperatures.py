@@ -58,7 +58,7 @@ class IndividualTau(BoundedTau, frozen=True):
     @model_validator(mode="after")
     def _cosine_falls(self) -> Self:
         if self.eta_decay_epochs is not None and self.eta_min > self.eta:
-            raise ValueError(f"eta_min {self.eta_min} is above eta {self.eta}, where the cosine begins; lower eta_min")
+            raise ValueError(f"eta_min {self.eta_min} is above eta {self.eta}; lower eta_min")
         return self
 
     def eta_at(self, progress: Progress) -> float:

@@ -59,7 +59,7 @@ _NOT_REMOVED = "old checkpoints could not be removed: %s. The next checkpoint tr
 _log = logging.getLogger(__name__)
 
 
-class Progress(IntEnum):
+class WriteState(IntEnum):
     """State of the last checkpoint begun, exchanged between ranks."""
 
     NONE = 0
@@ -90,12 +90,12 @@ class Checkpointer:
         return bool(self._config.every_minutes) and time.monotonic() - self._begun_at >= 60 * self._config.every_minutes
 
     @property
-    def progress(self) -> Progress:
+    def write_state(self) -> WriteState:
         if self._writing is None:
-            return Progress.NONE
+            return WriteState.NONE
         if not self._writing.done():
-            return Progress.WRITING
-        return Progress.FAILED if self._writing.exception() else Progress.WRITTEN
+            return WriteState.WRITING
+        return WriteState.FAILED if self._writing.exception() else WriteState.WRITTEN
 
     def begin(
         self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None, dataset_fingerprint: str
@@ -147,14 +147,14 @@ class Checkpointer:
     def settle(self, of_ranks: list[int], *, must_succeed: bool = False) -> bool:
         """Clear the checkpoint that every rank has finished, and return whether it was written.
 
-        of_ranks: `progress` of each rank. A failed one is logged as a warning and due again after RETRY_SECONDS; with
-        must_succeed its error is raised: SnapshotError or OSError.
+        of_ranks: `write_state` of each rank. A failed one is logged as a warning and due again after RETRY_SECONDS;
+        with must_succeed its error is raised: SnapshotError or OSError.
         """
-        if self._writing is None or Progress.WRITING in of_ranks:
+        if self._writing is None or WriteState.WRITING in of_ranks:
             return False
         error, self._writing = self._writing.exception(), None
-        if error is None and Progress.FAILED in of_ranks:
-            rank = of_ranks.index(Progress.FAILED)
+        if error is None and WriteState.FAILED in of_ranks:
+            rank = of_ranks.index(WriteState.FAILED)
             error = SnapshotError(f"rank {rank} could not write its part; see its messages")
         if error is None:
             return True

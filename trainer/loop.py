@@ -137,7 +137,7 @@ class Trainer:
             self._restore(checkpoint, info, training)
         self.store.expect(windows_from(self.steps_done, self.order, self.config.epochs, self.world))
         self._prefetched = self.steps_done + 1  # earlier steps need no prefetch
-        with agreement(self.world.patient, RunError):  # reading a long log takes a while
+        with agreement(self.world.slow_group, RunError):  # reading a long log takes a while
             # One rank writes the log: its metrics cover the whole batch.
             metrics = self.run_directory.metrics_file if self.world.is_first else None
             self.log = self._resources.enter_context(MetricsLog(metrics, keep_steps=self.steps_done))
@@ -369,7 +369,7 @@ class Trainer:
             if self._tensorboard is not None:
                 self._tensorboard.add([line])
             on_evaluation(line)
-        self.world.patient.broadcast(None)
+        self.world.slow_group.broadcast(None)
 
     def _lacks_evaluation(self) -> bool:
         """Return whether the run resumes at a step whose evaluation is due but missing."""
@@ -382,11 +382,11 @@ class Trainer:
 
     def _agree(self, stop: bool) -> tuple[bool, bool]:
         """Agree at the end of a step whether any rank is to stop, and whether a checkpoint is due."""
-        due, progress = self._checkpointer.is_due(self.steps_done), self._checkpointer.progress
-        of_ranks = self.world.all_gather([stop, due, progress, self.store.refused_rows])
-        stops, dues, progresses, refused = map(list, zip(*of_ranks, strict=True))
+        due, write_state = self._checkpointer.is_due(self.steps_done), self._checkpointer.write_state
+        of_ranks = self.world.all_gather([stop, due, write_state, self.store.refused_rows])
+        stops, dues, write_states, refused = map(list, zip(*of_ranks, strict=True))
         self._refused_rows = self._refused_before + sum(refused)
-        self._settle(progresses)
+        self._settle(write_states)
         return any(stops), bool(dues[0])
 
     def _begin_checkpoint(self) -> None:
@@ -402,11 +402,11 @@ class Trainer:
     def _end_checkpoint(self, *, must_succeed: bool = False) -> None:
         """Wait for the pending checkpoint, if any."""
         if self._checkpointer.wait():
-            of_ranks = self.world.all_gather([self._checkpointer.progress])
-            self._settle([progress for (progress,) in of_ranks], must_succeed=must_succeed)
+            of_ranks = self.world.all_gather([self._checkpointer.write_state])
+            self._settle([write_state for (write_state,) in of_ranks], must_succeed=must_succeed)
 
-    def _settle(self, progresses: list[int], *, must_succeed: bool = False) -> None:
-        if self._checkpointer.settle(progresses, must_succeed=must_succeed):
+    def _settle(self, write_states: list[int], *, must_succeed: bool = False) -> None:
+        if self._checkpointer.settle(write_states, must_succeed=must_succeed):
             keep = self.config.checkpoint
             self.store.retain(keep.keep_last, keep.keep_every).add_done_callback(warn_of_failure)
 

@@ -47,9 +47,9 @@ class World:
     """For the training thread; every rank makes the same calls in the same order."""
     snapshots: Ranks = _ALONE
     """For the state store, which writes snapshots in its own thread."""
-    patient: Ranks = _ALONE
+    slow_group: Ranks = _ALONE
     """As `control`, with a long timeout."""
-    lives: Lives | None = None
+    heartbeats: Heartbeats | None = None
 
     @property
     def is_first(self) -> bool:
@@ -64,12 +64,12 @@ class World:
 
     def lost_ranks(self) -> list[int]:
         """Return the lost ranks after a collective has failed; takes a few seconds."""
-        return [] if self.lives is None else self.lives.lost()
+        return [] if self.heartbeats is None else self.heartbeats.lost()
 
     def named(self, ranks: Sequence[int]) -> str:
         """Describe these ranks with machine and process."""
-        assert self.lives is not None
-        return " and ".join(f"rank {rank} ({self.lives.place(rank)})" for rank in ranks)
+        assert self.heartbeats is not None
+        return " and ".join(f"rank {rank} ({self.heartbeats.place(rank)})" for rank in ranks)
 
 
 ALONE = World()
@@ -117,9 +117,9 @@ def joined_world() -> Iterator[World]:
     # On the CPU: these messages must not wait for the GPU.
     control = TorchRanks(dist.new_group(backend="gloo", timeout=TIMEOUT))
     snapshots = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
-    patient = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
-    with Lives(store, rank, size) as lives:
-        world = World(rank, size, local_rank, local_size, control, snapshots, patient, lives)
+    slow_group = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
+    with Heartbeats(store, rank, size) as heartbeats:
+        world = World(rank, size, local_rank, local_size, control, snapshots, slow_group, heartbeats)
         try:
             yield world
         except RuntimeError as error:
@@ -130,7 +130,7 @@ def joined_world() -> Iterator[World]:
     dist.destroy_process_group()
 
 
-class Lives:
+class Heartbeats:
     """Every rank sends a heartbeat each second, independently of its work, so that a lost one can be named.
 
     A failed collective says which connection broke, not which rank is the cause: a rank that loses its neighbour ends
@@ -140,9 +140,9 @@ class Lives:
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="thermopile-lives", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="thermopile-heartbeats", daemon=True)
 
-    def __enter__(self) -> Lives:
+    def __enter__(self) -> Heartbeats:
         self._store.set(f"place/{self._rank}", f"{socket.gethostname()}, process {os.getpid()}")
         self._thread.start()
         return self

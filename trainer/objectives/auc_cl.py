@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .base import Objective, Outcome, Progress, Settings, count_visit, working_dtype
 from .closed_form import attach_gradients
-from .gathering import Ranks
+from .gathering import GlobalBatch
 from .pairs import Block, Pairs
 from .precision import full_precision
 from .temperatures import scalar_parameter
@@ -45,19 +45,19 @@ class AucCl(Objective):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
     def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
         """See Objective. Computes in the features' dtype, at least float32."""
-        ranks, dtype = Ranks.of_this_process(self.communicating), working_dtype(first, second)
-        self.check(first, second, ranks)
+        global_batch, dtype = GlobalBatch.of_this_process(self.communicating), working_dtype(first, second)
+        self.check(first, second, global_batch)
         with torch.no_grad(), full_precision(first.device.type):
             self.project()
-            features = ranks.gather(torch.stack([first, second])).to(dtype)
-            own = ranks.own(len(first))
+            features = global_batch.gather(torch.stack([first, second])).to(dtype)
+            own = global_batch.own(len(first))
             pairs = Pairs(features, own, across=True, budget=self.settings.similarity_budget)
             b, positive = self.b.to(dtype), (features[0] * features[1]).sum(1)
-            squares, differences, peak = ranks.gather(_row_sums(pairs, b))
+            squares, differences, peak = global_batch.gather(_row_sums(pairs, b))
             value = self._value(b, positive, squares, differences)
             in_positives = 2 * (positive - self.settings.a - self.settings.alpha)
-            gradients = pairs.gradients(lambda *piece: self._weigh(pairs, b, *piece), in_positives)
-            gradients.mul_(ranks.world / features.shape[1])
+            gradients = pairs.gradients(lambda *piece: self._grad_weights(pairs, b, *piece), in_positives)
+            gradients.mul_(global_batch.world / features.shape[1])
             in_b = -2 * differences.mean()
         loss = attach_gradients(value, [first, second, self.b], [*gradients.unbind(), in_b])
         new_state = {"visits": count_visit(state["visits"])} if "visits" in state else {}
@@ -73,7 +73,7 @@ class AucCl(Objective):
         of_positives = (positive - self.settings.a).square() + 2 * alpha * (1 - positive) - alpha**2
         return (of_positives + squares + 2 * alpha * differences).mean() + 2 * alpha * others * b
 
-    def _weigh(self, pairs: Pairs, b: Tensor, similarities: Tensor, rows: slice, block: Block) -> None:
+    def _grad_weights(self, pairs: Pairs, b: Tensor, similarities: Tensor, rows: slice, block: Block) -> None:
         """Write b times the loss's gradient with respect to a piece of similarities over it, 0 at positives."""
         similarities.sub_(b - self.settings.alpha).mul_(2)
         pairs.fill_own(similarities, rows, block, 0.0)

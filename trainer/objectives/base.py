@@ -9,7 +9,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from .gathering import Ranks
+from .gathering import GlobalBatch
 
 
 class FeaturesError(ValueError):
@@ -94,7 +94,7 @@ class Objective(nn.Module):
 
     _looked_at_features = False
 
-    def check(self, first: Tensor, second: Tensor, ranks: Ranks) -> None:
+    def check(self, first: Tensor, second: Tensor, global_batch: GlobalBatch) -> None:
         """Raise ValueError unless both are unit-norm [b, d] of equal shape, on all ranks, of 2 samples or more in all.
 
         On a GPU values are checked only in the first step, because reading them synchronises with the device.
@@ -102,8 +102,8 @@ class Objective(nn.Module):
         check_shapes(first, second)
         first_step = not self._looked_at_features
         if first_step:
-            ranks.check_alike(first)
-        if len(first) * ranks.world < 2:
+            global_batch.check_alike(first)
+        if len(first) * global_batch.world < 2:
             raise ValueError(f"features: a batch of {len(first)} sample has no negatives; use a batch of at least 2")
         if first_step or first.device.type == "cpu":
             check_unit_norm("first", first)

@@ -42,15 +42,15 @@ class Clip(Contrastive):
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         return self.log_logit_scale.neg().exp().to(like)
 
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         # The positive is a candidate as well, with exponent 0.
         cross_entropy, share = F.softplus(anchors.log_sum), anchors.log_sum.sigmoid()
-        force = share / anchors.tau * self.share(anchors) / 2
+        weight = share / anchors.tau * self.share(anchors) / 2
         in_scale = (share * anchors.mean_exponent).mean()
         return Step(
             value=cross_entropy.mean(),
-            push=force,
-            pull=force,
+            negative_weight=weight,
+            positive_weight=weight,
             parameter_gradients=[in_scale],
             metrics={"logit_scale": self.log_logit_scale.detach().exp()},
         )

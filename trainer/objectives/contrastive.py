@@ -11,10 +11,10 @@ from torch import Tensor
 
 from .base import Objective, Outcome, Progress, Settings, check_state, count_visit, working_dtype
 from .closed_form import attach_gradients
-from .gathering import Ranks
+from .gathering import GlobalBatch
 from .pairs import Pairs
 from .precision import full_precision
-from .softmax_sums import LN2, Sums, Weights, look, weigh
+from .softmax_sums import LN2, Sums, Weights, accumulate, grad_weights
 
 Rows = dict[str, Tensor]
 """Per-sample state of a batch by field: [sides, b], in the dtype of the computation; `visits` is [1, b]."""
@@ -45,10 +45,10 @@ class Step:
 
     value: Tensor
     """Scalar: the reported loss."""
-    push: Tensor
-    """[2, b]: the gradient on an anchor's candidates is dR/dS_ij = push_i · q_ij."""
-    pull: Tensor
-    """[2, b]: the gradient on its positive is dR/dS_ii = -pull_i."""
+    negative_weight: Tensor
+    """[2, b]: the gradient on an anchor's candidates is dR/dS_ij = negative_weight_i · q_ij."""
+    positive_weight: Tensor
+    """[2, b]: the gradient on its positive is dR/dS_ii = -positive_weight_i."""
     rows: Rows = field(default_factory=dict)
     """New state."""
     parameter_gradients: list[Tensor] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Contrastive(Objective):
         """Return this step's temperatures, broadcastable to [2, n], in the dtype and on the device of `like`."""
 
     @abstractmethod
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         """Return value, gradient weights, new state and metrics of a step, from the global batch's old state `rows`."""
 
     def pool(self, of_anchors: Tensor) -> Tensor:
@@ -116,25 +116,25 @@ class Contrastive(Objective):
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
     def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
         """See Objective. Computes in the features' dtype, at least float32."""
-        ranks, dtype = Ranks.of_this_process(self.communicating), working_dtype(first, second)
-        self.check(first, second, ranks)
+        global_batch, dtype = GlobalBatch.of_this_process(self.communicating), working_dtype(first, second)
+        self.check(first, second, global_batch)
         check_state(state, self.fields, len(first))
         differentiable = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
         inputs: list[Tensor] = list(self.parameters())
         with torch.no_grad(), full_precision(first.device.type):
             self.project()
-            features = ranks.gather(torch.stack([first, second])).to(dtype)
-            own, across = ranks.own(len(first)), len(self.sides) == 2
+            features = global_batch.gather(torch.stack([first, second])).to(dtype)
+            own, across = global_batch.own(len(first)), len(self.sides) == 2
             pairs = Pairs(features, own, across=across, budget=self.settings.similarity_budget)
             rows = self._rows(state, dtype)
-            sums = look(pairs, self.temperature(rows, features).expand(2, len(first)))
-            sums, rows = _gather(ranks, sums, rows)
+            sums = accumulate(pairs, self.temperature(rows, features).expand(2, len(first)))
+            sums, rows = _gather(global_batch, sums, rows)
             anchors = self._anchors(features, self.temperature(rows, features), sums)
-            step = self.react(anchors, rows, progress)
+            step = self.compute_step(anchors, rows, progress)
             gradients = step.parameter_gradients
             if differentiable:
                 inputs += [first, second]
-                gradients += _feature_gradients(pairs, anchors.tau, sums, step).mul_(ranks.world)
+                gradients += _feature_gradients(pairs, anchors.tau, sums, step).mul_(global_batch.world)
         loss = attach_gradients(step.value, inputs, gradients)
         found = self.pool((anchors.margin > 0).to(dtype)).mean(1)
         return Outcome(
@@ -169,16 +169,17 @@ class Contrastive(Objective):
         return new | ({"visits": count_visit(state["visits"])} if "visits" in state else {})
 
 
-def _gather(ranks: Ranks, sums: Sums, rows: Rows) -> tuple[Sums, Rows]:
+def _gather(global_batch: GlobalBatch, sums: Sums, rows: Rows) -> tuple[Sums, Rows]:
     """Gather this rank's sums and rows into those of the global batch: the second of a step's two exchanges."""
     own = [*sums, *rows.values()]
-    whole = torch.split(ranks.gather(torch.cat(own)), [len(values) for values in own])
+    whole = torch.split(global_batch.gather(torch.cat(own)), [len(values) for values in own])
     return Sums(*whole[: len(sums)]), dict(zip(rows, whole[len(sums) :], strict=True))
 
 
 def _feature_gradients(pairs: Pairs, tau: Tensor, sums: Sums, step: Step) -> Tensor:
     """Return the gradients of this rank's features, [2, n, d]."""
-    weights = Weights(sums.peak.flatten(), tau.flatten() * LN2, (step.push / sums.total).flatten())
+    weights = Weights(sums.peak.flatten(), tau.flatten() * LN2, (step.negative_weight / sums.total).flatten())
     return pairs.gradients(
-        lambda similarities, rows, block: weigh(similarities, rows, block, weights), in_positives=-step.pull.sum(0)
+        lambda similarities, rows, block: grad_weights(similarities, rows, block, weights),
+        in_positives=-step.positive_weight.sum(0),
     )

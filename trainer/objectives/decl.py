@@ -60,7 +60,7 @@ class Decl(Contrastive):
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         return torch.full_like(rows["log_rate"], self.settings.tau)
 
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         settings, positive = self.settings, anchors.positive / self.settings.tau
         log_r = anchors.log_sum + positive - math.log(anchors.candidates)
         log_rate = update_log_s(rows["log_rate"], self.pool_log(log_r), settings.gamma_at(progress))
@@ -71,8 +71,8 @@ class Decl(Contrastive):
         unit = self.share(anchors) / settings.tau
         return Step(
             value=(one * loss1 + (1.0 - one) * loss2) * len(self.sides) / 2,
-            push=(one * normalised + (1.0 - one)) * unit,
-            pull=torch.full_like(positive, unit),
+            negative_weight=(one * normalised + (1.0 - one)) * unit,
+            positive_weight=torch.full_like(positive, unit),
             rows={"log_rate": log_rate},
             metrics=self.by_side(
                 log_rate_mean=log_rate.mean(1),

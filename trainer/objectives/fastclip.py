@@ -71,13 +71,13 @@ class _GlobalTemperature(Contrastive):
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         return self.tau.to(like).expand_as(rows["log_s"])
 
-    def learn(self, value: Tensor, force: Tensor, gradient: Tensor, rows: Rows, est: Estimate) -> Step:
+    def learn(self, value: Tensor, weight: Tensor, gradient: Tensor, rows: Rows, est: Estimate) -> Step:
         """Return the step that moves tau by `gradient`, a scalar."""
         metrics = {"tau": self.tau.detach().clone(), "tau_gradient": gradient}
         return Step(
             value=value,
-            push=force,
-            pull=force,
+            negative_weight=weight,
+            positive_weight=weight,
             rows={"log_s": est.log_s},
             parameter_gradients=[gradient],
             metrics=metrics | estimate_metrics(self, rows["log_s"], est.log_s),
@@ -96,11 +96,11 @@ class FastclipV0(_GlobalTemperature):
     def __init__(self, mode: str, settings: FastclipV0Settings) -> None:
         super().__init__(mode, settings, slow_below=None)
 
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         est = estimate(self, anchors, rows["log_s"], self.settings, progress)
         tau = anchors.tau[0, 0]
-        force = est.ratio * self.share(anchors) / tau
-        return self.learn(est.log_s_eps.mean(1).sum(), force, -est.exponent.mean(1).sum() / tau, rows, est)
+        weight = est.ratio * self.share(anchors) / tau
+        return self.learn(est.log_s_eps.mean(1).sum(), weight, -est.exponent.mean(1).sum() / tau, rows, est)
 
 
 class FastclipV1(Sogclr):
@@ -152,7 +152,7 @@ class FastclipV3(_GlobalTemperature):
     def __init__(self, mode: str, settings: FastclipV3Settings) -> None:
         super().__init__(mode, settings, slow_below=0.03)
 
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         est = estimate(self, anchors, rows["log_s"], self.settings, progress)
         tau, rho = anchors.tau[0, 0], self.settings.rho
         value = tau * (est.log_s_eps.mean(1).sum() + 2 * rho)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Ranks:
+class GlobalBatch:
     """The ranks that share a global batch: rank k holds rows k·n … (k + 1)·n - 1 of it."""
 
     rank: int
@@ -19,7 +19,7 @@ class Ranks:
     """Context manager around every exchange, for timing."""
 
     @classmethod
-    def of_this_process(cls, communicating: Callable[[], AbstractContextManager[None]] = nullcontext) -> "Ranks":
+    def of_this_process(cls, communicating: Callable[[], AbstractContextManager[None]] = nullcontext) -> "GlobalBatch":
         """Return the ranks of torch.distributed's default group, or a single rank if there is none."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls(0, 1)

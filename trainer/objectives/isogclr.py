@@ -53,17 +53,17 @@ class IndividualTemperature(Contrastive):
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         return rows["tau"]
 
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         """iSogCLR eq 13, 19 and 20; FastCLIP eq 9. The step uses the old temperatures."""
         settings = self.settings
         est = estimate(self, anchors, rows["log_s"], settings, progress)
         gradient = est.log_s_eps + settings.rho - est.exponent
         moved = self.move(rows, gradient.clamp(-settings.grad_clip, settings.grad_clip), progress)
-        force = est.ratio * self.share(anchors)
+        weight = est.ratio * self.share(anchors)
         return Step(
             value=(rows["tau"] * (est.log_s_eps + settings.rho)).mean(1).sum(),
-            push=force,
-            pull=force,
+            negative_weight=weight,
+            positive_weight=weight,
             rows={"log_s": est.log_s, **moved},
             metrics=individual_tau_metrics(self, moved["tau"], gradient, settings)
             | estimate_metrics(self, rows["log_s"], est.log_s),

@@ -93,17 +93,17 @@ class Pairs:
         for rows, similarities in self.visit(block):
             yield from split(rows, similarities)
 
-    def gradients(self, weigh: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:
+    def gradients(self, grad_weights: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:
         """Return gradients [2, n, d] of this rank's features, given the gradient W of the similarities.
 
-        weigh(similarities, rows, block) overwrites a piece of similarities with W, 0 where they are EXCLUDED;
+        grad_weights(similarities, rows, block) overwrites a piece of similarities with W, 0 where they are EXCLUDED;
         in_positives [b] is W of each sample's positive. This is the last visit of every block.
         """
         gradients = torch.empty_like(self.features[:, self.own])
         for half, block in enumerate(self.blocks):
             for rows, weights in self.visit(block):
                 for piece_rows, piece in split(rows, weights):
-                    weigh(piece, piece_rows, block)
+                    grad_weights(piece, piece_rows, block)
                 torch.mm(weights, self.table[block.columns], out=gradients[half, block.local(rows)])
                 if self.mirrored:  # beta = 0 for the first chunk: the buffer is uninitialised
                     gradients[1].addmm_(weights.T, self.table[rows], beta=int(rows.start > block.rows.start))

@@ -7,6 +7,7 @@ bijection.py finds any place of any epoch in O(1) time and memory.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import merge
 from operator import attrgetter
 from typing import Self
@@ -169,14 +170,10 @@ class Order:
         """Ids that `rank` of `world` serves at `step` (from 0) of `epoch`: int64 [batch_size / world].
 
         Ids stand in the order of the canonical shards, so the ranks' ids, joined, are the batch of a single rank.
+        The array is shared by all who ask, and must not be changed.
         Raises ValueError for a step beyond the epoch, or a world that does not divide the canonical shards.
         """
-        self._check_position(epoch, step)
-        shards = self._shards_of_rank(rank, world)
-        ids = np.empty((len(shards), self.rows_per_step), dtype=np.int64)
-        for row, shard in zip(ids, shards, strict=True):
-            self._fill_from_shard(row, shard, epoch, step)
-        return ids.reshape(-1)
+        return _batch_ids(self, epoch, step, rank, world)
 
     def windows(self, epoch: int, rank: int = 0, world: int = 1) -> Iterator[Window]:
         """Every window that `rank` of `world` reaches in an epoch, made one by one, in the order of their first steps.
@@ -297,3 +294,13 @@ class Order:
             raise ValueError(f"rank {rank} is not in 0 … {world - 1}, the ranks of world {world}.")
         shards = self.canonical_shards // world
         return range(rank * shards, (rank + 1) * shards)
+
+
+@lru_cache(maxsize=32)  # the loader and the state store ask for the same steps, a few steps apart
+def _batch_ids(order: Order, epoch: int, step: int, rank: int, world: int) -> NDArray[np.int64]:
+    order._check_position(epoch, step)
+    shards = order._shards_of_rank(rank, world)
+    ids = np.empty((len(shards), order.rows_per_step), dtype=np.int64)
+    for row, shard in zip(ids, shards, strict=True):
+        order._fill_from_shard(row, shard, epoch, step)
+    return ids.reshape(-1)

@@ -117,14 +117,14 @@ def _writable(run: Path, to: Path | None) -> Path:
 
 
 def _print_summary(findings: Findings) -> None:
-    from .inspection.summary import drift_table, facts, sparkline, table
+    from .inspection.summary import TERMINAL_QUANTILES, drift_table, facts, sparkline, table
 
     survey = findings.survey
     said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
     print_facts([*facts(findings.inspection, survey), *said])
     if survey is None or not survey.sides:
         return
-    rows = [[row.label, *row.cells] for row in table(findings.inspection, survey)]
+    rows = [[row.label, *row.cells] for row in table(findings.inspection, survey, TERMINAL_QUANTILES)]
     rows.append(["lowest … highest", *(sparkline(side.tau) for side in survey.sides)])
     names = [f">{side.name}" for side in survey.sides]
     print_table(["tau of the visited samples", *names], rows)

@@ -13,7 +13,8 @@ from rich.text import Text
 
 from .duration import duration
 
-SECONDS_BETWEEN_LINES = 10.0
+FIRST_LINE, LONGEST_GAP = 10.0, 600.0
+"""Seconds. Each line comes after twice the time of the one before, so a log of minutes and one of a week stay short."""
 
 
 class ProgressBar:
@@ -22,11 +23,12 @@ class ProgressBar:
     def __init__(self, console: Console, title: str, total: int, bar: _BarAboveWords | None) -> None:
         self._console, self._title, self._total, self._bar = console, title, total, bar
         self._task = bar.add_task(title, total=total) if bar else None
-        self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+        self._begun = time.monotonic()
+        self._next_line = self._begun + FIRST_LINE
         self._first: tuple[int, float] | None = None
 
     def update(self, done: int, words: str = "") -> None:
-        """Show `done` of the total. Without a terminal: a line at most every ten seconds, and one at the end.
+        """Show `done` of the total. Without a terminal: lines after 10, 20, 40, … s, then every 10 min, and at the end.
 
         A line says how long the rest takes at the speed since the first call.
         """
@@ -36,7 +38,7 @@ class ProgressBar:
             self._bar.words = words
             self._bar.update(self._task, completed=done)
         elif now >= self._next_line or done == self._total:
-            self._next_line = now + SECONDS_BETWEEN_LINES
+            self._next_line = now + min(max(FIRST_LINE, now - self._begun), LONGEST_GAP)
             self.note(f"{self._title}: {done:,}/{self._total:,}{self._left(done, now)} {words}")
 
     def _left(self, done: int, now: float) -> str:

@@ -12,6 +12,7 @@ import torch
 from ..pipeline.augment import RECIPES, Recipe
 from ..pipeline.cores import cores
 from ..pipeline.dataset import Dataset
+from ..pipeline.loading import Loader
 from ..pipeline.order import Order, Window
 from ..state_store.schema import Schema
 from .config import DataConfig, TrainConfig
@@ -21,8 +22,7 @@ from .objectives import OBJECTIVES, Objective, create_objective
 from .world import ALONE, World
 
 if TYPE_CHECKING:
-    from ..pipeline.loading.dali_loader import DALILoader
-    from ..pipeline.loading.ffcv_loader import Augmentation, FFCVLoader
+    from ..pipeline.loading.ffcv_loader import Augmentation
 
 
 def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> TrainConfig:
@@ -132,7 +132,7 @@ def objective_of(config: TrainConfig) -> Objective:
 
 def open_loader(
     config: DataConfig, dataset: Dataset, order: Order, mode: str, device: torch.device, world: World = ALONE
-) -> FFCVLoader | DALILoader:
+) -> Loader:
     """Open the loader for a rank's share of the dataset in this order: one view per sample if bimodal, else two.
 
     Raises ConfigError if the user's augmentation cannot be loaded.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -428,10 +428,9 @@ class Trainer:
         if kind is None or not issubclass(kind, RanksLostError):
             self.close()
 
-    def _next(self, batches: Any) -> Batch | None:
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
         with self._clock.waiting("data_wait"):
-            batch: Batch | None = next(batches, None)
-        return batch
+            return next(batches, None)
 
     def _prefetch(self) -> None:
         """Let the store gather the rows of coming steps, each step's once."""

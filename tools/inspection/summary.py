@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .distribution import Distribution
@@ -10,6 +11,7 @@ from .run import Inspection
 from .survey import Survey
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
 SETTINGS = ("rho", "gamma", "eta", "tau_init", "tau_min", "tau_max")
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 16
@@ -71,11 +73,11 @@ def _coverage(survey: Survey) -> str:
     return words
 
 
-def table(inspection: Inspection, survey: Survey) -> list[Row]:
+def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = QUANTILES) -> list[Row]:
     """The figures of every side; of the sides, there is at least one."""
     taus, bounds = [side.tau for side in survey.sides], inspection.tau
     rows = [Row("mean", [tau(values.mean) for values in taus]), Row("lowest", [tau(values.min) for values in taus])]
-    rows += [Row(_quantile_word(at), [tau(values.quantile(at)) for values in taus]) for at in QUANTILES]
+    rows += [Row(_quantile_word(at), [tau(values.quantile(at)) for values in taus]) for at in quantiles]
     rows.append(Row("highest", [tau(values.max) for values in taus]))
     if (low := bounds.lowest) is not None:
         rows.append(Row(f"share at tau_min ({low:g})", [share(values.share_at_most(low)) for values in taus]))

@@ -1,4 +1,4 @@
-"""What a store is made for: fixed when it is created, and the same at every snapshot."""
+"""The properties of a store that are fixed when it is created."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +9,12 @@ from .schema import Schema
 
 @dataclass(frozen=True)
 class Description:
-    """The samples and fields of a store. Raises ValueError for a number that is below 1."""
+    """The samples and fields of a store. Raises ValueError if a number is below 1."""
 
     samples: int
     schema: Schema
     block_rows: int
-    """Rows in a zarr chunk, the unit of writing."""
+    """Rows per zarr chunk, the unit of writing."""
     dataset_fingerprint: str
 
     def __post_init__(self) -> None:
@@ -24,7 +24,7 @@ class Description:
             )
 
     def check_same(self, *, samples: int, schema: Schema, dataset_fingerprint: str, path: Path) -> None:
-        """Raise StoreMismatchError, naming both sides, where the store was made for something else."""
+        """Raise StoreMismatchError, naming both sides, if the store was created for something else."""
         pairs = [
             ("dataset fingerprint", self.dataset_fingerprint, dataset_fingerprint),
             ("number of samples", self.samples, samples),

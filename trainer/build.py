@@ -1,4 +1,4 @@
-"""Settings made definite, and the parts of a run that they ask for."""
+"""Resolving a run's settings and building its parts."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> TrainConfig:
-    """Replace every `auto` that a result depends on by what it stands for, and fill in the objective's settings.
+    """Replace every `auto` that affects results by its value, and fill in the objective's settings.
 
-    Raises ConfigError where the objective, its mode or a setting of it, the recipe, or the batch size, does not fit.
+    Raises ConfigError if the objective, its mode or settings, the recipe or the batch size does not fit.
     """
     pairs = dataset.index.mode == "pairs"
     mode = config.objective.mode
     if mode == "auto":
         mode = _natural_mode(config.objective.name, pairs)
     if mode == "bimodal" and not pairs:
-        raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.path} has pictures alone")
+        raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.path} has only images")
     resolved = config.model_copy(
         update={
             "data": _resolve_data(config, dataset, mode),
@@ -68,22 +68,22 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
 
 
 def recipe_named(name: str) -> Recipe:
-    """The recipe of the views, no longer `auto`. Raises ConfigError where there is none of that name."""
+    """Return the recipe of the views, no longer `auto`. Raises ConfigError for an unknown name."""
     if name not in RECIPES:
-        raise ConfigError(f"data.recipe = {name!r} is unknown; there are: auto, {', '.join(RECIPES)}")
+        raise ConfigError(f"data.recipe = {name!r} is unknown; available: auto, {', '.join(RECIPES)}")
     return RECIPES[name]
 
 
 def _natural_mode(objective: str, pairs: bool) -> Literal["bimodal", "unimodal"]:
-    """What the data asks for, or the one mode that the objective has."""
+    """Return the mode that fits the data, or the objective's only mode."""
     modes = OBJECTIVES[objective].settings_of_mode.keys() if objective in OBJECTIVES else {"bimodal", "unimodal"}
     return "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
 
 
 def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALONE) -> Iterator[Window]:
-    """The windows that a rank's steps after `steps_done` need, to the end of the run, made one by one.
+    """Yield the windows of a rank's steps after `steps_done` to the end of the run, lazily.
 
-    Their steps are numbered as in `StateStore.put`: from 1, over all epochs.
+    Steps are numbered as in `StateStore.put`: from 1, over all epochs.
     """
     for epoch in range(steps_done // order.steps_per_epoch, epochs):
         first_step = 1 + epoch * order.steps_per_epoch
@@ -93,10 +93,10 @@ def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALON
 
 
 def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, world: World = ALONE) -> Order:
-    """The order that the settings ask for, windowed where they leave that open and the memory budget wants it.
+    """Create the configured order, windowed if the settings leave that open and the memory budget requires it.
 
-    Raises ConfigError where the batch size, or the memory budget, does not fit the dataset, or the number of ranks does
-    not divide the order's shards.
+    Raises ConfigError if the batch size or memory budget does not fit the dataset, or the number of ranks does not
+    divide the order's shards.
     """
     row_bytes = 4 * Schema(objective.fields).row_words
     budget = (config.state.memory_budget or dataset.n * row_bytes) * world.size
@@ -114,7 +114,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
         raise ConfigError(
             f"state.memory_budget = {budget // world.size:,} holds {rows:,} rows of {row_bytes} bytes"
             f"{f' on {world.size} ranks' if world.size > 1 else ''}, but the order needs "
-            f"{order.live_rows:,} at once, of {dataset.n:,}: its {order.canonical_shards} shards have windows of "
+            f"{order.live_rows:,} of {dataset.n:,} at once: its {order.canonical_shards} shards have windows of "
             f"{order.window_blocks:,} of {order.blocks_per_shard:,} blocks of {order.block_rows:,} rows. "
             f"Set state.memory_budget to at least {math.ceil(order.live_rows / world.size) * row_bytes:,}, or to none"
         )
@@ -122,7 +122,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
 
 
 def objective_of(config: TrainConfig) -> Objective:
-    """The objective with its settings; its mode is no longer `auto`. Raises ConfigError where a setting is wrong."""
+    """Create the objective, whose mode is no longer `auto`. Raises ConfigError for an invalid setting."""
     objective = config.objective
     try:
         return create_objective(objective.name, mode=objective.mode, **objective.settings)
@@ -133,9 +133,9 @@ def objective_of(config: TrainConfig) -> Objective:
 def open_loader(
     config: DataConfig, dataset: Dataset, order: Order, mode: str, device: torch.device, world: World = ALONE
 ) -> Loader:
-    """The loader of a rank's share of the dataset in this order: one view of a sample when bimodal, else two.
+    """Open the loader for a rank's share of the dataset in this order: one view per sample if bimodal, else two.
 
-    Raises ConfigError where the user's own augmentation cannot be had.
+    Raises ConfigError if the user's augmentation cannot be loaded.
     """
     shared: dict[str, Any] = {
         "recipe": recipe_named(config.recipe),
@@ -157,14 +157,14 @@ def open_loader(
 
 
 def _workers_beside_others(loader: str, world: World) -> int | None:
-    """Threads of a rank that shares its machine; None, as many as the loader thinks best, of one that does not."""
+    """Return the number of threads for a rank that shares its machine; None lets the loader choose."""
     if world.local_size == 1:
         return None
     return max(1, cores() // world.local_size) + (loader == "dali")
 
 
 def _augmentation_named(name: str) -> Augmentation:
-    """The compiled function `module:function`. Raises ConfigError where there is none that fits."""
+    """Import the compiled function `module:function`. Raises ConfigError if there is none that fits."""
     from numba import float32, uint64
     from numba.core.dispatcher import Dispatcher
     from numba.core.errors import NumbaError
@@ -172,16 +172,16 @@ def _augmentation_named(name: str) -> Augmentation:
     module, _, function = name.partition(":")
     try:
         augmentation = getattr(import_module(module), function)
-    except Exception as error:  # a module of the user's may raise anything
+    except Exception as error:  # a user's module may raise anything
         raise ConfigError(
             f"data.augmentation = {name!r} cannot be imported: {type(error).__name__}: {error}. "
-            "It is module:function, and the module's folder must be in PYTHONPATH"
+            "Write module:function, with the module's directory in PYTHONPATH"
         ) from error
     if not isinstance(augmentation, Dispatcher):
         raise ConfigError(f"data.augmentation = {name!r} is not compiled; decorate it with numba.njit")
     try:
         augmentation.compile((float32[:, :, ::1], uint64))
-    except (NumbaError, TypeError) as error:  # the latter for another number of arguments
+    except (NumbaError, TypeError) as error:  # TypeError: a wrong number of arguments
         raise ConfigError(
             f"data.augmentation = {name!r} does not compile for (pixels float32 [3, H, W], key uint64): {error}"
         ) from error
@@ -190,9 +190,9 @@ def _augmentation_named(name: str) -> Augmentation:
 
 
 def device_named(name: str) -> torch.device:
-    """The device `cpu`, `cuda` or, of `auto`, the better one that is here. Raises ConfigError where there is no GPU."""
+    """Return the device `cpu` or `cuda`; `auto` prefers a GPU. Raises ConfigError if there is no GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device = 'cuda', but torch sees no GPU here; use device = 'cpu' or 'auto'")
+        raise ConfigError("device = 'cuda', but torch finds no GPU; use device = 'cpu' or 'auto'")
     return torch.device(name)

@@ -1,4 +1,4 @@
-"""Settings from presets, TOML files and `key=value`, laid on top of one another, each with where it comes from."""
+"""Merging settings from presets, TOML files and `key=value`, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from .errors import ConfigError
 
 PRESETS = Path(__file__).parent / "presets"
 MAX_BYTES, MAX_DOTS = 1 << 18, 300
-"""Limits of a settings file and of a line in it: tomllib takes memory by the square of a key's parts."""
+"""Limits on a settings file and on dots per line: tomllib's memory grows with the square of a key's parts."""
 MAX_DEPTH = 8
-"""Tables within tables in a file of settings; ours have four levels."""
+"""Maximum nesting of tables in a settings file; ours have four levels."""
 
 
 @dataclass
 class Layers:
-    """A tree of settings, not yet checked, and the layer that each of its values was last set by."""
+    """A tree of unvalidated settings, and the layer that last set each value."""
 
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
-    """Key in full → its layer, in words. What no layer set has its default."""
+    """Full key → layer, as text. Values that no layer set are defaults."""
 
     def add(self, tree: Mapping[str, Any], origin: str) -> None:
-        """Lay settings on top, as `merge` does."""
+        """Merge settings on top, as `merge` does."""
         self._add(tree, dict.fromkeys(flat(tree), origin))
 
     def add_preset(self, name: str) -> None:
-        """Lay a preset on top, whose values may come from one that it extends. Raises ConfigError as `preset_chain`."""
-        # Whole, not file by file: one that another objective's preset extends would drop the settings below it.
+        """Merge a preset on top, including the presets that it extends. Raises ConfigError as `preset_chain`."""
+        # As a whole, not file by file: a preset based on another objective would drop the settings of earlier layers.
         preset = Layers()
         for part, own in preset_chain(name):
             preset.add(own, f"preset {part}")
@@ -44,12 +44,12 @@ class Layers:
         self.origins = {key: origins[key] if key in origins else self.origins[key] for key in flat(self.tree)}
 
     def load(self) -> TrainConfig:
-        """The settings, checked. Raises ConfigError as `load_config`."""
+        """Return the validated settings. Raises ConfigError as `load_config`."""
         return load_config(self.tree)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The settings in a file, not yet checked. Raises ConfigError where it is missing or no TOML."""
+    """Return the settings in a file, unvalidated. Raises ConfigError if it is missing or not valid TOML."""
     try:
         return parse_toml(read_regular(path, MAX_BYTES), path)
     except OSError as error:
@@ -57,15 +57,15 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parse_toml(text: bytes, path: Path) -> dict[str, Any]:
-    """The settings in a text, not yet checked. Raises ConfigError, naming the file, where it is no TOML."""
+    """Return the settings in a text, unvalidated. Raises ConfigError, naming the file, if it is not valid TOML."""
     if any(line.count(b".") > MAX_DOTS for line in text.splitlines()):
-        raise ConfigError(f"{path} is no settings: it has a line of more than {MAX_DOTS} dots")
+        raise ConfigError(f"{path} is not a settings file: it has a line with more than {MAX_DOTS} dots")
     try:
         tree = tomllib.loads(text.decode())
-    except ValueError as error:  # also bytes that are no UTF-8, and integers of thousands of digits
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+    except ValueError as error:  # also invalid UTF-8, and integers of thousands of digits
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
     except RecursionError:
-        raise ConfigError(f"{path} is no settings: it is nested too deeply") from None
+        raise ConfigError(f"{path} is not a settings file: it is nested too deeply") from None
     _refuse_depth(tree, path)
     return tree
 
@@ -76,7 +76,7 @@ def _refuse_depth(tree: dict[str, Any], path: Path) -> None:
         tables = [value.values() if isinstance(value, dict) else value for value in level]
         level = [value for table in tables for value in table if isinstance(value, dict | list)]
     if level:
-        raise ConfigError(f"{path} is no settings: it is nested too deeply")
+        raise ConfigError(f"{path} is not a settings file: it is nested too deeply")
 
 
 def preset_names() -> list[str]:
@@ -84,7 +84,7 @@ def preset_names() -> list[str]:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """The settings of a preset, on top of those of the preset that it extends. Raises ConfigError as `preset_chain`."""
+    """Return the settings of a preset, merged over the preset that it extends. Raises ConfigError as `preset_chain`."""
     tree: dict[str, Any] = {}
     for _, own in preset_chain(name):
         merge(tree, own)
@@ -92,15 +92,15 @@ def read_preset(name: str) -> dict[str, Any]:
 
 
 def preset_chain(name: str, extended_by: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """A preset and those below it, each with the settings of its own file; the one that extends no other is the first.
+    """Return a preset and those it extends, each with its own file's settings; the base preset is first.
 
-    Raises ConfigError where there is none of that name, listing those there are, or where presets extend in a circle.
+    Raises ConfigError for an unknown name, listing the presets, or if presets extend each other in a cycle.
     """
     if name not in (known := preset_names()):
         wanted = f"{name!r}, which {extended_by[-1]!r} extends" if extended_by else repr(name)
-        raise ConfigError(f"there is no preset {wanted}{nearest(name, known)}; there are: {', '.join(known)}")
+        raise ConfigError(f"unknown preset {wanted}{nearest(name, known)}; available: {', '.join(known)}")
     if name in extended_by:
-        raise ConfigError(f"presets extend one another in a circle: {' → '.join((*extended_by, name))}")
+        raise ConfigError(f"presets extend each other in a cycle: {' → '.join((*extended_by, name))}")
     own = read_toml(PRESETS / f"{name}.toml")
     base = own.pop("extends", None)
     below = [] if base is None else preset_chain(base, (*extended_by, name))
@@ -108,7 +108,7 @@ def preset_chain(name: str, extended_by: tuple[str, ...] = ()) -> list[tuple[str
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Merge every `a.b=value` into the tree, in place; a value is TOML, or plain text where it is none."""
+    """Merge every `a.b=value` into the tree, in place; a value is TOML, or plain text if it does not parse."""
     asked: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -125,10 +125,10 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
 
 
 def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Write `other` into `tree`, in place; tables are merged, values replaced.
+    """Merge `other` into `tree`, in place: tables are merged, values replaced.
 
-    A table that names another objective or encoder replaces the old one whole, whose settings would mean nothing to it.
-    An optimiser of another name keeps the schedule and the decay, and refuses what it does not know.
+    A table that names another objective or encoder replaces the old one entirely, since its settings would not apply.
+    An optimiser of another name keeps schedule and decay; unknown settings are rejected later.
     """
     for key, value in other.items():
         old = tree.get(key)

@@ -1,4 +1,4 @@
-"""Why a run had to end, in words that say what is left and what to do."""
+"""Messages for runs that had to end: the cause, what is intact and what to do."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from .run_directory import RunDirectory
 from .world import World
 
 FIRST_IDS = 8
-"""So many samples of a batch are named where it ends the run."""
+"""Number of samples of a bad batch to name."""
 
 
 def not_finite(run: RunDirectory, order: Order, step: int, why: str) -> TrainingError:
-    """What to raise for values of a step that are not finite: whose they are, and what is left."""
+    """Return the error for values of a step that are not finite, naming samples and remaining checkpoint."""
     last = latest_checkpoint(run.checkpoints)
-    left = f"The last checkpoint, {last}, is from before it" if last else "There is no checkpoint before it"
+    left = (
+        f"The last checkpoint, {last}, is from before that step" if last else "There is no checkpoint before that step"
+    )
     return TrainingError(
-        f"{why}. {samples_of(order, step)}: look whether they are damaged. {left}. "
-        "If they are not, lower the learning rate in a new run"
+        f"{why}. {samples_of(order, step)}: check whether they are damaged. {left}. "
+        "If they are not, start a new run with a lower learning rate"
     )
 
 
 def samples_of(order: Order, step: int) -> str:
-    """The samples of a step, which counts from 1, in words."""
+    """Describe the samples of a step, counted from 1."""
     sample_ids = order.batch_ids(*divmod(step - 1, order.steps_per_epoch)).tolist()
-    return f"Its {len(sample_ids)} samples begin with the ids {', '.join(map(str, sample_ids[:FIRST_IDS]))}"
+    return f"The ids of its {len(sample_ids)} samples begin with {', '.join(map(str, sample_ids[:FIRST_IDS]))}"
 
 
 def ranks_lost(run: RunDirectory, world: World, lost: list[int], step: int) -> RanksLostError:
-    """What to raise in a step that other ranks did not come to: which, and what is left."""
+    """Return the error for a step in which other ranks are missing, naming them and the remaining checkpoint."""
     last = latest_checkpoint(run.checkpoints)
-    left = f"The last checkpoint, {last}, stands; --resume goes on from it" if last else "There is no checkpoint yet"
-    return RanksLostError(f"{world.named(lost)} went away at step {step:,}; look for its own messages. {left}")
+    left = f"--resume continues from the last checkpoint, {last}" if last else "There is no checkpoint yet"
+    return RanksLostError(f"lost {world.named(lost)} at step {step:,}; see its messages. {left}")

@@ -1,4 +1,4 @@
-"""What a resumed run may have otherwise than it was started with."""
+"""Which settings may change on resume."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .encoders import is_directory
 from .encoders.initial_weights import is_same_source
 from .errors import ConfigError, RunError
 
-_ORDER = "the order of the samples follows from it"
-_WEIGHTS = "the checkpoint's weights and state belong to it"
-_BROUGHT = "the checkpoint brings its own"
+_ORDER = "it determines the order of the samples"
+_WEIGHTS = "the checkpoint's weights and state depend on it"
+_BROUGHT = "it is restored from the checkpoint"
 
 FIXED = {
     "seed": _ORDER,
@@ -25,27 +25,27 @@ FIXED = {
     "model": _WEIGHTS,
     "objective.name": _WEIGHTS,
     "objective.mode": _WEIGHTS,
-    "objective.tau_init": "samples not seen yet have the run's",
+    "objective.tau_init": "unseen samples have the run's value",
     "optimizer.name": _WEIGHTS,
     "optimizer.weight_decay": _BROUGHT,
     "optimizer.betas": _BROUGHT,
     "optimizer.eps": _BROUGHT,
     "optimizer.momentum": _BROUGHT,
     "optimizer.trust_coefficient": _BROUGHT,
-    "init_from": "the run goes on with its own weights",
+    "init_from": "the run continues with its own weights",
 }
-"""Settings, and tables of them, that no resumed run can change, and why."""
+"""Settings, and tables of settings, that must not change on resume, with the reason."""
 
 
 FREE_TO_CHANGE = (
     "data.path", "data.workers", "data.ahead", "model.activation_checkpointing", "log_every", "on_nan", "tensorboard",
     "checkpoint.", "state.", "evaluation.",
 )  # fmt: skip
-"""Settings, and beginnings of settings, that change no result, so that a resumed run may have others."""
+"""Settings, and prefixes of settings, that affect no result, so they may change on resume."""
 
 
 class Change(NamedTuple):
-    """A setting that is to be another than the run's."""
+    """A changed setting."""
 
     key: str
     before: object
@@ -53,7 +53,7 @@ class Change(NamedTuple):
 
     @property
     def arrow(self) -> str:
-        """The change once it is made, as `epochs: 20 → 40`."""
+        """The change as text, such as `epochs: 20 → 40`."""
         return f"{self.key}: {self.before} → {self.after}"
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class Change(NamedTuple):
 
 
 def differences(run: TrainConfig, asked: TrainConfig) -> list[Change]:
-    """What `asked` would change in a run's results; a side that lacks a setting has None."""
+    """Return the settings in which `asked` affects a run's results; None for a side that lacks the setting."""
     have, want = flat(to_tree(run)), flat(to_tree(asked))
     return [
         Change(key, have.get(key), want.get(key))
@@ -75,10 +75,10 @@ def _shown(value: object) -> str:
 
 
 def as_recorded(asked: TrainConfig, recorded: TrainConfig) -> TrainConfig:
-    """What is asked for, with its sources as the run recorded them where they are the same ones.
+    """Return `asked` with its sources as the run recorded them, if they are the same ones.
 
-    So the line that started a run goes on with it, where the run that it started from has later checkpoints by now, and
-    where the directory of a local model is gone. Nothing is read; `asked` is not resolved yet.
+    So the command that started a run also resumes it, even if the source run has newer checkpoints by now or the
+    directory of a local model is gone. Reads nothing; `asked` is not resolved yet.
     """
     update: dict[str, object] = {
         side: _encoder_as_recorded(getattr(asked.model, side), getattr(recorded.model, side))
@@ -101,9 +101,9 @@ def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> Encod
 
 
 def allowed_changes(run: Path, recorded: TrainConfig, asked: TrainConfig, allowed: Collection[str]) -> list[Change]:
-    """What `asked` changes in the results of a run with the `recorded` settings; both are resolved.
+    """Return the changes in `asked` that affect results, relative to the `recorded` settings; both are resolved.
 
-    allowed: the settings, or tables of them, that may change. Raises ConfigError naming every change that may not.
+    allowed: settings, or tables of settings, that may change. Raises ConfigError naming every other change.
     """
     changes = differences(recorded, asked)
     fixed = _fixed_settings(recorded)
@@ -114,36 +114,38 @@ def allowed_changes(run: Path, recorded: TrainConfig, asked: TrainConfig, allowe
         names = " ".join(f"--allow-change {change.key}" for change in unnamed)
         raise ConfigError(
             f"{run} cannot be resumed with other settings: {'; '.join([*found, *map(str, unnamed)])}. "
-            f"Leave them out{f', allow them with {names},' if names else ''} or start a new run with another --out."
+            f"Omit them{f', allow them with {names},' if names else ''} or start a new run with another --out."
         )
     return changes
 
 
 def changes_since(checkpoint: Path, settings: Mapping[str, Any], now: TrainConfig) -> list[Change]:
-    """What changes results in a run's settings, resolved, and was different when a checkpoint was made.
+    """Return the changes that affect results between a checkpoint's settings and the run's resolved settings `now`.
 
-    settings: those of checkpoint.json. Raises ConfigError naming every change that no resumed run can make, RunError
-    where this version does not know the settings.
+    settings: those in checkpoint.json. Raises ConfigError naming every change that no resumed run can make, RunError
+    if this version does not know the settings.
     """
     try:
         before = load_config(settings)
     except ConfigError as error:
-        raise RunError(f"{checkpoint} is of another version of thermopile ({error}); resume it with that one") from None
+        raise RunError(
+            f"{checkpoint} is from another version of thermopile ({error}); resume it with that one"
+        ) from None
     changes, fixed = differences(before, now), _fixed_settings(before)
     if impossible := [f"{change} (cannot change: {why})" for change in changes if (why := _reason(change.key, fixed))]:
         raise ConfigError(
-            f"{checkpoint} was made with other settings than config.toml has: {'; '.join(impossible)}. Write the "
-            "checkpoint's into config.toml and resume with --accept-config"
+            f"{checkpoint} was made with settings other than those in config.toml: {'; '.join(impossible)}. Copy the "
+            "checkpoint's settings into config.toml and resume with --accept-config"
         )
     return changes
 
 
 def _fixed_settings(recorded: TrainConfig) -> dict[str, str]:
-    """FIXED, with what the run's objective learns: its first value no longer counts."""
+    """Return FIXED plus the values that the run's objective learns: their initial values no longer matter."""
     objective = objective_of(recorded)
     learned = [name for name, _ in objective.named_parameters()]
     if objective.temperature_rate is not None:
-        learned += ["eta", "betas"]  # of the temperature's optimiser, which the checkpoint brings
+        learned += ["eta", "betas"]  # the checkpoint restores the temperature's optimiser
     return FIXED | {f"objective.{name}": _BROUGHT for name in learned}
 
 
@@ -152,5 +154,5 @@ def _reason(key: str, reasons: dict[str, str]) -> str | None:
 
 
 def _within(key: str, names: Iterable[str]) -> bool:
-    """Whether a key, as `optimizer.lr`, is one of the names, or in a table of them: `optimizer` or `optimizer.`."""
+    """Return whether a key, such as `optimizer.lr`, is one of the names or inside one: `optimizer` or `optimizer.`."""
     return any(key == name or key.startswith(f"{name.removesuffix('.')}.") for name in names)

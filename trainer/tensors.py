@@ -1,4 +1,4 @@
-"""Tensors on disk: a safetensors file, and a tree of tensors and plain values taken apart into one and JSON."""
+"""Tensor trees on disk: tensors in a safetensors file, everything else as JSON."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..files import open_regular, sync
 
 
 def take_apart(tree: Any) -> tuple[dict[str, Tensor], Any]:
-    """Return the tensors, contiguous, under their paths as `optimizer/weights/state/0/exp_avg`, and the rest.
+    """Return the contiguous tensors by path, such as `optimizer/weights/state/0/exp_avg`, and the rest of the tree.
 
-    tree: tensors, None, bool, int, float and str in dicts, lists and tuples; a dict's keys are plain values. In the
-    rest an object with a single member stands for what JSON does not have: {"$tensor": name}, {"$tuple": [...]},
-    {"$float": "nan"}, and {"$items": [[key, value], ...]} for a dict with a key that is no text or begins with $.
+    tree: tensors, None, bool, int, float and str in dicts, lists and tuples; keys of dicts are plain values. In the
+    rest, an object with one member represents what JSON lacks: {"$tensor": name}, {"$tuple": [...]}, {"$float": "nan"},
+    and {"$items": [[key, value], ...]} for a dict with a key that is not a string or starts with $.
     Raises TypeError for other values.
     """
     tensors: dict[str, Tensor] = {}
@@ -27,17 +27,17 @@ def take_apart(tree: Any) -> tuple[dict[str, Tensor], Any]:
 
 
 def join(tensors: Mapping[str, Tensor], rest: Any) -> Any:
-    """Return the tree that `take_apart` was given, from what it returned; the tensors are not copied.
+    """Rebuild the tree given to `take_apart` from its results, without copying tensors.
 
-    Raises ValueError where the two do not belong together or the rest is not what `take_apart` makes.
+    Raises ValueError if the two do not match or the rest is not a result of `take_apart`.
     """
     left = dict(tensors)
     try:
         tree = _value(rest, left)
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"it is no tree of tensors and values: {error}") from None
+        raise ValueError(f"it is not a tree of tensors and values: {error}") from None
     if left:
-        raise ValueError(f"nothing says where {next(iter(left))[:100]!r} belongs")
+        raise ValueError(f"the tensor {next(iter(left))[:100]!r} has no place in the tree")
     return tree
 
 
@@ -64,7 +64,7 @@ def _plain(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any
 
 
 def _value(rest: Any, tensors: dict[str, Tensor]) -> Any:
-    """tensors: those that no place was found for yet."""
+    """tensors: those not placed yet."""
     if isinstance(rest, list):
         return [_value(each, tensors) for each in rest]
     if not isinstance(rest, dict):
@@ -79,25 +79,25 @@ def _value(rest: Any, tensors: dict[str, Tensor]) -> Any:
         case [("$items", list(items))]:
             return {_value(key, tensors): _value(each, tensors) for key, each in items}
     if any(key.startswith("$") for key in rest):
-        raise ValueError(f"{str(rest)[:100]} stands for nothing")
+        raise ValueError(f"{str(rest)[:100]} has no meaning")
     return {key: _value(each, tensors) for key, each in rest.items()}
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write contiguous tensors of which no two share memory. Raises OSError where the disk does not take them."""
+    """Write contiguous tensors, no two sharing memory. Raises OSError if writing fails."""
     try:
         save_file(dict(tensors), path, None if metadata is None else dict(metadata))
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from error
-    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors makes its files for their owner alone
+    path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors creates files readable only by their owner
     sync(path)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a file into memory, on the CPU. Raises ValueError where it is no safetensors file, and OSError."""
+    """Read a file into CPU memory. Raises ValueError if it is not a safetensors file, and OSError."""
     try:
-        # Not mapped: a tensor would keep the bytes of a file that is removed on the disk.
+        # Not memory-mapped: a tensor would keep a deleted file's space on disk allocated.
         with open_regular(path) as file:
             return load(file.read())
     except (SafetensorError, KeyError, RuntimeError) as error:
-        raise ValueError(f"{path.name} is no whole safetensors file: {error}") from error
+        raise ValueError(f"{path.name} is not a complete safetensors file: {error}") from error

@@ -81,7 +81,7 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
         (train, 2, "no dataset: give --data"),
         ([*train, "--resume"], 2, "run holds no run to continue, and to start one there is no dataset: give --data"),
         ([*train, "--preset", "glyph"], 2, "did you mean 'glyphs'?"),
-        ([*train, "--set", "lr=1"], 2, "there is no setting 'lr' (did you mean 'optimizer.lr'?)"),
+        ([*train, "--set", "lr=1"], 2, "unknown setting 'lr' (did you mean 'optimizer.lr'?)"),
         ([*train, "--set", "epochs=0"], 2, "epochs = 0"),
         ([*train, "--set", "epochs"], 2, "is not key=value"),
         (["train", "--out", "begun"], 2, "begun holds a run; continue it with --resume"),
@@ -97,9 +97,9 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
         (["eval", "gone", "--train", "empty", "--test", "empty"], 1, "is no dataset"),
         (["show", "empty", "--out", "sheet.png"], 1, "is no dataset"),
         (["convert", "check", "empty"], 1, "is no dataset"),
-        (["export", "gone", "--to", "x", "--format", "hf"], 1, "gone is no run"),
-        (["inspect", "gone"], 1, "gone is no run"),
-        (["status", "gone"], 1, "gone is no run"),
+        (["export", "gone", "--to", "x", "--format", "hf"], 1, "gone is not a run"),
+        (["inspect", "gone"], 1, "gone is not a run"),
+        (["status", "gone"], 1, "gone is not a run"),
         (["state", "check", "gone"], 1, "holds no state store"),
     ]
     command = [sys.executable, "-c", REFUSED_WITHOUT_TORCH, json.dumps(mistakes)]

@@ -138,14 +138,14 @@ def text(content):
 
 DEEP_LIST = "[" * 100_000
 LATEST, INFO = "checkpoints/latest", "checkpoints/step-2/checkpoint.json"
-WRITTEN = "nothing is written through one"
+WRITTEN = "files are not written through links"
 
 REFUSED = [
     # Where a run writes as it goes on.
     *((kind, name, "resume", WRITTEN) for kind in (link, dangling_link)
       for name in ("metrics.jsonl", "warnings.log", "state.lock")),
     *((link_to_a_folder, name, "resume", WRITTEN) for name in ("state", "state.working", "checkpoints", "tensorboard")),
-    *((hard_link, name, "resume", "has a second name") for name in ("metrics.jsonl", "warnings.log", "state.lock")),
+    *((hard_link, name, "resume", "second hard link") for name in ("metrics.jsonl", "warnings.log", "state.lock")),
     *((pipe, name, "resume", "named pipe") for name in ("metrics.jsonl", "warnings.log", "state.lock")),
     (folder, "metrics.jsonl", "resume", "is a directory"),
     (unix_socket, "metrics.jsonl", "resume", "metrics.jsonl"),
@@ -183,8 +183,8 @@ NONSENSE = [
     ("data", "recipe", "nonsense", "eval", "data.recipe = 'nonsense' is unknown"),
     ("data", "ahead", 1 << 70, "resume", "data.ahead"),
     ("model", "dim", 1 << 70, "export", "model.dim"),
-    ("model", "image", {"name": "conv", "config": {"width": 1 << 40}}, "export", "the encoders cannot be made"),
-    ("model", "image", {"name": "conv", "config": {"width": -1}}, "export", "the encoders cannot be made"),
+    ("model", "image", {"name": "conv", "config": {"width": 1 << 40}}, "export", "the encoders cannot be created"),
+    ("model", "image", {"name": "conv", "config": {"width": -1}}, "export", "the encoders cannot be created"),
     ("model", "image", {"name": "hf:/nowhere", "config": {}}, "export", "model_type"),
     ("model", "image", {"name": "hf:vit-s", "config": {"_attn_implementation": "someone/kernel"}}, "export",
      "no such setting"),

@@ -99,7 +99,7 @@ def test_looking_changes_nothing_of_the_run_but_its_report(hostile_run):
 def test_no_run_is_one_clear_error(tmp_path):
     done = inspect(tmp_path / "nothing")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "nothing is no run" in done.stderr
+    assert "nothing is not a run" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -300,7 +300,7 @@ def test_a_snapshot_that_cannot_be_read_is_a_problem_though_the_others_are_sound
     assert done.exit_code == 1
     sound, problem, verdict = done.stdout.splitlines()[-3:]
     assert (sound, verdict) == ("step-0 is sound", "step-7 is NOT SOUND")
-    assert problem.startswith(f"problem   the snapshot step-7 cannot be read: the file {file} in the directory of the")
+    assert problem.startswith(f"problem   snapshot step-7 cannot be read: {file} in the state")
 
 
 @pytest.mark.parametrize("words", [(), ("--all",)])
@@ -319,8 +319,8 @@ def test_of_a_damaged_snapshot_and_a_sound_one_asked_for_by_tag_each_has_its_own
     run, file = damaged_run
     done = state("check", run, "--at", "step-7")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert f"the snapshot step-7 cannot be read: the file {file} in" in done.stderr
-    assert "those that can be read: step-0" in done.stderr
+    assert f"snapshot step-7 cannot be read: {file} in" in done.stderr
+    assert "readable snapshots: step-0" in done.stderr
     assert state("check", run, "--at", "step-0").exit_code == 0
 
 
@@ -331,7 +331,7 @@ def test_a_state_without_any_snapshot_that_can_be_read_is_not_sound(damaged_run,
         path.unlink(missing_ok=True)
     done = state("check", run, *words)
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "holds no snapshot that can be read: the snapshot step-0" in done.stderr
+    assert "has no readable snapshot: snapshot step-0" in done.stderr
     assert file in done.stderr
 
 

@@ -213,7 +213,7 @@ def test_a_directory_that_is_no_run_is_one_clear_line(tmp_path):
     result = run("status", tmp_path)
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: ")
-    assert "is no run" in result.stderr
+    assert "is not a run" in result.stderr
 
 
 def test_a_look_loads_no_torch_and_changes_nothing(made):

@@ -71,7 +71,7 @@ def test_every_recipe_may_be_named(pairs_dataset):
 
 
 def test_an_unknown_recipe_is_refused_with_those_there_are(pairs_dataset):
-    with pytest.raises(ConfigError, match=r"data\.recipe = 'simcrl' is unknown; there are: auto, clip, .*simclr, "):
+    with pytest.raises(ConfigError, match=r"data\.recipe = 'simcrl' is unknown; available: auto, clip, .*simclr, "):
         settings(pairs_dataset, recipe="simcrl")
 
 
@@ -119,7 +119,7 @@ def test_an_augmentation_of_ones_own_changes_the_views_that_it_chooses(own_modul
     [
         ("nowhere:negative", r"'nowhere:negative' cannot be imported: ModuleNotFoundError: .*PYTHONPATH"),
         ("own:positive", r"'own:positive' cannot be imported: AttributeError: .*'positive'"),
-        ("own", r"'own' cannot be imported: .* It is module:function"),
+        ("own", r"'own' cannot be imported: .* Write module:function"),
         ("own:plain", r"'own:plain' is not compiled; decorate it with numba\.njit"),
         (
             "own:of_three",
@@ -138,5 +138,5 @@ def test_an_augmentation_that_cannot_be_used_is_refused_before_a_run_begins(
 
 
 def test_dali_with_an_augmentation_of_ones_own_is_refused(pairs_dataset):
-    with pytest.raises(ConfigError, match=r"data: augmentation 'own:negative' .* 'dali' cannot run; take loader"):
+    with pytest.raises(ConfigError, match=r"data: augmentation 'own:negative' .* 'dali' cannot run; use loader"):
         settings(pairs_dataset, loader="dali", augmentation="own:negative")

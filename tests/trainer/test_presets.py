@@ -261,11 +261,11 @@ def own_presets(tmp_path, monkeypatch):
 def test_presets_that_extend_one_another_in_a_circle_are_refused(own_presets):
     (own_presets / "one.toml").write_text('extends = "two"')
     (own_presets / "two.toml").write_text('extends = "one"')
-    with pytest.raises(ConfigError, match=r"in a circle: one → two → one$"):
+    with pytest.raises(ConfigError, match=r"in a cycle: one → two → one$"):
         read_preset("one")
 
 
 def test_a_preset_that_extends_one_that_is_not_there_is_named(own_presets):
     (own_presets / "one.toml").write_text('extends = "too"')
-    with pytest.raises(ConfigError, match="no preset 'too', which 'one' extends; there are: one"):
+    with pytest.raises(ConfigError, match="unknown preset 'too', which 'one' extends; available: one"):
         read_preset("one")

@@ -26,7 +26,7 @@ def test_a_change_is_allowed_by_its_name_or_that_of_its_table(allowed):
 
 @pytest.mark.parametrize("allowed", [[], ["epochs"], ["optimizer.l"], ["optimizer.lr_min"], ["o"]])
 def test_a_change_that_nothing_names_is_refused_with_the_option_that_allows_it(allowed):
-    words = "the run has 0.001, asked for 0.5. Leave them out, allow them with --allow-change optimizer.lr, or start a"
+    words = "the run has 0.001, asked for 0.5. Omit them, allow them with --allow-change optimizer.lr, or start a"
     with pytest.raises(ConfigError, match=re.escape(words)):
         changes(allowed, optimizer={"lr": 0.5})
 
@@ -44,7 +44,7 @@ def test_what_changes_no_result_needs_no_name():
 )  # fmt: skip
 def test_what_order_weights_or_state_depend_on_cannot_change_even_where_it_is_named(asked):
     key = next(iter(flat(asked)))
-    with pytest.raises(ConfigError, match=rf"{key}: .* \(cannot change: .*\)\. Leave them out or start a new run"):
+    with pytest.raises(ConfigError, match=rf"{key}: .* \(cannot change: .*\)\. Omit them or start a new run"):
         changes([key, "optimizer"], **asked)
 
 
@@ -53,7 +53,7 @@ def test_what_order_weights_or_state_depend_on_cannot_change_even_where_it_is_na
 )
 def test_what_is_learned_cannot_be_set_any_more(objective, key):
     run = load_config({"objective": {"name": objective, "mode": "bimodal", key: 0.1}})
-    with pytest.raises(ConfigError, match=f"objective.{key}: .*cannot change: the checkpoint brings its own"):
+    with pytest.raises(ConfigError, match=f"objective.{key}: .*cannot change: it is restored from the checkpoint"):
         changes(["objective"], run, objective={key: 0.2})
 
 

@@ -1,4 +1,4 @@
-"""Encoders: pictures or tokens → features. Small built-ins, and `hf:` models of transformers, without a download."""
+"""Encoders: images or tokens → features. Small built-ins, and transformers models as `hf:`, without downloads."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ HF = "hf:"
 
 
 def with_names(config: ModelConfig) -> ModelConfig:
-    """The settings with `auto` replaced by what it stands for, and with a local model's architecture beside its name.
+    """Return the settings with `auto` resolved, and with a local model's architecture added to its name.
 
-    Raises ConfigError where a local directory holds no model for its side.
+    Raises ConfigError if a local directory holds no model for its side.
     """
     named = {}
     for side, encoder, default in (("image", config.image, "conv"), ("text", config.text, "mean_embedding")):
@@ -37,12 +37,12 @@ def with_names(config: ModelConfig) -> ModelConfig:
 
 
 def is_directory(name: str) -> bool:
-    """Whether an encoder's name is `hf:` and a path, not a model that transformers knows."""
+    """Return whether an encoder's name is `hf:` and a path, rather than a model name of transformers."""
     return name.startswith(HF) and "/" in name
 
 
 class Encoder(nn.Module):
-    """A backbone, and the projection head between its features and the objective's space."""
+    """A backbone followed by the projection head into the objective's space."""
 
     def __init__(self, backbone: Backbone, head: nn.Module) -> None:
         super().__init__()
@@ -56,9 +56,9 @@ class Encoder(nn.Module):
 
 
 def create_image_encoder(config: ModelConfig, image_size: int, *, pretrained: bool = True) -> Encoder:
-    """An encoder float32 [b, 3, H, W] → [b, dim]. Raises ConfigError for an unknown name or setting.
+    """Create an encoder float32 [b, 3, H, W] → [b, dim]. Raises ConfigError for an unknown name or setting.
 
-    pretrained: begin with the weights of a local directory; else with fresh ones, which a checkpoint's shall replace.
+    pretrained: load the weights of a local directory; else initialise them, for a checkpoint to replace.
     """
     name, own = config.image.name, config.image.config
     if name.startswith(HF):
@@ -73,7 +73,7 @@ def create_image_encoder(config: ModelConfig, image_size: int, *, pretrained: bo
 
 
 def create_text_encoder(config: ModelConfig, tokenizer: TokenizerInfo, *, pretrained: bool = True) -> Encoder:
-    """An encoder int [b, L] → [b, dim]. Raises and pretrained: as create_image_encoder."""
+    """Create an encoder int [b, L] → [b, dim]. Raises, and pretrained, as create_image_encoder."""
     name, own = config.text.name, config.text.config
     if name.startswith(HF):
         from .hf_encoders import HFTextBackbone
@@ -94,9 +94,7 @@ def _with_head(backbone: Backbone, config: ModelConfig) -> Encoder:
 def _built_in(known: dict[str, Callable[..., Backbone]], where: str, name: str, config: dict[str, Any],
               **given: int) -> Backbone:  # fmt: skip
     if name not in known:
-        raise ConfigError(
-            f"{where}.name = {name!r}: there is no such encoder; there are: {', '.join(known)}, hf:<model>"
-        )
+        raise ConfigError(f"{where}.name = {name!r}: unknown encoder; available: {', '.join(known)}, hf:<model>")
     try:
         return known[name](**given, **config)
     except TypeError as error:
@@ -104,7 +102,7 @@ def _built_in(known: dict[str, Callable[..., Backbone]], where: str, name: str, 
 
 
 class Encoders(nn.Module):
-    """Both encoders of a run: a batch in, the objective's two sets of unit-norm features out."""
+    """Both encoders of a run; maps a batch to the objective's two sets of unit-norm features."""
 
     def __init__(self, image: Encoder, text: Encoder | None) -> None:
         super().__init__()
@@ -116,27 +114,27 @@ class Encoders(nn.Module):
         cls, config: ModelConfig, mode: str, image_size: int, tokenizer: TokenizerInfo | None, *,
         pretrained: bool = True,
     ) -> Encoders:  # fmt: skip
-        """Image and text encoder where the mode is bimodal, one image encoder for both views where it is unimodal.
+        """Create an image and a text encoder if bimodal, one image encoder for both views if unimodal.
 
-        pretrained: as create_image_encoder. With False the directory of a local model need not be there any more.
-        Raises ConfigError where the settings do not give encoders that fit into memory.
+        pretrained: as create_image_encoder. If False, a local model's directory need not exist any more.
+        Raises ConfigError if the settings do not give encoders that fit into memory.
         """
         if mode == "bimodal" and tokenizer is None:
-            raise ConfigError("objective.mode = 'bimodal' needs captions, but the dataset has pictures alone")
+            raise ConfigError("objective.mode = 'bimodal' needs captions, but the dataset has only images")
         try:
             image = create_image_encoder(config, image_size, pretrained=pretrained)
             if mode == "unimodal" or tokenizer is None:
                 return cls(image, None)
             return cls(image, create_text_encoder(config, tokenizer, pretrained=pretrained))
-        except (RuntimeError, OverflowError) as error:  # torch, of sizes that are negative or for which it has no room
+        except (RuntimeError, OverflowError) as error:  # torch raises these for negative sizes and when out of memory
             reason = str(error).splitlines()[0][:200]
-            raise ConfigError(f"the encoders cannot be made with the settings of `model`: {reason}") from error
+            raise ConfigError(f"the encoders cannot be created from the settings of `model`: {reason}") from error
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """first, second: [b, d], rows of norm 1; image and text features, or the features of the two views."""
+        """Return first and second, [b, d] with rows of norm 1: image and text features, or those of the two views."""
         if self.text is None:
             first, second = self.image(torch.cat(batch.views)).chunk(2)
         else:
             first, second = self.image(batch.views[0]), self.text(batch.tokens)
-        # Under autocast they come in half precision, in which no norm is 1.
+        # Autocast returns half precision, in which no norm is exactly 1.
         return F.normalize(first.float(), dim=-1), F.normalize(second.float(), dim=-1)

@@ -1,4 +1,4 @@
-"""Activation checkpointing: what blocks hold inside is not kept for backprop but computed again, to save memory."""
+"""Activation checkpointing: recompute activations inside blocks during backprop, to save memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 def run_blocks(blocks: Iterable[nn.Module], inputs: Tensor, *, recompute: bool) -> Tensor:
-    """The blocks one after the other; with `recompute` only what passes between them is kept, and the result the same.
+    """Apply the blocks in order; with `recompute` only the tensors between them are kept. The result is the same.
 
-    inputs: any tensor that the first block takes; each block takes what the one before it gives.
+    inputs: any tensor that the first block accepts; each block accepts the previous one's output.
     """
     for block in blocks:
         inputs = _recomputed(block, inputs) if recompute else block(inputs)
@@ -23,7 +23,7 @@ def run_blocks(blocks: Iterable[nn.Module], inputs: Tensor, *, recompute: bool) 
 
 def _recomputed(block: nn.Module, inputs: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
-        # A compiled graph writes statistics in its forward part alone, and cannot have contexts.
+        # A compiled graph updates statistics in its forward part only, and cannot use contexts.
         compiled: Tensor = checkpoint(block, inputs, use_reentrant=False)
         return compiled
     outputs: Tensor = checkpoint(
@@ -34,7 +34,7 @@ def _recomputed(block: nn.Module, inputs: Tensor) -> Tensor:
 
 @contextmanager
 def _statistics_untouched(block: nn.Module) -> Iterator[None]:
-    """Batch norms record their statistics on copies: the second time would count every batch twice."""
+    """Make batch norms update copies of their statistics: recomputation would count each batch twice."""
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     own = [(norm, dict(norm.named_buffers(recurse=False))) for norm in norms]
     for norm, buffers in own:

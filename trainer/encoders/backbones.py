@@ -1,4 +1,4 @@
-"""Backbones: pictures or tokens → features. What every one is, and the small ones that are built in."""
+"""Backbones: images or tokens → features. Their base class, and the small built-in ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .activation_checkpointing import run_blocks
 
 
 class Backbone(nn.Module):
-    """Pictures or tokens → features h, [b, width]: what is kept of an encoder once it is trained."""
+    """Images or tokens → features h, [b, width]: the part of an encoder that is kept after training."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -16,7 +16,7 @@ class Backbone(nn.Module):
 
 
 class BuiltIn(Backbone):
-    """A small backbone, computed again as a whole where its activations are not to be kept."""
+    """A small backbone; activation checkpointing recomputes it as a whole."""
 
     def __init__(self, body: nn.Module, width: int, recompute: bool) -> None:
         super().__init__(width)
@@ -29,7 +29,7 @@ class BuiltIn(Backbone):
 
 
 def conv(recompute: bool, width: int = 32) -> BuiltIn:
-    """Three strided convolutions: for small pictures, 32 pixels or so."""
+    """Three strided convolutions, for small images of about 32 pixels."""
     body = nn.Sequential(
         nn.Conv2d(3, width, 3, stride=2, padding=1), nn.ReLU(),
         nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU(),
@@ -40,7 +40,7 @@ def conv(recompute: bool, width: int = 32) -> BuiltIn:
 
 
 def mean_embedding(recompute: bool, vocab_size: int, end_id: int, width: int = 128) -> BuiltIn:
-    """The mean of the token embeddings and a hidden layer; word order does not count."""
+    """The mean of the token embeddings and one hidden layer; ignores word order."""
     body = nn.Sequential(MeanOfTokens(vocab_size, end_id, width), nn.Linear(width, 2 * width), nn.ReLU())
     return BuiltIn(body, 2 * width, recompute)
 
@@ -61,9 +61,9 @@ class MeanOfTokens(nn.Module):
 
 
 def caption_mask(tokens: Tensor, end_id: int) -> Tensor:
-    """Which tokens are a caption's, bool [b, L]: those up to its first closing token. Everything behind is padding.
+    """Return which tokens belong to a caption, bool [b, L]: those up to its first end token. The rest is padding.
 
-    tokens: int [b, L]. Not told by a pad id: CLIP's tokenizer, for one, pads with the closing token itself.
+    tokens: int [b, L]. Not derived from a pad id, because CLIP's tokenizer, for one, pads with the end token.
     """
     is_end = tokens == end_id
     return (is_end.cumsum(1) - is_end.long()) == 0

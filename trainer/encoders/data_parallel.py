@@ -1,6 +1,6 @@
-"""The encoders as a step calls them: laid out, compiled, and on more ranks with their gradients averaged."""
+"""Encoders prepared for training: memory format, compilation and, with several ranks, averaged gradients."""
 
-# Annotations stay objects here, without `from __future__ import annotations`: torch compares those of `_average`.
+# No `from __future__ import annotations`: torch inspects the annotations of `_average` as objects.
 from typing import Any
 
 import torch
@@ -19,18 +19,18 @@ from . import Encoders
 def encoders_of_a_step(
     encoders: Encoders, config: TrainConfig, device: torch.device, world: World, clock: StepClock
 ) -> nn.Module:
-    """A module to call in place of `encoders`, whose parameters it shares; call it before the optimiser is made.
+    """Return a module to call in place of `encoders`, with the same parameters. Call it before creating the optimiser.
 
-    On more ranks it averages the gradients (torch's DDP), and clock is told when the last of them sets out. Batch norms
-    then take their statistics of all ranks on GPUs; on CPUs, where torch has no such norm, of each rank's own samples.
+    With several ranks it averages the gradients (torch's DDP), and `clock` is notified as each bucket of them is ready.
+    Batch norms then use statistics of all ranks on GPUs; on CPUs, where torch cannot, of each rank's own samples.
     """
     if config.channels_last:
-        # Of the kernels alone: a convolution brings its input into the layout of its kernel.
+        # Kernels only: a convolution converts its input to its kernel's memory format.
         encoders.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if world.size > 1 and device.type == "cuda":
         nn.SyncBatchNorm.convert_sync_batchnorm(encoders)  # type: ignore[no-untyped-call]
     if config.compile:
-        # Each encoder by itself, and in place: checkpoints keep the names of their weights.
+        # Each encoder separately and in place, so that checkpoints keep the names of their weights.
         for encoder in encoders.children():
             encoder.compile()
     if world.size == 1:
@@ -40,8 +40,9 @@ def encoders_of_a_step(
         encoders,
         device_ids=[device.index] if on_gpu else None,
         gradient_as_bucket_view=True,
-        # Or it lays its buckets out anew after the first step, and a gradient's place there decides the order in which
-        # three ranks or more are summed: a resumed run would not have the bits of one never stopped, as CPUs promise.
+        # Otherwise DDP rebuilds its buckets after the first step. A gradient's bucket decides the order in which three
+        # or more ranks are summed, so a resumed run would not be bit-identical to an uninterrupted one, as it must be
+        # on CPUs.
         find_unused_parameters=not on_gpu,
     )
     parallel.register_comm_hook(clock, _average)
@@ -49,15 +50,15 @@ def encoders_of_a_step(
 
 
 def batch_norm_advice(encoders: nn.Module, device: torch.device, world: World) -> list[str]:
-    """What to know of the encoders' batch norms on more ranks; nothing where they have none, or are on GPUs."""
+    """Warn about the encoders' batch norms with several ranks; empty if there are none or they run on GPUs."""
     has_some = any(isinstance(module, _BatchNorm) for module in encoders.modules())
     if world.size == 1 or device.type == "cuda" or not has_some:
         return []
-    return ["on CPUs the encoders' batch norms see the samples of their own rank alone, so the results depend on the "
-            "number of ranks; on GPUs they see all"]  # fmt: skip
+    return ["on CPUs the encoders' batch norms use only the samples of their own rank, so the results depend on the "
+            "number of ranks; on GPUs they use all"]  # fmt: skip
 
 
 def _average(clock: StepClock, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     clock.bucket_ready()
-    group: Any = None  # the default one
+    group: Any = None  # the default group
     return allreduce_hook(group, bucket)

@@ -1,6 +1,6 @@
-"""A model of transformers in a local directory, as save_pretrained writes it: its architecture and its weights.
+"""A transformers model in a local directory, as written by save_pretrained: its architecture and weights.
 
-Nothing in it is executed: the architecture is one that transformers knows, and the weights are safetensors.
+Nothing in it is executed: the architecture must be one of MODEL_TYPES, and the weights are safetensors.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from ..config import EncoderConfig
 from ..errors import ConfigError
 
 MODEL_TYPES = {"image": ("resnet", "vit"), "text": ("distilbert", "clip_text_model")}
-"""transformers' names of the architectures that each side's encoder may have."""
+"""Architectures, by their names in transformers, that each side's encoder may have."""
 MODEL_TYPE = "model_type"
-"""The key under which a run's settings record a directory's architecture; what differs from its defaults is beside."""
+"""Key under which a run's settings record a directory's architecture, next to its non-default settings."""
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
-    """The encoder with the directory's absolute path, and its architecture recorded, below what was set already.
+    """Return the encoder with the directory's absolute path and recorded architecture; explicit settings win.
 
-    So a run can be resumed and evaluated without the directory, which only its first step needs.
-    Raises ConfigError where the directory holds no model that fits the side.
+    With them a run can be resumed and evaluated without the directory, which only its first step needs.
+    Raises ConfigError if the directory holds no model that fits the side.
     """
     if MODEL_TYPE in encoder.config:
         return encoder
     folder = folder_of(encoder.name)
     where = f"model.{side}.name = 'hf:{folder}'"
     if not folder.is_dir():
-        raise ConfigError(f"{where}: there is no such directory; give one that save_pretrained wrote")
+        raise ConfigError(f"{where}: no such directory; give one written by save_pretrained")
     stored = _read_config(where, folder)
     model_type = stored.get(MODEL_TYPE)
     if model_type not in MODEL_TYPES[side]:
         raise ConfigError(
-            f"{where} holds a model of type {model_type!r}; model.{side} can be: {', '.join(MODEL_TYPES[side])}"
+            f"{where} holds a model of type {model_type!r}; model.{side} supports: {', '.join(MODEL_TYPES[side])}"
         )
     if not any((folder / name).is_file() for name in _WEIGHTS):
         raise ConfigError(
@@ -56,7 +56,7 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
 
 
 def folder_of(name: str) -> Path:
-    """The absolute path of `hf:/path/to/model` or `hf:./model`."""
+    """Return the absolute path of `hf:/path/to/model` or `hf:./model`."""
     return Path(name.removeprefix("hf:")).expanduser().absolute()
 
 
@@ -64,19 +64,19 @@ def _read_config(where: str, folder: Path) -> dict[str, Any]:
     try:
         stored = parse(read_regular(folder / "config.json"))
     except FileNotFoundError:
-        raise ConfigError(f"{where} has no config.json; give a directory that save_pretrained wrote") from None
+        raise ConfigError(f"{where} has no config.json; give a directory written by save_pretrained") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: its config.json cannot be read: {error}") from None
     if not isinstance(stored, dict):
-        raise ConfigError(f"{where}: its config.json is no table of settings; save the model again")
+        raise ConfigError(f"{where}: its config.json is not a JSON object; save the model again")
     return stored
 
 
 def _architecture(model_type: str, stored: dict[str, Any]) -> dict[str, Any]:
-    """Of a config.json what makes the model of this type another than its default one.
+    """Return the settings in a config.json in which the model differs from its type's default.
 
-    Left out: what all models have (it would name code to fetch or to run), what they give out beside their features,
-    and tokens, which the run's tokenizer says.
+    Leaves out settings common to all models (some name code to fetch or run), those for outputs other than features,
+    and token ids, which come from the run's tokenizer.
     """
     default = AutoConfig.for_model(model_type).to_dict()
     own = default.keys() - PreTrainedConfig().to_dict().keys() - {"out_features", "out_indices"}
@@ -94,9 +94,9 @@ def _is_setting(value: object) -> bool:
 
 
 def load_model(where: str, folder: Path, config: Any) -> nn.Module:
-    """The directory's model, float32. Raises ConfigError where its weights are not those that the config describes."""
+    """Return the directory's model, float32. Raises ConfigError if its weights do not match the config."""
     if not folder.is_dir():
-        raise ConfigError(f"{where}: there is no such directory any more, whose weights the run begins with")
+        raise ConfigError(f"{where}: the directory, whose weights the run starts from, no longer exists")
     try:
         with quiet():
             model, found = AutoModel.from_pretrained(
@@ -104,11 +104,11 @@ def load_model(where: str, folder: Path, config: Any) -> nn.Module:
                 trust_remote_code=False, output_loading_info=True,
             )  # fmt: skip
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"{where}: its weights do not fit its config.json ({_first_line(error)})") from error
-    # A ViT is often published with a classifier in the pooler's place; the pooler is then learned.
+        raise ConfigError(f"{where}: its weights do not match its config.json ({_first_line(error)})") from error
+    # A ViT is often published with a classifier instead of the pooler; the pooler is then trained from scratch.
     if missing := sorted(key for key in found["missing_keys"] if not key.startswith("pooler.")):
-        raise ConfigError(f"{where} lacks {len(missing)} of the model's tensors, such as {missing[0]}")
-    # It comes set to evaluate: without dropout, and with batch norms that learn nothing.
+        raise ConfigError(f"{where} lacks {len(missing)} of the model's tensors, for example {missing[0]}")
+    # It is loaded in evaluation mode: without dropout, and with batch norms that do not learn.
     loaded: nn.Module = model.train()
     return loaded
 
@@ -119,7 +119,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' progress bars and reports: what they warn of is an error here."""
+    """Suppress transformers' progress bars and reports; what they warn about is an error here."""
     log: Any = transformers_logging  # it has no types
     verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity_error()

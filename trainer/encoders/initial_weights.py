@@ -1,4 +1,4 @@
-"""A new run's encoders with the weights of another run's: `--init-from`."""
+"""Initialising a new run's encoders from another run: `--init-from`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _log = logging.getLogger(__name__)
 
 
 def pinned(source: str) -> str:
-    """RUN or RUN@step-N as the absolute path of the run and a step: that of its latest checkpoint, where none is given.
+    """Return RUN or RUN@step-N with an absolute path and a step; without a step, that of the latest checkpoint.
 
-    Raises RunError where there is no such run, or no such checkpoint, naming those that there are.
+    Raises RunError if the run or checkpoint does not exist, listing the existing ones.
     """
     path, step = _parts_of(source)
     run = RunDirectory(path)
     if not run.exists():
-        raise RunError(f"--init-from {source}: {path} is no run; give the directory of one, or RUN@step-N")
+        raise RunError(f"--init-from {source}: {path} is not a run; give a run's directory, or RUN@step-N")
     try:
         return f"{path}@{find_checkpoint(run, step or LATEST).name}"
     except RunError as error:
@@ -34,7 +34,7 @@ def pinned(source: str) -> str:
 
 
 def is_same_source(source: str, recorded: str) -> bool:
-    """Whether `source`, RUN or RUN@step-N, may mean what a run recorded, pinned; nothing is read."""
+    """Return whether `source`, RUN or RUN@step-N, may mean the recorded, pinned one; reads nothing."""
     if not (source and recorded):
         return source == recorded
     (path, step), (recorded_path, recorded_step) = _parts_of(source), _parts_of(recorded)
@@ -42,28 +42,28 @@ def is_same_source(source: str, recorded: str) -> bool:
 
 
 def load_initial_weights(encoders: Encoders, source: str) -> None:
-    """Give the encoders the weights of a checkpoint, pinned as `pinned` does: of each encoder that both runs have.
+    """Load the weights of a checkpoint, as returned by `pinned`, into each encoder that both runs have.
 
-    Of the text encoder a unimodal run has none, so one that starts from it keeps its fresh one, with a warning. Raises
-    RunError where the checkpoint is gone or damaged, ConfigError where its encoders are not of the same shape.
+    A unimodal run has no text encoder, so a bimodal run that starts from it keeps a newly initialised one, with a
+    warning. Raises RunError if the checkpoint is missing or damaged, ConfigError if its encoders have other shapes.
     """
     path, step = _parts_of(source)
     if not (checkpoint := path / "checkpoints" / str(step)).is_dir():
-        raise RunError(f"{checkpoint}, which the run starts from, is gone; give --init-from another one in a new run")
+        raise RunError(f"{checkpoint}, which the run starts from, is missing; start a new run with another --init-from")
     weights = _weights_in(checkpoint)
     for side, encoder in encoders.named_children():
         own = {name.removeprefix(f"{side}."): value for name, value in weights.items() if name.startswith(f"{side}.")}
         if own:
             _load(encoder, own, side, checkpoint)
         else:
-            _log.warning("%s has no %s encoder: that of this run starts with fresh weights", checkpoint, side)
+            _log.warning("%s has no %s encoder: that of this run is newly initialised", checkpoint, side)
 
 
 def _weights_in(checkpoint: Path) -> dict[str, Tensor]:
     _, training = load_checkpoint(checkpoint)
     weights = training.get("encoders")
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise RunError(f"{checkpoint} holds no encoders: it is no checkpoint of a run")
+        raise RunError(f"{checkpoint} contains no encoders: it is not a checkpoint of a run")
     return weights
 
 
@@ -74,13 +74,13 @@ def _load(encoder: nn.Module, weights: dict[str, Tensor], side: str, checkpoint:
         if have != want:
             raise ConfigError(
                 f"init_from: {checkpoint} has other encoders: {side}.{name} is {have} there, but {want} in this run. "
-                "Give the settings of `model`, and the dataset's tokenizer, as that run has them"
+                "Use the `model` settings and the tokenizer of that run"
             )
     encoder.load_state_dict(weights)
 
 
 def _parts_of(source: str) -> tuple[Path, str | None]:
-    """The run's absolute path, and step-N where it is given."""
+    """Return the run's absolute path, and step-N if given."""
     parts = _SOURCE.fullmatch(source)
     if parts is None:
         raise ConfigError(f"init_from = {source!r} is neither a run's directory nor RUN@step-N")

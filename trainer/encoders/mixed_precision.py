@@ -1,4 +1,4 @@
-"""Encoders in half precision; weights, features' norms, objective and state stay in float32."""
+"""Encoders in half precision; weights, feature norms, objective and state stay in float32."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ DTYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class MixedPrecision:
-    """torch's autocast and, for fp16, whose gradients would vanish, its scaling of the loss.
+    """torch's autocast and, for fp16, whose gradients would underflow, loss scaling.
 
-    A step whose scaled gradients overflow moves no weight, and the next ones have half the scale; to know it, fp16
-    waits for the device in every step.
+    A step whose scaled gradients overflow changes no weight and halves the scale for the next ones. To detect that,
+    fp16 synchronises with the device in every step.
     """
 
     def __init__(self, precision: str, device: torch.device) -> None:
@@ -22,15 +22,15 @@ class MixedPrecision:
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def autocast(self) -> torch.autocast:
-        """The context for the encoders' forward pass."""
+        """Return the context for the encoders' forward pass."""
         return torch.autocast(self._device_type, self._dtype or torch.bfloat16, enabled=self._dtype is not None)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the scaled loss."""
+        """Compute the gradients of the scaled loss."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: Optimizer) -> None:
-        """Move the weights by their gradients, the scale taken out."""
+        """Update the weights by their unscaled gradients."""
         for each in optimizer.parts:
             self.scaler.step(each)
         self.scaler.update()

@@ -89,7 +89,7 @@ def test_a_snapshot_is_not_compared_with_itself(run, against):
 
 
 def test_a_snapshot_that_is_not_there_is_an_error(run):
-    with pytest.raises(SnapshotNotFoundError, match="no snapshot 'step-7'; there are: step-0, step-5, step-9"):
+    with pytest.raises(SnapshotNotFoundError, match="no snapshot 'step-7'; available: step-0, step-5, step-9"):
         drift(read_run(run), "step-7", [])
 
 

@@ -190,8 +190,8 @@ def of_unknown_name(run):
 
 @pytest.mark.parametrize(
     ("spoil", "why"),
-    [(no_checkpoint, "no checkpoint yet"), (damaged, "is damaged"), (of_other_shape, "does not hold the encoders"),
-     (of_unknown_name, "there is no such encoder")],
+    [(no_checkpoint, "no checkpoint yet"), (damaged, "is damaged"), (of_other_shape, "does not contain the encoders"),
+     (of_unknown_name, "unknown encoder")],
 )  # fmt: skip
 def test_without_encoders_there_is_no_map_and_one_line_says_why(own_run, spoil, why):
     spoil(own_run)

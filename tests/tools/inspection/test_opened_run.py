@@ -144,7 +144,7 @@ def test_a_run_without_a_snapshot_opens_and_has_no_temperatures_yet(flat_dataset
 
 
 def test_what_cannot_be_opened_says_why(opened, flat_dataset, tmp_path):
-    with pytest.raises(RunError, match="is no run"):
+    with pytest.raises(RunError, match="is not a run"):
         thermopile.open_run(tmp_path)
     with pytest.raises(DatasetError, match="not the dataset that the run was trained on"):
         thermopile.open_run(opened.path, data=flat_dataset.path)

@@ -21,7 +21,7 @@ def test_a_run_is_read_with_its_settings_its_last_snapshot_and_its_dataset(hosti
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(RunError, match="is no run"):
+    with pytest.raises(RunError, match="is not a run"):
         read_run(RunDirectory(tmp_path))
 
 
@@ -32,7 +32,7 @@ def test_a_run_killed_before_its_first_snapshot_is_noted(hostile_dataset, write_
 
 
 def test_a_snapshot_asked_for_by_name_must_be_there(hostile_dataset, hostile_run, write_run, tmp_path):
-    with pytest.raises(SnapshotNotFoundError, match="no snapshot 'step-99'; there are: step-0, step-5, latest"):
+    with pytest.raises(SnapshotNotFoundError, match="no snapshot 'step-99'; available: step-0, step-5, latest"):
         read_run(hostile_run, at="step-99")
     with pytest.raises(StoreNotFoundError):
         read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False), at="step-5")

@@ -98,7 +98,7 @@ def test_a_damaged_snapshot_is_left_out_and_noted(hostile_dataset, write_run, tr
     found = through_time(read_run(run, at="step-5"), notes)
     assert [moment.snapshot.tag for moment in found.moments] == ["step-5"]
     damaged, unreadable = notes
-    assert damaged.startswith("step-9 is left out: the snapshot step-9 cannot be read: the file manifests/")
+    assert damaged.startswith("step-9 is left out: snapshot step-9 cannot be read: manifests/")
     assert unreadable.startswith("step-12 is left out: ")
     assert f"snapshots/{latest.id}" in unreadable
 

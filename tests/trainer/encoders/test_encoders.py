@@ -129,13 +129,13 @@ def test_unimodal_features_are_of_both_views_by_one_encoder():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (EncoderConfig(name="cnv"), "'cnv': there is no such encoder; there are: conv"),
-        (EncoderConfig(name="hf:resnet-51"), "not known; there are: hf:resnet-18"),
+        (EncoderConfig(name="cnv"), "'cnv': unknown encoder; available: conv"),
+        (EncoderConfig(name="hf:resnet-51"), "unknown model; available: hf:resnet-18"),
         (EncoderConfig(name="conv", config={"wdth": 3}), "wdth"),
         (EncoderConfig(name="hf:vit-s", config={"hiden_size": 3}), "no such setting"),
         # Both can make transformers fetch code and run it.
         (EncoderConfig(name="hf:vit-s", config={"_attn_implementation": "someone/kernel"}), "no such setting"),
-        (EncoderConfig(name="hf:/nowhere", config={"model_type": "timm_wrapper"}), "there are: resnet, vit"),
+        (EncoderConfig(name="hf:/nowhere", config={"model_type": "timm_wrapper"}), "available: resnet, vit"),
     ],
 )
 def test_an_unknown_encoder_or_setting_is_named(config, message):
@@ -161,7 +161,7 @@ def test_the_cifar_stem_is_a_small_convolution_that_keeps_the_pictures_size():
 
 
 def test_a_stem_is_a_setting_of_resnets_alone():
-    with pytest.raises(ConfigError, match=r"model.image.config.stem = 'cfar': there are: imagenet, cifar"):
+    with pytest.raises(ConfigError, match=r"model.image.config.stem = 'cfar'; available: imagenet, cifar"):
         image_encoder("hf:resnet-18", **TINY_IMAGE["hf:resnet-18"], stem="cfar")
     with pytest.raises(ConfigError, match=r"model.image.config.stem: transformers' ViTConfig has no such setting"):
         image_encoder("hf:vit-s", stem="cifar")

@@ -92,7 +92,7 @@ def test_a_recorded_model_is_built_without_its_directory_once_a_checkpoint_has_t
     (tmp_path / "model").rename(tmp_path / "elsewhere")
     assert with_names(config) == config
     encoders = Encoders.create(config, "bimodal", 32, TOKENIZER, pretrained=False)
-    with pytest.raises(ConfigError, match="no such directory any more, whose weights the run begins with"):
+    with pytest.raises(ConfigError, match="the directory, whose weights the run starts from, no longer exists"):
         Encoders.create(config, "bimodal", 32, TOKENIZER)
     (tmp_path / "elsewhere").rename(tmp_path / "model")
     weights = Encoders.create(config, "bimodal", 32, TOKENIZER).state_dict()
@@ -125,16 +125,16 @@ def test_a_directory_that_cannot_be_used_is_told_in_one_line(tmp_path):
         assert str(folder) in str(refusal.value)
         assert "\n" not in str(refusal.value)
 
-    refused("image", tmp_path / "none", "there is no such directory")
+    refused("image", tmp_path / "none", "no such directory")
     refused("image", tmp_path, r"has no config\.json")
     (tmp_path / "config.json").write_text("{")
     refused("image", tmp_path, r"config\.json cannot be read")
     (tmp_path / "config.json").write_text("[]")
-    refused("image", tmp_path, "no table of settings")
+    refused("image", tmp_path, "is not a JSON object")
     (tmp_path / "config.json").write_text('{"model_type": "swin"}')
-    refused("image", tmp_path, "holds a model of type 'swin'; model.image can be: resnet, vit")
+    refused("image", tmp_path, "holds a model of type 'swin'; model.image supports: resnet, vit")
     save(tmp_path, "resnet")
-    refused("text", tmp_path, "holds a model of type 'resnet'; model.text can be: distilbert, clip_text_model")
+    refused("text", tmp_path, "holds a model of type 'resnet'; model.text supports: distilbert, clip_text_model")
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     refused("image", tmp_path, r"has no model\.safetensors\. .* \(\.bin, .*may execute code: .*save_pretrained")
 
@@ -149,13 +149,13 @@ def test_weights_that_are_damaged_or_of_another_model_are_told_in_one_line(tmp_p
     file = tmp_path / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])
-    refused(r"its weights do not fit its config\.json")
+    refused(r"its weights do not match its config\.json")
     save(tmp_path / "wider", "resnet", hidden_sizes=[4, 16])
     file.write_bytes((tmp_path / "wider" / "model.safetensors").read_bytes())
-    refused(r"its weights do not fit its config\.json")
+    refused(r"its weights do not match its config\.json")
     save(tmp_path / "vit", "vit")
     file.write_bytes((tmp_path / "vit" / "model.safetensors").read_bytes())
-    refused("lacks .* of the model's tensors, such as ")
+    refused("lacks .* of the model's tensors, for example ")
 
 
 def test_a_model_that_does_not_fit_the_data_is_told_with_the_cure(tmp_path):

@@ -43,9 +43,9 @@ def test_the_latest_checkpoint_is_pinned_where_no_step_is_given(run, monkeypatch
 
 
 def test_a_run_or_step_that_is_not_there_is_named(run, tmp_path):
-    with pytest.raises(RunError, match=r"none is no run; give the directory of one"):
+    with pytest.raises(RunError, match=r"none is not a run; give a run's directory"):
         pinned(str(tmp_path / "none"))
-    with pytest.raises(RunError, match=r"run has no checkpoint 'step-7'; there are: step-3, step-10$"):
+    with pytest.raises(RunError, match=r"run has no checkpoint 'step-7'; available: step-3, step-10$"):
         pinned(f"{run}@step-7")
     with pytest.raises(RunError, match=r"empty has no checkpoint yet"):
         pinned(str(write_run(tmp_path / "empty", encoders(), steps=())))
@@ -95,7 +95,7 @@ def test_encoders_of_another_shape_are_refused_naming_the_first_weight_that_diff
 
 
 def test_a_checkpoint_that_is_gone_or_no_checkpoint_is_named(run):
-    with pytest.raises(RunError, match=r"step-7, which the run starts from, is gone"):
+    with pytest.raises(RunError, match=r"step-7, which the run starts from, is missing"):
         load_initial_weights(encoders(), f"{run}@step-7")
     info, _ = load_checkpoint(run / "checkpoints/step-3")
     save_checkpoint(run / "checkpoints", info, {"encoders": [1]})

@@ -70,7 +70,7 @@ def test_the_width_of_hidden_layers_can_be_set(head):
 @pytest.mark.parametrize(
     ("model", "message"),
     [({"head": "mlp"}, "model.head = 'mlp': .*'linear', 'simclr' or 'vicreg'"),
-     ({"head_width": 9}, "model: head_width 9 is for hidden layers, which head 'linear' has not")],
+     ({"head_width": 9}, "model: head_width 9 is for hidden layers, but head 'linear' has none")],
 )  # fmt: skip
 def test_a_head_that_there_is_not_and_a_width_without_hidden_layers_are_refused(model, message):
     with pytest.raises(ConfigError, match=message):

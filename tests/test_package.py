@@ -65,22 +65,6 @@ def test_make_links_ffcv_to_two_modules_of_opencv():
     assert set(re.findall(rb"libopencv_(\w+)\.so", library.read_bytes())) == {b"core", b"imgproc"}
 
 
-def test_imports_point_one_way():
-    ground_floor = {"_version", "files", "sealed_json"}
-    allowed = {
-        "pipeline": {"pipeline"},
-        "state_store": {"state_store"},
-        "trainer": {"trainer", "pipeline", "state_store"},
-    }
-    for folder, may in allowed.items():
-        for path in (ROOT / folder).rglob("*.py"):
-            depth = len(path.relative_to(ROOT).parts)
-            for line in path.read_text().splitlines():
-                words = line.split()
-                if words[:1] == ["from"] and words[1].startswith("." * depth) and words[1].strip("."):
-                    assert words[1].lstrip(".").split(".")[0] in may | ground_floor, f"{path}: {line}"
-
-
 def test_every_public_name_can_be_had():
     import thermopile
 

@@ -60,7 +60,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid"):
         if not 0 < self.sigma[0] <= self.sigma[1]:
             raise ValueError(f"sigma {self.sigma} is not 0 < from <= to")
         if not all(0 <= share <= 1 for share in self.blur + self.solarise):
-            raise ValueError(f"blur {self.blur} or solarise {self.solarise} is no pair of probabilities")
+            raise ValueError(f"blur {self.blur} or solarise {self.solarise} is not a pair of probabilities")
         if min(self.std) <= 0:
             raise ValueError(f"std {self.std} is not above 0 in every channel")
         return self

@@ -41,8 +41,8 @@ class Dataset:
         self._table = SamplesTable(self.path, self.index)
         if self.index.format == 1 and (name := os.path.realpath(self.path)) not in _told:
             _told.add(name)
-            _log.warning("%s is of format 1, which has no checksums: its samples are not verified. "
-                         "To have them verified, convert it again.", self.path)  # fmt: skip
+            _log.warning("%s has format 1, which has no checksums: its samples are not verified. "
+                         "Convert it again to verify them.", self.path)  # fmt: skip
 
     def _refuse_missing_files(self) -> None:
         folder = self.path / SHARD_FOLDER
@@ -55,7 +55,7 @@ class Dataset:
             for suffix in suffixes:
                 if (name := shard_name(shard, suffix)) not in there:
                     raise DatasetError(
-                        f"{folder / name} is missing, though {INDEX_FILE} names it. Convert the dataset again."
+                        f"{folder / name} is missing, but {INDEX_FILE} lists it. Convert the dataset again."
                     )
 
     @property
@@ -72,7 +72,7 @@ class Dataset:
         path = self.path / TOKENIZER_FILE
         try:
             if self.index.tokenizer_digest not in (None, sha256_of(path)):
-                raise DatasetError(f"{path} is not what was converted with: its sha256 differs from the one in "
+                raise DatasetError(f"{path} was changed after conversion: its sha256 differs from the one in "
                                    f"{INDEX_FILE}. Convert the dataset again.")  # fmt: skip
         except OSError as error:
             raise DatasetError(f"{path} cannot be read: {error}. Convert the dataset again.") from error
@@ -82,8 +82,8 @@ class Dataset:
         """Shard and row of each id, int64 [b] both. Raises DatasetError for an id out of range."""
         if len(sample_ids) and (sample_ids.min() < 0 or sample_ids.max() >= self.n):
             raise DatasetError(
-                f"sample ids {sample_ids.min()} to {sample_ids.max()} asked of {self.path}, "
-                f"which holds 0 to {self.n - 1}"
+                f"sample ids {sample_ids.min()} to {sample_ids.max()} are out of range: {self.path} "
+                f"holds 0 to {self.n - 1}"
             )
         shard = np.searchsorted(self.first_id, sample_ids, side="right") - 1
         return shard, sample_ids - self.first_id[shard]

@@ -105,7 +105,7 @@ def read_index(path: Path) -> DatasetIndex:
     try:
         return _read(read_regular(file))
     except FileNotFoundError:
-        message = f"{path} is no dataset: it has no {INDEX_FILE}. Make one with `thermopile convert`."
+        message = f"{path} is not a dataset: it has no {INDEX_FILE}. Create one with `thermopile convert`."
         raise DatasetError(message) from None
     except (DatasetError, OSError) as error:
         raise DatasetError(f"{file} cannot be used: {error}") from error
@@ -120,7 +120,7 @@ def _read(text: bytes) -> DatasetIndex:
     except DamagedJSONError as error:
         raise DatasetError(str(error)) from error
     except UnicodeEncodeError:
-        raise DatasetError("it has half of a surrogate pair, which is no text") from None
+        raise DatasetError("it contains half of a surrogate pair, which is not text") from None
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))
@@ -128,19 +128,19 @@ def _read(text: bytes) -> DatasetIndex:
         raise DatasetError(f"{where}: {wrong['msg']}{more}") from error
     _refuse_contradictions(index)
     if index.format == FORMAT and _fingerprint(tree) != index.fingerprint:
-        raise DatasetError("its fingerprint does not fit what it is of")
+        raise DatasetError("its fingerprint does not match its content")
     return index
 
 
 def _refuse_contradictions(index: DatasetIndex) -> None:
     first_id = np.array(index.first_id, np.int64)
     if len(first_id) < 2 or first_id[0] != 0 or first_id[-1] != index.n or (np.diff(first_id) <= 0).any():
-        raise DatasetError(f"first_id is not the prefix sums of shards' rows up to n = {index.n}")
+        raise DatasetError(f"first_id does not hold the prefix sums of the shards' rows up to n = {index.n}")
     if len(index.shard_digests) != len(first_id) - 1:
         raise DatasetError(f"shard_digests has {len(index.shard_digests)} shards, first_id {len(first_id) - 1}")
     wanted = {_BOTH} if index.format == 1 else set(SHARD_SUFFIXES)
     if any(digests.keys() != wanted for digests in index.shard_digests):
-        raise DatasetError(f"shard_digests does not name {', '.join(sorted(wanted))} of every shard")
+        raise DatasetError(f"shard_digests does not list {', '.join(sorted(wanted))} of every shard")
     with_captions = {index.mode == "pairs", index.tokenizer is not None, index.captions_per_sample > 0}
     if len(with_captions) > 1 or (index.format == FORMAT and (index.tokenizer is None) != (not index.tokenizer_digest)):
         raise DatasetError("mode, captions_per_sample, tokenizer and tokenizer_digest contradict each other")
@@ -161,7 +161,7 @@ def _first_format(text: bytes) -> dict[str, Any] | None:
         return None
     kept = {key: value for key, value in tree.items() if key not in ("source", "fingerprint")}
     if _sha256(kept) != tree.get("fingerprint"):
-        raise DatasetError("it was changed by hand (its fingerprint does not fit)")
+        raise DatasetError("it was changed by hand (its fingerprint does not match)")
     digests = tree.get("shard_digests")
     return tree | {
         "captions_per_sample": int(tree.get("mode") == "pairs"),

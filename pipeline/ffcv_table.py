@@ -39,11 +39,11 @@ class FFCVTable:
 
     def __init__(self, path: Path, file: Descriptor, rows: int, extent: Extent) -> None:
         """Raises DatasetError where the file is not of so many rows, was not written to its end, or is damaged."""
-        unfinished = f"{path} was not written to its end, or is damaged"
-        (header,) = _items(file, 0, 1, _HEADER, f"{path} is no FFCV file, or is cut short")
+        unfinished = f"{path} is incomplete or damaged"
+        (header,) = _items(file, 0, 1, _HEADER, f"{path} is not an FFCV file, or is cut short")
         fields, told, pieces_at = (int(header[name]) for name in ("fields", "rows", "pieces_at"))
         if header["version"] != _VERSION or not 2 <= fields <= 3:
-            raise DatasetError(f"{path} is no FFCV file as `thermopile convert` writes it")
+            raise DatasetError(f"{path} is not an FFCV file written by `thermopile convert`")
         if told != rows:
             raise DatasetError(f"{path} holds {told:,} rows, but dataset.json says {rows:,}")
         described = _items(file, _HEADER.itemsize, fields, _FIELD, unfinished)
@@ -67,7 +67,7 @@ class FFCVTable:
                 raise DatasetError(unfinished)
         self._captions = extent.captions
         if (outside := first_outside(self._all(), extent)) < rows:
-            raise DatasetError(f"{path}: the line of row {outside:,} is of no picture in a file of "
+            raise DatasetError(f"{path}: row {outside:,} does not lead to a picture within the file's "
                                f"{extent.beton_bytes:,} bytes; it is damaged")  # fmt: skip
 
     def read(self, rows: NDArray[np.int64], records: NDArray[np.void]) -> int:

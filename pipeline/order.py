@@ -225,7 +225,7 @@ class Order:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name):,}; it must be at least 1.")
         if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed {self.seed} is not in 0 … 2**64 - 1; choose one that is.")
+            raise ValueError(f"seed {self.seed} is out of range; it must be in 0 … 2**64 - 1.")
 
     def _check_batch(self) -> None:
         batch, shards = self.batch_size, self.canonical_shards
@@ -237,7 +237,7 @@ class Order:
         if self.rows_per_step < MIN_ROWS_PER_STEP:
             raise ValueError(
                 f"batch_size {batch:,} takes {self.rows_per_step} ids of each of the {shards:,} canonical shards, "
-                f"but the fewest is {MIN_ROWS_PER_STEP}. Raise batch_size to {MIN_ROWS_PER_STEP * shards:,} "
+                f"but the minimum is {MIN_ROWS_PER_STEP}. Raise batch_size to {MIN_ROWS_PER_STEP * shards:,} "
                 "or lower canonical_shards."
             )
 
@@ -284,14 +284,14 @@ class Order:
         if not 0 <= step < self.steps_per_epoch:
             raise ValueError(
                 f"step {step:,} is not in the epoch's steps 0 … {self.steps_per_epoch - 1:,}; "
-                "go on with the next epoch."
+                "continue with the next epoch."
             )
 
     def _shards_of_rank(self, rank: int, world: int) -> range:
         if world < 1 or self.canonical_shards % world:
             raise ValueError(
                 f"world {world} does not divide canonical_shards {self.canonical_shards}. "
-                "Change the number of ranks, or start a run with canonical_shards a multiple of it."
+                "Change the number of ranks, or start a new run with canonical_shards a multiple of it."
             )
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} is not in 0 … {world - 1}, the ranks of world {world}.")

@@ -76,18 +76,18 @@ class RowRecords:
         came = read_at(self._file.number, 0, header.view(np.uint8))
         is_sealed = _first_changed(header.view(np.uint8).reshape(1, -1), np.zeros(1, np.int64)) == 1  # as a row 0 is
         if not came or header["magic"][0] != _MAGIC or not is_sealed:
-            raise DatasetError(f"{path} is not a table of a shard's rows, or its header is damaged")
+            raise DatasetError(f"{path} is not a shard's row table, or its header is damaged")
         version, width, told, beton_bytes = (
             int(header[name][0]) for name in ("version", "record_bytes", "rows", "beton_bytes")
         )
         if (version, width) != (_VERSION, RECORD.itemsize):
-            raise DatasetError(f"{path} is of version {version}, and {_VERSION} is the one that can be read")
+            raise DatasetError(f"{path} has version {version}; only version {_VERSION} is supported")
         expected = _HEADER.itemsize + rows * RECORD.itemsize
         if told != rows or self._file.bytes != expected:
-            raise DatasetError(f"{path} says {told:,} rows in {self._file.bytes:,} bytes, where dataset.json says "
-                               f"{rows:,}, which take {expected:,}")  # fmt: skip
+            raise DatasetError(f"{path} has {told:,} rows in {self._file.bytes:,} bytes, but dataset.json says "
+                               f"{rows:,} rows, which take {expected:,} bytes")  # fmt: skip
         if beton_bytes != extent.beton_bytes:
-            raise DatasetError(f"{path} belongs to a .beton file of {beton_bytes:,} bytes, and the one beside it has "
+            raise DatasetError(f"{path} belongs to a .beton file of {beton_bytes:,} bytes, but the one beside it has "
                                f"{extent.beton_bytes:,}")  # fmt: skip
 
     def read(self, rows: NDArray[np.int64], records: NDArray[np.void]) -> int:

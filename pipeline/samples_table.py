@@ -91,7 +91,7 @@ class SamplesTable:
                 digest = self._index.shard_digests[shard].get("parquet")
                 if digest and shard not in self._verified:
                     if hashlib.file_digest(cast(Any, file), "sha256").hexdigest() != digest:
-                        raise DatasetError(f"{path} is not what was converted: its sha256 differs from the one in "
+                        raise DatasetError(f"{path} was changed after conversion: its sha256 differs from the one in "
                                            f"{INDEX_FILE}. Convert the dataset again.")  # fmt: skip
                     self._verified.add(shard)
                 with pq.ParquetFile(file) as parquet:
@@ -126,7 +126,7 @@ def _first_captions(batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch
     lists = batch.column(place)
     if not pa.types.is_list(lists.type) or not pa.types.is_string(lists.type.value_type):
-        raise pa.ArrowInvalid(f"{_CAPTIONS} is of {lists.type}, not lists of strings")
+        raise pa.ArrowInvalid(f"{_CAPTIONS} has type {lists.type}, not lists of strings")
     starts = pc.if_else(pc.greater(pc.list_value_length(lists), 0), lists.offsets[:-1], pa.scalar(None, pa.int32()))
     return batch.set_column(place, CAPTION, lists.values.take(starts))
 

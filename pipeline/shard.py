@@ -73,7 +73,7 @@ class Shard:
     def read_records(self, rows: NDArray[np.int64], records: NDArray[np.void]) -> None:
         """Fill RECORD [k] for these rows, int64 [k], checked. Raises DatasetError naming the first that is damaged."""
         if (place := self._records.read(rows, records)) < len(rows):
-            raise self.damaged(int(rows[place]), "has a damaged record, or one that cannot be read")
+            raise self.damaged(int(rows[place]), "has a damaged or unreadable record")
 
     def records(self, rows: NDArray[np.int64] | None = None) -> NDArray[np.void]:
         """RECORD of these rows, int64 [k], or of all. Raises DatasetError naming the first that is damaged."""
@@ -121,7 +121,7 @@ def open_beton(path: Path, number: int) -> Descriptor:
 
 
 def _missing(error: FileNotFoundError) -> DatasetError:
-    return DatasetError(f"{error.filename} is missing, though the dataset has it. {_CURE}")
+    return DatasetError(f"{error.filename} is missing, but the dataset lists it. {_CURE}")
 
 
 def max_open_shards() -> int:

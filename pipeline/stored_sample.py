@@ -14,9 +14,9 @@ from .rng import compiled
 
 SOUND, UNREADABLE, CHANGED, OTHER_SIZE, TOKENS_CHANGED, NO_TOKEN, UNDECODABLE = range(7)
 REASONS = {
-    UNREADABLE: "cannot be read: its shard was cut short, or the disk fails",
+    UNREADABLE: "cannot be read: its shard was cut short or the disk is failing",
     CHANGED: "changed after its conversion: the checksum of its picture does not match",
-    OTHER_SIZE: "changed after its conversion: its JPEG's header says another height and width",
+    OTHER_SIZE: "changed after its conversion: its JPEG header has another height or width",
     TOKENS_CHANGED: "changed after its conversion: the checksum of its tokens does not match",
     NO_TOKEN: "changed after its conversion: it has a token beyond the vocabulary",
     UNDECODABLE: "does not decode: the file was damaged after its conversion",

@@ -69,7 +69,7 @@ def load_tokenizer(path: Path, *, context_length: int) -> Tokenizer:
     tokenizer.encode_special_tokens = True  # else a caption that holds "<end>" would end there
     if vocab_size_of(tokenizer) > MAX_VOCAB_SIZE:
         size = vocab_size_of(tokenizer)
-        raise DatasetError(f"{path} numbers its tokens up to {size - 1:,}; at most {MAX_VOCAB_SIZE:,} are supported")
+        raise DatasetError(f"{path} has token ids up to {size - 1:,}; at most {MAX_VOCAB_SIZE:,} are supported")
     pad_id = _pad_id_of(tokenizer)
     tokenizer.enable_padding(length=context_length, pad_id=pad_id, pad_token=tokenizer.id_to_token(pad_id) or PAD)
     try:
@@ -78,7 +78,7 @@ def load_tokenizer(path: Path, *, context_length: int) -> Tokenizer:
         raise DatasetError(f"{path} cannot be used: {error}") from None
     if context_length <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise DatasetError(f"{path} adds {special} special tokens to every caption, so a context length of "
-                           f"{context_length} holds no text; take {special + 1} or more")  # fmt: skip
+                           f"{context_length} leaves no room for text; use {special + 1} or more")  # fmt: skip
     tokenizer.enable_truncation(context_length)
     return tokenizer
 
@@ -90,17 +90,17 @@ def end_id_of(tokenizer: Tokenizer) -> int:
     """
     empty, short = _real_ids(tokenizer, ""), _real_ids(tokenizer, "a")
     if unknown := [token for token in empty if tokenizer.id_to_token(token) is None]:
-        raise DatasetError(f"it adds token {unknown[0]} to every caption, which its vocabulary does not have")
+        raise DatasetError(f"it adds token {unknown[0]} to every caption, but its vocabulary does not have it")
     if not empty or short[-1:] != empty[-1:]:
         raise DatasetError(
-            "it puts no closing token behind a caption. Give it a post-processor that does, in Python: "
+            "it does not close captions with a token. Give it a post-processor that does, in Python: "
             "`tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single='$A <|endoftext|>', "
             "special_tokens=[('<|endoftext|>', ID)])`, with its own closing token and ID; then save it again"
         )
     if empty.count(empty[-1]) > 1:
         raise DatasetError(
-            f"token {empty[-1]} ({tokenizer.id_to_token(empty[-1])}) closes captions and stands before them as well. "
-            "Give it a post-processor that puts it at the end alone"
+            f"token {empty[-1]} ({tokenizer.id_to_token(empty[-1])}) both opens and closes captions. "
+            "Give it a post-processor that adds it only at the end"
         )
     return empty[-1]
 
@@ -121,25 +121,25 @@ def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> Encoded:
         raise DatasetError(f"the tokenizer cannot encode a caption: {error}") from error
     context_length = (tokenizer.padding or {})["length"]
     if any(len(encoding.ids) != context_length for encoding in encodings):
-        raise DatasetError(f"the tokenizer gave a caption other than {context_length} tokens; take another tokenizer")
+        raise DatasetError(f"the tokenizer did not encode a caption to {context_length} tokens; use another tokenizer")
     tokens = np.array([encoding.ids for encoding in encodings], np.int32).reshape(len(captions), context_length)
     if not (tokens == end_id_of(tokenizer)).any(1).all():
-        raise DatasetError("the tokenizer gave a caption no closing token; take another tokenizer")
+        raise DatasetError("the tokenizer did not close a caption with a token; use another tokenizer")
     return Encoded(tokens, sum(bool(encoding.overflowing) for encoding in encodings))
 
 
 def _read(path: Path) -> Tokenizer:
-    cure = "Give a tokenizer.json as Hugging Face's `tokenizers` writes it"
+    cure = "Pass a tokenizer.json written by Hugging Face's `tokenizers`"
     try:
         if not path.is_file():  # reading a pipe would wait for ever
-            raise DatasetError(f"{path} is no file. {cure}")
+            raise DatasetError(f"{path} is not a file. {cure}")
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
             raise DatasetError(f"{path} holds {size:,} bytes, above {MAX_FILE_BYTES:,}. {cure}")
         return Tokenizer.from_buffer(path.read_bytes())
     except DatasetError:
         raise
     except Exception as error:  # tokenizers raises nothing more special
-        raise DatasetError(f"{path} is no tokenizer: {error}. {cure}") from error
+        raise DatasetError(f"{path} is not a tokenizer: {error}. {cure}") from error
 
 
 def _pad_id_of(tokenizer: Tokenizer) -> int:

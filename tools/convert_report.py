@@ -34,8 +34,8 @@ def announce(splits: list[Split]) -> None:
     folder = _existing(splits[0].out)
     free = shutil.disk_usage(folder).free
     if needed > free:
-        click.echo(f"Warning: this needs up to {size(needed)}, and {size(free)} are free in {folder}; make room, or "
-                   "take a smaller --max-size. Should it become full, --resume goes on.", err=True)  # fmt: skip
+        click.echo(f"Warning: this needs up to {size(needed)}, but only {size(free)} are free in {folder}; free some "
+                   "space or lower --max-size. If the disk fills up, continue with --resume.", err=True)  # fmt: skip
 
 
 def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> None:
@@ -43,7 +43,7 @@ def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> No
     from ..pipeline.dataset_index import ERRORS_FILE
 
     if not summary.seen:
-        click.echo(f"{summary.path} is complete: {_result(summary, split)}; nothing was left to convert")
+        click.echo(f"{summary.path} is complete: {_result(summary, split)}; nothing to convert")
     else:
         rate = summary.seen / max(summary.seconds, 1e-9)
         click.echo(f"{summary.path}: {_result(summary, split)}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
@@ -51,7 +51,7 @@ def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> No
         reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
         click.echo(f"  {summary.left_out:,} left out, see {summary.path / ERRORS_FILE}: {reasons}")
     if summary.truncated:
-        click.echo(f"  {summary.truncated:,} captions were cut to {settings.context_length} tokens")
+        click.echo(f"  {summary.truncated:,} captions were truncated to {settings.context_length} tokens")
 
 
 def say_next(out: Path) -> None:

@@ -20,6 +20,6 @@ class DatasetPath(click.Path):
             from ..pipeline.conversion.partial import partial_of
 
             if partial_of(Path(value)).in_progress:
-                self.fail(f"{value} is not whole: its conversion was interrupted, or is still under way; go on with "
-                          f"the same `thermopile convert … {value}` and --resume", param, ctx)  # fmt: skip
+                self.fail(f"{value} is incomplete: its conversion was interrupted or is still running; continue it "
+                          f"with `thermopile convert … {value} --resume`", param, ctx)  # fmt: skip
         return super().convert(value, param, ctx)

@@ -46,12 +46,12 @@ def _tau_bounds(reader: StateReader, config: TrainConfig | None, notes: list[str
     if not any(_is_tau(name) for name in reader.fields):
         return TauBounds()
     if config is None:
-        notes.append("No settings of a run were found beside the state, so tau was not held against bounds.")
+        notes.append("No run settings were found beside the state, so tau was not checked against bounds.")
         return TauBounds()
     bounds = TauBounds(config.objective.settings.get("tau_min"), config.objective.settings.get("tau_max"))
     for bound, value in (("tau_min", bounds.lowest), ("tau_max", bounds.highest)):
         if value is None:
-            notes.append(f"The objective {config.objective.name} has no {bound}, so tau was not held against one.")
+            notes.append(f"Objective {config.objective.name} has no {bound}, so tau was not checked against one.")
     return bounds
 
 
@@ -59,15 +59,15 @@ def _dataset_problems(reader: StateReader, config: TrainConfig | None, notes: li
     made_for, written_for = reader.dataset_fingerprint, reader.snapshot.dataset_fingerprint
     problems = []
     if made_for != written_for:
-        problems.append(f"the state is of the dataset {_short(made_for)}, this snapshot of {_short(written_for)}")
+        problems.append(f"the state is for dataset {_short(made_for)}, but this snapshot is for {_short(written_for)}")
     try:
         index = read_index(Path(config.data.path)) if config else None
     except DatasetError as error:
-        notes.append(f"The run's dataset was not compared, it is not where the run found it: {error}")
+        notes.append(f"The run's dataset was not compared, because it cannot be read: {error}")
         return problems
     if config and index and index.fingerprint != made_for:
         problems.append(
-            f"the state is of the dataset {_short(made_for)} with {reader.samples:,} samples, but {config.data.path} "
+            f"the state is for dataset {_short(made_for)} with {reader.samples:,} samples, but {config.data.path} "
             f"is {_short(index.fingerprint)} with {index.n:,}"
         )
     return problems
@@ -108,7 +108,7 @@ def _open_column(reader: StateReader, name: str) -> ColumnReport:
     try:
         array = reader.array(name)
     except Exception as error:  # noqa: BLE001 (damaged metadata fails in many ways, and is what is looked for)
-        report.add(Problem(name, f"array {name!r} is missing, or what describes it is damaged: {error!r}"))
+        report.add(Problem(name, f"array {name!r} is missing, or its metadata is damaged: {error!r}"))
         return report
     for what, have, want in (
         ("shape", array.shape, (reader.samples,)),
@@ -116,7 +116,7 @@ def _open_column(reader: StateReader, name: str) -> ColumnReport:
         ("chunks", array.chunks, (reader.block_rows,)),
     ):
         if have != want:
-            report.add(Problem(name, f"array {name!r}: its {what} is {have}, it should be {want}"))
+            report.add(Problem(name, f"array {name!r}: its {what} is {have}, but should be {want}"))
     return report
 
 

@@ -30,11 +30,11 @@ _MAX_SCORES = 8
     "  watch -n 10 thermopile status runs/glyphs"
 )
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the status as one JSON object.")
 def status(run: Path, as_json: bool) -> None:
-    """Show how RUN stands: whether it trains, how far it is, its loss, where its time goes, what it has saved.
+    """Show the status of RUN: whether it trains, its progress, loss, time per part of a step, and checkpoints.
 
-    Works while the run trains, and changes nothing of it. Means are over the last 100 steps.
+    Works while the run trains and changes nothing. Means are over the last 100 steps.
     """
     from ..trainer.run_directory import RunDirectory
     from ..trainer.run_status import read_status
@@ -56,7 +56,7 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
     if run.sample_state:
         tags = [tag for tag in run.sample_state.snapshots if tag != "step-0"]
         yield "samples", f"{run.sample_state.samples:,}, visited {run.sample_state.coverage:.0%} at the last snapshot"
-        yield "snapshots", _listed(tags) if tags else "none but the initial values"
+        yield "snapshots", _listed(tags) if tags else "only the initial values"
     for evaluation in run.evaluations:
         # Those over all samples; their bands are in metrics.jsonl and in --json.
         named = evaluation["evaluation"].items()
@@ -74,9 +74,10 @@ def _state(run: RunStatus) -> str:
     if run.state == "running":
         return f"running as {writer}, {written}"
     if run.state == "silent":
-        return f"silent: {writer} has the run, but wrote nothing for long ({written}); does it hang?"
+        quiet = f"been quiet for {duration(run.steps.age_seconds)}" if run.steps else "not written a line"
+        return f"silent: {writer} holds the run lock but has {quiet}; it may be hung"
     if run.state == "stopped" and run.writer:
-        return f"stopped: killed as {writer}, or training where its lock does not reach ({written})"
+        return f"stopped: {writer} was killed, or trains on a machine that does not share its lock ({written})"
     return run.state if run.state == "never started" else f"{run.state}, {written}"
 
 

@@ -70,34 +70,34 @@ class _TrainCommand(click.Command):
     "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
 )
 @click.option("--data", type=click.Path(path_type=Path), help="The dataset directory.")
-@click.option("--out", type=click.Path(path_type=Path), help="The run directory; only --print-config needs none.")
-@click.option("--preset", help="Start from the settings of this name; a name that is none lists all there are.")
-@click.option("--config", type=click.Path(path_type=Path), help="Settings, as TOML.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting; may be repeated.")
-@click.option("--init-from", metavar="RUN[@step-N]", help="Start a new run with the encoders' weights of another.")
+@click.option("--out", type=click.Path(path_type=Path), help="The run directory; optional with --print-config.")
+@click.option("--preset", help="Start from these named settings; an unknown name lists the presets.")
+@click.option("--config", type=click.Path(path_type=Path), help="A TOML file of settings.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable.")
+@click.option("--init-from", metavar="RUN[@step-N]", help="Initialise the encoders from another run's checkpoint.")
 @click.option("--on-nan", type=click.Choice(["stop", "skip"]),
-              help="What a step does whose loss is not finite: end the run, or change nothing and go on.")  # fmt: skip
-@click.option("--resume", is_flag=True, help="Continue the run in OUT; start it where there is none yet.")
+              help="If a loss is not finite: stop the run, or skip the step and continue.")  # fmt: skip
+@click.option("--resume", is_flag=True, help="Resume the run in OUT; start it if there is none.")
 @click.option("--allow-change", "allowed", multiple=True, metavar="KEY",
-              help="With --resume: a setting, or table of them, to change in the run; may be repeated.")  # fmt: skip
+              help="With --resume: allow this setting, or table of settings, to change. Repeatable.")  # fmt: skip
 @click.option("--accept-config", is_flag=True,
-              help="With --resume: take OUT/config.toml as it is, after you edited it by hand.")  # fmt: skip
+              help="With --resume: accept your manual edits of OUT/config.toml.")  # fmt: skip
 @click.option("--allow-code", is_flag=True,
-              help="Run the code that the settings of OUT or of --config name: data.augmentation.")  # fmt: skip
-@click.option("--print-config", is_flag=True, help="Show every setting and where it comes from, and start nothing.")
+              help="Allow OUT's settings or --config to run code: data.augmentation.")  # fmt: skip
+@click.option("--print-config", is_flag=True, help="Print every setting and its origin; train nothing.")
 def train(
     data: Path | None, out: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...],
     init_from: str | None, on_nan: str | None, resume: bool, allowed: tuple[str, ...], accept_config: bool,
     allow_code: bool,
     print_config: bool,
 ) -> None:  # fmt: skip
-    """Train encoders with a temperature for every sample.
+    """Train encoders with a temperature per sample.
 
-    Later settings win: defaults, --preset, --config, --set, --init-from, --on-nan, --data. OUT/config.toml records
-    them all.
+    Later settings override earlier ones: defaults, --preset, --config, --set, --init-from, --on-nan, --data.
+    OUT/config.toml records the result.
 
-    SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 stop the run after the step that it is at, with a checkpoint and exit code 75;
-    a second one ends it at once, back to the checkpoint before.
+    SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 finish the current step, write a checkpoint and exit with code 75. A second
+    signal ends the run at once; --resume then starts from the last checkpoint.
     """
     from ..state_store.ranks import agreement
     from ..trainer.config import to_tree
@@ -149,11 +149,11 @@ def train(
 def _check_paths(run: RunDirectory | None, data: Path | None, config: Path | None, *, needs_run: bool) -> None:
     """Refuse paths that cannot be used: not as click parses them, when other ranks do not hear of it yet."""
     if run is None and needs_run:
-        raise click.UsageError("Missing option '--out': the directory that the run is to be in")
+        raise click.UsageError("Missing option '--out': the run directory")
     if data is not None:
         DatasetPath().convert(data, next(param for param in train.params if param.name == "data"), None)
     if config is not None and not config.is_file():
-        raise click.UsageError(f"Invalid value for '--config': there is no file {config}")
+        raise click.UsageError(f"Invalid value for '--config': file {config} does not exist")
 
 
 def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...],
@@ -186,8 +186,8 @@ def _refuse_code(settings: TrainConfig, layers: Layers) -> None:
     own = {_COMMAND_LINE, *(f"preset {name}" for name in preset_names())}
     if code and (origin := layers.origins[key]) not in own:
         raise ConfigError(
-            f"{origin} has {key} = {code!r}, which imports that module and so runs its code. "
-            f"Where you trust it, add --allow-code; a new run does without it with --set {key}="
+            f"{origin} sets {key} = {code!r}, which imports that module and runs its code. "
+            f"If you trust it, add --allow-code; a new run can drop it with --set {key}="
         )
 
 
@@ -203,8 +203,8 @@ def _new(settings: TrainConfig, world: World, absent: RunDirectory | None, *, ne
     with agreement(world.control, ConfigError):
         dataset = Dataset(Path(settings.data.path)) if settings.data.path else None
         if dataset is None and needs_data:
-            start = "" if absent is None else f"{absent.path} holds no run to continue, and to start one there is "
-            raise click.UsageError(f"{start}no dataset: give --data, the directory that `thermopile convert` wrote")
+            start = "" if absent is None else f"{absent.path} has no run to resume, and a new one has "
+            raise click.UsageError(f"{start}no dataset: pass --data, a directory written by `thermopile convert`")
     source = ""
     with agreement(world.control, RunError):
         if settings.init_from and world.is_first:
@@ -239,7 +239,7 @@ def _resumed(
         try:
             dataset = Dataset(Path(asked.data.path))
         except DatasetError as error:
-            moved = "Where the run's dataset was moved, say with --data where it is now."
+            moved = "If the run's dataset was moved, pass its new path with --data."
             raise DatasetError(f"{error} {moved}") from error
     from ..trainer.build import resolve
     from ..trainer.resume_settings import allowed_changes, as_recorded
@@ -284,9 +284,12 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
             trainer.run(_Shown(bar, trainer.steps_done), stop, lambda line: bar.note(_scores_in_words(line)))
         if trainer.steps_done < trainer.total_steps:
             asked = stop.name or "a signal to another rank"
-            say(f"stopped at step {trainer.steps_done:,} by {asked}, with a checkpoint; --resume goes on", err=False)
+            say(
+                f"stopped at step {trainer.steps_done:,} by {asked}, checkpoint written; continue with --resume",
+                err=False,
+            )
             return False
-    say(f"trained {trainer.total_steps:,} steps; look at it with `thermopile inspect {run.path}`", err=False)
+    say(f"trained {trainer.total_steps:,} steps; next: `thermopile inspect {run.path}`", err=False)
     return True
 
 
@@ -295,14 +298,16 @@ def _in_words(trainer: Trainer) -> str:
     dataset, config = trainer.dataset, trainer.config
     parameters = sum(weights.numel() for weights in trainer.encoders.parameters())
     ranks = f" on {trainer.world.size} ranks" if trainer.world.size > 1 else ""
-    return (f"{dataset.n:,} {'pairs' if trainer.mode == 'bimodal' else 'pictures'} of {dataset.path}, "
-            f"{trainer.device}{ranks}, encoders of {parameters:,} parameters, {trainer.total_steps:,} steps in "
+    return (f"{dataset.n:,} {'pairs' if trainer.mode == 'bimodal' else 'pictures'} from {dataset.path}, "
+            f"{trainer.device}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
             f"{config.epochs:,} {'epoch' if config.epochs == 1 else 'epochs'}")  # fmt: skip
 
 
 def _acknowledge(signal_name: str) -> None:
     # Not through sys.stderr: the signal may have come while something was written there.
-    os.write(2, f"\n{signal_name}: stopping with a checkpoint; a second signal ends the run at once\n".encode())
+    os.write(
+        2, f"\n{signal_name}: writing a checkpoint, then stopping; a second signal ends the run at once\n".encode()
+    )
 
 
 @contextmanager

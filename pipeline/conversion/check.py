@@ -106,7 +106,7 @@ def _check_digests(dataset: Dataset, number: int) -> Iterator[Finding]:
             yield Finding("file", names[0], str(error))
             continue
         if found != digest:
-            yield Finding("digest", " and ".join(names), "these are not the bytes that were written (sha256)")
+            yield Finding("digest", " and ".join(names), "the bytes differ from those written (sha256)")
 
 
 def _check_table(
@@ -123,18 +123,16 @@ def _check_table(
     except (DatasetError, OSError) as error:
         return None, [Finding("table", name, str(error))]
     wrong = [column for column, values in expected.items() if not np.array_equal(table[column], values)]
-    findings = [Finding("table", name, f"its column {column!r} does not fit the rows") for column in wrong]
+    findings = [Finding("table", name, f"its column {column!r} does not match the rows") for column in wrong]
     return [caption or "" for caption in table[CAPTION].to_pylist()], findings
 
 
 def _check_source_index(name: str, source_index: NDArray[np.int64], seen: NDArray[np.int64]) -> Iterator[Finding]:
     indices, rows = np.unique(source_index, return_index=True)
     if len(indices) < len(source_index):
-        yield Finding("source index", name, f"{len(source_index) - len(indices):,} rows repeat another row's")
+        yield Finding("source index", name, f"{len(source_index) - len(indices):,} rows repeat another row's index")
     for row in rows[np.isin(indices, seen)].tolist():
-        yield Finding(
-            "source index", f"{name}, row {row:,}", f"{source_index[row]:,} comes in an earlier shard as well"
-        )
+        yield Finding("source index", f"{name}, row {row:,}", f"{source_index[row]:,} also occurs in an earlier shard")
 
 
 def _check_rows(opened: _Opened, rows: range) -> list[Finding]:
@@ -154,10 +152,10 @@ def _wrong_with_picture(opened: _Opened, row: int) -> str:
         with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
             size = image.size
     except Exception as error:  # noqa: BLE001 Pillow raises nearly anything on a damaged file
-        return f"no JPEG: {type(error).__name__}"
+        return f"not a JPEG: {type(error).__name__}"
     if size != (width, height):
-        return f"{size[0]}×{size[1]} pixels, where {width}×{height} are written down"
-    return "" if decodes(jpeg, height, width) else "it cannot be decoded to its end"
+        return f"{size[0]}×{size[1]} pixels, but {width}×{height} are recorded"
+    return "" if decodes(jpeg, height, width) else "it cannot be decoded completely"
 
 
 def _wrong_with_tokens(opened: _Opened, info: TokenizerInfo, rows: range) -> Iterator[tuple[int, str]]:
@@ -176,6 +174,6 @@ def _wrong_with_tokens(opened: _Opened, info: TokenizerInfo, rows: range) -> Ite
         others = (encode(opened.tokenizer, captions).tokens != tokens).any(axis=1)
     for reason, bad in (
         (f"the closing token {info.end_id} is missing", unclosed),
-        ("these are not the caption's", others & ~unclosed),
+        ("the tokens do not match the caption", others & ~unclosed),
     ):
         yield from ((readable[place], reason) for place in np.flatnonzero(bad).tolist())

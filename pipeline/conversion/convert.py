@@ -91,7 +91,7 @@ def convert(
         load_tokenizer(tokenizer, context_length=settings.context_length)  # refused here rather than by every worker
     plan = Plan.of(source, settings, selection, tokenizer)
     if not plan.selected:
-        raise SourceError("no sample is selected; there is nothing to convert")
+        raise SourceError("no samples are selected; there is nothing to convert")
     seen = 0
     with _told_where_no_room_is_left(out), claimed(out) as partial:
         if not (resume and not partial.in_progress and _was_made_by(plan, out)):
@@ -115,8 +115,8 @@ def _told_where_no_room_is_left(out: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise DatasetError(
-            f"no more can be written to {out.parent.resolve()}: {os.strerror(error.errno)}. "
-            "Make room on that disk; the same command goes on with --resume"
+            f"cannot write to {out.parent.resolve()}: {os.strerror(error.errno)}. "
+            "Free some space there, then continue with the same command and --resume"
         ) from error
 
 
@@ -195,9 +195,9 @@ class _Run:
         bad = self._list_bad_samples()
         first = "; ".join(f"{sample.uri!r}: {sample.reason}" for sample in bad[:FIRST_REASONS])
         return (
-            f"{len(bad):,} of {self.plan.selected:,} samples, and perhaps more, cannot be used; --max-error-rate "
+            f"at least {len(bad):,} of {self.plan.selected:,} samples cannot be used; --max-error-rate "
             f"allows {self.settings.max_error_rate:.3g} of them. The first: {first}. All are listed in "
-            f"{self.partial.errors}. Mend the source, or go on with --resume and a higher --max-error-rate"
+            f"{self.partial.errors}. Fix the source, or continue with --resume and a higher --max-error-rate"
         )
 
     def _list_bad_samples(self) -> list[BadSample]:

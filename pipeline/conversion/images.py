@@ -197,7 +197,7 @@ def _what_it_is(data: bytes) -> str:
     if data[4:8] == b"ftyp":
         return "an AVIF or HEIC picture, or a film; save it as PNG or JPEG"
     kind = next((kind for magic, kind in _OTHER_FILES.items() if data.startswith(magic)), None)
-    return f"{kind}, not a picture" if kind else f"no {', '.join(FORMATS)} picture, or its start is damaged"
+    return f"{kind}, not a picture" if kind else f"not a {', '.join(FORMATS)} picture, or its start is damaged"
 
 
 def _known_cause(error: Exception) -> str:

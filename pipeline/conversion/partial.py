@@ -49,7 +49,7 @@ from ..dataset_index import (
 from ..errors import DatasetError, DatasetExistsError
 from .plan import Plan
 
-_ANEW = "start anew with --overwrite and without --resume"
+_START_OVER = "start over with --overwrite and without --resume"
 PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
 
 
@@ -149,23 +149,23 @@ class Partial(NamedTuple):
 
     def refuse_other(self, plan: Plan) -> None:
         """Raise DatasetExistsError where the conversion in here was begun with another plan; say what differs."""
-        cure = f"Give the same again, or {_ANEW}"
+        cure = f"Use the same settings, or {_START_OVER}"
         try:
             begun = Plan.model_validate_json(read_regular(self._plan_file))
         except (ValidationError, OSError) as error:
-            raise DatasetExistsError(f"{self._plan_file} is not what was written: it is damaged. {cure}") from error
+            raise DatasetExistsError(f"{self._plan_file} is damaged. {cure}") from error
         if differences := plan.differences(begun):
-            raise DatasetExistsError(f"{self.path} was begun otherwise: {'; '.join(differences)}. {cure}")
+            raise DatasetExistsError(f"{self.path} was started with other settings: {'; '.join(differences)}. {cure}")
 
     def refuse_other_format(self) -> None:
         """Raise DatasetExistsError where the whole dataset in here is of another format than this version writes."""
         try:
             made = read_index(self.dataset).format
         except DatasetError as error:
-            raise DatasetExistsError(f"{error}. To convert again, {_ANEW}") from error
+            raise DatasetExistsError(f"{error}. To convert again, {_START_OVER}") from error
         if made != FORMAT:
-            raise DatasetExistsError(f"{self.dataset} is of format {made}, written by an older version, and would not "
-                                     f"be verified; {_ANEW}")  # fmt: skip
+            raise DatasetExistsError(f"{self.dataset} has format {made}, written by an older version, so it would not "
+                                     f"be verified; {_START_OVER}")  # fmt: skip
 
     def gather_errors(self, parts: list[Part], into: Path) -> None:
         """One list of all that was left out so far, in the order of the shards."""
@@ -215,16 +215,16 @@ def refuse_existing(out: Path, *, overwrite: bool = False, resume: bool = False)
     partial = partial_of(out)
     if partial.in_progress and not (overwrite or resume):
         raise DatasetExistsError(
-            f"{partial.path} holds a conversion that did not end; go on with --resume, or start anew with --overwrite"
+            f"{partial.path} holds an unfinished conversion; continue it with --resume, or start over with --overwrite"
         )
     if out.exists() and not overwrite:
-        what = "exists and was not converted like this" if resume else "exists"
+        what = "exists and was not converted with these settings" if resume else "exists"
         raise DatasetExistsError(f"{out} {what}; choose another directory, or replace it with --overwrite")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         try:
             read_index(out)
         except DatasetError as error:
-            message = f"{out} is not replaced, --overwrite replaces only datasets: {error}"
+            message = f"{out} was not replaced, --overwrite replaces only datasets: {error}"
             raise DatasetExistsError(message) from error
 
 
@@ -271,8 +271,8 @@ def _lock(partial: Partial) -> int:
 
 def _move(file: Path, to: Path) -> None:
     if file.is_symlink():
-        raise DatasetError(f"{file} is a link, and no file that a conversion wrote; start anew with --overwrite")
+        raise DatasetError(f"{file} is a link, not a file written by a conversion; start over with --overwrite")
     if file.exists():
         file.rename(to)
     elif not to.exists():
-        raise DatasetError(f"{file} is gone, though its shard was done; start anew with --overwrite")
+        raise DatasetError(f"{file} is missing, but its shard was finished; start over with --overwrite")

@@ -93,7 +93,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         """What differs from the plan that a conversion was begun with, for people."""
         now, then = _flat(self.model_dump(mode="json")), _flat(begun.model_dump(mode="json"))
         names = [name for name in now | then if now.get(name) != then.get(name)]
-        return [f"{name} was {_short(then.get(name))} and is {_short(now.get(name))}" for name in names]
+        return [f"{name} was {_short(then.get(name))} and is now {_short(now.get(name))}" for name in names]
 
 
 def shard_count(samples: int, stored_bytes: int | None) -> int:

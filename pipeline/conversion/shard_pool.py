@@ -115,7 +115,7 @@ def convert_shards(
             on_progress(Counts(shared.done.value, shared.left_out.value))
     except BrokenProcessPool:
         raise DatasetError("a conversion process was killed, possibly out of memory; "
-                           "go on with --resume and fewer --workers") from None  # fmt: skip
+                           "continue with --resume and fewer --workers") from None  # fmt: skip
     finally:
         shared.stop.value = 1
         pool.shutdown(wait=True, cancel_futures=True)

@@ -120,7 +120,7 @@ class _Rows:
     def _leave_out(self, source_index: int, reason: str) -> None:
         uri, key = self._source.uri(source_index), self._source.key(source_index)
         if self._settings.on_error == "fail":
-            raise SourceError(f"{uri!r}: {reason}. Mend it, or have --on-error skip leave such samples out")
+            raise SourceError(f"{uri!r}: {reason}. Fix it, or leave such samples out with --on-error skip")
         self._errors.write(BadSample(uri, key, reason).line())
         self._errors.flush()
         self.left_out += 1
@@ -211,5 +211,5 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: C
 
 
 def _not_what_was_written(file: Path) -> DatasetError:
-    return DatasetError(f"{file} does not hold what was written to it; is the disk full, or failing? "
-                        "--resume writes it again")  # fmt: skip
+    return DatasetError(f"{file} does not hold what was written to it; the disk may be full or failing. "
+                        "Use --resume to write it again")  # fmt: skip

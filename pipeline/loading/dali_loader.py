@@ -118,7 +118,9 @@ class DALILoader:
                     self._schedule()
                 yield self._collect()
                 if self._turn != turn:
-                    raise RuntimeError(f"epoch {epoch} was ended by another one: this loader serves one at a time")
+                    raise RuntimeError(
+                        f"epoch {epoch} was ended by another one: this loader serves one epoch at a time"
+                    )
         finally:
             if self._turn == turn:
                 self._drain()

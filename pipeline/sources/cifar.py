@@ -127,7 +127,7 @@ class _Batch(NamedTuple):
         pixels, labels = (_binary if layout.label_bytes else _pickled)(layout, name, data)
         if len(labels) == 0 or pixels.shape != (len(labels), PIXELS):
             raise SourceError(f"{name} holds pixels of shape {pixels.shape} for {len(labels):,} labels; "
-                              f"CIFAR's are {PIXELS} for each")  # fmt: skip
+                              f"CIFAR has {PIXELS} for each")  # fmt: skip
         if not 0 <= labels.min() <= labels.max() < classes:
             raise SourceError(f"{name} has labels {labels.min()} to {labels.max()} for {classes} classes")
         return cls(pixels, labels)
@@ -148,14 +148,16 @@ def _pickled(layout: _Layout, name: str, data: bytes) -> tuple[NDArray[np.uint8]
                 return array.uint8(), np.array(labels, np.int32)
             except (ValueError, OverflowError) as error:
                 raise SourceError(f"{name}: {error}") from error
-    raise SourceError(f"{name} holds no 'data' with numbers in {layout.labels_key!r}; it is no batch of {layout.kind}")
+    raise SourceError(
+        f"{name} has no 'data' with integers in {layout.labels_key!r}; it is not a batch of {layout.kind}"
+    )
 
 
 def _unpickled(name: str, data: bytes) -> object:
     try:
         return load_restricted(data)
     except pickle.UnpicklingError as error:
-        raise SourceError(f"{name} is not a pickle as CIFAR's are: {error}") from error
+        raise SourceError(f"{name} is not a CIFAR pickle: {error}") from error
 
 
 def _class_names(layout: _Layout, data: bytes) -> tuple[str, ...]:
@@ -164,7 +166,7 @@ def _class_names(layout: _Layout, data: bytes) -> tuple[str, ...]:
     match _unpickled(layout.names_file, data):
         case {layout.names_key: list(names)} if _all_are(str, names):
             return tuple(names)
-    raise SourceError(f"{layout.names_file} holds no list {layout.names_key!r}")
+    raise SourceError(f"{layout.names_file} has no list {layout.names_key!r}")
 
 
 def _all_are(kind: type, values: list[Any]) -> bool:
@@ -176,7 +178,7 @@ def _layout_of(root: Path, files: Mapping[str, bytes]) -> _Layout:
         if layout.names_file in files:
             return layout
     wanted = ", ".join(layout.names_file for layout in _LAYOUTS)
-    raise SourceError(f"{root} is no CIFAR archive, python or binary: it holds none of {wanted}")
+    raise SourceError(f"{root} is not a CIFAR archive, python or binary: it has none of {wanted}")
 
 
 def _read_files(root: Path, test: bool) -> dict[str, bytes]:
@@ -199,7 +201,7 @@ def _read(file: Path) -> bytes:
 
 def _members(root: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
     if not root.is_file():
-        raise SourceError(f"{root} is neither a folder nor a file; give CIFAR's .tar.gz or the folder in it")
+        raise SourceError(f"{root} is neither a folder nor a file; pass CIFAR's .tar.gz or the folder in it")
     try:
         with gzip.open(root) as packed:
             archive = packed.read(MAX_UNPACKED)
@@ -208,4 +210,4 @@ def _members(root: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
             if name in wanted:
                 yield name, archive[member.offset : member.offset + member.size]
     except (OSError, EOFError, zlib.error, BrokenTarError) as error:
-        raise SourceError(f"{root} is not a whole .tar.gz: {error}; download it again") from error
+        raise SourceError(f"{root} is not a complete .tar.gz: {error}; download it again") from error

@@ -53,7 +53,7 @@ class CsvSource:
         self._captions = None if caption is None else table[caption]
         self._groups = None if group is None else table[group]
         if not len(self):
-            raise SourceError(f"{file} has a header and no row below it")
+            raise SourceError(f"{file} has a header but no rows")
 
     def __len__(self) -> int:
         return len(self._paths) + len(self._malformed)
@@ -113,8 +113,8 @@ def _read(file: Path, columns: list[str], separator: str | None) -> tuple[dict[s
     malformed: list[str] = []
 
     def note(row: pyarrow.csv.InvalidRow) -> str:
-        counts = f"has {row.actual_columns} columns, the header {row.expected_columns}"
-        malformed.append(f"row {row.number} of the file, its header being row 1, {counts}")
+        counts = f"has {row.actual_columns} columns, the header has {row.expected_columns}"
+        malformed.append(f"row {row.number} of the file, counting the header as row 1, {counts}")
         return "skip" if len(malformed) <= MAX_MALFORMED else "error"
 
     try:
@@ -134,7 +134,7 @@ def _read(file: Path, columns: list[str], separator: str | None) -> tuple[dict[s
 def _check_header(file: Path, columns: list[str], separator: str | None) -> str:
     """The separator. Raises SourceError where a column is missing or there twice."""
     if not file.is_file():
-        raise SourceError(f"{file} is not a file; give the csv or tsv that lists the images")
+        raise SourceError(f"{file} is not a file; pass the csv or tsv file that lists the images")
     with file.open("rb") as lines:
         first = lines.readline(_BLOCK_BYTES).decode("utf-8-sig", "backslashreplace")
     separator = separator or ("\t" if file.suffix.lower() == ".tsv" or "\t" in first else ",")
@@ -143,7 +143,7 @@ def _check_header(file: Path, columns: list[str], separator: str | None) -> str:
     try:
         header = next(csv.reader([first], delimiter=separator), [])
     except csv.Error as error:
-        raise SourceError(f"{file} does not begin with the names of columns: {error}") from error
+        raise SourceError(f"{file} does not begin with column names: {error}") from error
     for name in columns:
         if header.count(name) != 1:
             there = ", ".join(repr(column) for column in header[:50]) or "none"
@@ -166,6 +166,6 @@ def _check_quotes(file: Path, separator: str) -> None:
             if not found[1] or (goes_on and re.search(rb"[\r\n]", found[0])):
                 line = data[: found.start()].count(b"\n") + 1
                 raise SourceError(
-                    f"{file}: the quote that opens in line {line:,} is not closed, so the lines below it would be one "
-                    "text with it. Close it; in a text that has quotes of its own, write each of them twice"
+                    f"{file}: the quote opened in line {line:,} is not closed, so the lines below would become part "
+                    "of its text. Close it; inside quoted text, double every quote"
                 )

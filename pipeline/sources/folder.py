@@ -32,7 +32,7 @@ class FolderSource:
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
-            raise SourceError(f"{root} is not a folder; give the folder that holds the pictures")
+            raise SourceError(f"{root} is not a folder; pass the folder that holds the pictures")
         self.root = root
         self._paths = _listing(os.fsencode(root))
         if not len(self._paths):
@@ -95,4 +95,4 @@ def _pictures_below(root: bytes) -> Iterator[bytes]:
 
 
 def _refuse(error: OSError) -> None:
-    raise SourceError(f"{error.filename!r} cannot be listed: {error.strerror}; mend its permissions or move it away")
+    raise SourceError(f"{error.filename!r} cannot be listed: {error.strerror}; fix its permissions or move it away")

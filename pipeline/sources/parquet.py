@@ -42,7 +42,7 @@ class ParquetSource:
         group: str | None = "label;cls",
     ) -> None:
         if not files:
-            raise SourceError("there is no parquet file to read")
+            raise SourceError("there are no parquet files to read")
         self.files = tuple(files)
         self._file_names = names_below_common_folder(files)
         parts: list[RowGroup] = []
@@ -60,7 +60,7 @@ class ParquetSource:
         self._row_groups = RowGroups(self.files, parts)
         self.mode = "images" if self._columns.caption is None else "pairs"
         if not len(self):
-            raise SourceError(f"{files[0]} has no row" if len(files) == 1 else f"none of {len(files)} files has a row")
+            raise SourceError(f"{files[0]} has no rows" if len(files) == 1 else f"none of {len(files)} files has rows")
 
     def __len__(self) -> int:
         return int(self._chunks[-1])
@@ -248,11 +248,13 @@ def _caption(value: str | list[str | None] | None) -> str:
 
 def _open(file: Path) -> pq.ParquetFile:
     if not file.is_file():
-        raise SourceError(f"{file} is not a file; give the parquet files or their folder")
+        raise SourceError(f"{file} is not a file; pass the parquet files or their folder")
     try:
         return pq.ParquetFile(file)
     except (pa.ArrowException, OSError) as error:
-        raise SourceError(f"{file} is not a whole parquet file: {error}; fetch it again, or leave it out") from error
+        raise SourceError(
+            f"{file} is not a complete parquet file: {error}; download it again or leave it out"
+        ) from error
 
 
 def _footer(file: Path, size: int) -> bytes:

@@ -99,7 +99,7 @@ class _Unpickler(pickle.Unpickler):
         try:
             return _ADMITTED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which was not run") from None
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed") from None
 
 
 def _refuse_unlike_cifar(data: bytes) -> None:
@@ -115,9 +115,9 @@ def _refuse_unlike_cifar(data: bytes) -> None:
             index = len(memo) if number is None else number
             # The unpickler's memo is as long as the largest number in it: ten bytes could ask for 64 GB.
             if not 0 <= index <= len(data):
-                raise pickle.UnpicklingError(f"it numbers an object {index:,} in {len(data):,} bytes")
+                raise pickle.UnpicklingError(f"it uses memo index {index:,} in {len(data):,} bytes")
             memo[index] = before in _LEAVES
         # A tuple of twice the same tuple, forty times over, would be hashed for hours.
         elif opcode.name == "DUP" or (opcode.name in _GETS and not memo.get(number or 0, True)):
-            raise pickle.UnpicklingError("it holds one container in two places")
+            raise pickle.UnpicklingError("it uses one container in two places")
         before = opcode.name

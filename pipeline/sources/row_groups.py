@@ -40,7 +40,7 @@ def row_groups_of(path: Path, file: int, metadata: pq.FileMetaData, image: str) 
         if size > MAX_BYTES:
             raise SourceError(
                 f"{path}: row group {number} holds {size / 1e9:.1f} GB of pictures, above {MAX_BYTES / 1e9:.1f}; "
-                "write the file again with smaller ones, in pyarrow with row_group_size=1000"
+                "rewrite the file with smaller ones (row_group_size=1000 in pyarrow)"
             )
         if part.num_rows > 0:
             yield RowGroup(file, number, first_row, part.num_rows, size)

@@ -23,7 +23,7 @@ def hold_out(
     """
     count = round(count_or_fraction * n) if count_or_fraction < 1 else int(count_or_fraction)
     if not 0 < count < n:
-        raise SourceError(f"{count:,} of {n:,} samples cannot be held out; hold out 1 to {n - 1:,}, or a share of them")
+        raise SourceError(f"{count:,} of {n:,} samples cannot be held out; hold out 1 to {n - 1:,}, or a fraction")
     of_sample = np.zeros(n, np.int64) if groups is None else groups.of_sample.astype(np.int64)
     present = np.bincount(of_sample)
     rng = np.random.default_rng([seed, _HOLD_OUT])
@@ -43,14 +43,12 @@ def long_tail(indices: NDArray[np.int64], groups: Groups, ratio: float, seed: in
     Raises SourceError unless ratio is above 1 and finite, and where no sample has a class.
     """
     if not 1 < ratio < np.inf:
-        raise SourceError(
-            f"a long tail of ratio {ratio:g} is none; the largest class has to be larger than the smallest"
-        )
+        raise SourceError(f"a long-tail ratio of {ratio:g} is invalid; it must be finite and above 1")
     of_sample = groups.of_sample[indices].astype(np.int64)
     wanted = np.bincount(of_sample, minlength=len(groups.names))
     named = np.flatnonzero([bool(name) for name in groups.names])
     if not (present := wanted[named]).any():
-        raise SourceError("a long tail is cut of classes, and no sample has one")
+        raise SourceError("a long tail needs classes, and no sample has one")
     rank = np.arange(len(named)) / max(len(named) - 1, 1)
     by_rule = np.floor(present.max() * float(ratio) ** -rank + 1e-9).astype(np.int64)  # 5, not 4.999…
     wanted[named] = np.minimum(by_rule, present)

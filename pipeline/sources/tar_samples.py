@@ -110,7 +110,9 @@ def _members(shard: Path) -> Iterator[TarMember]:
         start = os.pread(file, 8, 0)
         for mark, cure in _UNPACKED_BY.items():
             if start.startswith(mark):
-                raise SourceError(f"{shard} is compressed, so that no member can be read alone; first run {cure} on it")
+                raise SourceError(
+                    f"{shard} is compressed, so its members cannot be read one by one; run {cure} on it first"
+                )
         yield from regular_members(lambda offset, size: os.pread(file, size, offset), found.st_size)
     finally:
         os.close(file)

@@ -52,7 +52,7 @@ class WebDatasetSource:
         on_progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         if not shards:
-            raise SourceError("there is no tar to read")
+            raise SourceError("there are no tar files to read")
         self.shards = tuple(shards)
         self._options = {"image": image, "caption": caption, "group": group}
         self._parts = [Part.of(option) for option in (image, caption, group)]

@@ -83,8 +83,8 @@ def drift(
             side.add(ids, before[side.name], after[side.name])
         on_progress(block.stop)
     if not visited:
-        notes.append(f"No sample was visited both up to {earlier.snapshot.tag} and up to {later.snapshot.tag}, so "
-                     "there is no drift between them.")  # fmt: skip
+        notes.append(f"No sample was visited by both {earlier.snapshot.tag} and {later.snapshot.tag}, so "
+                     "there is no drift to show.")  # fmt: skip
         return None
     joints = [_JointSide(side) for side in sides]
     for block, ids, before, after in _blocks(earlier, later, inspection.sides):
@@ -100,8 +100,8 @@ def in_order(inspection: Inspection, reader: StateReader, against: str) -> tuple
     if other.snapshot.id == reader.snapshot.id:
         tags = ", ".join(snapshot.tag for snapshot in list_snapshots(inspection.run.state))
         raise ConfigError(
-            f"the snapshot to compare with, {against}, is the one that is looked at, {reader.snapshot.tag}: drift is "
-            f"between two different ones. Name another; there are: {tags}"
+            f"cannot compare {reader.snapshot.tag} with itself (the other snapshot was given as {against}). "
+            f"Choose another one of: {tags}"
         )
     return (other, reader) if other.snapshot.step < reader.snapshot.step else (reader, other)
 

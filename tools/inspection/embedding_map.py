@@ -98,11 +98,11 @@ def embedding_map(
 def _made(inspection: Inspection, survey: Survey, notes: list[str], on_progress: OnProgress) -> EmbeddingMap:
     pool, visited = survey.pool, len(survey.pool.sample_ids)
     if not survey.sides or inspection.reader is None:
-        raise RunError("no sample has a temperature that it could show")
+        raise RunError("no sample has a temperature to show")
     if inspection.dataset is None:
-        raise RunError("it needs the run's dataset; say with --data where that is now")
+        raise RunError("it needs the run's dataset; pass its path with --data")
     if visited < MIN_SAMPLES:
-        raise RunError(f"it needs {MIN_SAMPLES} visited samples, and there are {visited}; look again later")
+        raise RunError(f"it needs {MIN_SAMPLES} visited samples, but there are only {visited}; try again later")
     named = (groups for groups in survey.groups if groups.column == CLASS_COLUMN and len(groups.names) > 1)
     classes = next(named, None)
     ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
@@ -187,7 +187,7 @@ def _embed(
     info, training = load_found(checkpoint)
     if snapshot and info.snapshot != snapshot.id:
         notes.append(f"No checkpoint belongs to the snapshot {snapshot.tag}: the map shows its temperatures on the "
-                     f"embeddings of the checkpoint {checkpoint.name}.")  # fmt: skip
+                     f"embeddings of checkpoint {checkpoint.name}.")  # fmt: skip
     encoders = restore_encoders(config, checkpoint, training, dataset.index.tokenizer)
     features = sample_features(
         encoders, dataset, sample_ids, recipe_named(config.data.recipe), config.data.image_size, torch.device("cpu"),
@@ -201,7 +201,7 @@ def _project(features: NDArray[np.float32], perplexity: float, checkpoint: Path)
     from sklearn.manifold import TSNE
 
     if features.shape[1] < 2 or np.ptp(features, axis=0).max() < _LEAST_SPREAD:
-        raise RunError(f"the encoders of {checkpoint} give all samples the same features; take another with --at")
+        raise RunError(f"the encoders of {checkpoint} give all samples the same features; choose another with --at")
     # Of rows of norm 1 the squared distance is 2 - 2 cosine.
     tsne = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=SEED)
     xy: NDArray[np.float32] = tsne.fit_transform(features)

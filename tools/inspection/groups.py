@@ -148,7 +148,7 @@ class GroupCounts:
         codes[:-1] = [self._codes.setdefault(name, len(self._codes)) for name in names]
         if len(self._codes) > MAX_GROUPS:
             raise TooManyGroupsError(
-                f"The column {self._column} has more than {MAX_GROUPS:,} values, too many to set tau against."
+                f"The column {self._column} has more than {MAX_GROUPS:,} values, too many to group tau by."
             )
         places: NDArray[np.int64] = encoded.indices.fill_null(NO_GROUP).to_numpy().astype(np.int64)
         return codes[places]

@@ -67,8 +67,8 @@ def _check(inspection: Inspection, sample_ids: Sequence[int]) -> None:
     samples = known.samples if isinstance(known, StateReader) else known.n
     if unknown := [sample_id for sample_id in sample_ids if not 0 <= sample_id < samples]:
         raise ConfigError(
-            f"there is no sample {', '.join(map(str, unknown))}: the run has {samples:,} samples, "
-            f"with the ids 0 … {samples - 1}"
+            f"no such sample: {', '.join(map(str, unknown))}; the run has {samples:,} samples, "
+            f"with ids 0 … {samples - 1}"
         )
 
 

@@ -66,7 +66,7 @@ class OpenedRun:
         """
         inspection = read_run(self._run, at=at, data=self._data)
         if inspection.reader is None:
-            raise RunError(f"{self.path} has no snapshot of its state yet; its first checkpoint will write one")
+            raise RunError(f"{self.path} has no snapshot of its state yet; the first checkpoint writes one")
         return Temperatures(inspection, inspection.reader)
 
 
@@ -105,7 +105,7 @@ class Temperatures:
 
         names = list(self.columns if columns is None else columns)
         if unknown := [name for name in names if name not in self.columns]:
-            raise FieldError(f"there is no column {', '.join(map(repr, unknown))}; there are {list(self.columns)}")
+            raise FieldError(f"no such column: {', '.join(map(repr, unknown))}; the columns are {list(self.columns)}")
         ids = self._checked(sample_ids)
         state = read_ids(self._reader, ids, [name for name in names if name in self._reader.columns])
         frame = pd.DataFrame(state, index=pd.RangeIndex(len(ids)))
@@ -127,7 +127,9 @@ class Temperatures:
         ids = np.asarray(sample_ids)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise SampleIdError(f"sample ids are {ids.dtype} of shape {ids.shape}; pass a slice, or a sequence of "
-                                "integers: np.flatnonzero(mask) gives those of a mask")  # fmt: skip
+                                "integers (for a mask, np.flatnonzero(mask))")  # fmt: skip
         if ids.size and not 0 <= ids.min() <= ids.max() < self.samples:
-            raise SampleIdError(f"sample ids {ids.min()} to {ids.max()} asked for; there are 0 to {self.samples - 1}")
+            raise SampleIdError(
+                f"sample ids {ids.min()} to {ids.max()} are out of range; the run has 0 to {self.samples - 1}"
+            )
         return ids.astype(np.int64)

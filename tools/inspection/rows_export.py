@@ -22,11 +22,11 @@ _WRITERS = {".parquet": parquet_writer, ".csv": pyarrow.csv.CSVWriter}
 def check_target(to: Path, *, overwrite: bool) -> None:
     """Raise ConfigError where no rows can be written to `to`: another format, no such folder, a file that is there."""
     if to.suffix not in _WRITERS:
-        raise ConfigError(f"{to} ends in none of {', '.join(_WRITERS)}, the formats that rows can be exported in")
+        raise ConfigError(f"{to} does not end in {' or '.join(_WRITERS)}, the export formats")
     if not to.absolute().parent.is_dir():
-        raise ConfigError(f"{to}: there is no directory {to.absolute().parent}; make it first")
+        raise ConfigError(f"{to}: directory {to.absolute().parent} does not exist; create it first")
     if to.is_dir():
-        raise ConfigError(f"{to} is a directory; give the name of a file")
+        raise ConfigError(f"{to} is a directory; pass a file name")
     if to.exists() and not overwrite:
         raise ConfigError(f"{to} exists; choose another name, or replace it with --overwrite")
 
@@ -42,7 +42,7 @@ def export_rows(inspection: Inspection, to: Path, on_progress: Callable[[int], N
     """
     if inspection.reader is None:
         raise RunError(f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
-                       "its first checkpoint will write one")  # fmt: skip
+                       "the first checkpoint writes one")  # fmt: skip
     schema = _schema(inspection)
     with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
         done = 0

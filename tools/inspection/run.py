@@ -67,12 +67,12 @@ def read_run(run: RunDirectory, *, at: str = LATEST, data: Path | None = None) -
 def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: list[str]) -> StateReader | None:
     _check_own_state(run)
     if at == LATEST and not run.state.exists():
-        notes.append("The run has no snapshot of its state yet, so there are no temperatures; its first checkpoint "
-                     "will write one.")  # fmt: skip
+        notes.append("The run has no snapshot of its state yet, so there are no temperatures; the first checkpoint "
+                     "writes one.")  # fmt: skip
         return None
     reader = StateReader.open(run.state, at)
     if not any(name.endswith("/tau") for name in reader.fields):
-        notes.append(f"The objective {objective.name} keeps no temperature per sample, so there is none to show.")
+        notes.append(f"Objective {objective.name} has no temperature per sample, so there is none to show.")
     return reader
 
 
@@ -87,8 +87,8 @@ def _check_own_state(run: RunDirectory) -> None:
         return  # the state has to speak for itself
     if not is_there and latest_checkpoint(run.checkpoints) == latest:  # else the run has gone on meanwhile
         raise RunError(
-            f"{run.state} is not this run's state: the run's {latest.name} was taken with the snapshot {named}, "
-            "which is not there. Put the run's own state back, or look at the run that this state is from"
+            f"{run.state} is not this run's state: {latest.name} belongs to the snapshot {named}, "
+            "which is missing. Restore the run's own state, or inspect the run that this state belongs to"
         )
 
 
@@ -109,8 +109,8 @@ def _open_dataset(
         if data is not None:
             raise
         notes.append(f"The run's dataset cannot be used, so there are no classes and no pictures: {error} "
-                     "Say with --data where it is now.")  # fmt: skip
+                     "If it was moved, pass its new path with --data.")  # fmt: skip
         return None
     if dataset.index.mode == "images":
-        notes.append("The samples have no captions: the dataset holds images alone.")
+        notes.append("The samples have no captions: the dataset holds images only.")
     return dataset

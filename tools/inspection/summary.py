@@ -64,10 +64,10 @@ def _coverage(survey: Survey) -> str:
     if low == high:
         words += f", {low:,.0f} time{'s' * (low != 1)}"
     else:
-        words += f", nine in ten of these {low:,.0f} to {high:,.0f} times"
+        words += f", 90% of these {low:,.0f} to {high:,.0f} times"
     if survey.never_visited:
         more = ", …" if survey.samples - survey.visited > len(survey.never_visited) else ""
-        words += f"; never: ids {', '.join(map(str, survey.never_visited))}{more}"
+        words += f"; never visited: ids {', '.join(map(str, survey.never_visited))}{more}"
     return words
 
 
@@ -93,7 +93,7 @@ def drift_table(found: Drift) -> list[Row]:
     """How far tau moved, by side."""
     sides = found.sides
     return [
-        Row("Spearman, tau then and later", [correlation(side.joint.spearman) for side in sides]),
+        Row("Spearman, tau before and after", [correlation(side.joint.spearman) for side in sides]),
         Row("mean change", [f"{side.change.mean:+.4f}" for side in sides]),
         Row("5% quantile of the change", [f"{side.change.quantile(0.05):+.4f}" for side in sides]),
         Row("95% quantile of the change", [f"{side.change.quantile(0.95):+.4f}" for side in sides]),

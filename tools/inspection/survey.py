@@ -113,9 +113,9 @@ def survey(
     notes = list(inspection.notes)
     sides = first.sides()
     if not first.staleness.count:
-        notes.append(f"No sample was visited up to {reader.snapshot.tag}: every tau still stands at its start.")
+        notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
     elif inspection.sides and not sides:
-        notes.append("No visited sample has a tau that is finite. `thermopile state check` says which are not.")
+        notes.append("No visited sample has a finite tau. `thermopile state check` lists them.")
     second = _SecondPass(first, sides, inspection, by, notes)
     for block, rows in read_blocks(reader, [*(f"{side.name}/tau" for side in sides), VISITS]) if sides else ():
         second.add(block, rows)
@@ -239,8 +239,8 @@ class _SecondPass:
                 found.append(groups)
             else:
                 self._notes.append(
-                    "The dataset names no classes, so tau cannot be set against class size."
+                    "The dataset has no classes, so tau cannot be compared with class size."
                     if names.column == CLASS_COLUMN
-                    else f"No sample has a value in the column {names.column}, so tau cannot be set against it."
+                    else f"No sample has a value in the column {names.column}, so tau cannot be grouped by it."
                 )
         return found

@@ -92,7 +92,7 @@ def read_every_snapshot(
             else:
                 notes.append(f"{entry.tag} is left out: {entry}.")
         except SnapshotNotFoundError:
-            notes.append(f"{entry.tag} is left out: the run deleted it while it was to be read.")
+            notes.append(f"{entry.tag} is left out: the run deleted it while it was being read.")
         except DamagedChunkError as error:
             notes.append(f"{entry.tag} is left out: {error}.")
         on_progress(done)

@@ -52,7 +52,7 @@ def build_page(findings: Findings) -> str:
     inspection, survey = findings.inspection, findings.survey
     facts = f"{_dataset_name(findings)}: {summary.what(inspection, survey)}" if survey else ""
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
-    return document("What the temperatures of {} say", name, grouping.lede(survey), facts, notes, leading | following)
+    return document("Temperatures of {}", name, grouping.lede(survey), facts, notes, leading | following)
 
 
 def _leading(findings: Findings) -> dict[str, str]:
@@ -114,7 +114,7 @@ def _sheets(findings: Findings, room: int) -> _Sheets:
     pictures = read_pictures(dataset, shown, findings.notes) if dataset else {}
     uris = data_uris(pictures, shown, room - without.size - IMAGE_TAG_BYTES * len(shown))
     if pictures and not uris:
-        findings.notes.append("The page has no room for pictures; group by fewer columns.")
+        findings.notes.append("There is no room for pictures on the page; group by fewer columns.")
     return built(Cards(details, uris, longest))
 
 

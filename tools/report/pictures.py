@@ -70,5 +70,5 @@ def reduced(jpeg: bytes, edge: int) -> bytes:
     except Image.DecompressionBombError as error:
         raise OSError(str(error)) from error
     except UnidentifiedImageError as error:
-        raise OSError("it is no JPEG that can be read") from error
+        raise OSError("not a readable JPEG") from error
     return smaller.getvalue()

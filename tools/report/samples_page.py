@@ -36,7 +36,7 @@ def write_samples(
         f"Sample {history.sample_id}": _sample(inspection, details[history.sample_id], history, pictures)
         for history in histories
     }
-    name, lede = inspection.run.path.resolve().name, f"All that is known of {len(ids):,} samples, by their ids."
+    name, lede = inspection.run.path.resolve().name, f"Everything recorded about {len(ids):,} samples."
     shown = summary.what(inspection, survey) if survey else ""
     write_atomically(folder / PAGE, document("Samples of {}", name, lede, shown, notes, parts).encode())
     return folder / PAGE
@@ -52,17 +52,17 @@ def _sample(inspection: Inspection, details: Details, history: History, pictures
         return content
     if inspection.sides:
         caption = (
-            f"Tau of sample {history.sample_id} at every snapshot ({len(history.states)}); hollow where it was not "
-            f"visited yet. {summary.settings(inspection)}."
+            f"Tau of sample {history.sample_id} at every snapshot ({len(history.states)}); hollow before its first "
+            f"visit. {summary.settings(inspection)}."
         )
         draw = partial(draw_history, history, inspection.sides)
         content += figure(draw, f"Tau of sample {history.sample_id}", caption)
-    return content + table("Its row of the state at every snapshot.", *history_table(history))
+    return content + table("Its state at every snapshot.", *history_table(history))
 
 
 def ranks(inspection: Inspection, history: History) -> list[tuple[str, str]]:
     """Where the sample's tau lies among all, as pairs of a word and a text."""
-    words = "higher than that of {} of the visited samples"
+    words = "higher than {} of the visited samples"
     return [(f"{side} tau among all", words.format(summary.share(rank))) for side, rank in history.ranks.items()]
 
 

@@ -22,7 +22,7 @@ from .sheets import Cards
 def distribution(inspection: Inspection, survey: Survey) -> str:
     shown = summary.what(inspection, survey)
     draw = partial(draw_tau_histograms, survey.sides, inspection.tau.start)
-    content = figure(draw, "Histograms of tau", f"How many samples have which tau. {shown}.")
+    content = figure(draw, "Histograms of tau", f"Number of samples by tau. {shown}.")
     head = ["tau of the visited samples", *(side.name for side in survey.sides)]
     rows = [[row.label, *row.cells] for row in summary.table(inspection, survey)]
     content += table("Temperatures of each side; tau has no unit.", head, rows)
@@ -62,8 +62,8 @@ def coverage(inspection: Inspection, survey: Survey) -> str:
         Panel("staleness", survey.staleness, "staleness (steps since the last visit)", whole_numbers=True),
     ]
     caption = (
-        f"How often all samples were visited, and how long ago the visited ones were: half of them within the last "
-        f"{survey.staleness.quantile(0.5):,.0f} steps. {summary.what(inspection, survey)}."
+        f"Visits of every sample, and steps since the last visit of the visited ones: half were visited within the "
+        f"last {survey.staleness.quantile(0.5):,.0f} steps. {summary.what(inspection, survey)}."
     )
     draw = partial(draw_histograms, panels, "samples", 0)
     return figure(draw, "Histograms of visits and staleness", caption)
@@ -76,10 +76,10 @@ def sheets(survey: Survey, cards: Cards) -> str:
 def _titled(sheet: Sheet, survey: Survey, details: Mapping[int, Details]) -> tuple[str, str, list[tuple[int, str]]]:
     count, side = len(sheet.sample_ids), sheet.side
     if side is None:
-        title, words = f"{count} random samples, to compare with", ""
+        title, words = f"{count} random samples, for comparison", ""
     else:
         title = f"{side.name}: the {count} samples with the {sheet.end} tau"
-        words = (f"{sheet.not_shown:,} more have the same tau as the last one here, and higher ids."
+        words = (f"{sheet.not_shown:,} more samples have the same tau as the last one here; the lowest ids are shown."
                  if sheet.not_shown else "")  # fmt: skip
     shown = [side] if side else survey.sides
     return title, words, [(id, _tau_words(details[id], shown)) for id in sheet.sample_ids]
@@ -92,13 +92,11 @@ def _tau_words(details: Details, sides: list[Side]) -> str:
 
 def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -> str:
     """Where the encoders put the samples: t-SNE, with the kinds of samples named as the data names them."""
-    drawn, seen = (
-        ("some of each of up to 2,000 classes", "by tau and by class") if found.kinds else ("evenly by tau", "by tau")
-    )
+    drawn, seen = ("stratified by class", "by tau and by class") if found.kinds else ("stratified by tau", "by tau")
     caption = (
-        f"t-SNE (perplexity {found.perplexity:g}) of the features of {len(found.sample_ids):,} samples, {drawn} and "
-        f"the coldest and hottest, by the encoders of the checkpoint {found.checkpoint}. Triangles: the samples "
-        "with the lowest and the highest tau, of equal ones the lowest ids. Distances between far points mean nothing. "
+        f"t-SNE (perplexity {found.perplexity:g}) of the features of {len(found.sample_ids):,} samples, {drawn}, plus "
+        f"the coldest and the hottest, by the encoders of checkpoint {found.checkpoint}. Triangles mark the lowest and "
+        "the highest tau; among equals, the lowest ids. Distances between far points mean nothing. "
         f"{summary.what(inspection, survey)}."
     )
     content = figure(partial(draw_embedding_map, found, survey.sides), f"Map of the embeddings {seen}", caption)
@@ -118,7 +116,7 @@ def _similarities(found: EmbeddingMap) -> str:
             if marked.any():
                 rows.append(_similarity_row(f"{side}: {word} tau", found.similarity[marked]))
     return table(
-        "Cosine of a picture and its own caption.", ["samples", "how many", "mean", "standard deviation"], rows
+        "Cosine similarity of each picture and its caption.", ["samples", "count", "mean", "standard deviation"], rows
     )
 
 

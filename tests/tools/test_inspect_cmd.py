@@ -151,7 +151,7 @@ def test_two_snapshots_are_compared_and_all_of_them_are_shown_through_time(moved
 
 
 def test_comparing_a_snapshot_with_itself_is_wrong_usage(moved_run, assert_one_line):
-    assert_one_line(inspect(moved_run.path, "--against", "latest"), 2, "cannot compare step-5 with itself", "step-5")
+    assert_one_line(inspect(moved_run.path, "--against", "latest"), 2, "cannot compare step-9 with itself", "step-5")
 
 
 def test_single_samples_are_shown_with_their_history_and_their_place_among_all(moved_run):

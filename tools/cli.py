@@ -42,7 +42,7 @@ class _Group(click.Group):
         try:
             return super().invoke(context)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # of a reader that has seen enough, as `head`, click makes an end without words
+            raise  # click handles these; it ends silently when the reader of a pipe, such as `head`, is done
         except Exception as error:
             if context.params["debug"]:
                 raise
@@ -60,7 +60,7 @@ def _one_line(error: Exception) -> click.ClickException:
     text = (_of_system(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
     if not isinstance(error, WRONG_USAGE + FAILURES):
         text = f"{type(error).__name__}: {text} (this should not happen; `thermopile --debug …` shows the traceback)"
-    text = plain_text(text, MAX_ERROR_CHARACTERS)  # it may quote a stranger's file
+    text = plain_text(text, MAX_ERROR_CHARACTERS)  # it may quote an untrusted file
     return _WrongUsage(text) if isinstance(error, WRONG_USAGE) else click.ClickException(text)
 
 
@@ -73,7 +73,7 @@ _CURES = {
 
 
 def _of_system(error: OSError) -> str:
-    """The file, what the system says of it, and a cure where there is one; Python's own text begins with a number."""
+    """Return file, system message and a cure, if known; Python's own text begins with the errno."""
     if error.errno is None or error.strerror is None:
         return str(error)
     where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
@@ -94,14 +94,14 @@ def main(debug: bool) -> None:
     """Contrastive pretraining with a temperature per sample."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files may hold bytes that are no text
+            stream.reconfigure(errors="backslashreplace")  # file names may not be valid text
     package = logging.getLogger(__name__.partition(".")[0])
     if not any(isinstance(handler, _WarningsOnStderr) for handler in package.handlers):
         package.addHandler(_WarningsOnStderr(logging.WARNING))
 
 
 class _WarningsOnStderr(logging.Handler):
-    """What the library warns of, a line each."""
+    """Print the library's warnings, one per line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # stderr may be a file on the very disk that is full

@@ -1,4 +1,4 @@
-"""`thermopile convert check`: is a dataset on disk still what was converted?"""
+"""`thermopile convert check`: verify that a dataset on disk is what was converted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`thermopile convert`: a source of samples → a dataset directory, and one for tests where asked for."""
+"""`thermopile convert`: write a dataset directory from a source, and a test set on request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _number_or_share(context: click.Context, parameter: click.Parameter, value: 
 
 
 def _options(kind: Kind) -> Iterator[click.Option]:
-    """The options that several kinds have; their names are those of `_run`."""
+    """Yield the options shared by several kinds, named as the parameters of `_run`."""
     if not kind.own_test:
         yield click.Option(["--holdout"], type=float, callback=_number_or_share, metavar="N|FRACTION",
                            help="Hold out this many samples, or fraction, as OUT-test, class-balanced.")  # fmt: skip
@@ -150,7 +150,7 @@ def _settings(seed: int, options: dict[str, Any]) -> ConvertSettings:
 
 
 def _splits(opened: Opened, outs: list[Path], seed: int, holdout: float | None, longtail: float | None) -> list[Split]:
-    """What is to be written: the test set is held out first, then the long tail is cut of the rest alone."""
+    """Return the datasets to write. The test set is held out first; the long tail is cut from the rest."""
     import numpy as np
 
     from ..pipeline.sources.selection import hold_out, long_tail
@@ -173,7 +173,7 @@ def _splits(opened: Opened, outs: list[Path], seed: int, holdout: float | None, 
 
 
 def _refuse_what_no_sample_has(source: Source, groups: Groups | None) -> None:
-    """The defaults are only looked for; a name that was given is meant, and may be mistyped."""
+    """Refuse names given on the command line that no sample has, as they may be mistyped; defaults may be absent."""
     from ..pipeline.errors import SourceError
 
     context = click.get_current_context()
@@ -203,7 +203,7 @@ def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: An
 
 
 class _Shown:
-    """Shows on a bar how far a conversion is: its rate, and how many samples were left out."""
+    """Shows a conversion's progress, rate and number of samples left out on a bar."""
 
     def __init__(self, update: Callable[[int, str], None]) -> None:
         self._update = update

@@ -1,4 +1,4 @@
-"""What `thermopile convert` says before a conversion, and after it."""
+"""Messages of `thermopile convert` before and after a conversion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def announce(splits: list[Split]) -> None:
-    """One line on stderr for each dataset, and a warning where the disk may be too small for all."""
+    """Print one line per dataset on stderr, and a warning if the disk may be too small."""
     from ..pipeline.conversion.partial import partial_of
     from ..pipeline.conversion.plan import largest_bytes
 
@@ -39,7 +39,7 @@ def announce(splits: list[Split]) -> None:
 
 
 def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> None:
-    """What was converted, on stdout."""
+    """Print what was converted on stdout."""
     from ..pipeline.dataset_index import ERRORS_FILE
 
     if not summary.seen:
@@ -55,12 +55,12 @@ def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> No
 
 
 def say_next(out: Path) -> None:
-    """What to do with a dataset: look at it, then train."""
+    """Suggest the next commands: show, then train."""
     click.echo(f"next: thermopile show {out} --out {out.name}.png; thermopile train --data {out} --out runs/{out.name}")
 
 
 def size(count: int) -> str:
-    """A number of bytes, for people."""
+    """Format a number of bytes."""
     number, units = float(count), ["B", "kB", "MB", "GB", "TB"]
     while number >= 1000 and len(units) > 1:
         number /= 1000
@@ -74,7 +74,7 @@ def _result(summary: Summary, split: Split) -> str:
 
 
 def bytes_written(folder: Path) -> int:
-    """Return the bytes of all files in a folder, some of which may vanish meanwhile; 0 where there is no folder."""
+    """Return the bytes of all files in a folder, 0 if it is missing; files may vanish while they are counted."""
     return sum(_file_size(file) for file in folder.rglob("*"))
 
 
@@ -95,5 +95,5 @@ def _of_classes(split: Split) -> str:
 
 
 def _existing(path: Path) -> Path:
-    """The path itself, or the nearest folder above it that is there."""
+    """Return the path itself or its nearest existing parent."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())

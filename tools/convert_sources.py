@@ -1,4 +1,4 @@
-"""The kinds of source that `thermopile convert` offers: a new one is an entry here."""
+"""The source kinds of `thermopile convert`; add a new one to KINDS."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Opened(NamedTuple):
-    """A source, listed."""
+    """An opened source."""
 
     source: Source
     test: Source | None = None
-    """The test set that it has of its own, which becomes OUT-test."""
+    """The source's own test set, if any; it becomes OUT-test."""
 
 
 class Split(NamedTuple):
@@ -38,21 +38,21 @@ class Split(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """One kind of source, as a command."""
+    """One kind of source and its subcommand."""
 
     name: str
     help: str
     example: str
     open: Callable[..., Opened]
-    """Called with the values of `parameters`; may take long."""
+    """Called with the values of `parameters`; may be slow."""
     parameters: tuple[click.Parameter, ...] = ()
-    """SRC, if it has any, and the options that no other kind has."""
+    """SRC, if any, and the options specific to this kind."""
     captions: bool = False
     own_test: bool = False
     labelled: bool = True
-    """Whether its samples can have classes of which a long tail can be cut."""
+    """Whether its samples can have classes, so that --longtail applies."""
     drawn: bool = False
-    """Whether it is drawn from the seed, which `open` is called with as well."""
+    """Whether the samples are generated from the seed; `open` then also takes the seed."""
 
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -73,7 +73,7 @@ def _part(name: str, default: str | None, help: str) -> click.Option:
 
 
 def _files_of(given: Sequence[Path], pattern: str) -> list[Path]:
-    """The files, and those below the folders, that were given; sorted, whatever order a shell lists them in."""
+    """Return the given files and those in the given folders, sorted, so the shell's order does not matter."""
     found = {file for path in given for file in (path.rglob(pattern) if path.is_dir() else [path])}
     return sorted(found)
 

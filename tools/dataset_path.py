@@ -1,4 +1,4 @@
-"""The directory of a dataset, as an argument of a command."""
+"""A dataset directory as a command-line argument."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 
 class DatasetPath(click.Path):
-    """A directory that is there; of a conversion that has not ended, the error says how to go on with it."""
+    """An existing directory; for an unfinished conversion, the error says how to continue it."""
 
     def __init__(self) -> None:
         super().__init__(exists=True, file_okay=False, path_type=Path)

@@ -1,4 +1,4 @@
-"""`thermopile eval`: how good the features of a run's checkpoint are, by the papers' measures."""
+"""`thermopile eval`: score the features of a run's checkpoint with the papers' measures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABELS = {
     "knn": "k-NN, k = {}", "probe": "linear probe, {}", "image_to_text": "image to text, R@{}",
     "text_to_image": "text to image, R@{}", "zero_shot": "zero-shot",
 }  # fmt: skip
-"""Method of a score → its name, with a place for the variant."""
+"""Scoring method → its label, with a placeholder for the variant."""
 _PROBES = {"lbfgs": "L-BFGS", "sgd": "SGD"}
 
 
@@ -62,7 +62,7 @@ def eval_(
     from ..trainer.run_directory import RunDirectory
 
     directory, sets = RunDirectory(run), (Dataset(train), Dataset(test))
-    directory.config()  # what is no run is refused before torch is imported
+    directory.config()  # refuse what is not a run before importing torch
     from ..trainer.evaluation.evaluate import evaluate
 
     with _progress() as on_progress:
@@ -75,7 +75,7 @@ def eval_(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr for whatever is done at the moment."""
+    """Show a bar on stderr for the current task."""
     from .progress import ProgressBar, progress_bar
 
     with ExitStack() as open_bar:

@@ -1,4 +1,4 @@
-"""`thermopile export`: a run's encoders as files for other programs."""
+"""`thermopile export`: write a run's encoders for other programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def export(run: Path, to: Path, format_: Literal["hf", "safetensors"], at: str, 
     from ..trainer.run_directory import RunDirectory
 
     directory = RunDirectory(run)
-    directory.config()  # what is no run is refused before torch is imported
+    directory.config()  # refuse what is not a run before importing torch
     from ..trainer.export import export as write
 
     for path in write(directory, to, format_, at=at, data=data):

@@ -1,4 +1,4 @@
-"""`thermopile inspect`: what the temperatures of a run say, in the terminal, as a page, and as rows."""
+"""`thermopile inspect`: a run's temperatures in the terminal, as an HTML page, or as rows."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def inspect(
 
 
 def _refuse(context: click.Context, what: str, *names: str) -> None:
-    """Refuse options that would do nothing: who gives one expects something of it."""
+    """Refuse options that would have no effect."""
     given = {name for name in names if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if extra := [option.opts[0] for option in context.command.params if option.name in given]:
         raise click.UsageError(f"{', '.join(extra)} has no effect with {what}; leave out one of them")
@@ -101,9 +101,9 @@ def _report(
 
 
 def _writable(run: Path, to: Path | None) -> Path:
-    """Where the page goes. Raises RunError at once, rather than after minutes, where nothing can be written there.
+    """Return the page's directory. Raises RunError if it is not writable: now rather than after minutes of work.
 
-    Raises NotRegularFileError where RUN/report is a link.
+    Raises NotRegularFileError if RUN/report is a link.
     """
     from ..files import refuse_link
     from ..trainer.errors import RunError

@@ -1,4 +1,4 @@
-"""`thermopile show`: samples of a dataset and their augmented views on one sheet, to look at before training."""
+"""`thermopile show`: draw samples and their augmented views on one sheet, to check before training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RECIPE_NAMES = ("clip", "crop_flip", "simclr", "simclr_cifar", "moco_v3", "vicreg")
-"""Of pipeline/augment.py, which is not asked: `--help` would wait for numba."""
+"""Names from pipeline/augment.py, repeated here because importing it loads numba and would slow `--help`."""
 MAX_SAMPLES = 200
 
 
@@ -69,7 +69,7 @@ def show(
     opened = Dataset(dataset)
     chosen = _choose(opened.n, samples, ids, seed)
     from .sample_sheet import draw_sheet
-    from .shown_samples import shown_samples  # last, for it imports torch
+    from .shown_samples import shown_samples  # last, because it imports torch
 
     recipe = recipe or ("clip" if opened.index.mode == "pairs" else "crop_flip")
     shown = shown_samples(opened, chosen, recipe, seed=seed, epoch=epoch, image_size=image_size)

@@ -1,4 +1,4 @@
-"""`thermopile state`: look after the samples' state of a run, finished or still training."""
+"""`thermopile state`: check, list and export the per-sample state of a run, finished or still training."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def export(run: Path, at: str, to: Path, columns: str | None, overwrite: bool) -
 
 
 def _find(run: Path) -> tuple[Path, TrainConfig | None, list[str]]:
-    """The state of a run, or RUN itself where it is one; the run's settings, if any, and a note where they fail."""
+    """Return the state's path (RUN itself may be one), the run's settings if any, and a note if they are unreadable."""
     from ..trainer.errors import RunError
     from ..trainer.run_directory import RunDirectory
 
@@ -182,7 +182,7 @@ def _reports(path: Path, config: TrainConfig | None, at: str, every: bool) -> It
         except SnapshotNotFoundError as error:
             if not found:
                 raise
-            click.echo(f"Note: {error}", err=True)  # the run keeps only its newest snapshots, also while we look
+            click.echo(f"Note: {error}", err=True)  # the run may delete old snapshots while this runs
         else:
             yield report
 
@@ -224,7 +224,7 @@ def _print_unreadable(unreadable: Sequence[UnreadableSnapshot]) -> None:
 
 
 def _size_on_disk(path: Path) -> int:
-    """Bytes of all files below `path`; those that a training run deletes meanwhile are left out."""
+    """Return the bytes of all files below `path`; files that a training run deletes meanwhile are left out."""
     from rich.console import Console
 
     total = 0

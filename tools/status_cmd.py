@@ -1,4 +1,4 @@
-"""`thermopile status`: how a run stands, in a dozen lines."""
+"""`thermopile status`: the state of a run in a dozen lines."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MAX_LISTED = 6
-"""Checkpoints and snapshots named, the newest ones."""
+"""Newest checkpoints and snapshots to list."""
 _MAX_SCORES = 8
-"""Of an evaluation."""
+"""Scores shown per evaluation."""
 
 
 @click.command(
@@ -58,7 +58,7 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
         yield "samples", f"{run.sample_state.samples:,}, visited {run.sample_state.coverage:.0%} at the last snapshot"
         yield "snapshots", _listed(tags) if tags else "only the initial values"
     for evaluation in run.evaluations:
-        # Those over all samples; their bands are in metrics.jsonl and in --json.
+        # Only scores over all samples; metrics.jsonl and --json have the bands.
         named = evaluation["evaluation"].items()
         scores = [f"{name.removesuffix('/all')} {score:.4g}" for name, score in named if name.endswith("/all")]
         more = f"  and {len(scores) - _MAX_SCORES} more" if len(scores) > _MAX_SCORES else ""
@@ -118,7 +118,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _sparkline(values: list[float]) -> str:
-    """A bar for each value, the lowest and the highest of the block characters for the extremes."""
+    """Return one block character per value, scaled from the lowest to the highest."""
     if not values:
         return ""
     low, high = min(values), max(values)

@@ -1,4 +1,4 @@
-"""`thermopile train`: a run from its settings, or the continuation of one."""
+"""`thermopile train`: start or resume a run."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ SHOWN = {
     "communication": "comm",
     "other": "other",
 }
-"""Part of a step -> what it is called in the progress line."""
+"""Part of a step -> its name in the progress line."""
 
 STEADY_STEPS = 50
-"""Steps after which waits are no longer those of the start."""
+"""Steps until start-up waits have passed."""
 
 _COMMAND_LINE = "--set"
 
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class _TrainCommand(click.Command):
-    """Whoever gives a setting as an option is told how to give it."""
+    """Explains how to pass a setting that was given as an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -110,14 +110,14 @@ def train(
 
     run = None if out is None else RunDirectory(out)
     finished = True
-    # Nothing here imports torch before the settings and the dataset are known to be there: that takes seconds.
+    # Check settings and dataset before importing torch, which takes seconds.
     with _ended_if_ranks_are_lost(), joined_world() as world:
         with agreement(world.control, ConfigError):
             _check_paths(run, data, config, needs_run=not print_config)
             if run is not None and not (resume or print_config):
                 run.refuse_existing()
             is_begun = run is not None and resume and run.exists()
-        # One rank's answer: by the time that another one looked, this one might have begun the run.
+        # Use one rank's answer: it may have started the run before another rank looked.
         begun = run if world.control.broadcast(is_begun) else None
         if begun is not None and not print_config:
             refuse_separate_directories(world, begun.path)
@@ -147,7 +147,7 @@ def train(
 
 
 def _check_paths(run: RunDirectory | None, data: Path | None, config: Path | None, *, needs_run: bool) -> None:
-    """Refuse paths that cannot be used: not as click parses them, when other ranks do not hear of it yet."""
+    """Refuse unusable paths here, not in click's parsing, so that all ranks learn of it."""
     if run is None and needs_run:
         raise click.UsageError("Missing option '--out': the run directory")
     if data is not None:
@@ -158,7 +158,7 @@ def _check_paths(run: RunDirectory | None, data: Path | None, config: Path | Non
 
 def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...],
          init_from: str | None, on_nan: str | None) -> None:  # fmt: skip
-    """Lay what the command line asks for on top."""
+    """Add the layers of the command line."""
     from ..trainer.config_layers import apply_overrides, read_toml
 
     if preset is not None:
@@ -177,12 +177,12 @@ def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | N
 
 
 def _refuse_code(settings: TrainConfig, layers: Layers) -> None:
-    """Refuse code that somebody else may have named: settings are often sent from one person to another."""
+    """Refuse code named in a config file, which may come from someone else."""
     from ..trainer.config_layers import preset_names
     from ..trainer.errors import ConfigError
 
     key, code = "data.augmentation", settings.data.augmentation
-    # Whole names: a directory that somebody sends may be called "preset x".
+    # Compare whole names: an untrusted directory may be called "preset x".
     own = {_COMMAND_LINE, *(f"preset {name}" for name in preset_names())}
     if code and (origin := layers.origins[key]) not in own:
         raise ConfigError(
@@ -192,9 +192,9 @@ def _refuse_code(settings: TrainConfig, layers: Layers) -> None:
 
 
 def _new(settings: TrainConfig, world: World, absent: RunDirectory | None, *, needs_data: bool) -> TrainConfig:
-    """The settings of a new run: resolved, but where there is no dataset and none is needed. All ranks call it.
+    """Return the settings of a new run, resolved if there is a dataset. All ranks call it.
 
-    absent: where a run was to be continued, which is not there yet.
+    absent: the run that --resume named but that does not exist yet.
     """
     from ..pipeline.dataset import Dataset
     from ..state_store.ranks import agreement
@@ -211,9 +211,9 @@ def _new(settings: TrainConfig, world: World, absent: RunDirectory | None, *, ne
             from ..trainer.encoders.initial_weights import pinned
 
             source = pinned(settings.init_from)
-    # That of one rank: the other run may go on, and have another latest checkpoint by now.
+    # Use one rank's answer: the other run may still be training and have a newer checkpoint by now.
     asked, source = world.control.broadcast((settings.init_from, source))
-    if settings.init_from == asked:  # a rank that was told another one is refused, with its other differences
+    if settings.init_from == asked:  # a rank with another value is refused later, with its other differences
         settings = settings.model_copy(update={"init_from": source})
     if dataset is None:
         return settings
@@ -226,7 +226,7 @@ def _new(settings: TrainConfig, world: World, absent: RunDirectory | None, *, ne
 def _resumed(
     asked: TrainConfig, run: RunDirectory, recorded: TrainConfig, world: World, allowed: tuple[str, ...]
 ) -> tuple[TrainConfig, list[Change]]:
-    """The run's own settings, with what may change, and what does; anything else asked for is refused by name.
+    """Return the run's settings with the allowed changes, and those changes; refuse any other change by name.
 
     All ranks call it.
     """
@@ -246,13 +246,13 @@ def _resumed(
 
     with agreement(world.control, ConfigError):
         asked = as_recorded(asked, recorded)
-        # Resolved anew, what was recorded before there was some setting has that one's default as well.
+        # Resolve the recorded settings too, so that settings added since then get their defaults.
         recorded, asked = resolve(recorded, dataset, world), resolve(asked, dataset, world)
         return asked, allowed_changes(run.path, recorded, asked, allowed)
 
 
 def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool, accepted: bool) -> bool:
-    """Whether the run came to its end; False where a signal stopped it. accepted: config.toml, edited by hand."""
+    """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
     from ..trainer.loop import Trainer
     from ..trainer.preemption import StopRequest
     from ..trainer.warnings_log import warnings_log
@@ -267,7 +267,7 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
     ):
         finished = trainer.steps_done >= trainer.total_steps
         if resuming and world.is_first and (accepted or not finished):
-            run.record(settings)  # where the data is now, and whatever else may change
+            run.record(settings)  # the data's new path and other allowed changes
         if finished:
             say(f"finished at step {trainer.steps_done:,}; nothing to do", err=False)
             return True
@@ -294,7 +294,7 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
 
 
 def _in_words(trainer: Trainer) -> str:
-    """What is trained on what, in a line."""
+    """Describe the training in one line."""
     dataset, config = trainer.dataset, trainer.config
     parameters = sum(weights.numel() for weights in trainer.encoders.parameters())
     ranks = f" on {trainer.world.size} ranks" if trainer.world.size > 1 else ""
@@ -304,7 +304,7 @@ def _in_words(trainer: Trainer) -> str:
 
 
 def _acknowledge(signal_name: str) -> None:
-    # Not through sys.stderr: the signal may have come while something was written there.
+    # Not through sys.stderr: the signal may have interrupted a write to it.
     os.write(
         2, f"\n{signal_name}: writing a checkpoint, then stopping; a second signal ends the run at once\n".encode()
     )
@@ -312,7 +312,7 @@ def _acknowledge(signal_name: str) -> None:
 
 @contextmanager
 def _ended_if_ranks_are_lost() -> Iterator[None]:
-    """Where other ranks are gone, say so and end the process, whose threads may wait for them."""
+    """If other ranks are lost, print the error and exit at once, since threads may be waiting for them."""
     from ..trainer.errors import RanksLostError
 
     try:
@@ -323,7 +323,7 @@ def _ended_if_ranks_are_lost() -> Iterator[None]:
 
 
 class _Shown:
-    """Shows reports in the progress bar, and what a person could do about a wait, once for each."""
+    """Shows step reports in the progress bar, and each hint about a wait once."""
 
     def __init__(self, bar: ProgressBar, first_step: int) -> None:
         self._bar, self._hints_from = bar, first_step + STEADY_STEPS
@@ -340,7 +340,7 @@ class _Shown:
 
 
 def _scores_in_words(line: dict[str, Any]) -> str:
-    """An evaluation in a line: each method's first score, over all samples."""
+    """Summarise an evaluation in one line: each method's first score over all samples."""
     from .eval_cmd import LABELS
 
     firsts = {method: next(iter(variants.items())) for method, variants in line["evaluation"].items()}

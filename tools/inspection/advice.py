@@ -1,4 +1,4 @@
-"""What a person should know at once about a run's temperatures, in plain words."""
+"""Warnings about a run's temperatures."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from .run import Inspection
 from .survey import Side, Survey
 
 MANY_AT_BOUND = 0.5
-"""Share of the samples. Some at the floor are as they should be: rare ones."""
+"""Share of the samples. Some samples at the floor are normal: rare ones."""
 SOME_AT_TOP = 0.05
-"""Share of the samples. None should be at the ceiling, which only keeps a run from harm."""
+"""Share of the samples. None should be at the ceiling, which is only a safeguard."""
 NARROW = 1.1
-"""Times that the 95 % quantile is of the 5 % one: below, no eye tells them apart."""
+"""Ratio of the 95 % quantile to the 5 % one; below it the temperatures are practically equal."""
 FEW_VISITED = 0.5
 
 
 def warnings(inspection: Inspection, survey: Survey) -> list[str]:
-    """Each says what was seen, what it means, and what to try."""
+    """Return warnings that say what was found, what it means and what to try."""
     return [*_coverage(survey), *_not_finite(inspection, survey), *_of_sides(inspection, survey.sides)]
 
 

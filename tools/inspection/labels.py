@@ -1,4 +1,4 @@
-"""The names by which samples are grouped: a column of the samples table, or what follows from one."""
+"""Group labels of the samples: a column of the samples table, or derived from one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...trainer.errors import ConfigError
 from ..state_blocks import ROWS_AT_ONCE
 
 FOLDER = "folder"
-"""Grouping by it takes the uri up to its last slash."""
+"""Group by the uri up to its last slash."""
 
 
 def check_columns(dataset: Dataset, columns: Sequence[str]) -> None:
@@ -25,7 +25,7 @@ def check_columns(dataset: Dataset, columns: Sequence[str]) -> None:
 
 
 class Labels:
-    """The labels of all samples of a dataset, in the order of their ids, handed out piece by piece.
+    """Yields the labels of all samples of a dataset, ordered by id, piece by piece.
 
     column: one of the samples table, or `folder`.
     """
@@ -37,7 +37,7 @@ class Labels:
         self._held = pa.chunked_array([pa.array([], pa.string())])
 
     def take(self, count: int) -> pa.Array:
-        """The next `count` labels, strings; null where a sample has none."""
+        """Return the next `count` labels, strings; null for samples without one."""
         while len(self._held) < count:
             found = next(self._tables)[self._source].cast(pa.string())
             self._held = pa.chunked_array([*self._held.chunks, *found.chunks])

@@ -1,4 +1,4 @@
-"""A run's temperatures in a few lines: for the terminal, and for the report's tables."""
+"""Summarise a run's temperatures for the terminal and for the report's tables."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Row(NamedTuple):
 
     label: str
     cells: list[str]
-    """One for each side."""
+    """One cell per side."""
 
 
 def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]]:
-    """What was looked at, as pairs of a word and a text; texts hold paths as they are."""
+    """Return what was inspected as (label, text) pairs; texts hold unescaped paths."""
     lines = [("run", str(inspection.run.path.resolve()))]
     path = inspection.dataset.path.resolve() if inspection.dataset else inspection.config.data.path
     lines.append(("dataset", str(path)))
@@ -40,14 +40,14 @@ def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]
 
 
 def what(inspection: Inspection, survey: Survey) -> str:
-    """What a figure shows: how many samples, of which snapshot, with which settings. There is a snapshot."""
+    """Describe a figure's data: number of samples, snapshot and settings. Requires a snapshot."""
     assert inspection.reader is not None
     return (f"{survey.visited:,} visited of {survey.samples:,} samples, {inspection.reader.snapshot.tag}, "
             f"{settings(inspection)}")  # fmt: skip
 
 
 def settings(inspection: Inspection) -> str:
-    """The objective and those of its settings by which temperatures move, as `isogclr: rho 2, gamma 0.8`."""
+    """Return the objective and its temperature settings, like `isogclr: rho 2, gamma 0.8`."""
     objective = inspection.config.objective
     known = {name: objective.settings.get(name) for name in SETTINGS}
     said = ", ".join(f"{name} {value:g}" for name, value in known.items() if value is not None)
@@ -55,7 +55,7 @@ def settings(inspection: Inspection) -> str:
 
 
 def _coverage(survey: Survey) -> str:
-    """How many samples there are, and how often each was visited."""
+    """Return the number of samples and how often they were visited."""
     words = f"{survey.samples:,}, of which {share(survey.share_visited)} visited"
     if not survey.visited:
         return words
@@ -72,7 +72,7 @@ def _coverage(survey: Survey) -> str:
 
 
 def table(inspection: Inspection, survey: Survey) -> list[Row]:
-    """The figures of every side; of the sides, there is at least one."""
+    """Return the figures of every side; there must be at least one side."""
     taus, bounds = [side.tau for side in survey.sides], inspection.tau
     rows = [Row("mean", [tau(values.mean) for values in taus]), Row("lowest", [tau(values.min) for values in taus])]
     rows += [Row(_quantile_word(at), [tau(values.quantile(at)) for values in taus]) for at in QUANTILES]
@@ -90,7 +90,7 @@ def table(inspection: Inspection, survey: Survey) -> list[Row]:
 
 
 def drift_table(found: Drift) -> list[Row]:
-    """How far tau moved, by side."""
+    """Return how far tau moved, by side."""
     sides = found.sides
     return [
         Row("Spearman, tau before and after", [correlation(side.joint.spearman) for side in sides]),
@@ -103,10 +103,10 @@ def drift_table(found: Drift) -> list[Row]:
 
 
 def sparkline(values: Distribution) -> str:
-    """A histogram of one line of text, from the lowest to the highest value."""
+    """Return a one-line text histogram from the lowest to the highest value."""
     counts = values.histogram(values.edges(_SPARKLINE))
     most = max(1, int(counts.max()))
-    # What is there at all is seen.
+    # Round up, so that every non-empty bar is visible.
     return "".join(_BARS[-(-int(count) * (len(_BARS) - 1) // most)] if count else "·" for count in counts)
 
 
@@ -119,7 +119,7 @@ def tau(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share, 0 … 1, in percent; all and nothing are said only where they are meant."""
+    """Format a share, 0 … 1, in percent; 0% and 100% are shown only if exact."""
     if value is None:
         return "unknown"
     if 0 < value < 1e-4:

@@ -1,4 +1,4 @@
-"""The page's sections on groups: tau against group size, and what it means; head, medium and tail; every group."""
+"""The page's sections on groups: tau against group size; head, medium and tail; every group."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .figures.by_group import MAX_INTERVALS, draw_tau_by_group
 from .html import Cell, count, figure, per_side, table
 
 MAX_GROUP_ROWS = 1000
-"""A page with more rows is slow to open; of more groups, the largest and the smallest are shown."""
+"""More rows make the page slow to open; beyond this, only the largest and the smallest groups are shown."""
 CLEAR_CORRELATION, CLEAR_P_VALUE = 0.5, 0.05
 
 
 def lede(survey: Survey | None) -> str:
-    """What is seen, in one sentence."""
+    """Return the main finding in one sentence."""
     if survey is None or not survey.sides:
         return "There are no temperatures to show."
     groups = survey.groups[0] if survey.groups else None
@@ -36,7 +36,7 @@ def lede(survey: Survey | None) -> str:
 
 
 def _relation(correlations: list[Correlation], plural: str) -> str:
-    """Claims nothing that chance may have done."""
+    """State a relation only if it is unlikely to be chance."""
     clear = all(abs(c.spearman) >= CLEAR_CORRELATION and c.p_value < CLEAR_P_VALUE for c in correlations)
     if clear and all(c.spearman > 0 for c in correlations):
         return f"Frequent {plural} have high temperatures, rare ones low"
@@ -98,7 +98,7 @@ def _band_table(sides: list[Side], groups: Groups) -> str:
 
 
 def _ends(groups: Groups, side: Side) -> tuple[str, str]:
-    """How many of the visited samples are the coldest, and the hottest."""
+    """Return the shares of the visited samples counted as coldest and as hottest."""
     tau, visited = groups.tau[side.name], groups.visited.sum()
     return f"{tau.coldest.sum() / visited:.1%}", f"{tau.hottest.sum() / visited:.1%}"
 

@@ -1,4 +1,4 @@
-"""The page's sections on how temperatures moved: over all snapshots, and between two."""
+"""The page's sections on how temperatures moved: over all snapshots and between two."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def through_time(inspection: Inspection, found: ThroughTime) -> str:
 
 
 def _last_move(found: ThroughTime, side: str) -> str:
-    """How far the quantiles moved to the last snapshot from the one before: near 0, tau has settled as a whole."""
+    """Describe how far the quantiles moved since the previous snapshot; near 0 tau has settled overall."""
     before, after = found.moments[-2:]
     moved = [
         f"{new / old - 1:+.1%} ({share * 100:g}%)"
@@ -73,7 +73,7 @@ def drift(inspection: Inspection, found: Drift) -> str:
 
 
 def movers(found: Drift, cards: Cards) -> str:
-    """Contact sheets of the samples whose tau moved the most."""
+    """Return contact sheets of the samples whose tau moved most."""
     return "".join(
         _movers(side, direction, chosen, cards)
         for side in found.sides

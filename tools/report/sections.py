@@ -1,4 +1,4 @@
-"""The page's sections, each a function of what was found: figures with their captions, tables, contact sheets."""
+"""The page's sections: figures with captions, tables, contact sheets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def distribution(inspection: Inspection, survey: Survey) -> str:
 
 
 def moving_averages(inspection: Inspection, survey: Survey) -> str:
-    """log s, and u where the objective has temperatures of its own for every sample; empty where it has neither."""
+    """Return histograms of log s, and of u if the objective has a temperature per sample; empty with neither."""
     content, axes = "", {"log_s": "log s (natural log, no unit)", "u": "u, momentum of tau’s gradient (no unit)"}
     for place, side in enumerate(dict.fromkeys(name.rpartition("/")[0] for name in survey.fields)):
         panels = [
@@ -56,7 +56,7 @@ def moving_averages(inspection: Inspection, survey: Survey) -> str:
 
 
 def coverage(inspection: Inspection, survey: Survey) -> str:
-    """How often, and how long ago, the samples were visited."""
+    """Return histograms of how often and how long ago the samples were visited."""
     panels = [
         Panel("visits", survey.visits, "visits (steps that updated the sample)", whole_numbers=True),
         Panel("staleness", survey.staleness, "staleness (steps since the last visit)", whole_numbers=True),
@@ -91,7 +91,7 @@ def _tau_words(details: Details, sides: list[Side]) -> str:
 
 
 def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -> str:
-    """Where the encoders put the samples: t-SNE, with the kinds of samples named as the data names them."""
+    """Return the t-SNE map of the embeddings, with class names in the text below it."""
     drawn, seen = ("stratified by class", "by tau and by class") if found.kinds else ("stratified by tau", "by tau")
     caption = (
         f"t-SNE (perplexity {found.perplexity:g}) of the features of {len(found.sample_ids):,} samples, {drawn}, plus "
@@ -107,7 +107,7 @@ def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -
 
 
 def _similarities(found: EmbeddingMap) -> str:
-    """How alike the coldest and the hottest pictures and captions are: iSogCLR Figure 6, right, in numbers."""
+    """Return image-caption similarities of the coldest and hottest samples: iSogCLR Figure 6, right, in numbers."""
     if found.similarity is None:
         return ""
     rows = [_similarity_row("all on the map", found.similarity)]

@@ -1,1 +1,1 @@
-"""A dataset becomes batches of views, in our order, by one of two decoders."""
+"""Turn a dataset into batches of views, in the sample order, with one of two decoders."""

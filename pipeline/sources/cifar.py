@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their author hands them out: python pickles or binary files, packed or unpacked.
+"""CIFAR-10 and CIFAR-100 as published: python pickles or binary files, packed or unpacked.
 
 https://www.cs.toronto.edu/~kriz/cifar.html describes both. An archive is read in memory; nothing is unpacked to disk.
 """
@@ -26,10 +26,10 @@ from .tar_members import BrokenTarError, regular_members
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
-"""Of a picture: first all red values, then all green, then all blue ones."""
+"""Bytes per picture: all red values, then all green, then all blue ones."""
 
 MAX_UNPACKED = 256 << 20
-"""Bytes of an archive; the largest of the four has 186 MB."""
+"""Limit of an unpacked archive; the largest of the four has 186 MB."""
 
 
 class _Layout(NamedTuple):
@@ -37,14 +37,14 @@ class _Layout(NamedTuple):
 
     kind: str
     names_file: str
-    """Names the classes; no other layout has a file of this name."""
+    """The file with the class names; its name is unique to the layout."""
     train: tuple[str, ...]
     test: tuple[str, ...]
     names_key: str = ""
     labels_key: str = ""
-    """Of the pickled dictionaries; empty where the files are binary."""
+    """Keys of the pickled dictionaries; empty for binary files."""
     label_bytes: int = 0
-    """Of a binary record, before its pixels; the last one is the class."""
+    """Label bytes before the pixels of a binary record; the last one is the class."""
 
 
 _TENTHS = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -60,9 +60,9 @@ _LAYOUTS = (
 class CifarSource:
     """The training set, or with `test` the test batch, held in memory: 150 MB for 50,000 pictures.
 
-    root: the .tar.gz as downloaded, the folder in it, or a folder that holds that one. Classes are the fine ones.
-    Raises SourceError where root is none of these, where a file is missing or damaged, or where a pickle asks for
-    anything else than arrays.
+    root: the downloaded .tar.gz, the folder in it, or that folder's parent. Classes are the fine ones.
+    Raises SourceError if root is none of these, a file is missing or damaged, or a pickle contains anything but plain
+    values and arrays.
     """
 
     mode = "images"
@@ -182,7 +182,7 @@ def _layout_of(root: Path, files: Mapping[str, bytes]) -> _Layout:
 
 
 def _read_files(root: Path, test: bool) -> dict[str, bytes]:
-    """Whichever of the four archives' files are there, by name."""
+    """Read the files of any of the four archives that are present, by name."""
     wanted = {name for layout in _LAYOUTS for name in (layout.names_file, *(layout.test if test else layout.train))}
     if not root.is_dir():
         return dict(_members(root, wanted))

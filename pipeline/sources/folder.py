@@ -1,4 +1,4 @@
-"""A folder of pictures, nested or flat; the first sub-folder on the way to a picture is its class."""
+"""A folder of pictures, nested or flat; the first subfolder on the way to a picture is its class."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", "
 
 
 class FolderSource:
-    """Lists the pictures once, in the order of their names' bytes, so that every machine numbers them alike.
+    """Lists the pictures once, sorted by the bytes of their names, so that every machine numbers them alike.
 
-    Raises SourceError where there is no folder, one below it cannot be listed, or there is no picture in it.
-    Symbolic links to files are followed; those to folders are not: they can form a circle.
+    Raises SourceError if the folder is missing, a subfolder cannot be listed, or there are no pictures.
+    Symbolic links to files are followed; links to folders are not, as they can form cycles.
     """
 
     mode = "images"

@@ -1,4 +1,4 @@
-"""Is a dataset sound? Everything is read again: the index, every byte of every shard, every picture, every caption."""
+"""Check a dataset by reading all of it: the index, every byte of every shard, every picture, every caption."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ROWS_AT_ONCE = 256
 
 
 class Finding(NamedTuple):
-    """Something that is wrong with a dataset."""
+    """One problem of a dataset."""
 
     kind: str
     """digest, file, table, source index, picture, tokens or tokenizer."""
     where: str
-    """The file, with the row where it is about one."""
+    """The file, and the row if the problem is in one."""
     what: str
 
 
@@ -43,7 +43,7 @@ class _Opened(NamedTuple):
     records: NDArray[np.void]
     """RECORD of every row."""
     captions: list[str] | None
-    """The caption of every row; None in a dataset without, and where the table cannot be used."""
+    """The caption of every row; None without captions or if the table is unusable."""
     vocabulary: TokenizerInfo | None
     tokenizer: Tokenizer | None
 
@@ -51,12 +51,12 @@ class _Opened(NamedTuple):
 def check_dataset(
     path: Path, *, workers: int | None = None, on_progress: Callable[[int], None] = lambda done: None
 ) -> Iterator[Finding]:
-    """Everything that is wrong with the dataset at `path`, as it is found; nothing where it is sound.
+    """Yield every problem of the dataset at `path` as it is found; none if it is sound.
 
-    Compared are dataset.json with its checksum, every file with its sha256, every row with its checksums, the tables
-    with the rows, every picture with its height and width, the tokens with what the tokenizer makes of the captions; no
-    source index may come twice. `workers` threads decode. on_progress is told the number of rows checked so far.
-    Raises DatasetError where dataset.json cannot be used, or a shard's file is missing.
+    Compares dataset.json with its checksum, files with their sha256, rows with their checksums, tables with the rows,
+    pictures with their height and width, and tokens with the captions encoded again; no source index may occur twice.
+    `workers` threads decode. Calls on_progress with the number of rows checked so far.
+    Raises DatasetError if dataset.json is unusable or a shard's file is missing.
     """
     dataset = Dataset(path)
     tokenizer, findings = _open_tokenizer(dataset)
@@ -112,10 +112,10 @@ def _check_digests(dataset: Dataset, number: int) -> Iterator[Finding]:
 def _check_table(
     dataset: Dataset, number: int, records: NDArray[np.void]
 ) -> tuple[list[str] | None, list[Finding]]:  # fmt: skip
-    """The captions of a shard, and where its samples table does not fit its rows."""
+    """Return a shard's captions, and the mismatches between its samples table and its rows."""
     name = shard_name(number, "parquet")
     expected = {PLACE_IN_SHARD: np.arange(len(records)), "width": records["width"], "height": records["height"]}
-    # Of its own, without the digest that was looked at before: what else is wrong with the table is told as well.
+    # Open it without digests, which were checked before, so that other problems of the table are found too.
     digests: tuple[dict[str, str], ...] = tuple({} for _ in dataset.index.shard_digests)
     try:
         index = dataset.index.model_copy(update={"shard_digests": digests})

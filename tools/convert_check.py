@@ -39,7 +39,7 @@ def check(context: click.Context, dataset: Path, workers: int | None, as_json: b
     from ..pipeline.dataset_index import read_index
 
     samples = read_index(dataset).n
-    from ..pipeline.conversion.check import check_dataset  # only now, for it imports torch
+    from ..pipeline.conversion.check import check_dataset  # late, because it imports torch
 
     with progress_bar(f"checking {dataset.name}", samples) as bar:
         findings = list(check_dataset(dataset, workers=workers, on_progress=bar.update))

@@ -95,5 +95,5 @@ def _of_classes(split: Split) -> str:
 
 
 def _existing(path: Path) -> Path:
-    """Return the path itself or its nearest existing parent."""
+    """Return the path or its nearest existing parent."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())

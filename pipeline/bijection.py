@@ -1,4 +1,4 @@
-"""The keyed bijections behind the order: from a place in a shard's shuffled sequence to its id, and to its window.
+"""The keyed bijections behind the order: map a place in a shard's shuffled sequence to its id and its window.
 
 A bijection is a Feistel network (Luby and Rackoff, 1988) on the smallest power of two that holds the domain, walked
 until it lands inside (Black and Rogaway, 2002). Hashes are uint64 and places int, which is int64 here: numba makes
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from .rng import GOLDEN, compiled, fold, mix
 
-# A round for each half. 2 pairs are the least for a pseudorandom permutation (Luby and Rackoff); the rest is margin.
-# Halves of one or two bits learn little in a round: with 6 pairs the orders of 5 things were still 2 % off uniform.
+# One round per half. 2 pairs are the minimum for a pseudorandom permutation (Luby and Rackoff); the rest is margin.
+# Halves of one or two bits mix slowly: with 6 pairs the orders of 5 items were still 2 % off uniform.
 _ROUND_PAIRS, _TINY_ROUND_PAIRS, _TINY_BITS = 4, 12, np.uint64(8)
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 
-# What a shard's key is folded with: one number for each use, window w having _WINDOWS + w.
+# Values to fold a shard's key with, one per use; window w uses _WINDOWS + w.
 _SHORT_BLOCK, _BLOCKS, _WINDOWS = 0, 1, 2
 
 
@@ -26,7 +26,7 @@ def shard_key(seed: np.uint64, epoch: np.uint64, shard: np.uint64) -> np.uint64:
 
 @compiled
 def shuffled(place: int, size: int, key: np.uint64) -> int:
-    """The image of `place` under the bijection of 0 … size - 1 that `key` chooses; fewer than 2 walks on average."""
+    """Map `place` with the bijection of 0 … size - 1 chosen by `key`; fewer than 2 walks on average."""
     right_bits, left_bits = _ZERO, _ZERO
     while (_ONE << (left_bits + right_bits)) < np.uint64(size):
         if left_bits > right_bits:
@@ -51,13 +51,13 @@ def shuffled(place: int, size: int, key: np.uint64) -> int:
 
 @compiled
 def _start_of(turn: int, block_rows: int, short_turn: int, missing: int) -> int:
-    """The first place of the block that comes `turn`-th, where the `short_turn`-th lacks `missing` rows."""
+    """Return the first place of the block at `turn`; the block at `short_turn` lacks `missing` rows."""
     return turn * block_rows - (missing if turn > short_turn else 0)
 
 
 @compiled
 def _turn_at(place: int, block_rows: int, short_turn: int, missing: int) -> int:
-    """Which block in turn holds `place`: the inverse of `_start_of`."""
+    """Return the turn of the block that holds `place`: the inverse of `_start_of`."""
     if place < (short_turn + 1) * block_rows - missing:
         return place // block_rows
     return (place + missing) // block_rows
@@ -65,13 +65,13 @@ def _turn_at(place: int, block_rows: int, short_turn: int, missing: int) -> int:
 
 @compiled
 def _short_turn(blocks: int, key: np.uint64) -> int:
-    """When the last block comes: alone in being short, it draws its turn, so that no bijection has to be inverted."""
+    """Draw the turn of the last block, the only short one, so that no bijection has to be inverted."""
     return int(np.int64(fold(key, np.uint64(_SHORT_BLOCK)) % np.uint64(blocks)))
 
 
 @compiled
 def _block_at(turn: int, blocks: int, short_turn: int, blocks_key: np.uint64) -> int:
-    """The block of the shard that comes `turn`-th."""
+    """Return the shard's block at `turn`."""
     if turn == short_turn:
         return blocks - 1
     return shuffled(turn - (1 if turn > short_turn else 0), blocks - 1, blocks_key)
@@ -79,7 +79,7 @@ def _block_at(turn: int, blocks: int, short_turn: int, blocks_key: np.uint64) ->
 
 @compiled
 def _turns_of(number: int, window: int, lead: int, blocks: int) -> tuple[int, int]:
-    """First and end of the turns of the blocks in window `number`."""
+    """Return first and end of the turns in window `number`."""
     return max(number * window - lead, 0), min((number + 1) * window - lead, blocks)
 
 
@@ -114,7 +114,7 @@ def fill_places(
 def window_at(
     number: int, rows: int, block_rows: int, window: int, lead: int, key: np.uint64
 ) -> tuple[int, int, NDArray[np.int64]]:
-    """First and end of the places of one shard's window `number`, and its blocks within the shard."""
+    """Return first and end of the places in one shard's window `number`, and its blocks within the shard."""
     blocks = (rows + block_rows - 1) // block_rows
     missing = blocks * block_rows - rows
     short_turn, blocks_key = _short_turn(blocks, key), fold(key, np.uint64(_BLOCKS))

@@ -1,6 +1,6 @@
-"""XXH64, the checksum of a sample's bytes, compiled: it runs at the memory's speed, and without the interpreter's lock.
+"""XXH64, the checksum of a sample's bytes, compiled: it runs at memory speed and without the GIL.
 
-It finds damage, not forgery. Source: Yann Collet, xxHash fast digest algorithm, version 0.1.1, section "XXH64".
+It detects damage, not forgery. Source: Yann Collet, xxHash fast digest algorithm, version 0.1.1, section "XXH64".
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ _S29, _S32, _S33 = np.uint64(29), np.uint64(32), np.uint64(33)
 
 @compiled
 def xxh64(data: NDArray[np.uint8], seed: np.uint64) -> np.uint64:
-    """XXH64 of bytes, uint8 [any], which lie side by side in memory."""
+    """Return XXH64 of bytes, uint8 [any], contiguous in memory."""
     size = len(data)
     words = data[: size // 8 * 8].view(np.uint64)
     stripes = size // 32

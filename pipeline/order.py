@@ -1,7 +1,7 @@
 """The sample order: a pure function (seed, epoch, step, rank, world) -> sample ids, computed and never stored.
 
 Each canonical shard runs through its ids in a shuffled sequence of its own, in two keyed bijections:
-its blocks are put in a new order, then places are shuffled within windows of `window_blocks` of those blocks.
+its blocks are permuted, then places are shuffled within windows of `window_blocks` of those blocks.
 bijection.py finds any place of any epoch in O(1) time and memory.
 """
 
@@ -21,38 +21,38 @@ ORDER_VERSION = 1
 """Names the mapping below. Raise it with any change that moves an id: a resumed run relies on the same order."""
 
 MAX_BLOCK_ROWS = 65_536
-"""Most rows of a block: one block is one zarr chunk of the state, read and written whole."""
+"""Maximum rows of a block: one block is one zarr chunk of the state, read and written whole."""
 
 MIN_ROWS_PER_STEP = 16
-"""Fewest ids a step may take of one shard: with fewer, samples of one shard rarely meet as negatives."""
+"""Minimum ids that a step takes from one shard: with fewer, samples of one shard rarely meet as negatives."""
 
 DEFAULT_CANONICAL_SHARDS = 8
 
 
 @dataclass(frozen=True)
 class Window:
-    """Blocks of one canonical shard whose ids are shuffled together, and the steps of an epoch that serve those ids."""
+    """Blocks of one canonical shard whose ids are shuffled together, and the steps of an epoch that serve them."""
 
     first_step: int
     last_step: int
-    """Inclusive. Both steps serve an id of these blocks, and none outside does."""
+    """Inclusive. Both steps serve an id of these blocks, and no step outside the range does."""
     blocks: NDArray[np.int64]
-    """Their numbers, ascending, counted over all shards: block k begins at id k * block_rows."""
+    """Block numbers, ascending, counted over all shards: block k begins at id k * block_rows."""
 
 
 @dataclass(frozen=True)
 class Order:
     """Which samples make up each batch. Every field is resolved; `Order.create` fills in the defaults.
 
-    Ids are dense int64, 0 … samples - 1. They are cut into `canonical_shards` ranges of `blocks_per_shard` blocks of
-    `block_rows` ids, equal but for the last. A step takes batch_size / canonical_shards ids of every shard, whatever
-    the number of ranks, and an epoch ends with the shortest shard: no id comes twice in an epoch, and the few that are
+    Ids are dense int64, 0 … samples - 1, cut into `canonical_shards` ranges of `blocks_per_shard` blocks of
+    `block_rows` ids; only the last may be shorter. A step takes batch_size / canonical_shards ids from every shard,
+    whatever the number of ranks, and an epoch ends with the shortest shard: no id occurs twice in an epoch, and the few
     left out differ from epoch to epoch.
 
     With window_blocks < blocks_per_shard, at most (window_blocks + 2) * canonical_shards blocks are live at any step,
     counted over all ranks; a block is live from its first to its last use in the epoch.
 
-    Raises ValueError, at construction, for settings that contradict each other or leave a shard without one step.
+    Raises ValueError at construction for settings that contradict each other or leave a shard without a step.
     """
 
     samples: int
@@ -62,11 +62,11 @@ class Order:
     seed: int
     """Chooses the order; 0 … 2**64 - 1."""
     canonical_shards: int
-    """Ranges that the ids are cut into; divides batch_size, and any number of ranks must divide it."""
+    """Number of ranges of ids; divides batch_size, and the number of ranks must divide it."""
     blocks_per_shard: int
     """Blocks of a shard; the last shard may have fewer."""
     window_blocks: int
-    """Blocks that are shuffled together; blocks_per_shard for a full shuffle of the shard."""
+    """Blocks shuffled together; blocks_per_shard for a full shuffle of the shard."""
 
     @classmethod
     def create(
@@ -78,11 +78,11 @@ class Order:
         blocks_per_shard: int | None = None,
         window_blocks: int | None = None,
     ) -> Self:
-        """Make an order, choosing what is left out.
+        """Create an order with defaults for omitted arguments.
 
-        canonical_shards: 8, or the largest power of two below that divides batch_size and takes 16 ids a step.
+        canonical_shards: 8, or the largest smaller power of two that divides batch_size and takes 16 ids a step.
         blocks_per_shard: the fewest that keep a block at 65,536 rows or less.
-        window_blocks: a full shuffle; so is any window wider than a shard.
+        window_blocks: a full shuffle, as is any window wider than a shard.
         """
         if canonical_shards is None:
             canonical_shards = DEFAULT_CANONICAL_SHARDS
@@ -100,11 +100,12 @@ class Order:
     def for_memory(
         cls, rows: int, samples: int, batch_size: int, seed: int = 0, canonical_shards: int | None = None
     ) -> Self:
-        """Make an order for a memory of `rows` rows, over all ranks: windowed where they are fewer than samples.
+        """Create an order that fits a memory of `rows` rows over all ranks; windowed if that is fewer than samples.
 
-        The window is the widest there may be, 2 * canonical_shards, or the widest whose blocks are no shorter than a
-        step's ids of a shard. Live blocks take about two thirds of the memory; the rest is for reading ahead.
-        A memory too small even for windows of one block gives the order that needs least: compare its `live_rows`.
+        The window is the widest allowed, 2 * canonical_shards, or the widest whose blocks hold at least one step's ids
+        of a shard. Live blocks take about two thirds of the memory; the rest is for reading ahead.
+        If the memory is too small even for windows of one block, the order needs the least possible: compare its
+        `live_rows`.
         """
         order = cls.create(samples, batch_size, seed, canonical_shards)
         if order.live_rows <= rows:
@@ -117,7 +118,7 @@ class Order:
             if blocks <= most_blocks:
                 break
         fewest = min(blocks, most_blocks)
-        # The last shard lacks what the blocks' rows exceed the samples by, and cuts every epoch short by as much.
+        # Blocks may hold more rows than there are samples. The last shard lacks the difference, and epochs get shorter.
         nearby = range(fewest, min(fewest * 9 // 8, most_blocks) + 1)
         blocks = min(nearby, key=lambda blocks: -samples % (shards * blocks))
         return cls(samples, batch_size, seed, shards, blocks, window)
@@ -135,31 +136,31 @@ class Order:
 
     @property
     def shard_rows(self) -> int:
-        """Rows of every canonical shard but the last, which may be shorter."""
+        """Rows per canonical shard; the last may be shorter."""
         return self.blocks_per_shard * self.block_rows
 
     @property
     def rows_per_step(self) -> int:
-        """Ids that a step takes of each canonical shard."""
+        """Ids that a step takes from each canonical shard."""
         return self.batch_size // self.canonical_shards
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches that the shortest shard, the last one, has rows for."""
+        """Number of whole batches in an epoch, limited by the shortest shard, the last one."""
         return len(self.shard_ids(self.canonical_shards - 1)) // self.rows_per_step
 
     @property
     def live_rows(self) -> int:
-        """Bound on the rows of the blocks that are live at any step, counted over all ranks."""
+        """Upper bound on the rows in live blocks at any step, over all ranks."""
         return min(self.samples, (self.window_blocks + 2) * self.canonical_shards * self.block_rows)
 
     def shard_ids(self, shard: int) -> range:
-        """The ids of one canonical shard."""
+        """Return the ids of one canonical shard."""
         first = shard * self.shard_rows
         return range(first, min(first + self.shard_rows, self.samples))
 
     def rank_ids(self, rank: int, world: int) -> range:
-        """The ids of the canonical shards that `rank` of `world` serves; whole blocks, but for the last of all.
+        """Return the ids of the canonical shards that `rank` of `world` serves: whole blocks, except the very last.
 
         Raises ValueError for a world that does not divide the canonical shards.
         """
@@ -167,19 +168,19 @@ class Order:
         return range(self.shard_ids(shards[0]).start, self.shard_ids(shards[-1]).stop)
 
     def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
-        """Ids that `rank` of `world` serves at `step` (from 0) of `epoch`: int64 [batch_size / world].
+        """Return the ids that `rank` of `world` serves at `step` (from 0) of `epoch`: int64 [batch_size / world].
 
-        Ids stand in the order of the canonical shards, so the ranks' ids, joined, are the batch of a single rank.
-        The array is shared by all who ask, and must not be changed.
+        Ids are ordered by canonical shard, so the ranks' ids, concatenated, are the batch of a single rank. The
+        array is shared by all callers and must not be changed.
         Raises ValueError for a step beyond the epoch, or a world that does not divide the canonical shards.
         """
         return _batch_ids(self, epoch, step, rank, world)
 
     def windows(self, epoch: int, rank: int = 0, world: int = 1) -> Iterator[Window]:
-        """Every window that `rank` of `world` reaches in an epoch, made one by one, in the order of their first steps.
+        """Yield every window that `rank` of `world` reaches in an epoch, ordered by first step.
 
-        A block is in exactly one of them, unless the epoch ends before its window; all blocks of a shard are in one
-        where the order is a full shuffle. Costs no more than the window itself, whatever the number of samples.
+        A block is in exactly one window, unless the epoch ends before it; in a full shuffle a shard is one window.
+        Memory is that of one window, whatever the number of samples.
         Raises ValueError for a world that does not divide the canonical shards.
         """
         self._check_position(epoch, 0)
@@ -206,10 +207,10 @@ class Order:
         return np.uint64(shard_key(np.uint64(self.seed), np.uint64(epoch), np.uint64(shard)))
 
     def _lead(self, shard: int) -> int:
-        """Blocks by which a shard's first window is cut short, so that the shards change windows at different steps.
+        """Return the blocks by which a shard's first window is shortened, so that shards change windows at other steps.
 
-        The change doubles a shard's live blocks for one step, so only 2 * canonical_shards / window_blocks shards may
-        change together. The last shard changes with block 0 of the cycle and its short block may bring that forward
+        A change doubles a shard's live blocks for one step, so only 2 * canonical_shards / window_blocks shards may
+        change together. The last shard changes at block 0 of the cycle, and its short block may bring that forward
         by less than a block, towards the shards at the cycle's last block: rounding down leaves fewest shards there.
         """
         if self.window_blocks == self.blocks_per_shard:
@@ -222,7 +223,7 @@ class Order:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name):,}; it must be at least 1.")
         if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed {self.seed} is not in 0 … 2**64 - 1; choose one that is.")
+            raise ValueError(f"seed {self.seed} is out of range; it must be in 0 … 2**64 - 1.")
 
     def _check_batch(self) -> None:
         batch, shards = self.batch_size, self.canonical_shards
@@ -234,7 +235,7 @@ class Order:
         if self.rows_per_step < MIN_ROWS_PER_STEP:
             raise ValueError(
                 f"batch_size {batch:,} takes {self.rows_per_step} ids of each of the {shards:,} canonical shards, "
-                f"but the fewest is {MIN_ROWS_PER_STEP}. Raise batch_size to {MIN_ROWS_PER_STEP * shards:,} "
+                f"but the minimum is {MIN_ROWS_PER_STEP}. Raise batch_size to {MIN_ROWS_PER_STEP * shards:,} "
                 "or lower canonical_shards."
             )
 
@@ -281,14 +282,14 @@ class Order:
         if not 0 <= step < self.steps_per_epoch:
             raise ValueError(
                 f"step {step:,} is not in the epoch's steps 0 … {self.steps_per_epoch - 1:,}; "
-                "go on with the next epoch."
+                "continue with the next epoch."
             )
 
     def _shards_of_rank(self, rank: int, world: int) -> range:
         if world < 1 or self.canonical_shards % world:
             raise ValueError(
                 f"world {world} does not divide canonical_shards {self.canonical_shards}. "
-                "Change the number of ranks, or start a run with canonical_shards a multiple of it."
+                "Change the number of ranks, or start a new run with canonical_shards a multiple of it."
             )
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} is not in 0 … {world - 1}, the ranks of world {world}.")

@@ -1,6 +1,6 @@
-"""Counter-based randomness: a number is a function of what it is for, never of how many were drawn before it.
+"""Counter-based randomness: a number depends on its purpose, never on how many were drawn before it.
 
-So shuffles and augmentation stay the same under any batch size, number of ranks, number of threads or resume.
+So shuffles and augmentation do not depend on batch size, ranks, threads or resuming.
 Hashes are uint64 throughout: numba makes float64 of a mixture of signed and unsigned.
 """
 
@@ -17,7 +17,7 @@ compiled = njit(cache=True, nogil=True)
 
 @compiled
 def mix(x: np.uint64) -> np.uint64:
-    """Scramble 64 bits, one to one. Source: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    """Mix 64 bits bijectively. Source: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     x = (x ^ (x >> _S30)) * _MIX_1
     x = (x ^ (x >> _S27)) * _MIX_2
     return x ^ (x >> _S31)
@@ -25,11 +25,11 @@ def mix(x: np.uint64) -> np.uint64:
 
 @compiled
 def fold(key: np.uint64, value: np.uint64) -> np.uint64:
-    """A key for each value."""
+    """Derive a key for `value`."""
     return mix(key ^ mix(value + GOLDEN))
 
 
 @compiled
 def uniform(key: np.uint64, draw: np.uint64) -> float:
-    """The draw-th number of a key, in [0, 1)."""
+    """Return the draw-th number of a key, in [0, 1)."""
     return np.float64(fold(key, draw) >> _S11) * 2.0**-53

@@ -1,1 +1,1 @@
-"""A source of samples becomes a dataset directory. Start at `convert.convert`."""
+"""Convert a source of samples to a dataset directory. Start at `convert.convert`."""

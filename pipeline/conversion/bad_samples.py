@@ -1,4 +1,4 @@
-"""errors.jsonl: what a conversion left out, a line for each sample, in the order in which they would have had ids."""
+"""errors.jsonl: the samples that a conversion left out, one per line, in the order of the ids they would have had."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BadSample(NamedTuple):
 
 
 def read_bad_samples(file: Path) -> Iterator[BadSample]:
-    """Raises DatasetError for a line that is not one of errors.jsonl."""
+    """Yield the lines of errors.jsonl. Raises DatasetError for a damaged line."""
     with open_regular(file) as lines:
         for number, line in enumerate(lines, start=1):
             try:
@@ -38,5 +38,5 @@ def read_bad_samples(file: Path) -> Iterator[BadSample]:
 
 
 def count_reasons(samples: Iterable[BadSample]) -> Counter[str]:
-    """How many samples each reason has; reasons that differ in their numbers alone count as one, with N for them."""
+    """Count samples per reason; reasons that differ only in numbers count as one, with N in their place."""
     return Counter(_NUMBER.sub("N", sample.reason) for sample in samples)

@@ -1,7 +1,7 @@
-"""One shard's samples in FFCV's file format (.beton), written row by row.
+"""Write one shard's samples row by row in FFCV's file format (.beton).
 
-FFCV's own DatasetWriter is used for everything that touches the file, but not its worker processes: they wait for ever
-when a sample raises. A shard is written by one process; conversions run in parallel over shards.
+FFCV's DatasetWriter does everything that touches the file, but its worker processes are not used: they hang when a
+sample raises. One process writes a shard; conversions run in parallel over shards.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ..row_records import MAX_BYTES
 
 PAGE_SIZE = MAX_BYTES
 MAX_JPEG_BYTES = PAGE_SIZE - (1 << 16)
-"""A sample must fit one page of the file: this leaves room for its tokens."""
+"""A sample must fit one page of the file; this leaves room for its tokens."""
 
 _RGB_IMAGE_TYPE_ID = 2
 _JPEG_MODE = 0
 
 
 class BetonRow(NamedTuple):
-    """One sample, as the shard stores it."""
+    """One sample as the shard stores it."""
 
     jpeg: bytes
     height: int
@@ -43,11 +43,11 @@ class BetonRow(NamedTuple):
     tokens: NDArray[np.int32] | None
     """int32 [captions, L], or None in a dataset without captions."""
     source_index: int
-    """The sample's place in the source listing, by which pixels can be traced back to their origin."""
+    """The sample's index in the source listing, which traces pixels back to their origin."""
 
 
 class JPEGField(RGBImageField):  # type: ignore[misc]
-    """FFCV's image field, for an image that is a JPEG already: its bytes are stored as they are."""
+    """FFCV's image field for encoded JPEGs, whose bytes are stored unchanged."""
 
     def encode(self, destination: Any, image: BetonRow, malloc: Callable[[int], tuple[int, Any]]) -> None:
         destination["mode"] = _JPEG_MODE
@@ -57,15 +57,15 @@ class JPEGField(RGBImageField):  # type: ignore[misc]
 
 
 class _ShardWriter(DatasetWriter):  # type: ignore[misc]
-    """FFCV's writer in this process alone; the number of rows may turn out smaller than what was asked for."""
+    """FFCV's writer without worker processes; it may write fewer rows than announced."""
 
     def write(self, rows: Iterable[BetonRow], most_rows: int) -> int:
         self.num_samples = most_rows
         self.prepare()
         self._name_image_field_as_ffcv_does()
         allocator = MemoryAllocator(self.fname, self.data_region_start, self.page_size)
-        # Apart from the shared memory: an error's traceback would hold a view of that, which could not be closed then,
-        # and the error would be lost.
+        # Not in shared memory: an error's traceback would hold a view of it, so that it could not be closed and the
+        # error would be lost.
         metadata: Any = np.zeros(most_rows, self.metadata_type)
         written = 0
         try:
@@ -83,7 +83,7 @@ class _ShardWriter(DatasetWriter):  # type: ignore[misc]
         return written
 
     def _name_image_field_as_ffcv_does(self) -> None:
-        """Give JPEGField the type id of the class it specialises, so that any FFCV reads the file."""
+        """Give JPEGField the type id of its base class, so that any FFCV can read the file."""
         with open(self.fname, "r+b") as file:
             file.seek(HeaderType.itemsize + FieldDescType.fields["type_id"][1])
             file.write(bytes([_RGB_IMAGE_TYPE_ID]))
@@ -92,8 +92,8 @@ class _ShardWriter(DatasetWriter):  # type: ignore[misc]
 def write_beton(path: Path, rows: Iterable[BetonRow], *, most_rows: int, context_length: int | None) -> int:
     """Write a shard and return its number of rows, at most `most_rows`.
 
-    context_length is the length L of every caption's tokens; None writes no tokens field. The file is whole only when
-    this returns: write to a temporary name.
+    context_length: the length L of every caption's tokens; None writes no tokens field. The file is complete only when
+    this returns, so write to a temporary name.
     """
     fields: dict[str, Any] = {"image": JPEGField(write_mode="jpg")}
     if context_length is not None:

@@ -1,4 +1,4 @@
-"""Is a dataset sound? Everything is read again: the index, every byte of every shard, every picture, every caption."""
+"""Check a dataset by reading all of it: the index, every byte of every shard, every picture, every caption."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ ROWS_AT_ONCE = 256
 
 
 class Finding(NamedTuple):
-    """Something that is wrong with a dataset."""
+    """One problem of a dataset."""
 
     kind: str
     """digest, file, table, source index, picture, tokens or tokenizer."""
     where: str
-    """The file, with the row where it is about one."""
+    """The file, and the row if the problem is in one."""
     what: str
 
 
@@ -43,7 +43,7 @@ class _Opened(NamedTuple):
     records: NDArray[np.void]
     """RECORD of every row."""
     captions: list[str] | None
-    """The caption of every row; None in a dataset without, and where the table cannot be used."""
+    """The caption of every row; None without captions or if the table is unusable."""
     vocabulary: TokenizerInfo | None
     tokenizer: Tokenizer | None
 
@@ -51,12 +51,12 @@ class _Opened(NamedTuple):
 def check_dataset(
     path: Path, *, workers: int | None = None, on_progress: Callable[[int], None] = lambda done: None
 ) -> Iterator[Finding]:
-    """Everything that is wrong with the dataset at `path`, as it is found; nothing where it is sound.
+    """Yield every problem of the dataset at `path` as it is found; none if it is sound.
 
-    Compared are dataset.json with its checksum, every file with its sha256, every row with its checksums, the tables
-    with the rows, every picture with its height and width, the tokens with what the tokenizer makes of the captions; no
-    source index may come twice. `workers` threads decode. on_progress is told the number of rows checked so far.
-    Raises DatasetError where dataset.json cannot be used, or a shard's file is missing.
+    Compares dataset.json with its checksum, files with their sha256, rows with their checksums, tables with the rows,
+    pictures with their height and width, and tokens with the captions encoded again; no source index may occur twice.
+    `workers` threads decode. Calls on_progress with the number of rows checked so far.
+    Raises DatasetError if dataset.json is unusable or a shard's file is missing.
     """
     dataset = Dataset(path)
     tokenizer, findings = _open_tokenizer(dataset)
@@ -106,16 +106,16 @@ def _check_digests(dataset: Dataset, number: int) -> Iterator[Finding]:
             yield Finding("file", names[0], str(error))
             continue
         if found != digest:
-            yield Finding("digest", " and ".join(names), "these are not the bytes that were written (sha256)")
+            yield Finding("digest", " and ".join(names), "the bytes differ from those written (sha256)")
 
 
 def _check_table(
     dataset: Dataset, number: int, records: NDArray[np.void]
 ) -> tuple[list[str] | None, list[Finding]]:  # fmt: skip
-    """The captions of a shard, and where its samples table does not fit its rows."""
+    """Return a shard's captions, and the mismatches between its samples table and its rows."""
     name = shard_name(number, "parquet")
     expected = {PLACE_IN_SHARD: np.arange(len(records)), "width": records["width"], "height": records["height"]}
-    # Of its own, without the digest that was looked at before: what else is wrong with the table is told as well.
+    # Open it without digests, which were checked before, so that other problems of the table are found too.
     digests: tuple[dict[str, str], ...] = tuple({} for _ in dataset.index.shard_digests)
     try:
         index = dataset.index.model_copy(update={"shard_digests": digests})
@@ -123,18 +123,16 @@ def _check_table(
     except (DatasetError, OSError) as error:
         return None, [Finding("table", name, str(error))]
     wrong = [column for column, values in expected.items() if not np.array_equal(table[column], values)]
-    findings = [Finding("table", name, f"its column {column!r} does not fit the rows") for column in wrong]
+    findings = [Finding("table", name, f"its column {column!r} does not match the rows") for column in wrong]
     return [caption or "" for caption in table[CAPTION].to_pylist()], findings
 
 
 def _check_source_index(name: str, source_index: NDArray[np.int64], seen: NDArray[np.int64]) -> Iterator[Finding]:
     indices, rows = np.unique(source_index, return_index=True)
     if len(indices) < len(source_index):
-        yield Finding("source index", name, f"{len(source_index) - len(indices):,} rows repeat another row's")
+        yield Finding("source index", name, f"{len(source_index) - len(indices):,} rows repeat another row's index")
     for row in rows[np.isin(indices, seen)].tolist():
-        yield Finding(
-            "source index", f"{name}, row {row:,}", f"{source_index[row]:,} comes in an earlier shard as well"
-        )
+        yield Finding("source index", f"{name}, row {row:,}", f"{source_index[row]:,} also occurs in an earlier shard")
 
 
 def _check_rows(opened: _Opened, rows: range) -> list[Finding]:
@@ -154,10 +152,10 @@ def _wrong_with_picture(opened: _Opened, row: int) -> str:
         with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
             size = image.size
     except Exception as error:  # noqa: BLE001 Pillow raises nearly anything on a damaged file
-        return f"no JPEG: {type(error).__name__}"
+        return f"not a JPEG: {type(error).__name__}"
     if size != (width, height):
-        return f"{size[0]}×{size[1]} pixels, where {width}×{height} are written down"
-    return "" if decodes(jpeg, height, width) else "it cannot be decoded to its end"
+        return f"{size[0]}×{size[1]} pixels, but {width}×{height} are recorded"
+    return "" if decodes(jpeg, height, width) else "it cannot be decoded completely"
 
 
 def _wrong_with_tokens(opened: _Opened, info: TokenizerInfo, rows: range) -> Iterator[tuple[int, str]]:
@@ -176,6 +174,6 @@ def _wrong_with_tokens(opened: _Opened, info: TokenizerInfo, rows: range) -> Ite
         others = (encode(opened.tokenizer, captions).tokens != tokens).any(axis=1)
     for reason, bad in (
         (f"the closing token {info.end_id} is missing", unclosed),
-        ("these are not the caption's", others & ~unclosed),
+        ("the tokens do not match the caption", others & ~unclosed),
     ):
         yield from ((readable[place], reason) for place in np.flatnonzero(bad).tolist())

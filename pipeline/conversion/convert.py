@@ -1,8 +1,8 @@
-"""A source of samples → a dataset directory that appears whole or not at all.
+"""Convert a source of samples to a dataset directory, atomically.
 
-What is written depends on the source, the selection, the seed and the settings: never on the number of workers, nor on
-how often the conversion was interrupted. plan.py says which sample goes where, shard_pool.py and shard_writer.py write
-the shards, partial.py keeps what is done and gives it its name in the end.
+The output depends on the source, the selection, the seed and the settings, but not on the number of workers or on
+interruptions. plan.py decides which sample goes where, shard_pool.py and shard_writer.py write the shards, and
+partial.py keeps finished work and renames it in the end.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ FIRST_REASONS = 3
 
 @dataclass(frozen=True)
 class Summary:
-    """What a conversion did."""
+    """The result of a conversion."""
 
     path: Path
     samples: int
     shards: int
     left_out: int
     reasons: list[tuple[str, int]]
-    """Why samples were left out, the commonest reason first, each with its number."""
+    """Reasons why samples were left out, most frequent first, with counts."""
     truncated: int
-    """Captions that were cut."""
+    """Number of truncated captions."""
     seen: int
-    """Samples that this very call has seen; those of an interrupted one before are in the counts above, not here."""
+    """Samples processed by this call; the counts above include earlier, interrupted calls."""
     seconds: float
 
 
@@ -72,26 +72,26 @@ def convert(
     tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
 ) -> Summary:
-    """Write the dataset directory `out`; it appears whole, or not at all.
+    """Write the dataset directory `out` atomically.
 
-    overwrite: replace `out` where it is a dataset, once the new one is whole; begin anew where one was interrupted.
-    resume: go on with a conversion that was interrupted, if there is one; do nothing where `out` is of the same plan.
+    overwrite: replace `out` if it is a dataset, once the new one is complete; start over after an interruption.
+    resume: continue an interrupted conversion, if any; do nothing if `out` was made by the same plan.
     selection: sorted source indices, int64 [samples], to convert instead of all.
-    tokenizer_from: use this tokenizer.json instead of training one, as a test set must; before settings.tokenizer.
-    on_progress is told how far it is, a few times a second.
+    tokenizer_from: use this tokenizer.json instead of training one, as test sets must; overrides settings.tokenizer.
+    Calls on_progress a few times a second.
 
     A conversion that fails or is interrupted stays in `.OUT.partial`, for resume. Raises DatasetExistsError as
-    refuse_existing does, where another process converts to `out`, and for resume where another plan was begun or
-    version 0.1.0 wrote the dataset; SourceError where a sample or too many of them cannot be used; DatasetError where a
-    worker dies or a disk is full or fails.
+    refuse_existing does, if another process is converting to `out`, and on resume if another plan was started or
+    version 0.1.0 wrote the dataset; SourceError if a sample, or too many of them, cannot be used; DatasetError if a
+    worker dies or the disk is full or failing.
     """
     started = time.monotonic()
     tokenizer = tokenizer_from or settings.tokenizer
     if tokenizer and source.mode == "pairs":
-        load_tokenizer(tokenizer, context_length=settings.context_length)  # refused here rather than by every worker
+        load_tokenizer(tokenizer, context_length=settings.context_length)  # fail here rather than in every worker
     plan = Plan.of(source, settings, selection, tokenizer)
     if not plan.selected:
-        raise SourceError("no sample is selected; there is nothing to convert")
+        raise SourceError("no samples are selected; there is nothing to convert")
     seen = 0
     with _told_where_no_room_is_left(out), claimed(out) as partial:
         if not (resume and not partial.in_progress and _was_made_by(plan, out)):
@@ -115,8 +115,8 @@ def _told_where_no_room_is_left(out: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         raise DatasetError(
-            f"no more can be written to {out.parent.resolve()}: {os.strerror(error.errno)}. "
-            "Make room on that disk; the same command goes on with --resume"
+            f"cannot write to {out.parent.resolve()}: {os.strerror(error.errno)}. "
+            "Free some space there, then continue with the same command and --resume"
         ) from error
 
 
@@ -134,7 +134,7 @@ class _TooManyBadSamplesError(Exception):
 
 @dataclass(frozen=True)
 class _Run:
-    """The steps of one conversion, in their order; each can be gone on with by another process."""
+    """The steps of one conversion, in order; another process can resume each."""
 
     source: Source
     chosen: NDArray[np.int64]
@@ -143,7 +143,7 @@ class _Run:
     partial: Partial
 
     def begin(self, tokenizer: Path | None, overwrite: bool, resume: bool) -> None:
-        """Make ready to write shards: in an empty place, or where a conversion of the same plan was interrupted."""
+        """Prepare to write shards: in an empty directory, or resuming a conversion with the same plan."""
         refuse_existing(self.partial.out, overwrite=overwrite, resume=resume)
         if resume and self.partial.in_progress:
             self.partial.refuse_other(self.plan)
@@ -161,12 +161,12 @@ class _Run:
         else:
             captions = self.source.captions(self.chosen)
             tokenizer = train_tokenizer(captions, vocab_size=self.settings.vocab_size)
-            # Not by its own `save`, whose errors do not say that the disk is full.
+            # Not with its own `save`, whose errors do not report a full disk.
             write_atomically(path, tokenizer.to_str(pretty=True).encode())
         sync(path)
 
     def write_shards(self, workers: int, on_progress: Callable[[Counts], None]) -> int:
-        """Write the shards that are not done yet; return how many samples those have."""
+        """Write the shards that are not done yet and return their number of samples."""
         picture_bytes = (self.source.stored_bytes() or 0) // len(self.source)
         listings = cut_into_shards(
             self.chosen, self.source.chunks(), self.settings.seed, self.plan.shards, picture_bytes=picture_bytes
@@ -195,18 +195,18 @@ class _Run:
         bad = self._list_bad_samples()
         first = "; ".join(f"{sample.uri!r}: {sample.reason}" for sample in bad[:FIRST_REASONS])
         return (
-            f"{len(bad):,} of {self.plan.selected:,} samples, and perhaps more, cannot be used; --max-error-rate "
+            f"at least {len(bad):,} of {self.plan.selected:,} samples cannot be used; --max-error-rate "
             f"allows {self.settings.max_error_rate:.3g} of them. The first: {first}. All are listed in "
-            f"{self.partial.errors}. Mend the source, or go on with --resume and a higher --max-error-rate"
+            f"{self.partial.errors}. Fix the source, or continue with --resume and a higher --max-error-rate"
         )
 
     def _list_bad_samples(self) -> list[BadSample]:
-        """All that were left out so far, also as a file that stays."""
+        """Return all samples left out so far, and keep them in a file."""
         self.partial.gather_errors(self.partial.parts(self.plan.shards), self.partial.errors)
         return list(read_bad_samples(self.partial.errors))
 
     def assemble(self) -> None:
-        """Make the dataset's directory whole of the shards, which are all done."""
+        """Complete the dataset's directory from the finished shards."""
         parts = self.partial.parts(self.plan.shards)
         results = [result for part in parts if (result := part.result())]
         kept = [result for result in results if result.rows]

@@ -1,6 +1,6 @@
-"""Any picture that Pillow opens → an upright RGB JPEG that the loaders can decode, or a reason why not.
+"""Convert any picture that Pillow opens to an upright RGB JPEG that the loaders can decode, or say why not.
 
-Colours are taken as the file's numbers have them: colour profiles are not applied, as nearly no loader does.
+Colour profiles are not applied, as in nearly every loader.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .beton import MAX_JPEG_BYTES
 from .jpeg_markers import coding_of
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""Nothing else is opened: Pillow also knows formats that start other programs. MPO is a JPEG with more behind it."""
+"""Other formats are refused: for some Pillow starts other programs. MPO is a JPEG followed by more pictures."""
 MAX_SIDE = 65_500
 """libjpeg's limit; FFCV stores a side in 16 bits."""
 
 _OTHER_FILES = {b"%PDF": "a PDF document", b"%!PS": "a PostScript document", b"PK\x03\x04": "a zip archive",
                 b"\x1f\x8b": "a gzip archive", b"#!": "a script"}  # fmt: skip
-"""First bytes of what often stands among pictures → its kind."""
+"""First bytes of files often found among pictures → their kind."""
 
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -39,11 +39,11 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""EXIF orientation → what makes the picture upright."""
+"""EXIF orientation → transformation that makes the picture upright."""
 
 
 class StoredImage(NamedTuple):
-    """A picture as a shard holds it."""
+    """A picture as a shard stores it."""
 
     jpeg: bytes
     height: int
@@ -51,11 +51,11 @@ class StoredImage(NamedTuple):
 
 
 def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
-    """Keep a JPEG byte for byte where that is possible; otherwise make the picture upright RGB and encode it.
+    """Keep a JPEG byte for byte if possible; otherwise make the picture upright RGB and encode it.
 
-    A JPEG is kept that is Huffman-coded YCbCr, upright, within policy.max_size, and that the loaders' decoder takes
-    without complaint; bytes behind its end are kept with it. Of an animation the first picture is taken; what is
-    transparent becomes white. Raises BadSampleError for what is no picture, is cut short or damaged, or is a bomb.
+    A JPEG is kept if it is Huffman-coded YCbCr, upright, within policy.max_size, and the loaders' decoder accepts it
+    without warnings; bytes after its end are kept too. Animations give their first picture; transparency becomes white.
+    Raises BadSampleError for non-pictures, truncated or damaged files, and bombs.
     """
     if isinstance(picture, Image.Image):
         return _encode(_rgb(picture), policy)
@@ -66,7 +66,7 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
         return kept
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of odd metadata, and of bombs, which are counted here
+            warnings.simplefilter("ignore")  # about odd metadata, and about bombs, which _refuse_bomb handles
             with Image.open(io.BytesIO(picture), formats=FORMATS) as image:
                 _refuse_bomb(image)
                 if coding and coding.is_huffman and _can_be_kept(image, picture, policy):
@@ -74,25 +74,25 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
                 return _encode(_rgb(_loaded_upright(image, policy)), policy)
     except BadSampleError:
         raise
-    except UnidentifiedImageError:  # its message names an address in memory
+    except UnidentifiedImageError:  # its message contains a memory address
         raise BadSampleError(_what_it_is(picture)) from None
-    except Image.DecompressionBombError:  # raised where it is opened: its size is not told
+    except Image.DecompressionBombError:  # raised on opening, before the size is known
         raise BadSampleError(f"too many pixels: more than twice {MAX_PIXELS:,}") from None
     except Exception as error:  # Pillow's decoders raise nearly anything on hostile input
         raise BadSampleError(f"damaged or not supported{_known_cause(error)}") from error
 
 
 def _kept_plain(picture: bytes, height: int, width: int, policy: ImagePolicy) -> StoredImage | None:
-    """A JPEG of which the markers tell all; None where Pillow has to look. Spares a tenth of a conversion's time."""
+    """Keep a JPEG by its markers alone; None if Pillow is needed. Saves a tenth of a conversion's time."""
     fits = 0 < height * width <= MAX_PIXELS and min(height, width) <= policy.max_size and len(picture) <= MAX_JPEG_BYTES
     return StoredImage(picture, height, width) if fits and decodes(picture, height, width) else None
 
 
 def decodes(jpeg: bytes, height: int, width: int) -> bool:
-    """Whether the decoder that training uses takes these bytes without a complaint, and they are of this size."""
+    """Return whether training's decoder accepts these bytes without warnings and they have this size."""
     data = np.frombuffer(jpeg, np.uint8)
     if size_in_header(data) != (height, width):
-        return False  # the decoder's memory is only as large as these say
+        return False  # the decoder's buffer is sized by these
     pixels = np.empty((height, width, 3), np.uint8)
     result: int = imdecode(
         data.ctypes.data, data.size, height, width, pixels.ctypes.data, height, width, 0, 0, 1, 1, False, False
@@ -106,7 +106,7 @@ def _refuse_bomb(image: Image.Image) -> None:
 
 
 def _can_be_kept(image: Image.Image, data: bytes, policy: ImagePolicy) -> bool:
-    """Whether a Huffman-coded JPEG may be stored as it is; the decoder has the last word."""
+    """Return whether a Huffman-coded JPEG may be stored unchanged; the decoder decides last."""
     return (
         image.format == "JPEG"
         and image.mode == "RGB"
@@ -119,37 +119,37 @@ def _can_be_kept(image: Image.Image, data: bytes, policy: ImagePolicy) -> bool:
 
 
 def _is_ycbcr(image: Image.Image) -> bool:
-    """Whether the three channels of a JPEG are what all decoders take them for; Adobe's may be RGB."""
+    """Return whether a JPEG's three channels are YCbCr, as decoders assume; Adobe's may be RGB."""
     names = bytes(layer[0] for layer in image.layer)  # type: ignore[attr-defined]
     return image.info.get("adobe_transform", 1) == 1 and names != b"RGB"
 
 
 def _loaded_upright(image: Image.Image, policy: ImagePolicy) -> Image.Image:
     wanted_width, wanted_height = _reduced(image.size, policy)
-    # A JPEG is decoded faster at 1/2, 1/4 or 1/8 of its size; the filter that follows does the rest.
+    # A JPEG decodes faster at 1/2, 1/4 or 1/8 of its size; the resize filter does the rest.
     image.draft(None, (2 * wanted_width, 2 * wanted_height))
     image.load()
-    # Asked after loading, for Pillow turns a TIFF by itself, and a PNG may say it at its end.
+    # Read after loading, because Pillow rotates a TIFF itself and a PNG may store it at its end.
     turn = _UPRIGHT.get(_orientation(image))
     return image if turn is None else image.transpose(turn)
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF's, 1 to 8; 1, upright, where there is none or it cannot be read, as browsers have it."""
+    """Return the EXIF orientation, 1 to 8; 1, upright, if missing or unreadable, as in browsers."""
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
-    except Exception:  # noqa: BLE001 - damaged EXIF raises nearly anything, and the picture is as good as before
+    except Exception:  # noqa: BLE001 - damaged EXIF raises nearly anything, and the picture is still usable
         return 1
     return orientation if orientation in _UPRIGHT else 1
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Pillow's own conversion, but for deep pixels, which it would clip at 255, and transparent ones, on white."""
+    """Convert with Pillow, except deep pixels, which it would clip at 255, and transparent ones, put on white."""
     if image.mode == "F" or image.mode.startswith("I"):
         image = _eight_bits(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        # Not the colours below the transparency, which nobody was meant to see.
+        # Drop the colours of transparent pixels, which were never meant to be seen.
         paper = Image.new("RGB", image.size, "white")
         paper.paste(image, mask=image.getchannel("A"))
         return paper
@@ -157,7 +157,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey from floating-point pixels of 0 to 1, or from integers of 0 to 65,535."""
+    """Convert floating-point pixels of 0 to 1, or integers of 0 to 65,535, to 8-bit grey."""
     grey = np.asarray(image)
     white = 1.0 if image.mode == "F" else 65_535.0
     low, high = grey.min(), grey.max()
@@ -167,7 +167,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _reduced(size: tuple[int, int], policy: ImagePolicy) -> tuple[int, int]:
-    """Width and height with the short side at most policy.max_size; they never grow."""
+    """Return width and height with the short side at most policy.max_size; never enlarges."""
     scale = min(1.0, policy.max_size / min(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
@@ -187,9 +187,9 @@ def _encode(image: Image.Image, policy: ImagePolicy) -> StoredImage:
 
 
 def _what_it_is(data: bytes) -> str:
-    """Why bytes that Pillow does not know are no picture for us: their kind, and never the bytes themselves.
+    """Describe bytes that Pillow does not recognise by kind, without quoting them.
 
-    A link in somebody else's folder may name any file of this machine, and reasons are written into the dataset.
+    A link in an untrusted folder may point to any file on this machine, and reasons are stored in the dataset.
     """
     start = data[:1000].lstrip().lower()
     if start.startswith(b"<"):
@@ -197,9 +197,9 @@ def _what_it_is(data: bytes) -> str:
     if data[4:8] == b"ftyp":
         return "an AVIF or HEIC picture, or a film; save it as PNG or JPEG"
     kind = next((kind for magic, kind in _OTHER_FILES.items() if data.startswith(magic)), None)
-    return f"{kind}, not a picture" if kind else f"no {', '.join(FORMATS)} picture, or its start is damaged"
+    return f"{kind}, not a picture" if kind else f"not a {', '.join(FORMATS)} picture, or its start is damaged"
 
 
 def _known_cause(error: Exception) -> str:
-    """What Pillow says, where it is one of these: its other messages may quote the file."""
+    """Return Pillow's message only if it is one of these: others may quote the file."""
     return next((f": {cause}" for cause in ("truncated", "too large") if cause in str(error).lower()), "")

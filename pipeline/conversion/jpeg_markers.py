@@ -1,4 +1,4 @@
-"""What a JPEG's markers say that Pillow does not: how it is coded, and in how many scans.
+"""Read from a JPEG's markers what Pillow does not tell: its coding and its number of scans.
 
 Source: ITU-T T.81, annex B.
 """
@@ -11,21 +11,21 @@ from typing import NamedTuple
 from ..errors import BadSampleError
 
 MAX_SCANS = 100
-"""A JPEG has ten or so; each costs a pass over all pixels, and a hundred bytes of file are enough for one."""
+"""JPEGs have about ten; each costs a pass over all pixels, but only a hundred bytes of the file."""
 MAX_SEGMENTS = 10_000
-"""Metadata of 64 KB each: that is far more than a page of the dataset's file holds."""
+"""Segments hold up to 64 KB each: far more than fits a page of the dataset's file."""
 MAX_FILL = 1_000
-"""Bytes between two segments that mean nothing; there should be none, and Pillow looks at each."""
+"""Limit of meaningless bytes between two segments; there should be none, and Pillow scans each."""
 
 _SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
 _APP0, _APP1, _APP15 = 0xE0, 0xE1, 0xEF
 _JFIF_BYTES = 16
-"""Length of the segment that nearly every JPEG begins with, where it holds no small picture of its own."""
+"""Length of the first segment of nearly every JPEG, if it has no thumbnail."""
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ONE_PASS_FRAMES = (0xC0, 0xC1)
 _HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
 """Baseline, extended and progressive."""
-# Not: a stuffed zero and restarts, which stand among the coded data, and fill bytes.
+# Excludes stuffed zeros and restarts, which occur in coded data, and fill bytes.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 
 
@@ -33,18 +33,18 @@ class Coding(NamedTuple):
     """How the first picture in a JPEG file is coded."""
 
     is_huffman: bool
-    """Baseline or progressive, which every decoder takes; not arithmetic or lossless, which hardware lacks."""
+    """Baseline or progressive, which every decoder supports; not arithmetic or lossless, which hardware lacks."""
     scans: int
-    """How often a decoder goes over the whole picture."""
+    """Number of passes over the whole picture."""
     plain_size: tuple[int, int] | None = None
-    """Height and width of a baseline JPEG of 8-bit YCbCr in one scan, whose header has no more to say: no EXIF, no
-    Adobe marker, nothing of any other program's, and nothing between its parts, on which decoders disagree."""
+    """Height and width of a baseline JPEG of 8-bit YCbCr in one scan with a minimal header: no EXIF, no Adobe or other
+    application marker, and no bytes between segments, on which decoders disagree."""
 
 
 def coding_of(jpeg: bytes) -> Coding:
-    """Walk the markers: up to the first scan where the header says that there is only one, else to the end.
+    """Walk the markers: to the first scan if the header shows that it is the only one, else to the end.
 
-    Raises BadSampleError for what would keep a decoder busy: scans or segments beyond number, or much filling.
+    Raises BadSampleError for decoder bombs: too many scans, segments or fill bytes.
     """
     frame, scans, place, header, is_plain = 0, 0, 0, b"", True
     for _ in range(MAX_SEGMENTS):
@@ -66,14 +66,14 @@ def coding_of(jpeg: bytes) -> Coding:
             if scans > MAX_SCANS:
                 raise BadSampleError(f"a bomb: more than {MAX_SCANS} scans")
             if frame in _ONE_PASS_FRAMES and jpeg[place + 2] == header[5]:
-                # What follows is coded data, which takes long to search.
+                # The coded data follows, which is slow to search.
                 return Coding(is_huffman=True, scans=1, plain_size=_size_of_ycbcr(header) if is_plain else None)
         place += length
     raise BadSampleError(f"a bomb: more than {MAX_SEGMENTS:,} segments")
 
 
 def _size_of_ycbcr(header: bytes) -> tuple[int, int] | None:
-    """Height and width from a frame's header, where it describes three components of 8 bits not called R, G and B."""
+    """Return height and width from a frame header with three 8-bit components not named R, G and B; else None."""
     precision, components, names = header[0], header[5], header[6::3]
     if precision != 8 or components != 3 or names == b"RGB":
         return None

@@ -1,14 +1,13 @@
-"""`.OUT.partial`, in which the dataset OUT grows until it is whole.
+"""`.OUT.partial`, where the dataset OUT is built until it is complete.
 
     lock                         held by the process that converts to OUT
-    plan.json                    all that decides the dataset's bytes
-    parts/part-00000.beton       a shard that was verified; .rows, .parquet its tables, .errors.jsonl the rest
+    plan.json                    everything that determines the dataset's bytes
+    parts/part-00000.beton       a verified shard, with tables .rows and .parquet; .errors.jsonl lists samples left out
     parts/part-00000.done.json   its marker, written last: without it, the shard is written again
-    dataset/                     what is to become OUT: tokenizer.json at the start, all else once every shard is done
-    errors.jsonl                 what was left out, of a conversion that failed for it
+    dataset/                     becomes OUT: tokenizer.json at the start, the rest once every shard is done
+    errors.jsonl                 the samples left out, if the conversion failed because of them
 
-Every step can be repeated, so a conversion that was killed at any moment goes on where it was. Nothing in it is written
-through a link.
+Every step can be repeated, so a conversion killed at any moment resumes where it was. Nothing is written through links.
 """
 
 from __future__ import annotations
@@ -49,23 +48,23 @@ from ..dataset_index import (
 from ..errors import DatasetError, DatasetExistsError
 from .plan import Plan
 
-_ANEW = "start anew with --overwrite and without --resume"
+_START_OVER = "start over with --overwrite and without --resume"
 PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
 
 
 class ShardResult(NamedTuple):
-    """What came of one shard; its marker's content."""
+    """The result of one shard; the content of its marker."""
 
     rows: int
     digests: dict[str, str]
-    """Suffix of each of its files -> sha256."""
+    """File suffix -> sha256."""
     left_out: int
     truncated: int
-    """Captions that were cut."""
+    """Number of truncated captions."""
 
 
 class Part(NamedTuple):
-    """The files of one shard, before it is known how many of the shards before it hold any sample."""
+    """The files of one shard; its final number depends on how many earlier shards have samples."""
 
     folder: Path
     number: int
@@ -74,11 +73,11 @@ class Part(NamedTuple):
         return self.folder / f"part-{self.number:05d}.{suffix}"
 
     def being_written(self, suffix: PartSuffix) -> Path:
-        """A name of this process's own: a worker may outlive its killed parent by a moment, and must spoil nothing."""
+        """Return a name private to this process: a worker may briefly outlive its killed parent and must do no harm."""
         return self.folder / f"{self.file(suffix).name}.{os.getpid()}.writing"
 
     def result(self) -> ShardResult | None:
-        """None where the shard is not done, or its marker is not what was written: it is written again then."""
+        """Return None if the shard is not done or its marker is damaged; it is then written again."""
         try:
             return _RESULT.validate_python(unseal(read_regular(self.file("done.json"))))
         except (FileNotFoundError, DamagedJSONError, ValidationError):
@@ -89,7 +88,7 @@ _RESULT = TypeAdapter(ShardResult)
 
 
 class Partial(NamedTuple):
-    """The directory in which `out` grows."""
+    """The directory where `out` is built."""
 
     out: Path
     path: Path
@@ -104,17 +103,17 @@ class Partial(NamedTuple):
 
     @property
     def errors(self) -> Path:
-        """What was left out so far, of a conversion that failed."""
+        """List of the samples left out so far, if the conversion failed."""
         return self.path / ERRORS_FILE
 
     @property
     def in_progress(self) -> bool:
-        """Whether there is anything to go on with: before, there is no plan, and afterwards dataset/ is gone."""
+        """Whether there is a conversion to resume: earlier there is no plan, later dataset/ is gone."""
         return self._plan_file.is_file() and self.dataset.is_dir()
 
     @property
     def is_whole(self) -> bool:
-        """Whether all is done but the renaming."""
+        """Whether only the final rename is left."""
         return (self.dataset / INDEX_FILE).is_file()
 
     @property
@@ -125,7 +124,7 @@ class Partial(NamedTuple):
         return [Part(self.path / "parts", shard) for shard in range(shards)]
 
     def clear(self) -> None:
-        """Make an empty place for a new conversion; the lock stays."""
+        """Empty the directory for a new conversion; the lock stays."""
         for path in self.path.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -135,12 +134,12 @@ class Partial(NamedTuple):
         (self.path / "parts").mkdir()
 
     def record(self, plan: Plan) -> None:
-        """From here on there is something to go on with."""
+        """Write the plan; from then on the conversion can be resumed."""
         sync(self.dataset)
         write_atomically(self._plan_file, plan.model_dump_json(indent=1).encode())
 
     def sweep(self) -> None:
-        """Remove what killed workers left half-written. Raises NotRegularFileError where a directory is a link."""
+        """Remove files left half-written by killed workers. Raises NotRegularFileError if a directory is a link."""
         for directory in (self.path / "parts", self.dataset, self.dataset / SHARD_FOLDER):
             own_directory(directory)
             remove_leftovers(directory)
@@ -148,35 +147,35 @@ class Partial(NamedTuple):
             file.unlink()
 
     def refuse_other(self, plan: Plan) -> None:
-        """Raise DatasetExistsError where the conversion in here was begun with another plan; say what differs."""
-        cure = f"Give the same again, or {_ANEW}"
+        """Raise DatasetExistsError if this conversion was started with another plan, saying what differs."""
+        cure = f"Use the same settings, or {_START_OVER}"
         try:
             begun = Plan.model_validate_json(read_regular(self._plan_file))
         except (ValidationError, OSError) as error:
-            raise DatasetExistsError(f"{self._plan_file} is not what was written: it is damaged. {cure}") from error
+            raise DatasetExistsError(f"{self._plan_file} is damaged. {cure}") from error
         if differences := plan.differences(begun):
-            raise DatasetExistsError(f"{self.path} was begun otherwise: {'; '.join(differences)}. {cure}")
+            raise DatasetExistsError(f"{self.path} was started with other settings: {'; '.join(differences)}. {cure}")
 
     def refuse_other_format(self) -> None:
-        """Raise DatasetExistsError where the whole dataset in here is of another format than this version writes."""
+        """Raise DatasetExistsError if the complete dataset here has another format than this version writes."""
         try:
             made = read_index(self.dataset).format
         except DatasetError as error:
-            raise DatasetExistsError(f"{error}. To convert again, {_ANEW}") from error
+            raise DatasetExistsError(f"{error}. To convert again, {_START_OVER}") from error
         if made != FORMAT:
-            raise DatasetExistsError(f"{self.dataset} is of format {made}, written by an older version, and would not "
-                                     f"be verified; {_ANEW}")  # fmt: skip
+            raise DatasetExistsError(f"{self.dataset} has format {made}, written by an older version, so it would not "
+                                     f"be verified; {_START_OVER}")  # fmt: skip
 
     def gather_errors(self, parts: list[Part], into: Path) -> None:
-        """One list of all that was left out so far, in the order of the shards."""
+        """Merge the lists of samples left out so far, in shard order."""
         with written_aside(into) as file:
             for part in parts:
-                for lines in part.folder.glob(f"{part.file('errors.jsonl').name}*"):  # whole, or being written
+                for lines in part.folder.glob(f"{part.file('errors.jsonl').name}*"):  # complete or in progress
                     with open_regular(lines) as of_part:
                         shutil.copyfileobj(of_part, file)
 
     def assemble(self, parts: list[Part], results: list[ShardResult], index: bytes) -> None:
-        """Number the shards that hold samples densely, and write dataset.json last."""
+        """Number the shards with samples densely, and write dataset.json last."""
         kept = [part for part, result in zip(parts, results, strict=True) if result.rows]
         for shard, part in enumerate(kept):
             for suffix in SHARD_SUFFIXES:
@@ -186,7 +185,7 @@ class Partial(NamedTuple):
         write_atomically(self.dataset / INDEX_FILE, index)
 
     def publish(self) -> None:
-        """Give the whole dataset its name; one that has the name already is put aside."""
+        """Rename the complete dataset to `out`; an existing one is moved aside."""
         if self.out.exists():
             self.remove_replaced()
             self.out.rename(self._replaced)
@@ -195,7 +194,7 @@ class Partial(NamedTuple):
         sync(self.out.parent)
 
     def remove_replaced(self) -> None:
-        """Remove the dataset that was put aside; only once another has its name."""
+        """Remove the dataset that was moved aside; only call this after the new one is in place."""
         shutil.rmtree(self._replaced, ignore_errors=True)
 
     @property
@@ -208,31 +207,31 @@ def partial_of(out: Path) -> Partial:
 
 
 def refuse_existing(out: Path, *, overwrite: bool = False, resume: bool = False) -> None:
-    """Raise DatasetExistsError where `out`, or an unfinished conversion to it, is in the way.
+    """Raise DatasetExistsError if `out` or an unfinished conversion to it exists.
 
-    With overwrite, only where `out` is something else than a dataset; with resume, an unfinished conversion is not.
+    With overwrite, only if `out` is not a dataset; with resume, an unfinished conversion is allowed.
     """
     partial = partial_of(out)
     if partial.in_progress and not (overwrite or resume):
         raise DatasetExistsError(
-            f"{partial.path} holds a conversion that did not end; go on with --resume, or start anew with --overwrite"
+            f"{partial.path} holds an unfinished conversion; continue it with --resume, or start over with --overwrite"
         )
     if out.exists() and not overwrite:
-        what = "exists and was not converted like this" if resume else "exists"
+        what = "exists and was not converted with these settings" if resume else "exists"
         raise DatasetExistsError(f"{out} {what}; choose another directory, or replace it with --overwrite")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         try:
             read_index(out)
         except DatasetError as error:
-            message = f"{out} is not replaced, --overwrite replaces only datasets: {error}"
+            message = f"{out} was not replaced, --overwrite replaces only datasets: {error}"
             raise DatasetExistsError(message) from error
 
 
 @contextmanager
 def claimed(out: Path) -> Iterator[Partial]:
-    """The partial directory of `out`, for this process alone; removed at the end unless it is worth going on with.
+    """Lock the partial directory of `out` for this process; remove it at the end unless it can be resumed.
 
-    Raises DatasetExistsError where another process converts to `out`.
+    Raises DatasetExistsError if another process is converting to `out`.
     """
     partial = partial_of(out)
     lock = _lock(partial)
@@ -252,7 +251,7 @@ def _lock(partial: Partial) -> int:
         try:
             lock = open_own(file, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
-            continue  # another conversion ended, and removed the directory between these lines
+            continue  # another conversion ended and removed the directory in between
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.exists(file) and os.path.samestat(os.stat(file), os.fstat(lock)):
@@ -271,8 +270,8 @@ def _lock(partial: Partial) -> int:
 
 def _move(file: Path, to: Path) -> None:
     if file.is_symlink():
-        raise DatasetError(f"{file} is a link, and no file that a conversion wrote; start anew with --overwrite")
+        raise DatasetError(f"{file} is a link, not a file written by a conversion; start over with --overwrite")
     if file.exists():
         file.rename(to)
     elif not to.exists():
-        raise DatasetError(f"{file} is gone, though its shard was done; start anew with --overwrite")
+        raise DatasetError(f"{file} is missing, but its shard was finished; start over with --overwrite")

@@ -1,4 +1,4 @@
-"""What a conversion will write, known before it starts: which samples, in which order, in which shard."""
+"""The plan of a conversion, made before it starts: which samples, in which order, in which shard."""
 
 from __future__ import annotations
 
@@ -19,56 +19,56 @@ from ..sources import Source
 
 MAX_SHARD_ROWS = 131_072
 MIN_SHARD_ROWS, MIN_SHARD_BYTES = 1_024, 4 << 20
-"""Every FFCV file is padded to whole pages of 2 MiB, header and end: smaller ones would be mostly padding."""
+"""FFCV pads header and end to whole pages of 2 MiB: smaller files would be mostly padding."""
 _PADDING_BYTES, _ROW_BYTES = 4 << 20, 256
-"""Of a shard, at most; of a row's tokens and table, about."""
+"""Maximum padding per shard; approximate size of a row's tokens and tables."""
 MANY_SHARDS = 128
-"""Enough to keep many processes busy to the end, few enough to open at once."""
+"""Enough to keep many processes busy, few enough to open at once."""
 WINDOW_ROWS, WINDOW_BYTES = 2_048, 512 << 20
-"""Samples of a source that is read in chunks are mixed over at least so many, or so much: a worker holds the chunks."""
+"""Samples of a chunked source are mixed over at least this many rows or bytes; a worker holds the chunks."""
 
 
 class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
-    """What a conversion may be told."""
+    """Settings of a conversion."""
 
     seed: int = Field(default=0, ge=0)
-    """Permutes the source's listing."""
+    """Seed of the permutation of the source's listing."""
     image: ImagePolicy = ImagePolicy()
     vocab_size: int = Field(default=1024, ge=300)
-    """Size of the tokenizer trained on the captions: 256 bytes, 3 special tokens, the rest merges."""
+    """Vocabulary size of the tokenizer trained on the captions: 256 bytes, 3 special tokens, the rest merges."""
     context_length: int = Field(default=32, ge=4)
     """Tokens per caption."""
     tokenizer: Path | None = None
     """A tokenizer.json to use instead of training one."""
     on_error: Literal["skip", "fail"] = "skip"
-    """Whether a sample that cannot be used is left out and listed, or ends the conversion."""
+    """Whether a bad sample is left out and listed, or fails the conversion."""
     max_error_rate: float = Field(default=0.1, ge=0, le=1)
-    """Share of the samples above which those that cannot be used end the conversion: the source is broken, then."""
+    """A larger share of bad samples fails the conversion, since the source must be broken."""
 
 
 class Plan(BaseModel, frozen=True, extra="forbid"):
-    """All that decides the bytes of a dataset: a conversion is only gone on with under the same plan."""
+    """Everything that determines a dataset's bytes: a conversion resumes only under the same plan."""
 
     source: dict[str, Any]
     samples: int
-    """In the source."""
+    """Samples in the source."""
     selected: int
     selection: str | None
-    """sha256 of the selected source indices; None where all are."""
+    """sha256 of the selected source indices; None if all are selected."""
     seed: int
     image: ImagePolicy
     vocab_size: int | None
-    """Of the tokenizer to be trained."""
+    """Vocabulary size of the tokenizer to train."""
     context_length: int | None
     tokenizer: str | None
-    """sha256 of the tokenizer that was given."""
+    """sha256 of a given tokenizer."""
     shards: int
 
     @classmethod
     def of(
         cls, source: Source, settings: ConvertSettings, selection: NDArray[np.int64] | None, tokenizer: Path | None
     ) -> Plan:
-        """The plan of a conversion; tokenizer is the file to be used instead of training one."""
+        """Return the plan of a conversion; tokenizer: a file to use instead of training one."""
         selected = len(source) if selection is None else len(selection)
         pairs = source.mode == "pairs"
         stored_bytes = source.stored_bytes()
@@ -86,18 +86,18 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         )
 
     def digest(self) -> str:
-        """sha256, which dataset.json records: the same plan means the same dataset."""
+        """Return the sha256 that dataset.json records: equal plans give equal datasets."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
     def differences(self, begun: Plan) -> list[str]:
-        """What differs from the plan that a conversion was begun with, for people."""
+        """Return readable differences from the plan that a conversion was started with."""
         now, then = _flat(self.model_dump(mode="json")), _flat(begun.model_dump(mode="json"))
         names = [name for name in now | then if now.get(name) != then.get(name)]
-        return [f"{name} was {_short(then.get(name))} and is {_short(now.get(name))}" for name in names]
+        return [f"{name} was {_short(then.get(name))} and is now {_short(now.get(name))}" for name in names]
 
 
 def shard_count(samples: int, stored_bytes: int | None) -> int:
-    """A power of two, so that the shards, all of one size, share out evenly over most numbers of processes."""
+    """Return a power of two, so that equal shards divide evenly among most numbers of processes."""
     wanted = max(1, samples // MIN_SHARD_ROWS)
     if stored_bytes is not None:
         wanted = max(1, min(wanted, stored_bytes // MIN_SHARD_BYTES))
@@ -105,7 +105,7 @@ def shard_count(samples: int, stored_bytes: int | None) -> int:
 
 
 def largest_bytes(samples: int, stored_bytes: int) -> int:
-    """About how large the dataset gets at most: pictures that are reduced or encoded again mostly get smaller."""
+    """Estimate the maximum size of the dataset; reduced or re-encoded pictures mostly get smaller."""
     return stored_bytes + samples * _ROW_BYTES + shard_count(samples, stored_bytes) * _PADDING_BYTES
 
 
@@ -117,14 +117,14 @@ def cut_into_shards(
     *,
     picture_bytes: int = 0,
 ) -> list[NDArray[np.int64]]:
-    """The source indices of every shard, in the order of their rows; `selected` is sorted.
+    """Return the source indices of every shard in row order; `selected` must be sorted.
 
-    picture_bytes: of a picture in the source, on average.
+    picture_bytes: average size of a picture in the source.
 
-    Data comes sorted by class, and blocks of state are ranges of ids, so the listing is permuted before it is cut.
-    Where a source is read in chunks (prefix sums, as Source.chunks has them), whole chunks are permuted and cut into
-    shards, and the samples are permuted within windows of whole chunks that hold at least WINDOW_ROWS together, or
-    WINDOW_BYTES, so that each chunk is read about once: its samples stay near each other, but not in its order.
+    Sources are often sorted by class, and blocks of state are ranges of ids, so the listing is permuted before it is
+    cut. If a source is read in chunks (prefix sums, see Source.chunks), whole chunks are permuted and cut into shards,
+    and samples are permuted within windows of whole chunks that hold at least WINDOW_ROWS or WINDOW_BYTES. Each chunk
+    is then read about once: its samples stay close to each other, but not in order.
     """
     rng = np.random.default_rng(seed)
     cuts = np.array([shard * len(selected) // shards for shard in range(shards + 1)])
@@ -140,7 +140,7 @@ def cut_into_shards(
 
 
 def _at_ends_of_chunks(cuts: NDArray[np.int64], turn: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Move each cut to the nearest place where the chunk changes, unless that makes a shard too large, or empty."""
+    """Move each cut to the nearest chunk boundary, unless that makes a shard empty or too large."""
     ends = np.concatenate([[0], np.flatnonzero(np.diff(turn)) + 1, [len(turn)]])
     above = np.searchsorted(ends, cuts)
     below = np.maximum(above - 1, 0)
@@ -152,7 +152,7 @@ def _at_ends_of_chunks(cuts: NDArray[np.int64], turn: NDArray[np.int64]) -> NDAr
 def _mixed(
     indices: NDArray[np.int64], chunks: NDArray[np.int64], window: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """One shard's samples, given chunk by chunk, permuted within windows of whole chunks and at least `window` rows."""
+    """Permute one shard's samples, given chunk by chunk, within windows of whole chunks with at least `window` rows."""
     chunk = np.searchsorted(chunks, indices, side="right")
     ends = [*(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(indices)]
     return np.concatenate([rng.permutation(indices[start:end]) for start, end in _windows(ends, window)])
@@ -174,6 +174,6 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    """Enough of a value to recognise it: a digest's or a list's beginning."""
+    """Shorten a value, such as a digest or a list, to its beginning."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else f"{text[:16]}…"

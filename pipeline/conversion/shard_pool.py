@@ -1,6 +1,6 @@
-"""Shards in parallel, over processes that know nothing of each other.
+"""Convert shards in parallel, in independent processes.
 
-A worker that raises or dies ends the conversion with its cause; workers end with their parent, however it ends.
+A worker that raises or dies fails the conversion with that cause; workers exit with their parent, however it ends.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ SECONDS_BETWEEN_LOOKS = 0.2
 
 
 class Job(NamedTuple):
-    """What every worker is told."""
+    """The job description that every worker gets."""
 
     source: Source
     settings: ConvertSettings
     tokenizer: Path
-    """The tokenizer's file; there is none where the samples have no captions."""
+    """The tokenizer's file; does not exist if the samples have no captions."""
 
 
 class Counts(NamedTuple):
-    """How far the conversion is."""
+    """Progress of the conversion."""
 
     done: int
-    """Samples seen, usable or not."""
+    """Samples processed, usable or not."""
     left_out: int
 
 
 @dataclass(frozen=True)
 class _Shared:
-    """Numbers that all processes see."""
+    """Counters shared by all processes."""
 
     done: Any
     left_out: Any
     stop: Any
-    """Set where the conversion has failed, or was interrupted."""
+    """Set when the conversion has failed or was interrupted."""
 
     def add_one(self, left_out: bool) -> None:
         if self.stop.value:
@@ -69,17 +69,16 @@ class _Shared:
 
 
 def start_workers_early() -> None:
-    """Have what workers need imported in the background: it takes seconds, which the caller can use otherwise.
+    """Import what workers need in the background: it takes seconds, which the caller can use for other work.
 
-    Workers are forks of a process that has done nothing but import ffcv and its like, once for all conversions of
-    this process. A fork of this process itself is out of the question: torch and numba may run threads in it, which
-    do not survive one.
+    Workers are forked from a server process that has only imported ffcv and the like, once for all conversions of this
+    process. This process itself cannot be forked: torch and numba may run threads in it, which do not survive a fork.
     """
     _context().set_forkserver_preload([f"{__package__}.shard_writer"])
-    resource_tracker.ensure_running()  # the fork server starts it otherwise, and that undoes the blocking
+    resource_tracker.ensure_running()  # otherwise the fork server starts it, which undoes the blocking
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        # Processes never see what their ancestor blocks: a terminal sends Ctrl-C to all, but `stop` ends the workers.
+        # Children inherit blocked signals: Ctrl-C reaches all processes, but workers must end through `stop`.
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -92,11 +91,11 @@ def convert_shards(
     workers: int,
     on_progress: Callable[[Counts], None],
 ) -> None:
-    """Write every shard: the part's files and the source indices that go into it.
+    """Write every shard, given as the part's files and its source indices.
 
-    counted is what earlier processes have done. on_progress is told the counts a few times a second, and at the end;
-    what it raises ends the conversion, as does what a worker raises.
-    Raises DatasetError where a worker dies.
+    counted: what earlier processes have done. Calls on_progress with the counts a few times a second and at the end;
+    an exception from it ends the conversion, as does one from a worker.
+    Raises DatasetError if a worker dies.
     """
     start_workers_early()
     context = _context()
@@ -105,8 +104,8 @@ def convert_shards(
     pool = ProcessPoolExecutor(min(workers, len(shards)), context, _start_worker, (job, shared))
     try:
         with ThreadPoolExecutor(1) as starter:
-            # Ctrl-C interrupts the main thread alone. There it could come while a worker is told its job, or before
-            # the pool knows of the worker, and so would not wait for its end.
+            # Ctrl-C interrupts only the main thread. There it could arrive while a worker gets its job, or before the
+            # pool knows of the worker, and the pool would then not wait for it.
             waiting = starter.submit(_submit, pool, shards).result()
         while waiting:
             finished, waiting = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_EXCEPTION)
@@ -115,7 +114,7 @@ def convert_shards(
             on_progress(Counts(shared.done.value, shared.left_out.value))
     except BrokenProcessPool:
         raise DatasetError("a conversion process was killed, possibly out of memory; "
-                           "go on with --resume and fewer --workers") from None  # fmt: skip
+                           "continue with --resume and fewer --workers") from None  # fmt: skip
     finally:
         shared.stop.value = 1
         pool.shutdown(wait=True, cancel_futures=True)
@@ -137,14 +136,14 @@ def _start_worker(job: Job, shared: _Shared) -> None:
     from .shard_writer import Conversion
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the cores are shared out by processes
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # parallelism comes from processes
     length = job.settings.context_length
     tokenizer = load_tokenizer(job.tokenizer, context_length=length) if job.tokenizer.exists() else None
     _conversion = Conversion(job.source, job.settings, tokenizer, shared.add_one)
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed tells nobody; its workers would wait for work for ever."""
+    """Exit when the parent does: after it is killed, its workers would wait for work forever."""
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)

@@ -1,4 +1,4 @@
-"""One shard, from samples to verified files on disk; the worker processes run this."""
+"""Write one shard, from samples to verified files on disk; runs in the worker processes."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _SUFFIXES: tuple[PartSuffix, ...] = (*SHARD_SUFFIXES, "errors.jsonl")
 
 
 class Conversion(NamedTuple):
-    """What every shard of a conversion is written with."""
+    """What the shards of a conversion have in common."""
 
     source: Source
     settings: ConvertSettings
     tokenizer: Tokenizer | None
     count_one: Callable[[bool], None]
-    """Called after every sample with whether it was left out; what it raises ends the shard."""
+    """Called after every sample with whether it was left out; an exception from it ends the shard."""
 
 
 class _Row(NamedTuple):
@@ -59,10 +59,10 @@ class _Row(NamedTuple):
 
 
 def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conversion) -> None:
-    """Write the usable samples in the order given, the list of the others, and last of all the marker.
+    """Write the usable samples in the given order, the list of the others, and finally the marker.
 
-    Raises DatasetError where the disk does not give back what was written, and SourceError at the first sample that
-    cannot be used where settings.on_error says so.
+    Raises DatasetError if the files read back differ from what was written, and SourceError at the first bad sample if
+    settings.on_error is "fail".
     """
     beton, row_records, parquet, errors = (part.being_written(suffix) for suffix in _SUFFIXES)
     length = conversion.settings.context_length if conversion.tokenizer else None
@@ -86,7 +86,7 @@ def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conve
 
 
 class _Rows:
-    """A shard's usable samples as rows, given once; what else is known of them gathers here meanwhile."""
+    """Iterates once over a shard's usable samples as rows, and collects their tables and checksums meanwhile."""
 
     def __init__(self, source_indices: NDArray[np.int64], conversion: Conversion, errors: TextIO) -> None:
         self._source_indices, self._errors = source_indices, errors
@@ -120,7 +120,7 @@ class _Rows:
     def _leave_out(self, source_index: int, reason: str) -> None:
         uri, key = self._source.uri(source_index), self._source.key(source_index)
         if self._settings.on_error == "fail":
-            raise SourceError(f"{uri!r}: {reason}. Mend it, or have --on-error skip leave such samples out")
+            raise SourceError(f"{uri!r}: {reason}. Fix it, or leave such samples out with --on-error skip")
         self._errors.write(BadSample(uri, key, reason).line())
         self._errors.flush()
         self.left_out += 1
@@ -153,8 +153,8 @@ class _Rows:
 
 @contextmanager
 def _flushed_meanwhile(path: Path) -> Iterator[None]:
-    """Have what the body writes to `path` on disk at the end, and most of it before: the disk is idle meanwhile."""
-    # Opened first: an error of writing back that comes to light before a file is opened is not reported to it.
+    """Sync what the block writes to `path`, continuously, since the disk is otherwise idle, and at the end."""
+    # Open first: write-back errors that occur before a file is opened are not reported to it.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     ended = threading.Event()
 
@@ -176,9 +176,9 @@ def _flushed_meanwhile(path: Path) -> Iterator[None]:
 
 
 def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: Conversion) -> None:
-    """Write where each row lies, and read every row again by it: FFCV does not look whether a full disk took all.
+    """Write the row records and read every row back by them: FFCV does not notice a full disk.
 
-    Raises DatasetError where the files do not hold the rows.
+    Raises DatasetError if the files do not hold the rows.
     """
     file, tokenizer, count = Descriptor(beton), conversion.tokenizer, len(rows.source_index)
     length = conversion.settings.context_length if tokenizer else 0
@@ -211,5 +211,5 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: C
 
 
 def _not_what_was_written(file: Path) -> DatasetError:
-    return DatasetError(f"{file} does not hold what was written to it; is the disk full, or failing? "
-                        "--resume writes it again")  # fmt: skip
+    return DatasetError(f"{file} does not hold what was written to it; the disk may be full or failing. "
+                        "Use --resume to write it again")  # fmt: skip

@@ -1,4 +1,4 @@
-"""A dataset becomes batches of views, in our order, by one of two decoders: `ffcv_loader` and `dali_loader`."""
+"""Turn a dataset into batches of views, in the sample order: `ffcv_loader` and `dali_loader`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The loader on NVIDIA DALI: JPEGs decoded and augmented by its operators, on the GPU or on the CPU, in our order.
+"""The NVIDIA DALI loader: decodes and augments JPEGs on the GPU or CPU, in the sample order.
 
-A JPEG is decoded once for all views. What was drawn for a view goes in beside the bytes, so the graph has no randomness
-of its own.
+A JPEG is decoded once for all views. The random choices of a view are inputs beside the bytes; the graph itself is
+deterministic.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ fn, types = dali.fn, dali.types
 
 
 class _Reading(NamedTuple):
-    """A batch whose samples are being read."""
+    """A batch being read."""
 
     sample_ids: NDArray[np.int64]
     read: Future[tuple[dict[str, Any], Placed]]
-    """What the pipeline is to be fed, and the tokens; or DatasetError."""
+    """The pipeline's inputs and the tokens, or DatasetError."""
 
 
 class _Scheduled(NamedTuple):
-    """A batch that the pipeline is at, unless it has an error."""
+    """A batch that the pipeline is processing, unless it has an error."""
 
     sample_ids: NDArray[np.int64]
     tokens: Tensor | None
     inputs: dict[str, Any]
-    """Name -> what the pipeline was fed, by sample."""
+    """Input name -> values by sample."""
     error: DatasetError | None = None
-    """What to raise when the batch is asked for."""
+    """Raised when the batch is requested."""
 
 
 class DALILoader:
-    """Serves the batches of one rank, one epoch at a time. Batches are fresh tensors: they may be kept.
+    """Serves the batches of one rank, one epoch at a time. Batches are fresh tensors and may be kept.
 
-    On the GPU views are CUDA tensors on the stream that is current where the batch is asked for; they never were on the
-    host. Ids are on the CPU, and so are tokens, in pinned memory.
+    On the GPU, views are CUDA tensors on the stream that is current when the batch is requested; they never were on the
+    host. Ids stay on the CPU, as do tokens, in pinned memory.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class DALILoader:
         self.order, self.recipe, self.image_size, self.views = order, recipe, image_size, views
         self.rank, self.world, self.device = rank, world, device
         self._placer, self._workers, self._ahead = Placer(dataset, workers), workers, ahead
-        self._batches = ThreadPoolExecutor(1, "thermopile-batches")  # reads one batch after the other
-        self._readers = ThreadPoolExecutor(workers, "thermopile-reader")  # share the rows of that batch
+        self._batches = ThreadPoolExecutor(1, "thermopile-batches")  # reads one batch at a time
+        self._readers = ThreadPoolExecutor(workers, "thermopile-reader")  # share that batch's rows
         self._pipeline: Any = None  # built when an epoch begins
-        self._reading: deque[_Reading] = deque()  # both oldest first
+        self._reading: deque[_Reading] = deque()  # this and the next, oldest first
         self._scheduled: deque[_Scheduled] = deque()
         self._turn = 0
 
@@ -83,11 +83,11 @@ class DALILoader:
     ) -> Self:  # fmt: skip
         """Open a loader.
 
-        image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images alone.
-        workers: threads of DALI; where None, one more than cores, since each operator waits for its last sample.
-        ahead: batches made before they are asked for.
-        device: who decodes and augments; "cuda" is torch's current CUDA device.
-        Raises DatasetError where the order was made for another number of samples.
+        image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
+        workers: DALI threads; None: one more than cores, since each operator waits for its last sample.
+        ahead: number of batches to prefetch.
+        device: where to decode and augment; "cuda" is torch's current CUDA device.
+        Raises DatasetError if the order was made for another number of samples.
         """
         if order.samples != dataset.n:
             raise DatasetError(f"the order is for {order.samples:,} samples, but {dataset.path} holds {dataset.n:,}")
@@ -97,16 +97,16 @@ class DALILoader:
         )  # fmt: skip
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from first_step on. Beginning an epoch ends the one before.
+        """Yield the batches of an epoch from first_step on. Starting an epoch ends the previous one.
 
-        A sample that is not as it was stored raises DatasetError at the batch that holds it.
+        A damaged sample raises DatasetError at the batch that contains it.
         """
         self._drain()
         self._turn = turn = self._turn + 1
         self._pipeline = self._pipeline or self._build()
         end = self.order.steps_per_epoch
         try:
-            # One batch more than `ahead` is being read while the pipeline makes the others.
+            # Read one batch more than `ahead` while the pipeline makes the others.
             for step in range(first_step, min(first_step + self._ahead + 1, end)):
                 self._start_reading(epoch, step)
             for _ in range(min(self._ahead, end - first_step)):
@@ -118,13 +118,15 @@ class DALILoader:
                     self._schedule()
                 yield self._collect()
                 if self._turn != turn:
-                    raise RuntimeError(f"epoch {epoch} was ended by another one: this loader serves one at a time")
+                    raise RuntimeError(
+                        f"epoch {epoch} was ended by another one: this loader serves one epoch at a time"
+                    )
         finally:
             if self._turn == turn:
                 self._drain()
 
     def close(self) -> None:
-        """End DALI's threads and those that read; waits for the batches they are at."""
+        """Stop DALI's and the reading threads after their current batches."""
         self._turn += 1
         self._drain()
         self._pipeline = None
@@ -142,7 +144,7 @@ class DALILoader:
             self.recipe, self.image_size, self.views, self.device == "cuda",
             batch_size=self.order.batch_size // self.world, num_threads=self._workers,
             device_id=torch.cuda.current_device() if self.device == "cuda" else None,
-            prefetch_queue_depth=1,  # so many runs start with the first; how many follow is ours to say
+            prefetch_queue_depth=1,  # runs that start with the first; later ones are scheduled explicitly
         )  # fmt: skip
         pipeline.build()
         return pipeline
@@ -152,9 +154,9 @@ class DALILoader:
         self._reading.append(_Reading(ids, self._batches.submit(self._read, epoch, ids)))
 
     def _read(self, epoch: int, ids: NDArray[np.int64]) -> tuple[dict[str, Any], Placed]:
-        """What the pipeline is fed for a batch, and its tokens in Placed; the readers share the rows.
+        """Return the pipeline's inputs for a batch, and its tokens in Placed; the readers share the rows.
 
-        Raises DatasetError for a sample that is not as it was stored.
+        Raises DatasetError for a damaged sample.
         """
         placed = self._placer.place(ids)
         ends = np.cumsum(placed.jpeg_bytes)
@@ -177,7 +179,7 @@ class DALILoader:
         return inputs, placed
 
     def _schedule(self) -> None:
-        """Feed the oldest batch that is being read to the pipeline; waits until it is read."""
+        """Wait for the oldest batch being read and feed it to the pipeline."""
         ids, read = self._reading.popleft()
         try:
             inputs, placed = read.result()
@@ -186,7 +188,7 @@ class DALILoader:
             return
         try:
             _start(self._pipeline, inputs)
-        except BaseException:  # a pipeline fed by half would pair pixels with the choices for others
+        except BaseException:  # a half-fed pipeline would pair pixels with other samples' choices
             self._forget_pipeline()
             raise
         self._scheduled.append(_Scheduled(ids, self._as_tensor(placed), inputs))
@@ -207,12 +209,12 @@ class DALILoader:
             if (row := self._first_refused(batch.inputs)) is not None:
                 raise self._placer.damaged(int(batch.sample_ids[row]), UNDECODABLE) from error
             raise
-        # The tensors share DALI's memory, which is theirs as long as they live.
+        # The tensors share DALI's memory and own it as long as they live.
         views = tuple(from_dlpack(output.as_tensor()) for output in outputs)
         return Batch(torch.from_numpy(batch.sample_ids), views, batch.tokens)
 
     def _take_outputs(self) -> tuple[Any, ...]:
-        """What the oldest run made. DALI's pipelines do not survive an error: the next epoch has a new one."""
+        """Return the oldest run's outputs. DALI pipelines do not survive an error: the next epoch builds a new one."""
         try:
             stream = torch.cuda.current_stream() if self.device == "cuda" else None
             outputs: tuple[Any, ...] = self._pipeline.share_outputs(cuda_stream=stream)
@@ -223,7 +225,7 @@ class DALILoader:
         return outputs
 
     def _first_refused(self, inputs: dict[str, Any]) -> int | None:
-        """The row that is to blame for a batch's error, found by a run of each alone: DALI does not always tell."""
+        """Find the row that causes a batch's error by running each alone: DALI does not always name it."""
         pipeline = self._build()
         for row in range(len(inputs["jpeg"])):
             _start(pipeline, {name: values[row : row + 1] for name, values in inputs.items()})
@@ -235,13 +237,13 @@ class DALILoader:
         return None
 
     def _drain(self) -> None:
-        """Take what is still read or scheduled, and throw it away."""
+        """Discard everything still being read or scheduled."""
         while self._reading:
             self._reading.popleft().read.cancel()
         while self._scheduled:
             if self._scheduled.popleft().error:
                 continue
-            # A damaged sample that nobody asked for, or a pipeline that DALI ended because the interpreter does.
+            # A damaged sample that nobody requested, or a pipeline that DALI ended at interpreter exit.
             with suppress(RuntimeError, AttributeError):
                 self._take_outputs()
 
@@ -259,7 +261,7 @@ def _start(pipeline: Any, inputs: dict[str, Any]) -> None:
 def _read_part(
     placer: Placer, placed: Placed, low: int, high: int, ends: NDArray[np.int64], memory: NDArray[np.uint8]
 ) -> tuple[int, int]:
-    """Read rows low … high - 1 as `_read_rows`, with few files open at a time."""
+    """Read rows low … high - 1 like `_read_rows`, with few files open at a time."""
     for start, end in placer.runs(placed, low, high):
         row, fault = _read_rows(placed, start, end, ends, memory)
         if fault:
@@ -271,9 +273,9 @@ def _read_part(
 def _read_rows(
     placed: Placed, low: int, high: int, ends: NDArray[np.int64], memory: NDArray[np.uint8]
 ) -> tuple[int, int]:
-    """Read the JPEGs of rows low … high - 1 to where they end in `memory`, and their tokens.
+    """Read the JPEGs of rows low … high - 1 into `memory`, ending at `ends`, and their tokens.
 
-    Returns the first row that is not as it was stored and what is wrong with it, or (high, SOUND).
+    Returns the first damaged row and its fault, or (high, SOUND).
     """
     for row in range(low, high):
         fault = fetch(placed, row, memory[ends[row] - placed.jpeg_bytes[row] : ends[row]])
@@ -283,7 +285,7 @@ def _read_rows(
 
 
 def _inputs_of_view(recipe: Recipe, drawn: ViewParameters) -> dict[str, NDArray[Any]]:
-    """What the graph of a view is told, by the names that `_view` asks for."""
+    """Return the inputs of a view's graph, by the names that `_view` uses."""
     start, size = drawn.box[:, :2], drawn.box[:, 2:]
     inputs: dict[str, NDArray[Any]] = {
         "start": start.astype(np.float32),
@@ -299,15 +301,15 @@ def _inputs_of_view(recipe: Recipe, drawn: ViewParameters) -> dict[str, NDArray[
     return inputs
 
 
-# The functions from here on are in DALI's language: they run once, to make the graph. An `if` on an input is a branch
-# that only some samples take; one on the recipe decides whether there is such an operation at all.
+# The functions below are in DALI's language and run once, to build the graph. An `if` on an input is a branch that only
+# some samples take; an `if` on the recipe decides whether the graph has that operation at all.
 
 
 @dali.pipeline_def(enable_conditionals=True)  # type: ignore[untyped-decorator]
 def _views_of_jpegs(recipe: Recipe, image_size: int, views: int, on_gpu: bool) -> tuple[Any, ...]:
     jpeg = fn.external_source(name="jpeg", dtype=types.UINT8, ndim=1, no_copy=True)  # kept with the batch
     sides = fn.external_source(name="sides", dtype=types.FLOAT, ndim=1)
-    # As FFCV decodes: upright as stored, chroma interpolated, with the fast inverse DCT.
+    # Decode as FFCV does: orientation as stored, chroma interpolated, fast inverse DCT.
     picture = fn.decoders.image(
         _with_header_of(jpeg, sides), device="mixed" if on_gpu else "cpu",
         adjust_orientation=False, jpeg_fancy_upsampling=True, use_fast_idct=True,
@@ -316,14 +318,14 @@ def _views_of_jpegs(recipe: Recipe, image_size: int, views: int, on_gpu: bool) -
 
 
 def _with_header_of(jpeg: Any, sides: Any) -> Any:
-    """The same bytes where their header says these sides; else an error.
+    """Return the same bytes if their header has these sides; otherwise fail.
 
-    Without it a damaged header crashes the process: the decoder's next run where the header cannot be read, and the
-    resize where the crop lies outside the picture that it describes.
+    Without this check a damaged header crashes the process: in the decoder's next run if the header cannot be read, and
+    in the resize if the crop lies outside the picture that it describes.
     """
     found = fn.peek_image_shape(jpeg, dtype=types.FLOAT, adjust_orientation=False)
     off_by = fn.reductions.sum(dali.math.abs(found[:2] - sides), keep_dims=True)
-    return fn.reshape(jpeg, rel_shape=1.0 + off_by)  # bytes cannot take the shape of more bytes than there are
+    return fn.reshape(jpeg, rel_shape=1.0 + off_by)  # reshaping to more bytes than there are fails
 
 
 def _view(picture: Any, view: int, recipe: Recipe, image_size: int, on_gpu: bool) -> Any:
@@ -341,7 +343,7 @@ def _view(picture: Any, view: int, recipe: Recipe, image_size: int, on_gpu: bool
     if recipe.has_blur:
         sigma = _input("blur", view, types.FLOAT, 0)
         if sigma > 0.0:
-            pixels = fn.gaussian_blur(pixels, sigma=sigma)  # its window and its borders are as ours
+            pixels = fn.gaussian_blur(pixels, sigma=sigma)  # same window and borders as ours
     if recipe.has_solarise:
         solarise = _input("solarise", view, types.BOOL, 0)
         if solarise:

@@ -1,4 +1,4 @@
-"""The CPU loader: FFCV's files and C decoders, driven by our order, one JPEG decode for all views of a sample."""
+"""The CPU loader: FFCV files and C decoders in the sample order, with one JPEG decode for all views of a sample."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from .resample import resample_into
 from .view_memory import ViewMemory
 
 Augmentation = Callable[[NDArray[np.float32], np.uint64], None]
-"""A numba-compiled function that changes a view in place: pixels float32 [3, H, W] in 0 … 255, and the view's key,
-from which `keyed.uniform(key, draw)` makes numbers for draws of 1,000 and more: the recipe uses those below."""
+"""A numba-compiled function that changes a view in place. It gets pixels, float32 [3, H, W] in 0 … 255, and the view's
+key for `rng.uniform(key, draw)`; use draws from 1,000 on, since the recipe uses those below."""
 
 
 class ViewMaker:
-    """Makes the views of any samples. A batch may be kept: its memory is used again only once nothing refers to it.
+    """Makes the views of any samples. Batches may be kept: memory is reused only once nothing refers to it.
 
-    Threads, not processes: the kernels hold no lock, so that nothing is copied between processes or left behind.
+    Uses threads, not processes: the kernels release the GIL, so nothing is copied between processes or left behind.
     """
 
     def __init__(
         self, dataset: Dataset, *, seed: int = 0, recipe: Recipe, image_size: int, views: int,
         workers: int | None = None, spare: int = 1, augment: Augmentation | None = None,
     ) -> None:  # fmt: skip
-        """Make views of a dataset of any size; those of a sample follow from seed, epoch, id and recipe.
+        """Make views of a dataset of any size; a sample's views depend on seed, epoch, id and recipe.
 
-        image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images alone.
-        workers: decoding threads; all cores where None. spare: batches whose memory is kept for those that come.
-        augment: the user's own, done after the recipe's operations and before the view is normalised.
+        image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
+        workers: decoding threads; None: one per core. spare: number of batches whose memory is kept for reuse.
+        augment: custom augmentation, applied after the recipe's operations and before normalisation.
         """
         self.seed, self.recipe, self.image_size, self.views = seed, recipe, image_size, views
         self._workers, self._augment = workers or cores(), augment or _leave
@@ -55,13 +55,13 @@ class ViewMaker:
         self._memory = ViewMemory(spare)
 
     def make(self, sample_ids: NDArray[np.int64], epoch: int) -> Batch:
-        """Any samples as a batch, with the views that they have in that epoch; sample_ids int64 [b]."""
+        """Return any samples as a batch with their views of that epoch; sample_ids int64 [b]."""
         return self._finish(*self._start(sample_ids, epoch))
 
     def close(self) -> None:
-        """Stop the decoding threads; waits for the batch they are at."""
+        """Stop the decoding threads after their current batch."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._memory = ViewMemory(spare=0)  # batches that are still held come back to the old one, which goes with them
+        self._memory = ViewMemory(spare=0)  # batches still in use return to the old pool and are freed with it
 
     def __enter__(self) -> Self:
         return self
@@ -99,7 +99,7 @@ class ViewMaker:
 
 
 class FFCVLoader(ViewMaker):
-    """Serves the batches of one rank, in the order's order."""
+    """Serves the batches of one rank in the sample order."""
 
     def __init__(
         self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
@@ -107,7 +107,7 @@ class FFCVLoader(ViewMaker):
     ) -> None:  # fmt: skip
         super().__init__(
             dataset, seed=order.seed, recipe=recipe, image_size=image_size, views=views, workers=workers,
-            spare=ahead + 2, augment=augment,  # those ahead, the one in use, the one that comes
+            spare=ahead + 2, augment=augment,  # those ahead, the one in use, the next one
         )  # fmt: skip
         self.order, self.rank, self.world, self._ahead = order, rank, world, ahead
 
@@ -119,8 +119,8 @@ class FFCVLoader(ViewMaker):
     ) -> Self:  # fmt: skip
         """Open a loader.
 
-        ahead: batches made before they are asked for. The rest as ViewMaker has it.
-        Raises DatasetError where the order was made for another number of samples.
+        ahead: number of batches to prefetch. The other arguments are those of ViewMaker.
+        Raises DatasetError if the order was made for another number of samples.
         """
         if order.samples != dataset.n:
             raise DatasetError(f"the order is for {order.samples:,} samples, but {dataset.path} holds {dataset.n:,}")
@@ -130,9 +130,9 @@ class FFCVLoader(ViewMaker):
         )  # fmt: skip
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from first_step on.
+        """Yield the batches of an epoch from first_step on.
 
-        A sample that is not as it was stored raises DatasetError at the batch that holds it.
+        A damaged sample raises DatasetError at the batch that contains it.
         """
         under_way: deque[tuple[Batch, list[Future[tuple[int, int]]]]] = deque()
         try:
@@ -152,7 +152,7 @@ class FFCVLoader(ViewMaker):
 def _make_part(
     placer: Placer, placed: Placed, views: tuple[ViewParameters, ...], low: int, high: int, *of_batch: Any
 ) -> tuple[int, int]:
-    """Make rows low … high - 1 as `_make_rows`, with few files open at a time."""
+    """Make rows low … high - 1 like `_make_rows`, with few files open at a time."""
     for start, end in placer.runs(placed, low, high):
         row, fault = _make_rows(placed, views, start, end, *of_batch)
         if fault:
@@ -162,7 +162,7 @@ def _make_part(
 
 @compiled
 def _leave(view: NDArray[np.float32], key: np.uint64) -> None:
-    """The augmentation of those who bring none."""
+    """The default augmentation, which does nothing."""
 
 
 @njit(nogil=True)  # not cached: numba cannot cache calls into a C library
@@ -173,7 +173,7 @@ def _make_rows(
 ) -> tuple[int, int]:  # fmt: skip
     """Fill out[view, row] and the tokens for rows low … high - 1.
 
-    Returns the first row that is not as it was stored and what is wrong with it, or (high, SOUND).
+    Returns the first damaged row and its fault, or (high, SOUND).
     """
     memory, jpeg = np.empty(0, np.uint8), np.empty(placed.jpeg_bytes[low:high].max(), np.uint8)
     for row in range(low, high):
@@ -182,7 +182,7 @@ def _make_rows(
             return row, fault
         reduced = _reduction(views, row, out.shape[3])
         height, width = -(-placed.height[row] // reduced), -(-placed.width[row] // reduced)
-        if len(memory) < 3 * height * width:  # the JPEG's header has confirmed them: no record alone asks for memory
+        if len(memory) < 3 * height * width:  # the JPEG's header confirms them
             memory = np.empty(3 * height * width, np.uint8)
         if imdecode(jpeg.ctypes.data, placed.jpeg_bytes[row], placed.height[row], placed.width[row], memory.ctypes.data,
                     placed.height[row], placed.width[row], 0, 0, 1, reduced, False, False) != 0:  # fmt: skip
@@ -205,7 +205,7 @@ def _make_rows(
 
 @njit(nogil=True)
 def _reduction(views: tuple[ViewParameters, ...], row: int, size: int) -> int:
-    """By how much the decoder may reduce a picture, 1, 2, 4 or 8: no view is then enlarged that was not before."""
+    """Return the decoder's reduction, 1, 2, 4 or 8: the largest that keeps every crop at least as large as its view."""
     shortest = 1 << 30
     for view in range(len(views)):
         shortest = min(shortest, views[view].box[row, 2], views[view].box[row, 3])

@@ -1,4 +1,4 @@
-"""Where the rows of a batch lie: found in the shards' tables, for either loader."""
+"""Locate the rows of a batch in the shards' tables, for both loaders."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..stored_sample import REASONS, SOUND, fetch_jpeg, fetch_tokens
 
 
 class Placed(NamedTuple):
-    """Where the rows of a batch lie; compiled code takes it as it is."""
+    """Locations of the rows of a batch, in a form that compiled code accepts."""
 
     sample_ids: NDArray[np.int64]
     shards: NDArray[np.int64]
     files: NDArray[np.int64]
     """int64 [b]: descriptor of each row's .beton, while `Placer.runs` holds it open; else -1."""
     jpeg_at: NDArray[np.uint64]
-    """This and what follows: columns of RECORD, [b] each."""
+    """This and the next fields are columns of RECORD, [b] each."""
     jpeg_bytes: NDArray[np.int64]
     height: NDArray[np.int64]
     width: NDArray[np.int64]
@@ -35,9 +35,9 @@ class Placed(NamedTuple):
     verified: bool
     """Whether the records have checksums."""
     vocab_size: int
-    """0 without captions."""
+    """Vocabulary size; 0 without captions."""
     tokens: NDArray[np.int32]
-    """int32 [b, L] to be filled; L is 0 without captions."""
+    """int32 [b, L], filled by `fetch`; L is 0 without captions."""
 
 
 _COLUMNS = {
@@ -48,9 +48,9 @@ _COLUMNS = {
 
 @compiled
 def fetch(placed: Placed, row: int, memory: NDArray[np.uint8]) -> int:
-    """Read a row's JPEG to the beginning of `memory`, uint8 [its bytes or more], and its tokens into placed.tokens.
+    """Read a row's JPEG to the start of `memory`, uint8 [its bytes or more], and its tokens into placed.tokens.
 
-    Returns SOUND or what is wrong. Once it is SOUND, height and width are those of the JPEG's own header.
+    Returns SOUND or the fault. If SOUND, height and width equal those in the JPEG's header.
     """
     fault = fetch_jpeg(
         placed.files[row], placed.jpeg_at[row], placed.height[row], placed.width[row], placed.jpeg_checksum[row],
@@ -65,15 +65,15 @@ def fetch(placed: Placed, row: int, memory: NDArray[np.uint8]) -> int:
 
 
 class Placer:
-    """Finds the samples of a dataset by their ids, and opens their files for the threads that read them."""
+    """Locates a dataset's samples by id and opens their files for the reading threads."""
 
     def __init__(self, dataset: Dataset, readers: int) -> None:
-        """readers: threads that read at the same time; they share the files that may be open."""
+        """readers: number of concurrent reading threads, which share the limit of open files."""
         self.dataset = dataset
         self._max_run = max(1, max_open_shards() // readers)
 
     def place(self, ids: NDArray[np.int64]) -> Placed:
-        """Where the samples lie. Raises DatasetError, naming the sample, where what leads to one is damaged."""
+        """Locate the samples. Raises DatasetError naming the first sample with a damaged record."""
         shards, rows = self.dataset.locate(ids)
         info = self.dataset.index.tokenizer
         records = np.empty(len(ids), RECORD)
@@ -88,9 +88,9 @@ class Placer:
         return Placed(ids, shards, files, **columns, verified=verified, vocab_size=vocab_size, tokens=tokens)
 
     def runs(self, placed: Placed, low: int, high: int) -> Iterator[tuple[int, int]]:
-        """Rows low … high - 1 in runs (from, to), so short that few files are open; a run's are until the next one.
+        """Yield rows low … high - 1 as short runs (from, to) to limit open files; a run's files close at the next run.
 
-        Any threads may ask for rows of the same batch. Raises DatasetError, OSError where a file cannot be opened.
+        Threads may share a batch, each with its own rows. Raises DatasetError; OSError if a file cannot be opened.
         """
         for start in range(low, high, self._max_run):
             end = min(start + self._max_run, high)
@@ -102,6 +102,6 @@ class Placer:
             kept.clear()
 
     def damaged(self, sample_id: int, fault: int) -> DatasetError:
-        """What to raise for a sample that is not as it was stored; fault: a key of REASONS."""
+        """Return the error to raise for a damaged sample; fault: a key of REASONS."""
         shard, row = (int(at[0]) for at in self.dataset.locate(np.array([sample_id])))
         return self.dataset.shard(shard).damaged(row, REASONS[fault])

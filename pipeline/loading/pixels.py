@@ -1,4 +1,4 @@
-"""What a view's pixels go through after the crop: float32 [3, size, size] with values 0 … 255, changed in place."""
+"""Pixel operations after the crop, in place on float32 [3, size, size] with values 0 … 255."""
 
 import math
 
@@ -24,7 +24,7 @@ def recolour(view: NDArray[np.float32], matrix: NDArray[np.float32], of_mean: ND
             blue[x] = min(high, max(low, matrix[2, 0] * r + matrix[2, 1] * g + matrix[2, 2] * b + offset[2]))
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc"})  # sums in any order: else no vector instructions
+@njit(cache=True, nogil=True, fastmath={"reassoc"})  # allow sums in any order, for vector instructions
 def _mean(channel: NDArray[np.float32]) -> np.float32:
     total = 0.0
     for y in range(channel.shape[0]):
@@ -36,7 +36,7 @@ def _mean(channel: NDArray[np.float32]) -> np.float32:
 
 @compiled
 def gaussian_blur(view: NDArray[np.float32], sigma: float) -> None:
-    """Blur with a Gaussian of `sigma` pixels, cut at ceil(3 sigma); the view is mirrored at its borders, edge once."""
+    """Blur with a Gaussian of `sigma` pixels, cut at ceil(3 sigma); borders mirror without repeating the edge."""
     size = view.shape[1]
     weights = _gaussian(sigma, size - 1)
     reach = len(weights) - 1
@@ -54,7 +54,7 @@ def gaussian_blur(view: NDArray[np.float32], sigma: float) -> None:
 
 @compiled
 def _gaussian(sigma: float, furthest: int) -> NDArray[np.float32]:
-    """Weights from the middle outwards, float32 [1 + a multiple of three], with zeros behind the cut."""
+    """Return weights from the centre outwards, float32 [1 + a multiple of three], zero beyond the cut."""
     reach = min(math.ceil(3 * sigma), furthest)
     weights = np.zeros(1 + 3 * math.ceil(reach / 3), np.float32)
     total = 1.0
@@ -67,7 +67,7 @@ def _gaussian(sigma: float, furthest: int) -> NDArray[np.float32]:
 
 @compiled
 def _mirror(wide: NDArray[np.float32], row: NDArray[np.float32], reach: int) -> None:
-    """Put row in the middle of wide, and `reach` of its pixels mirrored on both sides."""
+    """Copy row to the middle of wide, with `reach` mirrored pixels on both sides."""
     size = len(row)
     start = (len(wide) - size) // 2
     wide[start : start + size] = row
@@ -76,7 +76,7 @@ def _mirror(wide: NDArray[np.float32], row: NDArray[np.float32], reach: int) -> 
         wide[start + size - 1 + beyond] = row[size - 1 - beyond]
 
 
-# Three weights at a time: one at a time would spend most of its time on reading and writing `out`.
+# Three weights at a time: one at a time would spend most of the time reading and writing `out`.
 
 
 @compiled
@@ -115,7 +115,7 @@ def _convolve_column(out: NDArray[np.float32], rows: NDArray[np.float32], weight
 
 @compiled
 def solarise(view: NDArray[np.float32]) -> None:
-    """value → 255 - value where it is 128 or more."""
+    """Map values of 128 or more to 255 - value."""
     threshold, white = np.float32(128), np.float32(255)
     for channel in range(view.shape[0]):
         for y in range(view.shape[1]):
@@ -126,7 +126,7 @@ def solarise(view: NDArray[np.float32]) -> None:
 
 @compiled
 def normalise(view: NDArray[np.float32], gain: NDArray[np.float32], offset: NDArray[np.float32]) -> None:
-    """value → value · gain + offset, both float32 [3], of each channel."""
+    """Apply value · gain + offset per channel, both float32 [3]."""
     for channel in range(view.shape[0]):
         by, plus = gain[channel], offset[channel]
         for y in range(view.shape[1]):

@@ -1,8 +1,8 @@
-"""A crop of a picture, resized with a triangle filter as wide as the reduction asks: antialiased bilinear.
+"""Resize a crop with a triangle filter scaled to the reduction: antialiased bilinear.
 
-The filter is Pillow's BILINEAR. Rows are combined first, in float32. Then the three channels of a pixel travel
-together in one uint64 of 3 × 21 bits: a value in quarters of a level (10 bits) times a weight in 2048ths, summed over
-weights that are never negative and add up to 2048, stays below 2^21, so one multiplication serves all three.
+The filter is Pillow's BILINEAR. Rows are combined first, in float32. Then the three channels of a pixel are packed
+into one uint64 of 3 × 21 bits: a value in quarters of a level (10 bits) times a weight in 2048ths, summed over
+non-negative weights that add up to 2048, stays below 2^21, so one multiplication serves all three.
 """
 
 import numpy as np
@@ -21,10 +21,10 @@ def resample_into(
     out: NDArray[np.float32], picture: NDArray[np.uint8], top: float, left: float, height: float, width: float,
     flip: bool,
 ) -> None:  # fmt: skip
-    """Resize a box of a picture, mirrored where flip is set.
+    """Resize a box of a picture, mirrored if flip is set.
 
-    out: float32 [3, size, size], values 0 … 255. picture: uint8 [rows, columns, 3]. The box is in pixels and may begin
-    between two. Filters reach beyond the box where the picture does.
+    out: float32 [3, size, size], values 0 … 255. picture: uint8 [rows, columns, 3]. The box is in pixels and may start
+    between two. Filters use pixels beyond the box if the picture has them.
     """
     size = out.shape[1]
     rows, columns = picture.shape[0], picture.shape[1]
@@ -49,10 +49,10 @@ def resample_into(
 def triangle_filter(
     start: float, length: float, source: int, size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Which source pixels make each of `size` outputs along one axis, and their weights.
+    """Return the source pixels and weights of each of `size` outputs along one axis.
 
     Returns first int64 [size] and weights float32 [taps, size]: output i is the sum over k of weights[k, i] times
-    source pixel first[i] + k, all of which are inside. Weights are not negative and add up to 1.
+    source pixel first[i] + k, all within the source. Weights are non-negative and add up to 1.
     """
     scale = length / size
     reach = max(scale, 1.0)
@@ -74,7 +74,7 @@ def triangle_filter(
 
 @compiled
 def _in_wholes(weights: NDArray[np.float32]) -> NDArray[np.uint64]:
-    """Weights in 2048ths, uint64 [taps, size]; what rounding leaves over goes to the largest of each output."""
+    """Convert weights to 2048ths, uint64 [taps, size]; the rounding error goes to each output's largest weight."""
     taps, size = weights.shape
     wholes = np.empty((taps, size), np.uint64)
     for i in range(size):
@@ -91,7 +91,7 @@ def _in_wholes(weights: NDArray[np.float32]) -> NDArray[np.uint64]:
 
 @compiled
 def _combine_rows(line: NDArray[np.float32], rows: NDArray[np.uint8], weights: NDArray[np.float32]) -> None:
-    """line = Σ_k weights[k] · rows[k], in quarters of a level, plus what rounds it when it is cut."""
+    """line = Σ_k weights[k] · rows[k] in quarters of a level, plus a half, so that truncation rounds."""
     half = np.float32(0.5)
     if len(weights) == 1:
         weight, row = weights[0] * np.float32(_QUARTERS), rows[0]
@@ -120,7 +120,7 @@ def _pack(pixels: NDArray[np.uint64], line: NDArray[np.float32]) -> None:
 def _combine_columns(
     sums: NDArray[np.uint64], pixels: NDArray[np.uint64], at: NDArray[np.uint64], weights: NDArray[np.uint64]
 ) -> None:
-    # Tap by tap over all outputs, not output by output: only so does the compiler use vector instructions.
+    # Tap by tap over all outputs, not output by output: otherwise the compiler uses no vector instructions.
     weight = weights[0]
     for x in range(len(sums)):
         sums[x] = pixels[at[x]] * weight[x]

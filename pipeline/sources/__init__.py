@@ -1,4 +1,4 @@
-"""What conversion asks of a source of samples. A new source is one file, one line in the command's table, one test."""
+"""The interface of sources. A new source is one file, one entry in tools/convert_sources.py and one test."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from PIL import Image
 
 
 class Sample(NamedTuple):
-    """One sample as its source has it."""
+    """One sample from a source."""
 
     uri: str
-    """Where it comes from, for people; valid UTF-8."""
+    """Human-readable origin; valid UTF-8."""
     key: str
     """The source's own name for it."""
     picture: bytes | Image.Image
-    """A file's bytes, not yet decoded, or a picture drawn here."""
+    """A file's undecoded bytes, or a generated picture."""
     caption: str | None
     group: str | None
-    """Class or folder, where there is one."""
+    """Class or folder, if any."""
 
 
 class Groups(NamedTuple):
-    """The class of every sample of a source, known without reading a picture."""
+    """The class of every sample, known without reading pictures."""
 
     names: tuple[str, ...]
-    """The classes, in the source's own order, or sorted where it has none.
+    """The classes in the source's order, or sorted if it has none.
 
-    The empty name stands for the samples without a class; their Sample.group is None.
+    The empty name stands for samples without a class; their Sample.group is None.
     """
     of_sample: NDArray[np.int32]
     """int32 [n]: index into names."""
@@ -39,7 +39,7 @@ class Groups(NamedTuple):
 class Source(Protocol):
     """A listing of samples, sent to the worker processes: it must be compact and picklable.
 
-    source[i] raises BadSampleError where sample i cannot be read.
+    source[i] raises BadSampleError if sample i cannot be read.
     """
 
     @property
@@ -51,32 +51,32 @@ class Source(Protocol):
     def __getitem__(self, index: int) -> Sample: ...
 
     def uri(self, index: int) -> str:
-        """Where sample i comes from, also where it cannot be read."""
+        """Return the origin of sample i, even if it cannot be read."""
 
     def key(self, index: int) -> str:
-        """The source's own name for sample i."""
+        """Return the source's own name for sample i."""
 
     def groups(self) -> Groups | None:
-        """The samples' classes; None where the source has no classes."""
+        """Return the samples' classes; None if the source has none."""
 
     def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
-        """The captions of these samples, for training a tokenizer; none where the mode is `images`.
+        """Yield the captions of these samples, to train a tokenizer; none if the mode is `images`.
 
-        A caption that cannot be read is passed over.
+        Unreadable captions are skipped.
         """
 
     def chunks(self) -> NDArray[np.int64] | None:
-        """Prefix sums, int64 [chunks + 1], of samples that are cheap only when read one after the other.
+        """Return prefix sums, int64 [chunks + 1], of chunks whose samples are cheap only if read in sequence.
 
-        None where any sample can be read at any time at the same cost.
+        None if random access costs the same.
         """
 
     def stored_bytes(self) -> int | None:
-        """Bytes of all pictures as the source holds them, for an estimate; None where that is not known."""
+        """Return the bytes of all pictures in the source, for an estimate; None if unknown."""
 
     def describe(self) -> dict[str, Any]:
-        """What dataset.json records of the source; JSON values.
+        """Return what dataset.json records about the source, as JSON values.
 
-        Among them `listing`, a sha256 of the sorted listing where it can change, by which a conversion that goes on
-        sees that the source is no longer the same.
+        If the listing can change, this includes `listing`, its sha256, by which a resumed conversion notices that the
+        source has changed.
         """

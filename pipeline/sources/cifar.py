@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as their author hands them out: python pickles or binary files, packed or unpacked.
+"""CIFAR-10 and CIFAR-100 as published: python pickles or binary files, packed or unpacked.
 
 https://www.cs.toronto.edu/~kriz/cifar.html describes both. An archive is read in memory; nothing is unpacked to disk.
 """
@@ -26,10 +26,10 @@ from .tar_members import BrokenTarError, regular_members
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
-"""Of a picture: first all red values, then all green, then all blue ones."""
+"""Bytes per picture: all red values, then all green, then all blue ones."""
 
 MAX_UNPACKED = 256 << 20
-"""Bytes of an archive; the largest of the four has 186 MB."""
+"""Limit of an unpacked archive; the largest of the four has 186 MB."""
 
 
 class _Layout(NamedTuple):
@@ -37,14 +37,14 @@ class _Layout(NamedTuple):
 
     kind: str
     names_file: str
-    """Names the classes; no other layout has a file of this name."""
+    """The file with the class names; its name is unique to the layout."""
     train: tuple[str, ...]
     test: tuple[str, ...]
     names_key: str = ""
     labels_key: str = ""
-    """Of the pickled dictionaries; empty where the files are binary."""
+    """Keys of the pickled dictionaries; empty for binary files."""
     label_bytes: int = 0
-    """Of a binary record, before its pixels; the last one is the class."""
+    """Label bytes before the pixels of a binary record; the last one is the class."""
 
 
 _TENTHS = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -60,9 +60,9 @@ _LAYOUTS = (
 class CifarSource:
     """The training set, or with `test` the test batch, held in memory: 150 MB for 50,000 pictures.
 
-    root: the .tar.gz as downloaded, the folder in it, or a folder that holds that one. Classes are the fine ones.
-    Raises SourceError where root is none of these, where a file is missing or damaged, or where a pickle asks for
-    anything else than arrays.
+    root: the downloaded .tar.gz, the folder in it, or that folder's parent. Classes are the fine ones.
+    Raises SourceError if root is none of these, a file is missing or damaged, or a pickle contains anything but plain
+    values and arrays.
     """
 
     mode = "images"
@@ -127,7 +127,7 @@ class _Batch(NamedTuple):
         pixels, labels = (_binary if layout.label_bytes else _pickled)(layout, name, data)
         if len(labels) == 0 or pixels.shape != (len(labels), PIXELS):
             raise SourceError(f"{name} holds pixels of shape {pixels.shape} for {len(labels):,} labels; "
-                              f"CIFAR's are {PIXELS} for each")  # fmt: skip
+                              f"CIFAR has {PIXELS} for each")  # fmt: skip
         if not 0 <= labels.min() <= labels.max() < classes:
             raise SourceError(f"{name} has labels {labels.min()} to {labels.max()} for {classes} classes")
         return cls(pixels, labels)
@@ -148,14 +148,16 @@ def _pickled(layout: _Layout, name: str, data: bytes) -> tuple[NDArray[np.uint8]
                 return array.uint8(), np.array(labels, np.int32)
             except (ValueError, OverflowError) as error:
                 raise SourceError(f"{name}: {error}") from error
-    raise SourceError(f"{name} holds no 'data' with numbers in {layout.labels_key!r}; it is no batch of {layout.kind}")
+    raise SourceError(
+        f"{name} has no 'data' with integers in {layout.labels_key!r}; it is not a batch of {layout.kind}"
+    )
 
 
 def _unpickled(name: str, data: bytes) -> object:
     try:
         return load_restricted(data)
     except pickle.UnpicklingError as error:
-        raise SourceError(f"{name} is not a pickle as CIFAR's are: {error}") from error
+        raise SourceError(f"{name} is not a CIFAR pickle: {error}") from error
 
 
 def _class_names(layout: _Layout, data: bytes) -> tuple[str, ...]:
@@ -164,7 +166,7 @@ def _class_names(layout: _Layout, data: bytes) -> tuple[str, ...]:
     match _unpickled(layout.names_file, data):
         case {layout.names_key: list(names)} if _all_are(str, names):
             return tuple(names)
-    raise SourceError(f"{layout.names_file} holds no list {layout.names_key!r}")
+    raise SourceError(f"{layout.names_file} has no list {layout.names_key!r}")
 
 
 def _all_are(kind: type, values: list[Any]) -> bool:
@@ -176,11 +178,11 @@ def _layout_of(root: Path, files: Mapping[str, bytes]) -> _Layout:
         if layout.names_file in files:
             return layout
     wanted = ", ".join(layout.names_file for layout in _LAYOUTS)
-    raise SourceError(f"{root} is no CIFAR archive, python or binary: it holds none of {wanted}")
+    raise SourceError(f"{root} is not a CIFAR archive, python or binary: it has none of {wanted}")
 
 
 def _read_files(root: Path, test: bool) -> dict[str, bytes]:
-    """Whichever of the four archives' files are there, by name."""
+    """Read the files of any of the four archives that are present, by name."""
     wanted = {name for layout in _LAYOUTS for name in (layout.names_file, *(layout.test if test else layout.train))}
     if not root.is_dir():
         return dict(_members(root, wanted))
@@ -199,7 +201,7 @@ def _read(file: Path) -> bytes:
 
 def _members(root: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
     if not root.is_file():
-        raise SourceError(f"{root} is neither a folder nor a file; give CIFAR's .tar.gz or the folder in it")
+        raise SourceError(f"{root} is neither a folder nor a file; pass CIFAR's .tar.gz or the folder in it")
     try:
         with gzip.open(root) as packed:
             archive = packed.read(MAX_UNPACKED)
@@ -208,4 +210,4 @@ def _members(root: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
             if name in wanted:
                 yield name, archive[member.offset : member.offset + member.size]
     except (OSError, EOFError, zlib.error, BrokenTarError) as error:
-        raise SourceError(f"{root} is not a whole .tar.gz: {error}; download it again") from error
+        raise SourceError(f"{root} is not a complete .tar.gz: {error}; download it again") from error

@@ -1,4 +1,4 @@
-"""A csv or tsv file of image paths and captions, as CC3M's lists are after the download."""
+"""A csv or tsv file of image paths and captions, such as CC3M's lists after the download."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .listing import as_text, caption_text, groups_by_name, listing_digest
 from .regular_file import estimated_bytes, read_regular_file
 
 MAX_MALFORMED = 10_000
-"""Rows of another number of columns; with more, it is the separator that is wrong."""
+"""Limit of rows with a wrong number of columns; beyond it the separator must be wrong."""
 _BLOCK_BYTES = 16 << 20
-"""A row may be this long."""
+"""Maximum length of a row."""
 
 
 class CsvSource:
-    """Holds the columns asked for. Rows are numbered from 0, without the header; those with too many or too few
-    columns come last, as samples that cannot be read.
+    """Holds the requested columns. Rows are numbered from 0 below the header; rows with a wrong number of columns come
+    last, as unreadable samples.
 
-    The first line names the columns. separator: None for a tab where the file is a .tsv or its header has one, else a
-    comma. Paths are relative to root, by default the file's own folder; caption None: images alone.
-    Raises SourceError where the file is none, is empty, lacks a column, or a quote in it is never closed.
+    The first line names the columns. separator: None for a tab if the file is a .tsv or its header has one, else a
+    comma. Paths are relative to root, by default the file's folder; caption None: images only.
+    Raises SourceError if the file is missing or empty, lacks a column, or has an unclosed quote.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class CsvSource:
         self._captions = None if caption is None else table[caption]
         self._groups = None if group is None else table[group]
         if not len(self):
-            raise SourceError(f"{file} has a header and no row below it")
+            raise SourceError(f"{file} has a header but no rows")
 
     def __len__(self) -> int:
         return len(self._paths) + len(self._malformed)
@@ -107,20 +107,20 @@ class CsvSource:
 
 
 def _read(file: Path, columns: list[str], separator: str | None) -> tuple[dict[str, pa.LargeBinaryArray], list[str]]:
-    """The columns by name, and what is wrong with each malformed row."""
+    """Return the columns by name, and a message for each malformed row."""
     separator = _check_header(file, columns, separator)
     _check_quotes(file, separator)
     malformed: list[str] = []
 
     def note(row: pyarrow.csv.InvalidRow) -> str:
-        counts = f"has {row.actual_columns} columns, the header {row.expected_columns}"
-        malformed.append(f"row {row.number} of the file, its header being row 1, {counts}")
+        counts = f"has {row.actual_columns} columns, the header has {row.expected_columns}"
+        malformed.append(f"row {row.number} of the file, counting the header as row 1, {counts}")
         return "skip" if len(malformed) <= MAX_MALFORMED else "error"
 
     try:
         table = pyarrow.csv.read_csv(
             file,
-            pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),  # with threads, rows have no number
+            pyarrow.csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),  # with threads, rows are not numbered
             pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=note),
             pyarrow.csv.ConvertOptions(include_columns=columns, column_types=dict.fromkeys(columns, pa.large_binary())),
         )
@@ -132,9 +132,9 @@ def _read(file: Path, columns: list[str], separator: str | None) -> tuple[dict[s
 
 
 def _check_header(file: Path, columns: list[str], separator: str | None) -> str:
-    """The separator. Raises SourceError where a column is missing or there twice."""
+    """Return the separator. Raises SourceError if a column is missing or occurs twice."""
     if not file.is_file():
-        raise SourceError(f"{file} is not a file; give the csv or tsv that lists the images")
+        raise SourceError(f"{file} is not a file; pass the csv or tsv file that lists the images")
     with file.open("rb") as lines:
         first = lines.readline(_BLOCK_BYTES).decode("utf-8-sig", "backslashreplace")
     separator = separator or ("\t" if file.suffix.lower() == ".tsv" or "\t" in first else ",")
@@ -143,7 +143,7 @@ def _check_header(file: Path, columns: list[str], separator: str | None) -> str:
     try:
         header = next(csv.reader([first], delimiter=separator), [])
     except csv.Error as error:
-        raise SourceError(f"{file} does not begin with the names of columns: {error}") from error
+        raise SourceError(f"{file} does not begin with column names: {error}") from error
     for name in columns:
         if header.count(name) != 1:
             there = ", ".join(repr(column) for column in header[:50]) or "none"
@@ -153,10 +153,10 @@ def _check_header(file: Path, columns: list[str], separator: str | None) -> str:
 
 
 def _check_quotes(file: Path, separator: str) -> None:
-    """Raise SourceError where a quote is opened and not closed: the rows up to the next quote would be lost in it.
+    """Raise SourceError if a quote is never closed: the rows up to the next quote would be lost in it.
 
-    A quote inside of text that is not quoted is text. So is what follows a closing quote in the same line; but where
-    a quoted text has gone over the end of its line, only a separator or a line's end may follow it.
+    A quote inside unquoted text is text, and so is what follows a closing quote on the same line. But after quoted text
+    that spans lines, only a separator or the end of the line may follow.
     """
     ends = separator.encode() + b"\r\n"
     quoted = re.compile(rb'"(?<![^%b]")[^"]*+(?:""[^"]*+)*+("?)' % re.escape(ends))
@@ -166,6 +166,6 @@ def _check_quotes(file: Path, separator: str) -> None:
             if not found[1] or (goes_on and re.search(rb"[\r\n]", found[0])):
                 line = data[: found.start()].count(b"\n") + 1
                 raise SourceError(
-                    f"{file}: the quote that opens in line {line:,} is not closed, so the lines below it would be one "
-                    "text with it. Close it; in a text that has quotes of its own, write each of them twice"
+                    f"{file}: the quote opened in line {line:,} is not closed, so the lines below would become part "
+                    "of its text. Close it; inside quoted text, double every quote"
                 )

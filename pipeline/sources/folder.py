@@ -1,4 +1,4 @@
-"""A folder of pictures, nested or flat; the first sub-folder on the way to a picture is its class."""
+"""A folder of pictures, nested or flat; the first subfolder on the way to a picture is its class."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", "
 
 
 class FolderSource:
-    """Lists the pictures once, in the order of their names' bytes, so that every machine numbers them alike.
+    """Lists the pictures once, sorted by the bytes of their names, so that every machine numbers them alike.
 
-    Raises SourceError where there is no folder, one below it cannot be listed, or there is no picture in it.
-    Symbolic links to files are followed; those to folders are not: they can form a circle.
+    Raises SourceError if the folder is missing, a subfolder cannot be listed, or there are no pictures.
+    Symbolic links to files are followed; links to folders are not, as they can form cycles.
     """
 
     mode = "images"
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
-            raise SourceError(f"{root} is not a folder; give the folder that holds the pictures")
+            raise SourceError(f"{root} is not a folder; pass the folder that holds the pictures")
         self.root = root
         self._paths = _listing(os.fsencode(root))
         if not len(self._paths):
@@ -95,4 +95,4 @@ def _pictures_below(root: bytes) -> Iterator[bytes]:
 
 
 def _refuse(error: OSError) -> None:
-    raise SourceError(f"{error.filename!r} cannot be listed: {error.strerror}; mend its permissions or move it away")
+    raise SourceError(f"{error.filename!r} cannot be listed: {error.strerror}; fix its permissions or move it away")

@@ -1,7 +1,7 @@
-"""The embedded example: a long-tailed image-caption dataset whose truth is known, drawn without any download.
+"""The embedded example: a long-tailed image-caption dataset with known classes, drawn without any download.
 
-100 characters of the DejaVu fonts that matplotlib carries. Class sizes fall exponentially from 500 to 5, as in
-CIFAR100-LT with imbalance 100: 10,847 samples. Beside it a class-balanced test set of 20 samples per class.
+It has 100 characters in the DejaVu fonts shipped with matplotlib. Class sizes fall exponentially from 500 to 5, as in
+CIFAR100-LT with imbalance 100: 10,847 samples. The balanced test set has 20 samples per class.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from . import Groups, Sample
 
-# No two that differ by size alone (o, O), nor look-alikes of different scripts (Latin B, Greek Β): the drawing
-# varies size and shift, so such pairs would be one class under two names.
+# No two that differ only in size (o, O), nor look-alikes of different scripts (Latin B, Greek Β): drawings vary in
+# size and shift, so such pairs would be one class under two names.
 CHARACTERS = "23456789ABCDEFGHJKLMNPQRSTUVWXYZabdefghqrtyΓΔΛΞΠΣΦΨΩαβγδεζηθλμξπςστφψωБДЖИЛЦШЫЭЮЯ?!#$%&@€£¥§∂±÷√∫≈≠∞"
 FONTS = tuple(
     f"DejaVu{family}{style}.ttf"
@@ -33,13 +33,13 @@ TEST_PER_CLASS = 20
 
 
 def class_sizes() -> NDArray[np.int64]:
-    """int64 [100]: samples per class, from the most frequent to the rarest."""
+    """Return samples per class, int64 [100], from the most frequent to the rarest."""
     rank = np.arange(len(CHARACTERS)) / (len(CHARACTERS) - 1)
     return np.floor(LARGEST_CLASS * IMBALANCE**-rank + 1e-9).astype(np.int64)
 
 
 class GlyphSource:
-    """Which character is how frequent, and every drawing, follow from the seed alone."""
+    """Class frequencies and all drawings depend only on the seed."""
 
     mode = "pairs"
 
@@ -88,7 +88,7 @@ class GlyphSource:
         return f"{index:08d}"
 
     def _font_of(self, index: int) -> str:
-        """Drawn from a generator of its own, so that a caption costs no picture."""
+        """Draw the font from its own generator, so that a caption does not need the picture."""
         return FONTS[np.random.default_rng([self.seed, 4 + self.test, index]).integers(len(FONTS))]
 
 
@@ -98,7 +98,7 @@ def _caption(character: str, font: str) -> str:
 
 
 def _draw(character: str, font: str, rng: np.random.Generator) -> Image.Image:
-    """A light glyph on a dark ground at a random size, shift, turn (±15°) and noise, 32×32."""
+    """Draw a light glyph on a dark ground with random size, shift, rotation (±15°) and noise, 32×32."""
     size = int(rng.integers(18, 27))
     shift = rng.uniform(-3, 3, size=2) + IMAGE_SIZE / 2
     glyph = Image.new("L", (IMAGE_SIZE, IMAGE_SIZE))

@@ -1,6 +1,6 @@
-"""What listings share: names and captions as text, the classes, and a digest by which a change is seen.
+"""Shared by listings: names and captions as text, classes, and a digest that reveals changes.
 
-Names are kept as one pyarrow array, not as Python objects: 10⁷ of them are sent to every worker.
+Names are one pyarrow array, not Python objects, since 10⁷ of them are sent to every worker.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from ..errors import BadSampleError
 from . import Groups
 
 MAX_TEXT_BYTES = 1 << 20
-"""A caption, a class or a sample's JSON above this is not one."""
+"""Larger captions, classes and JSON members are refused."""
 
 
 def as_text(name: bytes) -> str:
-    """Names of files need not be UTF-8; parquet and JSON must be."""
+    """Decode a file name, which need not be UTF-8, for parquet and JSON, which must be."""
     return name.decode("utf-8", "backslashreplace")
 
 
 def caption_text(raw: bytes | str | None) -> str:
-    """A caption without the white space around it.
+    """Return a caption without surrounding white space.
 
-    Raises BadSampleError where there is none, where it is not UTF-8, or where it is above MAX_TEXT_BYTES.
+    Raises BadSampleError if there is none, it is not UTF-8, or it exceeds MAX_TEXT_BYTES.
     """
     if raw is not None and len(raw) > MAX_TEXT_BYTES:
         raise BadSampleError(f"a caption of {len(raw):,} bytes, above {MAX_TEXT_BYTES:,}")
     try:
         text = raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw or ""
-        text.encode()  # half of a surrogate pair, as JSON can hold
+        text.encode()  # fails for half of a surrogate pair, which JSON can hold
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise BadSampleError(f"the caption is not UTF-8: {error.reason} at {error.start:,}") from error
     if not (text := text.strip()):
@@ -45,13 +45,13 @@ def caption_text(raw: bytes | str | None) -> str:
 
 
 def names_below_common_folder(files: Sequence[Path]) -> list[str]:
-    """The files' names, with as many of their folders as tell them apart."""
+    """Return file names relative to the deepest common folder."""
     common = os.path.commonpath([file.parent.absolute() for file in files])
     return [as_text(os.fsencode(os.path.relpath(file.absolute(), common))) for file in files]
 
 
 def groups_by_name(names: pa.LargeBinaryArray) -> Groups | None:
-    """The classes that these names are; an empty name is that of the samples without a class. None if all are."""
+    """Return the classes by these names; empty names mean no class. None if all are empty."""
     encoded = names.dictionary_encode()
     texts = [as_text(name) for name in encoded.dictionary.to_pylist()]
     if texts in ([], [""]):
@@ -64,7 +64,7 @@ def groups_by_name(names: pa.LargeBinaryArray) -> Groups | None:
 
 
 def listing_digest(*columns: pa.LargeBinaryArray | NDArray[Any]) -> str:
-    """sha256 of the columns' values; the same wherever and however the columns were made."""
+    """Return the sha256 of the columns' values, independent of how the columns were built."""
     digest = hashlib.sha256()
     for column in columns:
         if isinstance(column, np.ndarray):

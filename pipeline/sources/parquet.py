@@ -1,4 +1,4 @@
-"""Parquet files that hold the pictures themselves, as Hugging Face's datasets do, captions or classes beside them."""
+"""Parquet files with embedded pictures, such as Hugging Face datasets, with optional captions and classes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from .row_groups import RowGroup, RowGroups, row_groups_of
 
 
 class ParquetSource:
-    """Reads a row group as a whole, so its rows are cheap only one after the other: see chunks().
+    """Reads whole row groups, so rows are cheap only in sequence: see chunks().
 
-    image, caption, group: names of columns; of several with `;` between them, the first that fits. Pictures are bytes,
-    or Hugging Face's {bytes, path}: a path is followed where there are no bytes, and only to below the file's folder.
-    Captions are text, or lists of it whose first entry counts. Classes are text, or integers, named by Hugging Face's
-    ClassLabel where there is one. caption None, or none of several: images alone.
-    Raises SourceError where a file is not parquet, lacks a column or has it in another type, and where a row group is
-    too large.
+    image, caption, group: column names; of several separated by `;`, the first that fits. Pictures are bytes or Hugging
+    Face's {bytes, path}; a path is used only without bytes, and only within the file's folder. Captions are text, or
+    lists of text whose first entry is used. Classes are text or integers, named by Hugging Face's ClassLabel if
+    present. caption None, or none of several found: images only.
+    Raises SourceError if a file is not parquet, lacks a column or has it in another type, or a row group is too large.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class ParquetSource:
         group: str | None = "label;cls",
     ) -> None:
         if not files:
-            raise SourceError("there is no parquet file to read")
+            raise SourceError("there are no parquet files to read")
         self.files = tuple(files)
         self._file_names = names_below_common_folder(files)
         parts: list[RowGroup] = []
@@ -60,7 +59,7 @@ class ParquetSource:
         self._row_groups = RowGroups(self.files, parts)
         self.mode = "images" if self._columns.caption is None else "pairs"
         if not len(self):
-            raise SourceError(f"{files[0]} has no row" if len(files) == 1 else f"none of {len(files)} files has a row")
+            raise SourceError(f"{files[0]} has no rows" if len(files) == 1 else f"none of {len(files)} files has rows")
 
     def __len__(self) -> int:
         return int(self._chunks[-1])
@@ -130,12 +129,12 @@ class ParquetSource:
         }
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """The row group and the row in it."""
+        """Return the row group and the row in it."""
         chunk = int(np.searchsorted(self._chunks, index, side="right")) - 1
         return chunk, index - int(self._chunks[chunk])
 
     def _column(self, name: str) -> Iterator[tuple[int, pa.Array]]:
-        """The column from its start to its end in parts, each with its first index; null where it cannot be read."""
+        """Yield the whole column in parts, each with its first index; null where it cannot be read."""
         for chunk, start in enumerate(self._chunks[:-1].tolist()):
             end, kind = int(self._chunks[chunk + 1]), pa.null()
             try:
@@ -144,7 +143,7 @@ class ParquetSource:
                     yield start, values
                     start, kind = start + len(values), values.type
             except (pa.ArrowException, OSError):
-                pass  # its samples are told to be unreadable when they are read
+                pass  # reading its samples reports the error
             if start < end:
                 yield start, pa.nulls(end - start, kind)
 
@@ -161,7 +160,7 @@ class _Columns(NamedTuple):
 
     @classmethod
     def choose(cls, file: Path, schema: pa.Schema, image: str, caption: str | None, group: str | None) -> _Columns:
-        """Raises SourceError where there is no column of pictures, or where a column named alone does not fit."""
+        """Raises SourceError if there is no picture column, or if a column given as the only choice does not fit."""
         pictures = _column_of(file, schema, image, _holds_pictures, "pictures: bytes or {bytes, path}")
         if pictures is None:
             raise SourceError(f"{file} has no pictures in any of {image}; {_columns_there(schema)}")
@@ -177,7 +176,7 @@ def _column_of(
 ) -> str | None:
     names = option.split(";")
     for name in names:
-        place = schema.get_field_index(name)  # -1 where it is not there, or there twice
+        place = schema.get_field_index(name)  # -1 if it is missing or occurs twice
         if place >= 0 and fits(schema.field(place).type):
             return name
     if len(names) == 1:
@@ -210,7 +209,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | None:
-    """What Hugging Face notes in the schema of the integers in this column."""
+    """Return the names that Hugging Face stores in the schema for this column's integers."""
     if column is None or not pt.is_integer(schema.field(column).type):
         return None
     try:
@@ -230,7 +229,7 @@ def _picture(value: bytes | dict[str, Any] | None, folder: Path) -> bytes:
 
 
 def _below(folder: Path, path: str | bytes) -> bytes:
-    """The path that a file names, with its links followed. Raises BadSampleError where it leads out of the folder."""
+    """Return a path named by a file, with links resolved. Raises BadSampleError if it leaves the folder."""
     try:
         root = os.path.realpath(os.fsencode(folder))
         target = os.path.realpath(os.path.join(root, os.fsencode(path)))
@@ -248,15 +247,17 @@ def _caption(value: str | list[str | None] | None) -> str:
 
 def _open(file: Path) -> pq.ParquetFile:
     if not file.is_file():
-        raise SourceError(f"{file} is not a file; give the parquet files or their folder")
+        raise SourceError(f"{file} is not a file; pass the parquet files or their folder")
     try:
         return pq.ParquetFile(file)
     except (pa.ArrowException, OSError) as error:
-        raise SourceError(f"{file} is not a whole parquet file: {error}; fetch it again, or leave it out") from error
+        raise SourceError(
+            f"{file} is not a complete parquet file: {error}; download it again or leave it out"
+        ) from error
 
 
 def _footer(file: Path, size: int) -> bytes:
-    """Where every page lies, and how large: it differs wherever the rows do."""
+    """Return the footer, with offset and size of every page: it differs whenever the rows do."""
     with file.open("rb") as data:
         data.seek(-size - 8, os.SEEK_END)
         return data.read()

@@ -1,4 +1,4 @@
-"""Reading a file that somebody else named: it may be gone, a folder, a pipe, a device, or larger than memory."""
+"""Read files with untrusted names: missing files, folders, pipes, devices and huge files are refused."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 from ..errors import BadSampleError
 
 MAX_PICTURE_BYTES = 256 << 20
-"""A picture file above this is no photograph; a worker would hold it in memory, unpacked as well."""
+"""No photograph is larger; a worker would hold the file and its unpacked picture in memory."""
 _ESTIMATED_FROM = 1000
 
 
 def read_regular_file(path: bytes) -> bytes:
-    """The bytes of a regular file, or of what a chain of links leads to.
+    """Return the bytes of a regular file; links are followed.
 
-    Raises BadSampleError for anything else, for what cannot be read, and for more than MAX_PICTURE_BYTES.
+    Raises BadSampleError for anything else, for unreadable files, and above MAX_PICTURE_BYTES.
     """
     try:
         found = os.stat(path)
         if not stat.S_ISREG(found.st_mode):
-            raise BadSampleError("not a regular file")  # reading a pipe would wait for ever
+            raise BadSampleError("not a regular file")  # reading a pipe would block forever
         if found.st_size > MAX_PICTURE_BYTES:
             raise BadSampleError(f"{found.st_size:,} bytes, too large for a picture")
         with open(path, "rb", opener=_without_waiting) as file:
@@ -35,7 +35,7 @@ def read_regular_file(path: bytes) -> bytes:
 
 
 def estimated_bytes(path_of: Callable[[int], bytes], files: int) -> int:
-    """The size of all files together, from a thousand of them: asking for every one takes minutes on a network."""
+    """Estimate the total size from a thousand files: asking for all takes minutes on a network disk."""
     asked = np.unique(np.linspace(0, files - 1, min(files, _ESTIMATED_FROM)).astype(np.int64))
     return round(sum(_size(path_of(index)) for index in asked.tolist()) * files / len(asked))
 
@@ -48,5 +48,5 @@ def _size(path: bytes) -> int:
 
 
 def _without_waiting(path: str | bytes, flags: int) -> int:
-    # Should a pipe take the file's place meanwhile, opening it does not wait for a writer.
+    # If a pipe replaces the file meanwhile, opening it must not wait for a writer.
     return os.open(path, flags | os.O_NONBLOCK)

@@ -1,7 +1,7 @@
-"""Reads a pickle of plain values and numpy arrays, as CIFAR's archives are, and runs nothing that the file names.
+"""Read a pickle of plain values and numpy arrays, such as CIFAR's, without running anything that the file names.
 
-A pickle is a program: it names functions and calls them. Here every name but those of an array's parts is refused, and
-those lead to records of what the file says, so that not even numpy's code meets a hostile value.
+A pickle is a program that names functions and calls them. Every name except those needed for arrays is refused, and
+those are replaced by plain records, so that hostile values do not even reach numpy's code.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_OPCODES = 2_000_000
-"""Objects are larger than the opcodes that make them; CIFAR-100's training set, the longest, has some 300,000."""
+"""Objects are larger than the opcodes that create them; the longest file, CIFAR-100's training set, has 300,000."""
 MAX_CONTAINERS = 1000
-"""No value is nested more deeply than it has containers, and Python hashes a tuple by recursion in C, unbounded."""
+"""Also bounds nesting: Python hashes a tuple by unbounded recursion in C."""
 
 _PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
 _GETS = frozenset({"GET", "BINGET", "LONG_BINGET"})
@@ -29,13 +29,13 @@ _LEAVES = frozenset({
     "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES",
     "SHORT_BINBYTES", "BINBYTES8", "INT", "LONG", "LONG1", "LONG4", "FLOAT", "GLOBAL", "STACK_GLOBAL",
 })  # fmt: skip
-"""What stands behind one of these in the memo holds nothing else. Numbers of up to four bytes are never there."""
+"""A memo entry made by one of these contains no other object. Numbers of up to four bytes are never memoised."""
 
 
 def load_restricted(data: bytes) -> Any:
-    """The value, with Python 2's strings read as latin-1 and a PickledArray for every array.
+    """Return the value, with Python 2 strings read as latin-1 and a PickledArray for every array.
 
-    Raises pickle.UnpicklingError for whatever is not such a pickle.
+    Raises pickle.UnpicklingError for any other pickle.
     """
     try:
         _refuse_unlike_cifar(data)
@@ -47,7 +47,7 @@ def load_restricted(data: bytes) -> Any:
 
 
 class PickledArray:
-    """What a pickle says of a numpy array."""
+    """A pickle's description of a numpy array."""
 
     def __init__(self, *ignored: object) -> None:
         self._state: object = None
@@ -56,7 +56,7 @@ class PickledArray:
         self._state = state
 
     def uint8(self) -> NDArray[np.uint8]:
-        """The array. Raises ValueError where it is none of uint8 in C order."""
+        """Return the array. Raises ValueError unless it is uint8 in C order."""
         match self._state:
             case (int(), tuple(shape), _PickledType(code="u1"), False | 0, bytes() | str() as data):
                 raw = data.encode("latin1") if isinstance(data, str) else data
@@ -70,11 +70,11 @@ class _PickledType:
         self.code = code
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and padding, which one byte does not have."""
+        """Ignore byte order and padding, which do not apply to single bytes."""
 
 
 class _Latin1:
-    """Python 3 writes the bytes of an array so, where the pickle must be readable by Python 2."""
+    """How Python 3 writes an array's bytes in pickles that Python 2 can read."""
 
     def __new__(cls, text: str, encoding: str) -> bytes:  # type: ignore[misc]
         if encoding != "latin1":
@@ -82,7 +82,7 @@ class _Latin1:
         return text.encode("latin1")
 
     def __setstate__(self, state: object) -> None:
-        """Without it, a pickle could give this class attributes; with it, that fails for want of an object."""
+        """Fail when called on the class: without this, a pickle could set attributes on it."""
 
 
 _ADMITTED = {
@@ -99,25 +99,25 @@ class _Unpickler(pickle.Unpickler):
         try:
             return _ADMITTED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which was not run") from None
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not allowed") from None
 
 
 def _refuse_unlike_cifar(data: bytes) -> None:
-    """Refuse what a few bytes could ask of the unpickler: memory without bound, endless recursion, endless time."""
+    """Refuse pickles whose few bytes demand unbounded memory, recursion or time."""
     containers, before = 0, ""
     memo: dict[int, bool] = {}
-    """Number → whether it is a leaf's."""
+    """Memo index → whether it holds a leaf."""
     for count, (opcode, number, _) in enumerate(pickletools.genops(data), start=1):
         containers += opcode.name in _CONTAINERS
         if count > MAX_OPCODES or containers > MAX_CONTAINERS:
             raise pickle.UnpicklingError(f"it makes more than {MAX_OPCODES:,} objects or {MAX_CONTAINERS:,} containers")
         if opcode.name in _PUTS:
             index = len(memo) if number is None else number
-            # The unpickler's memo is as long as the largest number in it: ten bytes could ask for 64 GB.
+            # The unpickler's memo is as long as its largest index: ten bytes could demand 64 GB.
             if not 0 <= index <= len(data):
-                raise pickle.UnpicklingError(f"it numbers an object {index:,} in {len(data):,} bytes")
+                raise pickle.UnpicklingError(f"it uses memo index {index:,} in {len(data):,} bytes")
             memo[index] = before in _LEAVES
-        # A tuple of twice the same tuple, forty times over, would be hashed for hours.
+        # A tuple of the same tuple twice, nested forty times, would take hours to hash.
         elif opcode.name == "DUP" or (opcode.name in _GETS and not memo.get(number or 0, True)):
-            raise pickle.UnpicklingError("it holds one container in two places")
+            raise pickle.UnpicklingError("it uses one container in two places")
         before = opcode.name

@@ -1,4 +1,4 @@
-"""The row groups of parquet files: the parts in which they can be read."""
+"""Read parquet files by row group."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import pyarrow.parquet as pq
 from ..errors import BadSampleError, SourceError
 
 MAX_BYTES = 2 << 30
-"""Of a row group unpacked: a worker holds one whole."""
+"""Limit of an unpacked row group, since a worker holds a whole one."""
 KEPT_BYTES = 1 << 30
-"""The row groups read last are kept up to this, and the very last one in any case: samples are mixed over several."""
+"""Recent row groups are cached up to this size, the last one always: samples are mixed over several."""
 _ROWS_AT_ONCE = 32
-"""A page of a few bytes can unpack to one picture a million times over: the limit is watched as often as this."""
+"""Check the limit this often: a page of a few bytes can unpack to one picture a million times."""
 
 
 class RowGroup(NamedTuple):
     file: int
     number: int
-    """Of the row groups of its file."""
+    """Number of the row group within its file."""
     first_row: int
-    """In its file."""
+    """Index of its first row within its file."""
     rows: int
     picture_bytes: int
 
 
 def row_groups_of(path: Path, file: int, metadata: pq.FileMetaData, image: str) -> Iterator[RowGroup]:
-    """Those of a file that have rows. Raises SourceError where one is larger than MAX_BYTES."""
+    """Yield the row groups of a file that have rows. Raises SourceError if one exceeds MAX_BYTES."""
     first_row = 0
     for number in range(metadata.num_row_groups):
         part = metadata.row_group(number)
@@ -40,7 +40,7 @@ def row_groups_of(path: Path, file: int, metadata: pq.FileMetaData, image: str) 
         if size > MAX_BYTES:
             raise SourceError(
                 f"{path}: row group {number} holds {size / 1e9:.1f} GB of pictures, above {MAX_BYTES / 1e9:.1f}; "
-                "write the file again with smaller ones, in pyarrow with row_group_size=1000"
+                "rewrite the file with smaller ones (row_group_size=1000 in pyarrow)"
             )
         if part.num_rows > 0:
             yield RowGroup(file, number, first_row, part.num_rows, size)
@@ -48,7 +48,7 @@ def row_groups_of(path: Path, file: int, metadata: pq.FileMetaData, image: str) 
 
 
 class RowGroups:
-    """Reads the row groups of some files, and keeps those read last; each process its own."""
+    """Reads row groups of several files; each process caches those read last."""
 
     def __init__(self, files: tuple[Path, ...], parts: list[RowGroup]) -> None:
         self._files = files
@@ -59,7 +59,7 @@ class RowGroups:
         return self._files[self.parts[part].file]
 
     def table(self, part: int, columns: list[str]) -> pa.Table:
-        """A row group. Raises BadSampleError where it cannot be read."""
+        """Return a row group. Raises BadSampleError if it cannot be read."""
         if part not in self._kept:
             self._make_room()
             self._kept[part] = self._load(part, columns)
@@ -75,7 +75,7 @@ class RowGroups:
             )
 
     def _load(self, part: int, columns: list[str]) -> pa.Table | str:
-        """The row group, or why it cannot be read."""
+        """Return the row group, or why it cannot be read."""
         batches, size = [], 0
         try:
             for batch in self.batches(part, columns):
@@ -84,11 +84,11 @@ class RowGroups:
                 if size > MAX_BYTES:
                     return f"its row group unpacks to more than {MAX_BYTES / 1e9:.1f} GB"
             return pa.Table.from_batches(batches)
-        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError where there is not one batch
+        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError if there is no batch
             return f"its row group cannot be read: {error}"
 
     def _make_room(self) -> None:
-        """Before the next one is read, so that no more than one is held beside it."""
+        """Evict row groups before reading the next one, to stay within KEPT_BYTES plus one."""
         sizes = [0 if isinstance(table, str) else table.nbytes for table in self._kept.values()]
         while sum(sizes) > KEPT_BYTES:
             self._kept.popitem(last=False)
@@ -99,5 +99,5 @@ class RowGroups:
 
 
 def _is_of(path: str, column: str) -> bool:
-    """Whether a leaf belongs to a column: `image.bytes` to `image`."""
+    """Return whether a leaf belongs to a column, as `image.bytes` to `image`."""
     return path == column or path.startswith(f"{column}.")

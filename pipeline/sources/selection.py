@@ -1,4 +1,4 @@
-"""Which samples of a source are converted: a test set held out, a long tail cut. Pure functions of listing and seed."""
+"""Select samples of a source: hold out a test set, cut a long tail. Pure functions of listing and seed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from ..errors import SourceError
 from . import Groups
 
 _HOLD_OUT, _LONG_TAIL, _WHOLE_CLASSES = 1, 2, 3
-"""Each draws from a generator of its own, so that one does not change with the other."""
+"""Each draw has its own generator, so that they do not affect each other."""
 
 
 def hold_out(
     n: int, groups: Groups | None, count_or_fraction: int | float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Part the source indices 0 … n-1 into a train and a test set, both sorted, int64.
+    """Split the source indices 0 … n-1 into a train and a test set, both sorted, int64.
 
-    count_or_fraction: samples of the test set; below 1, their share of n. Where there are classes, each gives as many
-    as every other, or all but one of its own if it has fewer; only where that is not enough are classes taken whole.
-    Raises SourceError where no sample would be in one of the sets.
+    count_or_fraction: size of the test set; below 1, its share of n. Every class gives the same number of samples, or
+    all but one of its own if it has fewer; classes are taken whole only if that is not enough.
+    Raises SourceError if one of the sets would be empty.
     """
     count = round(count_or_fraction * n) if count_or_fraction < 1 else int(count_or_fraction)
     if not 0 < count < n:
-        raise SourceError(f"{count:,} of {n:,} samples cannot be held out; hold out 1 to {n - 1:,}, or a share of them")
+        raise SourceError(f"{count:,} of {n:,} samples cannot be held out; hold out 1 to {n - 1:,}, or a fraction")
     of_sample = np.zeros(n, np.int64) if groups is None else groups.of_sample.astype(np.int64)
     present = np.bincount(of_sample)
     rng = np.random.default_rng([seed, _HOLD_OUT])
@@ -35,22 +35,20 @@ def hold_out(
 
 
 def long_tail(indices: NDArray[np.int64], groups: Groups, ratio: float, seed: int) -> NDArray[np.int64]:
-    """Cut class k of C to floor(n_max · ratio^(-k / (C-1))) of the given source indices, sorted, int64.
+    """Cut class k of C to floor(n_max · ratio^(-k / (C-1))) of the given source indices; sorted, int64.
 
-    n_max is the largest class's size; a class that has fewer keeps all. The classes stand in the order of
-    groups.names: this is how CIFAR100-LT is made (Cui et al., CVPR 2019, whose imbalance factor is 1 / ratio).
-    Samples without a class are no class: all of them stay.
-    Raises SourceError unless ratio is above 1 and finite, and where no sample has a class.
+    n_max is the largest class's size; smaller classes keep all their samples. Classes are ordered as in groups.names,
+    as for CIFAR100-LT (Cui et al., CVPR 2019, whose imbalance factor is 1 / ratio).
+    Samples without a class are all kept.
+    Raises SourceError unless ratio is above 1 and finite, and if no sample has a class.
     """
     if not 1 < ratio < np.inf:
-        raise SourceError(
-            f"a long tail of ratio {ratio:g} is none; the largest class has to be larger than the smallest"
-        )
+        raise SourceError(f"a long-tail ratio of {ratio:g} is invalid; it must be finite and above 1")
     of_sample = groups.of_sample[indices].astype(np.int64)
     wanted = np.bincount(of_sample, minlength=len(groups.names))
     named = np.flatnonzero([bool(name) for name in groups.names])
     if not (present := wanted[named]).any():
-        raise SourceError("a long tail is cut of classes, and no sample has one")
+        raise SourceError("a long tail needs classes, and no sample has one")
     rank = np.arange(len(named)) / max(len(named) - 1, 1)
     by_rule = np.floor(present.max() * float(ratio) ** -rank + 1e-9).astype(np.int64)  # 5, not 4.999…
     wanted[named] = np.minimum(by_rule, present)
@@ -58,9 +56,9 @@ def long_tail(indices: NDArray[np.int64], groups: Groups, ratio: float, seed: in
 
 
 def _even_shares(most: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """How many of `count` each class gives, at most most[k] and otherwise the same; the rest of 1 each by lot."""
+    """Split `count` evenly over the classes, at most most[k] each; the remainder is drawn, 1 per class."""
     low, high = 0, count
-    while low < high:  # the highest equal share that is not too much in all
+    while low < high:  # find the highest equal share whose total does not exceed `count`
         share = (low + high + 1) // 2
         low, high = (share, high) if np.minimum(most, share).sum() <= count else (low, share - 1)
     shares = np.minimum(most, low)
@@ -72,7 +70,7 @@ def _even_shares(most: NDArray[np.int64], count: int, rng: np.random.Generator) 
 def _drawn(
     indices: NDArray[np.int64], of_sample: NDArray[np.int64], wanted: NDArray[np.int64], rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """wanted[k] of the indices of each class k by lot, sorted; of_sample are the indices' classes."""
+    """Draw wanted[k] of the indices of each class k, sorted; of_sample are the indices' classes."""
     shuffled = rng.permutation(len(indices))
     by_class = shuffled[np.argsort(of_sample[shuffled], kind="stable")]
     classes = of_sample[by_class]

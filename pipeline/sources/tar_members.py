@@ -1,7 +1,7 @@
-"""Where the regular files of a tar lie: ustar, pax and GNU headers, the file itself untouched.
+"""Locate the regular files of a tar (ustar, pax and GNU headers) without unpacking it.
 
-Python's tarfile takes four times as long, which counts where a picture is converted within a millisecond; it ends in
-silence at a damaged header, and takes a header's word for how much to read into memory.
+Python's tarfile takes four times as long, which matters when converting a picture takes a millisecond. It also stops
+silently at a damaged header and trusts headers on how much to read into memory.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import NamedTuple
 BLOCK = 512
 _END = bytes(BLOCK)
 _MAX_EXTENDED = 1 << 20
-"""Bytes of a long name or of a pax header."""
+"""Limit in bytes of a long name or a pax header."""
 _ADLER = 65_521
 _REGULAR = (b"0", b"\0", b"7")
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
-"""Links, devices, folders and pipes, whatever size they tell."""
+"""Links, devices, folders and pipes, whatever size their header gives."""
 
 
 class TarMember(NamedTuple):
-    """A regular file in a tar. Its name is text: nothing is ever written under it."""
+    """A regular file in a tar. Its name is never used as a path."""
 
     name: bytes
     offset: int
@@ -29,14 +29,14 @@ class TarMember(NamedTuple):
 
 
 class BrokenTarError(Exception):
-    """The tar is cut short or damaged; the members given before are whole."""
+    """The tar is truncated or damaged; the members yielded before are complete."""
 
 
 def regular_members(read_at: Callable[[int, int], bytes], length: int) -> Iterator[TarMember]:
-    """The regular files of a tar of so many bytes, in its order; sparse files are passed over.
+    """Yield the regular files of a tar of `length` bytes in order; sparse files are skipped.
 
-    read_at(offset, size) gives that part of the tar, less where it ends.
-    Raises BrokenTarError where a header is damaged or where the tar ends before its end mark.
+    read_at(offset, size) returns that part of the tar, less at its end.
+    Raises BrokenTarError if a header is damaged or the tar ends before its end mark.
     """
     position, extended = 0, dict[bytes, bytes]()
     while (header := read_at(position, BLOCK)) != _END:
@@ -70,12 +70,12 @@ def _size_and_kind(header: bytes, position: int) -> tuple[int, bytes]:
 
 
 def _sum(data: bytes) -> int:
-    """Of the bytes, modulo _ADLER: Adler's checksum begins with it, and is ten times as fast as sum()."""
+    """Return the sum of the bytes modulo _ADLER; Adler's checksum includes it and is ten times as fast as sum()."""
     return (zlib.adler32(data) & 0xFFFF) - 1
 
 
 def _number(field: bytes) -> int:
-    """Octal digits, or where those do not suffice the bytes of the number behind a mark."""
+    """Parse octal digits, or for large numbers a marker byte and a big-endian integer."""
     return int.from_bytes(field[1:]) if field[0] == 0x80 else int(field.partition(b"\0")[0].strip() or b"0", 8)
 
 
@@ -85,7 +85,7 @@ def _name(header: bytes) -> bytes:
 
 
 def _extended(kind: bytes, text: bytes, size: int, position: int) -> dict[bytes, bytes]:
-    """What a header says of the member that follows it."""
+    """Parse an extended header, which describes the next member."""
     if len(text) < size:
         raise BrokenTarError(f"its header at byte {position:,} is cut short, or above {_MAX_EXTENDED:,} bytes")
     if kind == b"L":
@@ -97,7 +97,7 @@ def _extended(kind: bytes, text: bytes, size: int, position: int) -> dict[bytes,
 
 
 def _pax_records(text: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Records are `length key=value` and a line's end; the length counts all of it."""
+    """Yield records of the form `length key=value` plus newline; the length counts all of it."""
     start = 0
     while start < len(text) and text[start]:
         space = text.index(b" ", start)
@@ -110,7 +110,7 @@ def _pax_records(text: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _after_sparse_headers(read_at: Callable[[int, int], bytes], header: bytes, data: int) -> int:
-    """GNU's sparse files have blocks more of headers, each telling whether another follows."""
+    """Skip the extra header blocks of GNU sparse files; each says whether another follows."""
     more = header[482:483]
     while more not in (b"\0", b""):
         more = read_at(data, BLOCK)[504:505]

@@ -1,4 +1,4 @@
-"""Which members of a tar are a sample, and where they lie in it."""
+"""Group the members of a tar into samples and record their offsets."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..errors import BadSampleError, SourceError
 from .tar_members import BrokenTarError, TarMember, regular_members
 
 PLACE = np.dtype([("offset", "<i8"), ("size", "<i4")])
-"""Where a member lies in its tar; offset -1: the sample has none. Sizes above 2 GB are kept as 2 GB: too large."""
+"""Location of a member in its tar; offset -1: the sample has none. Sizes are capped at 2 GB, which is too large."""
 _UNPACKED_BY = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 
 
 class Part(NamedTuple):
-    """Which member of a sample holds its picture, its caption or its class."""
+    """Selects the member of a sample that holds its picture, caption or class."""
 
     suffixes: tuple[bytes, ...]
     field: str | None
@@ -39,7 +39,7 @@ class Part(NamedTuple):
         return (member.offset, min(member.size, 2**31 - 1)) if member else (-1, 0)
 
     def text(self, raw: bytes) -> bytes | str:
-        """The member itself, or its field; a list's first entry. Empty where there is none."""
+        """Return the member or its field, for a list its first entry; empty if there is none."""
         if self.field is None:
             return raw
         try:
@@ -57,10 +57,10 @@ class Part(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What a shard holds; where it is broken, its last sample stands for that."""
+    """The content of a shard; if it is broken, its last sample represents the damage."""
 
     names: pa.LargeBinaryArray
-    """Of each sample's picture, or of its first member."""
+    """Names of each sample's picture, or of its first member."""
     places: list[NDArray[np.void]]
     """PLACE [samples], for each part."""
     broken: str | None
@@ -87,14 +87,14 @@ def scan_shard(shard: Path, parts: Sequence[Part]) -> Scan:
 
 
 def key_and_suffix(name: bytes) -> tuple[bytes, bytes]:
-    """webdataset's rule: the key ends at the first dot of the last part of the path. No suffix: not of a sample."""
+    """Split by WebDataset's rule: the key ends at the first dot of the base name. No suffix: not part of a sample."""
     folder, slash, base = name.rpartition(b"/")
     stem, _, suffix = base.partition(b".")
     return folder + slash + stem, suffix.lower() if stem else b""
 
 
 def joined_places(places: list[NDArray[np.void]]) -> NDArray[np.void] | None:
-    """None where no sample has this part."""
+    """Return None if no sample has this part."""
     joined = np.concatenate(places)
     return joined if (joined["offset"] >= 0).any() else None
 
@@ -110,16 +110,18 @@ def _members(shard: Path) -> Iterator[TarMember]:
         start = os.pread(file, 8, 0)
         for mark, cure in _UNPACKED_BY.items():
             if start.startswith(mark):
-                raise SourceError(f"{shard} is compressed, so that no member can be read alone; first run {cure} on it")
+                raise SourceError(
+                    f"{shard} is compressed, so its members cannot be read one by one; run {cure} on it first"
+                )
         yield from regular_members(lambda offset, size: os.pread(file, size, offset), found.st_size)
     finally:
         os.close(file)
 
 
 def _samples(members: Iterable[TarMember]) -> Iterator[dict[bytes, TarMember]]:
-    """The members of each sample by suffix: those of one key, one after the other.
+    """Yield the members of each sample by suffix: consecutive members with the same key.
 
-    A key that comes again right away, with a suffix that is there already, is another sample.
+    A repeated suffix starts a new sample, even under the same key.
     """
     key, sample, broken = b"", dict[bytes, TarMember](), None
     try:
@@ -141,7 +143,7 @@ def _samples(members: Iterable[TarMember]) -> Iterator[dict[bytes, TarMember]]:
 
 
 def _is_meta(name: bytes) -> bool:
-    """webdataset keeps notes of its own under such names."""
+    """Return whether the name is one of WebDataset's own metadata members."""
     return name.startswith(b"__") and name.partition(b"/")[0].endswith(b"__")
 
 

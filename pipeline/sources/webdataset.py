@@ -1,6 +1,6 @@
-"""webdataset's tar shards, also as img2dataset leaves them: consecutive members of one key are a sample.
+"""WebDataset tar shards, such as img2dataset writes: consecutive members with the same key are a sample.
 
-The tars are scanned once, header by header, and then read where a member lies. Nothing in them is written to disk.
+The tars are scanned once, header by header; members are then read by offset. Nothing is unpacked to disk.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _IMAGE, _CAPTION, _GROUP = range(3)
 class WebDatasetSource:
     """Lists the samples of all shards, in the order of the shards and of each tar.
 
-    image: suffixes of pictures; of several, a sample's picture is the first of them. caption: suffixes, or json:FIELD
-    for a field of the .json member; None for images alone, which it also is where no sample of any shard has such a
-    member. group: likewise; a sample without one has no class. A shard that is damaged or cut short gives the samples
-    before that place, and one more that cannot be read and says why. on_progress is told the number of shards scanned.
-    Raises SourceError where there is no sample at all, and for a compressed tar.
+    image: suffixes of pictures; the first that a sample has is used. caption: suffixes, or json:FIELD for a field of
+    the .json member; None for images only, which also applies if no sample has such a member. group: likewise; a sample
+    without one has no class. A damaged or truncated shard gives the samples before the damage, plus one unreadable
+    sample that says why. Calls on_progress with the number of shards scanned.
+    Raises SourceError if there is no sample at all, and for a compressed tar.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class WebDatasetSource:
         on_progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         if not shards:
-            raise SourceError("there is no tar to read")
+            raise SourceError("there are no tar files to read")
         self.shards = tuple(shards)
         self._options = {"image": image, "caption": caption, "group": group}
         self._parts = [Part.of(option) for option in (image, caption, group)]
@@ -102,7 +102,7 @@ class WebDatasetSource:
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self.mode != "pairs":
             return
-        for index in np.sort(indices).tolist():  # as they lie in the tars
+        for index in np.sort(indices).tolist():  # in tar order
             try:
                 yield self._caption_of(index)
             except BadSampleError:
@@ -130,7 +130,7 @@ class WebDatasetSource:
         return int(np.searchsorted(self._first, index, side="right")) - 1
 
     def _member(self, part: int, index: int, most: int) -> bytes | None:
-        """The bytes of a part's member, None where the sample has none."""
+        """Return the bytes of a part's member; None if the sample has none."""
         places = self._places[part]
         if places is None or places[index]["offset"] < 0:
             return None
@@ -144,7 +144,7 @@ class WebDatasetSource:
         return caption_text(raw if raw is None else self._parts[_CAPTION].text(raw))
 
     def _group_of(self, index: int) -> str:
-        """Empty where the sample has none."""
+        """Return the class, empty if the sample has none."""
         raw = self._member(_GROUP, index, MAX_TEXT_BYTES)
         text = "" if raw is None else self._parts[_GROUP].text(raw)
         return (as_text(text) if isinstance(text, bytes) else text).strip()
@@ -157,7 +157,7 @@ class WebDatasetSource:
 
 
 class _OpenFiles:
-    """Reads at any place of many files; those used last stay open, in each process its own."""
+    """Random reads from many files; each process keeps the most recently used ones open."""
 
     def __init__(self, paths: tuple[Path, ...]) -> None:
         self._paths = paths

@@ -416,9 +416,9 @@ def test_a_narrower_window_is_taken_where_the_widest_would_need_blocks_shorter_t
     [
         ({"samples": 0}, r"samples is 0; it must be at least 1"),
         ({"window_blocks": 0}, r"window_blocks is 0; it must be at least 1"),
-        ({"seed": -1}, r"seed -1 is not in 0 … 2\*\*64 - 1"),
+        ({"seed": -1}, r"seed -1 is out of range; it must be in 0 … 2\*\*64 - 1"),
         ({"canonical_shards": 7}, r"batch_size 128 is not a multiple of canonical_shards 7\. Use 133"),
-        ({"batch_size": 8}, r"takes 8 ids of each of the 1 canonical .* fewest is 16\. Raise batch_size to 16"),
+        ({"batch_size": 8}, r"takes 8 ids of each of the 1 canonical .* minimum is 16\. Raise batch_size to 16"),
         (
             {"canonical_shards": 16},
             r"takes 8 ids of each of the 16 .* Raise batch_size to 256 or lower canonical_shards",
@@ -454,7 +454,7 @@ def test_a_window_above_the_shard_is_refused_when_built_directly() -> None:
     [
         ((-1, 0, 0, 1), r"epoch is -1; epochs count from 0"),
         ((0, -1, 0, 1), r"step -1 is not in the epoch's steps 0 … 61"),
-        ((0, 62, 0, 1), r"step 62 is not in the epoch's steps 0 … 61; go on with the next epoch"),
+        ((0, 62, 0, 1), r"step 62 is not in the epoch's steps 0 … 61; continue with the next epoch"),
         ((0, 0, 0, 3), r"world 3 does not divide canonical_shards 8"),
         ((0, 0, 0, 16), r"world 16 does not divide canonical_shards 8"),
         ((0, 0, 0, 0), r"world 0 does not divide"),

@@ -151,7 +151,7 @@ REFUSED = [
     (unix_socket, "metrics.jsonl", "resume", "metrics.jsonl"),
     *((kind, "state.working", "resume", "state.working is not a directory") for kind in (pipe, text("a file"))),
     *((kind, "report", "inspect", words) for kind, words in (
-        (link_to_a_folder, WRITTEN), (dangling_link, WRITTEN), (text("a file"), "name another directory"))),
+        (link_to_a_folder, WRITTEN), (dangling_link, WRITTEN), (text("a file"), "choose another directory"))),
     # Settings.
     *((kind, "config.toml", command, "config.toml") for kind in (pipe, device)
       for command in ("status", "resume", "rows", "export", "eval")),
@@ -256,7 +256,7 @@ def test_a_dataset_whose_path_is_no_utf_8_cannot_be_recorded_and_is_refused_by_n
     refused = run("train", "--data", odd, "--out", tmp_path / "run", *settings)
     assert refused.exit_code == 2
     assert "caf\\udce9" in refused.stderr.splitlines()[-1]
-    assert "no UTF-8; give the file, directory or class another name" in refused.stderr.splitlines()[-1]
+    assert "not valid UTF-8; rename the file, directory or class" in refused.stderr.splitlines()[-1]
 
 
 # Code that settings name

@@ -242,12 +242,12 @@ def test_an_existing_file_is_replaced_only_where_that_is_asked_for(images_datase
     ("options", "message"),
     [
         (["--recipe", "simclear"], "'simclear' is not one of 'clip', 'crop_flip'"),
-        (["--ids", "3,300"], "there is no sample 300; the dataset holds 0 to 299"),
+        (["--ids", "3,300"], "sample 300 does not exist; the dataset holds 0 to 299"),
         (["--ids", "-1"], "there is no sample -1"),
         (["--ids", "9" * 40], "there is no sample 9999"),
-        (["--ids", "1,two"], "'1,two' is no list of ids such as 1,5,9"),
-        (["--ids", ""], "is no list of ids"),
-        (["--ids", ",".join(["1"] * 201)], "201 ids; a sheet shows up to 200"),
+        (["--ids", "1,two"], "'1,two' is not a list of ids such as 1,5,9"),
+        (["--ids", ""], "is not a list of ids"),
+        (["--ids", ",".join(["1"] * 201)], "201 ids; a sheet shows at most 200"),
         (["--samples", "0"], "--samples"),
         (["--out", "sheet.jpg"], r"does not end in \.png"),
         (["--out", "absent/sheet.png"], "there is no folder absent"),
@@ -261,7 +261,7 @@ def test_wrong_usage_is_one_line_and_writes_nothing(images_dataset, tmp_path, mo
 
 def test_what_is_no_dataset_is_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
-    assert_refused(show(tmp_path / "empty", "--out", tmp_path / "a.png"), 1, "is no dataset: it has no dataset.json")
+    assert_refused(show(tmp_path / "empty", "--out", tmp_path / "a.png"), 1, "is not a dataset: it has no dataset.json")
     assert_refused(show(tmp_path / "absent", "--out", tmp_path / "a.png"), 2, "does not exist")
 
 

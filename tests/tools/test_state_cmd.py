@@ -242,9 +242,9 @@ def test_of_many_problems_the_first_are_listed_and_the_rest_counted(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "what"),
     [
-        ({"shape": (999,)}, "its shape is (999,), it should be (1000,)"),
+        ({"shape": (999,)}, "its shape is (999,), but should be (1000,)"),
         ({"dtype": "float64"}, "its dtype is float64, it should be float32"),
-        ({"chunks": (100,)}, "its chunks is (100,), it should be (300,)"),
+        ({"chunks": (100,)}, "its chunks is (100,), but should be (300,)"),
         (None, "is missing"),
     ],
 )
@@ -338,7 +338,7 @@ def test_a_state_without_any_snapshot_that_can_be_read_is_not_sound(damaged_run,
 def test_all_goes_with_no_other_snapshot(one_run):
     done = state("check", one_run, "--all", "--at", "step-0")
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "--at names one snapshot and --all takes every one" in done.stderr
+    assert "--at selects one snapshot and --all selects every one" in done.stderr
 
 
 def test_a_run_on_the_dataset_of_its_state_is_sound(make_run, flat_dataset):
@@ -354,7 +354,7 @@ def test_another_dataset_where_the_run_had_its_own_is_a_problem(make_run, flat_d
     assert exit_code == 1
     (said,) = snapshot["other_problems"]
     assert said == (
-        f"the state is of the dataset glyphs-1… with 1,000 samples, but {flat_dataset.path} is "
+        f"the state is for dataset glyphs-1… with 1,000 samples, but {flat_dataset.path} is "
         f"{flat_dataset.index.fingerprint[:12]}… with 16"
     )
 
@@ -366,7 +366,7 @@ def test_a_snapshot_of_another_dataset_than_the_store_is_a_problem(tmp_path):
     repository.commit([], step=8, epoch=2, config_hash="", **identity)
     snapshot, exit_code = findings(tmp_path / "state")
     assert exit_code == 1
-    assert snapshot["other_problems"] == ["the state is of the dataset glyphs-1…, this snapshot of glyphs-2…"]
+    assert snapshot["other_problems"] == ["the state is for dataset glyphs-1…, but this snapshot is for glyphs-2…"]
 
 
 def test_a_dataset_that_was_moved_is_noted(one_run):
@@ -383,9 +383,9 @@ def test_a_state_is_found_by_its_run_or_by_its_own_path(one_run, command, tmp_pa
 
 
 def test_the_settings_of_a_state_named_by_its_own_path_are_those_of_its_run(one_run, tmp_path):
-    assert not any("No settings" in note for note in findings(one_run / "state")[0]["notes"])
+    assert not any("No run settings" in note for note in findings(one_run / "state")[0]["notes"])
     (note,) = findings(shutil.copytree(one_run / "state", tmp_path / "alone"))[0]["notes"]
-    assert note.startswith("No settings of a run were found")
+    assert note.startswith("No run settings were found")
 
 
 def test_settings_that_cannot_be_read_do_not_stop_the_check(make_run):
@@ -538,7 +538,7 @@ def test_row_groups_are_whole_blocks(one_run, tmp_path, monkeypatch):
     ("words", "said"),
     [
         (["--to", "rows.csv"], "rows.csv does not end in .parquet"),
-        (["--to", "missing/rows.parquet"], "there is no directory"),
+        (["--to", "missing/rows.parquet"], "missing does not exist; create it first"),
         (["--to", "there.parquet"], "there.parquet exists; choose another name, or replace it with --overwrite"),
         (["--to", "a-directory.parquet", "--overwrite"], "is a directory"),
         (["--to", "rows.parquet", "--columns", "tau"], "no column 'tau'; it has image/log_s, image/tau"),

@@ -107,7 +107,7 @@ def test_a_process_that_writes_nothing_for_long_is_silent(made):
         assert status_of(made)["state"] == "running"  # it has just begun, and may be reading its rows
         os.utime(made.path / "state.lock", (hour_ago, hour_ago))
         assert status_of(made)["state"] == "silent"
-        assert "does it hang?" in text_of(made)
+        assert "holds the run lock but has been quiet for 1 h" in text_of(made)
         write_lines(made, [line(1, step_seconds=100.0)])  # ten of them between two writings
         os.utime(made.metrics_file, (hour_ago, hour_ago))
         assert status_of(made)["state"] == "running"

@@ -97,5 +97,5 @@ def test_the_command_ends_with_a_code_of_its_own_and_says_how_to_go_on(start_pro
     program.send(signal.SIGTERM)
     code, out, errors = program.end(within=60)
     assert code == EXIT_CODE == 75
-    assert f"stopped at step {len(losses(run))} by SIGTERM, with a checkpoint; --resume goes on" in out
-    assert "SIGTERM: stopping with a checkpoint; a second signal ends the run at once" in errors
+    assert f"stopped at step {len(losses(run))} by SIGTERM, checkpoint written; continue with --resume" in out
+    assert "SIGTERM: writing a checkpoint, then stopping; a second signal ends the run at once" in errors

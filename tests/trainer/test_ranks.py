@@ -164,7 +164,7 @@ def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_with_more_and_with_f
         ends = [rank.end() for rank in ranks]
         assert [code for code, *_ in ends] == [75] * world, ends
         stopped_at = len(losses(run))
-        assert f"stopped at step {stopped_at:,} by a signal to another rank, with a checkpoint" in ends[0][1]
+        assert f"stopped at step {stopped_at:,} by a signal to another rank, checkpoint written" in ends[0][1]
         assert_close(losses(run), losses(alone), range(1, stopped_at + 1))
     finish(start(run, 1))
     assert_close(losses(run), losses(alone), range(1, stopped_at + 21))

@@ -1,4 +1,4 @@
-"""One look at a run: everything that was asked for, with progress on stderr."""
+"""Inspect a run: collect everything requested, with progress on stderr."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from .through_time import ThroughTime, through_time
 T = TypeVar("T")
 
 TRIES = 5
-"""A run that keeps few snapshots may delete the one that is being read."""
+"""A run that keeps few snapshots may delete the one being read."""
 ROWS_IN_TWO_SECONDS = 1_000_000
-"""What takes less time needs no progress."""
+"""Shorter work needs no progress bar."""
 
 
 def look(
     run: Path, *, at: str = LATEST, against: str | None = None, by: Sequence[str] = (CLASS_COLUMN,),
     with_map: bool = False, data: Path | None = None,
 ) -> Findings:  # fmt: skip
-    """Look at a run as it was at a snapshot, and at how it came there.
+    """Inspect a run at one snapshot, and its history up to it.
 
-    at, against: tags, ids, or `latest`. by: columns to group the samples by. data: where the dataset is now.
-    Raises RunError, StateStoreError, DatasetError, and ConfigError where `against` names the same snapshot.
+    at, against: tags, ids, or `latest`. by: columns to group the samples by. data: new path of the dataset.
+    Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot.
     """
-    if with_map:  # classes are what its samples are drawn and told apart by
+    if with_map:  # the map draws and colours its samples by class
         by = tuple(dict.fromkeys((*by, CLASS_COLUMN)))
 
     def read(inspection: Inspection) -> Findings:
-        """All of it that a run may delete meanwhile."""
+        """Read everything that the run may delete meanwhile."""
         if against and inspection.reader:
-            in_order(inspection, inspection.reader, against)  # a wrong name is said before all rows are read
+            in_order(inspection, inspection.reader, against)  # fail on a wrong name before reading all rows
         found = survey_with_progress(inspection, by)
         notes = found.notes if found else inspection.notes
         if found is None or not found.sides:
@@ -62,7 +62,7 @@ def look(
 
 
 def read_again(read: Callable[[Inspection], T], run: Path, at: str, data: Path | None) -> T:
-    """What `read` makes of a run's snapshot; where `latest` is deleted meanwhile, of the next latest one.
+    """Return `read` of a run's snapshot; if `latest` is deleted meanwhile, retry with the new latest.
 
     Raises what `read` and `read_run` raise.
     """

@@ -1,4 +1,4 @@
-"""A few samples of very many, chosen in one pass."""
+"""Select the k smallest of very many samples in one pass."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _MIN_PENDING = 1 << 16
 
 
 class Smallest:
-    """Keeps the `count` ids with the smallest keys; of equal keys, the lowest ids. Ids are added in ascending order."""
+    """Keeps the `count` ids with the smallest keys; ties go to the lowest ids. Ids must be added in ascending order."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._ids: list[NDArray[np.int64]] = []
         self._keys: list[NDArray[np.float64]] = []
         self._pending = 0
-        self._limit = np.inf  # keys from here on come too late
+        self._limit = np.inf  # keys at or above this cannot be selected
 
     def add(self, ids: NDArray[np.int64], keys: NDArray[np.floating]) -> None:
-        """Offer ids, int64 [m], higher than all before, with their keys, [m]."""
+        """Add ids, int64 [m], all higher than earlier ones, with their keys, [m]."""
         keep = keys < self._limit
         self._ids.append(ids[keep])
         self._keys.append(keys[keep].astype(np.float64))
@@ -28,7 +28,7 @@ class Smallest:
             self._compact()
 
     def chosen(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The ids, int64 [at most count], in the order of their keys, and these, float64."""
+        """Return the ids, int64 [at most count], ordered by key, and the keys, float64."""
         self._compact()
         return self._ids[0], self._keys[0]
 
@@ -36,7 +36,7 @@ class Smallest:
         if not self._ids:
             self._ids, self._keys = [np.empty(0, np.int64)], [np.empty(0)]
         ids, keys = np.concatenate(self._ids), np.concatenate(self._keys)
-        # Ids ascend among equal keys, before and after: a stable sort leaves the lowest of them first.
+        # Ids ascend among equal keys, so a stable sort keeps the lowest ids first.
         order = np.argsort(keys, kind="stable")[: self._count]
         self._ids, self._keys = [ids[order]], [keys[order]]
         self._pending = 0

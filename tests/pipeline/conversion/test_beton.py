@@ -115,5 +115,5 @@ def test_a_place_that_wraps_around_to_one_within_the_file_is_refused(tmp_path, d
     wrapped = (2**64 + 100 - int.from_bytes(data[place + 8 : place + 16], "little")).to_bytes(8, "little")
     data[FIRST_ROW + 5 : FIRST_ROW + 13] = data[place : place + 8] = wrapped
     path.write_bytes(data)
-    with pytest.raises(DatasetError, match="row 0 is of no picture"):
+    with pytest.raises(DatasetError, match="row 0 does not lead to a picture"):
         records_of(path, 20)

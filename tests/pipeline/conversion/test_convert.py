@@ -198,7 +198,9 @@ def test_a_full_disk_is_named_with_the_way_on(tmp_path, monkeypatch, capfd):
     from broken_source import FillsTheDiskSource
 
     full, settings, selection = FillsTheDiskSource(0, test=True), ConvertSettings(), np.arange(100)
-    with pytest.raises(DatasetError, match=rf"no more can be written to {tmp_path}: .*goes on with --resume"):
+    with pytest.raises(
+        DatasetError, match=rf"cannot write to {tmp_path}: .*continue with the same command and --resume"
+    ):
         convert(full, tmp_path / "out", settings, workers=1, selection=selection)
     assert os.listdir(tmp_path) == [".out.partial"]
     source = GlyphSource(0, test=True)
@@ -265,7 +267,9 @@ def interrupted(tmp_path, picture_folder):
 
 def test_an_interrupted_conversion_is_not_begun_anew_unasked(interrupted, picture_folder, images_dataset):
     source = FolderSource(picture_folder)
-    with pytest.raises(DatasetExistsError, match="did not end; go on with --resume, or start anew with --overwrite"):
+    with pytest.raises(
+        DatasetExistsError, match="unfinished conversion; continue it with --resume, or start over with --overwrite"
+    ):
         convert(source, interrupted, ConvertSettings(), workers=1)
     convert(source, interrupted, ConvertSettings(), workers=1, overwrite=True)
     assert Dataset(interrupted).index.fingerprint == images_dataset.index.fingerprint
@@ -299,7 +303,7 @@ def test_going_on_where_all_is_done_touches_nothing(tmp_path, picture_folder):
     second = convert(source, out, ConvertSettings(), workers=1, resume=True)
     assert (first.seen, second.seen, second.samples) == (300, 0, 300)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-    with pytest.raises(DatasetExistsError, match="not converted like this"):
+    with pytest.raises(DatasetExistsError, match="not converted with these settings"):
         convert(source, out, ConvertSettings(seed=1), workers=1, resume=True)
     assert os.listdir(tmp_path) == ["out"]
 

@@ -92,7 +92,7 @@ def test_a_whole_dataset_that_version_0_1_0_left_is_not_published(copy):
     shutil.rmtree(partial / "dataset")
     write_first_format(Dataset(copy / "out"), partial / "dataset")
     shutil.rmtree(copy / "out")
-    with pytest.raises(DatasetExistsError, match=r"is of format 1, .*start anew with --overwrite and without --resume"):
+    with pytest.raises(DatasetExistsError, match=r"has format 1, .*start over with --overwrite and without --resume"):
         go_on(copy / "out", resume=True)
     assert not (copy / "out").exists()
     go_on(copy / "out", overwrite=True)

@@ -242,9 +242,9 @@ def test_a_picture_that_fits_no_page_of_the_shard_is_refused_with_the_cure():
         (b"\0\0\0\x20ftypavif" + bytes(50), "AVIF"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "a PostScript document"),
         (b"%PDF-1.7\n", "a PDF document"),
-        (b"caption: a dog", "no JPEG"),
+        (b"caption: a dog", "not a JPEG"),
         (b"\xff\xd8\xff" + bytes(99), "its start is damaged"),
-        (bytes(5000), "no JPEG"),
+        (bytes(5000), "not a JPEG"),
     ],
 )
 def test_what_is_no_picture_is_refused_with_the_reason(data, reason):

@@ -159,7 +159,7 @@ def test_a_pickle_that_would_run_a_command_is_refused_and_the_command_not_run(tm
     trace = tmp_path / "trace"
     data = pickle.dumps(Hostile(os.system, f"touch {trace}"), 2)
     root = write(tmp_path / "cifar", python_files(10) | {name: data})
-    with pytest.raises(SourceError, match=rf"{name} is not a pickle as CIFAR's are: it asks for posix.system"):
+    with pytest.raises(SourceError, match=rf"{name} is not a CIFAR pickle: it asks for posix.system"):
         CifarSource(root, test=True)
     assert not trace.exists()
 
@@ -176,21 +176,21 @@ def with_labels(labels, pixels=None):
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({}, "is no CIFAR archive"),
+        ({}, "is not a CIFAR archive"),
         (without(python_files(10), "test_batch"), "cifar-10 python but lacks test_batch"),
         (with_labels([0, 1, 2, 3, 4, 10]), "labels 0 to 10 for 10 classes"),
         (with_labels([0, 1, 2, 3, 4, -1]), "labels -1 to 4 for 10 classes"),
         (with_labels([0, 1, 2, 3, 4, 10**30]), "test_batch: Python int"),
-        (with_labels([0, 1, 2, 3, 4, "x"]), "holds no 'data' with numbers in 'labels'"),
-        (with_labels([[0], [1], [2], [3], [4], [5]]), "holds no 'data' with numbers in 'labels'"),
+        (with_labels([0, 1, 2, 3, 4, "x"]), "has no 'data' with integers in 'labels'"),
+        (with_labels([[0], [1], [2], [3], [4], [5]]), "has no 'data' with integers in 'labels'"),
         (with_labels([0, 1, 2]), r"shape \(6, 3072\) for 3 labels"),
         (with_labels([]), "for 0 labels"),
         (with_labels([0] * 6, batch(0, 10)[0][:, :3000]), r"shape \(6, 3000\)"),
         (with_labels([0] * 6, batch(0, 10)[0].astype(np.int32)), "not an array of uint8"),
         (with_labels([0] * 6, np.asfortranarray(batch(0, 10)[0])), "not an array of uint8 in C order"),
-        (python_files(10) | {"test_batch": pickle.dumps([1, 2])}, "holds no 'data'"),
-        (python_files(10) | {"test_batch": python_files(10)["test_batch"][:-100]}, "is not a pickle"),
-        (python_files(10) | {"batches.meta": pickle.dumps({"label_names": [b"x"]})}, "holds no list 'label_names'"),
+        (python_files(10) | {"test_batch": pickle.dumps([1, 2])}, "has no 'data'"),
+        (python_files(10) | {"test_batch": python_files(10)["test_batch"][:-100]}, "is not a CIFAR pickle"),
+        (python_files(10) | {"batches.meta": pickle.dumps({"label_names": [b"x"]})}, "has no list 'label_names'"),
         (binary_files(100) | {"test.bin": b"x" * 3075}, "not a multiple of 3,074"),
         (binary_files(100) | {"test.bin": b""}, "for 0 labels"),
         (binary_files(10) | {"test_batch.bin": bytes([10]) + bytes(3072)}, "labels 10 to 10 for 10 classes"),
@@ -205,7 +205,7 @@ def test_an_archive_cut_short_and_one_that_is_none_are_refused(tmp_path):
     whole = pack(tmp_path / "whole.tar.gz", python_files(10)).read_bytes()
     for name, data in (("cut", whole[:-2000]), ("text", b"hello"), ("plain", gzip.compress(b"hello"))):
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(SourceError, match=r"is not a whole .tar.gz"):
+        with pytest.raises(SourceError, match=r"is not a complete .tar.gz"):
             CifarSource(tmp_path / name, test=True)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SourceError, match="neither a folder nor a file"):

@@ -81,7 +81,7 @@ def test_a_missing_column_is_answered_with_the_columns_there_are(listed):
         ("filepath,title\n", {}, "no row"),
         ("filepath,title\na.jpg,x\n", {"separator": ", "}, "not one ASCII character"),
         (b"\xff\xfef\0i\0l\0e\0", {}, "no column"),
-        ('"' + "x" * 200_000 + '"\n', {}, "does not begin with the names of columns"),
+        ('"' + "x" * 200_000 + '"\n', {}, "does not begin with column names"),
     ],
     ids=["empty", "header", "header and line end", "separator", "utf-16", "endless"],
 )
@@ -100,7 +100,7 @@ def test_what_is_no_list_is_refused(listed, text, options, reason):
     ],
 )
 def test_a_quote_that_is_not_closed_is_refused_with_its_line(listed, rows):
-    with pytest.raises(SourceError, match=r"list\.csv: the quote that opens in line 4 is not closed"):
+    with pytest.raises(SourceError, match=r"list\.csv: the quote opened in line 4 is not closed"):
         listed('filepath,title\na.jpg,"two\nlines"\n' + rows)
 
 
@@ -140,7 +140,9 @@ def test_rows_of_another_number_of_columns_come_last_and_are_bad_samples(listed,
     source = listed("filepath,title\na.jpg,x\na.jpg\na.jpg,y\na.jpg,unquoted, comma\n")
     assert [source[i].caption for i in range(2)] == ["x", "y"]
     assert len(source) == 4
-    with pytest.raises(BadSampleError, match="row 3 of the file, its header being row 1, has 1 columns, the header 2"):
+    with pytest.raises(
+        BadSampleError, match="row 3 of the file, counting the header as row 1, has 1 columns, the header has 2"
+    ):
         source[2]
     with pytest.raises(BadSampleError, match="row 5 of the file"):
         source[3]

@@ -112,9 +112,9 @@ def no_pictures():
     return cut | {
         "cut/no-end.jpg": (jpeg[:-2], "truncated"), "empty.jpg": (b"", "empty"), "empty.png": (b"", "empty"),
         "page.jpg": (b"<!DOCTYPE html>\n<html>404</html>", "HTML"), "drawing.png": (b"<svg></svg>", "SVG"),
-        "words.gif": (b"a dog on the grass\n", "no JPEG"), "script.png": (b"#!/bin/sh\nrm -rf /\n", "a script"),
+        "words.gif": (b"a dog on the grass\n", "not a JPEG"), "script.png": (b"#!/bin/sh\nrm -rf /\n", "a script"),
         "paper.jpg": (b"%PDF-1.7\n", "a PDF"), "postscript.jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n", "PostScript"),
-        "avif.jpg": (b"\0\0\0\x20ftypavif" + bytes(99), "AVIF"), "zeros.jpg": (bytes(9999), "no JPEG"),
+        "avif.jpg": (b"\0\0\0\x20ftypavif" + bytes(99), "AVIF"), "zeros.jpg": (bytes(9999), "not a JPEG"),
         "noise.jpg": (b"\xff\xd8\xff" + random.Random(1).randbytes(9999), "damaged|a bomb"),
         "bomb.png": (png(20_000, 20_000, b""), "too many pixels"), "bomb.jpg": (claims, "too many pixels"),
         "bomb.gif": (b"GIF89a\xff\xff\xff\xff\0\0\0\x2c" + bytes(10), "too many pixels"),

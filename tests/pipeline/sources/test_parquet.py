@@ -136,7 +136,7 @@ def test_row_groups_read_long_ago_are_let_go(write, monkeypatch):
 def test_a_row_group_too_large_is_answered_with_the_cure(write, monkeypatch):
     monkeypatch.setattr(row_groups, "MAX_BYTES", 100_000)
     file = write(rows=100, image=[os.urandom(2000) for _ in range(100)])
-    with pytest.raises(SourceError, match=r"row group 0 holds .* write the file again with smaller ones"):
+    with pytest.raises(SourceError, match=r"row group 0 holds .* rewrite the file with smaller ones"):
         ParquetSource([file])
 
 
@@ -158,14 +158,14 @@ def test_what_is_no_whole_parquet_file_is_refused(write, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name, data in (("cut", whole[:-100]), ("text", b"hello"), ("empty", b"")):
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(SourceError, match="is not a whole parquet file"):
+        with pytest.raises(SourceError, match="is not a complete parquet file"):
             ParquetSource([tmp_path / name])
     for name in ("pipe", "gone", "."):
         with pytest.raises(SourceError, match="is not a file"):
             ParquetSource([tmp_path / name])
-    with pytest.raises(SourceError, match="has no row"):
+    with pytest.raises(SourceError, match="has no rows"):
         ParquetSource([write(image=images())])
-    with pytest.raises(SourceError, match="no parquet file"):
+    with pytest.raises(SourceError, match="no parquet files"):
         ParquetSource([])
 
 

@@ -37,7 +37,7 @@ def test_arrays_of_bytes_come_back_and_no_others(rows, columns, protocol):
                                              "numpy.core.multiarray fromfile", "numpy ndarray.tofile"])  # fmt: skip
 def test_every_other_name_is_refused(module_and_name):
     module, name = module_and_name.split()
-    with pytest.raises(pickle.UnpicklingError, match=f"it asks for {module}.{name}, which was not run"):
+    with pytest.raises(pickle.UnpicklingError, match=f"it asks for {module}.{name}, which is not allowed"):
         load_restricted(f"c{module}\n{name}\n.".encode())
 
 
@@ -63,7 +63,7 @@ def test_a_hostile_pickle_is_refused_and_leaves_no_trace(data):
 
 @pytest.mark.parametrize("opcode", [b"r\xff\xff\xff\xff", b"p99999999999\n", b"p-1\n"])
 def test_a_number_that_would_make_the_memo_larger_than_memory_is_refused(opcode):
-    with pytest.raises(pickle.UnpicklingError, match="it numbers an object"):
+    with pytest.raises(pickle.UnpicklingError, match="it uses memo index"):
         load_restricted(b"]" + opcode + b".")
 
 
@@ -84,9 +84,9 @@ except UnpicklingError as error:
         (b"}N" + b"\x85" * 100_000 + b"Ns.", "more than 2,000,000 objects or 1,000 containers"),  # ends in a crash
         (b"]" * 100_000 + b"a" * 99_999 + b".", "more than 2,000,000 objects or 1,000 containers"),
         (b"(" + b"N" * 2_000_000 + b"l.", "more than 2,000,000 objects or 1,000 containers"),
-        (b"}N" + b"2\x86" * 60 + b"Ns.", "it holds one container in two places"),  # never ends
-        (b"}N" + b"".join(b"\x86q%ch%c" % (n, n) for n in range(60)) + b"Ns.", "it holds one container in two places"),
-        (b"]\x940h\x00.", "it holds one container in two places"),
+        (b"}N" + b"2\x86" * 60 + b"Ns.", "it uses one container in two places"),  # never ends
+        (b"}N" + b"".join(b"\x86q%ch%c" % (n, n) for n in range(60)) + b"Ns.", "it uses one container in two places"),
+        (b"]\x940h\x00.", "it uses one container in two places"),
     ],
     ids=["deep key", "deep list", "many objects", "doubled", "doubled by number", "popped and fetched"],
 )

@@ -227,7 +227,7 @@ def test_without_pictures_there_is_no_map(own_run, hostile_dataset, tmp_path):
     shutil.rmtree(path)
     shown, (note,) = mapped(own_run)
     assert shown is None
-    assert "say with --data where that is now" in note
+    assert "pass its path with --data" in note
 
 
 def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, write_run, tmp_path):
@@ -235,7 +235,7 @@ def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, write_r
     few = write_run(tmp_path / "few", hostile_dataset, taus, visited=np.arange(66) < 15)
     shown, (note,) = mapped(few)
     assert shown is None
-    assert "it needs 16 visited samples, and there are 15" in note
+    assert "it needs 16 visited samples, but there are only 15" in note
     without = write_run(tmp_path / "without", hostile_dataset, {}, objective="sogclr")
     shown, (note,) = mapped(without)
     assert shown is None

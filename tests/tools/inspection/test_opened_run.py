@@ -119,11 +119,11 @@ def test_without_its_dataset_a_run_opens_and_says_why_it_has_no_captions(flat_da
     (tmp_path / "data").rename(tmp_path / "moved")
     opened = thermopile.open_run(str(run.path))
     assert opened.dataset is None
-    assert "Say with --data where it is now" in " ".join(opened.notes)
+    assert "If it was moved, pass its new path with --data" in " ".join(opened.notes)
     assert opened.temperatures().frame().columns.tolist() == ["sample/log_s", "sample/tau", "sample/u", "visits",
                                                               "last_step"]  # fmt: skip
     found = thermopile.open_run(run.path, data=tmp_path / "moved")
-    assert (found.dataset.n, found.notes) == (16, ["The samples have no captions: the dataset holds images alone."])
+    assert (found.dataset.n, found.notes) == (16, ["The samples have no captions: the dataset holds images only."])
     assert found.temperatures().frame([3])["uri"].tolist() == flat_dataset.column("uri").to_pylist()[3:4]
 
 
@@ -139,7 +139,7 @@ def test_a_run_that_goes_on_shows_its_new_snapshots(flat_dataset, write_run, tra
 def test_a_run_without_a_snapshot_opens_and_has_no_temperatures_yet(flat_dataset, write_run, tmp_path):
     opened = thermopile.open_run(write_run(tmp_path / "run", flat_dataset, {}, snapshot=False).path)
     assert opened.snapshots == []
-    with pytest.raises(RunError, match="has no snapshot of its state yet; its first checkpoint will write one"):
+    with pytest.raises(RunError, match="has no snapshot of its state yet; the first checkpoint writes one"):
         opened.temperatures()
 
 

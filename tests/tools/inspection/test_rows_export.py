@@ -184,8 +184,8 @@ def test_a_run_without_a_snapshot_has_nothing_to_export(flat_dataset, write_run,
 @pytest.mark.parametrize(
     ("to", "said"),
     [
-        ("rows.xlsx", r"rows.xlsx ends in none of .parquet, .csv"),
-        ("missing/rows.csv", r"there is no directory"),
+        ("rows.xlsx", r"rows.xlsx does not end in .parquet or .csv"),
+        ("missing/rows.csv", r"missing does not exist; create it first"),
         ("there.csv", r"there.csv exists; choose another name, or replace it with --overwrite"),
         ("folder.csv", r"folder.csv is a directory"),
     ],

@@ -41,7 +41,7 @@ def test_a_snapshot_asked_for_by_name_must_be_there(hostile_dataset, hostile_run
 def test_an_objective_without_temperatures_is_noted(hostile_dataset, write_run, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip"))
     assert inspection.sides == ()
-    assert "clip keeps no temperature per sample" in inspection.notes[0]
+    assert "clip has no temperature per sample" in inspection.notes[0]
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def checkpoint(run, snapshot):
 def test_the_state_of_another_run_is_refused(hostile_run, tmp_path):
     run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
     checkpoint(run, "0123456789AB")
-    with pytest.raises(RunError, match=r"is not this run's state: the run's step-5 .* 0123456789AB"):
+    with pytest.raises(RunError, match=r"is not this run's state: step-5 .* 0123456789AB"):
         read_run(run)
 
 

@@ -80,7 +80,7 @@ def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_and_noted(run):
 
     found = through_time(read_run(run), notes, delete)
     assert [moment.snapshot.tag for moment in found.moments] == ["step-9", "step-12"]
-    assert notes == ["step-5 is left out: the run deleted it while it was to be read."]
+    assert notes == ["step-5 is left out: the run deleted it while it was being read."]
     assert told == [1, 2, 3, 4]
 
 

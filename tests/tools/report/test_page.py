@@ -146,10 +146,10 @@ def test_every_figure_says_how_many_samples_of_which_snapshot_with_which_setting
     [
         (0.9, 0.6, 0.001, "Frequent classes have high temperatures, rare ones low"),
         (-0.9, -0.6, 0.001, "Frequent classes have low temperatures, rare ones high"),
-        (0.9, -0.9, 0.001, "Temperatures do not clearly follow the size of classes"),
-        (0.9, 0.4, 0.001, "Temperatures do not clearly follow the size of classes"),
-        (1.0, 1.0, 0.3, "Temperatures do not clearly follow the size of classes"),
-        (-0.9, -0.4, 0.001, "Temperatures do not clearly follow the size of classes"),
+        (0.9, -0.9, 0.001, "Temperatures do not clearly depend on the size of classes"),
+        (0.9, 0.4, 0.001, "Temperatures do not clearly depend on the size of classes"),
+        (1.0, 1.0, 0.3, "Temperatures do not clearly depend on the size of classes"),
+        (-0.9, -0.4, 0.001, "Temperatures do not clearly depend on the size of classes"),
     ],
 )
 def test_the_first_sentence_says_what_the_correlation_means_and_nothing_that_chance_may_have_done(
@@ -228,13 +228,13 @@ def test_a_figure_that_can_no_longer_be_drawn_does_not_stay(flat_dataset, write_
     (run.report / "tau_by_class.png").write_bytes(b"of another snapshot")
     html = report_on(run)
     assert sorted(path.name for path in run.report.iterdir()) == ["report.html"]
-    assert "The dataset names no classes" in Page(html).text("li")
+    assert "The dataset has no classes" in Page(html).text("li")
     assert "The mean temperature tau is 0.5000." in html
 
 
 def test_a_page_without_any_temperature_says_why(hostile_dataset, write_run, tmp_path):
     page = Page(report_on(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")))
-    assert "clip keeps no temperature per sample" in page.text("li")
+    assert "clip has no temperature per sample" in page.text("li")
     assert "There are no temperatures to show." in page.text("p")
     assert page.of("table") == []
     assert page.within("h2") == ["Run"]

@@ -400,7 +400,7 @@ def edit(path, old, new):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: (d / "dataset.json").unlink(), "no dataset"),
+        (lambda d: (d / "dataset.json").unlink(), "not a dataset"),
         (lambda d: (d / "dataset.json").write_text("{"), "cannot be used"),
         (lambda d: edit(d / "dataset.json", "300", "299"), "checksum does not match"),
         (lambda d: (d / "shards" / "shard-00000.rows").unlink(), r"shard-00000\.rows is missing"),

@@ -93,7 +93,7 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
         ([*train, "--data", "gone"], 2, "does not exist"),
         ([*train, "--data", "empty"], 1, "is not a dataset"),
         ([*train, "--data", "cut"], 2, "continue it with `thermopile convert … cut --resume`"),
-        (["eval", "gone", "--train", "cut", "--test", "cut"], 2, "and --resume"),
+        (["eval", "gone", "--train", "cut", "--test", "cut"], 2, "cut --resume`"),
         (["eval", "gone", "--train", "empty", "--test", "empty"], 1, "is not a dataset"),
         (["show", "empty", "--out", "sheet.png"], 1, "is not a dataset"),
         (["convert", "check", "empty"], 1, "is not a dataset"),

@@ -279,10 +279,10 @@ def test_an_interrupted_conversion_is_not_begun_anew_unasked(interrupted, pictur
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"settings": ConvertSettings(image={"quality": 80})}, "image.quality was 90 and is 80"),
-        ({"settings": ConvertSettings(seed=3)}, "seed was 0 and is 3"),
-        ({"selection": np.arange(200)}, "selected was 300 and is 200"),
-        ({"source": GlyphSource(0)}, r'source\.kind was "folder" and is "glyphs"'),
+        ({"settings": ConvertSettings(image={"quality": 80})}, "image.quality was 90 and is now 80"),
+        ({"settings": ConvertSettings(seed=3)}, "seed was 0 and is now 3"),
+        ({"selection": np.arange(200)}, "selected was 300 and is now 200"),
+        ({"source": GlyphSource(0)}, r'source\.kind was "folder" and is now "glyphs"'),
     ],
 )
 def test_going_on_otherwise_than_begun_is_refused_naming_what_differs(interrupted, picture_folder, change, words):

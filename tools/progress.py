@@ -28,7 +28,7 @@ class ProgressBar:
         self._first: tuple[int, float] | None = None
 
     def update(self, done: int, words: str = "") -> None:
-        """Show `done` of the total. Without a terminal, print lines after 10, 20, 40, … s, then every 10 min, and at the end.
+        """Show `done` of the total. Without a terminal: after 10, 20, 40, … s, every 10 min, and at the end.
 
         The remaining time is estimated from the speed since the first call.
         """

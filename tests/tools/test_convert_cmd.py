@@ -332,4 +332,4 @@ def test_of_many_findings_of_a_kind_only_some_are_shown(tmp_path, images_dataset
 
 
 def test_a_directory_that_is_no_dataset_fails_the_check(tmp_path, assert_one_line):
-    assert_one_line(run("check", tmp_path), 1, "is no dataset")
+    assert_one_line(run("check", tmp_path), 1, "is not a dataset")

@@ -157,7 +157,7 @@ def test_datasets_that_do_not_fit_are_refused(
 ):
     assert_one_line(evaluate(pairs_run, pairs_dataset, images_dataset), 1, "holds pairs", "holds images")
     assert_one_line(evaluate(pairs_run, pairs_dataset, hostile_dataset), 1, "classes that the training set does not")
-    assert_one_line(run("eval", pairs_run, "--train", tmp_path, "--test", tmp_path), 1, "is no dataset")
+    assert_one_line(run("eval", pairs_run, "--train", tmp_path, "--test", tmp_path), 1, "is not a dataset")
     moved = evaluate(pairs_run, pairs_dataset, pairs_dataset, "--data", hostile_dataset.path)
     assert_one_line(moved, 1, "is not the dataset that the run was trained on")
 

@@ -187,7 +187,7 @@ def test_samples_of_a_run_without_a_snapshot_are_shown_with_what_the_dataset_say
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--sample", "66"], "66 samples, with the ids 0 … 65"),
+        (["--sample", "66"], "66 samples, with ids 0 … 65"),
         (["7"], "sample ids come after --sample"),
         (["--sample", "1", "--export", "rows.csv"], "--sample has no effect with --export"),
         (["--export", "rows.txt"], ".parquet, .csv"),

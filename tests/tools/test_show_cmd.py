@@ -243,14 +243,14 @@ def test_an_existing_file_is_replaced_only_where_that_is_asked_for(images_datase
     [
         (["--recipe", "simclear"], "'simclear' is not one of 'clip', 'crop_flip'"),
         (["--ids", "3,300"], "sample 300 does not exist; the dataset holds 0 to 299"),
-        (["--ids", "-1"], "there is no sample -1"),
-        (["--ids", "9" * 40], "there is no sample 9999"),
+        (["--ids", "-1"], "sample -1 does not exist"),
+        (["--ids", "9" * 40], "sample 9999"),
         (["--ids", "1,two"], "'1,two' is not a list of ids such as 1,5,9"),
         (["--ids", ""], "is not a list of ids"),
         (["--ids", ",".join(["1"] * 201)], "201 ids; a sheet shows at most 200"),
         (["--samples", "0"], "--samples"),
         (["--out", "sheet.jpg"], r"does not end in \.png"),
-        (["--out", "absent/sheet.png"], "there is no folder absent"),
+        (["--out", "absent/sheet.png"], "folder absent does not exist"),
     ],
 )
 def test_wrong_usage_is_one_line_and_writes_nothing(images_dataset, tmp_path, monkeypatch, options, message):

@@ -181,5 +181,5 @@ def test_another_tokenizer_is_found(copy):
 
 
 def test_a_directory_that_is_no_dataset_is_refused(tmp_path):
-    with pytest.raises(DatasetError, match="no dataset"):
+    with pytest.raises(DatasetError, match="not a dataset"):
         list(check_dataset(tmp_path))

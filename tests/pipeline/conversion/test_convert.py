@@ -279,10 +279,10 @@ def test_an_interrupted_conversion_is_not_begun_anew_unasked(interrupted, pictur
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"settings": ConvertSettings(image={"quality": 80})}, "image.quality was 90 and is 80"),
-        ({"settings": ConvertSettings(seed=3)}, "seed was 0 and is 3"),
-        ({"selection": np.arange(200)}, "selected was 300 and is 200"),
-        ({"source": GlyphSource(0)}, r'source\.kind was "folder" and is "glyphs"'),
+        ({"settings": ConvertSettings(image={"quality": 80})}, "image.quality was 90 and is now 80"),
+        ({"settings": ConvertSettings(seed=3)}, "seed was 0 and is now 3"),
+        ({"selection": np.arange(200)}, "selected was 300 and is now 200"),
+        ({"source": GlyphSource(0)}, r'source\.kind was "folder" and is now "glyphs"'),
     ],
 )
 def test_going_on_otherwise_than_begun_is_refused_naming_what_differs(interrupted, picture_folder, change, words):
@@ -400,7 +400,7 @@ def edit(path, old, new):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: (d / "dataset.json").unlink(), "no dataset"),
+        (lambda d: (d / "dataset.json").unlink(), "not a dataset"),
         (lambda d: (d / "dataset.json").write_text("{"), "cannot be used"),
         (lambda d: edit(d / "dataset.json", "300", "299"), "checksum does not match"),
         (lambda d: (d / "shards" / "shard-00000.rows").unlink(), r"shard-00000\.rows is missing"),

@@ -107,7 +107,7 @@ def test_what_is_no_sample_id_is_refused(temperatures, sample_ids):
 
 
 def test_an_unknown_column_is_named_beside_those_there_are(temperatures):
-    with pytest.raises(FieldError, match=r"no column 'tau'; there are \['key', 'uri', .*'last_step'\]"):
+    with pytest.raises(FieldError, match=r"no such column: 'tau'; the columns are \['key', 'uri', .*'last_step'\]"):
         temperatures.frame([0], ["tau", "visits"])
     with pytest.raises(FieldError, match="no column 'caption'"):
         temperatures.array("caption")

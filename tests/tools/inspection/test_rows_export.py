@@ -169,7 +169,7 @@ def test_a_damaged_shard_ends_the_export_and_is_named(write_dataset, write_run, 
     dataset = write_dataset(tmp_path / "data", [table, table])
     inspection = read_run(write_run(tmp_path / "run", dataset, {"sample": np.full(32, 0.07)}))
     (dataset.path / "shards" / "shard-00001.parquet").write_bytes(b"not Parquet at all")
-    with pytest.raises(DatasetError, match=r"shard-00001.parquet is not what was converted"):
+    with pytest.raises(DatasetError, match=r"shard-00001.parquet was changed after conversion"):
         export_rows(inspection, tmp_path / "rows.csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "run"]
 

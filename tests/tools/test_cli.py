@@ -93,23 +93,13 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
         ([*train, "--data", "gone"], 2, "does not exist"),
         ([*train, "--data", "empty"], 1, "is not a dataset"),
         ([*train, "--data", "cut"], 2, "continue it with `thermopile convert … cut --resume`"),
-<<<<<<< HEAD
-        (["eval", "gone", "--train", "cut", "--test", "cut"], 2, "and --resume"),
-        (["eval", "gone", "--train", "empty", "--test", "empty"], 1, "is no dataset"),
-        (["show", "empty", "--out", "sheet.png"], 1, "is no dataset"),
-        (["convert", "check", "empty"], 1, "is no dataset"),
-        (["export", "gone", "--to", "x", "--format", "hf"], 1, "gone is not a run"),
-        (["inspect", "gone"], 1, "gone is not a run"),
-        (["status", "gone"], 1, "gone is not a run"),
-=======
         (["eval", "gone", "--train", "cut", "--test", "cut"], 2, "cut --resume`"),
         (["eval", "gone", "--train", "empty", "--test", "empty"], 1, "is not a dataset"),
         (["show", "empty", "--out", "sheet.png"], 1, "is not a dataset"),
         (["convert", "check", "empty"], 1, "is not a dataset"),
-        (["export", "gone", "--to", "x", "--format", "hf"], 1, "gone is no run"),
-        (["inspect", "gone"], 1, "gone is no run"),
-        (["status", "gone"], 1, "gone is no run"),
->>>>>>> words_b
+        (["export", "gone", "--to", "x", "--format", "hf"], 1, "gone is not a run"),
+        (["inspect", "gone"], 1, "gone is not a run"),
+        (["status", "gone"], 1, "gone is not a run"),
         (["state", "check", "gone"], 1, "holds no state store"),
     ]
     command = [sys.executable, "-c", REFUSED_WITHOUT_TORCH, json.dumps(mistakes)]

@@ -21,7 +21,7 @@ import torch
 
 from thermopile.tools.bench.step import open_trainer, run
 from thermopile.trainer.checkpoint import latest_checkpoint
-from thermopile.trainer.config import merge, read_preset
+from thermopile.trainer.config_layers import merge, read_preset
 from thermopile.trainer.loop import Trainer
 
 from harness import Figure, Measured, Part, counted, script, timed

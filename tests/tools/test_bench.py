@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from thermopile.tools.bench.loader import HEIGHT, WIDTH, jpegs
 from thermopile.tools.bench.step import BatchesInMemory, open_trainer, run
 from thermopile.tools.cli import main
-from thermopile.trainer.config import read_preset
+from thermopile.trainer.config_layers import read_preset
 
 
 @pytest.fixture

@@ -67,7 +67,8 @@ def step(
 
     import torch
 
-    from ...trainer.config import apply_overrides, load_config, merge, read_preset
+    from ...trainer.config import load_config
+    from ...trainer.config_layers import apply_overrides, merge, read_preset
     from .machine import describe_machine, words_of
     from .step import glyphs, step_cost
 

@@ -20,7 +20,8 @@ from ...pipeline.dataset import Dataset
 from ...pipeline.order import Order
 from ...pipeline.sources.glyphs import GlyphSource
 from ...trainer.build import resolve
-from ...trainer.config import load_config, merge
+from ...trainer.config import load_config
+from ...trainer.config_layers import merge
 from ...trainer.loop import Trainer
 from ...trainer.run_directory import RunDirectory
 from ...trainer.step_clock import COMPUTATION

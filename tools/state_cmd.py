@@ -1,4 +1,4 @@
-"""`thermopile state`: check, list and export the per-sample state of a run, finished or still training."""
+"""`thermopile state`: check and list the per-sample state of a run, finished or still training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .progress import progress_bar
 from .terminal import print_table
 
 if TYPE_CHECKING:
-    from ..state_store import Snapshot, StateReader
+    from ..state_store import Snapshot
     from ..state_store.history import UnreadableSnapshot
     from ..trainer.config import TrainConfig
     from .state_findings import SnapshotReport
@@ -26,14 +26,9 @@ _LATEST = "latest"
 _AT = click.option("--at", default=_LATEST, show_default=True, metavar="TAG|ID", help="The snapshot to read.")
 
 
-@click.group(
-    epilog="\b\nExamples:\n"
-    "  thermopile state check runs/glyphs\n"
-    "  thermopile state log runs/glyphs\n"
-    "  thermopile state export runs/glyphs --at step-400 --to rows.parquet"
-)
+@click.group(epilog="\b\nExamples:\n  thermopile state check runs/glyphs\n  thermopile state log runs/glyphs")
 def state() -> None:
-    """Check, list and export the per-sample state.
+    """Check the per-sample state and list its snapshots.
 
     RUN is a run directory or a state directory. Works while the run trains and changes nothing.
     """
@@ -119,39 +114,6 @@ def log(run: Path, as_json: bool) -> None:
     click.echo(f"{len(snapshots):,} {noun}{beside}, {_bytes(size)} on disk in {plain_text(str(path), most=1000)}")
 
 
-@state.command(
-    short_help="Write a snapshot as a Parquet file.",
-    epilog="\b\nExamples:\n"
-    "  thermopile state export runs/glyphs --to rows.parquet\n"
-    "  thermopile state export runs/glyphs --at step-400 --to tau.parquet --columns image/tau,text/tau,visits",
-)
-@_RUN
-@_AT
-@click.option("--to", type=click.Path(dir_okay=False, path_type=Path), required=True, metavar="FILE.parquet",
-              help="The file to write.")  # fmt: skip
-@click.option("--columns", metavar="NAME,…", help="Columns to write besides sample_id. Default: all.")
-@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
-def export(run: Path, at: str, to: Path, columns: str | None, overwrite: bool) -> None:
-    """Write a snapshot of RUN as a Parquet file, one row per sample, ordered by id.
-
-    Columns: sample_id (int64), the fields (float32), visits and last_step (uint32). log_s is -inf for samples never
-    visited. The file's metadata names the snapshot and the dataset.
-    """
-    from ..state_store import StateReader
-    from .state_export import export_parquet
-
-    _refuse_target(to, overwrite)
-    path, _, _ = _find(run)
-    reader = StateReader.open(path, at)
-    chosen = _chosen_columns(reader, columns)
-    with progress_bar(f"exporting {reader.snapshot.tag}", reader.samples) as bar:
-        export_parquet(reader, to, chosen, bar.update)
-    click.echo(
-        f"{plain_text(str(to), most=1000)}: {reader.samples:,} rows of {reader.snapshot.tag}, "
-        f"{len(chosen) + 1} columns, {_bytes(to.stat().st_size)}"
-    )
-
-
 def _find(run: Path) -> tuple[Path, TrainConfig | None, list[str]]:
     """Return the state's path (RUN itself may be one), the run's settings if any, and a note if they are unreadable."""
     from ..trainer.errors import RunError
@@ -234,28 +196,6 @@ def _size_on_disk(path: Path) -> int:
                 with suppress(FileNotFoundError):
                     total += os.lstat(os.path.join(folder, name)).st_size
     return total
-
-
-def _refuse_target(to: Path, overwrite: bool) -> None:
-    if to.suffix != ".parquet":
-        raise click.UsageError(f"--to {to} does not end in .parquet, the only format")
-    if not to.absolute().parent.is_dir():
-        raise click.UsageError(f"--to {to}: directory {to.absolute().parent} does not exist; create it first")
-    if to.exists() and not overwrite:
-        raise click.UsageError(f"{to} exists; choose another name, or replace it with --overwrite")
-
-
-def _chosen_columns(reader: StateReader, columns: str | None) -> tuple[str, ...]:
-    if columns is None:
-        return reader.columns
-    chosen = tuple(dict.fromkeys(name.strip() for name in columns.split(",") if name.strip()))
-    unknown = [name for name in chosen if name not in reader.columns]
-    if unknown or not chosen:
-        raise click.UsageError(
-            f"--columns: the state has no column {', '.join(map(repr, unknown)) or 'of that name'}; "
-            f"it has {', '.join(reader.columns)}"
-        )
-    return chosen
 
 
 def _local_time(snapshot: Snapshot) -> str:

@@ -17,9 +17,8 @@ from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
 from ..state_blocks import ROWS_AT_ONCE
-from ..state_export import SAMPLE_ID
 from .details import read_ids
-from .rows_export import sample_columns
+from .rows_export import SAMPLE_ID, sample_columns
 from .run import LATEST, Inspection, read_run
 
 if TYPE_CHECKING:

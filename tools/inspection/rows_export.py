@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet as pq
 
 from ...files import written_aside
 from ...pipeline.samples_table import PLACE_IN_SHARD
+from ...state_store import StateReader
 from ...trainer.errors import ConfigError, RunError
 from ..state_blocks import read_blocks
-from ..state_export import SAMPLE_ID, parquet_writer, state_schema
 from .run import Inspection
 
-_WRITERS = {".parquet": parquet_writer, ".csv": pyarrow.csv.CSVWriter}
+SAMPLE_ID = "sample_id"
+
+
+def _parquet_writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
+    """Return a writer for rows of the state, including sample_id."""
+    # Float values rarely repeat: dictionary encoding would take most of the time and save no space.
+    repeating = [field.name for field in schema if field.name != SAMPLE_ID and not pa.types.is_floating(field.type)]
+    return pq.ParquetWriter(file, schema, use_dictionary=repeating, column_encoding={SAMPLE_ID: "DELTA_BINARY_PACKED"})
+
+
+_WRITERS = {".parquet": _parquet_writer, ".csv": pyarrow.csv.CSVWriter}
 
 
 def check_target(to: Path, *, overwrite: bool) -> None:
@@ -62,7 +74,7 @@ def sample_columns(inspection: Inspection) -> list[str]:
 
 def _schema(inspection: Inspection) -> pa.Schema:
     assert inspection.reader is not None
-    sample_id, *state = whole = state_schema(inspection.reader, inspection.reader.columns)
+    sample_id, *state = whole = _state_schema(inspection.reader, inspection.reader.columns)
     names, dataset = sample_columns(inspection), inspection.dataset
     table = [dataset.schema.field(name) for name in names] if dataset else []
     return pa.schema([sample_id, *table, *state], metadata=whole.metadata)
@@ -81,3 +93,17 @@ def _tables(inspection: Inspection, schema: pa.Schema) -> Iterator[pa.Table]:
             found = next(samples)
             columns |= {name: found[name] for name in names}
         yield pa.table(columns, schema=schema)
+
+
+def _state_schema(reader: StateReader, columns: Sequence[str]) -> pa.Schema:
+    """Return the schema: sample_id, int64, and `columns`, float32 or uint32; metadata names snapshot and dataset."""
+    types = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in columns]
+    return pa.schema(
+        [(SAMPLE_ID, pa.int64()), *types],
+        metadata={
+            "thermopile.snapshot": reader.snapshot.id,
+            "thermopile.tag": reader.snapshot.tag,
+            "thermopile.step": str(reader.snapshot.step),
+            "thermopile.dataset_fingerprint": reader.dataset_fingerprint,
+        },
+    )

@@ -238,7 +238,7 @@ def test_of_many_problems_the_first_are_listed_and_the_rest_counted(tmp_path):
     ("changes", "what"),
     [
         ({"shape": (999,)}, "its shape is (999,), but should be (1000,)"),
-        ({"dtype": "float64"}, "its dtype is float64, it should be float32"),
+        ({"dtype": "float64"}, "its dtype is float64, but should be float32"),
         ({"chunks": (100,)}, "its chunks is (100,), but should be (300,)"),
         (None, "is missing"),
     ],

@@ -17,7 +17,7 @@ from .errors import DamagedChunkError
 from .icechunk_files import is_damage
 
 if TYPE_CHECKING:
-    from .description import Description
+    from .schema import Description
 
 _UNREADABLE = (icechunk.IcechunkError, ValueError)
 """Errors that a damaged chunk causes: icechunk cannot find the file, or a zarr codec rejects its bytes."""

@@ -11,10 +11,10 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from . import disk, icechunk_files
-from .description import Description
 from .errors import DamagedFileError, SnapshotError, StateStoreError
 from .history import Snapshot
 from .ranks import Ranks
+from .schema import Description
 
 P = ParamSpec("P")
 T = TypeVar("T")

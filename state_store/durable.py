@@ -32,10 +32,10 @@ from .commit import (
     write_initial_values,
     write_parts,
 )
-from .description import Description
 from .errors import DamagedFileError, SnapshotError, SnapshotNotFoundError, StoreExistsError
 from .history import History, Snapshot, UnreadableSnapshot
 from .ranks import Ranks
+from .schema import Description
 
 __all__ = ["ColumnPart", "Description", "Repository", "Snapshot", "UnreadableSnapshot", "array_of", "list_snapshots"]
 

@@ -16,10 +16,9 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from ..files import read_regular, write_atomically
 from ..sealed_json import seal_document, unseal
-from .description import Description
 from .errors import StoreNotFoundError
 from .icechunk_files import is_damage
-from .schema import Schema
+from .schema import Description, Schema
 
 FORMAT_VERSION = 3
 INDEX = "thermopile.json"

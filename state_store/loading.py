@@ -3,11 +3,11 @@
 import numpy as np
 
 from .chunks import read_rows
-from .description import Description
 from .durable import Repository
 from .errors import MemoryBudgetError
 from .history import Snapshot
 from .rows import ResidentBlocks, Rows
+from .schema import Description
 from .windowed import WindowedBlocks
 from .working_tier import WorkingTier
 

@@ -1,14 +1,15 @@
-"""The fields of a state row, their initial values and their layout."""
+"""The fields of one row of state, their initial values, where each lies in the row; and what a store is made for."""
 
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import FieldError
+from .errors import FieldError, StoreMismatchError
 
 VISITS = "visits"
 LAST_STEP = "last_step"
@@ -89,3 +90,36 @@ class Schema:
     @classmethod
     def from_json(cls, fields: Mapping[str, float | str]) -> "Schema":
         return cls({name: float(value) for name, value in fields.items()})
+
+
+@dataclass(frozen=True)
+class Description:
+    """The samples and fields of a store. Raises ValueError if a number is below 1."""
+
+    samples: int
+    schema: Schema
+    block_rows: int
+    """Rows per zarr chunk, the unit of writing."""
+    dataset_fingerprint: str
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.block_rows < 1:
+            raise ValueError(
+                f"a store of {self.samples} samples in blocks of {self.block_rows} rows; both must be at least 1"
+            )
+
+    def check_same(self, *, samples: int, schema: Schema, dataset_fingerprint: str, path: Path) -> None:
+        """Raise StoreMismatchError, naming both sides, if the store was created for something else."""
+        pairs = [
+            ("dataset fingerprint", self.dataset_fingerprint, dataset_fingerprint),
+            ("number of samples", self.samples, samples),
+            ("fields", dict(self.schema.initial), dict(schema.initial)),
+        ]
+        differences = [
+            f"{what}: the store has {have}, this run has {want}" for what, have, want in pairs if have != want
+        ]
+        if differences:
+            raise StoreMismatchError(
+                f"{path} was made for another run. {'; '.join(differences)}. "
+                "Pass the dataset and the objective that this store was made for, or start a new run"
+            )

@@ -14,7 +14,6 @@ import torch
 
 from .background import BackgroundThread
 from .commit import ColumnPart
-from .description import Description
 from .durable import Repository
 from .errors import SnapshotError, StepError, StoreClosedError
 from .history import Snapshot
@@ -24,7 +23,7 @@ from .lock import WriterLock
 from .ranks import Alone, Ranks, agreement
 from .rows import Rows
 from .sample_ids import Flags, IdArray, SampleIds, checked_ids, sorted_without_repeats
-from .schema import Schema
+from .schema import Description, Schema
 from .staging import StagedRows, Staging
 from .windowed import Window, WindowedBlocks
 from .working_tier import discard

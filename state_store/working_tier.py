@@ -11,12 +11,12 @@ from zarr.codecs import Crc32cCodec
 
 from ..files import own_directory
 from .chunks import read_rows
-from .description import Description
 from .durable import Repository
 from .errors import DamagedChunkError
 from .history import Snapshot
 from .records import Words
 from .sample_ids import Flags
+from .schema import Description
 
 
 class WorkingTier:

@@ -20,11 +20,10 @@ from thermopile.state_store import (
     history,
     list_snapshots,
 )
-from thermopile.state_store.description import Description
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.history import COPY, INDEX
 from thermopile.state_store.icechunk_files import REFERENCE, needed_files
-from thermopile.state_store.schema import Schema
+from thermopile.state_store.schema import Description, Schema
 
 DESCRIPTION = Description(100, Schema({"image/log_s": -np.inf, "image/tau": 0.05}), 16, "glyphs-1")
 

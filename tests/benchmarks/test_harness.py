@@ -51,9 +51,7 @@ def test_contenders_take_turns_and_the_first_round_only_warms_up():
 
 
 OWN = """
-import os
-import subprocess
-import sys
+from dataclasses import dataclass
 from harness import Figure, Measured, Part, script
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def test_a_missing_column_and_a_table_that_is_not_what_was_converted_are_named(t
 
 @pytest.mark.parametrize(("table", "column", "message"), [
     (pa.table({"row": [0, 1]}), "row", "holds 2 rows, but dataset.json says 3"),
-    (pa.table({"row": [0, 1, 2], "captions": ["a", "b", "c"]}), "caption", "captions is of string"),
+    (pa.table({"row": [0, 1, 2], "captions": ["a", "b", "c"]}), "caption", "captions has type string"),
     (pa.table({"row": pa.array([b"\xed\xa0\x80", b"", b""]).view(pa.string())}), "row", "cannot be read"),
     (None, "row", "cannot be read"),
 ])  # fmt: skip

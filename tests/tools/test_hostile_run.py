@@ -280,7 +280,7 @@ def test_code_that_a_file_of_settings_names_runs_only_where_it_is_allowed(code, 
     line = ("--data", hostile_dataset.path, "--out", tmp_path / "run", "--config", file, *settings)
     refused = run("train", *line)
     assert refused.exit_code == 2
-    for words in (f"--config {file} has data.augmentation = 'sent_module:views'", "add --allow-code"):
+    for words in (f"--config {file} sets data.augmentation = 'sent_module:views'", "add --allow-code"):
         assert words in refused.stderr.splitlines()[-1]
     assert run("train", *line, "--print-config").exit_code == 0
     assert not trace.exists()
@@ -301,5 +301,5 @@ def test_code_that_a_run_names_does_not_run_unasked(code, sent, hostile_dataset)
         sent = RunDirectory(sent.path.rename(sent.path.with_name(name)))
         exit_code, said = outcome("resume", sent, hostile_dataset)
         assert exit_code == 2
-        assert f"{sent.config_file} has data.augmentation = 'sent_module:views'" in said
+        assert f"{sent.config_file} sets data.augmentation = 'sent_module:views'" in said
         assert not trace.exists()

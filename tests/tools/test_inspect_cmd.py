@@ -146,7 +146,7 @@ def test_two_snapshots_are_compared_and_all_of_them_are_shown_through_time(moved
     assert [mover["sample_id"] for mover in drift["sides"]["image"]["most_risen"]] == [3]
     assert inspect(moved_run.path, "--against", "step-5").exit_code == 0
     page = (moved_run.report / "report.html").read_text("utf-8")
-    assert "image: whose tau rose the most" in page
+    assert "image: samples whose tau rose most" in page
     assert "→ 0.9000</b>" in page
 
 
@@ -190,7 +190,7 @@ def test_samples_of_a_run_without_a_snapshot_are_shown_with_what_the_dataset_say
         (["--sample", "66"], "66 samples, with ids 0 … 65"),
         (["7"], "sample ids come after --sample"),
         (["--sample", "1", "--export", "rows.csv"], "--sample has no effect with --export"),
-        (["--export", "rows.txt"], ".parquet, .csv"),
+        (["--export", "rows.txt"], ".parquet or .csv"),
         (["--by", "colour"], "cannot be grouped by 'colour'"),
         (["--sample", "1", "--map"], "--map has no effect with --sample"),
         (["--export", "rows.csv", "--json"], "--json has no effect with --export"),

@@ -118,7 +118,7 @@ def test_a_run_that_was_stopped_is_told_from_one_that_was_killed(made):
     assert (status_of(made)["state"], status_of(made)["writer"]) == ("stopped", None)
     (made.path / "state.lock").write_text("pid 1 on elsewhere\n")
     assert (status_of(made)["state"], status_of(made)["writer"]) == ("stopped", "pid 1 on elsewhere")
-    assert "killed as pid 1 on elsewhere" in text_of(made)
+    assert "pid 1 on elsewhere was killed" in text_of(made)
     assert status_of(made)["seconds_left"] is None
 
 

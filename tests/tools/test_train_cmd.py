@@ -54,7 +54,7 @@ def test_a_run_begins_with_a_line_of_what_it_trains(pairs_dataset, tmp_path):
     first, *_, last = result.stderr.splitlines()
     parameters = sum(each.numel() for each in weights(tmp_path / "run").values())
     assert re.fullmatch(
-        rf"{tmp_path}/run: 2,000 pairs of {pairs_dataset.path}, (cpu|cuda.*), encoders of {parameters:,} parameters, "
+        rf"{tmp_path}/run: 2,000 pairs from {pairs_dataset.path}, (cpu|cuda.*), {parameters:,} encoder parameters, "
         "7 steps in 1 epoch",
         first,
     )

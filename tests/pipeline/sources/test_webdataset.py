@@ -177,7 +177,7 @@ def test_where_no_shard_can_be_read_the_first_ones_reason_is_given(tmp_path):
 def test_a_compressed_tar_is_answered_with_the_cure(tmp_path):
     whole = write_shard(tmp_path / "0.tar", numbered(range(2)))
     (tmp_path / "0.tar.gz").write_bytes(gzip.compress(whole.read_bytes()))
-    with pytest.raises(SourceError, match=r"is compressed, .* first run gunzip on it"):
+    with pytest.raises(SourceError, match=r"is compressed, .* run gunzip on it first"):
         WebDatasetSource([tmp_path / "0.tar.gz"])
 
 

@@ -65,7 +65,7 @@ def test_a_snapshot_that_cannot_be_read_is_left_out_and_noted(run):
 def test_a_run_without_a_snapshot_has_no_states_and_still_knows_its_ids(hostile_dataset, write_run, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False))
     assert read_histories(inspection, [3], [])[0].states == []
-    with pytest.raises(ConfigError, match="the ids 0 … 65"):
+    with pytest.raises(ConfigError, match="ids 0 … 65"):
         read_histories(inspection, [66], [])
 
 

@@ -174,25 +174,17 @@ def test_the_notebook_of_the_documentation_runs(hostile_run, tmp_path, monkeypat
     names = {}
     for code in examples("In a notebook"):
         exec(code, names)
-    rows = names["temperatures"].frame()
-    assert names["coldest"]["image/tau"].tolist() == sorted(rows["image/tau"])[:10]
     assert names["by_class"]["size"].tolist() == [1, 2, 4, 8, 16, 34]
-    assert names["history"].loc[5].tolist() == rows.loc[[0, 5], "image/tau"].tolist()
-    assert (tmp_path / "history.png").stat().st_size > 5_000
-    assert f"{(rows['image/tau'] > 0.1).sum()} of 66 samples" in capsys.readouterr().out
+    assert f"{names['rows']['image/tau'].min():.6f}" in capsys.readouterr().out
 
 
 def test_the_lines_of_the_documentation_load_an_export_into_pandas(hostile_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("rows.parquet", "rows.csv"):
         export_rows(read_run(hostile_run), Path(name))
-    parquet, csv, pictures, *_ = examples("Rows in other programs")
+    code, *_ = examples("Rows in other programs")
     from_parquet, from_csv = {}, {}
-    exec(parquet, from_parquet)
-    exec(csv, from_csv | {"pd": pd}, from_csv)
+    exec(code.partition("rows = pd.read_csv")[0], from_parquet)
+    exec(code, from_csv)
     expected = from_parquet["rows"].fillna({"caption": "", "group": ""})
     pd.testing.assert_frame_equal(from_csv["rows"], expected, check_dtype=False)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "pictures").symlink_to(hostile_run.path)
-    exec(pictures, from_parquet)
-    assert len(list((tmp_path / "pictures").glob("*.jpg"))) == 66

@@ -107,7 +107,9 @@ def test_samples_are_grouped_by_any_column_and_by_folder(hostile_run):
 
 
 def test_a_column_that_there_is_not_is_an_error_that_lists_those_there_are(hostile_run):
-    with pytest.raises(ConfigError, match=r"cannot be grouped by 'colour': .* has key, uri, caption, .*, folder"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be grouped by 'colour': .* has the columns key, uri, caption, .*, folder"
+    ):
         survey(read_run(hostile_run), ("colour",))
 
 

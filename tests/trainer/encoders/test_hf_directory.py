@@ -160,7 +160,7 @@ def test_weights_that_are_damaged_or_of_another_model_are_told_in_one_line(tmp_p
 
 def test_a_model_that_does_not_fit_the_data_is_told_with_the_cure(tmp_path):
     save(tmp_path / "image", "vit")
-    with pytest.raises(ConfigError, match=r"pictures of 32 pixels, but data.image_size = 48; set data.image_size=32"):
+    with pytest.raises(ConfigError, match=r"images of 32 pixels, but data.image_size = 48; set data.image_size=32"):
         create_image_encoder(of_directory("image", tmp_path / "image"), 48)
     save(tmp_path / "text", "distilbert", vocab_size=40)
     with pytest.raises(ConfigError, match=r"has 40 tokens .* the dataset has 50 .*--tokenizer"):

@@ -99,7 +99,7 @@ def test_a_checkpoint_that_is_gone_or_no_checkpoint_is_named(run):
         load_initial_weights(encoders(), f"{run}@step-7")
     info, _ = load_checkpoint(run / "checkpoints/step-3")
     save_checkpoint(run / "checkpoints", info, {"encoders": [1]})
-    with pytest.raises(RunError, match=r"step-3 holds no encoders"):
+    with pytest.raises(RunError, match=r"step-3 contains no encoders"):
         load_initial_weights(encoders(), f"{run}@step-3")
     (run / "checkpoints/step-10/tensors.safetensors").write_bytes(b"")
     with pytest.raises(RunError, match=r"step-10 is damaged"):

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -72,7 +72,8 @@ def step(
     from .machine import describe_machine, words_of
     from .step import glyphs, step_cost
 
-    settings, asked = read_preset(preset), {}
+    settings = read_preset(preset)
+    asked: dict[str, Any] = {}
     apply_overrides(asked, [*overrides, *([f"batch_size={batch}"] if batch else [])])
     merge(settings, asked)
     costs, failed = [], {}

@@ -2,22 +2,28 @@
 .PHONY: demo test test-wide reproduce soak lint format system browser clean
 .DELETE_ON_ERROR:
 
-PYTHON ?= python3
+PYTHONS = 3.11 3.12 3.13 3.14
+PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
 RUN = .venv/bin/thermopile
+PIP = setup/quietly .venv/bin/pip install --disable-pip-version-check
 # With the checkout as its root, pytest would import it under the checkout's own name, which need not be one for a module.
 PYTEST = .venv/bin/pytest --rootdir tests tests
-# What ffcv compiles against, and what its OpenCV wheel loads.
-DEBIAN_PACKAGES = build-essential pkg-config libopencv-dev libturbojpeg0-dev libgl1 libglib2.0-0 python3-dev python3-venv
+# What ffcv compiles against. To count what that adds to a Debian that has nothing yet (168 packages on Debian 12):
+#   touch /tmp/none; apt-get -s -o Dir::State::status=/tmp/none install --no-install-recommends PACKAGES | grep -c ^Inst
+DEBIAN_PACKAGES = build-essential pkg-config libopencv-imgproc-dev libturbojpeg0-dev python3-dev python3-venv
 
 demo: .venv/ready
-	$(RUN) convert glyphs demo/glyphs --resume
+	setup/quietly $(RUN) convert glyphs demo/glyphs --resume
 	$(RUN) train --preset glyphs --data demo/glyphs --out demo/run --resume
 	$(RUN) inspect demo/run
+	@echo "Look at the report:     open demo/run/report/report.html in a browser"
+	@echo "Look at single samples: $(RUN) inspect demo/run --sample 1204 77"
+	@echo "Train on your own data: $(RUN) convert folder PICTURES data/mine && $(RUN) train --data data/mine --out runs/mine"
 
 # The papers' methods compared, as docs/reproduction.md: half an hour on two cores, with FULL=1 hours. Called again, it
 # goes on where it was stopped, and makes no run twice; `rm -r reproduction` makes them all anew.
 reproduce: .venv/ready
-	$(RUN) reproduce reproduction --page docs/reproduction.md $(if $(FULL),--full)
+	.venv/bin/python benchmarks/reproduce.py reproduction --page docs/reproduction.md $(if $(FULL),--full)
 
 # Two processes, a file in one of them: what a file makes once is not made twice.
 test: lint
@@ -38,23 +44,32 @@ lint: .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
+	PYTHONPATH=build/types .venv/bin/lint-imports --no-cache
 
 format: .venv/ready
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-# torch goes first: whatever asks for torch after it finds it there, and fetches no second build.
-.venv/ready: pyproject.toml constraints.txt | system
-	test -x .venv/bin/python || $(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	.venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $@
+# ffcv asks pkg-config for all of OpenCV, 334 Debian packages, and uses two of its modules. setup/ names these alone.
+.venv/ready system: export PKG_CONFIG_PATH := $(CURDIR)/setup$(if $(PKG_CONFIG_PATH),:$(PKG_CONFIG_PATH))
+.venv/ready system: export CPATH := $(CURDIR)/setup:/usr/include/opencv4$(if $(CPATH),:$(CPATH))
+
+# torch comes first, with the CUDA packages that this machine's build of it asks for. All other packages are in
+# constraints.txt, so pip resolves nothing: ffcv would bring opencv-python, which loads libGL. ffcv is compiled here even
+# if pip has it in its cache, where it may be linked to all of OpenCV.
+.venv/ready: pyproject.toml constraints.txt setup/opencv4.pc setup/opencv2/opencv.hpp | system
+	@echo "Installing the Python packages into .venv, which takes a few minutes."
+	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@$(PIP) --constraint constraints.txt torch
+	@$(PIP) --constraint constraints.txt --no-deps --force-reinstall --no-cache-dir ffcv
+	@$(PIP) --requirement constraints.txt --no-deps --editable .
+	@touch $@
 
 system:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "thermopile needs Python 3.11 or newer; name one with: make PYTHON=python3.11 …"; exit 1; }
-	@pkg-config --exists opencv4 libturbojpeg 2>/dev/null && command -v c++ >/dev/null && $(PYTHON) -c $(HAS_VENV) || \
-	  { $(call install,$(DEBIAN_PACKAGES),ffcv is compiled here.); }
+	@$(PYTHON) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] not in sys.argv)' $(PYTHONS) || \
+	  { echo "thermopile needs one of Python $(PYTHONS); name it with: make PYTHON=python3.11 …"; exit 1; }
+	@{ $(CXX) -E -x c++ -include turbojpeg.h setup/opencv2/opencv.hpp && pkg-config --exists libturbojpeg && \
+	  $(PYTHON) -c $(HAS_VENV); } >/dev/null 2>&1 || { $(call install,$(DEBIAN_PACKAGES),ffcv is compiled here.); }
 
 # The report's tests look at it as a reader does; without a browser they are skipped.
 browser:
@@ -62,20 +77,23 @@ browser:
 	  ( $(call install,chromium chromium-driver,The report is tested in a browser.) ) || \
 	  echo "Without Chromium, the tests of the report in a browser are skipped."
 
-HAS_VENV = "import ensurepip, os, sysconfig as s; assert os.path.exists(s.get_paths()['include'] + '/Python.h')" 2>/dev/null
+HAS_VENV = "import ensurepip, os, sysconfig as s; assert os.path.exists(s.get_paths()['include'] + '/Python.h')"
 
 # $(call install,packages,why they are needed): with apt-get where it may, else it says what to install and fails.
 define install
 if ! command -v apt-get >/dev/null; then \
-    echo "$(2) Install what Debian calls $(1), then run make again."; exit 1; \
-  elif [ "$$(id -u)" = 0 ]; then \
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1); \
-  elif sudo -n true 2>/dev/null; then \
-    sudo apt-get update -qq && sudo DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1); \
+    echo "$(2) Install what Debian calls $(1) (the README has other systems' names), then run make again."; exit 1; \
+  elif [ "$$(id -u)" = 0 ]; then $(call apt_get,,$(1)); \
+  elif sudo -n true 2>/dev/null; then $(call apt_get,sudo,$(1)); \
   else \
     echo "$(2) Install the Debian packages, then run make again:"; \
     echo "  sudo apt-get install $(1)"; exit 1; \
   fi
+endef
+
+define apt_get
+echo "Installing Debian packages: $(2)" && setup/quietly $(1) apt-get update && \
+    setup/quietly $(1) env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends $(2)
 endef
 
 clean:

@@ -1,6 +1,6 @@
 """thermopile: contrastive pretraining in which every sample has its own temperature.
 
-The public names are imported at first use: `import thermopile` alone loads neither torch nor zarr.
+Public names are imported on first use, so `import thermopile` alone loads neither torch nor zarr.
 """
 
 from importlib import import_module

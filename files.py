@@ -1,7 +1,8 @@
-"""Files that are whole or absent, also after a power cut, and that are never somebody else's.
+"""Durable file operations that are safe on untrusted paths.
 
-The ground floor of everything that touches a disk. A directory that somebody sends may hold links, pipes and devices:
-what is read is a regular file once it is open, and nothing is written through a link. Reading follows links.
+Everything that touches a disk builds on this module. A directory from another person may hold links, pipes and
+devices, so a file is checked to be regular after it is opened, and nothing is written through a link. Reads follow
+links.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAX_TEXT_BYTES = 64 << 20
-"""Settings, indexes and their like are far smaller; a larger file is none of ours, and would fill the memory."""
+"""Settings, indexes and similar files are far smaller. A larger file is not ours and could exhaust memory."""
 
 _BESIDE = re.compile(r"\..+\.[0-9]+\.partial")
-"""What `written_aside` writes to."""
+"""Names of the temporary files that `written_aside` writes."""
 
 _KINDS = {
     stat.S_IFDIR: "a directory",
@@ -32,53 +33,53 @@ _KINDS = {
 
 
 class NotRegularFileError(OSError):
-    """A regular file, or a directory of one's own, was expected, and something else stands there."""
+    """The path is not what was expected: a regular file, or a real directory."""
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a regular file, or what a chain of links leads to, for reading; never waits for a pipe's other end.
+    """Open a regular file for reading, following links; never blocks on a pipe.
 
-    Raises NotRegularFileError for anything else, and OSError where it cannot be opened.
+    Raises NotRegularFileError for anything else, and OSError if it cannot be opened.
     """
     return os.fdopen(open_regular_descriptor(path), "rb")
 
 
 def open_regular_descriptor(path: str | os.PathLike[str]) -> int:
-    """Do as `open_regular`, and return the descriptor."""
+    """Open as `open_regular` does, but return the file descriptor."""
     return _open(path, os.O_RDONLY)
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BYTES) -> bytes:
-    """Return the bytes of a regular file. Raises as `open_regular`, and OSError for more than `max_bytes`."""
+    """Return the content of a regular file. Raises as `open_regular`, and OSError if it exceeds `max_bytes`."""
     with open_regular(path) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise OSError(f"{path} has more than {max_bytes:,} bytes; it is not what it should be")
+        raise OSError(f"{path} is larger than the limit for such a file, {max_bytes:,} bytes")
     return data
 
 
 def open_own(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file to change it in place, and return its descriptor; flags as of os.open, with O_CREAT to make it.
+    """Open a file for in-place changes and return its descriptor. flags: as for os.open; O_CREAT creates it.
 
-    Raises NotRegularFileError where `path` is a link, a file with a second name, or no regular file: writing there
-    would change something outside of the directory that it stands in.
+    Raises NotRegularFileError if `path` is a link, has a second hard link, or is not a regular file: writing to it
+    would change something outside its directory.
     """
     try:
         descriptor = _open(path, flags | os.O_NOFOLLOW)
     except OSError:
         if os.path.islink(path):
-            raise NotRegularFileError(f"{path} is a link, and nothing is written through one; remove it") from None
+            raise NotRegularFileError(f"{path} is a link, and files are not written through links; remove it") from None
         raise
     if os.fstat(descriptor).st_nlink > 1:
         os.close(descriptor)
         raise NotRegularFileError(
-            f"{path} has a second name (a hard link), which writing would change as well; put a copy in its place"
+            f"{path} has a second hard link, and writing would change that as well; replace it with a copy"
         )
     return descriptor
 
 
 def own_directory(path: Path) -> Path:
-    """Make a directory, or find that it is one and no link to one, and return it. Raises NotRegularFileError."""
+    """Create a directory if needed and return it. Raises NotRegularFileError if `path` is a link or not a directory."""
     with suppress(FileExistsError):
         path.mkdir()
     refuse_link(path)
@@ -88,25 +89,27 @@ def own_directory(path: Path) -> Path:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise NotRegularFileError where `path` itself is a link: what is written below it would land elsewhere."""
+    """Raise NotRegularFileError if `path` itself is a link, since files below it would be written elsewhere."""
     if path.is_symlink():
-        raise NotRegularFileError(f"{path} is a link, and nothing is written through one; put what it names there")
+        raise NotRegularFileError(
+            f"{path} is a link, and files are not written through links; replace it with its target"
+        )
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write beside `path`, flush to disk, then take its place; a link of that name is replaced, not followed."""
+    """Write a temporary file next to `path`, flush it, and rename it over `path`; a link there is replaced."""
     with written_aside(path) as file:
         file.write(data)
 
 
 @contextmanager
 def written_aside(to: Path) -> Iterator[BinaryIO]:
-    """Open a file beside `to` that takes its place at the end, on the disk; removed where anything fails.
+    """Open a temporary file that is flushed and renamed to `to` when the block ends, or removed if it fails.
 
-    Raises NotRegularFileError where `to` is a device, a pipe or a directory: it would be gone, for all who use it.
+    Raises NotRegularFileError if `to` is a device, a pipe or a directory, since replacing it would destroy it.
     """
     _refuse_to_replace(to)
-    # With the process's number: two that write to one name must not write into one file.
+    # The process id keeps two writers of one name out of each other's file.
     beside = to.with_name(f".{to.name}.{os.getpid()}.partial")
     beside.unlink(missing_ok=True)
     try:
@@ -127,19 +130,19 @@ def _refuse_to_replace(path: Path) -> None:
         return
     if kind not in (stat.S_IFREG, stat.S_IFLNK):
         raise NotRegularFileError(
-            f"{path} is {_KINDS.get(kind, 'no regular file')}, which no file can take the place of; choose another name"
+            f"{path} is {_KINDS.get(kind, 'not a regular file')}, which a file cannot replace; choose another name"
         )
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove what kills left of files that were to be written aside; for the one process that writes there now."""
+    """Remove temporary files of killed writers. Call it only as the one process that writes in `directory`."""
     for path in directory.glob(".*.partial"):
         if _BESIDE.fullmatch(path.name) and not path.is_dir():
             path.unlink(missing_ok=True)
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Flush a file's content to disk, or a directory's names: a rename is not durable before."""
+    """Flush a file's content, or a directory's entries; a rename is not durable until its directory is flushed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -148,7 +151,7 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def sha256_of(*files: Path) -> str:
-    """Return the sha256 of the files' bytes, one file after the other, in hexadecimal. Raises as `open_regular`."""
+    """Return the sha256 of the concatenated files, in hexadecimal. Raises as `open_regular`."""
     digest = hashlib.sha256()
     for path in files:
         with open_regular(path) as file:
@@ -158,7 +161,7 @@ def sha256_of(*files: Path) -> str:
 
 
 def _open(path: str | os.PathLike[str], flags: int) -> int:
-    # Without waiting: a pipe that nobody writes to would hold the program up for ever.
+    # O_NONBLOCK: opening a pipe that has no writer would block forever.
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):

@@ -1,6 +1,6 @@
-"""JSON that says whether it is still what was written: its last member is a checksum of all that stands before it.
+"""JSON files with a checksum of their content as the last member.
 
-Other programs read it as any JSON. The checksum finds damage; it proves nothing about who wrote the file.
+Any JSON parser can read them. The checksum detects damage; it does not prove who wrote the file.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ _SEAL = re.compile(rb',\s*"(crc32|sha256)": "([0-9a-f]+)"\s*\}\s*\Z')
 
 
 class DamagedJSONError(ValueError):
-    """The text is no JSON, or not what was written."""
+    """The text is not valid JSON, or does not match its checksum."""
 
 
 def seal_line(tree: Mapping[str, Any]) -> bytes:
-    """Return one line of JSON, without its end, whose last member is the CRC-32 of what stands before it.
+    """Return one line of JSON, without a newline, whose last member is the CRC-32 of the text before it.
 
-    tree: with at least one member, and none named crc32; numbers are finite, else ValueError.
+    tree: at least one member, none named crc32. Raises ValueError for numbers that are not finite.
     """
     text = json.dumps(tree, allow_nan=False).encode()
     return text[:-1] + f', "crc32": "{_CHECKSUMS["crc32"](text[:-1])}"}}'.encode()
 
 
 def seal_document(tree: Mapping[str, Any]) -> bytes:
-    """Return JSON to be read by people too, ending in a newline, whose last member is the sha256 of what is before it.
+    """Return indented JSON, ending in a newline, whose last member is the sha256 of the text before it.
 
-    tree: with at least one member, and none named sha256; numbers are finite, else ValueError.
+    tree: at least one member, none named sha256. Raises ValueError for numbers that are not finite.
     """
     text = json.dumps(tree, indent=1, allow_nan=False).removesuffix("\n}").encode()
     return text + f',\n "sha256": "{_CHECKSUMS["sha256"](text)}"\n}}\n'.encode()
 
 
 def verify(text: bytes) -> str:
-    """Check the checksum of what was sealed, and return the checksum's name; far quicker than `unseal`.
+    """Verify the checksum of sealed JSON and return the checksum's name. Much faster than `unseal`.
 
     Raises DamagedJSONError.
     """
     if not (seal := _SEAL.search(text[-200:])):
-        raise DamagedJSONError("its checksum is missing: it is cut short or damaged")
+        raise DamagedJSONError("its checksum is missing: it is truncated or damaged")
     kind = seal[1].decode()
     if _CHECKSUMS[kind](text[: len(text) - len(seal[0])]) != seal[2].decode():
-        raise DamagedJSONError("it is not what was written: its checksum does not match")
+        raise DamagedJSONError("it is damaged: its checksum does not match")
     return kind
 
 
 def unseal(text: bytes) -> dict[str, Any]:
-    """Return what was sealed, without the checksum. Raises DamagedJSONError."""
+    """Return the sealed object without its checksum. Raises DamagedJSONError."""
     kind = verify(text)
     tree = parse(text)
     if not isinstance(tree, dict):
-        raise DamagedJSONError("it is no JSON object")
+        raise DamagedJSONError("it is not a JSON object")
     del tree[kind]
     return tree
 
 
 def parse(text: bytes | str) -> Any:
-    """Return the value of a JSON text from anywhere. Raises DamagedJSONError, also where it is nested too deeply."""
+    """Parse JSON from an untrusted source. Raises DamagedJSONError, also for excessive nesting."""
     try:
         return json.loads(text)
     except RecursionError:
         raise DamagedJSONError("it is nested too deeply") from None
     except ValueError as error:  # bytes that are no UTF-8 included
-        raise DamagedJSONError(f"it is no JSON: {error}") from None
+        raise DamagedJSONError(f"it is not valid JSON: {error}") from None

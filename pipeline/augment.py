@@ -1,7 +1,7 @@
-"""Augmentation: every random choice in a view, as a function of (seed, epoch, sample_id, view). Both loaders obey it.
+"""Augmentation: every random choice in a view is a function of (seed, epoch, sample_id, view), in both loaders.
 
 A view is: crop and resize, flip, colour, clamp, blur, solarise, normalise. All colour operations are linear in the
-pixel and in the mean of the crop, so that a sample's whole colour jitter is one pair of 3×3 matrices.
+pixel and in the mean of the crop, so a sample's colour jitter is one pair of 3×3 matrices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, NonNegativeFloat, model_validator
 
-from .keyed import GOLDEN, compiled, fold, uniform
+from .rng import GOLDEN, compiled, fold, uniform
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -22,34 +22,34 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 class Recipe(BaseModel, frozen=True, extra="forbid"):
-    """How a view is made. A pair of probabilities is of the first and of the second view."""
+    """How a view is made. Pairs of probabilities are for the first and the second view."""
 
     scale: tuple[float, float] = (0.08, 1.0)
-    """Share of the picture's area that a crop may have, from and to."""
+    """Range of a crop's share of the picture's area."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Width over height of a crop, from and to; drawn uniformly in its logarithm."""
+    """Range of a crop's width over height; drawn uniformly in its logarithm."""
     flip: float = Field(default=0.5, ge=0, le=1)
-    """Probability of mirroring left and right."""
+    """Probability of a horizontal flip."""
     jitter: float = Field(default=0.0, ge=0, le=1)
     """Probability of changing brightness, contrast, saturation and hue."""
     brightness: NonNegativeFloat = 0.0
-    """A factor is drawn from 1 ± this, and from 0 at least; so for the next two."""
+    """A factor is drawn from 1 ± this, clipped at 0; likewise for the next two."""
     contrast: NonNegativeFloat = 0.0
     saturation: NonNegativeFloat = 0.0
     hue: float = Field(default=0.0, ge=0, le=0.5)
-    """An angle is drawn from ± this; in turns."""
+    """An angle is drawn from ± this, in turns."""
     grayscale: float = Field(default=0.0, ge=0, le=1)
-    """Probability of taking all colour away."""
+    """Probability of converting to grey."""
     blur: tuple[float, float] = (0.0, 0.0)
     """Probability of a Gaussian blur."""
     sigma: tuple[float, float] = (0.1, 2.0)
-    """Its standard deviation, from and to, in pixels of the view."""
+    """Range of its standard deviation, in pixels of the view."""
     solarise: tuple[float, float] = (0.0, 0.0)
-    """Probability of inverting all values of 128 and more."""
+    """Probability of inverting all values of 128 or more."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Subtracted from each channel, with pixels in [0, 1]."""
     std: tuple[float, float, float] = IMAGENET_STD
-    """Divides each channel after that."""
+    """Divides each channel after the mean is subtracted."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -60,14 +60,14 @@ class Recipe(BaseModel, frozen=True, extra="forbid"):
         if not 0 < self.sigma[0] <= self.sigma[1]:
             raise ValueError(f"sigma {self.sigma} is not 0 < from <= to")
         if not all(0 <= share <= 1 for share in self.blur + self.solarise):
-            raise ValueError(f"blur {self.blur} or solarise {self.solarise} is no pair of probabilities")
+            raise ValueError(f"blur {self.blur} or solarise {self.solarise} is not a pair of probabilities")
         if min(self.std) <= 0:
             raise ValueError(f"std {self.std} is not above 0 in every channel")
         return self
 
     @property
     def has_colour(self) -> bool:
-        """Whether a view's colours can change."""
+        """Whether views can change colour."""
         strongest = max(self.brightness, self.contrast, self.saturation, self.hue)
         return self.grayscale > 0 or (self.jitter > 0 and strongest > 0)
 
@@ -105,7 +105,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 class ViewParameters(NamedTuple):
-    """What was drawn for one view of b samples."""
+    """Random choices for one view of b samples."""
 
     box: NDArray[np.int64]
     """int64 [b, 4]: top, left, height, width of the crop, in pixels of the stored picture."""
@@ -116,17 +116,17 @@ class ViewParameters(NamedTuple):
     colour_mean: NDArray[np.float32]
     """float32 [b, 3, 3], K; mean is of the resized crop's channels."""
     blur: NDArray[np.float32]
-    """float32 [b]: sigma in pixels of the view, 0 for none. The kernel ends at ceil(3 sigma) pixels from its middle;
-    at the borders the view is mirrored, without repeating the edge."""
+    """float32 [b]: sigma in pixels of the view, 0 for none. The kernel is cut at ceil(3 sigma) pixels from its centre;
+    the view is mirrored at its borders, without repeating the edge."""
     solarise: NDArray[np.bool_]
-    """bool [b]: value → 255 - value where it is 128 or more."""
+    """bool [b]: map values of 128 or more to 255 - value."""
 
 
 def view_parameters(
     recipe: Recipe, seed: int, epoch: int, sample_ids: NDArray[np.int64],
     heights: NDArray[np.int64], widths: NDArray[np.int64], view: int,
 ) -> ViewParameters:  # fmt: skip
-    """Draw one view of samples whose stored pictures have these heights and widths; all arrays [b]."""
+    """Draw the choices for one view of samples whose stored pictures have these heights and widths; all arrays [b]."""
     b = len(sample_ids)
     drawn = ViewParameters(
         np.empty((b, 4), np.int64), np.empty(b, np.bool_), np.empty((b, 3, 3), np.float32),
@@ -142,7 +142,7 @@ def view_parameters(
 
 
 class _Chances(NamedTuple):
-    """A recipe for one view, as compiled code takes it."""
+    """A recipe for one view, in a form that compiled code accepts."""
 
     scale: tuple[float, float]
     ratio: tuple[float, float]
@@ -155,21 +155,21 @@ class _Chances(NamedTuple):
     solarise: float
 
 
-# What a number of a view's key is for. The crop has five for each of its attempts.
+# Index of each random number of a view's key. The crop uses five per attempt.
 _ATTEMPTS = 10
 _FLIP, _AREA, _RATIO, _TOP, _LEFT = 0, 1, 2, 3, 4
 _DRAWS = 5
 _JITTER, _GRAYSCALE, _BLUR, _SIGMA, _SOLARISE, _STRENGTH = 64, 65, 66, 67, 68, 70
 
 _LUMA = np.array([0.299, 0.587, 0.114])
-"""ITU-R BT.601, as Pillow's grey."""
+"""ITU-R BT.601, like Pillow's grey."""
 _TO_YIQ = np.array([_LUMA, [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]])
 _FROM_YIQ = np.linalg.inv(_TO_YIQ)
 
 
 @compiled
 def view_key(seed: np.uint64, epoch: np.uint64, sample_id: np.uint64, view: np.uint64) -> np.uint64:
-    """The key of all randomness in one view."""
+    """Return the key of all random numbers in one view."""
     return fold(fold(fold(fold(GOLDEN, seed), epoch), sample_id), view)
 
 
@@ -195,9 +195,9 @@ def _draw_views(
 def crop_box(
     key: np.uint64, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a random resized crop, in pixels, inside height × width.
+    """Return (top, left, height, width) of a random resized crop, in pixels, within height × width.
 
-    Ten attempts at an area and an aspect ratio that fit, then the largest central crop of an allowed aspect ratio:
+    Tries ten areas and aspect ratios, then takes the largest central crop of an allowed aspect ratio:
     Szegedy et al. 2015, as torchvision's RandomResizedCrop does it.
     """
     for attempt in range(_ATTEMPTS):
@@ -222,9 +222,9 @@ def draw_colour(
 ) -> None:  # fmt: skip
     """Fill M and K (ViewParameters.colour and .colour_mean) of one view.
 
-    The operations are torchvision's ColorJitter and RandomGrayscale but for two things: values are clamped once, at the
-    end, and hue turns the plane of I and Q in YIQ, where torchvision turns HSV's hue. So done, saturation and hue leave
-    greys and luma alone, and the four can be done in any order with the same result: none is drawn.
+    The operations are torchvision's ColorJitter and RandomGrayscale with two differences: values are clamped once, at
+    the end, and hue rotates the I-Q plane of YIQ instead of HSV's hue. Saturation and hue then preserve greys and luma,
+    and the result does not depend on the order of the four operations, so no order is drawn.
     """
     factors = np.ones(3)
     angle = 0.0
@@ -244,13 +244,13 @@ def draw_colour(
 
 @compiled
 def _either_way(key: np.uint64, draw: int) -> float:
-    """In [-1, 1)."""
+    """Return a number in [-1, 1)."""
     return 2 * uniform(key, np.uint64(draw)) - 1
 
 
 @compiled
 def _hue_matrix(angle: float) -> NDArray[np.float64]:
-    """The turn of hue by an angle, in radians; from red towards yellow where it is positive."""
+    """Return the rotation of hue by an angle in radians; positive from red towards yellow."""
     cos, sin = math.cos(angle), math.sin(angle)
     turn = np.array([[1.0, 0.0, 0.0], [0.0, cos, sin], [0.0, -sin, cos]])
     matrix = np.zeros((3, 3))

@@ -1,4 +1,4 @@
-"""What a loader hands to the trainer for one step."""
+"""The batch that a loader gives the trainer for one step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Batch:
     """One rank's share of a global batch. Row i of every tensor belongs to sample_ids[i]."""
 
     sample_ids: Tensor
-    """int64 [b], on the CPU: the dense ids of the samples, no id twice."""
+    """int64 [b], on the CPU: dense sample ids, without repeats."""
     views: tuple[Tensor, ...]
-    """float32 [b, 3, H, W] each, normalised: one view for image-text pairs, two for images alone."""
+    """float32 [b, 3, H, W] each, normalised: one view for image-text pairs, two for images only."""
     tokens: Tensor | None = None
-    """int32 [b, L], padded with the tokenizer's pad id; None where the dataset has no captions."""
+    """int32 [b, L], padded with the tokenizer's pad id; None if the dataset has no captions."""
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch with its views and tokens on `device`; the ids stay on the CPU."""
+        """Return the batch with views and tokens on `device`; the ids stay on the CPU."""
         return replace(
             self,
             views=tuple(view.to(device, non_blocking=True) for view in self.views),

@@ -1,12 +1,12 @@
-"""XXH64, the checksum of a sample's bytes, compiled: it runs at the memory's speed, and without the interpreter's lock.
+"""XXH64, the checksum of a sample's bytes, compiled: it runs at memory speed and without the GIL.
 
-It finds damage, not forgery. Source: Yann Collet, xxHash fast digest algorithm, version 0.1.1, section "XXH64".
+It detects damage, not forgery. Source: Yann Collet, xxHash fast digest algorithm, version 0.1.1, section "XXH64".
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .keyed import compiled
+from .rng import compiled
 
 _P1, _P2, _P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
 _P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
@@ -15,7 +15,7 @@ _S29, _S32, _S33 = np.uint64(29), np.uint64(32), np.uint64(33)
 
 @compiled
 def xxh64(data: NDArray[np.uint8], seed: np.uint64) -> np.uint64:
-    """XXH64 of bytes, uint8 [any], which lie side by side in memory."""
+    """Return XXH64 of bytes, uint8 [any], contiguous in memory."""
     size = len(data)
     words = data[: size // 8 * 8].view(np.uint64)
     stripes = size // 32

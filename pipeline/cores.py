@@ -1,8 +1,8 @@
-"""How many cores this process may use, which a scheduler or `taskset` can make fewer than there are."""
+"""The number of cores this process may use; a scheduler or `taskset` can restrict it."""
 
 import os
 
 
 def cores() -> int:
-    """Cores in the process's affinity mask, 1 or more."""
+    """Return the number of cores in the process's affinity mask, at least 1."""
     return len(os.sched_getaffinity(0))

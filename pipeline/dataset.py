@@ -1,4 +1,4 @@
-"""The dataset on disk: a directory that one conversion writes and every loader reads. docs/formats.md describes it."""
+"""The dataset on disk, written by a conversion and read by every loader. See docs/formats.md."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _told: set[str] = set()
-"""Datasets of format 1 that were warned of in this process."""
+"""Datasets of format 1 that this process has warned about."""
 
 
 class Dataset:
     """A converted dataset, opened for reading.
 
-    Raises DatasetError where the directory is no dataset, is incomplete, or is of another format.
+    Raises DatasetError if the directory is not a dataset, is incomplete, or has an unknown format.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -41,21 +41,21 @@ class Dataset:
         self._table = SamplesTable(self.path, self.index)
         if self.index.format == 1 and (name := os.path.realpath(self.path)) not in _told:
             _told.add(name)
-            _log.warning("%s is of format 1, which has no checksums: its samples are not verified. "
-                         "To have them verified, convert it again.", self.path)  # fmt: skip
+            _log.warning("%s has format 1, which has no checksums: its samples are not verified. "
+                         "Convert it again to verify them.", self.path)  # fmt: skip
 
     def _refuse_missing_files(self) -> None:
         folder = self.path / SHARD_FOLDER
         suffixes = [suffix for suffix in SHARD_SUFFIXES if self.index.format > 1 or suffix != "rows"]
         try:
-            there = set(os.listdir(folder))  # one question, however many shards there are
+            there = set(os.listdir(folder))  # one listing, however many shards there are
         except OSError as error:
             raise DatasetError(f"{folder} cannot be read: {error.strerror}. Convert the dataset again.") from error
         for shard in range(self.shards):
             for suffix in suffixes:
                 if (name := shard_name(shard, suffix)) not in there:
                     raise DatasetError(
-                        f"{folder / name} is missing, though {INDEX_FILE} names it. Convert the dataset again."
+                        f"{folder / name} is missing, but {INDEX_FILE} lists it. Convert the dataset again."
                     )
 
     @property
@@ -68,81 +68,81 @@ class Dataset:
 
     @cached_property
     def tokenizer_path(self) -> Path:
-        """tokenizer.json, compared with its digest. Raises DatasetError where it is not the one that was written."""
+        """Path of tokenizer.json, after comparing its digest. Raises DatasetError if the file has changed."""
         path = self.path / TOKENIZER_FILE
         try:
             if self.index.tokenizer_digest not in (None, sha256_of(path)):
-                raise DatasetError(f"{path} is not what was converted with: its sha256 differs from the one in "
+                raise DatasetError(f"{path} was changed after conversion: its sha256 differs from the one in "
                                    f"{INDEX_FILE}. Convert the dataset again.")  # fmt: skip
         except OSError as error:
             raise DatasetError(f"{path} cannot be read: {error}. Convert the dataset again.") from error
         return path
 
     def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shard and row of each id, int64 [b] both. Raises DatasetError for an id out of range."""
+        """Return shard and row of each id, both int64 [b]. Raises DatasetError for an id out of range."""
         if len(sample_ids) and (sample_ids.min() < 0 or sample_ids.max() >= self.n):
             raise DatasetError(
-                f"sample ids {sample_ids.min()} to {sample_ids.max()} asked of {self.path}, "
-                f"which holds 0 to {self.n - 1}"
+                f"sample ids {sample_ids.min()} to {sample_ids.max()} are out of range: {self.path} "
+                f"holds 0 to {self.n - 1}"
             )
         shard = np.searchsorted(self.first_id, sample_ids, side="right") - 1
         return shard, sample_ids - self.first_id[shard]
 
     @cached_property
     def _open_shards(self) -> OpenShards:
-        from .shard import OpenShards, Shard  # numba takes half a second to import, and the index needs none of it
+        from .shard import OpenShards, Shard  # importing numba takes half a second, and the index does not need it
 
         return OpenShards(self.index, lambda number: Shard(self.path, self.index, number))
 
     def shard(self, number: int) -> Shard:
-        """A shard's pixels and tokens; it is open as long as the caller keeps it.
+        """Return a shard's pixels and tokens; it stays open as long as the caller keeps it.
 
-        Raises DatasetError where it was cut short, or is not of this dataset; OSError where it cannot be opened.
+        Raises DatasetError if it was cut short or belongs to another dataset, OSError if it cannot be opened.
         """
         return self._open_shards[number]
 
     def beton(self, number: int) -> Descriptor:
-        """A shard's .beton for `pread`; it is open as long as the caller keeps it. Raises DatasetError, OSError."""
+        """Return a shard's .beton for `pread`, open as long as the caller keeps it. Raises DatasetError, OSError."""
         from .shard import open_beton
 
         shard = self._open_shards.get(number)
         return shard.file if shard else open_beton(self.path, number)
 
     def jpeg(self, sample_id: int) -> bytes:
-        """The stored JPEG of one sample.
+        """Return the stored JPEG of one sample.
 
-        Raises DatasetError for an id out of range, and where the shard is damaged; OSError where it cannot be read.
+        Raises DatasetError for an id out of range or a damaged shard, OSError if the shard cannot be read.
         """
         shard, row = (int(place[0]) for place in self.locate(np.array([sample_id], np.int64)))
         return self.shard(shard).jpeg(row)
 
     @property
     def schema(self) -> pa.Schema:
-        """Names and types of the samples table's columns, by its first shard. Raises DatasetError."""
+        """Names and types of the samples table's columns, from its first shard. Raises DatasetError."""
         return self._table.schema
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """One column of the samples table for all n samples, in the order of the ids. Raises DatasetError."""
+        """Return one column of the samples table for all n samples, ordered by id. Raises DatasetError."""
         return pa.chunked_array(
             [chunk for shard in range(self.shards) for chunk in self._table.whole(shard, [name])[name].chunks]
         )
 
     def tables(self, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        """Columns of the samples table, so many rows at a time (the last ones fewer), in the order of the ids.
+        """Yield columns of the samples table, ordered by id, in tables of `rows` rows; the last may have fewer.
 
-        Raises DatasetError where a column or a row is missing, or a file is damaged.
+        Raises DatasetError if a column or a row is missing, or a file is damaged.
         """
         return self._table.pieces(names, rows)
 
     def take(self, sample_ids: NDArray[np.int64], names: Sequence[str]) -> pa.Table:
-        """Columns of the samples table for ids, int64 [b], in the order asked; reads the shards that they are in.
+        """Return columns of the samples table for ids, int64 [b], in the given order; reads only their shards.
 
-        Raises DatasetError for an id out of range, and where a column or a row is missing, or a file is damaged.
+        Raises DatasetError for an id out of range, a missing column or row, or a damaged file.
         """
         return self._table.take(*self.locate(sample_ids), names)
 
     def rows(self, sample_ids: Sequence[int]) -> list[dict[str, Any]]:
-        """The samples table's rows of a few ids, in the order asked, each with its `sample_id`.
+        """Return the samples table's rows of a few ids, in the given order, each with its `sample_id`.
 
         Raises DatasetError as `take` does.
         """

@@ -1,4 +1,4 @@
-"""dataset.json: what a dataset is. docs/formats.md describes it."""
+"""dataset.json, the index of a dataset. See docs/formats.md."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ SHARD_FOLDER = "shards"
 TOKENIZER_FILE = "tokenizer.json"
 ERRORS_FILE = "errors.jsonl"
 CAPTIONS_PER_SAMPLE = 1
-"""What a conversion writes, of pairs; a dataset may have more."""
+"""Captions that a conversion writes per pair; the format allows more."""
 
 ShardSuffix = Literal["beton", "rows", "parquet"]
 SHARD_SUFFIXES: tuple[ShardSuffix, ...] = ("beton", "rows", "parquet")
 _BOTH = "beton parquet"
-"""What format 1 has one digest of: the one file followed by the other."""
+"""Format 1 has one digest of both files, concatenated."""
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 56)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -37,37 +37,37 @@ class _Record(BaseModel):
 
 
 class ImagePolicy(_Record):
-    """How pictures are stored; recorded in dataset.json."""
+    """How pictures are stored, as recorded in dataset.json."""
 
     max_size: int = Field(default=512, ge=8)
     """Longest allowed short side in pixels; larger pictures are reduced to it."""
     quality: int = Field(default=90, ge=1, le=100)
-    """JPEG quality of pictures that have to be encoded again."""
+    """JPEG quality of re-encoded pictures."""
 
 
 class TokenizerInfo(_Record):
-    """What an encoder must know of the tokens."""
+    """What an encoder needs to know about the tokens."""
 
     vocab_size: int = Field(ge=1, lt=1 << 31)
-    """The highest token id and 1."""
+    """The highest token id plus 1."""
     context_length: int = Field(ge=1, le=1 << 19)
     """Tokens per caption, padded or cut to this length."""
     end_id: _Count
-    """The token that closes every caption: what stands behind the first is padding, and CLIP's tower pools from it."""
+    """The token that closes every caption: padding follows its first occurrence, and CLIP's tower pools from it."""
     truncated: _Count = 0
-    """Captions that were cut to context_length."""
+    """Captions that were truncated to context_length."""
 
 
 class DatasetIndex(_Record):
-    """dataset.json, which is written last: a directory without it is no dataset."""
+    """Content of dataset.json, which is written last: a directory without it is not a dataset."""
 
     format: Literal[1, 2]
     """1 has no .rows files: its samples are not verified."""
     n: _Count
-    """Samples; their ids are 0 … n-1."""
+    """Number of samples; their ids are 0 … n-1."""
     mode: Literal["images", "pairs"]
     captions_per_sample: int = Field(ge=0, le=1 << 16)
-    """Most captions of a sample; 0 in a dataset of images alone."""
+    """Maximum captions per sample; 0 in a dataset of images only."""
     first_id: tuple[_Count, ...]
     """Prefix sums of the shards' rows, shards + 1 numbers: sample_id = first_id[shard] + row."""
     image: ImagePolicy
@@ -77,10 +77,10 @@ class DatasetIndex(_Record):
     shard_digests: tuple[dict[str, _Digest], ...]
     """For each shard, suffix of a file -> its sha256; in format 1, of .beton and .parquet together."""
     grown_from: _Digest | None
-    """Fingerprint of the dataset that this one grew from."""
+    """Fingerprint of the dataset that this one extends."""
     source: dict[str, Any]
     fingerprint: _Digest
-    """sha256 of what decides ids, pixels and tokens: equal where they are equal."""
+    """sha256 of all that determines ids, pixels and tokens: equal if these are equal."""
 
 
 def shard_name(shard: int, suffix: ShardSuffix) -> str:
@@ -88,9 +88,9 @@ def shard_name(shard: int, suffix: ShardSuffix) -> str:
 
 
 def seal_index(index: Mapping[str, Any]) -> bytes:
-    """Return dataset.json for what a DatasetIndex of this format has, without `format` and `fingerprint`.
+    """Return dataset.json for the fields of a DatasetIndex, adding `format` and `fingerprint`.
 
-    Raises DatasetError where it is none.
+    Raises DatasetError if the fields are not a valid index.
     """
     tree = {"format": FORMAT, **index}
     tree["fingerprint"] = _fingerprint(tree)
@@ -100,12 +100,12 @@ def seal_index(index: Mapping[str, Any]) -> bytes:
 
 
 def read_index(path: Path) -> DatasetIndex:
-    """dataset.json of a dataset, checked. Raises DatasetError where the directory is none."""
+    """Read and validate a dataset's dataset.json. Raises DatasetError if the directory is not a dataset."""
     file = path / INDEX_FILE
     try:
         return _read(read_regular(file))
     except FileNotFoundError:
-        message = f"{path} is no dataset: it has no {INDEX_FILE}. Make one with `thermopile convert`."
+        message = f"{path} is not a dataset: it has no {INDEX_FILE}. Create one with `thermopile convert`."
         raise DatasetError(message) from None
     except (DatasetError, OSError) as error:
         raise DatasetError(f"{file} cannot be used: {error}") from error
@@ -114,13 +114,13 @@ def read_index(path: Path) -> DatasetIndex:
 def _read(text: bytes) -> DatasetIndex:
     try:
         tree = _first_format(text) or unseal(text)
-        json.dumps(tree, ensure_ascii=False).encode()  # a lone surrogate would end whatever prints it
-        # As JSON, in which a list may be a tuple; Python's own would have to be one.
+        json.dumps(tree, ensure_ascii=False).encode()  # a lone surrogate would crash whatever prints it
+        # Validated as JSON, where a list may fill a tuple; strict Python values may not.
         index = DatasetIndex.model_validate_json(json.dumps(tree))
     except DamagedJSONError as error:
         raise DatasetError(str(error)) from error
     except UnicodeEncodeError:
-        raise DatasetError("it has half of a surrogate pair, which is no text") from None
+        raise DatasetError("it contains half of a surrogate pair, which is not text") from None
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))
@@ -128,26 +128,26 @@ def _read(text: bytes) -> DatasetIndex:
         raise DatasetError(f"{where}: {wrong['msg']}{more}") from error
     _refuse_contradictions(index)
     if index.format == FORMAT and _fingerprint(tree) != index.fingerprint:
-        raise DatasetError("its fingerprint does not fit what it is of")
+        raise DatasetError("its fingerprint does not match its content")
     return index
 
 
 def _refuse_contradictions(index: DatasetIndex) -> None:
     first_id = np.array(index.first_id, np.int64)
     if len(first_id) < 2 or first_id[0] != 0 or first_id[-1] != index.n or (np.diff(first_id) <= 0).any():
-        raise DatasetError(f"first_id is not the prefix sums of shards' rows up to n = {index.n}")
+        raise DatasetError(f"first_id does not hold the prefix sums of the shards' rows up to n = {index.n}")
     if len(index.shard_digests) != len(first_id) - 1:
         raise DatasetError(f"shard_digests has {len(index.shard_digests)} shards, first_id {len(first_id) - 1}")
     wanted = {_BOTH} if index.format == 1 else set(SHARD_SUFFIXES)
     if any(digests.keys() != wanted for digests in index.shard_digests):
-        raise DatasetError(f"shard_digests does not name {', '.join(sorted(wanted))} of every shard")
+        raise DatasetError(f"shard_digests does not list {', '.join(sorted(wanted))} of every shard")
     with_captions = {index.mode == "pairs", index.tokenizer is not None, index.captions_per_sample > 0}
     if len(with_captions) > 1 or (index.format == FORMAT and (index.tokenizer is None) != (not index.tokenizer_digest)):
         raise DatasetError("mode, captions_per_sample, tokenizer and tokenizer_digest contradict each other")
 
 
 def _fingerprint(tree: Mapping[str, Any]) -> str:
-    """Return the sha256 of what decides ids, pixels and tokens: not of names, classes and captions in words."""
+    """Return the sha256 of what determines ids, pixels and tokens, but not names, classes and caption texts."""
     kept = {name: tree[name] for name in ("format", "n", "mode", "captions_per_sample", "first_id", "tokenizer",
                                           "tokenizer_digest")}  # fmt: skip
     kept["shards"] = [{name: digests.get(name) for name in ("beton", "rows")} for digests in tree["shard_digests"]]
@@ -155,13 +155,13 @@ def _fingerprint(tree: Mapping[str, Any]) -> str:
 
 
 def _first_format(text: bytes) -> dict[str, Any] | None:
-    """What dataset.json of format 1 says, in the words of today's; None where it is of another format."""
+    """Convert a dataset.json of format 1 to today's fields; None for other formats."""
     tree = parse(text)
     if not isinstance(tree, dict) or tree.get("format") != 1:
         return None
     kept = {key: value for key, value in tree.items() if key not in ("source", "fingerprint")}
     if _sha256(kept) != tree.get("fingerprint"):
-        raise DatasetError("it was changed by hand (its fingerprint does not fit)")
+        raise DatasetError("it was changed by hand (its fingerprint does not match)")
     digests = tree.get("shard_digests")
     return tree | {
         "captions_per_sample": int(tree.get("mode") == "pairs"),

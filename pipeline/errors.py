@@ -1,17 +1,17 @@
-"""What can go wrong with data, grouped by what a caller would do about it."""
+"""Data errors, grouped by what a caller would do about them."""
 
 
 class DatasetError(Exception):
-    """A dataset directory is missing, incomplete, of another format, or not what the caller expected."""
+    """A dataset directory is missing, incomplete, has an unknown format, or is not what the caller expected."""
 
 
 class DatasetExistsError(DatasetError):
-    """The directory to write is there already; nothing was touched."""
+    """The output directory already exists; nothing was changed."""
 
 
 class SourceError(Exception):
-    """What the user asked to convert cannot be read at all, or holds no usable sample."""
+    """The source cannot be read at all, or has no usable sample."""
 
 
 class BadSampleError(Exception):
-    """One sample cannot be converted; the message says why. The conversion goes on without it."""
+    """One sample cannot be converted; the message says why. The conversion continues without it."""

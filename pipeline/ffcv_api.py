@@ -1,6 +1,6 @@
-"""The pieces of ffcv that thermopile uses, imported here once because the import has side effects.
+"""The parts of ffcv that thermopile uses, imported only here because the import has side effects.
 
-Importing ffcv's compiler sets torch, and numba, to one thread for the whole process; both are put back.
+Importing ffcv's compiler sets torch and numba to one thread for the whole process; both are restored.
 """
 
 import numba

@@ -1,8 +1,8 @@
-"""A .beton's own table of its rows: FFCV's, without checksums. It is all that a dataset of format 1 has.
+"""FFCV's own table of rows in a .beton, without checksums: the only one in datasets of format 1.
 
-The layout is FFCV's, version 2: a header, a description of each field, a line of fixed length for every row, pages of
-data, and at the end, for every piece of data, where it starts and how long it is. Read here and not by FFCV, whose
-import takes seconds and 350 MB, and which believes the header.
+The layout is FFCV's, version 2: a header, a description of each field, one fixed-length line per row, pages of data,
+and at the end the offset and length of every piece of data. It is not read with FFCV, whose import takes seconds and
+350 MB, and which trusts the header.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _FIELDS = {
     ((2, b"image"), (4, b"tokens"), (1, b"source_index")):
         np.dtype([*_IMAGE, ("tokens_at", "<u8"), ("source_index", "<i8")]),
 }  # fmt: skip
-"""FFCV's types and our names of a shard's fields -> a row's line."""
+"""FFCV types and our names of a shard's fields -> dtype of a row's line."""
 _JPEG_MODE = 0
 _PIECE = np.dtype([("row", "<u8"), ("at", "<u8"), ("bytes", "<u8")])
 _KEPT = ["jpeg_at", "jpeg_bytes", "tokens_at", "height", "width", "source_index"]
 
 
 class FFCVTable:
-    """The whole table of a shard, checked at once: 36 bytes a row in memory."""
+    """The whole table of a shard, checked when opened: 36 bytes per row in memory."""
 
     verified = False
 
     def __init__(self, path: Path, file: Descriptor, rows: int, extent: Extent) -> None:
-        """Raises DatasetError where the file is not of so many rows, was not written to its end, or is damaged."""
-        unfinished = f"{path} was not written to its end, or is damaged"
-        (header,) = _items(file, 0, 1, _HEADER, f"{path} is no FFCV file, or is cut short")
+        """Raises DatasetError if the file has another number of rows, is incomplete or damaged."""
+        unfinished = f"{path} is incomplete or damaged"
+        (header,) = _items(file, 0, 1, _HEADER, f"{path} is not an FFCV file, or is cut short")
         fields, told, pieces_at = (int(header[name]) for name in ("fields", "rows", "pieces_at"))
         if header["version"] != _VERSION or not 2 <= fields <= 3:
-            raise DatasetError(f"{path} is no FFCV file as `thermopile convert` writes it")
+            raise DatasetError(f"{path} is not an FFCV file written by `thermopile convert`")
         if told != rows:
             raise DatasetError(f"{path} holds {told:,} rows, but dataset.json says {rows:,}")
         described = _items(file, _HEADER.itemsize, fields, _FIELD, unfinished)
@@ -67,11 +67,11 @@ class FFCVTable:
                 raise DatasetError(unfinished)
         self._captions = extent.captions
         if (outside := first_outside(self._all(), extent)) < rows:
-            raise DatasetError(f"{path}: the line of row {outside:,} is of no picture in a file of "
+            raise DatasetError(f"{path}: row {outside:,} does not lead to a picture within the file's "
                                f"{extent.beton_bytes:,} bytes; it is damaged")  # fmt: skip
 
     def read(self, rows: NDArray[np.int64], records: NDArray[np.void]) -> int:
-        """Fill RECORD [k] with those of these rows, int64 [k] within the shard; their checksums are 0. Returns k."""
+        """Fill RECORD [k] with the records of these rows, int64 [k] within the shard, checksums 0. Returns k."""
         records[:] = 0
         for name in _KEPT:
             records[name] = self._kept[name][rows]
@@ -85,9 +85,9 @@ class FFCVTable:
 
 
 def _items(file: Descriptor, at: int, count: int, dtype: np.dtype[Any], unfinished: str) -> NDArray[np.void]:
-    """Items from byte `at` on. Raises DatasetError, saying `unfinished`, where the file ends before they do."""
+    """Read items from byte `at`. Raises DatasetError(unfinished) if the file ends before they do."""
     size = count * dtype.itemsize
-    if at > file.bytes or size > file.bytes - at:  # before memory is taken for what a damaged header says
+    if at > file.bytes or size > file.bytes - at:  # before allocating what a damaged header asks for
         raise DatasetError(unfinished)
     items = np.empty(count, dtype)
     if not read_at(file.number, at, items.view(np.uint8).reshape(-1)):
@@ -96,7 +96,7 @@ def _items(file: Descriptor, at: int, count: int, dtype: np.dtype[Any], unfinish
 
 
 def _lengths(pieces: NDArray[np.void], starts: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
-    """Bytes written at each start, uint64 [rows]; None where no piece begins at one of them, or pieces overlap."""
+    """Return the bytes written at each start, uint64 [rows]; None if a start has no piece or pieces overlap."""
     by_start = np.argsort(pieces["at"])
     begins, lengths = pieces["at"][by_start], pieces["bytes"][by_start]
     place = np.minimum(np.searchsorted(begins, starts), len(begins) - 1)

@@ -1,6 +1,6 @@
-"""Height and width as a JPEG's own header has them: no decoder's buffer is sized by anything else.
+"""Read height and width from a JPEG's header, the only source that decoder buffers are sized by.
 
-Source: ITU-T T.81, annex B; markers are sought as libjpeg seeks them.
+Source: ITU-T T.81, annex B; markers are searched for as libjpeg does.
 """
 
 from typing import Any
@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .keyed import compiled
+from .rng import compiled
 
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
 _RST0, _RST7 = 0xD0, 0xD7
 _SOF0, _SOF15 = 0xC0, 0xCF
 _DHT, _JPG, _DAC = 0xC4, 0xC8, 0xCC
-"""Among the frames' markers, but none of them."""
+"""In the range of frame markers, but not frames."""
 
 
 @compiled
 def size_in_header(jpeg: NDArray[np.uint8]) -> tuple[int, int]:
-    """Height and width in pixels of a JPEG file's bytes, uint8 [any]; (0, 0) where it has no frame header to read."""
+    """Return height and width in pixels of a JPEG, uint8 [any]; (0, 0) without a readable frame header."""
     end = len(jpeg)
     if end < 4 or jpeg[0] != 0xFF or jpeg[1] != _SOI:
         return 0, 0

@@ -1,13 +1,13 @@
 """The sample order: a pure function (seed, epoch, step, rank, world) -> sample ids, computed and never stored.
 
 Each canonical shard runs through its ids in a shuffled sequence of its own, in two keyed bijections:
-its blocks are put in a new order, then places are shuffled within windows of `window_blocks` of those blocks.
-A bijection is a Feistel network (Luby and Rackoff, 1988) on the smallest power of two that holds the domain, walked
-until it lands inside (Black and Rogaway, 2002), so any place of any epoch is found in O(1) time and memory.
+its blocks are permuted, then places are shuffled within windows of `window_blocks` of those blocks.
+bijection.py finds any place of any epoch in O(1) time and memory.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from heapq import merge
 from operator import attrgetter
 from typing import Self
@@ -15,44 +15,44 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .keyed import GOLDEN, compiled, fold, mix
+from .bijection import fill_places, shard_key, window_at
 
 ORDER_VERSION = 1
 """Names the mapping below. Raise it with any change that moves an id: a resumed run relies on the same order."""
 
 MAX_BLOCK_ROWS = 65_536
-"""Most rows of a block: one block is one zarr chunk of the state, read and written whole."""
+"""Maximum rows of a block: one block is one zarr chunk of the state, read and written whole."""
 
 MIN_ROWS_PER_STEP = 16
-"""Fewest ids a step may take of one shard: with fewer, samples of one shard rarely meet as negatives."""
+"""Minimum ids that a step takes from one shard: with fewer, samples of one shard rarely meet as negatives."""
 
 DEFAULT_CANONICAL_SHARDS = 8
 
 
 @dataclass(frozen=True)
 class Window:
-    """Blocks of one canonical shard whose ids are shuffled together, and the steps of an epoch that serve those ids."""
+    """Blocks of one canonical shard whose ids are shuffled together, and the steps of an epoch that serve them."""
 
     first_step: int
     last_step: int
-    """Inclusive. Both steps serve an id of these blocks, and none outside does."""
+    """Inclusive. Both steps serve an id of these blocks, and no step outside the range does."""
     blocks: NDArray[np.int64]
-    """Their numbers, ascending, counted over all shards: block k begins at id k * block_rows."""
+    """Block numbers, ascending, counted over all shards: block k begins at id k * block_rows."""
 
 
 @dataclass(frozen=True)
 class Order:
     """Which samples make up each batch. Every field is resolved; `Order.create` fills in the defaults.
 
-    Ids are dense int64, 0 … samples - 1. They are cut into `canonical_shards` ranges of `blocks_per_shard` blocks of
-    `block_rows` ids, equal but for the last. A step takes batch_size / canonical_shards ids of every shard, whatever
-    the number of ranks, and an epoch ends with the shortest shard: no id comes twice in an epoch, and the few that are
+    Ids are dense int64, 0 … samples - 1, cut into `canonical_shards` ranges of `blocks_per_shard` blocks of
+    `block_rows` ids; only the last may be shorter. A step takes batch_size / canonical_shards ids from every shard,
+    whatever the number of ranks, and an epoch ends with the shortest shard: no id occurs twice in an epoch, and the few
     left out differ from epoch to epoch.
 
     With window_blocks < blocks_per_shard, at most (window_blocks + 2) * canonical_shards blocks are live at any step,
     counted over all ranks; a block is live from its first to its last use in the epoch.
 
-    Raises ValueError, at construction, for settings that contradict each other or leave a shard without one step.
+    Raises ValueError at construction for settings that contradict each other or leave a shard without a step.
     """
 
     samples: int
@@ -62,11 +62,11 @@ class Order:
     seed: int
     """Chooses the order; 0 … 2**64 - 1."""
     canonical_shards: int
-    """Ranges that the ids are cut into; divides batch_size, and any number of ranks must divide it."""
+    """Number of ranges of ids; divides batch_size, and the number of ranks must divide it."""
     blocks_per_shard: int
     """Blocks of a shard; the last shard may have fewer."""
     window_blocks: int
-    """Blocks that are shuffled together; blocks_per_shard for a full shuffle of the shard."""
+    """Blocks shuffled together; blocks_per_shard for a full shuffle of the shard."""
 
     @classmethod
     def create(
@@ -78,11 +78,11 @@ class Order:
         blocks_per_shard: int | None = None,
         window_blocks: int | None = None,
     ) -> Self:
-        """Make an order, choosing what is left out.
+        """Create an order with defaults for omitted arguments.
 
-        canonical_shards: 8, or the largest power of two below that divides batch_size and takes 16 ids a step.
+        canonical_shards: 8, or the largest smaller power of two that divides batch_size and takes 16 ids a step.
         blocks_per_shard: the fewest that keep a block at 65,536 rows or less.
-        window_blocks: a full shuffle; so is any window wider than a shard.
+        window_blocks: a full shuffle, as is any window wider than a shard.
         """
         if canonical_shards is None:
             canonical_shards = DEFAULT_CANONICAL_SHARDS
@@ -100,11 +100,12 @@ class Order:
     def for_memory(
         cls, rows: int, samples: int, batch_size: int, seed: int = 0, canonical_shards: int | None = None
     ) -> Self:
-        """Make an order for a memory of `rows` rows, over all ranks: windowed where they are fewer than samples.
+        """Create an order that fits a memory of `rows` rows over all ranks; windowed if that is fewer than samples.
 
-        The window is the widest there may be, 2 * canonical_shards, or the widest whose blocks are no shorter than a
-        step's ids of a shard. Live blocks take about two thirds of the memory; the rest is for reading ahead.
-        A memory too small even for windows of one block gives the order that needs least: compare its `live_rows`.
+        The window is the widest allowed, 2 * canonical_shards, or the widest whose blocks hold at least one step's ids
+        of a shard. Live blocks take about two thirds of the memory; the rest is for reading ahead.
+        If the memory is too small even for windows of one block, the order needs the least possible: compare its
+        `live_rows`.
         """
         order = cls.create(samples, batch_size, seed, canonical_shards)
         if order.live_rows <= rows:
@@ -117,7 +118,7 @@ class Order:
             if blocks <= most_blocks:
                 break
         fewest = min(blocks, most_blocks)
-        # The last shard lacks what the blocks' rows exceed the samples by, and cuts every epoch short by as much.
+        # Blocks may hold more rows than there are samples. The last shard lacks the difference, and epochs get shorter.
         nearby = range(fewest, min(fewest * 9 // 8, most_blocks) + 1)
         blocks = min(nearby, key=lambda blocks: -samples % (shards * blocks))
         return cls(samples, batch_size, seed, shards, blocks, window)
@@ -135,31 +136,31 @@ class Order:
 
     @property
     def shard_rows(self) -> int:
-        """Rows of every canonical shard but the last, which may be shorter."""
+        """Rows per canonical shard; the last may be shorter."""
         return self.blocks_per_shard * self.block_rows
 
     @property
     def rows_per_step(self) -> int:
-        """Ids that a step takes of each canonical shard."""
+        """Ids that a step takes from each canonical shard."""
         return self.batch_size // self.canonical_shards
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches that the shortest shard, the last one, has rows for."""
+        """Number of whole batches in an epoch, limited by the shortest shard, the last one."""
         return len(self.shard_ids(self.canonical_shards - 1)) // self.rows_per_step
 
     @property
     def live_rows(self) -> int:
-        """Bound on the rows of the blocks that are live at any step, counted over all ranks."""
+        """Upper bound on the rows in live blocks at any step, over all ranks."""
         return min(self.samples, (self.window_blocks + 2) * self.canonical_shards * self.block_rows)
 
     def shard_ids(self, shard: int) -> range:
-        """The ids of one canonical shard."""
+        """Return the ids of one canonical shard."""
         first = shard * self.shard_rows
         return range(first, min(first + self.shard_rows, self.samples))
 
     def rank_ids(self, rank: int, world: int) -> range:
-        """The ids of the canonical shards that `rank` of `world` serves; whole blocks, but for the last of all.
+        """Return the ids of the canonical shards that `rank` of `world` serves: whole blocks, except the very last.
 
         Raises ValueError for a world that does not divide the canonical shards.
         """
@@ -167,23 +168,19 @@ class Order:
         return range(self.shard_ids(shards[0]).start, self.shard_ids(shards[-1]).stop)
 
     def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
-        """Ids that `rank` of `world` serves at `step` (from 0) of `epoch`: int64 [batch_size / world].
+        """Return the ids that `rank` of `world` serves at `step` (from 0) of `epoch`: int64 [batch_size / world].
 
-        Ids stand in the order of the canonical shards, so the ranks' ids, joined, are the batch of a single rank.
+        Ids are ordered by canonical shard, so the ranks' ids, concatenated, are the batch of a single rank. The
+        array is shared by all callers and must not be changed.
         Raises ValueError for a step beyond the epoch, or a world that does not divide the canonical shards.
         """
-        self._check_position(epoch, step)
-        shards = self._shards_of_rank(rank, world)
-        ids = np.empty((len(shards), self.rows_per_step), dtype=np.int64)
-        for row, shard in zip(ids, shards, strict=True):
-            self._fill_from_shard(row, shard, epoch, step)
-        return ids.reshape(-1)
+        return _batch_ids(self, epoch, step, rank, world)
 
     def windows(self, epoch: int, rank: int = 0, world: int = 1) -> Iterator[Window]:
-        """Every window that `rank` of `world` reaches in an epoch, made one by one, in the order of their first steps.
+        """Yield every window that `rank` of `world` reaches in an epoch, ordered by first step.
 
-        A block is in exactly one of them, unless the epoch ends before its window; all blocks of a shard are in one
-        where the order is a full shuffle. Costs no more than the window itself, whatever the number of samples.
+        A block is in exactly one window, unless the epoch ends before it; in a full shuffle a shard is one window.
+        Memory is that of one window, whatever the number of samples.
         Raises ValueError for a world that does not divide the canonical shards.
         """
         self._check_position(epoch, 0)
@@ -194,7 +191,7 @@ class Order:
         rows, lead, key = len(self.shard_ids(shard)), self._lead(shard), self._key(shard, epoch)
         blocks, last_step = -(-rows // self.block_rows), self.steps_per_epoch - 1
         for number in range((blocks - 1 + lead) // self.window_blocks + 1):
-            low, high, members = _window(number, rows, self.block_rows, self.window_blocks, lead, key)
+            low, high, members = window_at(number, rows, self.block_rows, self.window_blocks, lead, key)
             first_step = low // self.rows_per_step
             if first_step > last_step:
                 return
@@ -204,16 +201,16 @@ class Order:
     def _fill_from_shard(self, out: NDArray[np.int64], shard: int, epoch: int, step: int) -> None:
         ids, key = self.shard_ids(shard), self._key(shard, epoch)
         place = step * out.size
-        _fill(out, place, ids.start, len(ids), self.block_rows, self.window_blocks, self._lead(shard), key)
+        fill_places(out, place, ids.start, len(ids), self.block_rows, self.window_blocks, self._lead(shard), key)
 
     def _key(self, shard: int, epoch: int) -> np.uint64:
-        return np.uint64(_shard_key(np.uint64(self.seed), np.uint64(epoch), np.uint64(shard)))
+        return np.uint64(shard_key(np.uint64(self.seed), np.uint64(epoch), np.uint64(shard)))
 
     def _lead(self, shard: int) -> int:
-        """Blocks by which a shard's first window is cut short, so that the shards change windows at different steps.
+        """Return the blocks by which a shard's first window is shortened, so that shards change windows at other steps.
 
-        The change doubles a shard's live blocks for one step, so only 2 * canonical_shards / window_blocks shards may
-        change together. The last shard changes with block 0 of the cycle and its short block may bring that forward
+        A change doubles a shard's live blocks for one step, so only 2 * canonical_shards / window_blocks shards may
+        change together. The last shard changes at block 0 of the cycle, and its short block may bring that forward
         by less than a block, towards the shards at the cycle's last block: rounding down leaves fewest shards there.
         """
         if self.window_blocks == self.blocks_per_shard:
@@ -226,7 +223,7 @@ class Order:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name):,}; it must be at least 1.")
         if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed {self.seed} is not in 0 … 2**64 - 1; choose one that is.")
+            raise ValueError(f"seed {self.seed} is out of range; it must be in 0 … 2**64 - 1.")
 
     def _check_batch(self) -> None:
         batch, shards = self.batch_size, self.canonical_shards
@@ -238,7 +235,7 @@ class Order:
         if self.rows_per_step < MIN_ROWS_PER_STEP:
             raise ValueError(
                 f"batch_size {batch:,} takes {self.rows_per_step} ids of each of the {shards:,} canonical shards, "
-                f"but the fewest is {MIN_ROWS_PER_STEP}. Raise batch_size to {MIN_ROWS_PER_STEP * shards:,} "
+                f"but the minimum is {MIN_ROWS_PER_STEP}. Raise batch_size to {MIN_ROWS_PER_STEP * shards:,} "
                 "or lower canonical_shards."
             )
 
@@ -285,14 +282,14 @@ class Order:
         if not 0 <= step < self.steps_per_epoch:
             raise ValueError(
                 f"step {step:,} is not in the epoch's steps 0 … {self.steps_per_epoch - 1:,}; "
-                "go on with the next epoch."
+                "continue with the next epoch."
             )
 
     def _shards_of_rank(self, rank: int, world: int) -> range:
         if world < 1 or self.canonical_shards % world:
             raise ValueError(
                 f"world {world} does not divide canonical_shards {self.canonical_shards}. "
-                "Change the number of ranks, or start a run with canonical_shards a multiple of it."
+                "Change the number of ranks, or start a new run with canonical_shards a multiple of it."
             )
         if not 0 <= rank < world:
             raise ValueError(f"rank {rank} is not in 0 … {world - 1}, the ranks of world {world}.")
@@ -300,120 +297,11 @@ class Order:
         return range(rank * shards, (rank + 1) * shards)
 
 
-# Compiled code. Hashes are uint64 and places int, which is int64 here: numba makes float64 of a mixture.
-# `int` of a uint64 stays uint64, hence int(np.int64(…)).
-
-# A round for each half. 2 pairs are the least for a pseudorandom permutation (Luby and Rackoff); the rest is margin.
-# Halves of one or two bits learn little in a round: with 6 pairs the orders of 5 things were still 2 % off uniform.
-_ROUND_PAIRS, _TINY_ROUND_PAIRS, _TINY_BITS = 4, 12, np.uint64(8)
-_ZERO, _ONE = np.uint64(0), np.uint64(1)
-
-# What a shard's key is folded with: one number for each use, window w having _WINDOWS + w.
-_SHORT_BLOCK, _BLOCKS, _WINDOWS = 0, 1, 2
-
-
-@compiled
-def _shard_key(seed: np.uint64, epoch: np.uint64, shard: np.uint64) -> np.uint64:
-    return fold(fold(fold(GOLDEN, seed), epoch), shard)
-
-
-@compiled
-def _shuffled(place: int, size: int, key: np.uint64) -> int:
-    """The image of `place` under the bijection of 0 … size - 1 that `key` chooses; fewer than 2 walks on average."""
-    right_bits, left_bits = _ZERO, _ZERO
-    while (_ONE << (left_bits + right_bits)) < np.uint64(size):
-        if left_bits > right_bits:
-            right_bits += _ONE
-        else:
-            left_bits += _ONE
-    left_mask, right_mask = (_ONE << left_bits) - _ONE, (_ONE << right_bits) - _ONE
-    round_pairs = _ROUND_PAIRS if left_bits + right_bits > _TINY_BITS else _TINY_ROUND_PAIRS
-    walker = np.uint64(place)
-    while True:
-        left, right = walker >> right_bits, walker & right_mask
-        round_key = key
-        for _ in range(round_pairs):
-            left ^= mix(round_key + right) & left_mask
-            round_key += GOLDEN
-            right ^= mix(round_key + left) & right_mask
-            round_key += GOLDEN
-        walker = (left << right_bits) | right
-        if walker < np.uint64(size):
-            return int(np.int64(walker))
-
-
-@compiled
-def _start_of(turn: int, block_rows: int, short_turn: int, missing: int) -> int:
-    """The first place of the block that comes `turn`-th, where the `short_turn`-th lacks `missing` rows."""
-    return turn * block_rows - (missing if turn > short_turn else 0)
-
-
-@compiled
-def _turn_at(place: int, block_rows: int, short_turn: int, missing: int) -> int:
-    """Which block in turn holds `place`: the inverse of `_start_of`."""
-    if place < (short_turn + 1) * block_rows - missing:
-        return place // block_rows
-    return (place + missing) // block_rows
-
-
-@compiled
-def _short_turn(blocks: int, key: np.uint64) -> int:
-    """When the last block comes: alone in being short, it draws its turn, so that no bijection has to be inverted."""
-    return int(np.int64(fold(key, np.uint64(_SHORT_BLOCK)) % np.uint64(blocks)))
-
-
-@compiled
-def _block_at(turn: int, blocks: int, short_turn: int, blocks_key: np.uint64) -> int:
-    """The block of the shard that comes `turn`-th."""
-    if turn == short_turn:
-        return blocks - 1
-    return _shuffled(turn - (1 if turn > short_turn else 0), blocks - 1, blocks_key)
-
-
-@compiled
-def _turns_of(number: int, window: int, lead: int, blocks: int) -> tuple[int, int]:
-    """First and end of the turns of the blocks in window `number`."""
-    return max(number * window - lead, 0), min((number + 1) * window - lead, blocks)
-
-
-@compiled
-def _fill(
-    out: NDArray[np.int64],
-    first_place: int,
-    first_id: int,
-    rows: int,
-    block_rows: int,
-    window: int,
-    lead: int,
-    key: np.uint64,
-) -> None:
-    """Write the ids at places first_place, first_place + 1, … of one shard's shuffled sequence into `out`."""
-    blocks = (rows + block_rows - 1) // block_rows
-    missing = blocks * block_rows - rows
-    short_turn, blocks_key = _short_turn(blocks, key), fold(key, np.uint64(_BLOCKS))
-    for i in range(out.size):
-        place = first_place + i
-        number = (_turn_at(place, block_rows, short_turn, missing) + lead) // window
-        first_turn, end_turn = _turns_of(number, window, lead, blocks)
-        low = _start_of(first_turn, block_rows, short_turn, missing)
-        high = _start_of(end_turn, block_rows, short_turn, missing)
-        place = low + _shuffled(place - low, high - low, fold(key, np.uint64(_WINDOWS + number)))
-        turn = _turn_at(place, block_rows, short_turn, missing)
-        block = _block_at(turn, blocks, short_turn, blocks_key)
-        out[i] = first_id + block * block_rows + place - _start_of(turn, block_rows, short_turn, missing)
-
-
-@compiled
-def _window(
-    number: int, rows: int, block_rows: int, window: int, lead: int, key: np.uint64
-) -> tuple[int, int, NDArray[np.int64]]:
-    """First and end of the places of one shard's window `number`, and its blocks within the shard."""
-    blocks = (rows + block_rows - 1) // block_rows
-    missing = blocks * block_rows - rows
-    short_turn, blocks_key = _short_turn(blocks, key), fold(key, np.uint64(_BLOCKS))
-    first_turn, end_turn = _turns_of(number, window, lead, blocks)
-    members = np.empty(end_turn - first_turn, dtype=np.int64)
-    for i in range(members.size):
-        members[i] = _block_at(first_turn + i, blocks, short_turn, blocks_key)
-    low = _start_of(first_turn, block_rows, short_turn, missing)
-    return low, _start_of(end_turn, block_rows, short_turn, missing), members
+@lru_cache(maxsize=32)  # the loader and the state store ask for the same steps, a few steps apart
+def _batch_ids(order: Order, epoch: int, step: int, rank: int, world: int) -> NDArray[np.int64]:
+    order._check_position(epoch, step)
+    shards = order._shards_of_rank(rank, world)
+    ids = np.empty((len(shards), order.rows_per_step), dtype=np.int64)
+    for row, shard in zip(ids, shards, strict=True):
+        order._fill_from_shard(row, shard, epoch, step)
+    return ids.reshape(-1)

@@ -1,7 +1,7 @@
-"""shard-N.rows: where each row of a shard lies in its .beton, and what its bytes add up to.
+"""shard-N.rows: the location of each row in its shard's .beton, with checksums.
 
-A header and one record of 64 bytes a row, all numbers little-endian. A record ends in a checksum of itself, begun with
-its row's number: so it is found when one changes, or when two change places, and only what is used is read.
+A header and one 64-byte record per row, all numbers little-endian. A record ends in a checksum of itself, seeded with
+its row number, which detects changed and swapped records. Only the records used are read.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from numpy.typing import NDArray
 from .checksum import xxh64
 from .descriptor import Descriptor, read_at
 from .errors import DatasetError
-from .keyed import compiled
+from .rng import compiled
 
 MAX_PIXELS = 89_478_485
-"""Most pixels of a picture: Pillow's own limit before it warns of a bomb, a quarter of a gigabyte as RGB."""
+"""Maximum pixels of a picture: Pillow's limit before it warns of a bomb, a quarter of a gigabyte as RGB."""
 MAX_BYTES = 1 << 21
-"""Most bytes of a row in the .beton: it lies within one page."""
+"""Maximum bytes of a row in the .beton, which must fit one page."""
 
 RECORD = np.dtype([
     ("jpeg_at", "<u8"), ("jpeg_bytes", "<u4"), ("captions", "<u4"), ("tokens_at", "<u8"), ("height", "<u4"),
     ("width", "<u4"), ("source_index", "<i8"), ("jpeg_checksum", "<u8"), ("tokens_checksum", "<u8"),
     ("checksum", "<u8"),
 ])  # fmt: skip
-"""A row: where its JPEG begins in the .beton, and its length; its number of captions, and where the tokens of the first
-begin, those of the others behind them; pixels; place in the source's listing; XXH64 of the JPEG, of all tokens, and of
-the record before this last field, with the row's number as seed."""
+"""A row: offset and length of its JPEG in the .beton; number of captions and offset of the first one's tokens, followed
+by the others'; height and width in pixels; index in the source's listing; XXH64 of the JPEG, of all tokens, and of the
+record up to this last field, seeded with the row number."""
 
 _HEADER = np.dtype([
     ("magic", "S8"), ("version", "<u4"), ("record_bytes", "<u4"), ("rows", "<u8"), ("beton_bytes", "<u8"),
@@ -37,21 +37,21 @@ _HEADER = np.dtype([
 ])  # fmt: skip
 _MAGIC, _VERSION = b"thermrow", 1
 _SEALED = RECORD.itemsize - 8
-"""Bytes of a record, and of the header, that its checksum is of."""
+"""Bytes covered by the checksum of a record and of the header."""
 
 
 class Extent(NamedTuple):
-    """What a row must lie within."""
+    """Limits that a row must lie within."""
 
     beton_bytes: int
     tokens_bytes: int
-    """Bytes of the tokens of one caption; 0 where there are none."""
+    """Bytes of one caption's tokens; 0 without captions."""
     captions: int
-    """Most captions of a sample."""
+    """Maximum captions per sample."""
 
 
 def write_row_records(path: Path, records: NDArray[np.void], beton_bytes: int) -> None:
-    """Write RECORD [rows], sealing each, to a file that is not there yet."""
+    """Seal RECORD [rows] and write them to a new file."""
     sealed = records.copy()
     _seal(sealed.view(np.uint8).reshape(-1, RECORD.itemsize))
     header = np.zeros(1, _HEADER)
@@ -64,44 +64,44 @@ def write_row_records(path: Path, records: NDArray[np.void], beton_bytes: int) -
 
 
 class RowRecords:
-    """The records of a shard, read when they are asked for: nothing of a row is kept."""
+    """The records of a shard, read on demand and not cached."""
 
     verified = True
-    """The records have checksums of what they lead to."""
+    """The records have checksums of the data they point to."""
 
     def __init__(self, path: Path, rows: int, extent: Extent) -> None:
-        """Raises DatasetError where the file is not of so many rows, or not of this .beton; OSError."""
+        """Raises DatasetError if the file has another number of rows or belongs to another .beton; OSError."""
         self._file, self._extent = Descriptor(path), extent
         header = np.zeros(1, _HEADER)
         came = read_at(self._file.number, 0, header.view(np.uint8))
-        is_sealed = _first_changed(header.view(np.uint8).reshape(1, -1), np.zeros(1, np.int64)) == 1  # as a row 0 is
+        is_sealed = _first_changed(header.view(np.uint8).reshape(1, -1), np.zeros(1, np.int64)) == 1  # like row 0
         if not came or header["magic"][0] != _MAGIC or not is_sealed:
-            raise DatasetError(f"{path} is not a table of a shard's rows, or its header is damaged")
+            raise DatasetError(f"{path} is not a shard's row table, or its header is damaged")
         version, width, told, beton_bytes = (
             int(header[name][0]) for name in ("version", "record_bytes", "rows", "beton_bytes")
         )
         if (version, width) != (_VERSION, RECORD.itemsize):
-            raise DatasetError(f"{path} is of version {version}, and {_VERSION} is the one that can be read")
+            raise DatasetError(f"{path} has version {version}; only version {_VERSION} is supported")
         expected = _HEADER.itemsize + rows * RECORD.itemsize
         if told != rows or self._file.bytes != expected:
-            raise DatasetError(f"{path} says {told:,} rows in {self._file.bytes:,} bytes, where dataset.json says "
-                               f"{rows:,}, which take {expected:,}")  # fmt: skip
+            raise DatasetError(f"{path} has {told:,} rows in {self._file.bytes:,} bytes, but dataset.json says "
+                               f"{rows:,} rows, which take {expected:,} bytes")  # fmt: skip
         if beton_bytes != extent.beton_bytes:
-            raise DatasetError(f"{path} belongs to a .beton file of {beton_bytes:,} bytes, and the one beside it has "
+            raise DatasetError(f"{path} belongs to a .beton file of {beton_bytes:,} bytes, but the one beside it has "
                                f"{extent.beton_bytes:,}")  # fmt: skip
 
     def read(self, rows: NDArray[np.int64], records: NDArray[np.void]) -> int:
-        """Fill RECORD [k] with those of these rows, int64 [k] within the shard.
+        """Fill RECORD [k] with the records of these rows, int64 [k] within the shard.
 
-        Returns the place of the first that cannot be read or is damaged, or k.
+        Returns the index of the first that cannot be read or is damaged, else k.
         """
         place: int = _read(self._file.number, rows, records.view(np.uint8).reshape(-1, RECORD.itemsize))
         return first_outside(records[:place], self._extent)
 
 
 def first_outside(records: NDArray[np.void], extent: Extent) -> int:
-    """The first place of RECORD [k] that leads out of the file, or is of no picture that is ever stored; else k."""
-    # By columns: numba (0.68) loses functions of structured types that it had kept on disk.
+    """Return the index of the first of RECORD [k] that points outside the file or to an impossible picture, else k."""
+    # By columns: numba (0.68) loses cached functions of structured types.
     place: int = _first_outside(
         records["jpeg_at"], records["jpeg_bytes"], records["tokens_at"], records["captions"], records["height"],
         records["width"], extent.beton_bytes, extent.tokens_bytes, extent.captions,
@@ -122,7 +122,7 @@ def _first_outside(
         if (
             pixels == 0 or pixels > np.uint64(MAX_PIXELS)
             or size == 0 or size > largest or of_tokens > largest
-            # Never a sum: that of two such numbers can wrap around, to one within the file.
+            # Never add: the sum of two such numbers can wrap around to an offset within the file.
             or jpeg_at[i] > end - size or tokens_at[i] > end - of_tokens
             or captions[i] > most_captions or (captions[i] == 0) != (tokens_bytes == 0)
         ):  # fmt: skip
@@ -140,7 +140,7 @@ def _read(file: int, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> int
 
 @compiled
 def _first_changed(records: NDArray[np.uint8], rows: NDArray[np.int64]) -> int:
-    """The first place of uint8 [k, 64] whose checksum does not fit its row, or k."""
+    """Return the index of the first of uint8 [k, 64] whose checksum does not match its row, else k."""
     for i in range(len(records)):
         if xxh64(records[i, :_SEALED], np.uint64(rows[i])) != records[i, _SEALED:].view(np.uint64)[0]:
             return i

@@ -1,4 +1,4 @@
-"""The samples table: what people know of each sample, a Parquet file a shard. Strangers may have written it."""
+"""The samples table: human-readable facts about each sample, one Parquet file per shard, possibly untrusted."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .dataset_index import INDEX_FILE, SHARD_FOLDER, DatasetIndex, shard_name
 from .errors import DatasetError
 
 PLACE_IN_SHARD = "row"
-"""The column that counts the rows of a shard."""
+"""The column with the row number in the shard."""
 CAPTION, _CAPTIONS = "caption", "captions"
-"""The column that readers see, a sample's first caption or null, and the stored one, the list of all."""
+"""The column that readers see (a sample's first caption or null) and the stored one (a list of all captions)."""
 
 
 class SamplesTable:
-    """The table of a dataset, opened shard by shard; a file is compared with its digest when it is first opened."""
+    """The table of a dataset, opened shard by shard; each file's digest is checked when it is first opened."""
 
     def __init__(self, path: Path, index: DatasetIndex) -> None:
         self._path, self._index = path, index
@@ -34,12 +34,12 @@ class SamplesTable:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Names and types of the columns, by the first shard. Raises DatasetError."""
+        """Names and types of the columns, from the first shard. Raises DatasetError."""
         with self._open(0) as parquet:
             return _seen(parquet.schema_arrow)
 
     def pieces(self, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        """Columns, so many rows at a time (the last ones fewer), in the order of the ids. Raises DatasetError."""
+        """Yield columns, ordered by id, in tables of `rows` rows; the last may have fewer. Raises DatasetError."""
         pending, held = [], 0
         for shard in range(len(self._index.shard_digests)):
             for batch in self._batches(shard, names, rows):
@@ -53,7 +53,7 @@ class SamplesTable:
             yield pa.Table.from_batches(pending)
 
     def take(self, shards: NDArray[np.int64], rows: NDArray[np.int64], names: Sequence[str]) -> pa.Table:
-        """Columns of the samples at these rows of these shards, int64 [b] both, in the order asked.
+        """Return columns of the samples at these rows of these shards, both int64 [b], in the given order.
 
         Raises DatasetError.
         """
@@ -63,11 +63,11 @@ class SamplesTable:
         for places in np.split(by_shard, first_of_shard)[1:]:
             pieces.append(self.whole(int(shards[places[0]]), names).take(rows[places]))
         table = pa.concat_tables(pieces) if pieces else self.schema.empty_table().select(list(names))
-        in_order = bool((np.diff(shards) >= 0).all())  # as all samples are, whose texts need not be copied once more
+        in_order = bool((np.diff(shards) >= 0).all())  # then the texts need not be copied again
         return table if in_order else table.take(np.argsort(by_shard, kind="stable"))
 
     def whole(self, shard: int, names: Sequence[str]) -> pa.Table:
-        """Columns of all rows of a shard. Raises DatasetError."""
+        """Return columns of all rows of a shard. Raises DatasetError."""
         with self._open(shard, names) as parquet:
             table = parquet.read(columns=_stored(parquet.schema_arrow, names))
             table.validate(full=True)
@@ -78,12 +78,12 @@ class SamplesTable:
     def _batches(self, shard: int, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
         with self._open(shard, names) as parquet:
             for batch in parquet.iter_batches(batch_size=rows, columns=_stored(parquet.schema_arrow, names)):
-                batch.validate(full=True)  # that text is UTF-8, above all
+                batch.validate(full=True)  # above all that text is UTF-8
                 yield _first_captions(batch).select(list(names))
 
     @contextmanager
     def _open(self, shard: int, names: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
-        """A shard's part of the table, which has these columns, and every row."""
+        """Open a shard's part of the table and check that it has these columns and every row."""
         path = self._path / SHARD_FOLDER / shard_name(shard, "parquet")
         wanted = self._index.first_id[shard + 1] - self._index.first_id[shard]
         try:
@@ -91,7 +91,7 @@ class SamplesTable:
                 digest = self._index.shard_digests[shard].get("parquet")
                 if digest and shard not in self._verified:
                     if hashlib.file_digest(cast(Any, file), "sha256").hexdigest() != digest:
-                        raise DatasetError(f"{path} is not what was converted: its sha256 differs from the one in "
+                        raise DatasetError(f"{path} was changed after conversion: its sha256 differs from the one in "
                                            f"{INDEX_FILE}. Convert the dataset again.")  # fmt: skip
                     self._verified.add(shard)
                 with pq.ParquetFile(file) as parquet:
@@ -108,25 +108,25 @@ class SamplesTable:
 
 
 def _seen(schema: pa.Schema) -> pa.Schema:
-    """The columns that readers see of those stored."""
+    """Return the schema that readers see."""
     place = schema.get_field_index(_CAPTIONS)
     return schema if place < 0 else schema.set(place, pa.field(CAPTION, pa.string()))
 
 
 def _stored(schema: pa.Schema, names: Sequence[str]) -> list[str]:
-    """The stored columns for those that readers see."""
+    """Return the stored columns behind those that readers see."""
     has_list = _CAPTIONS in schema.names
     return [_CAPTIONS if name == CAPTION and has_list else name for name in names]
 
 
 def _first_captions(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The list of captions, where there is one, replaced by its first, or null."""
+    """Replace the list of captions, if any, by its first entry, or null."""
     place = batch.schema.get_field_index(_CAPTIONS)
     if place < 0:
         return batch
     lists = batch.column(place)
     if not pa.types.is_list(lists.type) or not pa.types.is_string(lists.type.value_type):
-        raise pa.ArrowInvalid(f"{_CAPTIONS} is of {lists.type}, not lists of strings")
+        raise pa.ArrowInvalid(f"{_CAPTIONS} has type {lists.type}, not lists of strings")
     starts = pc.if_else(pc.greater(pc.list_value_length(lists), 0), lists.offsets[:-1], pa.scalar(None, pa.int32()))
     return batch.set_column(place, CAPTION, lists.values.take(starts))
 

@@ -1,4 +1,4 @@
-"""One shard of a dataset, opened for reading, whatever the dataset's format."""
+"""One shard of a dataset, opened for reading, in any format."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .stored_sample import REASONS, read_jpeg, read_tokens
 
 _CURE = "Convert the dataset again."
 _MAX_TABLES = 128
-"""Shards of format 1 that are kept open: 36 bytes for each of 131,072 rows."""
+"""Shards of format 1 kept open: their tables take 36 bytes for each of up to 131,072 rows."""
 
 
 _MAX_FILES = 8192
-"""Open files are allowed to this process up to here, and not beyond its hard limit."""
+"""Raise the process's limit of open files to this, within its hard limit."""
 
 
 class _Rows(Protocol):
-    """Where the rows of a shard lie: RowRecords or FFCVTable."""
+    """Locates the rows of a shard: RowRecords or FFCVTable."""
 
     verified: bool
 
@@ -37,12 +37,12 @@ class _Rows(Protocol):
 
 
 class Shard:
-    """Reads samples of one shard. Its files are closed once nothing refers to it."""
+    """Reads samples of one shard. Its files close when nothing refers to it."""
 
     def __init__(self, path: Path, index: DatasetIndex, number: int) -> None:
         """Open shard `number` of the dataset at `path`.
 
-        Raises DatasetError where it was cut short, or is not of this dataset; OSError where it cannot be opened.
+        Raises DatasetError if it was cut short or belongs to another dataset, OSError if it cannot be opened.
         """
         self._path, self._number, self._first_id = path, number, index.first_id[number]
         self._rows = index.first_id[number + 1] - self._first_id
@@ -67,23 +67,23 @@ class Shard:
 
     @property
     def verified(self) -> bool:
-        """Whether there are checksums to compare the samples with."""
+        """Whether samples have checksums to verify."""
         return self._records.verified
 
     def read_records(self, rows: NDArray[np.int64], records: NDArray[np.void]) -> None:
-        """Fill RECORD [k] for these rows, int64 [k], checked. Raises DatasetError naming the first that is damaged."""
+        """Fill RECORD [k] for these rows, int64 [k], and check it. Raises DatasetError naming the first damaged row."""
         if (place := self._records.read(rows, records)) < len(rows):
-            raise self.damaged(int(rows[place]), "has a damaged record, or one that cannot be read")
+            raise self.damaged(int(rows[place]), "has a damaged or unreadable record")
 
     def records(self, rows: NDArray[np.int64] | None = None) -> NDArray[np.void]:
-        """RECORD of these rows, int64 [k], or of all. Raises DatasetError naming the first that is damaged."""
+        """Return RECORD of these rows, int64 [k], or of all. Raises DatasetError naming the first damaged row."""
         rows = np.arange(self._rows) if rows is None else rows
         records = np.empty(len(rows), RECORD)
         self.read_records(rows, records)
         return records
 
     def jpeg(self, row: int) -> bytes:
-        """The JPEG of a row. Raises DatasetError where it cannot be read, or is not what was stored."""
+        """Return the JPEG of a row. Raises DatasetError if it cannot be read or has changed since it was stored."""
         (record,) = self.records(np.array([row]))
         jpeg = np.empty(record["jpeg_bytes"], np.uint8)
         fault = read_jpeg(
@@ -95,7 +95,7 @@ class Shard:
         return jpeg.tobytes()
 
     def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """int32 [len(rows), L], of the first captions; only where the dataset has captions. Raises as `jpeg`."""
+        """Return the first captions' tokens, int32 [len(rows), L]; requires captions. Raises as `jpeg` does."""
         tokens = np.empty((len(rows), self._context_length), np.int32)
         for row, record, into in zip(rows.tolist(), self.records(rows), tokens, strict=True):
             fault = read_tokens(
@@ -107,13 +107,13 @@ class Shard:
         return tokens
 
     def damaged(self, row: int, what: str) -> DatasetError:
-        """What to raise for a row: `what` says, after "sample N", what is wrong."""
+        """Return the error to raise for a row: "sample N" followed by `what`."""
         return DatasetError(f"sample {self._first_id + row} (row {row} of shard {self._number} of {self._path}) "
                             f"{what}. {_CURE}")  # fmt: skip
 
 
 def open_beton(path: Path, number: int) -> Descriptor:
-    """Open the .beton of shard `number` of the dataset at `path`. Raises DatasetError where it is missing; OSError."""
+    """Open the .beton of shard `number` of the dataset at `path`. Raises DatasetError if it is missing; OSError."""
     try:
         return Descriptor(path / SHARD_FOLDER / shard_name(number, "beton"))
     except FileNotFoundError as error:
@@ -121,19 +121,19 @@ def open_beton(path: Path, number: int) -> Descriptor:
 
 
 def _missing(error: FileNotFoundError) -> DatasetError:
-    return DatasetError(f"{error.filename} is missing, though the dataset has it. {_CURE}")
+    return DatasetError(f"{error.filename} is missing, but the dataset lists it. {_CURE}")
 
 
 def max_open_shards() -> int:
-    """Return how many shards may be open at once: an eighth of the files that this process may open.
+    """Return how many shards may be open at once: an eighth of the process's limit of open files.
 
-    A shard has two files. Loaders hold as many .beton files again, however many shards a batch has.
+    A shard has two files, and loaders hold as many .beton files again, however many shards a batch spans.
     """
     return max(4, _allowed_files() // 8)
 
 
 def _allowed_files() -> int:
-    """Raise this process's limit of open files as far as it may be, and return it."""
+    """Raise this process's limit of open files as far as allowed, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -142,7 +142,7 @@ def _allowed_files() -> int:
 
 
 class OpenShards:
-    """Opens shards when they are asked for, and keeps those used last; any thread may ask."""
+    """Opens shards on demand and keeps the most recently used ones open; thread-safe."""
 
     def __init__(self, index: DatasetIndex, open_one: Callable[[int], Shard]) -> None:
         self._open_one = open_one
@@ -151,7 +151,7 @@ class OpenShards:
         self._most = max_open_shards() if index.format > 1 else min(max_open_shards(), _MAX_TABLES)
 
     def __getitem__(self, number: int) -> Shard:
-        """Shard `number`, which stays open as long as the caller keeps it."""
+        """Return shard `number`, which stays open as long as the caller keeps it."""
         with self._lock:
             if number not in self._open:
                 shard = self._open_one(number)
@@ -162,6 +162,6 @@ class OpenShards:
             return self._open[number]
 
     def get(self, number: int) -> Shard | None:
-        """Shard `number` if it is open."""
+        """Return shard `number` if it is open."""
         with self._lock:
             return self._open.get(number)

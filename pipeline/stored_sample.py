@@ -1,7 +1,7 @@
-"""A sample's bytes as conversion stored them, or why they are not: all readers of pictures and tokens go through here.
+"""Read a sample's stored bytes and verify them: all readers of pictures and tokens go through here.
 
-Compiled, so that a wait for a disk holds no lock. What is compared is the copy that is handed on: a file that changes
-meanwhile changes nothing.
+Compiled, so that waiting for a disk does not hold the GIL. The copy that is returned is the one that was verified, so
+a file that changes meanwhile does no harm.
 """
 
 import numpy as np
@@ -10,25 +10,25 @@ from numpy.typing import NDArray
 from .checksum import xxh64
 from .descriptor import read_at
 from .jpeg_size import size_in_header
-from .keyed import compiled
+from .rng import compiled
 
 SOUND, UNREADABLE, CHANGED, OTHER_SIZE, TOKENS_CHANGED, NO_TOKEN, UNDECODABLE = range(7)
 REASONS = {
-    UNREADABLE: "cannot be read: its shard was cut short, or the disk fails",
+    UNREADABLE: "cannot be read: its shard was cut short or the disk is failing",
     CHANGED: "changed after its conversion: the checksum of its picture does not match",
-    OTHER_SIZE: "changed after its conversion: its JPEG's header says another height and width",
+    OTHER_SIZE: "changed after its conversion: its JPEG header has another height or width",
     TOKENS_CHANGED: "changed after its conversion: the checksum of its tokens does not match",
     NO_TOKEN: "changed after its conversion: it has a token beyond the vocabulary",
     UNDECODABLE: "does not decode: the file was damaged after its conversion",
 }
-"""What is wrong with a sample, in the words that follow its name."""
+"""Fault -> message, to follow the sample's name."""
 
 _SEED = np.uint64(0)
 
 
 @compiled
 def checksum(data: NDArray[np.uint8]) -> np.uint64:
-    """What a record has for a JPEG's bytes or for those of its tokens, uint8 [any]."""
+    """Return the checksum that a record stores for JPEG or token bytes, uint8 [any]."""
     return xxh64(data, _SEED)
 
 
@@ -37,10 +37,10 @@ def fetch_jpeg(
     file: int, at: np.uint64, height: int | np.int64, width: int | np.int64, stored: np.uint64, verified: bool,
     jpeg: NDArray[np.uint8],
 ) -> int:  # fmt: skip
-    """Read a JPEG of this height and width, uint8 [its bytes]. Returns SOUND or what is wrong.
+    """Read a JPEG of this height and width into `jpeg`, uint8 [bytes]. Returns SOUND or the fault.
 
-    file: descriptor of the .beton. at: where it begins there. stored: its checksum, if verified. Once it is SOUND,
-    height and width, not 0, are those of the JPEG's own header.
+    file: descriptor of the .beton. at: offset in it. stored: the checksum, if verified. If SOUND is returned, height
+    and width are not 0 and equal those in the JPEG's header.
     """
     if not read_at(file, np.int64(at), jpeg):
         return UNREADABLE
@@ -57,7 +57,7 @@ def fetch_tokens(
     file: int, at: np.uint64, captions: int | np.int64, stored: np.uint64, verified: bool, vocab_size: int,
     tokens: NDArray[np.int32],
 ) -> int:  # fmt: skip
-    """Read the tokens of a sample's first caption, int32 [L]. Returns SOUND or what is wrong; the rest as above."""
+    """Read the tokens of a sample's first caption, int32 [L]. Returns SOUND or the fault; otherwise as fetch_jpeg."""
     if len(tokens) == 0:
         return SOUND
     all_tokens = np.empty(captions * len(tokens), np.int32)
@@ -73,15 +73,15 @@ def fetch_tokens(
     return SOUND
 
 
-# For callers that are not compiled. A function that both kinds of callers share has failed while a third one was
-# compiled: numba (0.68) did not find a signature in its own table.
+# For callers that are not compiled. When both kinds of callers shared a function, numba (0.68) once failed to find a
+# signature in its own table while compiling a third one.
 
 
 @compiled
 def read_jpeg(
     file: int, at: np.uint64, height: int, width: int, stored: np.uint64, verified: bool, jpeg: NDArray[np.uint8]
 ) -> int:  # fmt: skip
-    """Do what fetch_jpeg does."""
+    """fetch_jpeg for uncompiled callers."""
     return fetch_jpeg(file, at, np.int64(height), np.int64(width), stored, verified, jpeg)
 
 
@@ -90,5 +90,5 @@ def read_tokens(
     file: int, at: np.uint64, captions: int, stored: np.uint64, verified: bool, vocab_size: int,
     tokens: NDArray[np.int32],
 ) -> int:  # fmt: skip
-    """Do what fetch_tokens does."""
+    """fetch_tokens for uncompiled callers."""
     return fetch_tokens(file, at, np.int64(captions), stored, verified, vocab_size, tokens)

@@ -1,7 +1,7 @@
-"""Captions → token ids of a fixed length, with a byte-level BPE trained on the captions or any `tokenizer.json`.
+"""Encode captions to token ids of a fixed length, with a byte-level BPE trained on them or any `tokenizer.json`.
 
-A row of tokens is a caption, its closing token, and padding: readers find the end by the first closing token, since
-tokenizers pad with whatever they like, CLIP's with the closing token itself.
+A row of tokens is a caption, its closing token and padding. Readers find the end by the first closing token, because
+tokenizers pad differently, CLIP's even with the closing token itself.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from .errors import DatasetError
 
 PAD, START, END = "<pad>", "<start>", "<end>"
 PAD_ID, START_ID, END_ID = 0, 1, 2
-"""Ids of our own tokenizer, in the order in which they are given to the trainer."""
+"""Ids in our own tokenizer, in the order in which the trainer gets the tokens."""
 
 PAD_NAMES = (PAD, "[PAD]", "<|pad|>", "<|padding|>")
-"""What other tokenizers call their padding, the first that is there wins."""
+"""Names of the padding token in other tokenizers; the first that exists is used."""
 MAX_FILE_BYTES = 256 << 20
 MAX_VOCAB_SIZE = 1 << 22
-"""Far above every published tokenizer; the embedding has a row for each id, used or not."""
+"""Far above every published tokenizer; the embedding has a row per id, used or not."""
 
 
 class Encoded(NamedTuple):
-    """Captions as a shard holds them."""
+    """Captions as a shard stores them."""
 
     tokens: NDArray[np.int32]
-    """int32 [captions, context_length]; every row holds the closing token, and after its first there is padding."""
+    """int32 [captions, context_length]; every row has the closing token; after its first occurrence comes padding."""
     truncated: int
-    """How many of the captions were cut to fit."""
+    """Number of captions that were truncated."""
 
 
 def train_tokenizer(captions: Iterable[str], *, vocab_size: int) -> Tokenizer:
-    """A byte-level BPE of at most vocab_size tokens: any text can be encoded, none is unknown."""
+    """Train a byte-level BPE of at most vocab_size tokens; it can encode any text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -58,18 +58,18 @@ def train_tokenizer(captions: Iterable[str], *, vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(path: Path, *, context_length: int) -> Tokenizer:
-    """Any Hugging Face tokenizer.json, set to cut captions to context_length tokens and to pad them at the right.
+    """Load a Hugging Face tokenizer.json, set to truncate captions to context_length tokens and to pad on the right.
 
-    Padding is the token that the file itself pads with, else one named `<pad>`, `[PAD]` or the like, else id 0: what
-    it is does not matter, for it stands behind the closing token. A special token's name in a caption is plain text.
-    Raises DatasetError where the file is no tokenizer, its vocabulary is beyond MAX_VOCAB_SIZE, it does not close
+    Padding is the file's own padding token, else one named `<pad>`, `[PAD]` or similar, else id 0; the choice does not
+    matter, since it follows the closing token. A special token's name in a caption is plain text.
+    Raises DatasetError if the file is not a tokenizer, its vocabulary exceeds MAX_VOCAB_SIZE, it does not close
     captions with a token (see end_id_of), or context_length leaves no room between its special tokens.
     """
     tokenizer = _read(path)
-    tokenizer.encode_special_tokens = True  # else a caption that holds "<end>" would end there
+    tokenizer.encode_special_tokens = True  # otherwise a caption that contains "<end>" would end there
     if vocab_size_of(tokenizer) > MAX_VOCAB_SIZE:
         size = vocab_size_of(tokenizer)
-        raise DatasetError(f"{path} numbers its tokens up to {size - 1:,}; at most {MAX_VOCAB_SIZE:,} are supported")
+        raise DatasetError(f"{path} has token ids up to {size - 1:,}; at most {MAX_VOCAB_SIZE:,} are supported")
     pad_id = _pad_id_of(tokenizer)
     tokenizer.enable_padding(length=context_length, pad_id=pad_id, pad_token=tokenizer.id_to_token(pad_id) or PAD)
     try:
@@ -78,42 +78,42 @@ def load_tokenizer(path: Path, *, context_length: int) -> Tokenizer:
         raise DatasetError(f"{path} cannot be used: {error}") from None
     if context_length <= (special := tokenizer.num_special_tokens_to_add(is_pair=False)):
         raise DatasetError(f"{path} adds {special} special tokens to every caption, so a context length of "
-                           f"{context_length} holds no text; take {special + 1} or more")  # fmt: skip
+                           f"{context_length} leaves no room for text; use {special + 1} or more")  # fmt: skip
     tokenizer.enable_truncation(context_length)
     return tokenizer
 
 
 def end_id_of(tokenizer: Tokenizer) -> int:
-    """The token that closes every caption, and stands nowhere else in one: encoders find a caption's end by it.
+    """Return the token that closes every caption and occurs nowhere else in it: encoders find a caption's end by it.
 
-    Raises DatasetError where the tokenizer closes captions with none, or opens them with the same.
+    Raises DatasetError if the tokenizer does not close captions with a token, or opens them with the same one.
     """
     empty, short = _real_ids(tokenizer, ""), _real_ids(tokenizer, "a")
     if unknown := [token for token in empty if tokenizer.id_to_token(token) is None]:
-        raise DatasetError(f"it adds token {unknown[0]} to every caption, which its vocabulary does not have")
+        raise DatasetError(f"it adds token {unknown[0]} to every caption, but its vocabulary does not have it")
     if not empty or short[-1:] != empty[-1:]:
         raise DatasetError(
-            "it puts no closing token behind a caption. Give it a post-processor that does, in Python: "
+            "it does not close captions with a token. Give it a post-processor that does, in Python: "
             "`tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single='$A <|endoftext|>', "
             "special_tokens=[('<|endoftext|>', ID)])`, with its own closing token and ID; then save it again"
         )
     if empty.count(empty[-1]) > 1:
         raise DatasetError(
-            f"token {empty[-1]} ({tokenizer.id_to_token(empty[-1])}) closes captions and stands before them as well. "
-            "Give it a post-processor that puts it at the end alone"
+            f"token {empty[-1]} ({tokenizer.id_to_token(empty[-1])}) both opens and closes captions. "
+            "Give it a post-processor that adds it only at the end"
         )
     return empty[-1]
 
 
 def vocab_size_of(tokenizer: Tokenizer) -> int:
-    """The highest id and 1: as many rows as an embedding needs, also where ids are left out."""
+    """Return the highest id plus 1: the rows that an embedding needs, even if ids have gaps."""
     return max(tokenizer.get_vocab().values(), default=-1) + 1
 
 
 def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> Encoded:
-    """Encode captions with a tokenizer from load_tokenizer. Special tokens are kept where a caption is cut.
+    """Encode captions with a tokenizer from load_tokenizer. Truncated captions keep their special tokens.
 
-    Raises DatasetError where the tokenizer does not give every caption the same length and a closing token.
+    Raises DatasetError if the tokenizer does not give every caption the same length and a closing token.
     """
     try:
         encodings = tokenizer.encode_batch(captions)
@@ -121,25 +121,25 @@ def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> Encoded:
         raise DatasetError(f"the tokenizer cannot encode a caption: {error}") from error
     context_length = (tokenizer.padding or {})["length"]
     if any(len(encoding.ids) != context_length for encoding in encodings):
-        raise DatasetError(f"the tokenizer gave a caption other than {context_length} tokens; take another tokenizer")
+        raise DatasetError(f"the tokenizer did not encode a caption to {context_length} tokens; use another tokenizer")
     tokens = np.array([encoding.ids for encoding in encodings], np.int32).reshape(len(captions), context_length)
     if not (tokens == end_id_of(tokenizer)).any(1).all():
-        raise DatasetError("the tokenizer gave a caption no closing token; take another tokenizer")
+        raise DatasetError("the tokenizer did not close a caption with a token; use another tokenizer")
     return Encoded(tokens, sum(bool(encoding.overflowing) for encoding in encodings))
 
 
 def _read(path: Path) -> Tokenizer:
-    cure = "Give a tokenizer.json as Hugging Face's `tokenizers` writes it"
+    cure = "Pass a tokenizer.json written by Hugging Face's `tokenizers`"
     try:
-        if not path.is_file():  # reading a pipe would wait for ever
-            raise DatasetError(f"{path} is no file. {cure}")
+        if not path.is_file():  # reading a pipe would block forever
+            raise DatasetError(f"{path} is not a file. {cure}")
         if (size := path.stat().st_size) > MAX_FILE_BYTES:
             raise DatasetError(f"{path} holds {size:,} bytes, above {MAX_FILE_BYTES:,}. {cure}")
         return Tokenizer.from_buffer(path.read_bytes())
     except DatasetError:
         raise
     except Exception as error:  # tokenizers raises nothing more special
-        raise DatasetError(f"{path} is no tokenizer: {error}. {cure}") from error
+        raise DatasetError(f"{path} is not a tokenizer: {error}. {cure}") from error
 
 
 def _pad_id_of(tokenizer: Tokenizer) -> int:
@@ -150,7 +150,7 @@ def _pad_id_of(tokenizer: Tokenizer) -> int:
 
 
 def _real_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a text, without padding."""
+    """Return the token ids of a text, without padding."""
     try:
         encoding = tokenizer.encode(text)
     except Exception as error:  # tokenizers raises nothing more special

@@ -1,6 +1,6 @@
-"""One row of optimisation state for every sample: in RAM while a run trains, in an icechunk repository for good.
+"""Optimisation state for every sample: one row each, in RAM during training and in an icechunk repository on disk.
 
-`StateStore` is the one writer; `StateReader` and `list_snapshots` read beside it, without torch.
+`StateStore` is the only writer. `StateReader` and `list_snapshots` read at any time and do not import torch.
 """
 
 from importlib import import_module
@@ -54,7 +54,7 @@ __all__ = [
     "list_snapshots",
 ]
 
-# Imported at first use: the store needs torch and numba, the reader zarr and icechunk, an error class neither.
+# Imported on first use: the store needs torch and numba, the reader zarr and icechunk, an error class neither.
 _HOME = {
     "StateStore": "store",
     "StateReader": "reader",

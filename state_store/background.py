@@ -1,4 +1,4 @@
-"""Background threads whose failures cannot go unnoticed."""
+"""Background threads whose failures are not lost."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Outcome(Future[T]):
-    """A future that knows whether anybody has asked how it went."""
+    """A future that records whether its result or exception has been read."""
 
     asked = False
 
@@ -25,10 +25,10 @@ class Outcome(Future[T]):
 
 
 class BackgroundThread:
-    """Does jobs one at a time in the order of `submit`.
+    """Runs jobs one at a time, in the order of `submit`.
 
-    Once a job has failed, every later one fails undone, and `check` raises. With `goes_on` the later ones are done, and
-    `check` raises, once, only a failure that nobody has asked the job's future about.
+    After a job fails, every later one fails without running, and `check` raises. With `goes_on`, later jobs still run,
+    and `check` raises each failure once, and only if nobody has read it from the job's future.
     """
 
     def __init__(self, name: str, *, goes_on: bool = False) -> None:
@@ -40,7 +40,7 @@ class BackgroundThread:
 
     def submit(self, job: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Outcome[T]":
         """Return at once a future of the job's result; it cannot be cancelled."""
-        # A cancelled snapshot would lose the rows that it was to write: they are marked as unchanged at its cut.
+        # A cancelled snapshot would lose its rows, because its cut has marked them unchanged.
         outcome: Outcome[T] = Outcome()
         outcome.set_running_or_notify_cancel()
 
@@ -62,7 +62,7 @@ class BackgroundThread:
         return outcome
 
     def check(self) -> None:
-        """Raise BackgroundError, with its cause, if a job has failed; with `goes_on`, the failure that nobody saw."""
+        """Raise BackgroundError, with its cause, if a job has failed; with `goes_on`, a failure that nobody read."""
         if self._failure is not None:
             self._raised = True
             raise self._error()
@@ -72,11 +72,11 @@ class BackgroundThread:
                 outcome.result()
 
     def drain(self) -> None:
-        """Wait until every job submitted so far is done or has failed."""
+        """Wait until every submitted job has finished or failed."""
         wait([self.submit(lambda: None)])
 
     def close(self) -> None:
-        """Do the jobs submitted so far and end the thread; raises what no call has raised yet, as `check` does."""
+        """Finish the submitted jobs and end the thread; raises what no call has raised yet, as `check` does."""
         self._executor.shutdown(wait=True)
         if not self._raised:
             self.check()

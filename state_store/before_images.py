@@ -1,4 +1,4 @@
-"""The rows that were overwritten while a snapshot was being written, as they were at its cut.
+"""Old values of rows that were overwritten while a snapshot was being written.
 
 Rows, not blocks: a random batch touches nearly every block, so copying blocks would copy the whole store.
 """
@@ -12,7 +12,7 @@ _NONE = -1
 
 
 class BeforeImages:
-    """For each block a chain of saved records, the newest first; a chain's memory is used again once it is restored."""
+    """Saved records in one chain per block, newest first; a chain's memory is reused once it is restored."""
 
     def __init__(self, blocks: int, block_rows: int, row_words: int) -> None:
         self._block_rows, self._row_words = block_rows, row_words
@@ -20,7 +20,7 @@ class BeforeImages:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything, and give the memory back."""
+        """Discard everything and release the memory."""
         self._newest[:] = _NONE
         self._older = np.empty(0, dtype=np.int64)
         self._row = np.empty(0, dtype=np.int64)
@@ -40,7 +40,7 @@ class BeforeImages:
         self._free_records -= count
 
     def restore(self, block: int, columns: Words) -> None:
-        """Put the saved records of `block` back into its `columns` [columns, rows], and forget them."""
+        """Write the saved records of `block` back into its `columns` [columns, rows], and discard them."""
         first_row = block * self._block_rows
         self._free, restored = _restore(
             columns, first_row, self._newest[block], self._older, self._row, self._words, self._free
@@ -80,7 +80,7 @@ def _save(
 def _restore(
     columns: Words, first_row: int, newest: int, older: IdArray, saved_row: IdArray, saved_words: Words, free: int
 ) -> tuple[int, int]:
-    # From the newest to the oldest: of a row saved twice, the first save is how it was at the cut.
+    # Newest to oldest: if a row was saved twice, its first save is the value at the cut.
     record, restored = newest, 0
     while record >= 0:
         for column in range(columns.shape[0]):

@@ -1,4 +1,4 @@
-"""Reading rows of one column; a chunk that cannot be read is named, with its file, instead of a decoder's complaint."""
+"""Reading rows of one column, with errors that name the damaged chunk and its file."""
 
 import os
 import re
@@ -17,25 +17,25 @@ from .errors import DamagedChunkError
 from .icechunk_files import is_damage
 
 if TYPE_CHECKING:
-    from .description import Description
+    from .schema import Description
 
 _UNREADABLE = (icechunk.IcechunkError, ValueError)
-"""What a damaged chunk makes of a read: icechunk misses the file, or a codec of zarr refuses the bytes."""
+"""Errors that a damaged chunk causes: icechunk cannot find the file, or a zarr codec rejects its bytes."""
 _FILE = re.compile(r"\b(chunk|manifest|snapshot)(?:s/|_id=)([0-9A-Z]{20})\b")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _LENGTH = re.compile(r"range=(\d+)\.\.")
-_CHANGED = "its bytes are not those written, their checksum does not match"
+_CHANGED = "its checksum does not match"
 
 
 ADVICE = (
-    "Snapshots that do not share this chunk stay readable: `thermopile state log` lists the snapshots, "
-    "`thermopile state check --all` tries each"
+    "Snapshots that do not share this chunk are still readable: `thermopile state log` lists the snapshots, "
+    "`thermopile state check --all` checks each"
 )
-"""Ends the message of every DamagedChunkError."""
+"""The end of every DamagedChunkError message."""
 
 
 class _Damage(NamedTuple):
-    """What is wrong, and where in the repository's directory."""
+    """What is wrong, and in which file of the state directory."""
 
     file: str
     reason: str
@@ -44,22 +44,22 @@ class _Damage(NamedTuple):
 def read_rows(
     group: zarr.Group, description: "Description", column: str, start: int, stop: int
 ) -> npt.NDArray[np.generic]:
-    """Return the rows start … stop − 1 of one column, [stop − start], float32 or uint32.
+    """Return rows start … stop − 1 of one column, [stop − start], float32 or uint32.
 
-    Raises DamagedChunkError, which names array, chunk and file, where a chunk is missing, cut short or not what was
-    written; OSError where the process cannot read, for lack of a descriptor say, and the chunk may be whole. A block
-    that was never written has no file and reads as initial values.
+    A block that was never written has no file and reads as initial values. Raises DamagedChunkError, naming array,
+    chunk and file, if a chunk is missing, truncated or fails its checksum; OSError if the process cannot read, for
+    example because it is out of file descriptors, and the chunk may be intact.
     """
     try:
         array = array_of(group, column)
     except (*_UNREADABLE, KeyError) as error:
         raise DamagedChunkError(
-            f"array {column!r} is missing, or what describes it is damaged: {error!r}. {ADVICE}"
+            f"array {column!r} is missing, or its metadata is damaged: {error!r}. {ADVICE}"
         ) from error
     try:
         return np.asarray(array[start:stop])
     except _UNREADABLE:
-        # Once more, one by one: the error does not say which chunk it was.
+        # Retry chunk by chunk: the error does not say which chunk failed.
         chunks = range(start // description.block_rows, -(-stop // description.block_rows))
         pieces = [_read_chunk(array, column, chunk, description) for chunk in chunks]
         skipped = chunks.start * description.block_rows
@@ -78,12 +78,12 @@ def _read_chunk(
         found = _damage(error) if isinstance(error, icechunk.IcechunkError) else _damaged_bytes(array, chunk)
         raise DamagedChunkError(
             f"array {column!r}, chunk {chunk} (rows {start} … {stop - 1}) cannot be read: {found.file} in the "
-            f"directory of the state: {found.reason}. {ADVICE}"
+            f"state directory: {found.reason}. {ADVICE}"
         ) from error
 
 
 def _raise_if_not_the_files_fault(error: Exception) -> None:
-    # A resume goes back to an older snapshot for a damaged one. It must not for want of a descriptor or of memory.
+    # A resume falls back to an older snapshot if one is damaged. Running out of descriptors or memory is not damage.
     if found := _OS_ERROR.search(str(error)):
         failure = OSError(int(found[1]), os.strerror(int(found[1])))
         if not is_damage(failure):
@@ -91,12 +91,12 @@ def _raise_if_not_the_files_fault(error: Exception) -> None:
 
 
 def _damage(error: icechunk.IcechunkError) -> _Damage:
-    # icechunk draws a tree over many lines; the last one is what was wrong in the first place.
+    # icechunk formats the error as a tree over several lines; the last line is the root cause.
     return _Damage(_file_in(str(error)), str(error).strip().splitlines()[-1].strip(" |`->"))
 
 
 def _damaged_bytes(array: "zarr.Array[Any]", chunk: int) -> _Damage:
-    """Find the file whose bytes do not pass their checksum."""
+    """Find the file whose bytes fail their checksum."""
     key = f"{array.path}/{array.metadata.encode_chunk_key((chunk,))}"
     try:
         held = sync(array.store.get(key, default_buffer_prototype()))
@@ -104,7 +104,7 @@ def _damaged_bytes(array: "zarr.Array[Any]", chunk: int) -> _Damage:
         _raise_if_not_the_files_fault(error)
         return _damage(error)
     try:
-        # icechunk names the file of a chunk in its errors alone. It refuses to read no bytes, and names it then.
+        # Only icechunk's errors name a chunk's file, and it rejects a read of zero bytes, so this provokes one.
         sync(array.store.get(key, default_buffer_prototype(), SuffixByteRequest(0)))
     except icechunk.IcechunkError as refusal:
         length = _LENGTH.search(str(refusal))

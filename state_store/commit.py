@@ -1,4 +1,4 @@
-"""Writing one snapshot: every rank its blocks, the first rank the rest; nothing of it counts until it is announced."""
+"""Writing one snapshot: each rank writes its blocks, rank 0 the rest. It takes effect when it is announced."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from . import disk, icechunk_files
-from .description import Description
 from .errors import DamagedFileError, SnapshotError, StateStoreError
 from .history import Snapshot
 from .ranks import Ranks
+from .schema import Description
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ColumnPart:
-    """The rows from `start` on of every column, arrays of one length; whole blocks, but for the store's end."""
+    """Rows from `start` on of every column, arrays of equal length; whole blocks except at the end of the store."""
 
     start: int
     columns: Mapping[str, npt.NDArray[Any]]
@@ -30,7 +30,7 @@ class ColumnPart:
 
 @dataclass(frozen=True)
 class Label:
-    """What a snapshot is told about itself. dataset_fingerprint: of the run that writes it."""
+    """Metadata of a snapshot. dataset_fingerprint: of the run that writes it."""
 
     step: int
     epoch: int
@@ -40,7 +40,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank has written: its session with the chunks, and their size in bytes."""
+    """What one rank has written: its session, which holds the chunks, and their size in bytes."""
 
     fork: icechunk.ForkSession
     bytes_written: int
@@ -48,18 +48,18 @@ class Share:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a rank could not do its part."""
+    """Why a rank failed."""
 
     rank: int
     reason: str
     error: Exception | None = field(compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Failure, (self.rank, self.reason, None)  # between ranks the words must do: not every error pickles
+        return Failure, (self.rank, self.reason, None)  # only the text crosses ranks: not every error can be pickled
 
 
 def attempt(ranks: Ranks, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Failure:
-    """Do some work; a failure is returned, for all ranks to know."""
+    """Run `work`; return its failure, so that all ranks can be informed."""
     try:
         return work(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 (handed on: to every rank)
@@ -67,16 +67,16 @@ def attempt(ranks: Ranks, work: Callable[P, T], *args: P.args, **kwargs: P.kwarg
 
 
 def reason_of(error: Exception) -> str:
-    """Return in one line what went wrong in the first place."""
+    """Return the root cause in one line."""
     if isinstance(error, icechunk.IcechunkError):
-        # icechunk draws a tree over many lines; at its foot is what was wrong in the first place.
+        # icechunk formats the error as a tree over several lines; the last line is the root cause.
         lines = str(error).strip().splitlines()
         return lines[-1].partition("`-> ")[2] or lines[0].removeprefix("x ")
     return str(error) if isinstance(error, StateStoreError) else f"{type(error).__name__}: {error}"
 
 
 def write_initial_values(state: Path, description: Description, label: Label) -> Snapshot:
-    """Make a repository at `state` and write its first snapshot, every sample at its initial values."""
+    """Create a repository at `state` and write its first snapshot, with every sample at its initial values."""
     with disk.written_through(state.parent):
         session = icechunk.Repository.create(icechunk_files.storage(state)).writable_session(icechunk_files.BRANCH)
         _create_arrays(session.store, description)
@@ -85,19 +85,19 @@ def write_initial_values(state: Path, description: Description, label: Label) ->
 
 
 def fork(state: Path, base: Snapshot | None, world: int) -> list[icechunk.ForkSession]:
-    """Return a session for each rank; all are made before anything is written, as icechunk wants it.
+    """Return one session per rank; icechunk requires all of them before anything is written.
 
-    Raises SnapshotError where the base is damaged.
+    Raises SnapshotError if the base is damaged.
     """
     if base is None:
-        raise ValueError("rank 0 must say which snapshot to build on")
+        raise ValueError("rank 0 must give the base snapshot")
     icechunk_files.refuse_links(state)
     try:
         icechunk_files.verify(state, base.files)
     except DamagedFileError as error:
         raise SnapshotError(
-            f"It builds on {base.tag}, but {error}. Go back to an older snapshot: `thermopile state check RUN --all` "
-            "tells which are sound, open(at=…) resumes there"
+            f"It builds on {base.tag}, but {error}. Use an older snapshot: `thermopile state check RUN --all` "
+            "lists the intact ones, open(at=…) resumes there"
         ) from error
     icechunk_files.point_reference_at(state, base.id)
     session = icechunk_files.open_repository(state).writable_session(icechunk_files.BRANCH)
@@ -107,7 +107,7 @@ def fork(state: Path, base: Snapshot | None, world: int) -> list[icechunk.ForkSe
 def write_parts(
     state: Path, session: icechunk.ForkSession, columns: Iterable[str], parts: Iterable[ColumnPart]
 ) -> Share:
-    """Write a rank's rows, durable on return; `parts` are made as they are asked for."""
+    """Write a rank's rows, durable on return; `parts` is consumed lazily."""
     written = 0
     with disk.written_through(state):
         group = zarr.open_group(session.store, mode="r+")
@@ -120,11 +120,11 @@ def write_parts(
 
 
 def merge(state: Path, shares: list[Share], base: Snapshot, label: Label) -> Snapshot:
-    """Write the snapshot of what all ranks have written, and read it back; it is not announced yet."""
+    """Write the snapshot from all ranks' shares and read it back; it is not announced yet."""
     with disk.written_through(state):
         session = icechunk_files.open_repository(state).writable_session(icechunk_files.BRANCH)
         session.merge(*(share.fork for share in shares))
-        # icechunk refuses a commit without a change, as when every row since the last snapshot was refused.
+        # icechunk rejects a commit without changes, which occurs if every row since the last snapshot was refused.
         zarr.open_group(session.store, mode="r+").update_attributes({"step": label.step})
         snapshot_id = session.flush(f"state after step {label.step}", metadata=_metadata(label))
     return _read_back(state, snapshot_id, label, base.files, sum(share.bytes_written for share in shares))
@@ -134,7 +134,7 @@ def _read_back(
     state: Path, snapshot_id: str, label: Label, base_files: Mapping[str, str], bytes_written: int
 ) -> Snapshot:
     info, files = icechunk_files.written_files(state, snapshot_id)
-    # A manifest that the base has as well was not written now: what was damaged since must not be taken as right.
+    # A manifest shared with the base was written earlier: verify it, or damage since then would be recorded as correct.
     for name in files.keys() & base_files.keys():
         icechunk_files.verify(state, {name: base_files[name]})
     return Snapshot(
@@ -144,7 +144,7 @@ def _read_back(
 
 
 def _metadata(label: Label) -> dict[str, Any]:
-    """What icechunk keeps with the snapshot; the index says the same, and alone is asked."""
+    """Metadata for icechunk. The index has the same, and only the index is read."""
     return {
         "step": label.step,
         "epoch": label.epoch,
@@ -166,8 +166,8 @@ def _create_arrays(store: icechunk.IcechunkStore, description: Description) -> N
             chunks=(description.block_rows,),
             dtype=description.schema.dtype(column),
             fill_value=description.schema.fill_value(column),
-            # A checksum, so that a damaged chunk is an error and never a value. No compression: mantissas of a moving
-            # average hardly compress; the attempt costs more time than the disk saves.
+            # A checksum turns a damaged chunk into an error instead of a wrong value. No compression: mantissas of
+            # moving averages hardly compress, and trying costs more time than it saves.
             compressors=Crc32cCodec(),
             filters=None,
         )

@@ -1,4 +1,4 @@
-"""Making what was written durable: nothing counts until the disk has it, and what gets there first matters."""
+"""Flushing whole file systems to disk."""
 
 import ctypes
 import os
@@ -15,12 +15,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def written_through(directory: Path) -> Iterator[None]:
-    """Have everything that the body writes to the file system of `directory` on the disk when it ends without error.
+    """Flush everything that the block wrote to the file system of `directory`, once the block succeeds.
 
-    Files, names and directories in one call: far quicker than one for each of a thousand chunks, but it also waits for
-    what other programs wrote there. Raises OSError for what could not be written, such as a full or a broken disk.
+    One syncfs call covers files, names and directories. It is far faster than an fsync for each of a thousand chunks,
+    but also waits for what other programs wrote. Raises OSError if writing failed, for example on a full disk.
     """
-    # Opened first: an error of writing back that comes to light before a file is opened is not reported to it.
+    # Open first: a write-back error that occurs before a descriptor is opened is not reported to that descriptor.
     opened = os.open(directory, os.O_RDONLY)
     try:
         yield
@@ -30,7 +30,7 @@ def written_through(directory: Path) -> Iterator[None]:
 
 
 def sync_file_system(opened: int) -> None:
-    """Write through everything on the file system that the open file belongs to; raises OSError."""
+    """Flush the file system of an open file. Raises OSError."""
     if _libc.syncfs(opened) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

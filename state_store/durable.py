@@ -1,7 +1,7 @@
-"""The durable tier: one zarr array a column in an icechunk repository, and an index that is its history.
+"""The durable tier: an icechunk repository with one zarr array per column, and an index file that is its history.
 
-Nothing that a reader or a resumed run relies on is ever written twice but the index, which is replaced once all that it
-names is on the disk: no crash, not even a power failure, can leave half a snapshot.
+Only the index is ever overwritten, and only after everything that it names is on disk, so neither a crash nor a power
+failure can leave half a snapshot.
 """
 
 import atexit
@@ -32,31 +32,31 @@ from .commit import (
     write_initial_values,
     write_parts,
 )
-from .description import Description
 from .errors import DamagedFileError, SnapshotError, SnapshotNotFoundError, StoreExistsError
 from .history import History, Snapshot, UnreadableSnapshot
 from .ranks import Ranks
+from .schema import Description
 
 __all__ = ["ColumnPart", "Description", "Repository", "Snapshot", "UnreadableSnapshot", "array_of", "list_snapshots"]
 
 _log = logging.getLogger(__name__)
 
 if "ICECHUNK_LOG" not in os.environ:
-    # icechunk warns at every open that commits to a local directory must not be concurrent; the writer lock sees to
-    # that. Its other warnings stay, and so does a filter of the user's own.
+    # icechunk warns at every open that commits to a local directory must not be concurrent. The writer lock prevents
+    # that. Its other warnings stay enabled, and a filter set by the user has precedence.
     icechunk.set_logs_filter("warn,icechunk::storage::object_store=error")
 
-# A thread of icechunk that has just handed over a result still has to return through Python. Python ends such a thread
-# when it shuts down, and icechunk then aborts the whole process. So it is let through first.
+# An icechunk thread that has just delivered a result still returns through Python. Python ends such threads during
+# shutdown, and icechunk then aborts the process, so let them finish first.
 atexit.register(time.sleep, 0.05)
 
 
 class Repository:
     """The snapshots of one store.
 
-    Nothing of the history is remembered: each call reads what is on the disk. Writing (`repair`, `commit`,
-    `undo_after`, `forget_damaged`, `retain`) is for the holder of the writer lock alone, one call at a time. All raise
-    StoreNotFoundError where the index cannot be read any more, and OSError where the disk cannot tell.
+    Caches nothing: each call reads the history from disk. Only the holder of the writer lock may call `repair`,
+    `commit`, `undo_after`, `forget_damaged` and `retain`, one at a time. All methods raise StoreNotFoundError if the
+    index can no longer be read, and OSError if the disk fails.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,17 +66,16 @@ class Repository:
 
     @classmethod
     def create(cls, path: Path, description: Description) -> "Repository":
-        """Make a repository whose first snapshot, `step-0`, is every sample at its initial values.
+        """Create a repository whose first snapshot, `step-0`, has every sample at its initial values.
 
-        It is built beside `path` and renamed: an interrupted creation leaves no store, rather than a broken one.
-        Raises StoreExistsError where `path` is a file or a directory with anything in it, SnapshotError where the disk
-        does not take it.
+        It is built next to `path` and renamed, so an interrupted creation leaves no store. Raises StoreExistsError if
+        `path` is a file or a directory that is not empty, SnapshotError if writing fails.
         """
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise StoreExistsError(f"{path} exists already; resume that run, or choose another directory")
         building = path.with_name(f".{path.name}.partial")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _refusing(f"{path} could not be made"):
+        with _refusing(f"{path} could not be created"):
             refuse_link(path)
             refuse_link(building)
             shutil.rmtree(building, ignore_errors=True)
@@ -88,43 +87,43 @@ class Repository:
 
     @classmethod
     def open(cls, path: Path) -> "Repository":
-        """Open an existing repository; raises StoreNotFoundError where there is none that can be read."""
+        """Open an existing repository. Raises StoreNotFoundError if there is none that can be read."""
         return cls(path)
 
     def snapshots(self) -> list[Snapshot]:
-        """Return the snapshots of the run's history that can be read, oldest first."""
+        """Return the readable snapshots, oldest first."""
         return [entry for entry in self.history() if isinstance(entry, Snapshot)]
 
     def unreadable(self) -> list[UnreadableSnapshot]:
-        """Return the snapshots of the run's history that are damaged, oldest first."""
+        """Return the damaged snapshots, oldest first."""
         return [entry for entry in self.history() if isinstance(entry, UnreadableSnapshot)]
 
     def history(self) -> list[Snapshot | UnreadableSnapshot]:
-        """Return all snapshots of the run's history, oldest first; all of their files but the chunks are read."""
+        """Return all snapshots, oldest first. Reads all their files except chunks."""
         entries = map(self._read, self._load().snapshots)
         return [entry for entry in entries if entry is not None]
 
     def holds(self, snapshot_id: str) -> bool:
-        """Say whether a snapshot is in the history, damaged or not."""
+        """Return whether a snapshot is in the history, damaged or not."""
         return any(snapshot.id == snapshot_id for snapshot in self._load().snapshots)
 
     def damage(self) -> list[str]:
-        """Return what is wrong with the files that belong to no snapshot: the index, its copy, the reference."""
+        """Return what is wrong with the files shared by all snapshots: the index, its copy and the branch reference."""
         loaded, found = history.load(self.path)
         problems = [found] if found else []
         if not found and not history.copy_is_sound(self.path, loaded):
-            problems.append(f"{self.path}: {history.COPY} is damaged or missing; resuming the run writes it again")
+            problems.append(f"{self.path}: {history.COPY} is damaged or missing; resuming the run rewrites it")
         if not icechunk_files.reference_is_sound(self.path):
             problems.append(
-                f"{self.path}: {icechunk_files.REFERENCE} is damaged or missing; resuming the run writes it again"
+                f"{self.path}: {icechunk_files.REFERENCE} is damaged or missing; resuming the run rewrites it"
             )
         return problems
 
     def resolve(self, at: str) -> Snapshot:
-        """Return the snapshot that `at` names: `latest`, a tag, `step-N`, or a snapshot id.
+        """Return the snapshot for `at`: `latest`, a tag `step-N`, or a snapshot id.
 
-        `latest` passes over snapshots that cannot be read, with a warning in the log. Raises SnapshotNotFoundError that
-        lists the tags there are, or names the damaged file of the snapshot asked for.
+        `latest` skips damaged snapshots with a warning. Raises SnapshotNotFoundError that lists the existing tags, or
+        names the damaged file of the requested snapshot.
         """
         if at == "latest":
             return self._latest()
@@ -135,23 +134,23 @@ class Repository:
                 return entry
             if entry is not None:
                 readable = ", ".join(found.tag for found in self.snapshots())
-                raise SnapshotNotFoundError(f"{self.path}: {entry}; those that can be read: {readable or 'none'}")
+                raise SnapshotNotFoundError(f"{self.path}: {entry}; readable snapshots: {readable or 'none'}")
         tags = ", ".join(entry.tag for entry in self.snapshots())
-        raise SnapshotNotFoundError(f"{self.path} holds no snapshot {at!r}; there are: {tags}, latest")
+        raise SnapshotNotFoundError(f"{self.path} has no snapshot {at!r}; available: {tags}, latest")
 
     def _latest(self) -> Snapshot:
         entries = self.history()
         for entry in reversed(entries):
             if isinstance(entry, Snapshot):
                 return entry
-            _log.warning("%s: %s; it is left out", self.path, entry)
-        raise SnapshotNotFoundError(f"{self.path} holds no snapshot that can be read: {'; '.join(map(str, entries))}")
+            _log.warning("%s: %s; skipping it", self.path, entry)
+        raise SnapshotNotFoundError(f"{self.path} has no readable snapshot: {'; '.join(map(str, entries))}")
 
     def group(self, snapshot: Snapshot) -> zarr.Group:
-        """Return the arrays as they were at `snapshot`, read-only.
+        """Return the arrays of `snapshot`, read-only.
 
-        Raises SnapshotNotFoundError where it is damaged or was deleted meanwhile, DamagedChunkError for a chunk that is
-        no file, SnapshotError where icechunk cannot open it though its files are what was written.
+        Raises SnapshotNotFoundError if it is damaged or has been deleted, DamagedChunkError if a chunk is not a regular
+        file, SnapshotError if icechunk cannot open it although its files are intact.
         """
         if not isinstance(entry := self._read(snapshot), Snapshot):
             raise SnapshotNotFoundError(f"{self.path}: {entry or f'{snapshot.tag} was deleted; read a later one'}")
@@ -161,8 +160,8 @@ class Repository:
             return zarr.open_group(session.store, mode="r")
 
     def repair(self) -> None:
-        """Write again what of the index, its copy and icechunk's reference is damaged. Raises SnapshotError."""
-        with _refusing(f"{self.path}: the state could not be made ready for writing"):
+        """Rewrite the index, its copy and icechunk's reference where they are damaged. Raises SnapshotError."""
+        with _refusing(f"{self.path}: the state could not be prepared for writing"):
             icechunk_files.refuse_links(self.path)
             loaded, found = history.load(self.path)
             if found or not history.copy_is_sound(self.path, loaded):
@@ -171,9 +170,9 @@ class Repository:
                 icechunk_files.point_reference_at(self.path, loaded.snapshots[-1].id)
 
     def undo_after(self, snapshot: Snapshot) -> None:
-        """Make `snapshot` the last one; `retain` frees the disk of what came after.
+        """Drop all snapshots after `snapshot` from the history; `retain` frees their disk space later.
 
-        Raises SnapshotError where the index cannot be replaced.
+        Raises SnapshotError if the index cannot be replaced.
         """
         loaded = self._load()
         with _refusing(f"{self.path}: the snapshots after {snapshot.tag} could not be undone"):
@@ -182,13 +181,13 @@ class Repository:
                 history.replace(self.path, replace(loaded, snapshots=loaded.snapshots[: -len(later)]))
 
     def forget_damaged(self) -> None:
-        """Take the damaged snapshots before the last one out of the history, with a warning that names each.
+        """Drop damaged snapshots before the last one from the history, with a warning for each.
 
-        One that is kept for its step would make every `retain` fail, so that the disk fills up. This is for a run that
-        resumes, before which a lost file could be put back. Chunks are not read. Does nothing where the last snapshot
-        is damaged as well. Raises SnapshotError where the disk cannot tell or the index cannot be replaced.
+        Keeping one would make every `retain` fail and fill the disk. Call it only when a run resumes: until then a lost
+        file could be restored. Chunks are not read. Does nothing if the last snapshot is damaged as well. Raises
+        SnapshotError if the disk fails or the index cannot be replaced.
         """
-        with _refusing(f"{self.path}: the damaged snapshots could not be forgotten"):
+        with _refusing(f"{self.path}: the damaged snapshots could not be dropped from the history"):
             loaded = self._load()
             if len(loaded.snapshots) == 1:
                 return
@@ -201,20 +200,20 @@ class Repository:
             history.replace(self.path, replace(loaded, snapshots=sound))
         for snapshot, error in damaged:
             _log.warning(
-                "%s: the snapshot %s is damaged (%s). The run goes on without it: it is out of the history, and its "
-                "files are deleted with the next old ones", self.path, snapshot.tag, error,
+                "%s: snapshot %s is damaged (%s). The run continues without it: it was dropped from the history; its "
+                "files will be deleted with the next old snapshots", self.path, snapshot.tag, error,
             )  # fmt: skip
 
     def retain(self, keep_last: int, keep_every: int = 0) -> None:
-        """Keep the newest `keep_last` snapshots, those of a step that `keep_every` divides, and step-0; free the rest.
+        """Keep the newest `keep_last` snapshots, those whose step is a multiple of `keep_every`, and step-0.
 
-        keep_last: at least 1. keep_every: in steps; 0 keeps none for its step. A reader of a snapshot that is kept
-        goes on undisturbed. Also frees what crashes and failed commits left. Nothing is deleted before all files of
-        what is kept, but for the chunks, were read and are what was written. Raises ValueError, SnapshotError.
+        keep_last: at least 1. keep_every: in steps; 0 keeps no others. Also deletes leftovers of crashes and failed
+        commits. Readers of a kept snapshot are not disturbed. Verifies all files of the kept snapshots, except chunks,
+        before deleting anything. Raises ValueError, SnapshotError.
         """
         if keep_last < 1 or keep_every < 0:
             raise ValueError(f"keep_last {keep_last} must be at least 1, and keep_every {keep_every} at least 0")
-        with _refusing(f"{self.path}: nothing was deleted, or not all of the old snapshots"):
+        with _refusing(f"{self.path}: not all old snapshots were deleted"):
             loaded = self._load()
             newest = loaded.snapshots[-keep_last:]
             kept = tuple(
@@ -225,7 +224,7 @@ class Repository:
             self._free_all_but(replace(loaded, snapshots=kept), loaded)
 
     def _free_all_but(self, kept: History, loaded: History) -> None:
-        """Make `kept` the history, and delete all that it does not need; no commit may be under way."""
+        """Make `kept` the history and delete all files that it does not need. No commit may be in progress."""
         icechunk_files.refuse_links(self.path)
         unneeded = garbage.find_garbage(self.path, kept.snapshots)
         if kept != loaded:
@@ -236,16 +235,15 @@ class Repository:
         self, parts: Iterable[ColumnPart], *, base: Snapshot | None, step: int, epoch: int, config_hash: str,
         dataset_fingerprint: str, ranks: Ranks,
     ) -> Snapshot:  # fmt: skip
-        """Write a snapshot: `base` with the rows of all ranks' `parts` in place of its own; durable on return.
+        """Write a snapshot of `base` with all ranks' `parts` applied; durable on return.
 
-        It is the last one from then on: snapshots after its base, which only an announcement that failed may have
-        left, are no more. Every rank calls it, with its own parts, which it may make as they are asked for;
-        the rest is rank 0's to say.
-        Raises SnapshotError on every rank when one fails, be it in making its parts, and then leaves nothing behind.
+        It becomes the last snapshot: any after `base`, left by a failed announcement, are dropped. Every rank calls
+        this with its own parts, which may be an iterator; the other arguments count on rank 0 only.
+        Raises SnapshotError on every rank if one fails, also in producing its parts, and then leaves nothing behind.
         """
         label = Label(step, epoch, config_hash, dataset_fingerprint)
         columns = self.description.schema.columns
-        # Whatever fails on a rank, it still takes part in these three exchanges: the others wait for it.
+        # A rank that fails still takes part in these three exchanges, because the others wait for it.
         forks = ranks.broadcast(attempt(ranks, fork, self.path, base, ranks.world) if ranks.rank == 0 else None)
         share = (
             forks
@@ -263,8 +261,8 @@ class Repository:
     def _finish(
         self, shares: list[Share | Failure], base: Snapshot | None, label: Label, ranks: Ranks
     ) -> Snapshot | Failure:
-        """Commit and announce what the ranks have written, or clear it away; on rank 0."""
-        # Once each: the failure to begin is every rank's share.
+        """Commit and announce what the ranks have written, or discard it; on rank 0."""
+        # Deduplicated: a failure to begin is every rank's share.
         failures = list(dict.fromkeys(share for share in shares if isinstance(share, Failure)))
         if not failures:
             assert base is not None, "a fork was made without a base"
@@ -273,7 +271,7 @@ class Repository:
             if isinstance(outcome, Snapshot):
                 return outcome
             failures = [outcome]
-        # What matters is why the commit failed. A chunk that zarr is still writing now is left for `retain` to collect.
+        # Report why the commit failed, not this cleanup. `retain` collects any chunk that zarr is still writing.
         with suppress(Exception):
             loaded = self._load()
             self._free_all_but(loaded, loaded)
@@ -286,7 +284,7 @@ class Repository:
         try:
             history.replace(self.path, replace(loaded, snapshots=(*before, snapshot)))
         except OSError:
-            with suppress(OSError):  # it may have taken its place, and only not have been flushed
+            with suppress(OSError):  # the rename may have succeeded and only the flush failed
                 history.replace(self.path, loaded)
             raise
         return snapshot
@@ -299,11 +297,11 @@ class Repository:
         return loaded
 
     def _read(self, snapshot: Snapshot) -> Snapshot | UnreadableSnapshot | None:
-        """Return the snapshot where its files but the chunks are what was written; None where it was deleted."""
+        """Return the snapshot if its files, except chunks, are intact; None if it was deleted."""
         try:
             icechunk_files.verify(self.path, snapshot.files)
         except DamagedFileError as error:
-            # Looked for again: a snapshot leaves the index first, and then its files are deleted.
+            # Check again: a snapshot leaves the index before its files are deleted.
             if not self.holds(snapshot.id):
                 return None
             return UnreadableSnapshot(snapshot.tag, snapshot.id, error.file, error.reason)
@@ -311,28 +309,28 @@ class Repository:
 
 
 def list_snapshots(path: str | os.PathLike[str]) -> list[Snapshot]:
-    """Return the snapshots of the store at `path`, oldest first; needs no lock.
+    """Return the snapshots of the store at `path`, oldest first. Needs no lock.
 
-    Raises StoreNotFoundError where there is no store.
+    Raises StoreNotFoundError if there is no store.
     """
     return Repository.open(Path(path)).snapshots()
 
 
 def _why(failures: list[Failure]) -> str:
     if isinstance(failures[0].error, SnapshotError):
-        return failures[0].reason  # what it builds on is damaged, and the reason of all else
-    return "; ".join(f"rank {failure.rank}: {failure.reason}" for failure in failures) + ". The last snapshot stands"
+        return failures[0].reason  # its base is damaged, which explains all other failures
+    return "; ".join(f"rank {failure.rank}: {failure.reason}" for failure in failures) + ". The last snapshot is intact"
 
 
 @contextmanager
 def _refusing(what: str) -> Iterator[None]:
-    """Raise SnapshotError, saying `what` did not work, for an error of the disk, of a file or of icechunk."""
+    """Turn errors of the disk, a file or icechunk into SnapshotError, saying that `what` failed."""
     try:
         yield
     except DamagedFileError as error:
         raise SnapshotError(
-            f"{what}: {error}. Stop the run, put the file back from a copy of the run and resume. Without a copy, "
-            "resume it as well: it forgets the damaged snapshots, which `thermopile state check RUN --all` lists"
+            f"{what}: {error}. Stop the run, restore the file from a copy of the run, and resume. Without a copy, "
+            "resume anyway: that drops the damaged snapshots, which `thermopile state check RUN --all` lists"
         ) from error
     except (OSError, icechunk.IcechunkError) as error:
         raise SnapshotError(f"{what}: {reason_of(error)}") from error

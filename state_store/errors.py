@@ -1,8 +1,8 @@
-"""What can go wrong in the state store; every class is a StateStoreError."""
+"""Errors of the state store; each is a StateStoreError."""
 
 
 class StateStoreError(Exception):
-    """Base of all errors raised by the state store."""
+    """Base class of all state store errors."""
 
 
 class SampleIdError(StateStoreError, ValueError):
@@ -10,7 +10,7 @@ class SampleIdError(StateStoreError, ValueError):
 
 
 class DuplicateIdError(SampleIdError):
-    """One `put` names a sample twice, so which of its rows should stay is undefined."""
+    """A `put` contains an id twice, so it is undefined which row should win."""
 
 
 class FieldError(StateStoreError, ValueError):
@@ -18,50 +18,50 @@ class FieldError(StateStoreError, ValueError):
 
 
 class StepError(StateStoreError, ValueError):
-    """A step is out of range, or a snapshot's step is not after the last snapshot's."""
+    """A step is out of range, or a snapshot's step is not after the previous snapshot's."""
 
 
 class StoreExistsError(StateStoreError):
-    """A new store was asked for where something exists already."""
+    """The path for a new store already exists."""
 
 
 class StoreNotFoundError(StateStoreError):
-    """There is no state store at this path, or none that this version can read."""
+    """The path holds no state store, or none that this version can read."""
 
 
 class SnapshotNotFoundError(StateStoreError, LookupError):
-    """No snapshot answers to this tag or id."""
+    """No snapshot has this tag or id."""
 
 
 class StoreMismatchError(StateStoreError, ValueError):
-    """The store was made for another dataset, number of samples or set of fields."""
+    """The store was created for another dataset, number of samples or set of fields."""
 
 
 class StoreLockedError(StateStoreError):
-    """Another process, or another StateStore of this process, writes to this store."""
+    """Another process, or another StateStore in this process, is writing to this store."""
 
 
 class StoreClosedError(StateStoreError):
-    """The store was used after `close`, or in a process forked from the one that opened it."""
+    """The store was used after `close`, or in a fork of the process that opened it."""
 
 
 class BackgroundError(StateStoreError):
-    """Work in a background thread failed; `__cause__` is the failure."""
+    """A background thread failed; `__cause__` is the original error."""
 
 
 class SnapshotError(StateStoreError):
-    """A snapshot could not be opened, written, undone or deleted; the rows in memory and the last snapshot stand."""
+    """A snapshot could not be opened, written, undone or deleted. Rows in memory and the last snapshot are intact."""
 
 
 class DamagedChunkError(StateStoreError):
-    """A chunk of a snapshot cannot be read, or is not what was written."""
+    """A chunk of a snapshot cannot be read or does not match its checksum."""
 
 
 class DamagedFileError(DamagedChunkError):
-    """A file of a snapshot is missing, or is not what was written. file: its path in the directory of the state."""
+    """A file of a snapshot is missing or does not match its checksum. file: path relative to the state directory."""
 
     def __init__(self, file: str, reason: str) -> None:
-        super().__init__(f"{file} in the directory of the state: {reason}")
+        super().__init__(f"{file} in the state directory: {reason}")
         self.file, self.reason = file, reason
 
 

@@ -1,10 +1,10 @@
-"""Deleting what no snapshot of the history needs, and never anything else, whatever fails meanwhile.
+"""Deleting files that no snapshot of the history needs, and never any other file, whatever fails.
 
-icechunk's own collection is not used: its roots are the references that it can list at that moment, and what it cannot
-open, for lack of a descriptor say, it leaves out and deletes. Here everything that is kept is known by its name: from
-the history to a snapshot's file and manifests, from those to the chunks. Each of them is read and held against its
-sha256; a single one that cannot be read is an error, before anything is deleted. A directory that cannot be listed is
-one as well, and one that is listed in part only leaves garbage.
+icechunk's garbage collection is not used: it takes as roots whatever references it can list at that moment, and deletes
+data whose reference it failed to open, for example when out of descriptors. Here every kept file is known by name: the
+history names a snapshot's files, and the manifests name the chunks. Each of these files is read and checked against its
+sha256, and one that cannot be read is an error before anything is deleted. So is a directory that cannot be listed; an
+incomplete listing only leaves garbage.
 """
 
 import os
@@ -19,14 +19,14 @@ from .icechunk_files import CHUNKS, MANIFESTS, REFERENCE, SNAPSHOTS, TRANSACTION
 
 _WRITTEN_BY_ICECHUNK = (SNAPSHOTS, MANIFESTS, CHUNKS, TRANSACTIONS)
 _HALF_WRITTEN = ".*.partial"
-"""What a kill leaves of a file that was to be put in the place of another."""
+"""Temporary files left by a killed writer."""
 
 
 def find_garbage(state: Path, kept: Iterable[Snapshot]) -> list[Path]:
-    """Return the files that none of the snapshots needs; no commit may be under way.
+    """Return the files that no snapshot needs. No commit may be in progress.
 
-    What crashes and failed commits have left is among them. Reads all of `kept` but their chunks.
-    Raises DamagedFileError where a file of theirs, or a chunk, is missing or not what was written; OSError.
+    Includes leftovers of crashes and failed commits. Reads all files of `kept` except chunks.
+    Raises DamagedFileError if one of them is missing or damaged, or a chunk is missing; OSError.
     """
     found = _found(state)
     needed = _needed(state, kept, found)
@@ -35,7 +35,7 @@ def find_garbage(state: Path, kept: Iterable[Snapshot]) -> list[Path]:
 
 
 def find_damaged(state: Path, snapshots: Iterable[Snapshot]) -> Iterator[tuple[Snapshot, DamagedFileError]]:
-    """Yield the snapshots that `find_garbage` would fail at if they were to be kept, each with why. Raises OSError."""
+    """Yield the snapshots that would make `find_garbage` fail if they were kept, with the reason. Raises OSError."""
     found = _found(state)
     for snapshot in snapshots:
         try:
@@ -45,7 +45,7 @@ def find_damaged(state: Path, snapshots: Iterable[Snapshot]) -> Iterator[tuple[S
 
 
 def delete(garbage: Iterable[Path]) -> None:
-    """Delete files; one that is gone already is passed over. Raises OSError."""
+    """Delete files, ignoring missing ones. Raises OSError."""
     for file in garbage:
         file.unlink(missing_ok=True)
 
@@ -55,11 +55,14 @@ def _found(state: Path) -> set[str]:
 
 
 def _needed(state: Path, snapshots: Iterable[Snapshot], found: set[str]) -> set[str]:
-    """Return the files that snapshots need; none is missing. found: a listing. Raises DamagedFileError, OSError."""
+    """Return the files that snapshots need, after checking that none is missing. Raises DamagedFileError, OSError.
+
+    found: a listing of the files present.
+    """
     needed = needed_files(state, (snapshot.files for snapshot in snapshots))
     for name in sorted(needed - found):
-        if _is_missing(state / name):  # a listing alone does not say so
-            raise DamagedFileError(name, "it is missing, and a snapshot that is to be kept needs it")
+        if _is_missing(state / name):  # the listing alone is no proof
+            raise DamagedFileError(name, "it is missing, and a snapshot to be kept needs it")
     return needed
 
 
@@ -71,6 +74,6 @@ def _is_missing(file: Path) -> bool:
 
 
 def _files_in(directory: Path) -> list[str]:
-    with suppress(FileNotFoundError), os.scandir(directory) as entries:  # made at the first file
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:  # created with the first file
         return [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
     return []

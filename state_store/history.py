@@ -1,8 +1,8 @@
-"""The history of a store: one small index file, which alone says which snapshots exist and which files they need.
+"""The history of a store: a small index file that lists the snapshots and the files they need.
 
-A snapshot exists from the moment that the index naming it is put in the place of the one before, and not sooner; what
-the index does not name was never written. That one put is all that must be atomic: by a rename on a disk, by a
-conditional put on an object store. Everything else has a name that is never used twice, and is written before it.
+A snapshot exists from the moment an index that names it replaces the previous one. Only this replacement must be
+atomic: a rename on a local disk, a conditional put on an object store. Every other file has a unique name and is
+written earlier.
 """
 
 import itertools
@@ -16,20 +16,19 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from ..files import read_regular, write_atomically
 from ..sealed_json import seal_document, unseal
-from .description import Description
 from .errors import StoreNotFoundError
 from .icechunk_files import is_damage
-from .schema import Schema
+from .schema import Description, Schema
 
 FORMAT_VERSION = 3
 INDEX = "thermopile.json"
 COPY = "thermopile.copy.json"
-"""The same once more: a single flipped bit must not cost the whole history."""
+"""A second copy of the index, so that one flipped bit does not cost the whole history."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One committed state of all samples: what every put of steps up to `step` left behind."""
+    """One committed state of all samples, after every put up to `step`."""
 
     id: str
     """icechunk's snapshot id."""
@@ -37,12 +36,12 @@ class Snapshot:
     epoch: int
     config_hash: str
     written_at: datetime
-    """When the commit was made, in UTC."""
+    """Time of the commit, in UTC."""
     dataset_fingerprint: str
     bytes_written: int
-    """Size of the rows written for it: those changed since the snapshot before."""
+    """Size of the rows written for it, those changed since the previous snapshot."""
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Files that it needs besides its chunks: path in the directory of the state -> sha256, in hexadecimal."""
+    """Files that it needs besides chunks: path relative to the state directory -> sha256, in hexadecimal."""
 
     @property
     def tag(self) -> str:
@@ -51,32 +50,30 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class UnreadableSnapshot:
-    """A snapshot of the history one of whose files is damaged or missing."""
+    """A snapshot of which a file is damaged or missing."""
 
     tag: str
     id: str
     file: str
-    """Path in the directory of the state."""
+    """Path relative to the state directory."""
     reason: str
 
     def __str__(self) -> str:
-        return (
-            f"the snapshot {self.tag} cannot be read: the file {self.file} in the directory of the state: {self.reason}"
-        )
+        return f"snapshot {self.tag} cannot be read: {self.file} in the state directory: {self.reason}"
 
 
 @dataclass(frozen=True)
 class History:
-    """What the index says. snapshots: oldest first, each of a later step than the one before."""
+    """Content of the index. snapshots: oldest first, with increasing steps."""
 
     description: Description
     snapshots: tuple[Snapshot, ...]
 
 
 def load(state: Path) -> tuple[History, str | None]:
-    """Return the history of the store at `state`, and what is wrong with the index where its copy had to be read.
+    """Return the history of the store at `state`, and the damage to the index if its copy had to be used.
 
-    Raises StoreNotFoundError where there is no store, none of this format, or no sound index; OSError.
+    Raises StoreNotFoundError if there is no store, no readable index, or another format; OSError.
     """
     damage: list[str] = []
     for name in (INDEX, COPY):
@@ -84,7 +81,7 @@ def load(state: Path) -> tuple[History, str | None]:
             found = _parse(read_regular(state / name), state)
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and not is_damage(error):
-                raise  # such as no descriptor left: it says nothing about the file
+                raise  # such as no descriptor left, which says nothing about the file
             damage.append(f"{name}: {'it is missing' if isinstance(error, FileNotFoundError) else error}")
         else:
             return found, f"{state}: {damage[0]}; the history was read from {COPY}" if damage else None
@@ -92,7 +89,7 @@ def load(state: Path) -> tuple[History, str | None]:
 
 
 def copy_is_sound(state: Path, history: History) -> bool:
-    """Say whether the copy of the index holds this history. Raises OSError where the disk cannot tell."""
+    """Return whether the copy of the index matches `history`. Raises OSError if the disk fails."""
     try:
         return _parse(read_regular(state / COPY), state) == history
     except (OSError, ValueError, StoreNotFoundError) as error:
@@ -102,9 +99,9 @@ def copy_is_sound(state: Path, history: History) -> bool:
 
 
 def replace(state: Path, history: History) -> None:
-    """Make `history` the store's, on the disk when this returns. Raises OSError; it may then be either one.
+    """Replace the store's history; durable on return. If OSError is raised, either version may be in place.
 
-    The copy goes first, so it is never the older one: read in the index's place, it takes no snapshot back.
+    The copy is written first, so it is never older than the index and using it loses no snapshot.
     """
     text = seal_document(_to_tree(history))
     for name in (COPY, INDEX):
@@ -114,13 +111,13 @@ def replace(state: Path, history: History) -> None:
 def _no_history(state: Path, damage: list[str]) -> StoreNotFoundError:
     if any((state / name).exists() for name in (INDEX, COPY)):
         return StoreNotFoundError(
-            f"{state}: the index and its copy are damaged ({'; '.join(damage)}). Put back one of them from a copy of "
-            "the run; the snapshots themselves may be whole"
+            f"{state}: the index and its copy are damaged ({'; '.join(damage)}). Restore one of them from a copy of "
+            "the run; the snapshots themselves may be intact"
         )
     if any((state / "refs").glob("tag.*")):
         return StoreNotFoundError(
-            f"{state}: the state has format version 2 or 1, this thermopile reads {FORMAT_VERSION}; version 0.1.0 "
-            "reads it"
+            f"{state}: the state has format version 1 or 2, but this version of thermopile reads {FORMAT_VERSION}; use "
+            "version 0.1.0"
         )
     return StoreNotFoundError(f"{state} holds no state store; check the path of the run")
 
@@ -155,11 +152,11 @@ class _Index(_Strict):
 
 
 def _parse(text: bytes, state: Path) -> History:
-    """Raises ValueError for what is no index, StoreNotFoundError for one of another format."""
+    """Parse an index. Raises ValueError if it is invalid, StoreNotFoundError if it has another format."""
     tree = unseal(text)
     if isinstance(version := tree.get("format_version"), int) and version != FORMAT_VERSION:
         raise StoreNotFoundError(
-            f"{state}: the state has format version {version}, this thermopile reads {FORMAT_VERSION}; "
+            f"{state}: the state has format version {version}, but this version of thermopile reads {FORMAT_VERSION}; "
             "use the version that wrote it"
         )
     try:
@@ -169,9 +166,9 @@ def _parse(text: bytes, state: Path) -> History:
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     snapshots = tuple(Snapshot(**entry.model_dump()) for entry in index.snapshots)
     if any(later.step <= earlier.step for earlier, later in itertools.pairwise(snapshots)):
-        raise ValueError("its snapshots are not in the order of their steps")
+        raise ValueError("its snapshots are not ordered by step")
     if lacking := [snapshot.tag for snapshot in snapshots if f"snapshots/{snapshot.id}" not in snapshot.files]:
-        raise ValueError(f"{lacking[0]} does not name its own file")
+        raise ValueError(f"{lacking[0]} does not list its own file")
     schema = Schema.from_json(index.fields)
     return History(Description(index.samples, schema, index.block_rows, index.dataset_fingerprint), snapshots)
 

@@ -1,6 +1,6 @@
-"""The files of an icechunk repository: all that is read of them besides chunks is first held against its sha256.
+"""The files of an icechunk repository; every file except chunks is checked against its sha256 before it is parsed.
 
-icechunk keeps no checksum of these files, and parses a flipped bit into a panic, a KeyError or other rows.
+icechunk has no checksums for them: a flipped bit becomes a panic, a KeyError or wrong rows.
 """
 
 import errno
@@ -20,17 +20,17 @@ from .manifest import ChunkRefs, chunk_refs
 CHUNKS, MANIFESTS, SNAPSHOTS, TRANSACTIONS = "chunks", "manifests", "snapshots", "transactions"
 BRANCH = "main"
 REFERENCE = f"refs/branch.{BRANCH}/ref.json"
-"""Where a commit begins; icechunk opens no repository without it. It says nothing about which snapshots exist."""
+"""Where a commit starts. icechunk cannot open a repository without it. It does not say which snapshots exist."""
 _DIRECTORIES = (CHUNKS, MANIFESTS, SNAPSHOTS, TRANSACTIONS, "refs", f"refs/branch.{BRANCH}")
 _REFERENCE_TEXT = re.compile(rb'\{"snapshot": ?"[0-9A-HJKMNP-TV-Z]{20}"\}')
 _MAX_BYTES = 1 << 30
-"""A manifest of 10⁹ rows has less than a thousandth of it."""
+"""A manifest for 10⁹ rows takes less than a thousandth of this."""
 _DAMAGE = {None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EIO}
-"""What is wrong with a file and stays so. All else, such as no descriptor left, says nothing about the file."""
+"""Errors that mean a damaged file. Others, such as running out of descriptors, say nothing about the file."""
 
 
 def is_damage(error: OSError) -> bool:
-    """Say whether a failure to read is the file's own, rather than the process's or the machine's."""
+    """Return whether a read failed because of the file, rather than the process or the machine."""
     return error.errno in _DAMAGE
 
 
@@ -39,7 +39,7 @@ def digest_of(data: bytes) -> str:
 
 
 def read_file(state: Path, name: str) -> bytes:
-    """Return the bytes of a file, given its path in the directory of the state. Raises DamagedFileError, OSError."""
+    """Return the content of a file, given its path in the state directory. Raises DamagedFileError, OSError."""
     try:
         return read_regular(state / name, _MAX_BYTES)
     except OSError as error:
@@ -49,23 +49,23 @@ def read_file(state: Path, name: str) -> bytes:
 
 
 def verified(state: Path, name: str, sha256: str) -> bytes:
-    """Return the bytes of a file that is what was written. Raises DamagedFileError, OSError."""
+    """Return the content of a file after checking its sha256. Raises DamagedFileError, OSError."""
     data = read_file(state, name)
     if digest_of(data) != sha256:
-        raise DamagedFileError(name, "it is not what was written, its sha256 does not match")
+        raise DamagedFileError(name, "its sha256 does not match")
     return data
 
 
 def verify(state: Path, files: Mapping[str, str]) -> None:
-    """Read files of a snapshot, path -> sha256. Raises DamagedFileError for the first that is damaged; OSError."""
+    """Check files of a snapshot, path -> sha256. Raises DamagedFileError for the first damaged one; OSError."""
     for name, sha256 in files.items():
         verified(state, name, sha256)
 
 
 def needed_files(state: Path, snapshots: Iterable[Mapping[str, str]]) -> set[str]:
-    """Return the paths of all files that snapshots need, chunks included, given their files besides chunks.
+    """Return the paths of all files that snapshots need, chunks included, given their files other than chunks.
 
-    All of these are read and are what was written; chunks are not read. Raises DamagedFileError, OSError.
+    Reads and verifies the given files, but no chunks. Raises DamagedFileError, OSError.
     """
     needed: set[str] = set()
     for name, sha256 in sorted({pair for files in snapshots for pair in files.items()}):
@@ -77,7 +77,7 @@ def needed_files(state: Path, snapshots: Iterable[Mapping[str, str]]) -> set[str
 
 
 def written_files(state: Path, snapshot_id: str) -> tuple[icechunk.SnapshotInfo, dict[str, str]]:
-    """Read back a snapshot just written: what icechunk says of it, and its files, path -> sha256.
+    """Read back a snapshot just written: icechunk's description of it, and its files, path -> sha256.
 
     Raises DamagedFileError, OSError, IcechunkError.
     """
@@ -89,7 +89,7 @@ def written_files(state: Path, snapshot_id: str) -> tuple[icechunk.SnapshotInfo,
         data = read_file(state, name)
         if (count := _chunks_in(name, data).total) != manifest.num_chunk_refs:
             raise DamagedFileError(
-                name, f"it refers to {count:,} chunks, its snapshot says {manifest.num_chunk_refs:,}"
+                name, f"it refers to {count:,} chunks, but its snapshot records {manifest.num_chunk_refs:,}"
             )
         files[name] = digest_of(data)
     return info, files
@@ -100,23 +100,23 @@ def storage(state: Path) -> icechunk.Storage:
 
 
 def open_repository(state: Path) -> icechunk.Repository:
-    """Open the repository anew, so that nothing is taken from a memory of what was on the disk.
+    """Reopen the repository, bypassing anything cached in memory.
 
-    Raises StoreNotFoundError where a file that icechunk would read is not what this program writes; OSError.
+    Raises StoreNotFoundError if a file that icechunk would read is not one that this program writes; OSError.
     """
-    # Its settings could lead icechunk to other places; this program writes none.
+    # Its settings could redirect icechunk to other places; this program writes none.
     if os.path.lexists(state / "config.yaml"):
-        raise StoreNotFoundError(f"{state}: config.yaml is not this program's; remove it")
+        raise StoreNotFoundError(f"{state}: config.yaml was not written by thermopile; remove it")
     if not reference_is_sound(state):
         raise StoreNotFoundError(
-            f"{state}: {REFERENCE} is damaged or missing; resuming the run writes it again, or put there "
+            f"{state}: {REFERENCE} is damaged or missing; resuming the run rewrites it, or write to it "
             f'{{"snapshot": "ID"}} with the id of any snapshot in thermopile.json'
         )
     return icechunk.Repository.open(storage(state))
 
 
 def reference_is_sound(state: Path) -> bool:
-    """Say whether icechunk can read the reference that it wants. Raises OSError where the disk cannot tell."""
+    """Return whether icechunk can read the branch reference. Raises OSError if the disk fails."""
     try:
         return _REFERENCE_TEXT.fullmatch(read_file(state, REFERENCE)) is not None
     except DamagedFileError:
@@ -124,26 +124,26 @@ def reference_is_sound(state: Path) -> bool:
 
 
 def point_reference_at(state: Path, snapshot_id: str) -> None:
-    """Let the next commit begin at a snapshot. Raises OSError."""
+    """Make the next commit start at this snapshot. Raises OSError."""
     write_atomically(state / REFERENCE, json.dumps({"snapshot": snapshot_id}).encode())
 
 
 def refuse_links(state: Path) -> None:
-    """Raise NotRegularFileError where something of the state would be written through a link."""
+    """Raise NotRegularFileError if part of the state would be written through a link."""
     refuse_link(state)
     for name in _DIRECTORIES:
         refuse_link(state / name)
 
 
 def refuse_pipes(state: Path) -> None:
-    """Raise DamagedFileError for a chunk that is no regular file: icechunk would wait for a pipe's other end."""
+    """Raise DamagedFileError for a chunk that is not a regular file: icechunk would block on a pipe."""
     try:
         with os.scandir(state / CHUNKS) as entries:
             for entry in entries:
                 if not entry.is_file():
                     raise DamagedFileError(f"{CHUNKS}/{entry.name}", "it is not a regular file; remove it")
     except (FileNotFoundError, NotADirectoryError):
-        return  # no chunk was ever written, or all are lost, which reading one says
+        return  # no chunk was written yet, or all are lost, which reading one reports
 
 
 def _chunks_in(name: str, manifest: bytes) -> ChunkRefs:

@@ -1,4 +1,4 @@
-"""Which batches are prefetched, and which puts came after: what `take` needs to never return a stale row."""
+"""Pending prefetches and puts, from which `take` knows that no row it returns is stale."""
 
 import time
 from collections import deque
@@ -13,7 +13,7 @@ from .sample_ids import Flags, IdArray, found_in
 from .staging import StagedRows
 
 _PREFETCHES_KEPT = 16
-"""A prefetch whose take has not come after this many later prefetches, or puts, is forgotten: it may never come."""
+"""A prefetch whose take has not come after this many later prefetches or puts is dropped: it may never come."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Prefetch:
     ids: IdArray
     ascending_ids: IdArray
     puts_seen: int
-    """Number of the last put made before it; that put and the earlier ones are in what it gathers."""
+    """Number of the last put before it; the prefetch includes that put and all earlier ones."""
     staged: "Future[StagedRows | None]"
-    """None where a row was not in memory."""
+    """None if a row was not in memory."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Put:
     ascending_ids: IdArray
     done: "Future[None]"
     made_at: float
-    """Of the monotonic clock, in seconds."""
+    """Monotonic clock, in seconds."""
 
 
 class InFlight:
-    """The outstanding prefetches and the puts that they may not have seen, in the order of the calls."""
+    """Pending prefetches, and the puts they may have missed, in call order."""
 
     def __init__(self) -> None:
         self._puts_made = 0
@@ -52,7 +52,7 @@ class InFlight:
         self._forget_old_puts()
 
     def claim(self, ids: IdArray) -> Prefetch | None:
-        """Return the oldest prefetch of exactly these ids and forget it, and those before it: batches come in order."""
+        """Return the oldest prefetch of exactly these ids, and drop it and all older ones: batches come in order."""
         for place, prefetch in enumerate(self._prefetches):
             if len(prefetch.ids) == len(ids) and (prefetch.ids == ids).all():
                 for _ in range(place + 1):
@@ -61,24 +61,24 @@ class InFlight:
         return None
 
     def puts_under_way(self, ids: IdArray) -> Iterator[Put]:
-        """Yield the puts that share ids with `ids` and are not in the rows yet."""
+        """Yield the unfinished puts that share ids with `ids`."""
         under_way = [put for put in self._puts if not put.done.done()]
         ascending = np.sort(ids) if under_way else ids
         return (put for put in under_way if _meet(ascending, put.ascending_ids))
 
     def seconds_behind(self) -> float:
-        """Age of the oldest put that is not in the rows yet, in seconds; 0 where all are."""
+        """Age of the oldest unfinished put, in seconds; 0 if there is none."""
         made_at = next((put.made_at for put in self._puts if not put.done.done()), None)
         return 0.0 if made_at is None else time.monotonic() - made_at
 
     def puts_after(self, prefetch: Prefetch) -> Iterator[tuple[Put, Flags]]:
-        """Yield the puts made after `prefetch` that share ids with it, and which of its ids they are, bool [b]."""
+        """Yield the puts made after `prefetch` that share ids with it, and which of its ids those are, bool [b]."""
         for put in self._puts:
             if put.number > prefetch.puts_seen and _meet(prefetch.ascending_ids, put.ascending_ids):
                 yield put, found_in(prefetch.ids, put.ascending_ids)
 
     def _forget_old_puts(self) -> None:
-        """Drop the puts that are in the rows and in every prefetched batch: no take has to ask about them any more."""
+        """Drop puts that are in the rows and in every prefetched batch; no take needs them any more."""
         while self._prefetches and self._puts_made - self._prefetches[0].puts_seen > _PREFETCHES_KEPT:
             self._prefetches.popleft()
         seen_by_all = self._prefetches[0].puts_seen if self._prefetches else self._puts_made
@@ -88,12 +88,12 @@ class InFlight:
 
 @compiled("bool_", IDS, IDS)
 def _meet(ascending: IdArray, other: IdArray) -> bool:
-    """Say whether two ascending vectors have an id in common; most batches have none, so this is what a take costs."""
+    """Return whether two ascending vectors share an id. Most batches share none, so this is a take's usual cost."""
     i, j = 0, 0
     while i < ascending.shape[0] and j < other.shape[0]:
         left, right = ascending[i], other[j]
         if left == right:
             return True
-        i += left < right  # no branch that the processor could guess wrong
+        i += left < right  # branch-free: the branch would be unpredictable
         j += right < left
     return False

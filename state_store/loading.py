@@ -1,24 +1,24 @@
-"""From the last snapshot to rows in memory: all of a rank's, or as many blocks as a budget allows."""
+"""Loading rows from a snapshot: all of a rank's rows, or as many blocks as the memory budget allows."""
 
 import numpy as np
 
 from .chunks import read_rows
-from .description import Description
 from .durable import Repository
 from .errors import MemoryBudgetError
 from .history import Snapshot
 from .rows import ResidentBlocks, Rows
+from .schema import Description
 from .windowed import WindowedBlocks
 from .working_tier import WorkingTier
 
 _ROWS_LOADED_AT_ONCE = 1 << 20
-"""Bounds the memory that opening a store needs beside its rows."""
+"""Limits the memory that opening a store needs besides its rows."""
 
 
 def slots_within(memory_budget: int | None, description: Description, owned: range) -> int | None:
-    """Return how many blocks a budget in bytes holds, or None where it is none or holds all rows of `owned`.
+    """Return how many blocks a budget in bytes holds, or None if it is None or holds all rows of `owned`.
 
-    Raises MemoryBudgetError for a budget below one block, ValueError for a range that is not of whole blocks.
+    Raises MemoryBudgetError for a budget below one block, ValueError for a range that is not in whole blocks.
     """
     _check_owned(owned, description)
     block_rows, row_bytes = description.block_rows, 4 * description.schema.row_words
@@ -27,8 +27,8 @@ def slots_within(memory_budget: int | None, description: Description, owned: ran
     slots = memory_budget // (block_rows * row_bytes)
     if slots < 1:
         raise MemoryBudgetError(
-            f"a memory budget of {memory_budget:,} bytes holds no block of {block_rows:,} rows of {row_bytes} bytes. "
-            f"Raise it to {block_rows * row_bytes:,} or more; the windows of the order need several blocks"
+            f"a memory budget of {memory_budget:,} bytes is less than a block of {block_rows:,} rows of {row_bytes} "
+            f"bytes. Raise it to {block_rows * row_bytes:,} or more; the order's windows need several blocks"
         )
     return slots
 
@@ -36,9 +36,9 @@ def slots_within(memory_budget: int | None, description: Description, owned: ran
 def rows_at(
     repository: Repository, description: Description, snapshot: Snapshot, owned: range, slots: int | None, rank: int
 ) -> tuple[Rows, WindowedBlocks | None]:
-    """Return the rows of a rank as they were at `snapshot`; and its windowed blocks, where only `slots` are in memory.
+    """Return a rank's rows as of `snapshot`, and its windowed blocks if only `slots` blocks are in memory.
 
-    owned: ids of the rank. slots: blocks; None for all rows resident.
+    owned: ids of the rank. slots: number of blocks; None makes all rows resident.
     """
     schema, block_rows = description.schema, description.block_rows
     if slots is None:

@@ -1,4 +1,4 @@
-"""One writer a store, kept by an advisory lock on a file beside the repository."""
+"""The writer lock: an advisory lock on a file next to the repository, so that a store has one writer."""
 
 import fcntl
 import os
@@ -10,11 +10,11 @@ from .errors import StoreLockedError
 
 
 class WriterLock:
-    """Held from construction to `release`, or to the death of the process, however it dies.
+    """Held from construction until `release` or until the process ends, however it ends.
 
-    The file `<repository>.lock` stays behind: it is unlocked, and removing it would race with the next writer.
-    Readers need no lock, since a committed snapshot never changes.
-    Raises StoreLockedError that names the process and host holding it, NotRegularFileError where the file is a link.
+    The file `<repository>.lock` is never removed, because removing it would race with the next writer. Readers need no
+    lock: a committed snapshot never changes.
+    Raises StoreLockedError naming the process and host that hold the lock, NotRegularFileError if the file is a link.
     """
 
     def __init__(self, repository: Path) -> None:

@@ -1,8 +1,8 @@
-"""Reading icechunk's manifests: which chunk files do the arrays of a snapshot need?
+"""Reading icechunk's manifests, to find the chunk files that a snapshot's arrays need.
 
-icechunk tells nobody, and deletes what it does not find among its references; so the collector has to know by itself.
-A manifest (version 1 of icechunk's format) is a header of 39 bytes, then a flatbuffer, compressed with zstd. The
-schema is icechunk's manifest.fbs:
+icechunk has no API for this, and its own collector deletes whatever it cannot reach, so ours reads the manifests. A
+manifest (version 1 of icechunk's format) is a header of 39 bytes followed by a zstd-compressed flatbuffer with the
+schema of icechunk's manifest.fbs:
 
     table Manifest      { id, arrays: [ArrayManifest] }
     table ArrayManifest { node_id, refs: [ChunkRef] }
@@ -18,27 +18,27 @@ from numcodecs.zstd import Zstd
 
 _MAGIC: Final = "ICE🧊CHUNK".encode()
 _LIBRARY_BYTES = 24
-"""Name and version of what wrote it: not looked at."""
+"""Name and version of the writer; ignored."""
 _VERSION_1_MANIFEST_ZSTD: Final = b"\x01\x02\x01"
 _ARRAYS, _REFS, _CHUNK_ID = 1, 1, 4
-"""Places of the fields in their tables."""
+"""Indices of the fields in their tables."""
 _ID_BYTES, _ID_LETTERS = 12, 20
 _CROCKFORD = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789ABCDEFGHJKMNPQRSTVWXYZ")
-"""icechunk names files in base 32 with the digits of Crockford; Python has those of RFC 4648."""
+"""icechunk encodes file names in Crockford's base 32; Python's base64 module has RFC 4648's alphabet."""
 
 
 class ChunkRefs(NamedTuple):
-    """What a manifest refers to. total: of all chunks. files: names of those that are files, in chunks/."""
+    """The chunks that a manifest refers to. total: number of all chunks. files: names of those stored in chunks/."""
 
     total: int
     files: set[str]
 
 
 def chunk_refs(manifest: bytes) -> ChunkRefs:
-    """Return the chunks of all arrays of a manifest, given the bytes of its file. Raises ValueError."""
+    """Return the chunks of all arrays of a manifest, given the content of its file. Raises ValueError."""
     header = len(_MAGIC) + _LIBRARY_BYTES + len(_VERSION_1_MANIFEST_ZSTD)
     if not manifest.startswith(_MAGIC) or manifest[header - 3 : header] != _VERSION_1_MANIFEST_ZSTD:
-        raise ValueError("it is no manifest of version 1 of icechunk's format")
+        raise ValueError("it is not a manifest in version 1 of icechunk's format")
     try:
         buffer = _Flatbuffer(Zstd().decode(manifest[header:]))
         (field,) = buffer.fields(buffer.root(), _ARRAYS)
@@ -46,7 +46,7 @@ def chunk_refs(manifest: bytes) -> ChunkRefs:
         refs = np.concatenate(vectors) if vectors else np.empty(0, np.int64)
         ids = buffer.bytes_at(buffer.fields(refs, _CHUNK_ID, optional=True), _ID_BYTES)
     except (IndexError, RuntimeError) as error:
-        raise ValueError(f"its content is no manifest: {error}") from None
+        raise ValueError(f"its content is not a manifest: {error}") from None
     return ChunkRefs(len(refs), {_name(identity) for identity in set(map(bytes, ids))})
 
 
@@ -55,7 +55,7 @@ def _name(identity: bytes) -> str:
 
 
 class _Flatbuffer:
-    """Many tables at once: positions are int64 [any]. An access beyond the end raises IndexError."""
+    """Vectorised access to many tables; positions are int64 [any]. Raises IndexError beyond the end."""
 
     def __init__(self, data: bytes) -> None:
         self._bytes = np.frombuffer(data, np.uint8)
@@ -64,7 +64,7 @@ class _Flatbuffer:
         return self._number(np.zeros(1, np.int64), "<u4")
 
     def fields(self, tables: npt.NDArray[np.int64], place: int, *, optional: bool = False) -> npt.NDArray[np.int64]:
-        """Return where a field of each table lies; optional: tables without it are left out, else IndexError."""
+        """Return the position of a field in each table. optional: skip tables without it, else raise IndexError."""
         layouts = tables - self._number(tables, "<i4")
         slot = 4 + 2 * place
         has_slot = self._number(layouts, "<u2") > slot
@@ -75,7 +75,7 @@ class _Flatbuffer:
         return (tables + offsets)[offsets > 0]
 
     def vector(self, field: np.int64) -> npt.NDArray[np.int64]:
-        """Return where the tables of a vector of tables lie."""
+        """Return the positions of the tables in a vector of tables."""
         (start,) = self._follow(np.array([field]))
         (length,) = self._number(np.array([start]), "<u4")
         if length > len(self._bytes):
@@ -83,9 +83,9 @@ class _Flatbuffer:
         return self._follow(start + 4 + 4 * np.arange(length))
 
     def bytes_at(self, positions: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint8]:
-        """Return the bytes that begin at each position, [positions, length]."""
+        """Return `length` bytes from each position, [positions, length]."""
         if len(positions) and not (positions.min() >= 0 and positions.max() + length <= len(self._bytes)):
-            raise IndexError("an offset leads out of the buffer")
+            raise IndexError("an offset is outside the buffer")
         found: npt.NDArray[np.uint8] = self._bytes[positions[:, None] + np.arange(length)]
         return found
 

@@ -1,4 +1,4 @@
-"""What the processes of one run tell each other when they write a snapshot together."""
+"""Communication between the ranks of a run when they write a snapshot together."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 
 class Ranks(Protocol):
-    """The processes that hold the rows of one store; all of them make the same calls in the same order.
+    """The processes that share one store; all of them make the same calls in the same order.
 
-    Values are small and can be pickled.
+    Values are small and picklable.
     """
 
     rank: int
-    """This process's place, 0 … world − 1."""
+    """Rank of this process, 0 … world − 1."""
     world: int
 
     def broadcast(self, value: Any) -> Any:
-        """Return on every rank the value that rank 0 gives; the others' is ignored."""
+        """Return rank 0's value on every rank; other values are ignored."""
 
     def gather(self, value: Any) -> list[Any]:
-        """Return on rank 0 every rank's value, in the order of the ranks; elsewhere an empty list."""
+        """Return every rank's value, in rank order, on rank 0; an empty list elsewhere."""
 
 
 class Alone:
@@ -41,9 +41,9 @@ class Alone:
 
 
 class TorchRanks:
-    """The ranks of a torch.distributed process group on the CPU (gloo) that serves nothing else.
+    """The ranks of a torch.distributed CPU process group (gloo) used for nothing else.
 
-    Snapshots are written in a thread: in a group that the training loop uses too, their messages would mix.
+    Snapshots are written in a thread; in a group shared with the training loop, their messages would mix.
     """
 
     def __init__(self, group: "ProcessGroup") -> None:
@@ -52,7 +52,7 @@ class TorchRanks:
         self.world = group.size()
 
     def broadcast(self, value: Any) -> Any:
-        from torch.distributed import broadcast_object_list  # here: Alone and the readers do without torch
+        from torch.distributed import broadcast_object_list  # imported here: Alone and the readers work without torch
 
         values = [value if self.rank == 0 else None]
         broadcast_object_list(values, group=self._group, group_src=0)
@@ -66,7 +66,7 @@ class TorchRanks:
         return values
 
     def all_gather(self, own: Sequence[int]) -> list[list[int]]:
-        """Return every rank's whole numbers or flags, as many as this one's, in the order of the ranks."""
+        """Return every rank's integers or flags, equally many from each, in rank order."""
         import torch
         from torch.distributed import all_gather
 
@@ -78,9 +78,9 @@ class TorchRanks:
 
 @contextmanager
 def agreement(ranks: Ranks, failure_elsewhere: type[Exception] = StateStoreError) -> Iterator[None]:
-    """Let all ranks do the body; if it fails on one, raise on all: a rank that went on alone would wait for ever.
+    """Run the block on all ranks; if it fails on one, raise on all: a rank that continued alone would wait forever.
 
-    failure_elsewhere: what is raised, with the first failure's text, on the ranks that did not fail themselves.
+    failure_elsewhere: exception for the ranks that did not fail themselves, with the first failure's text.
     """
     failure: Exception | None = None
     try:

@@ -1,4 +1,4 @@
-"""Reading a store's snapshots: no lock, no torch, no change; works while a run trains."""
+"""Reading a store's snapshots without a lock, torch or any change to it; works while a run trains."""
 
 import os
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ from .history import Snapshot
 
 
 class StateReader:
-    """The state of all samples as it was at one snapshot; what is written later does not show.
+    """The state of all samples at one snapshot; later writes are not visible.
 
-    Use `open`. `column` reads one column whole, `rows` a range of ids of several, `array` what it is indexed with.
-    All raise FieldError for an unknown column. `column` and `rows` raise DamagedChunkError, which names the file, and
-    SnapshotNotFoundError where the run deleted the snapshot meanwhile.
+    Use `open`. `column` reads one whole column, `rows` a range of ids from several columns, `array` only what is
+    indexed. All raise FieldError for an unknown column. `column` and `rows` raise DamagedChunkError, which names the
+    file, and SnapshotNotFoundError if the run has deleted the snapshot.
     """
 
     def __init__(self, repository: Repository, snapshot: Snapshot) -> None:
@@ -30,35 +30,35 @@ class StateReader:
         self.snapshot = snapshot
         self.samples = description.samples
         self.block_rows = description.block_rows
-        """Rows of a chunk. Reading whole chunks is the fastest: chunk k holds ids from k * block_rows on."""
+        """Rows per chunk. Reading whole chunks is fastest: chunk k holds ids from k * block_rows on."""
         self.dataset_fingerprint = description.dataset_fingerprint
         self.fields = description.schema.names
         """Names of the float32 fields."""
         self.initial = dict(description.schema.initial)
-        """By field, the value of a sample never seen."""
+        """Initial value of each field, for unseen samples."""
         self.columns = description.schema.columns
         """The fields, then the uint32 columns `visits` and `last_step`."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], at: str = "latest") -> "StateReader":
-        """Open the store at `path` as it was at a tag (`step-200`), a snapshot id, or `latest`.
+        """Open the store at `path` at a tag (`step-200`), a snapshot id, or `latest`.
 
-        Raises StoreNotFoundError, or SnapshotNotFoundError that lists the tags there are.
+        Raises StoreNotFoundError, or SnapshotNotFoundError that lists the existing tags.
         """
         repository = Repository.open(Path(path))
         return cls(repository, repository.resolve(at))
 
     def array(self, name: str) -> "zarr.Array[Any]":
-        """Return one column as a zarr array [samples], float32 or uint32, read chunk by chunk as it is indexed."""
+        """Return one column as a zarr array [samples], float32 or uint32, which reads chunks as it is indexed."""
         self._check_known([name])
         return array_of(self._group, name)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return one column whole, [samples], float32 or uint32, in memory."""
+        """Return one whole column, [samples], float32 or uint32, in memory."""
         return self.rows(0, self.samples, [name])[name]
 
     def rows(self, start: int, stop: int, columns: Iterable[str] | None = None) -> dict[str, npt.NDArray[Any]]:
-        """Return the rows of the ids start … stop − 1, by column [stop − start]; all columns where none is named.
+        """Return the rows of ids start … stop − 1 by column, each [stop − start]; all columns by default.
 
         Raises ValueError unless 0 <= start <= stop <= samples.
         """

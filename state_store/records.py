@@ -1,7 +1,7 @@
-"""Rows as aligned records in memory, and the compiled loops over them; none holds the interpreter's lock.
+"""Rows as aligned records in memory, and compiled loops over them, all of which release the GIL.
 
-A record is `row_words` uint32 words: the float32 fields, then visits and last_step, then padding. `places` are where
-rows lie in an array of records, which is not what they are called: see rows.py.
+A record is `row_words` uint32 words: the float32 fields, visits, last_step, then padding. `places` are positions in an
+array of records, not row numbers; see rows.py.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ RECORDS, IDS, FLAGS = "uint32[:,::1]", "int64[::1]", "bool_[::1]"
 
 _CACHE_LINE_BYTES = 64
 _TILE = 128
-"""Records that stay in the first-level cache together: each is fetched from memory once, not once a field."""
+"""Records that fit the L1 cache together, so that each is fetched from memory once and not once per field."""
 
 
 def aligned_words(rows: int, row_words: int) -> Words:
-    """Return words [rows, row_words] beginning at a cache line, so that no short row crosses from one into the next."""
+    """Return words [rows, row_words] aligned to a cache line, so that no short row straddles two."""
     size = rows * row_words * 4
     memory = np.empty(size + _CACHE_LINE_BYTES, dtype=np.uint8)
     skip = -memory.ctypes.data % _CACHE_LINE_BYTES
@@ -35,10 +35,10 @@ def aligned_words(rows: int, row_words: int) -> Words:
 
 
 def compiled(result: str, *arguments: str) -> Callable[[F], F]:
-    """Compile a loop for these types at import: at its first call, the compiler would stop the training thread."""
+    """Compile a loop for these types at import; compiling at the first call would stall the training thread."""
 
     def compile_now(function: F) -> F:
-        # No fastmath: it would let the compiler assume that no value is infinite or NaN, and drop the test for it.
+        # No fastmath: it would let the compiler assume that all values are finite, and drop the test for it.
         return cast(F, njit(f"{result}({', '.join(arguments)})", cache=True, nogil=True)(function))
 
     return compile_now
@@ -51,8 +51,8 @@ def gather(words: Words, places: IdArray, values: Floats, visits: npt.NDArray[np
     floats = words.view(np.float32)
     for start in range(0, places.shape[0], _TILE):
         stop = min(start + _TILE, places.shape[0])
-        # The visits of the tile first: a loop so short has many cache misses under way at once, and each brings the
-        # rest of its record along. Places are unsigned to numba, or it would look for negative ones each time.
+        # Visits first: so short a loop keeps many cache misses in flight, and each brings in the rest of its record.
+        # Places are unsigned in numba, which would otherwise check each for a negative index.
         for i in range(start, stop):
             visits[i] = words[np.uint64(places[i]), fields]
         for i in range(start, stop):
@@ -63,7 +63,7 @@ def gather(words: Words, places: IdArray, values: Floats, visits: npt.NDArray[np
 
 @compiled(FLAGS, "float32[:,::1]")
 def are_finite(values: Floats) -> Flags:
-    """Say of each row of `values` [fields, b] whether all its values are finite; bool [b]."""
+    """Return which rows of `values` [fields, b] have only finite values, bool [b]."""
     finite = np.ones(values.shape[1], dtype=np.bool_)
     for field in range(values.shape[0]):
         for i in range(values.shape[1]):
@@ -73,12 +73,12 @@ def are_finite(values: Floats) -> Flags:
 
 @compiled("void", RECORDS, IDS, "float32[:,::1]", FLAGS, "uint32")
 def scatter(words: Words, places: IdArray, values: Floats, accepted: Flags, step: np.uint32) -> None:
-    """Write `values` [fields, b] into the records at `places` [b] where `accepted`, count the visit, note the step."""
+    """Write `values` [fields, b] into the records at `places` [b] where `accepted`; update visits and last_step."""
     fields = values.shape[0]
     floats = words.view(np.float32)
     for start in range(0, places.shape[0], _TILE):
         stop = min(start + _TILE, places.shape[0])
-        for i in range(start, stop):  # brings the records, as in `gather`
+        for i in range(start, stop):  # brings in the records, as in `gather`
             if accepted[i]:
                 counters = words[np.uint64(places[i]), fields:]
                 counters[0] += np.uint32(1)

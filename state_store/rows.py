@@ -1,7 +1,7 @@
-"""The rows of one rank while a run trains: read and written by sample, cut into snapshots by block.
+"""A rank's rows during training: read and written by sample, saved in snapshots by block.
 
-Sample ids count over all ranks; `rows` count from the rank's first id; `places` say where the row's record lies in
-memory, which is for `Blocks` to know.
+Sample ids count over all ranks. `rows` count from the rank's first id. `places` are positions of records in memory,
+which only `Blocks` assigns.
 """
 
 import threading
@@ -18,35 +18,35 @@ from .sample_ids import Flags, IdArray
 from .schema import Schema
 
 _BLOCKS_WRITTEN_AT_ONCE = 16
-"""Neighbouring blocks that a snapshot writes in one go: zarr's cost a call is spread over them."""
+"""Neighbouring blocks that a snapshot writes together, to amortise zarr's cost per call."""
 
 
 class Blocks(Protocol):
-    """Where the blocks of a rank lie in memory."""
+    """The blocks of a rank and where they are in memory."""
 
     words: Words
-    """The records in memory, [any number of them, row_words]."""
+    """The records in memory, [any, row_words]."""
     lock: threading.Condition
-    """Held by whoever uses a place, so that its record stays there meanwhile."""
+    """Hold it while using a place, so that the record stays there."""
 
     def places(self, rows: IdArray, *, wait: bool) -> IdArray | None:
-        """Return where the records of `rows` [b] are; where some are not in memory, fetch them, or return None."""
+        """Return the places of the records of `rows` [b]. If some are not in memory, fetch them, or return None."""
 
     def changed(self, rows: IdArray) -> None:
-        """Note that the records of `rows` were written."""
+        """Record that `rows` were written."""
 
     def in_memory(self) -> Flags:
-        """Say of every block whether it is in memory, bool [blocks]."""
+        """Return which blocks are in memory, bool [blocks]."""
 
     def records(self, block: int) -> Words:
-        """Return the records of a block that is in memory, [its rows, row_words]."""
+        """Return the records of a block that is in memory, [rows of the block, row_words]."""
 
     def fetched(self, block: int) -> Words:
-        """Return a copy of the records of a block that is not in memory; called without the lock."""
+        """Return a copy of the records of a block that is not in memory. Call it without the lock."""
 
 
 class ResidentBlocks:
-    """All blocks in memory, one after the other; at first every row has its initial values."""
+    """All blocks in memory, in order; every row starts with its initial values."""
 
     def __init__(self, schema: Schema, rows: int, block_rows: int) -> None:
         self.words = aligned_words(rows, schema.row_words)
@@ -72,10 +72,10 @@ class ResidentBlocks:
 
 
 class Rows:
-    """Reads and writes rows, and keeps what a snapshot needs: which blocks changed, and how they were at its cut.
+    """Reads and writes rows, and tracks what a snapshot needs: the changed blocks, as they were at its cut.
 
-    owned: the ids of this rank, in whole blocks. A snapshot is `cut`, then `parts` is read to its end, then
-    `written` or `not_written` is called; the next cut comes after that. Any thread may call.
+    owned: ids of this rank, in whole blocks. For a snapshot call `cut`, consume `parts` to its end, then call `written`
+    or `not_written` before the next `cut`. Thread-safe.
     """
 
     def __init__(self, schema: Schema, owned: range, block_rows: int, blocks: Blocks) -> None:
@@ -83,14 +83,14 @@ class Rows:
         self._blocks = blocks
         count = -(-len(owned) // block_rows)
         self._dirty = np.zeros(count, dtype=bool)  # changed since the last cut
-        self._pending = np.zeros(count, dtype=bool)  # in the cut that is being written, and not written yet
+        self._pending = np.zeros(count, dtype=bool)  # in the cut that is being written, not written yet
         self._cut = np.zeros(count, dtype=bool)  # in the cut that is being written
         self._before = BeforeImages(count, block_rows, schema.row_words)
 
     def gather(self, ids: IdArray, values: Floats, visits: npt.NDArray[np.int32], *, wait: bool = True) -> bool:
         """Read the rows of `ids` [b] into `values`, field-major [fields, b], and `visits` [b].
 
-        Returns False, with nothing read, where a row is not in memory and was not to be waited for.
+        Returns False, and reads nothing, if a row is not in memory and `wait` is False.
         """
         with self._blocks.lock:
             places = self._blocks.places(ids - self.owned.start, wait=wait)
@@ -100,9 +100,9 @@ class Rows:
         return True
 
     def scatter(self, ids: IdArray, values: Floats, step: int) -> Flags:
-        """Write `values` [fields, b] into the rows of `ids` [b], count the visit and note the step.
+        """Write `values` [fields, b] into the rows of `ids` [b], increment their visits and set their last step.
 
-        A row with a value that is not finite is refused whole: its old row stays. Returns which were, bool [b].
+        Rejects a row with any value that is not finite, and keeps its old row. Returns which were rejected, bool [b].
         """
         rows = ids - self.owned.start
         accepted = are_finite(values)
@@ -117,20 +117,20 @@ class Rows:
         return ~accepted
 
     def cut(self) -> None:
-        """Let the next snapshot be the rows as they are now, and count every block as unchanged."""
+        """Fix the content of the next snapshot as the current rows, and mark every block unchanged."""
         with self._blocks.lock:
             self._cut[:] = self._pending[:] = self._dirty
             self._dirty[:] = False
 
     def parts(self) -> Iterator[ColumnPart]:
-        """Yield the blocks that had changed at the cut, as they were then; a part is overwritten by the next one."""
+        """Yield the blocks changed before the cut, as of the cut. Each part reuses the memory of the previous one."""
         names = self.schema.columns
         longest = min(_BLOCKS_WRITTEN_AT_ONCE * self.block_rows, len(self.owned))
         memory = np.empty((len(names), longest), dtype=np.uint32)
         while (run := self._next_run()) is not None:
             first, end = run
             start, stop = first * self.block_rows, min(end * self.block_rows, len(self.owned))
-            # Whole parts are contiguous in every column; a short one is a slice of the same memory.
+            # Full parts are contiguous in every column; a shorter one is a slice of the same memory.
             columns = memory[:, : stop - start]
             for block in range(first, end):
                 self._copy_as_cut(block, columns[:, (block - first) * self.block_rows :][:, : self.block_rows])
@@ -140,24 +140,24 @@ class Rows:
             )
 
     def written(self) -> None:
-        """Let go of the cut: its snapshot is committed."""
+        """Release the cut after its snapshot was committed."""
         with self._blocks.lock:
             self._cut[:] = False
             self._before.clear()
 
     def not_written(self) -> None:
-        """Count the blocks of the cut as changed again: its snapshot failed, and the next one has to write them."""
+        """Mark the blocks of the cut as changed again after its snapshot failed, so that the next one writes them."""
         with self._blocks.lock:
             self._dirty |= self._cut
             self._cut[:] = self._pending[:] = False
             self._before.clear()
 
     def _next_run(self) -> tuple[int, int] | None:
-        """Choose up to 16 neighbouring pending blocks: first … end − 1."""
+        """Choose up to 16 neighbouring pending blocks, first … end − 1."""
         with self._blocks.lock:
             if not self._pending.any():
                 return None
-            # Blocks in memory first: they are the ones being overwritten, and their before-images cost memory.
+            # Blocks in memory first: they are being overwritten, and their before-images cost memory.
             at_hand = self._pending & self._blocks.in_memory()
             first = int(np.argmax(at_hand if at_hand.any() else self._pending))
             end = first + 1
@@ -171,7 +171,8 @@ class Rows:
                 to_columns(self._blocks.records(block), columns)
                 self._restore(block, columns)
                 return
-        # Whatever happens to the block meanwhile, every row that it brings is either as cut or has a before-image.
+        # Whatever happens to the block meanwhile, each row fetched here is unchanged since the cut or has a
+        # before-image.
         to_columns(self._blocks.fetched(block), columns)
         with self._blocks.lock:
             self._restore(block, columns)
@@ -183,9 +184,9 @@ class Rows:
 
 @compiled("int64", IDS, FLAGS, "int64", FLAGS, FLAGS, FLAGS)
 def _mark(rows: IdArray, accepted: Flags, block_rows: int, dirty: Flags, pending: Flags, before: Flags) -> int:
-    """Mark the blocks of accepted rows as dirty, and in `before` those rows whose block a snapshot still has to write.
+    """Mark the blocks of accepted rows dirty, and set `before` for rows whose block a snapshot still has to write.
 
-    Returns how many of these there are.
+    Returns the number of rows set in `before`.
     """
     count = 0
     for i in range(rows.shape[0]):

@@ -1,4 +1,4 @@
-"""What a valid vector of sample ids is."""
+"""Validation of sample id vectors."""
 
 from typing import TypeAlias
 
@@ -11,19 +11,19 @@ from .errors import DuplicateIdError, SampleIdError
 IdArray: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 SampleIds: TypeAlias = IdArray | torch.Tensor
-"""int64 [b], a numpy array or a CPU tensor."""
+"""int64 [b]: a numpy array or a CPU tensor."""
 
 
 def checked_ids(sample_ids: SampleIds, owned: range) -> IdArray:
     """Return a private copy of `sample_ids`, int64 [b]; b may be 0.
 
-    Raises SampleIdError for another dtype, more dimensions, a tensor on a device, or an id that is not in `owned`.
+    Raises SampleIdError for a wrong dtype, more than one dimension, a GPU tensor, or an id outside `owned`.
     """
     if isinstance(sample_ids, torch.Tensor):
         if sample_ids.device.type != "cpu":
             raise SampleIdError(f"sample ids are on {sample_ids.device}; keep them on the CPU, where the rows are")
         sample_ids = sample_ids.numpy()
-    # A copy: the caller may reuse its buffer for the next batch before a background thread reads the ids.
+    # Copy: the caller may reuse its buffer before a background thread reads the ids.
     ids = np.array(sample_ids)
     if ids.dtype != np.int64 or ids.ndim != 1:
         raise SampleIdError(f"sample ids are {ids.dtype} of shape {ids.shape}; pass int64 of shape [b]")
@@ -31,24 +31,24 @@ def checked_ids(sample_ids: SampleIds, owned: range) -> IdArray:
         outside = ids[(ids < owned.start) | (ids >= owned.stop)]
         raise SampleIdError(
             f"sample id {outside[0]} is outside {owned.start} … {owned.stop - 1}: the store holds {len(owned):,} "
-            "samples. Pass ids of the dataset that this store was made for, and to a rank those of its canonical shards"
+            "samples. Pass ids of the store's dataset, and to a rank those of its canonical shards"
         )
     return ids
 
 
 def sorted_without_repeats(ids: IdArray) -> IdArray:
-    """Return `ids` in ascending order; raises DuplicateIdError that names the first id that stands twice."""
+    """Return `ids` in ascending order. Raises DuplicateIdError naming the first repeated id."""
     ascending = np.sort(ids)
     repeated = ascending[1:] == ascending[:-1]
     if repeated.any():
         twice = ascending[1:][repeated][0]
         places = np.flatnonzero(ids == twice).tolist()
-        raise DuplicateIdError(f"sample id {twice} stands at places {places} of one put; give each sample one row")
+        raise DuplicateIdError(f"sample id {twice} occurs at positions {places} of one put; give each sample one row")
     return ascending
 
 
 def found_in(ids: IdArray, ascending: IdArray) -> Flags:
-    """Say of each of `ids` whether it is among the ids of `ascending`; bool [b]."""
+    """Return which of `ids` occur in `ascending`, bool [b]."""
     if not len(ascending):
         return np.zeros(len(ids), dtype=bool)
     place = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)

@@ -1,19 +1,20 @@
-"""The fields of one row of state, their initial values, and where each lies in the row."""
+"""The fields of one row of state, their initial values, where each lies in the row; and what a store is made for."""
 
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from .errors import FieldError
+from .errors import FieldError, StoreMismatchError
 
 VISITS = "visits"
 LAST_STEP = "last_step"
 COUNTERS = (VISITS, LAST_STEP)
-"""uint32 columns that the store keeps itself, last in every row: number of accepted puts, and step of the last one."""
+"""uint32 columns that the store maintains itself, at the end of each row: accepted puts, and the last put's step."""
 
 _FIELD_NAME = re.compile(r"[A-Za-z_]\w*(/[A-Za-z_]\w*)*")
 _WORD_BYTES = 4
@@ -23,9 +24,9 @@ _CACHE_LINE_BYTES = 64
 
 @dataclass(frozen=True)
 class Schema:
-    """Float32 fields in the order in which they stand in a row, each with the value of a sample never seen.
+    """Float32 fields in row order, each with the initial value for unseen samples.
 
-    Raises FieldError for a name that is no path of identifiers or that the store uses itself, and for a NaN.
+    Raises FieldError for a name that is reserved or is not a path of identifiers, and for a NaN.
     """
 
     initial: Mapping[str, float]
@@ -35,9 +36,9 @@ class Schema:
             if not _FIELD_NAME.fullmatch(name):
                 raise FieldError(f"field {name!r} is not a path such as 'image/tau': use identifiers joined by '/'")
             if name in COUNTERS:
-                raise FieldError(f"field {name!r} is kept by the store itself; leave it out of the fields")
+                raise FieldError(f"field {name!r} is maintained by the store itself; remove it from the fields")
             if math.isnan(value):
-                raise FieldError(f"the initial value of field {name!r} is NaN; use a number, or -inf for 'never seen'")
+                raise FieldError(f"the initial value of field {name!r} is NaN; use a number, or -inf for 'unseen'")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -45,14 +46,15 @@ class Schema:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of all columns of a row: the fields, then visits and last_step."""
+        """Names of all columns: the fields, then visits and last_step."""
         return (*self.initial, *COUNTERS)
 
     @property
     def row_words(self) -> int:
-        """Length of a row in 32-bit words: 8 (32 B) where the columns fit, else a multiple of 16 (64 B).
+        """Row length in 32-bit words: 8 (32 B) if the columns fit, otherwise a multiple of 16 (64 B).
 
-        Two short rows share a cache line and a long one begins a line, so no row straddles more lines than it must.
+        Short rows share a cache line in pairs and long rows start on one, so no row straddles more lines than
+        necessary.
         """
         needed = len(self.columns) * _WORD_BYTES
         if needed <= _HALF_LINE_BYTES:
@@ -66,13 +68,13 @@ class Schema:
         return 0 if column in COUNTERS else self.initial[column]
 
     def initial_record(self) -> npt.NDArray[np.uint32]:
-        """Return the record of a sample never seen, [row_words]."""
+        """Return the initial record of an unseen sample, [row_words]."""
         record = np.zeros(self.row_words, dtype=np.uint32)
         record.view(np.float32)[: len(self.initial)] = list(self.initial.values())
         return record
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Raise FieldError unless `names` are exactly the fields; `visits` may stand among them."""
+        """Raise FieldError unless `names` are exactly the fields; `visits` is also allowed."""
         given = set(names) - {VISITS}
         missing, unknown = set(self.initial) - given, given - set(self.initial)
         if missing or unknown:
@@ -82,9 +84,42 @@ class Schema:
             )
 
     def to_json(self) -> dict[str, float | str]:
-        # JSON has no infinities: they travel as text, which float() reads as well.
+        # JSON has no infinities: they are stored as text, which float() parses.
         return {name: value if math.isfinite(value) else str(value) for name, value in self.initial.items()}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, float | str]) -> "Schema":
         return cls({name: float(value) for name, value in fields.items()})
+
+
+@dataclass(frozen=True)
+class Description:
+    """The samples and fields of a store. Raises ValueError if a number is below 1."""
+
+    samples: int
+    schema: Schema
+    block_rows: int
+    """Rows per zarr chunk, the unit of writing."""
+    dataset_fingerprint: str
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.block_rows < 1:
+            raise ValueError(
+                f"a store of {self.samples} samples in blocks of {self.block_rows} rows; both must be at least 1"
+            )
+
+    def check_same(self, *, samples: int, schema: Schema, dataset_fingerprint: str, path: Path) -> None:
+        """Raise StoreMismatchError, naming both sides, if the store was created for something else."""
+        pairs = [
+            ("dataset fingerprint", self.dataset_fingerprint, dataset_fingerprint),
+            ("number of samples", self.samples, samples),
+            ("fields", dict(self.schema.initial), dict(schema.initial)),
+        ]
+        differences = [
+            f"{what}: the store has {have}, this run has {want}" for what, have, want in pairs if have != want
+        ]
+        if differences:
+            raise StoreMismatchError(
+                f"{path} was made for another run. {'; '.join(differences)}. "
+                "Pass the dataset and the objective that this store was made for, or start a new run"
+            )

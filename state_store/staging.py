@@ -1,8 +1,8 @@
-"""Batches of rows between the host's records and the caller's tensors: field-major, so that a field is contiguous.
+"""Batches of rows in transit between host records and the caller's tensors; field-major, so fields are contiguous.
 
-On a GPU, copies run on a stream of their own, from and to pinned memory, and the caller's stream waits for an event,
-not the caller. Pinned memory comes from torch's caching allocator: after the first steps the same buffers go round, and
-none is used again before its copy is done.
+On a GPU, copies use their own stream and pinned memory, and the caller's stream waits for an event; the caller does not
+wait. torch's caching allocator provides the pinned memory: after the first steps it reuses the same buffers, each only
+after its copy is done.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from .schema import VISITS, Schema
 
 @dataclass
 class StagedRows:
-    """Rows of one batch in host memory, pinned where the store's device is a GPU, and their copy on it."""
+    """One batch of rows in host memory (pinned if the store's device is a GPU), and its copy on the device."""
 
     values: torch.Tensor
     """float32 [fields, b]"""
@@ -27,11 +27,11 @@ class StagedRows:
 
 
 class Staging:
-    """Copies batches to and from one device; without waiting, where that is a GPU."""
+    """Copies batches to and from one device, asynchronously if it is a GPU."""
 
     def __init__(self, schema: Schema, device: str | torch.device) -> None:
         self._schema = schema
-        # Through a tensor: `cuda` alone becomes the current GPU, `cuda:0`, as the caller's tensors name it.
+        # Through a tensor: this resolves `cuda` to the current GPU, such as `cuda:0`, as in the caller's tensors.
         self.device = torch.empty(0, device=device).device
         self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
@@ -42,7 +42,7 @@ class Staging:
         return StagedRows(values, torch.empty(length, dtype=torch.int32, pin_memory=pinned))
 
     def upload(self, staged: StagedRows) -> None:
-        """Start copying rows to the device; call it again after a change. From any thread."""
+        """Start copying rows to the device. Call it again after a change. Thread-safe."""
         if self._stream is None:
             return
         with torch.cuda.stream(self._stream):
@@ -53,13 +53,13 @@ class Staging:
             staged.arrived = self._stream.record_event()
 
     def as_state(self, staged: StagedRows) -> dict[str, torch.Tensor]:
-        """Return every field, float32 [b], and visits, int32 [b], on the device, to the caller's current stream."""
+        """Return every field, float32 [b], and visits, int32 [b], on the device, for the caller's current stream."""
         values, visits = staged.values, staged.visits
         if staged.on_device is not None and staged.arrived is not None:
             values, visits = staged.on_device
             current = torch.cuda.current_stream(self.device)
             current.wait_event(staged.arrived)
-            # They were allocated on the other stream, which must not use their memory again while this one reads.
+            # They were allocated on the other stream, which must not reuse their memory while this one reads.
             values.record_stream(current)
             visits.record_stream(current)
         return {**dict(zip(self._schema.names, values.unbind(0), strict=True)), VISITS: visits}
@@ -67,7 +67,7 @@ class Staging:
     def download(self, state: Mapping[str, torch.Tensor], length: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """Start copying the fields of `state` into one host tensor [fields, length].
 
-        The event, if any, tells when it is there. Raises FieldError unless `state` is every field, float32 [length].
+        Wait for the event, if any, before reading. Raises FieldError unless `state` has every field, float32 [length].
         """
         self._schema.check_names(state)
         for name in self._schema.names:
@@ -80,9 +80,9 @@ class Staging:
         host = self.rows(length).values
         if self._stream is None:
             for row, field in zip(host.numpy(), fields, strict=True):
-                row[:] = field.cpu().numpy()  # a tenth of the cost of a tensor's copy_, which is felt at 4,096 rows
+                row[:] = field.cpu().numpy()  # a tenth of the cost of a tensor's copy_, noticeable at 4,096 rows
             return host, None
-        # Gathered on the caller's stream, in its order: what the caller does to its tensors next changes nothing here.
+        # Copied on the caller's stream first, so that later changes to the caller's tensors have no effect here.
         together = torch.empty((len(fields), length), dtype=torch.float32, device=self.device)
         for row, field in zip(together, fields, strict=True):
             row.copy_(field, non_blocking=True)
@@ -90,7 +90,7 @@ class Staging:
         with torch.cuda.stream(self._stream):
             host.copy_(together, non_blocking=True)
             together.record_stream(self._stream)
-            # Its waiter sleeps; the default would spin, on a core that the loader wants.
+            # blocking=True sleeps; the default would spin on a core that the loader needs.
             copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             copied.record(self._stream)
         return host, copied

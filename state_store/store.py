@@ -1,4 +1,4 @@
-"""The state of every sample while a run trains: read before a step, written after it, both beside the computation."""
+"""The state of every sample during training, read before each step and written after it, in the background."""
 
 import logging
 import os
@@ -14,7 +14,6 @@ import torch
 
 from .background import BackgroundThread
 from .commit import ColumnPart
-from .description import Description
 from .durable import Repository
 from .errors import SnapshotError, StepError, StoreClosedError
 from .history import Snapshot
@@ -24,7 +23,7 @@ from .lock import WriterLock
 from .ranks import Alone, Ranks, agreement
 from .rows import Rows
 from .sample_ids import Flags, IdArray, SampleIds, checked_ids, sorted_without_repeats
-from .schema import Schema
+from .schema import Description, Schema
 from .staging import StagedRows, Staging
 from .windowed import Window, WindowedBlocks
 from .working_tier import discard
@@ -39,18 +38,18 @@ _IDS_LOGGED = 20
 
 
 class StateStore:
-    """The one writer of a run's state, or of a rank's share of it. Use `create` or `open`.
+    """The only writer of a run's state, or of one rank's share of it. Use `create` or `open`.
 
-    A background thread gathers prefetched rows and writes new ones, in the order of the calls; a second one writes
-    snapshots; under a memory budget a third one reads and writes blocks. Nothing is durable but what a snapshot has
-    committed. Call it from one thread. A failure in the background is raised as BackgroundError by the next call, and
-    by every call after it; a snapshot that fails is different, see `snapshot`.
+    One background thread gathers prefetched rows and writes new ones, in call order; a second writes snapshots; with a
+    memory budget, a third reads and writes blocks. Only committed snapshots are durable. Call it from one thread. After
+    a failure in the background, the next call and every later one raises BackgroundError; for a failed snapshot, see
+    `snapshot`.
 
-    samples: number of rows, over all ranks. owned: ids of this rank. fields: names of the float32 fields.
-    last_snapshot: the newest one committed, or the one that the store was opened at.
-    refused_rows: rows not written, since this store was opened, because a new value was not finite.
+    samples: number of rows over all ranks. owned: ids of this rank. fields: names of the float32 fields.
+    last_snapshot: the newest committed snapshot, or the one that the store was opened at.
+    refused_rows: rows rejected since the store was opened because a new value was not finite.
 
-    With more ranks, `create`, `open`, `snapshot`, `retain` and `close` are called by all of them, in the same order.
+    With several ranks, all of them call `create`, `open`, `snapshot`, `retain` and `close`, in the same order.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class StateStore:
         self._rows_thread = BackgroundThread("rows")
         self._snapshot_thread = BackgroundThread("snapshot", goes_on=True)
         self._writes: list[tuple[int, Future[Snapshot]]] = []
-        """Snapshots asked for and their steps, until they are written or have failed."""
+        """Requested snapshots that are neither written nor failed, with their steps."""
 
     @classmethod
     def create(
@@ -78,14 +77,15 @@ class StateStore:
         block_rows: int, dataset_fingerprint: str, device: str | torch.device = "cpu",
         memory_budget: int | None = None, ranks: Ranks | None = None, owned: range | None = None,
     ) -> Self:  # fmt: skip
-        """Make a store at `path` with every sample at its initial values, and take the writer lock.
+        """Create a store at `path` with every sample at its initial values, and take the writer lock.
 
-        fields: path of each float32 field -> its value for a sample never seen; the store adds `visits` and
-        `last_step`. block_rows: rows in one zarr chunk, the unit of writing. The first snapshot is `step-0`.
-        memory_budget: bytes of RAM for rows; None, or enough for all, makes them resident, else see `expect`.
-        ranks, owned: the processes that share the store, and the ids whose rows this one holds, in whole blocks.
-        Raises StoreExistsError, StoreLockedError, FieldError for a bad name or value, ValueError for a bad size,
-        MemoryBudgetError.
+        fields: path of each float32 field -> its initial value; the store adds `visits` and `last_step`. block_rows:
+        rows per zarr chunk, the unit of writing. The first snapshot is `step-0`.
+        memory_budget: bytes of RAM for rows. All rows are resident if it is None or large enough; otherwise see
+        `expect`.
+        ranks, owned: the processes that share the store, and the ids of this one's rows, in whole blocks.
+        Raises StoreExistsError, StoreLockedError, MemoryBudgetError, FieldError for a bad name or value, ValueError for
+        a bad size.
         """
         path = Path(path)
         return cls._assemble(
@@ -104,14 +104,12 @@ class StateStore:
     ) -> Self:  # fmt: skip
         """Resume the store at `path` from a tag, a snapshot id or `latest`, and take the writer lock.
 
-        Snapshots made after that one are undone: the next steps will be made again. Damaged ones before it are
-        forgotten, with a warning that names each: `retain` deletes nothing while it has to keep one.
-        Without a memory budget reads all rows into RAM; with one, nothing. The number of ranks may be another one than
-        before.
-        confirm: called, on the first rank, once no other process writes, and before anything is undone; what it raises
-        ends the opening.
-        Raises StoreNotFoundError, SnapshotNotFoundError, StoreLockedError, and StoreMismatchError, before anything is
-        undone, where the store was made for another dataset, number of samples or fields; MemoryBudgetError.
+        Undoes later snapshots, since their steps will be repeated. Drops damaged earlier ones from the history, with a
+        warning each, because `retain` deletes nothing while it has to keep one.
+        Reads all rows into RAM, or none with a memory budget. The number of ranks may have changed.
+        confirm: called on rank 0 once the lock is held and before anything is undone; an exception aborts the opening.
+        Raises StoreNotFoundError, SnapshotNotFoundError, StoreLockedError, MemoryBudgetError; StoreMismatchError,
+        before anything is undone, if the store was created for another dataset, number of samples or fields.
         """
         path = Path(path)
 
@@ -136,9 +134,9 @@ class StateStore:
         cls, path: Path, describe: Callable[[], Description], begin: Callable[[Description], Snapshot],
         device: str | torch.device, memory_budget: int | None, ranks: Ranks | None, owned: range | None,
     ) -> Self:  # fmt: skip
-        """Lock, let the first rank make or find the snapshot to begin with, then read what every rank needs.
+        """Take the lock, create or find the first snapshot on rank 0, then load each rank's rows.
 
-        No rank goes on where another one failed, and a store is made, or undone, only once the rest cannot fail.
+        If a rank fails, all do. The store is created or undone only when nothing else can fail.
         """
         ranks = ranks or Alone()
         with ExitStack() as undo:
@@ -170,12 +168,12 @@ class StateStore:
         return store
 
     def expect(self, windows: Iterable[Window]) -> None:
-        """Say which blocks the coming steps use; rows are read ahead, and written back, as these windows move.
+        """Announce the blocks that coming steps use, so that they are read ahead and written back in time.
 
-        windows: in the order of their first steps, each with first_step and last_step, inclusive, numbered as in `put`,
-        and blocks, int64 [any], numbered over all ranks: id // block_rows. Read as they are needed, so they may be
-        endless. A hint, which changes no result: rows outside them are read when they are taken, and waited for.
-        Does nothing where all rows are resident.
+        windows: ordered by first step, each with first_step and last_step (inclusive, numbered as in `put`) and blocks,
+        int64 [any], numbered over all ranks: id // block_rows. Consumed lazily, so the iterable may be endless. A
+        hint that changes no result: rows outside the windows are read when taken, and `take` waits for them.
+        Does nothing if all rows are resident.
         """
         self._check_usable()
         if self._windowed is not None:
@@ -183,12 +181,12 @@ class StateStore:
 
     @property
     def write_backlog(self) -> float:
-        """Seconds since the oldest put that is not yet in the rows; 0 where all are."""
+        """Seconds since the oldest put that is not yet in the rows; 0 if there is none."""
         return self._in_flight.seconds_behind()
 
     @property
     def blocks_read(self) -> int:
-        """Blocks read into memory since the store was opened; 0 where all rows are resident."""
+        """Blocks read into memory since the store was opened; 0 if all rows are resident."""
         return 0 if self._windowed is None else self._windowed.blocks_read
 
     @property
@@ -197,9 +195,9 @@ class StateStore:
         return 0 if self._windowed is None else self._windowed.blocks_written
 
     def prefetch(self, sample_ids: SampleIds) -> None:
-        """Say that `take` will be called with exactly these ids, int64 [b]; their rows are gathered meanwhile.
+        """Announce a `take` of exactly these ids, int64 [b], and gather their rows in the background.
 
-        A hint: it changes no result, may come several batches ahead, at most 16, and need not come true.
+        This is a hint: it changes no result and the `take` need not follow. At most 16 batches are kept.
         Raises SampleIdError.
         """
         self._check_usable()
@@ -207,12 +205,12 @@ class StateStore:
         self._in_flight.add_prefetch(ids, self._rows_thread.submit(self._gather, ids, wait=False))
 
     def take(self, sample_ids: SampleIds) -> dict[str, torch.Tensor]:
-        """Return the rows of `sample_ids`, int64 [b], in their order: every field, float32 [b], and visits, int32 [b].
+        """Return the rows of `sample_ids`, int64 [b], in order: every field, float32 [b], and visits, int32 [b].
 
-        Tensors are on the store's device and the caller's own. Every put made before is seen, also one still under way:
-        only a put that shares ids with this batch is waited for.
-        Raises SampleIdError, BackgroundError; under a memory budget also MemoryBudgetError, and OSError or
-        DamagedChunkError where a block cannot be fetched, after which the call may be made again.
+        The tensors are on the store's device and belong to the caller. Every earlier put is visible, even if
+        unfinished; `take` waits only for puts that share ids with this batch.
+        Raises SampleIdError, BackgroundError. With a memory budget also MemoryBudgetError, and OSError or
+        DamagedChunkError if a block cannot be fetched; the call may then be retried.
         """
         self._check_usable()
         ids = checked_ids(sample_ids, self.owned)
@@ -225,12 +223,12 @@ class StateStore:
         return self._staging.as_state(staged)
 
     def put(self, sample_ids: SampleIds, state: Mapping[str, torch.Tensor], *, step: int) -> None:
-        """Write new rows; returns at once, and the caller may reuse its tensors and ids.
+        """Write new rows. Returns at once; the caller may reuse its tensors and ids.
 
-        sample_ids: int64 [b], no id twice. state: every field, float32 [b], on any device; `visits` in it is ignored:
-        the store counts visits itself. step: number of the step that made this state, from 1; kept as last_step.
-        A row with a value that is not finite is refused: its old row, visits and last_step stay; it is counted in
-        `refused_rows` and its id logged.
+        sample_ids: int64 [b], no duplicates. state: every field, float32 [b], on any device; `visits` is ignored
+        because the store counts visits itself. step: number of the step that produced this state, from 1; stored as
+        last_step. Rejects a row with a value that is not finite: the old row, visits and last_step stay, `refused_rows`
+        is incremented and the id is logged.
         Raises SampleIdError, DuplicateIdError, FieldError, StepError, BackgroundError.
         """
         self._check_usable()
@@ -242,15 +240,15 @@ class StateStore:
         self._in_flight.add_put(ascending, done)
 
     def snapshot(self, step: int, *, epoch: int, config_hash: str = "") -> "Future[Snapshot]":
-        """Make the state as all puts so far leave it durable, as `step-N`; returns at once, before it is written.
+        """Save the state after all puts so far as snapshot `step-N`. Returns at once, before it is written.
 
-        The future gives the Snapshot once it is committed, and cannot be cancelled. Puts made later are not in it.
-        step: of the last put, from 1, after the last snapshot's. epoch, config_hash: kept with the snapshot.
-        While the last snapshot is being written, this one's cut, and the puts after it, wait for that.
+        The future returns the Snapshot once it is committed, and cannot be cancelled. Later puts are not included.
+        step: of the last put, from 1, after the previous snapshot's. epoch, config_hash: stored with the snapshot.
+        If the previous snapshot is still being written, this cut and later puts wait for it.
 
-        Where it cannot be written, as on a full disk, the future gives SnapshotError. The last snapshot stands, the
-        rows are as they were, and the next snapshot writes what this one could not. A failure that nobody asks the
-        future about is raised by the next `flush` or `close`, and, in a run of one process, `snapshot` or `retain`.
+        If writing fails, for example on a full disk, the future raises SnapshotError. The previous snapshot and the
+        rows in memory are intact, and the next snapshot includes the unsaved rows. If the future is never queried, the
+        next `flush` or `close` raises the failure; so do `snapshot` and `retain` in a run of one process.
         Raises StepError, BackgroundError.
         """
         self._check_usable()
@@ -259,8 +257,8 @@ class StateStore:
         newest = max(self.last_snapshot.step, *(at for at, _ in self._writes), 0)
         if step <= newest:
             raise StepError(
-                f"snapshot of step {step} after one of step {newest}; a snapshot's step must be greater than the last "
-                "one's, or the store be opened at an earlier snapshot"
+                f"cannot snapshot step {step} after step {newest}; use a later step, or open the store at an earlier "
+                "snapshot"
             )
         self._raise_unseen_failure()
         cut = self._rows_thread.submit(self._cut, self._writes[-1][1] if self._writes else None)
@@ -269,28 +267,28 @@ class StateStore:
         return write
 
     def retain(self, keep_last: int, keep_every: int = 0) -> "Future[None]":
-        """Delete snapshots and free their disk, in the background, after the snapshots asked for so far.
+        """Delete old snapshots and free their disk space, in the background, after all requested snapshots.
 
-        Kept are the newest `keep_last`, at least 1; those whose step is a multiple of `keep_every`, 0 for none; and
-        step-0. A reader that has one of these open is not disturbed. Raises ValueError, BackgroundError.
+        Keeps the newest `keep_last` (at least 1), those whose step is a multiple of `keep_every` (0: none), and step-0.
+        Readers of a kept snapshot are not disturbed. Raises ValueError, BackgroundError.
         """
         self._check_usable()
         self._raise_unseen_failure()
         if keep_last < 1 or keep_every < 0:
-            raise ValueError(f"keep_last is {keep_last} and keep_every {keep_every}; at least 1 and 0 are needed")
+            raise ValueError(f"keep_last {keep_last} must be at least 1, and keep_every {keep_every} at least 0")
         return self._snapshot_thread.submit(self._delete_old_snapshots, keep_last, keep_every)
 
     def flush(self) -> None:
-        """Wait until every put is in the rows and every snapshot asked for is committed; raises as they do."""
+        """Wait until every put is in the rows and every requested snapshot is committed; raises as they do."""
         self._check_usable()
         wait([self._rows_thread.submit(lambda: None), self._snapshot_thread.submit(lambda: None)])
         self._check_usable()
         self._snapshot_thread.check()
 
     def close(self) -> None:
-        """Finish what is under way, end the threads and release the lock; closing twice does nothing.
+        """Finish pending work, end the threads and release the lock. Closing twice does nothing.
 
-        Rows put after the last snapshot are lost. Raises BackgroundError for a failure that no call has raised yet.
+        Loses rows put after the last snapshot. Raises BackgroundError for a failure that no call has raised yet.
         """
         self._check_process()
         if self._closed:
@@ -321,12 +319,12 @@ class StateStore:
             self._windowed.check()
 
     def _raise_unseen_failure(self) -> None:
-        # With more ranks not here: the one that has not asked would stay away from what the others now do together.
+        # Only with one rank: otherwise this rank would miss the collective calls that the others are about to make.
         if self._ranks.world == 1:
             self._snapshot_thread.check()
 
     def _check_process(self) -> None:
-        # A fork copies neither the threads nor their locks; waiting for them would take for ever.
+        # A fork copies neither the threads nor their locks; waiting for them would block forever.
         if os.getpid() != self._process:
             raise StoreClosedError(
                 f"the store {self.path} belongs to process {self._process} and is used in {os.getpid()}, forked from "
@@ -341,9 +339,9 @@ class StateStore:
         return staged
 
     def _gather_now(self, ids: IdArray) -> StagedRows:
-        """Gather rows that no prefetch has brought, once the puts that they depend on are in the rows."""
+        """Gather rows that were not prefetched, after the puts that they depend on."""
         if self._windowed is not None:
-            # All puts, also of other rows: blocks that they are the last to need make room for those that are missing.
+            # Wait for all puts, including other rows': blocks that those puts release make room for the missing ones.
             self._rows_thread.drain()
         for put in self._in_flight.puts_under_way(ids):
             self._result(put.done)
@@ -352,7 +350,7 @@ class StateStore:
         return staged
 
     def _forward(self, prefetch: Prefetch, staged: StagedRows) -> None:
-        """Replace the staged rows that a put made after the prefetch has changed, or is about to."""
+        """Replace staged rows that puts made after the prefetch have changed or will change."""
         stale = np.zeros(len(prefetch.ids), dtype=bool)
         for put, shared in self._in_flight.puts_after(prefetch):
             self._result(put.done)
@@ -379,11 +377,11 @@ class StateStore:
         self._rows.cut()
 
     def _write_snapshot(self, cut: "Future[None]", *, step: int, epoch: int, config_hash: str) -> Snapshot:
-        # Before anything can fail: what could not be written is counted as changed again, but only after the cut.
+        # Before anything can fail: blocks that were not written may be marked changed again only after the cut.
         wait([cut])
 
         def parts() -> Iterable[ColumnPart]:
-            cut.result()  # raised in here it reaches all ranks
+            cut.result()  # raised here, the error reaches all ranks
             yield from self._rows.parts()
 
         try:
@@ -401,7 +399,7 @@ class StateStore:
         return snapshot
 
     def _delete_old_snapshots(self, keep_last: int, keep_every: int) -> None:
-        self._ranks.gather(None)  # every rank now reads from the last snapshot
+        self._ranks.gather(None)  # every rank now reads from the newest snapshot
         if self._ranks.rank != 0:
             return
         try:
@@ -421,10 +419,10 @@ class StateStore:
     def _result(self, future: "Future[T]") -> T:
         if not future.done():
             wait([future])
-        self._check_usable()  # raises a failure with the advice that belongs to it
+        self._check_usable()  # raises a failure with its advice
         return future.result()
 
 
 def _check_step(step: int) -> None:
     if not 1 <= step <= _MAX_STEP:
-        raise StepError(f"step {step} is outside 1 … {_MAX_STEP}; the first step is number 1")
+        raise StepError(f"step {step} is outside 1 … {_MAX_STEP}; steps count from 1")

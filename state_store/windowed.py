@@ -1,4 +1,4 @@
-"""The blocks of a rank under a memory budget: read ahead, and written back, as the windows of the order move."""
+"""A rank's blocks under a memory budget, read ahead and written back as the order's windows move."""
 
 import logging
 import threading
@@ -21,13 +21,13 @@ _log = logging.getLogger(__name__)
 _ABSENT = -1
 _FREE = -1
 _NEVER = 1 << 62
-"""A step that never comes."""
+"""A step that is never reached."""
 _STEPS_KEPT = 1
-"""A block fetched outside any window stays for the put of the step that took it."""
+"""A block fetched outside any window stays until the put of the step that took it."""
 
 
 class Window(Protocol):
-    """Blocks that some consecutive steps use."""
+    """Blocks used by a range of consecutive steps."""
 
     @property
     def first_step(self) -> int: ...
@@ -38,16 +38,16 @@ class Window(Protocol):
 
 
 class WindowedBlocks:
-    """Some blocks in memory, each in a slot: those of the windows that `expect` was told about.
+    """The blocks of the windows passed to `expect`, each in a slot of memory.
 
-    A thread of its own reads the blocks of coming windows into free slots, and writes back and frees those whose window
-    is over. The future is known, so a block that a window still needs never leaves. Should a block be asked for that is
-    not there, because the thread is late or the caller did something else than it said, it is fetched at once, if need
-    be in place of the block that is needed last. What the thread fails to do is left to that: its errors reach the
-    caller who needs the block.
+    A thread reads the blocks of coming windows into free slots, and writes back and frees blocks whose window is over.
+    The future is known, so a block that a window still needs is not evicted. If a requested block is missing, because
+    the thread is late or the caller left the announced windows, it is fetched at once, if necessary in place of the
+    block needed last. The thread does not raise its I/O errors: the caller that needs the block repeats the read and
+    raises.
 
-    Blocks are numbered from the rank's first one. `lock` guards everything; no disk is waited for under it, but by a
-    caller whose block is missing.
+    Block numbers start at the rank's first block. `lock` guards everything. Only a caller whose block is missing waits
+    for the disk while holding it.
     """
 
     def __init__(
@@ -68,27 +68,27 @@ class WindowedBlocks:
         self._step = step  # the last one whose put is in the rows
         self._first_block = first_block
         self._windows: Iterator[Window] = iter(())
-        self._window: Window | None = None  # the one being read, and which of its blocks comes next
+        self._window: Window | None = None  # the window being read, and the index of its next block
         self._next_in_window = 0
         self._complaint = ""
 
     def expect(self, windows: Iterable[Window]) -> None:
-        """Follow these windows, in order of their first steps; their blocks are numbered over all ranks."""
+        """Follow these windows, ordered by first step; their blocks are numbered over all ranks."""
         with self.lock:
             self._windows = iter(windows)
             self._window = None
         self._schedule()
 
     def finished(self, step: int) -> None:
-        """Note that the put of `step` is in the rows: blocks that no later step needs may go."""
+        """Record that the put of `step` is in the rows, so that blocks no later step needs can be evicted."""
         with self.lock:
             self._step = max(self._step, step)
         self._schedule()
 
     def places(self, rows: IdArray, *, wait: bool) -> IdArray | None:
-        """Return where the records of `rows` [b] are, [b]; fetches blocks that are missing, or returns None.
+        """Return the places of the records of `rows` [b], [b]. Fetches missing blocks, or returns None without `wait`.
 
-        Raises MemoryBudgetError where the rows lie in more blocks than there are slots; OSError, DamagedChunkError.
+        Raises MemoryBudgetError if the rows span more blocks than there are slots; OSError, DamagedChunkError.
         """
         places = np.empty_like(rows)
         while (missing := _places(rows, self._slot_of, self._block_rows, places)) != _ABSENT:
@@ -111,20 +111,20 @@ class WindowedBlocks:
         return self._tier.read(block)
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Take what was never changed from this snapshot, from now on."""
+        """Read blocks that were never changed from this snapshot from now on."""
         self._tier.follow(snapshot)
 
     def check(self) -> None:
-        """Raise BackgroundError, with its cause, if the thread ended: the windows could not be followed."""
+        """Raise BackgroundError, with its cause, if the thread ended because the windows were invalid."""
         self._thread.check()
 
     def close(self) -> None:
-        """End the thread and delete the working tier: what no snapshot has is gone."""
+        """End the thread and delete the working tier. Changes that no snapshot contains are lost."""
         self._ended = True
         self._thread.close()
         self._tier.remove()
 
-    # What the thread does, one block at a time, until there is nothing to do.
+    # The thread's work, one block at a time until nothing is left.
 
     def _schedule(self) -> None:
         with self.lock:
@@ -137,12 +137,12 @@ class WindowedBlocks:
         while (job := self._next_job()) is not None:
             try:
                 job()
-            except Exception as error:  # noqa: BLE001 (whoever needs the block does this again, and raises)
+            except Exception as error:  # noqa: BLE001 (whoever needs the block repeats this, and raises)
                 self._give_up_for_now(error)
                 return
 
     def _next_job(self) -> Callable[[], None] | None:
-        """Choose what to do next; None, and the thread is no longer scheduled, where there is nothing."""
+        """Choose the next job; if there is none, return None and mark the thread unscheduled."""
         with self.lock:
             try:
                 if not self._ended:
@@ -175,7 +175,7 @@ class WindowedBlocks:
         return int(np.argmax(over)) if over.any() else None
 
     def _write_back(self, slot: int) -> None:
-        """Save the block in `slot`, if it changed, and free the slot, unless it is wanted again by then."""
+        """Save the block in `slot` if it changed, and free the slot unless it is needed again by then."""
         with self.lock:
             changed = bool(self._unsaved[slot])
             self._unsaved[slot] = False
@@ -192,7 +192,7 @@ class WindowedBlocks:
                 self.lock.notify_all()
 
     def _block_to_read_ahead(self) -> tuple[int, int, Window] | None:
-        """Reserve a free slot for the next block of the coming windows; those in memory are kept for longer."""
+        """Reserve a free slot for the next block of the coming windows; extend the stay of blocks already in memory."""
         free = np.flatnonzero(self._block_in == _FREE)
         while len(free) and (window := self._current_window()) is not None:
             block = int(window.blocks[self._next_in_window]) - self._first_block
@@ -200,7 +200,7 @@ class WindowedBlocks:
                 first, end = self._first_block, self._first_block + len(self._slot_of)
                 raise StateStoreError(
                     f"a window has block {block + first}, but this process holds the blocks {first} … {end - 1}; "
-                    "expect the windows of this rank alone"
+                    "announce only this rank's windows"
                 )
             self._next_in_window += 1
             slot = int(self._slot_of[block])
@@ -213,7 +213,7 @@ class WindowedBlocks:
         return None
 
     def _current_window(self) -> Window | None:
-        """Return the window that has a block left to look at, or None where all windows were read."""
+        """Return the window with the next block to examine, or None if all windows have been read."""
         while self._window is None or self._next_in_window == len(self._window.blocks):
             self._window, self._next_in_window = next(self._windows, None), 0
             if self._window is None:
@@ -232,10 +232,10 @@ class WindowedBlocks:
             self._occupy(slot, block, window.first_step, window.last_step)
             self.lock.notify_all()
 
-    # What a caller does whose block is missing, under the lock.
+    # For a caller whose block is missing; called under the lock.
 
     def _bring_in(self, block: int, needed: IdArray) -> None:
-        """Fetch a block that no window announced, or wait for the thread to bring those that one did."""
+        """Fetch a block that no window announced, or wait for the thread to bring an announced one."""
         if len(needed) > len(self._block_in):
             have, row_bytes = len(self._block_in), self.words.shape[1] * 4
             raise MemoryBudgetError(
@@ -244,7 +244,7 @@ class WindowedBlocks:
                 "give the order a narrower window"
             )
         if self._scheduled:
-            # The thread is late, not idle: what is due comes first, and fetching it here would read it twice.
+            # The thread is late, not idle. Fetching here what it is about to read would read it twice.
             self.lock.wait()
             return
         slot = self._slot_to_use(needed)
@@ -290,7 +290,7 @@ class WindowedBlocks:
 
 @compiled("int64", IDS, IDS, "int64", IDS)
 def _places(rows: IdArray, slot_of: IdArray, block_rows: int, places: IdArray) -> int:
-    """Find the places of `rows`, into `places`; returns the first block that has no slot, or −1."""
+    """Write the places of `rows` into `places`. Returns the first block without a slot, or −1."""
     for i in range(rows.shape[0]):
         block = rows[i] // block_rows
         slot = slot_of[block]

@@ -1,4 +1,4 @@
-"""Blocks that are not in memory: on disk as the run left them, or else as the last snapshot has them."""
+"""Blocks that are not in memory: in a working copy on disk if they changed, otherwise in the last snapshot."""
 
 import shutil
 from contextlib import suppress
@@ -11,20 +11,20 @@ from zarr.codecs import Crc32cCodec
 
 from ..files import own_directory
 from .chunks import read_rows
-from .description import Description
 from .durable import Repository
 from .errors import DamagedChunkError
 from .history import Snapshot
 from .records import Words
 from .sample_ids import Flags
+from .schema import Description
 
 
 class WorkingTier:
-    """One zarr array of records, a chunk a block, rewritten in place; private to a rank, and worthless after a crash.
+    """One zarr array of records with one chunk per block, rewritten in place. Private to a rank, useless after a crash.
 
-    A block that was never written here is read from the last snapshot, where it has not changed either. So opening
-    costs nothing, however many rows there are. Blocks are numbered from the rank's first; threads may call at once, but
-    for two that write the same block.
+    A block that was never written here is read from the last snapshot, where it is unchanged, so opening takes the same
+    time for any number of rows. Block numbers start at the rank's first block. Thread-safe, except for concurrent
+    writes of one block.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class WorkingTier:
     ) -> None:
         self._repository, self._description, self._owned = repository, description, owned
         self.path = own_directory(_directory(repository.path)) / f"rank-{rank}"
-        self.path.mkdir()  # new: what a run that was killed left here, or somebody laid here, was discarded
+        self.path.mkdir()  # must not exist: leftovers of killed runs, or planted files, have been discarded
         rows, words = len(owned), description.schema.row_words
         self._array: zarr.Array[Any] = zarr.create_array(
             self.path,
@@ -49,11 +49,11 @@ class WorkingTier:
         self.follow(snapshot)
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Read blocks never written here from `snapshot` from now on: the older one may be collected."""
+        """Read blocks that were never written here from `snapshot` from now on; the older one may be collected."""
         self._snapshot = snapshot
 
     def read(self, block: int) -> Words:
-        """Return the records of a block, [its rows, row_words]. Raises DamagedChunkError, OSError."""
+        """Return the records of a block, [rows of the block, row_words]. Raises DamagedChunkError, OSError."""
         start = block * self._description.block_rows
         stop = min(start + self._description.block_rows, len(self._owned))
         if self._written[block]:
@@ -63,18 +63,18 @@ class WorkingTier:
             try:
                 return self._read_snapshot(snapshot, self._owned.start + start, self._owned.start + stop)
             except Exception:
-                # Another thread may just have moved on to a newer snapshot, and collected this one.
+                # Another thread may have switched to a newer snapshot and collected this one.
                 if snapshot is self._snapshot:
                     raise
 
     def write(self, block: int, words: Words) -> None:
-        """Replace the records of a block. Raises OSError, and then the block has its old ones."""
+        """Replace the records of a block. On OSError the block keeps its old ones."""
         start = block * self._description.block_rows
         self._array[start : start + len(words)] = words
         self._written[block] = True
 
     def remove(self) -> None:
-        """Delete everything from the disk."""
+        """Delete all files."""
         shutil.rmtree(self.path, ignore_errors=True)
         with suppress(OSError):  # other ranks still have theirs
             self.path.parent.rmdir()
@@ -82,8 +82,8 @@ class WorkingTier:
     def _read_own(self, block: int, start: int, stop: int) -> Words:
         file = self.path / "c" / str(block) / "0"
         try:
-            if not file.exists():  # zarr would make zeros of it
-                raise FileNotFoundError("it is gone")
+            if not file.exists():  # zarr would read it as zeros
+                raise FileNotFoundError("it is missing")
             return np.ascontiguousarray(self._array[start:stop], dtype=np.uint32)
         except (OSError, ValueError) as error:
             raise DamagedChunkError(
@@ -102,7 +102,7 @@ class WorkingTier:
 
 
 def discard(repository: Path) -> None:
-    """Delete what a run that was killed left of its working tiers; for the holder of the writer lock."""
+    """Delete the working tiers of killed runs. Only for the holder of the writer lock."""
     shutil.rmtree(_directory(repository), ignore_errors=True)
 
 

@@ -14,8 +14,12 @@ from hypothesis import settings
 settings.register_profile("thermopile", deadline=None, derandomize=True)
 settings.load_profile("thermopile")
 
+import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from pathlib import Path  # noqa: E402
+
+# Benchmarks are scripts; tests use some of what they make.
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402
@@ -24,11 +28,11 @@ import pytest  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from thermopile.files import sha256_of  # noqa: E402
-from thermopile.pipeline.convert import ConvertSettings, convert  # noqa: E402
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert  # noqa: E402
 from thermopile.pipeline.dataset import Dataset  # noqa: E402
 from thermopile.pipeline.dataset_index import SHARD_SUFFIXES, seal_index, shard_name  # noqa: E402
-from thermopile.pipeline.folder import FolderSource  # noqa: E402
-from thermopile.pipeline.glyphs import GlyphSource  # noqa: E402
+from thermopile.pipeline.sources.folder import FolderSource  # noqa: E402
+from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
 
 
 def noise(seed: int, height: int = 24, width: int = 32) -> Image.Image:

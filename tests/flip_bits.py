@@ -27,7 +27,7 @@ from click.testing import CliRunner
 from PIL import Image
 from safetensors import safe_open
 
-import thermopile.pipeline.ffcv_loader
+import thermopile.pipeline.loading.ffcv_loader
 import thermopile.tools.inspection.as_json
 import thermopile.trainer.evaluation.evaluate
 import thermopile.trainer.loop  # noqa: F401 (imported so that the forks need not)

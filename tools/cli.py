@@ -19,13 +19,12 @@ from .._version import __version__
 from ..pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from ..state_store.errors import StateStoreError, StoreMismatchError
 from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingError
-from .bench_cmd import bench
+from .bench.commands import bench
 from .convert_cmd import convert
 from .eval_cmd import eval_
 from .export_cmd import export
 from .inspect_cmd import inspect
-from .plain_text import MOST_OF_ERROR, plain_text
-from .reproduce_cmd import reproduce
+from .plain_text import MAX_ERROR_CHARACTERS, plain_text
 from .show_cmd import show
 from .state_cmd import state
 from .status_cmd import status
@@ -42,7 +41,7 @@ class _Group(click.Group):
         try:
             return super().invoke(context)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # of a reader that has seen enough, as `head`, click makes an end without words
+            raise  # click handles these; it ends silently when the reader of a pipe, such as `head`, is done
         except Exception as error:
             if context.params["debug"]:
                 raise
@@ -55,25 +54,25 @@ class _WrongUsage(click.ClickException):
 
 def _one_line(error: Exception) -> click.ClickException:
     if isinstance(error, UnicodeEncodeError):
-        text = f"{error.object!r} holds bytes that are no UTF-8; give the file, directory or class another name"
-        return _WrongUsage(plain_text(text, MOST_OF_ERROR))
+        text = f"{error.object!r} is not valid UTF-8; rename the file, directory or class"
+        return _WrongUsage(plain_text(text, MAX_ERROR_CHARACTERS))
     text = (_of_system(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
     if not isinstance(error, WRONG_USAGE + FAILURES):
-        text = f"{type(error).__name__}: {text} (this should not happen; `thermopile --debug …` shows where)"
-    text = plain_text(text, MOST_OF_ERROR)  # it may quote a stranger's file
+        text = f"{type(error).__name__}: {text} (this should not happen; `thermopile --debug …` shows the traceback)"
+    text = plain_text(text, MAX_ERROR_CHARACTERS)  # it may quote an untrusted file
     return _WrongUsage(text) if isinstance(error, WRONG_USAGE) else click.ClickException(text)
 
 
 _CURES = {
-    errno.EROFS: "copy it to a disk that can be written, or name another place with --to or --out",
-    errno.EACCES: "change its permissions, or name another place with --to or --out",
-    errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room there",
+    errno.EROFS: "write elsewhere with --to or --out, or copy it to a writable disk",
+    errno.EACCES: "change its permissions, or write elsewhere with --to or --out",
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
 }
 
 
 def _of_system(error: OSError) -> str:
-    """The file, what the system says of it, and a cure where there is one; Python's own text begins with a number."""
+    """Return file, system message and a cure, if known; Python's own text begins with the errno."""
     if error.errno is None or error.strerror is None:
         return str(error)
     where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
@@ -86,29 +85,29 @@ def _of_system(error: OSError) -> str:
     "  thermopile convert glyphs data/glyphs\n"
     "  thermopile train --preset glyphs --data data/glyphs --out runs/glyphs\n"
     "  thermopile inspect runs/glyphs\n\n"
-    "Exit codes: 0 done, 1 failed, 2 wrong usage, 75 training was stopped by a signal and can be resumed.",
+    "Exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by a signal, can be resumed.",
 )
 @click.version_option(__version__, prog_name="thermopile")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option("--debug", is_flag=True, help="Show the full traceback of an error.")
 def main(debug: bool) -> None:
-    """Contrastive pretraining in which every sample has its own temperature."""
+    """Contrastive pretraining with a temperature per sample."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names of files may hold bytes that are no text
+            stream.reconfigure(errors="backslashreplace")  # file names may not be valid text
     package = logging.getLogger(__name__.partition(".")[0])
     if not any(isinstance(handler, _WarningsOnStderr) for handler in package.handlers):
         package.addHandler(_WarningsOnStderr(logging.WARNING))
 
 
 class _WarningsOnStderr(logging.Handler):
-    """What the library warns of, a line each."""
+    """Print the library's warnings, one per line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # stderr may be a file on the very disk that is full
-            click.echo(plain_text(f"Warning: {record.getMessage()}", MOST_OF_ERROR), err=True)
+            click.echo(plain_text(f"Warning: {record.getMessage()}", MAX_ERROR_CHARACTERS), err=True)
 
 
-for command in (convert, show, train, status, inspect, eval_, export, state, bench, reproduce):
+for command in (convert, show, train, status, inspect, eval_, export, state, bench):
     main.add_command(command)
 
 if __name__ == "__main__":

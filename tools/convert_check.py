@@ -1,4 +1,4 @@
-"""`thermopile convert check`: is a dataset on disk still what was converted?"""
+"""`thermopile convert check`: verify that a dataset on disk is what was converted."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .plain_text import plain_text
 from .progress import progress_bar
 
 if TYPE_CHECKING:
-    from ..pipeline.check import Finding
+    from ..pipeline.conversion.check import Finding
 
-MOST_OF_A_KIND = 10
+MAX_OF_A_KIND = 10
 
 
 @click.command(
@@ -27,19 +27,19 @@ MOST_OF_A_KIND = 10
     "Exit codes: 0 sound, 1 not sound or not found, 2 wrong usage.",
 )
 @click.argument("dataset", type=DatasetPath())
-@click.option("--workers", type=click.IntRange(1), help="Threads; one per core by default.")
+@click.option("--workers", type=click.IntRange(1), help="Threads. Default: one per core.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 @click.pass_context
 def check(context: click.Context, dataset: Path, workers: int | None, as_json: bool) -> None:
-    """Check that DATASET is sound: read every byte of it again, and decode every picture.
+    """Check that DATASET is sound: read every byte and decode every picture.
 
-    Shards are held against their digests, tables against the FFCV files, pictures against their sizes, tokens against
-    the captions; ids are dense, and no sample of the source comes twice.
+    Compares shards with their digests, tables with the FFCV files, pictures with their recorded sizes and tokens with
+    the captions. Ids must be dense, and no source sample may occur twice.
     """
     from ..pipeline.dataset_index import read_index
 
     samples = read_index(dataset).n
-    from ..pipeline.check import check_dataset  # only now, for it imports torch
+    from ..pipeline.conversion.check import check_dataset  # late, because it imports torch
 
     with progress_bar(f"checking {dataset.name}", samples) as bar:
         findings = list(check_dataset(dataset, workers=workers, on_progress=bar.update))
@@ -59,8 +59,8 @@ def _print(findings: list[Finding]) -> None:
     for finding in findings:
         of_kind[finding.kind].append(finding)
     for kind, found in of_kind.items():
-        for finding in found[:MOST_OF_A_KIND]:
+        for finding in found[:MAX_OF_A_KIND]:
             click.echo(f"{kind}: {finding.where}: {plain_text(finding.what)}")
-        if len(found) > MOST_OF_A_KIND:
-            click.echo(f"{kind}: and {len(found) - MOST_OF_A_KIND:,} more")
-    click.echo("Not sound. Convert the dataset again, or fetch it again from where it came.")
+        if len(found) > MAX_OF_A_KIND:
+            click.echo(f"{kind}: and {len(found) - MAX_OF_A_KIND:,} more")
+    click.echo("Not sound. Convert the dataset again, or copy it again from its origin.")

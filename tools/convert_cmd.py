@@ -1,4 +1,4 @@
-"""`thermopile convert`: a source of samples → a dataset directory, and one for tests where asked for."""
+"""`thermopile convert`: write a dataset directory from a source, and a test set on request."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from .convert_check import check
 from .convert_report import announce, say_next, say_summary
-from .convert_sources import KINDS, Kind, Opened
+from .convert_sources import KINDS, Kind, Opened, Split
 from .progress import progress_bar
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ..pipeline.convert import ConvertSettings
-    from ..pipeline.shard_pool import Counts
+    from ..pipeline.conversion.convert import ConvertSettings
+    from ..pipeline.conversion.shard_pool import Counts
     from ..pipeline.sources import Groups, Source
 
 SECONDS_UNTIL_TOLD = 2.0
@@ -36,61 +33,48 @@ SECONDS_UNTIL_TOLD = 2.0
     "  thermopile convert check data/pictures"
 )
 def convert() -> None:
-    """Write a dataset directory that the loaders read, or check one.
+    """Convert a source to a dataset directory, or check one.
 
-    What cannot be read is left out and listed in OUT/errors.jsonl. An interrupted conversion goes on with --resume.
+    Samples that cannot be read are left out and listed in OUT/errors.jsonl. Use --resume to continue an interrupted
+    conversion.
     """
-
-
-class Split(NamedTuple):
-    """One dataset to write."""
-
-    out: Path
-    source: Source
-    selection: NDArray[np.int64] | None
-    """Source indices; None for all."""
-    groups: Groups | None
-
-    @property
-    def samples(self) -> int:
-        return len(self.source) if self.selection is None else len(self.selection)
 
 
 def _number_or_share(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     if value is None or 0 < value < 1 or (value >= 1 and value.is_integer()):
         return value
-    raise click.BadParameter(f"{value:g} is neither a number of samples nor a share between 0 and 1")
+    raise click.BadParameter(f"{value:g} is neither a number of samples nor a fraction between 0 and 1")
 
 
 def _options(kind: Kind) -> Iterator[click.Option]:
-    """The options that several kinds have; their names are those of `_run`."""
+    """Yield the options shared by several kinds, named as the parameters of `_run`."""
     if not kind.own_test:
         yield click.Option(["--holdout"], type=float, callback=_number_or_share, metavar="N|FRACTION",
-                           help="Keep so many samples apart as OUT-test, as many of every class.")  # fmt: skip
+                           help="Hold out this many samples, or fraction, as OUT-test, class-balanced.")  # fmt: skip
     if kind.labelled:
         yield click.Option(["--longtail"], type=click.FloatRange(1, min_open=True), metavar="RATIO",
-                           help="Cut the classes to sizes that fall exponentially, by RATIO from first to last; "
-                           "after --holdout. What has no class stays.")  # fmt: skip
+                           help="Cut the classes to an exponential long tail: the first is RATIO times the last. "
+                           "Applied after --holdout; samples without a class are kept.")  # fmt: skip
     if kind.captions:
         yield click.Option(["--vocab-size"], type=click.IntRange(300), default=1024, show_default=True,
-                           help="Tokens of the tokenizer that is trained on the captions.")  # fmt: skip
+                           help="Vocabulary size of the tokenizer trained on the captions.")  # fmt: skip
         yield click.Option(["--tokenizer"], type=click.Path(exists=True, dir_okay=False, path_type=Path),
-                           help="Use this tokenizer.json instead.")  # fmt: skip
+                           help="Use this tokenizer.json instead of training one.")  # fmt: skip
         yield click.Option(["--context-length"], type=click.IntRange(4), default=32, show_default=True,
                            help="Tokens per caption.")  # fmt: skip
     yield click.Option(["--max-size"], type=click.IntRange(8), default=512, show_default=True,
-                       help="Reduce pictures whose short side is longer, in pixels.")  # fmt: skip
+                       help="Downscale pictures whose short side is longer, in pixels.")  # fmt: skip
     yield click.Option(["--quality"], type=click.IntRange(1, 100), default=90, show_default=True,
-                       help="JPEG quality of pictures that must be encoded again.")  # fmt: skip
+                       help="JPEG quality of re-encoded pictures.")  # fmt: skip
     yield click.Option(["--on-error"], type=click.Choice(["skip", "fail"]), default="skip", show_default=True,
-                       help="Leave out what cannot be used, or stop at the first.")  # fmt: skip
+                       help="Leave out samples that cannot be used, or fail at the first.")  # fmt: skip
     yield click.Option(["--max-error-rate"], type=click.FloatRange(0, 1), default=0.1, show_default=True,
-                       help="Stop where a greater share cannot be used.")  # fmt: skip
+                       help="Fail if a larger share of the samples cannot be used.")  # fmt: skip
     yield click.Option(["--seed"], type=click.IntRange(0), default=0, show_default=True,
-                       help="Same seed, same dataset.")  # fmt: skip
-    yield click.Option(["--workers"], type=click.IntRange(1), help="Processes; one per core by default.")
-    yield click.Option(["--resume"], is_flag=True, help="Go on with a conversion that was interrupted.")
-    yield click.Option(["--overwrite"], is_flag=True, help="Replace OUT where it is a dataset.")
+                       help="Seed of the shuffle and of all draws; same seed, same dataset.")  # fmt: skip
+    yield click.Option(["--workers"], type=click.IntRange(1), help="Worker processes. Default: one per core.")
+    yield click.Option(["--resume"], is_flag=True, help="Continue an interrupted conversion.")
+    yield click.Option(["--overwrite"], is_flag=True, help="Replace OUT if it is a dataset.")
 
 
 def _command(kind: Kind) -> click.Command:
@@ -130,9 +114,9 @@ def _run(
     longtail: float | None = None,
     **settings: Any,
 ) -> None:
+    from ..pipeline.conversion.partial import refuse_existing
+    from ..pipeline.conversion.shard_pool import start_workers_early
     from ..pipeline.dataset_index import TOKENIZER_FILE
-    from ..pipeline.partial import refuse_existing
-    from ..pipeline.shard_pool import start_workers_early
 
     _refuse_to_swallow(own, out)
     convert_settings = _settings(seed, settings)
@@ -154,11 +138,11 @@ def _refuse_to_swallow(own: dict[str, Any], out: Path) -> None:
     paths = [path for value in own.values() for path in (value if isinstance(value, tuple) else [value])]
     for path in paths:
         if isinstance(path, Path) and path.resolve().is_relative_to(out.resolve()):
-            raise click.UsageError(f"OUT {out} holds {path}, which is to be converted; choose another directory")
+            raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
 
 
 def _settings(seed: int, options: dict[str, Any]) -> ConvertSettings:
-    from ..pipeline.convert import ConvertSettings
+    from ..pipeline.conversion.convert import ConvertSettings
     from ..pipeline.dataset_index import ImagePolicy
 
     image = ImagePolicy(max_size=options.pop("max_size"), quality=options.pop("quality"))
@@ -166,10 +150,10 @@ def _settings(seed: int, options: dict[str, Any]) -> ConvertSettings:
 
 
 def _splits(opened: Opened, outs: list[Path], seed: int, holdout: float | None, longtail: float | None) -> list[Split]:
-    """What is to be written: the test set is held out first, then the long tail is cut of the rest alone."""
+    """Return the datasets to write. The test set is held out first; the long tail is cut from the rest."""
     import numpy as np
 
-    from ..pipeline.selection import hold_out, long_tail
+    from ..pipeline.sources.selection import hold_out, long_tail
 
     source, groups = opened.source, opened.source.groups()
     _refuse_what_no_sample_has(source, groups)
@@ -178,7 +162,7 @@ def _splits(opened: Opened, outs: list[Path], seed: int, holdout: float | None, 
         train, test = hold_out(len(source), groups, holdout, seed)
     if longtail:
         if groups is None:
-            raise click.UsageError("--longtail cuts classes, and this source has none")
+            raise click.UsageError("--longtail needs classes, and this source has none")
         train = long_tail(np.arange(len(source)) if train is None else train, groups, longtail, seed)
     splits = [Split(outs[0], source, train, groups)]
     if opened.test is not None:
@@ -189,20 +173,20 @@ def _splits(opened: Opened, outs: list[Path], seed: int, holdout: float | None, 
 
 
 def _refuse_what_no_sample_has(source: Source, groups: Groups | None) -> None:
-    """The defaults are only looked for; a name that was given is meant, and may be mistyped."""
+    """Refuse names given on the command line that no sample has, as they may be mistyped; defaults may be absent."""
     from ..pipeline.errors import SourceError
 
     context = click.get_current_context()
     for option, found in (("caption", source.mode == "pairs"), ("group", groups is not None)):
         given, by = context.params.get(option), context.get_parameter_source(option)
         if given and not found and by is ParameterSource.COMMANDLINE:
-            raise SourceError(f"no sample has what --{option} {given!r} names; name another, or none: --{option} ''")
+            raise SourceError(f"--{option} {given!r} matches no sample; choose another, or none: --{option} ''")
 
 
 def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: Any) -> None:
-    from ..pipeline.convert import convert as convert_source
+    from ..pipeline.conversion.convert import convert as convert_source
+    from ..pipeline.conversion.partial import partial_of
     from ..pipeline.errors import DatasetExistsError
-    from ..pipeline.partial import partial_of
 
     try:
         with progress_bar(f"converting {split.out.name}", split.samples) as bar:
@@ -213,13 +197,13 @@ def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: An
         raise
     except (Exception, KeyboardInterrupt) as error:
         if partial_of(split.out).in_progress and "--resume" not in str(error):
-            click.echo("What is done is kept; the same command goes on with --resume.", err=True)
+            click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
         raise
     say_summary(summary, split, settings)
 
 
 class _Shown:
-    """Shows on a bar how far a conversion is: its rate, and how many samples were left out."""
+    """Shows a conversion's progress, rate and number of samples left out on a bar."""
 
     def __init__(self, update: Callable[[int, str], None]) -> None:
         self._update = update

@@ -1,4 +1,4 @@
-"""What `thermopile convert` says before a conversion, and after it."""
+"""Messages of `thermopile convert` before and after a conversion."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from .plain_text import plain_text
 
 if TYPE_CHECKING:
-    from ..pipeline.convert import ConvertSettings, Summary
-    from .convert_cmd import Split
+    from ..pipeline.conversion.convert import ConvertSettings, Summary
+    from .convert_sources import Split
 
 
 def announce(splits: list[Split]) -> None:
-    """One line on stderr for each dataset, and a warning where the disk may be too small for all."""
-    from ..pipeline.partial import partial_of
-    from ..pipeline.plan import largest_bytes
+    """Print one line per dataset on stderr, and a warning if the disk may be too small."""
+    from ..pipeline.conversion.partial import partial_of
+    from ..pipeline.conversion.plan import largest_bytes
 
     needed = 0
     for split in splits:
@@ -34,16 +34,16 @@ def announce(splits: list[Split]) -> None:
     folder = _existing(splits[0].out)
     free = shutil.disk_usage(folder).free
     if needed > free:
-        click.echo(f"Warning: this needs up to {size(needed)}, and {size(free)} are free in {folder}; make room, or "
-                   "take a smaller --max-size. Should it become full, --resume goes on.", err=True)  # fmt: skip
+        click.echo(f"Warning: this needs up to {size(needed)}, but only {size(free)} are free in {folder}; free some "
+                   "space or lower --max-size. If the disk fills up, continue with --resume.", err=True)  # fmt: skip
 
 
 def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> None:
-    """What was converted, on stdout."""
+    """Print what was converted on stdout."""
     from ..pipeline.dataset_index import ERRORS_FILE
 
     if not summary.seen:
-        click.echo(f"{summary.path} is complete: {_result(summary, split)}; nothing was left to convert")
+        click.echo(f"{summary.path} is complete: {_result(summary, split)}; nothing to convert")
     else:
         rate = summary.seen / max(summary.seconds, 1e-9)
         click.echo(f"{summary.path}: {_result(summary, split)}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
@@ -51,16 +51,16 @@ def say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> No
         reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
         click.echo(f"  {summary.left_out:,} left out, see {summary.path / ERRORS_FILE}: {reasons}")
     if summary.truncated:
-        click.echo(f"  {summary.truncated:,} captions were cut to {settings.context_length} tokens")
+        click.echo(f"  {summary.truncated:,} captions were truncated to {settings.context_length} tokens")
 
 
 def say_next(out: Path) -> None:
-    """What to do with a dataset: look at it, then train."""
+    """Suggest the next commands: show, then train."""
     click.echo(f"next: thermopile show {out} --out {out.name}.png; thermopile train --data {out} --out runs/{out.name}")
 
 
 def size(count: int) -> str:
-    """A number of bytes, for people."""
+    """Format a number of bytes."""
     number, units = float(count), ["B", "kB", "MB", "GB", "TB"]
     while number >= 1000 and len(units) > 1:
         number /= 1000
@@ -74,7 +74,7 @@ def _result(summary: Summary, split: Split) -> str:
 
 
 def bytes_written(folder: Path) -> int:
-    """Return the bytes of all files in a folder, some of which may vanish meanwhile; 0 where there is no folder."""
+    """Return the bytes of all files in a folder, 0 if it is missing; files may vanish while they are counted."""
     return sum(_file_size(file) for file in folder.rglob("*"))
 
 
@@ -95,5 +95,5 @@ def _of_classes(split: Split) -> str:
 
 
 def _existing(path: Path) -> Path:
-    """The path itself, or the nearest folder above it that is there."""
+    """Return the path or its nearest existing parent."""
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())

@@ -1,4 +1,4 @@
-"""The kinds of source that `thermopile convert` offers: a new one is an entry here."""
+"""The source kinds of `thermopile convert`; add a new one to KINDS."""
 
 from __future__ import annotations
 
@@ -9,33 +9,50 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 if TYPE_CHECKING:
-    from ..pipeline.sources import Source
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ..pipeline.sources import Groups, Source
 
 
 class Opened(NamedTuple):
-    """A source, listed."""
+    """An opened source."""
 
     source: Source
     test: Source | None = None
-    """The test set that it has of its own, which becomes OUT-test."""
+    """The source's own test set, if any; it becomes OUT-test."""
+
+
+class Split(NamedTuple):
+    """One dataset to write."""
+
+    out: Path
+    source: Source
+    selection: NDArray[np.int64] | None
+    """Source indices; None for all."""
+    groups: Groups | None
+
+    @property
+    def samples(self) -> int:
+        return len(self.source) if self.selection is None else len(self.selection)
 
 
 class Kind(NamedTuple):
-    """One kind of source, as a command."""
+    """One kind of source and its subcommand."""
 
     name: str
     help: str
     example: str
     open: Callable[..., Opened]
-    """Called with the values of `parameters`; may take long."""
+    """Called with the values of `parameters`; may be slow."""
     parameters: tuple[click.Parameter, ...] = ()
-    """SRC, if it has any, and the options that no other kind has."""
+    """SRC, if any, and the options specific to this kind."""
     captions: bool = False
     own_test: bool = False
     labelled: bool = True
-    """Whether its samples can have classes of which a long tail can be cut."""
+    """Whether its samples can have classes, so that --longtail applies."""
     drawn: bool = False
-    """Whether it is drawn from the seed, which `open` is called with as well."""
+    """Whether the samples are generated from the seed; `open` then also takes the seed."""
 
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -56,43 +73,43 @@ def _part(name: str, default: str | None, help: str) -> click.Option:
 
 
 def _files_of(given: Sequence[Path], pattern: str) -> list[Path]:
-    """The files, and those below the folders, that were given; sorted, whatever order a shell lists them in."""
+    """Return the given files and those in the given folders, sorted, so the shell's order does not matter."""
     found = {file for path in given for file in (path.rglob(pattern) if path.is_dir() else [path])}
     return sorted(found)
 
 
 def _open_glyphs(seed: int) -> Opened:
-    from ..pipeline.glyphs import GlyphSource
+    from ..pipeline.sources.glyphs import GlyphSource
 
     return Opened(GlyphSource(seed), GlyphSource(seed, test=True))
 
 
 def _open_folder(src: Path) -> Opened:
-    from ..pipeline.folder import FolderSource
+    from ..pipeline.sources.folder import FolderSource
 
     return Opened(FolderSource(src))
 
 
 def _open_cifar(src: Path) -> Opened:
-    from ..pipeline.cifar import CifarSource
+    from ..pipeline.sources.cifar import CifarSource
 
     return Opened(CifarSource(src, test=False), CifarSource(src, test=True))
 
 
 def _open_csv(src: Path, **columns: Any) -> Opened:
-    from ..pipeline.csv_source import CsvSource
+    from ..pipeline.sources.csv_source import CsvSource
 
     return Opened(CsvSource(src, **columns))
 
 
 def _open_webdataset(src: Sequence[Path], **members: Any) -> Opened:
-    from ..pipeline.webdataset import WebDatasetSource
+    from ..pipeline.sources.webdataset import WebDatasetSource
 
     return Opened(WebDatasetSource(_files_of(src, "*.tar"), **members))
 
 
 def _open_parquet(src: Sequence[Path], **columns: Any) -> Opened:
-    from ..pipeline.parquet import ParquetSource
+    from ..pipeline.sources.parquet import ParquetSource
 
     return Opened(ParquetSource(_files_of(src, "*.parquet"), **columns))
 
@@ -100,14 +117,14 @@ def _open_parquet(src: Sequence[Path], **columns: Any) -> Opened:
 KINDS = (
     Kind(
         "folder",
-        "A folder of pictures, nested or flat; the first sub-folder below SRC is a picture's class.",
+        "Convert a folder of pictures, nested or flat. The first folder below SRC is a picture's class.",
         "~/pictures data/pictures --holdout 0.05",
         _open_folder,
         (click.Argument(["src"], type=_FOLDER),),
     ),
     Kind(
         "cifar",
-        "CIFAR-10 or -100, python or binary: the archive as downloaded, or its folder. The test batch is OUT-test.",
+        "Convert CIFAR-10 or -100, python or binary: the downloaded archive or its folder. The test batch is OUT-test.",
         "cifar-100-python.tar.gz data/cifar100-lt --longtail 100",
         _open_cifar,
         (click.Argument(["src"], type=_EITHER),),
@@ -115,49 +132,51 @@ KINDS = (
     ),
     Kind(
         "csv",
-        "A csv or tsv file whose lines name a picture's file and its caption.",
+        "Convert a csv or tsv file that lists image paths and captions.",
         "cc3m/train.tsv data/cc3m --vocab-size 16384 --context-length 64",
         _open_csv,
         (
             click.Argument(["src"], type=_FILE),
-            _part("image", "filepath", "Column of the picture's path."),
-            _part("caption", "title", "Column of the caption; empty for images alone."),
-            _part("group", None, "Column of the class, if there is one."),
-            _option("--separator", help="Between columns; a tab for .tsv or where the header has one, else a comma."),
-            _option("--root", type=_FOLDER, help="Where relative paths start; the folder of SRC by default."),
+            _part("image", "filepath", "Column with the picture's path."),
+            _part("caption", "title", "Column with the caption; empty for images only."),
+            _part("group", None, "Column with the class, if any."),
+            _option(
+                "--separator", help="Column separator. Default: a tab for .tsv or if the header has one, else a comma."
+            ),
+            _option("--root", type=_FOLDER, help="Base folder of relative paths. Default: the folder of SRC."),
         ),
         captions=True,
     ),
     Kind(
         "webdataset",
-        "WebDataset's tar shards, also as img2dataset writes them: files, or folders of them.",
+        "Convert WebDataset tar shards, such as img2dataset writes: files, or folders of them.",
         "cc12m/*.tar data/cc12m --caption json:caption",
         _open_webdataset,
         (
             click.Argument(["src"], nargs=-1, required=True, type=_EITHER),
-            _part("image", "jpg;jpeg;png;webp", "Suffixes of pictures, the first that a sample has."),
-            _part("caption", "txt", "Suffix of the caption, or json:FIELD; empty for images alone."),
+            _part("image", "jpg;jpeg;png;webp", "Suffixes of pictures; the first that a sample has is used."),
+            _part("caption", "txt", "Suffix of the caption, or json:FIELD; empty for images only."),
             _part("group", "cls", "Suffix of the class, or json:FIELD."),
         ),
         captions=True,
     ),
     Kind(
         "parquet",
-        "Parquet files that hold the pictures, as Hugging Face's datasets do: files, or folders of them.",
+        "Convert Parquet files with embedded pictures, such as Hugging Face datasets: files, or folders of them.",
         "food101/data/train-*.parquet data/food101 --holdout 50",
         _open_parquet,
         (
             click.Argument(["src"], nargs=-1, required=True, type=_EITHER),
-            _part("image", "image;jpg;jpeg;png;webp;img", "Column of the picture, the first that there is."),
-            _part("caption", "caption;text", "Column of the caption; images alone where there is none, or if empty."),
-            _part("group", "label;cls", "Column of the class, the first that there is."),
+            _part("image", "image;jpg;jpeg;png;webp;img", "Column with the picture; the first that exists is used."),
+            _part("caption", "caption;text", "Column with the caption; images only if empty or not found."),
+            _part("group", "label;cls", "Column with the class; the first that exists is used."),
         ),
         captions=True,
     ),
     Kind(
         "glyphs",
-        "The embedded example: 100 characters, class sizes falling from 500 to 5, with captions; no download. "
-        "OUT-test has 20 samples of every class.",
+        "Draw the embedded example: 100 characters with captions, class sizes from 500 down to 5; no download. "
+        "OUT-test has 20 samples per class.",
         "data/glyphs   # and data/glyphs-test",
         _open_glyphs,
         captions=True,

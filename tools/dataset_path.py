@@ -1,4 +1,4 @@
-"""The directory of a dataset, as an argument of a command."""
+"""A dataset directory as a command-line argument."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import click
 
 
 class DatasetPath(click.Path):
-    """A directory that is there; of a conversion that has not ended, the error says how to go on with it."""
+    """An existing directory; for an unfinished conversion, the error says how to continue it."""
 
     def __init__(self) -> None:
         super().__init__(exists=True, file_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not os.path.isfile(os.path.join(value, "dataset.json")):
-            from ..pipeline.partial import partial_of
+            from ..pipeline.conversion.partial import partial_of
 
             if partial_of(Path(value)).in_progress:
-                self.fail(f"{value} is not whole: its conversion was interrupted, or is still under way; go on with "
-                          f"the same `thermopile convert … {value}` and --resume", param, ctx)  # fmt: skip
+                self.fail(f"{value} is incomplete: its conversion was interrupted or is still running; continue it "
+                          f"with `thermopile convert … {value} --resume`", param, ctx)  # fmt: skip
         return super().convert(value, param, ctx)

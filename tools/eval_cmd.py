@@ -1,4 +1,4 @@
-"""`thermopile eval`: how good the features of a run's checkpoint are, by the papers' measures."""
+"""`thermopile eval`: score the features of a run's checkpoint with the papers' measures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LABELS = {
     "knn": "k-NN, k = {}", "probe": "linear probe, {}", "image_to_text": "image to text, R@{}",
     "text_to_image": "text to image, R@{}", "zero_shot": "zero-shot",
 }  # fmt: skip
-"""Method of a score → its name, with a place for the variant."""
+"""Scoring method → its label, with a placeholder for the variant."""
 _PROBES = {"lbfgs": "L-BFGS", "sgd": "SGD"}
 
 
@@ -41,28 +41,28 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
 )
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--train", required=True, type=DatasetPath(),
-              help="The dataset that classifiers learn from; its class sizes make the bands.")  # fmt: skip
-@click.option("--test", required=True, type=DatasetPath(), help="The dataset that is scored.")
+              help="The dataset to fit classifiers on; its class sizes define the bands.")  # fmt: skip
+@click.option("--test", required=True, type=DatasetPath(), help="The dataset to score.")
 @click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to evaluate.")
 @click.option("--template", "templates", multiple=True, default=("a photo of a {}",), show_default=True,
               callback=_with_place,
-              help="A zero-shot prompt; {} is the class's name, {lower} it in lower case. Repeatable.")  # fmt: skip
+              help="Zero-shot prompt; {} is the class name, {lower} the name in lower case. Repeatable.")  # fmt: skip
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
-              help="Where the run's dataset is now, if it was moved: its tokenizer is needed for texts.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, shares of 1.")
+              help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
 def eval_(
     run: Path, train: Path, test: Path, at: str, templates: tuple[str, ...], data: Path | None, as_json: bool
 ) -> None:
     """Score the features of RUN's latest checkpoint: k-NN, linear probes, retrieval, zero-shot.
 
-    Classes are the datasets' groups. Each score is given for all test samples and for head, medium and tail: the thirds
-    of the classes with most, fewer and fewest training samples. Works while the run trains and changes nothing.
+    Classes are the datasets' groups. Scores are given for all test samples and for head, medium and tail: the thirds of
+    the classes by number of training samples. Works while the run trains and changes nothing.
     """
     from ..pipeline.dataset import Dataset
     from ..trainer.run_directory import RunDirectory
 
     directory, sets = RunDirectory(run), (Dataset(train), Dataset(test))
-    directory.config()  # what is no run is refused before torch is imported
+    directory.config()  # refuse what is not a run before importing torch
     from ..trainer.evaluation.evaluate import evaluate
 
     with _progress() as on_progress:
@@ -75,7 +75,7 @@ def eval_(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr for whatever is done at the moment."""
+    """Show a bar on stderr for the current task."""
     from .progress import ProgressBar, progress_bar
 
     with ExitStack() as open_bar:

@@ -1,4 +1,4 @@
-"""`thermopile export`: a run's encoders as files for other programs."""
+"""`thermopile export`: write a run's encoders for other programs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import click
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--to", required=True, type=click.Path(path_type=Path), help="The directory to write; must not exist.")
 @click.option("--format", "format_", required=True, type=click.Choice(["hf", "safetensors"]),
-              help="hf: a directory for each encoder that transformers loads. safetensors: a file for each, of any "
+              help="hf: one directory per encoder, loaded by transformers. safetensors: one file per encoder, for any "
               "encoder.")  # fmt: skip
 @click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to export.")
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
-              help="Where the run's dataset is now, if it was moved: its tokenizer is needed for texts.")  # fmt: skip
+              help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.")  # fmt: skip
 def export(run: Path, to: Path, format_: Literal["hf", "safetensors"], at: str, data: Path | None) -> None:
     """Write the encoders of RUN's latest checkpoint into a new directory.
 
@@ -29,7 +29,7 @@ def export(run: Path, to: Path, format_: Literal["hf", "safetensors"], at: str, 
     from ..trainer.run_directory import RunDirectory
 
     directory = RunDirectory(run)
-    directory.config()  # what is no run is refused before torch is imported
+    directory.config()  # refuse what is not a run before importing torch
     from ..trainer.export import export as write
 
     for path in write(directory, to, format_, at=at, data=data):

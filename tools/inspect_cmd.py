@@ -1,4 +1,4 @@
-"""`thermopile inspect`: what the temperatures of a run say, in the terminal, as a page, and as rows."""
+"""`thermopile inspect`: a run's temperatures in the terminal, as an HTML page, or as rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATEST = "latest"
 
 
 @click.command(
-    short_help="Show what the temperatures of a run say.",
+    short_help="Summarise the temperatures of a run.",
     epilog="\b\nExamples:\n"
     "  thermopile inspect runs/cc3m\n"
     "  thermopile inspect runs/cc3m --at step-12000 --against step-4000\n"
@@ -31,33 +31,35 @@ LATEST = "latest"
 )
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("more_ids", type=click.IntRange(min=0), nargs=-1, metavar="[MORE IDS]...")
-@click.option("--at", default=LATEST, show_default=True, metavar="TAG|ID", help="The snapshot to look at.")
-@click.option("--against", metavar="TAG|ID", help="Another snapshot: what has moved between the two, and the most.")
+@click.option("--at", default=LATEST, show_default=True, metavar="TAG|ID", help="The snapshot to inspect.")
+@click.option(
+    "--against", metavar="TAG|ID", help="Compare with this snapshot: how far tau moved, and for which samples most."
+)
 @click.option("--by", multiple=True, default=("group",), metavar="COLUMN", show_default="group, the class",
-              help="Group by a column of the samples table, or by `folder`. May be repeated.")  # fmt: skip
+              help="Group by a column of the samples table, or by `folder`. Repeatable.")  # fmt: skip
 @click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the encoders' embeddings.")
 @click.option("--sample", "ids", type=click.IntRange(min=0), multiple=True, metavar="ID [ID…]",
-              help="Show everything about these samples instead; RUN comes before.")  # fmt: skip
+              help="Show everything about these samples instead; RUN comes first.")  # fmt: skip
 @click.option("--export", "rows_file", type=click.Path(path_type=Path), metavar="FILE.parquet|csv",
-              help="Write a row for every sample instead.")  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Let --export replace the file where there is one.")
+              help="Write one row per sample instead.")  # fmt: skip
+@click.option("--overwrite", is_flag=True, help="Let --export replace an existing file.")
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
-              help="Where the run's dataset is now, if it was moved.")  # fmt: skip
+              help="New path of the run's dataset, if it was moved.")  # fmt: skip
 @click.option("--to", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIRECTORY",
-              help="Where the page goes; by default RUN/report.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object, and write nothing.")
+              help="Directory of the page. Default: RUN/report.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no file.")
 @click.pass_context
 def inspect(
     context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], rows_file: Path | None, at: str,
     against: str | None, by: tuple[str, ...], with_map: bool, overwrite: bool, data: Path | None, to: Path | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Show what the temperatures of RUN say, and write RUN/report/report.html; with --json, only print.
+    """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
 
-    Works while the run trains: it reads the last snapshot of the state and changes nothing. Needs no GPU.
+    Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU.
     """
     if more_ids and not ids:
-        raise click.UsageError(f"{more_ids[0]} is one argument too many; ids of samples come after --sample")
+        raise click.UsageError(f"unexpected argument {more_ids[0]}; sample ids come after --sample")
     if as_json:
         _refuse(context, "--json", "to")
     if rows_file:
@@ -72,10 +74,10 @@ def inspect(
 
 
 def _refuse(context: click.Context, what: str, *names: str) -> None:
-    """Refuse options that would do nothing: who gives one expects something of it."""
+    """Refuse options that would have no effect."""
     given = {name for name in names if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if extra := [option.opts[0] for option in context.command.params if option.name in given]:
-        raise click.UsageError(f"{', '.join(extra)} can do nothing for {what}; leave out one or the other")
+        raise click.UsageError(f"{', '.join(extra)} has no effect with {what}; leave out one of them")
 
 
 def _report(
@@ -83,7 +85,7 @@ def _report(
     as_json: bool,
 ) -> None:  # fmt: skip
     from .inspection.as_json import to_json
-    from .inspection.looking import look
+    from .inspection.inspect_run import look
     from .progress import working
     from .report.page import write_report
 
@@ -99,9 +101,9 @@ def _report(
 
 
 def _writable(run: Path, to: Path | None) -> Path:
-    """Where the page goes. Raises RunError at once, rather than after minutes, where nothing can be written there.
+    """Return the page's directory. Raises RunError if it is not writable: now rather than after minutes of work.
 
-    Raises NotRegularFileError where RUN/report is a link.
+    Raises NotRegularFileError if RUN/report is a link.
     """
     from ..files import refuse_link
     from ..trainer.errors import RunError
@@ -112,19 +114,19 @@ def _writable(run: Path, to: Path | None) -> Path:
         refuse_link(folder)
     nearest = folder if folder.exists() else run
     if run.is_dir() and not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        raise RunError(f"the page cannot be written to {folder}; name another directory with --to")
+        raise RunError(f"the page cannot be written to {folder}; choose another directory with --to")
     return folder
 
 
 def _print_summary(findings: Findings) -> None:
-    from .inspection.summary import drift_table, facts, sparkline, table
+    from .inspection.summary import TERMINAL_QUANTILES, drift_table, facts, sparkline, table
 
     survey = findings.survey
     said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
     print_facts([*facts(findings.inspection, survey), *said])
     if survey is None or not survey.sides:
         return
-    rows = [[row.label, *row.cells] for row in table(findings.inspection, survey)]
+    rows = [[row.label, *row.cells] for row in table(findings.inspection, survey, TERMINAL_QUANTILES)]
     rows.append(["lowest … highest", *(sparkline(side.tau) for side in survey.sides)])
     names = [f">{side.name}" for side in survey.sides]
     print_table(["tau of the visited samples", *names], rows)
@@ -138,7 +140,7 @@ def _print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, 
     from .inspection.details import read_details
     from .inspection.findings import Findings
     from .inspection.history import read_histories
-    from .inspection.looking import read_again, survey_with_progress
+    from .inspection.inspect_run import read_again, survey_with_progress
     from .inspection.run import Inspection
     from .inspection.summary import facts
     from .report import samples_page
@@ -169,7 +171,7 @@ def _print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, 
 
 
 def _export(run: Path, to: Path, at: str, data: Path | None, overwrite: bool) -> None:
-    from .inspection.looking import read_again
+    from .inspection.inspect_run import read_again
     from .inspection.rows_export import check_target, export_rows
     from .inspection.run import Inspection
     from .progress import progress_bar

@@ -1,4 +1,4 @@
-"""Lines of text drawn with Pillow, each character in a font that has it; where no font has, by its number."""
+"""Draw lines of text with Pillow, each character in a font that has it, or as its code point if none has."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pathlib import Path
 from PIL import ImageDraw, ImageFont
 
 _NOT_FOR_READING = ("lastresort", "adobeblank")
-"""Fonts that have every character, as a box with its number, or as nothing."""
+"""Fonts that map every character to a placeholder."""
 
 
 @dataclass(frozen=True)
 class Lettering:
-    """The fonts for some texts: DejaVu, which comes with matplotlib, and what the system has for the rest."""
+    """Fonts for a set of texts: DejaVu, which comes with matplotlib, and system fonts for the rest."""
 
     fallback: Mapping[str, str]
-    """Character that DejaVu lacks → the font file of the system that has it."""
+    """Character that DejaVu lacks → system font file that has it."""
 
     @classmethod
     def covering(cls, texts: Iterable[str]) -> Lettering:
-        """Look through the system's fonts for the characters of `texts` that DejaVu lacks."""
+        """Find system fonts for the characters of `texts` that DejaVu lacks."""
         missing = {character for text in texts for character in text if ord(character) not in _dejavu_characters()}
         return cls(_found_in(_system_fonts(), missing) if missing else {})
 
     def drawable(self, text: str) -> str:
-        """Return `text` with the characters that no font has as [U+65E5 U+672C]: a reader can look those up."""
+        """Return `text` with characters that no font has written as [U+65E5 U+672C]."""
         runs = ((known, "".join(run)) for known, run in groupby(text, self._is_known))
         return "".join(run if known else f"[{' '.join(f'U+{ord(one):04X}' for one in run)}]" for known, run in runs)
 
@@ -42,18 +42,18 @@ class Lettering:
 
 @dataclass(frozen=True)
 class Letters:
-    """Draws lines of one size, in pixels."""
+    """Draws lines of text at one size, in pixels."""
 
     size: int
     bold: bool
     fallback: Mapping[str, str]
 
     def length(self, text: str) -> float:
-        """Width of a line in pixels."""
+        """Return the width of a line in pixels."""
         return sum(font.getlength(run) for font, run in self._runs(text))
 
     def draw(self, onto: ImageDraw.ImageDraw, at: tuple[int, int], text: str, colour: str) -> None:
-        """Draw a line whose left top corner is `at`."""
+        """Draw a line with its top left corner at `at`."""
         left, baseline = at[0], at[1] + self._font(None).getmetrics()[0]
         drawn = 0.0
         for font, run in self._runs(text):
@@ -69,16 +69,16 @@ class Letters:
 
 
 def _found_in(files: Iterable[str], missing: set[str]) -> dict[str, str]:
-    """Character → the first of these font files that can draw it."""
+    """Map each character to the first of these font files that can draw it."""
     from matplotlib.ft2font import FT2Font
 
     found: dict[str, str] = {}
     for file in files:
         try:
             font = FT2Font(file)
-        except (OSError, RuntimeError):  # damaged, or of a kind that FreeType does not know
+        except (OSError, RuntimeError):  # damaged, or unknown to FreeType
             continue
-        if font.scalable:  # Pillow cannot draw bitmaps of colours, as of most emoji, in any size
+        if font.scalable:  # Pillow cannot scale colour bitmap fonts, as most emoji fonts are
             found |= {character: file for character in missing - found.keys() if font.get_char_index(ord(character))}
         if len(found) == len(missing):
             break

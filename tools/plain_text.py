@@ -1,25 +1,25 @@
-"""Text from data, made harmless to look at: captions, class names and file names are written by strangers."""
+"""Make untrusted text safe to print: captions, class names and file names may come from anyone."""
 
 from __future__ import annotations
 
 import unicodedata
 
-MOST_CHARACTERS = 200
-MOST_OF_ERROR = 10_000
-"""Characters of an error: room for a few paths as long as they can be, and for how to mend it."""
+MAX_CHARACTERS = 200
+MAX_ERROR_CHARACTERS = 10_000
+"""Limit for error messages: room for a few paths of maximal length and the cure."""
 
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
-"""Unicode categories that show nothing, or reorder and hide what others show."""
+"""Unicode categories of characters that are invisible, or reorder or hide others."""
 _JOINERS = "\u200c\u200d"
-"""Change no order and hide nothing; Persian words and many emoji need them."""
+"""Harmless, and needed by Persian words and many emoji."""
 
 
-def plain_text(text: str, most: int = MOST_CHARACTERS) -> str:
-    """Return `text` on one line, cut after `most` characters, control and bidi characters written as [U+202E].
+def plain_text(text: str, most: int = MAX_CHARACTERS) -> str:
+    """Return `text` on one line, cut after `most` characters, with control and bidi characters written as [U+202E].
 
     The result can be encoded as UTF-8 whatever `text` holds. It is not escaped for HTML.
     """
-    # What is cut need not be looked at, however long it is; white space at the ends does not count.
+    # Only look at the part that can be shown, however long the text is; outer white space does not count.
     line = " ".join(text[: 4 * most].split())
     cut = len(line) > most or len(text) > 4 * most
     return "".join(map(_visible, line[:most])) + ("…" if cut else "")

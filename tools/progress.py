@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar in a terminal, a line now and then elsewhere."""
+"""Progress on stderr: a bar in a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from rich.text import Text
 
 from .duration import duration
 
-SECONDS_BETWEEN_LINES = 10.0
+FIRST_LINE, LONGEST_GAP = 10.0, 600.0
+"""Seconds. Each line comes after twice the time of the one before, so a log of minutes and one of a week stay short."""
 
 
 class ProgressBar:
-    """Shows how much of `total` is done, and a few words about it."""
+    """Shows how much of `total` is done, with a short text."""
 
     def __init__(self, console: Console, title: str, total: int, bar: _BarAboveWords | None) -> None:
         self._console, self._title, self._total, self._bar = console, title, total, bar
         self._task = bar.add_task(title, total=total) if bar else None
-        self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+        self._begun = time.monotonic()
+        self._next_line = self._begun + FIRST_LINE
         self._first: tuple[int, float] | None = None
 
     def update(self, done: int, words: str = "") -> None:
-        """Show `done` of the total. Without a terminal: a line at most every ten seconds, and one at the end.
+        """Show `done` of the total. Without a terminal: after 10, 20, 40, … s, every 10 min, and at the end.
 
-        A line says how long the rest takes at the speed since the first call.
+        The remaining time is estimated from the speed since the first call.
         """
         now = time.monotonic()
         self._first = self._first or (done, now)
@@ -36,7 +38,7 @@ class ProgressBar:
             self._bar.words = words
             self._bar.update(self._task, completed=done)
         elif now >= self._next_line or done == self._total:
-            self._next_line = now + SECONDS_BETWEEN_LINES
+            self._next_line = now + min(max(FIRST_LINE, now - self._begun), LONGEST_GAP)
             self.note(f"{self._title}: {done:,}/{self._total:,}{self._left(done, now)} {words}")
 
     def _left(self, done: int, now: float) -> str:
@@ -46,13 +48,13 @@ class ProgressBar:
         return f", {duration((self._total - done) * (now - since) / (done - before))} left"
 
     def note(self, text: str) -> None:
-        """A line of its own, which stays."""
-        with suppress(OSError):  # stderr may be a file on a full disk, which must not end what is under way
+        """Print a separate line that stays."""
+        with suppress(OSError):  # stderr may be a file on a full disk, which must not stop the work
             self._console.print(text, markup=False, highlight=False)
 
 
 class _BarAboveWords(Progress):
-    """The words have a line of their own: beside the bar they would push its numbers out of a narrow terminal."""
+    """Shows the words on their own line: beside the bar they would push its numbers out of a narrow terminal."""
 
     words = ""
 
@@ -64,7 +66,7 @@ class _BarAboveWords(Progress):
 
 @contextmanager
 def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[ProgressBar]:
-    """A bar on stderr while the block runs; hidden: none."""
+    """Show a bar on stderr while the block runs, unless hidden."""
     console = Console(stderr=True, soft_wrap=True, quiet=hidden)
     if not console.is_terminal:
         yield ProgressBar(console, title, total, None)
@@ -79,9 +81,9 @@ def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[Pr
 
 @contextmanager
 def working(words: str) -> Iterator[Status]:
-    """A sign of life and a few words on stderr while the block runs, for what cannot tell how far it is.
+    """Show a spinner and a short text on stderr while the block runs, for work of unknown length.
 
-    Without a terminal: nothing.
+    Shows nothing without a terminal.
     """
     with Console(stderr=True).status(words) as status:
         yield status

@@ -1,6 +1,6 @@
-"""A contact sheet: stored pictures beside their augmented views, with what is known of each sample, as one picture.
+"""Draw a contact sheet: stored pictures beside their augmented views, with each sample's id, class and caption.
 
-Drawn with Pillow, which draws texts as they are: matplotlib would read a `$` in a caption as mathematics.
+Drawn with Pillow, because matplotlib would read a `$` in a caption as mathematics.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from .lettering import Lettering, Letters
 
 PAPER, INK, FAINT, FRAME = "#ffffff", "#33373d", "#767b83", "#e3e5e8"
 VIEW_COLOURS = ("#0072b2", "#d55e00")
-"""Okabe and Ito's blue and orange: of each view's name, and of its crop on the stored picture."""
+"""Okabe and Ito's blue and orange, for each view's name and its crop on the stored picture."""
 SMALLEST_TILE, LARGEST_TILE = 128, 320
-"""Side of a tile, in pixels; views outside of it are enlarged by a whole number, or reduced."""
+"""Side of a tile, in pixels; smaller views are enlarged by a whole factor, larger ones reduced."""
 WIDEST = 1500
-"""Pixels of a row of samples, which fits a screen."""
+"""Width of a row of samples in pixels; fits a screen."""
 MARGIN, GUTTER, GAP, LINE = 24, 28, 6, 20
 CAPTION_LINES = 2
 
@@ -32,18 +32,18 @@ class ShownView(NamedTuple):
 
 
 class ShownSample(NamedTuple):
-    """What a sheet shows of one sample. Texts are on one line, and harmless."""
+    """One sample on a sheet. Texts are on one line and safe to print."""
 
     sample_id: int
     group: str
-    """Empty where the sample has none; so for the caption."""
+    """Empty if the sample has none, like the caption."""
     caption: str
     stored: Image.Image
     views: tuple[ShownView, ...]
 
 
 def draw_sheet(title: str, facts: str, samples: list[ShownSample]) -> Image.Image:
-    """The samples in rows of as many as fit WIDEST, below a title and a line of facts. One sample at least."""
+    """Draw at least one sample, in rows at most WIDEST wide, below a title and a line of facts."""
     letters = Lettering.covering([title, facts, *(sample.group + sample.caption for sample in samples)])
     side = _tile_side(samples[0].views[0].picture.width)
     tiles = 1 + len(samples[0].views)
@@ -91,7 +91,7 @@ def _draw_sample(
 def _draw_stored(
     sheet: Image.Image, draw: ImageDraw.ImageDraw, left: int, top: int, side: int, sample: ShownSample
 ) -> None:
-    """The stored picture as large as the tile allows, on grey, and the crops that made the views."""
+    """Draw the stored picture as large as the tile allows, on grey, with frames around the views' crops."""
     stored = sample.stored
     scale = side / max(stored.size)
     size = max(1, round(stored.width * scale)), max(1, round(stored.height * scale))
@@ -100,7 +100,7 @@ def _draw_stored(
     sheet.paste(_resized(stored, size), (x, y))
     for view, colour in zip(sample.views, VIEW_COLOURS, strict=False):
         left_edge, top_edge, right_edge, bottom_edge = (round(edge * scale) for edge in view.box)
-        # A crop of a long, thin picture may be thinner here than its frame.
+        # In a long, thin picture a crop may be thinner than its frame.
         right_edge, bottom_edge = max(right_edge, left_edge + 4), max(bottom_edge, top_edge + 4)
         frame = (x + left_edge, y + top_edge, x + right_edge - 1, y + bottom_edge - 1)
         draw.rectangle(frame, outline=PAPER, width=4)
@@ -108,13 +108,13 @@ def _draw_stored(
 
 
 def _resized(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Small pictures keep their pixels to be seen as squares."""
+    """Resize a picture; small ones are enlarged without smoothing, so that pixels show as squares."""
     magnified = size[0] >= 2 * picture.width
     return picture.resize(size, Image.Resampling.NEAREST if magnified else Image.Resampling.LANCZOS)
 
 
 def wrapped(text: str, letters: Letters, width: int, lines: int) -> list[str]:
-    """`text` in at most so many lines of `width` pixels, broken at spaces where there are any, cut with an ellipsis."""
+    """Wrap `text` into at most `lines` lines of `width` pixels, at spaces if possible; cut with an ellipsis."""
     broken: list[str] = []
     while text and len(broken) < lines:
         if letters.length(text) <= width:

@@ -1,4 +1,4 @@
-"""`thermopile show`: samples of a dataset and their augmented views on one sheet, to look at before training."""
+"""`thermopile show`: draw samples and their augmented views on one sheet, to check before training."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RECIPE_NAMES = ("clip", "crop_flip", "simclr", "simclr_cifar", "moco_v3", "vicreg")
-"""Of pipeline/augment.py, which is not asked: `--help` would wait for numba."""
-MOST_SAMPLES = 200
+"""Names from pipeline/augment.py, repeated here because importing it loads numba and would slow `--help`."""
+MAX_SAMPLES = 200
 
 
 def _parse_ids(context: click.Context, option: click.Parameter, value: str | None) -> list[int] | None:
     try:
         ids = None if value is None else [int(word) for word in value.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no list of ids such as 1,5,9") from None
-    if ids and len(ids) > MOST_SAMPLES:
-        raise click.BadParameter(f"{len(ids):,} ids; a sheet shows up to {MOST_SAMPLES}")
+        raise click.BadParameter(f"{value!r} is not a list of ids such as 1,5,9") from None
+    if ids and len(ids) > MAX_SAMPLES:
+        raise click.BadParameter(f"{len(ids):,} ids; a sheet shows at most {MAX_SAMPLES}")
     return ids
 
 
@@ -37,39 +37,39 @@ def _parse_ids(context: click.Context, option: click.Parameter, value: str | Non
 )
 @click.argument("dataset", type=DatasetPath())
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The PNG file to write.")
-@click.option("--recipe", type=click.Choice(RECIPE_NAMES), help="Default: what training takes for the dataset, clip "
-              "for pairs and crop_flip for pictures alone.")  # fmt: skip
-@click.option("--samples", type=click.IntRange(1, MOST_SAMPLES), default=12, show_default=True,
-              help="How many, chosen by the seed.")  # fmt: skip
+@click.option("--recipe", type=click.Choice(RECIPE_NAMES), help="Augmentation. Default: as in training, clip "
+              "for pairs and crop_flip for images only.")  # fmt: skip
+@click.option("--samples", type=click.IntRange(1, MAX_SAMPLES), default=12, show_default=True,
+              help="Number of samples, drawn with the seed.")  # fmt: skip
 @click.option("--ids", metavar="ID,ID,…", callback=_parse_ids, help="Show these samples instead.")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="As in training.")
-@click.option("--epoch", type=click.IntRange(0, 2**32), default=0, show_default=True, help="As in training, from 0.")
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Seed, as in training.")
+@click.option("--epoch", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Epoch, counted from 0.")
 @click.option("--image-size", type=click.IntRange(8, 1024), default=224, show_default=True,
               help="Side of the views, in pixels.")  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Replace OUT where it is there.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 def show(
     dataset: Path, out: Path, recipe: str | None, samples: int, ids: list[int] | None, seed: int, epoch: int,
     image_size: int, overwrite: bool,
 ) -> None:  # fmt: skip
     """Draw samples of DATASET on one sheet: the stored picture, two augmented views, id, caption and class.
 
-    The views are those that training with this seed makes in this epoch; frames on the stored picture show their
-    crops. Pairs have one view in an epoch: this epoch's and the next one's are shown.
+    The views are the ones that training with this seed makes in this epoch; frames on the stored picture mark the
+    crops. Pairs have one view per epoch, so this epoch's and the next one's are shown.
     """
     from ..files import write_atomically
     from ..pipeline.dataset import Dataset
     from .plain_text import plain_text
 
     if out.suffix.lower() != ".png":
-        raise click.UsageError(f"--out {out} does not end in .png, and the sheet is a PNG file")
+        raise click.UsageError(f"--out {out} does not end in .png; the sheet is a PNG file")
     if not out.parent.is_dir():
-        raise click.UsageError(f"--out {out}: there is no folder {out.parent}")
+        raise click.UsageError(f"--out {out}: folder {out.parent} does not exist")
     if out.exists() and not overwrite:
         raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
     opened = Dataset(dataset)
     chosen = _choose(opened.n, samples, ids, seed)
     from .sample_sheet import draw_sheet
-    from .shown_samples import shown_samples  # last, for it imports torch
+    from .shown_samples import shown_samples  # last, because it imports torch
 
     recipe = recipe or ("clip" if opened.index.mode == "pairs" else "crop_flip")
     shown = shown_samples(opened, chosen, recipe, seed=seed, epoch=epoch, image_size=image_size)
@@ -87,5 +87,5 @@ def _choose(n: int, samples: int, ids: list[int] | None, seed: int) -> NDArray[n
     if ids is None:
         return np.sort(np.random.default_rng(seed).choice(n, min(samples, n), replace=False)).astype(np.int64)
     if outside := [sample_id for sample_id in ids if not 0 <= sample_id < n]:
-        raise click.UsageError(f"--ids: there is no sample {outside[0]}; the dataset holds 0 to {n - 1}")
+        raise click.UsageError(f"--ids: sample {outside[0]} does not exist; the dataset holds 0 to {n - 1}")
     return np.array(ids, np.int64)

@@ -1,4 +1,4 @@
-"""Samples of a dataset with the views that training would make of them, by the loader that makes them."""
+"""Samples of a dataset with the views that training makes of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 
 from ..pipeline.augment import RECIPES, Recipe, view_parameters
 from ..pipeline.dataset import Dataset
-from ..pipeline.ffcv_loader import ViewMaker
+from ..pipeline.loading.ffcv_loader import ViewMaker
 from .plain_text import plain_text
 from .sample_sheet import ShownSample, ShownView
 
@@ -20,9 +20,9 @@ from .sample_sheet import ShownSample, ShownView
 def shown_samples(
     dataset: Dataset, sample_ids: NDArray[np.int64], recipe_name: str, *, seed: int, epoch: int, image_size: int
 ) -> list[ShownSample]:
-    """The samples with two views each, as training with that seed sees them; sample_ids int64 [b].
+    """Return the samples with two views each, as training with that seed sees them; sample_ids int64 [b].
 
-    Of pictures alone: both views of the epoch. Of pairs, which have one view: that of the epoch, and of the next one.
+    Images have two views per epoch; pairs have one, so this epoch's and the next one's are shown.
     """
     recipe = RECIPES[recipe_name]
     rows = dataset.rows(sample_ids.tolist())
@@ -41,7 +41,7 @@ def _views(
     dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe, seed: int, epoch: int, image_size: int,
     rows: list[dict[str, Any]],
 ) -> list[list[ShownView]]:  # fmt: skip
-    """The two views, of every sample each."""
+    """Return two lists of views, one view per sample in each."""
     pairs = dataset.index.mode == "pairs"
     drawn = [(epoch, 0, f"epoch {epoch}"), (epoch + 1, 0, f"epoch {epoch + 1}")] if pairs else [
         (epoch, 0, "view 1"), (epoch, 1, "view 2"),
@@ -58,7 +58,7 @@ def _views(
 
 
 def _picture(pixels: torch.Tensor, recipe: Recipe) -> Image.Image:
-    """A view, float32 [3, H, W], as it was before it was normalised."""
+    """Undo the normalisation of a view, float32 [3, H, W]."""
     mean, std = (torch.tensor(channels).view(3, 1, 1) for channels in (recipe.mean, recipe.std))
     shown = ((pixels * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
     return Image.fromarray(shown.permute(1, 2, 0).contiguous().numpy())

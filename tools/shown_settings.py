@@ -1,4 +1,4 @@
-"""A run's settings as TOML in which every value says where it comes from: `thermopile train --print-config`."""
+"""A run's settings as TOML, each value with its origin: `thermopile train --print-config`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import tomli_w
 
+from ..trainer.build import objective_of
 from ..trainer.config import TrainConfig, flat
+from ..trainer.config_layers import Layers
 from ..trainer.encoders import is_directory
-from ..trainer.layers import Layers
-from ..trainer.parts import objective_of
 from .plain_text import plain_text
 
 
 def shown_settings(settings: TrainConfig, layers: Layers) -> str:
-    """All settings of a run, those left out as comments; the text can be given to `--config`.
+    """Return all settings of a run, unset ones as comments; `--config` accepts the text.
 
-    settings: what the layers ask for, resolved where there is a dataset. What resolving changed says what it was.
+    settings: the merged layers, resolved if there is a dataset. Values that resolving changed show the original.
     """
     tree = settings.model_dump(mode="json")
     if settings.objective.mode != "auto":
@@ -37,7 +37,7 @@ def shown_settings(settings: TrainConfig, layers: Layers) -> str:
 
 
 def _entries(tree: dict[str, Any], table: str = "") -> Iterator[tuple[str, str, Any]]:
-    """Table, key and value of every setting; those of a table before those of the tables in it."""
+    """Yield table, key and value of every setting, a table's own settings before its subtables."""
     for key, value in tree.items():
         if not isinstance(value, dict):
             yield table, _toml_key(key), value
@@ -47,7 +47,7 @@ def _entries(tree: dict[str, Any], table: str = "") -> Iterator[tuple[str, str, 
 
 
 def _aligned(lines: list[tuple[str, str, str]]) -> str:
-    """The lines with their origins in one column, below the header of each table."""
+    """Join the lines under their table headers, with origins aligned."""
     width = min(44, max(len(setting) for _, setting, _ in lines))
     text, current = [], ""
     for table, setting, origin in lines:
@@ -59,7 +59,7 @@ def _aligned(lines: list[tuple[str, str, str]]) -> str:
 
 
 def _toml(value: Any) -> str:
-    """The value in one line."""
+    """Format the value on one line."""
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     return _escaped(tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n"))
@@ -70,5 +70,5 @@ def _toml_key(key: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """What shows nothing, or reorders what others show, as TOML writes it: the settings may be a stranger's."""
+    """Escape invisible and bidi characters the TOML way; the settings may be untrusted."""
     return "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in text)

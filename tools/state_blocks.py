@@ -1,4 +1,4 @@
-"""A snapshot's rows a piece at a time: whole blocks of the state, as many as fit into a few megabytes."""
+"""Read a snapshot's rows in pieces: whole blocks of the state, a few megabytes at a time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..state_store import StateReader
 ROWS_AT_ONCE = 1 << 18
 
 Rows = dict[str, NDArray[Any]]
-"""By column of the state, [m]."""
+"""Column of the state -> values [m]."""
 
 
 def pieces(reader: StateReader) -> list[range]:
-    """The ids in whole blocks of the state, about 262,144 at a time."""
+    """Return ranges of ids in whole blocks of the state, about 262,144 ids each."""
     step = max(1, ROWS_AT_ONCE // reader.block_rows) * reader.block_rows
     return [range(start, min(start + step, reader.samples)) for start in range(0, reader.samples, step)]
 

@@ -1,4 +1,4 @@
-"""Is a snapshot of the state sound? Every chunk is read, every value held against the rules, one block at a time."""
+"""Check a snapshot of the state: read every chunk and validate every value, one block at a time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ..state_store import DamagedChunkError, StateReader
 from ..state_store.chunks import ADVICE
 from ..state_store.schema import LAST_STEP, VISITS
 from ..trainer.config import TrainConfig
-from .state_findings import MOST_IDS, ColumnReport, Problem, SnapshotReport
+from .state_findings import MAX_IDS, ColumnReport, Problem, SnapshotReport
 
 
 @dataclass(frozen=True)
 class TauBounds:
-    """What the run's objective holds every temperature to; None where it has no such bound, or it is not known."""
+    """Bounds of tau set by the run's objective; None if there is no such bound or it is unknown."""
 
     lowest: float | None = None
     highest: float | None = None
@@ -31,10 +31,10 @@ class TauBounds:
 def check_snapshot(
     reader: StateReader, config: TrainConfig | None, on_progress: Callable[[int], None] = lambda done: None
 ) -> SnapshotReport:
-    """Check everything of a snapshot; config: the settings of its run, where it is known.
+    """Check a whole snapshot; config: the run's settings, if known.
 
-    on_progress is told the number of rows checked so far.
-    Raises SnapshotNotFoundError where the run deletes the snapshot meanwhile.
+    Calls on_progress with the number of rows checked so far.
+    Raises SnapshotNotFoundError if the run deletes the snapshot meanwhile.
     """
     notes: list[str] = []
     tau = _tau_bounds(reader, config, notes)
@@ -46,12 +46,12 @@ def _tau_bounds(reader: StateReader, config: TrainConfig | None, notes: list[str
     if not any(_is_tau(name) for name in reader.fields):
         return TauBounds()
     if config is None:
-        notes.append("No settings of a run were found beside the state, so tau was not held against bounds.")
+        notes.append("No run settings were found beside the state, so tau was not checked against bounds.")
         return TauBounds()
     bounds = TauBounds(config.objective.settings.get("tau_min"), config.objective.settings.get("tau_max"))
     for bound, value in (("tau_min", bounds.lowest), ("tau_max", bounds.highest)):
         if value is None:
-            notes.append(f"The objective {config.objective.name} has no {bound}, so tau was not held against one.")
+            notes.append(f"Objective {config.objective.name} has no {bound}, so tau was not checked against one.")
     return bounds
 
 
@@ -59,15 +59,15 @@ def _dataset_problems(reader: StateReader, config: TrainConfig | None, notes: li
     made_for, written_for = reader.dataset_fingerprint, reader.snapshot.dataset_fingerprint
     problems = []
     if made_for != written_for:
-        problems.append(f"the state is of the dataset {_short(made_for)}, this snapshot of {_short(written_for)}")
+        problems.append(f"the state is for dataset {_short(made_for)}, but this snapshot is for {_short(written_for)}")
     try:
         index = read_index(Path(config.data.path)) if config else None
     except DatasetError as error:
-        notes.append(f"The run's dataset was not compared, it is not where the run found it: {error}")
+        notes.append(f"The run's dataset was not compared, because it cannot be read: {error}")
         return problems
     if config and index and index.fingerprint != made_for:
         problems.append(
-            f"the state is of the dataset {_short(made_for)} with {reader.samples:,} samples, but {config.data.path} "
+            f"the state is for dataset {_short(made_for)} with {reader.samples:,} samples, but {config.data.path} "
             f"is {_short(index.fingerprint)} with {index.n:,}"
         )
     return problems
@@ -82,10 +82,10 @@ def _is_tau(field_name: str) -> bool:
 
 
 def check_columns(reader: StateReader, tau: TauBounds, on_progress: Callable[[int], None]) -> list[ColumnReport]:
-    """Read a whole snapshot, O(block) of it in memory, and report on every column.
+    """Read a whole snapshot, one block in memory at a time, and report on every column.
 
-    on_progress is told the number of rows checked so far. A column that has the wrong shape, dtype or chunks is not
-    read. Raises SnapshotNotFoundError where the run deletes the snapshot meanwhile.
+    Calls on_progress with the number of rows checked so far. Columns with a wrong shape, dtype or chunking are not
+    read. Raises SnapshotNotFoundError if the run deletes the snapshot meanwhile.
     """
     reports = {name: _open_column(reader, name) for name in reader.columns}
     readable = [report for report in reports.values() if report.sound]
@@ -102,13 +102,13 @@ def check_columns(reader: StateReader, tau: TauBounds, on_progress: Callable[[in
 
 
 def _open_column(reader: StateReader, name: str) -> ColumnReport:
-    """Compare what an array says of itself with what the store was made for."""
+    """Compare an array's metadata with what the store expects."""
     wanted = "float32" if name in reader.fields else "uint32"
     report = ColumnReport(name, wanted)
     try:
         array = reader.array(name)
-    except Exception as error:  # noqa: BLE001 (damaged metadata fails in many ways, and is what is looked for)
-        report.add(Problem(name, f"array {name!r} is missing, or what describes it is damaged: {error!r}"))
+    except Exception as error:  # noqa: BLE001 (damaged metadata can fail in any way, and is what this looks for)
+        report.add(Problem(name, f"array {name!r} is missing, or its metadata is damaged: {error!r}"))
         return report
     for what, have, want in (
         ("shape", array.shape, (reader.samples,)),
@@ -116,7 +116,7 @@ def _open_column(reader: StateReader, name: str) -> ColumnReport:
         ("chunks", array.chunks, (reader.block_rows,)),
     ):
         if have != want:
-            report.add(Problem(name, f"array {name!r}: its {what} is {have}, it should be {want}"))
+            report.add(Problem(name, f"array {name!r}: its {what} is {have}, but should be {want}"))
     return report
 
 
@@ -143,14 +143,14 @@ def _check_values(
     for what, at_fault in faults:
         places = np.flatnonzero(at_fault)
         if len(places):
-            ids = tuple((places[:MOST_IDS] + block.start).tolist())
+            ids = tuple((places[:MAX_IDS] + block.start).tolist())
             report.add(Problem(report.name, what, block.start // reader.block_rows, len(places), ids))
 
 
 def _field_faults(
     values: NDArray[np.float32], initial: float, visits: NDArray[np.uint32] | None, bounds: TauBounds
 ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """A field is finite, keeps its initial value until the first visit, and gives up one that is not finite then."""
+    """A field must be finite and hold its initial value until the first visit; a non-finite one only until then."""
     fresh = values == np.float32(initial)
     finite = np.isfinite(values)
     yield "not finite", ~finite & ~fresh
@@ -158,7 +158,7 @@ def _field_faults(
         yield f"never visited, but not at the initial value {initial:g}", (visits == 0) & finite & ~fresh
         if not math.isfinite(initial):
             yield f"visited, but still {initial:g}", (visits > 0) & fresh
-    # Compared in float32, as the objective clamps: the nearest float32 to a bound may lie beyond it.
+    # Compare in float32, as the objective clamps: the float32 nearest to a bound may lie beyond it.
     if bounds.lowest is not None:
         yield f"below tau_min {bounds.lowest:g}", finite & ~fresh & (values < np.float32(bounds.lowest))
     if bounds.highest is not None:

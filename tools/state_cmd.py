@@ -1,4 +1,4 @@
-"""`thermopile state`: look after the samples' state of a run, finished or still training."""
+"""`thermopile state`: check and list the per-sample state of a run, finished or still training."""
 
 from __future__ import annotations
 
@@ -16,26 +16,21 @@ from .progress import progress_bar
 from .terminal import print_table
 
 if TYPE_CHECKING:
-    from ..state_store import Snapshot, StateReader
+    from ..state_store import Snapshot
     from ..state_store.history import UnreadableSnapshot
     from ..trainer.config import TrainConfig
     from .state_findings import SnapshotReport
 
 _RUN = click.argument("run", type=click.Path(path_type=Path))
 _LATEST = "latest"
-_AT = click.option("--at", default=_LATEST, show_default=True, metavar="TAG|ID", help="The snapshot.")
+_AT = click.option("--at", default=_LATEST, show_default=True, metavar="TAG|ID", help="The snapshot to read.")
 
 
-@click.group(
-    epilog="\b\nExamples:\n"
-    "  thermopile state check runs/glyphs\n"
-    "  thermopile state log runs/glyphs\n"
-    "  thermopile state export runs/glyphs --at step-400 --to rows.parquet"
-)
+@click.group(epilog="\b\nExamples:\n  thermopile state check runs/glyphs\n  thermopile state log runs/glyphs")
 def state() -> None:
-    """Look after the samples' state: check it, list its snapshots, export it.
+    """Check the per-sample state and list its snapshots.
 
-    RUN is a run directory, or the directory of a state alone. Works while the run trains, and changes nothing of it.
+    RUN is a run directory or a state directory. Works while the run trains and changes nothing.
     """
 
 
@@ -53,14 +48,14 @@ def state() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 @click.pass_context
 def check(context: click.Context, run: Path, at: str, every: bool, as_json: bool) -> None:
-    """Check that a snapshot of RUN is sound: read every chunk and hold every value against the rules.
+    """Check that a snapshot of RUN is sound: read every chunk and validate every value.
 
-    Every number is finite; a sample never visited stands at its initial values, and log_s is -inf only there; tau is
-    within the objective's bounds; no last step is later than the snapshot; the dataset is the run's. The index of the
-    state is checked with its copy. Without --at, every snapshot's own files are checked too.
+    Every number must be finite; a sample never visited must hold its initial values, and only there may log_s be -inf;
+    tau must lie within the objective's bounds; no last step may be later than the snapshot; the dataset must be the
+    run's. The index of the state is compared with its copy. Without --at, every snapshot's files are checked too.
     """
     if every and at != _LATEST:
-        raise click.UsageError("--at names one snapshot and --all takes every one; give one of the two")
+        raise click.UsageError("--at selects one snapshot and --all selects every one; pass only one of them")
     from ..state_store.durable import Repository
     from .state_findings import report_to_json, unreadable_to_json
 
@@ -96,7 +91,7 @@ def check(context: click.Context, run: Path, at: str, every: bool, as_json: bool
 @_RUN
 @click.option("--json", "as_json", is_flag=True, help="Print the snapshots as one JSON object.")
 def log(run: Path, as_json: bool) -> None:
-    """List the snapshots of RUN, oldest first: when each was made, and how many bytes were written for it."""
+    """List the snapshots of RUN, oldest first, with the time and the bytes written for each."""
     from ..state_store import Snapshot
     from ..state_store.durable import Repository
     from .state_findings import snapshot_to_json, unreadable_to_json
@@ -119,41 +114,8 @@ def log(run: Path, as_json: bool) -> None:
     click.echo(f"{len(snapshots):,} {noun}{beside}, {_bytes(size)} on disk in {plain_text(str(path), most=1000)}")
 
 
-@state.command(
-    short_help="Write a snapshot as a Parquet file.",
-    epilog="\b\nExamples:\n"
-    "  thermopile state export runs/glyphs --to rows.parquet\n"
-    "  thermopile state export runs/glyphs --at step-400 --to tau.parquet --columns image/tau,text/tau,visits",
-)
-@_RUN
-@_AT
-@click.option("--to", type=click.Path(dir_okay=False, path_type=Path), required=True, metavar="FILE.parquet",
-              help="The file to write.")  # fmt: skip
-@click.option("--columns", metavar="NAME,…", help="These beside sample_id; all by default.")
-@click.option("--overwrite", is_flag=True, help="Replace the file where there is one.")
-def export(run: Path, at: str, to: Path, columns: str | None, overwrite: bool) -> None:
-    """Write a snapshot of RUN as a Parquet file, a line for every sample, in the order of their ids.
-
-    Columns: sample_id (int64), the fields (float32), visits and last_step (uint32). log_s is -inf where a sample was
-    never visited. The metadata of the file names the snapshot and the dataset.
-    """
-    from ..state_store import StateReader
-    from .state_export import export_parquet
-
-    _refuse_target(to, overwrite)
-    path, _, _ = _find(run)
-    reader = StateReader.open(path, at)
-    chosen = _chosen_columns(reader, columns)
-    with progress_bar(f"exporting {reader.snapshot.tag}", reader.samples) as bar:
-        export_parquet(reader, to, chosen, bar.update)
-    click.echo(
-        f"{plain_text(str(to), most=1000)}: {reader.samples:,} rows of {reader.snapshot.tag}, "
-        f"{len(chosen) + 1} columns, {_bytes(to.stat().st_size)}"
-    )
-
-
 def _find(run: Path) -> tuple[Path, TrainConfig | None, list[str]]:
-    """The state of a run, or RUN itself where it is one; the run's settings, if any, and a note where they fail."""
+    """Return the state's path (RUN itself may be one), the run's settings if any, and a note if they are unreadable."""
     from ..trainer.errors import RunError
     from ..trainer.run_directory import RunDirectory
 
@@ -182,7 +144,7 @@ def _reports(path: Path, config: TrainConfig | None, at: str, every: bool) -> It
         except SnapshotNotFoundError as error:
             if not found:
                 raise
-            click.echo(f"Note: {error}", err=True)  # the run keeps only its newest snapshots, also while we look
+            click.echo(f"Note: {error}", err=True)  # the run may delete old snapshots while this runs
         else:
             yield report
 
@@ -224,7 +186,7 @@ def _print_unreadable(unreadable: Sequence[UnreadableSnapshot]) -> None:
 
 
 def _size_on_disk(path: Path) -> int:
-    """Bytes of all files below `path`; those that a training run deletes meanwhile are left out."""
+    """Return the bytes of all files below `path`; files that a training run deletes meanwhile are left out."""
     from rich.console import Console
 
     total = 0
@@ -234,28 +196,6 @@ def _size_on_disk(path: Path) -> int:
                 with suppress(FileNotFoundError):
                     total += os.lstat(os.path.join(folder, name)).st_size
     return total
-
-
-def _refuse_target(to: Path, overwrite: bool) -> None:
-    if to.suffix != ".parquet":
-        raise click.UsageError(f"--to {to} does not end in .parquet, the one format that there is")
-    if not to.absolute().parent.is_dir():
-        raise click.UsageError(f"--to {to}: there is no directory {to.absolute().parent}; make it first")
-    if to.exists() and not overwrite:
-        raise click.UsageError(f"{to} exists; choose another name, or replace it with --overwrite")
-
-
-def _chosen_columns(reader: StateReader, columns: str | None) -> tuple[str, ...]:
-    if columns is None:
-        return reader.columns
-    chosen = tuple(dict.fromkeys(name.strip() for name in columns.split(",") if name.strip()))
-    unknown = [name for name in chosen if name not in reader.columns]
-    if unknown or not chosen:
-        raise click.UsageError(
-            f"--columns: the state has no column {', '.join(map(repr, unknown)) or 'of no name'}; "
-            f"it has {', '.join(reader.columns)}"
-        )
-    return chosen
 
 
 def _local_time(snapshot: Snapshot) -> str:

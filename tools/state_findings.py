@@ -1,4 +1,4 @@
-"""What a check of the state found: for a table, as lines, and as JSON."""
+"""Findings of a state check, for a table, as lines and as JSON."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from ..state_store import Snapshot
     from ..state_store.history import UnreadableSnapshot
 
-MOST_PROBLEMS = 20
-"""Listed for a column; the rest is counted."""
-MOST_IDS = 5
-"""Named in a problem."""
+MAX_PROBLEMS = 20
+"""Problems listed per column; the rest are counted."""
+MAX_IDS = 5
+"""Sample ids named per problem."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Problem:
     what: str
     chunk: int | None = None
     rows: int = 0
-    """How many rows of the chunk are concerned; 0 where it is not a matter of rows."""
+    """Number of affected rows in the chunk; 0 if the problem is not about rows."""
     first_ids: tuple[int, ...] = ()
 
     def __str__(self) -> str:
@@ -40,17 +40,17 @@ class Problem:
 
 @dataclass
 class ColumnReport:
-    """What the check saw of one column."""
+    """Findings for one column."""
 
     name: str
     dtype: str
     rows: int = 0
     """Rows that could be read."""
     unseen: int = 0
-    """Rows among them whose visits are known to be 0."""
+    """Those of them known to have 0 visits."""
     lowest: float = math.inf
     highest: float = -math.inf
-    """Range of the finite values; inf … -inf where there is none."""
+    """Range of the finite values; inf … -inf if there are none."""
     problems: list[Problem] = field(default_factory=list)
     not_listed: int = 0
 
@@ -70,7 +70,7 @@ class ColumnReport:
         return "1 problem" if problems == 1 else f"{problems:,} problems"
 
     def add(self, problem: Problem) -> None:
-        if len(self.problems) < MOST_PROBLEMS:
+        if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
         else:
             self.not_listed += 1
@@ -86,12 +86,12 @@ class ColumnReport:
 
 @dataclass(frozen=True)
 class SnapshotReport:
-    """What the check found in one snapshot. `notes` say in plain words what could not be checked, and why."""
+    """Findings for one snapshot. `notes` say what could not be checked, and why."""
 
     snapshot: Snapshot
     columns: list[ColumnReport]
     other_problems: list[str]
-    """Of the snapshot as a whole."""
+    """Problems of the snapshot as a whole."""
     notes: list[str]
 
     @property

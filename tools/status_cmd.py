@@ -1,4 +1,4 @@
-"""`thermopile status`: how a run stands, in a dozen lines."""
+"""`thermopile status`: the state of a run in a dozen lines."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ..trainer.run_status import CheckpointStatus, RunStatus, StepsStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
-_MOST_LISTED = 6
-"""Checkpoints and snapshots named, the newest ones."""
-_MOST_SCORES = 8
-"""Of an evaluation."""
+_MAX_LISTED = 6
+"""Newest checkpoints and snapshots to list."""
+_MAX_SCORES = 8
+"""Scores shown per evaluation."""
 
 
 @click.command(
@@ -30,11 +30,11 @@ _MOST_SCORES = 8
     "  watch -n 10 thermopile status runs/glyphs"
 )
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print it as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the status as one JSON object.")
 def status(run: Path, as_json: bool) -> None:
-    """Show how RUN stands: whether it trains, how far it is, its loss, where its time goes, what it has saved.
+    """Show the status of RUN: whether it trains, its progress, loss, time per part of a step, and checkpoints.
 
-    Works while the run trains, and changes nothing of it. Means are over the last 100 steps.
+    Works while the run trains and changes nothing. Means are over the last 100 steps.
     """
     from ..trainer.run_directory import RunDirectory
     from ..trainer.run_status import read_status
@@ -56,13 +56,13 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
     if run.sample_state:
         tags = [tag for tag in run.sample_state.snapshots if tag != "step-0"]
         yield "samples", f"{run.sample_state.samples:,}, visited {run.sample_state.coverage:.0%} at the last snapshot"
-        yield "snapshots", _listed(tags) if tags else "none but the initial values"
+        yield "snapshots", _listed(tags) if tags else "only the initial values"
     for evaluation in run.evaluations:
-        # Those over all samples; their bands are in metrics.jsonl and in --json.
+        # Only scores over all samples; metrics.jsonl and --json have the bands.
         named = evaluation["evaluation"].items()
         scores = [f"{name.removesuffix('/all')} {score:.4g}" for name, score in named if name.endswith("/all")]
-        more = f"  and {len(scores) - _MOST_SCORES} more" if len(scores) > _MOST_SCORES else ""
-        yield "evaluation", plain_text(f"step {evaluation['step']:,}: {', '.join(scores[:_MOST_SCORES])}{more}", 1000)
+        more = f"  and {len(scores) - _MAX_SCORES} more" if len(scores) > _MAX_SCORES else ""
+        yield "evaluation", plain_text(f"step {evaluation['step']:,}: {', '.join(scores[:_MAX_SCORES])}{more}", 1000)
     for title, texts in (("warning", run.warnings), ("note", run.notes)):
         for text in texts:
             yield title, plain_text(text, most=1000)
@@ -74,9 +74,10 @@ def _state(run: RunStatus) -> str:
     if run.state == "running":
         return f"running as {writer}, {written}"
     if run.state == "silent":
-        return f"silent: {writer} has the run, but wrote nothing for long ({written}); does it hang?"
+        quiet = f"been quiet for {duration(run.steps.age_seconds)}" if run.steps else "not written a line"
+        return f"silent: {writer} holds the run lock but has {quiet}; it may be hung"
     if run.state == "stopped" and run.writer:
-        return f"stopped: killed as {writer}, or training where its lock does not reach ({written})"
+        return f"stopped: {writer} was killed, or trains on a machine that does not share its lock ({written})"
     return run.state if run.state == "never started" else f"{run.state}, {written}"
 
 
@@ -112,12 +113,12 @@ def _checkpoints(checkpoints: list[CheckpointStatus]) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    earlier = f"{len(names) - _MOST_LISTED:,} earlier, " if len(names) > _MOST_LISTED else ""
-    return earlier + ", ".join(names[-_MOST_LISTED:])
+    earlier = f"{len(names) - _MAX_LISTED:,} earlier, " if len(names) > _MAX_LISTED else ""
+    return earlier + ", ".join(names[-_MAX_LISTED:])
 
 
 def _sparkline(values: list[float]) -> str:
-    """A bar for each value, the lowest and the highest of the block characters for the extremes."""
+    """Return one block character per value, scaled from the lowest to the highest."""
     if not values:
         return ""
     low, high = min(values), max(values)

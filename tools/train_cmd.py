@@ -1,4 +1,4 @@
-"""`thermopile train`: a run from its settings, or the continuation of one."""
+"""`thermopile train`: start or resume a run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .dataset_path import DatasetPath
-from .plain_text import MOST_OF_ERROR, plain_text
+from .plain_text import MAX_ERROR_CHARACTERS, plain_text
 from .progress import progress_bar
 
 if TYPE_CHECKING:
-    from ..trainer.changes import Change
     from ..trainer.config import TrainConfig
-    from ..trainer.layers import Layers
+    from ..trainer.config_layers import Layers
     from ..trainer.loop import Trainer
+    from ..trainer.resume_settings import Change
     from ..trainer.run_directory import RunDirectory
     from ..trainer.step_report import StepReport
     from ..trainer.world import World
@@ -34,10 +34,10 @@ SHOWN = {
     "communication": "comm",
     "other": "other",
 }
-"""Part of a step -> what it is called in the progress line."""
+"""Part of a step -> its name in the progress line."""
 
 STEADY_STEPS = 50
-"""Steps after which waits are no longer those of the start."""
+"""Steps until start-up waits have passed."""
 
 _COMMAND_LINE = "--set"
 
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class _TrainCommand(click.Command):
-    """Whoever gives a setting as an option is told how to give it."""
+    """Explains how to pass a setting that was given as an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -70,39 +70,39 @@ class _TrainCommand(click.Command):
     "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
 )
 @click.option("--data", type=click.Path(path_type=Path), help="The dataset directory.")
-@click.option("--out", type=click.Path(path_type=Path), help="The run directory; only --print-config needs none.")
-@click.option("--preset", help="Start from the settings of this name; a name that is none lists all there are.")
-@click.option("--config", type=click.Path(path_type=Path), help="Settings, as TOML.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting; may be repeated.")
-@click.option("--init-from", metavar="RUN[@step-N]", help="Start a new run with the encoders' weights of another.")
+@click.option("--out", type=click.Path(path_type=Path), help="The run directory; optional with --print-config.")
+@click.option("--preset", help="Start from these named settings; an unknown name lists the presets.")
+@click.option("--config", type=click.Path(path_type=Path), help="A TOML file of settings.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable.")
+@click.option("--init-from", metavar="RUN[@step-N]", help="Initialise the encoders from another run's checkpoint.")
 @click.option("--on-nan", type=click.Choice(["stop", "skip"]),
-              help="What a step does whose loss is not finite: end the run, or change nothing and go on.")  # fmt: skip
-@click.option("--resume", is_flag=True, help="Continue the run in OUT; start it where there is none yet.")
+              help="If a loss is not finite: stop the run, or skip the step and continue.")  # fmt: skip
+@click.option("--resume", is_flag=True, help="Resume the run in OUT; start it if there is none.")
 @click.option("--allow-change", "allowed", multiple=True, metavar="KEY",
-              help="With --resume: a setting, or table of them, to change in the run; may be repeated.")  # fmt: skip
+              help="With --resume: allow this setting, or table of settings, to change. Repeatable.")  # fmt: skip
 @click.option("--accept-config", is_flag=True,
-              help="With --resume: take OUT/config.toml as it is, after you edited it by hand.")  # fmt: skip
+              help="With --resume: accept your manual edits of OUT/config.toml.")  # fmt: skip
 @click.option("--allow-code", is_flag=True,
-              help="Run the code that the settings of OUT or of --config name: data.augmentation.")  # fmt: skip
-@click.option("--print-config", is_flag=True, help="Show every setting and where it comes from, and start nothing.")
+              help="Allow OUT's settings or --config to run code: data.augmentation.")  # fmt: skip
+@click.option("--print-config", is_flag=True, help="Print every setting and its origin; train nothing.")
 def train(
     data: Path | None, out: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...],
     init_from: str | None, on_nan: str | None, resume: bool, allowed: tuple[str, ...], accept_config: bool,
     allow_code: bool,
     print_config: bool,
 ) -> None:  # fmt: skip
-    """Train encoders with a temperature for every sample.
+    """Train encoders with a temperature per sample.
 
-    Later settings win: defaults, --preset, --config, --set, --init-from, --on-nan, --data. OUT/config.toml records
-    them all.
+    Later settings override earlier ones: defaults, --preset, --config, --set, --init-from, --on-nan, --data.
+    OUT/config.toml records the result.
 
-    SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 stop the run after the step that it is at, with a checkpoint and exit code 75;
-    a second one ends it at once, back to the checkpoint before.
+    SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 finish the current step, write a checkpoint and exit with code 75. A second
+    signal ends the run at once; --resume then starts from the last checkpoint.
     """
     from ..state_store.ranks import agreement
     from ..trainer.config import to_tree
+    from ..trainer.config_layers import Layers
     from ..trainer.errors import ConfigError
-    from ..trainer.layers import Layers
     from ..trainer.preemption import EXIT_CODE
     from ..trainer.rank_differences import refuse_separate_directories
     from ..trainer.run_directory import RunDirectory
@@ -110,14 +110,14 @@ def train(
 
     run = None if out is None else RunDirectory(out)
     finished = True
-    # Nothing here imports torch before the settings and the dataset are known to be there: that takes seconds.
+    # Check settings and dataset before importing torch, which takes seconds.
     with _ended_if_ranks_are_lost(), joined_world() as world:
         with agreement(world.control, ConfigError):
             _check_paths(run, data, config, needs_run=not print_config)
             if run is not None and not (resume or print_config):
                 run.refuse_existing()
             is_begun = run is not None and resume and run.exists()
-        # One rank's answer: by the time that another one looked, this one might have begun the run.
+        # Use one rank's answer: it may have started the run before another rank looked.
         begun = run if world.control.broadcast(is_begun) else None
         if begun is not None and not print_config:
             refuse_separate_directories(world, begun.path)
@@ -147,19 +147,19 @@ def train(
 
 
 def _check_paths(run: RunDirectory | None, data: Path | None, config: Path | None, *, needs_run: bool) -> None:
-    """Refuse paths that cannot be used: not as click parses them, when other ranks do not hear of it yet."""
+    """Refuse unusable paths here, not in click's parsing, so that all ranks learn of it."""
     if run is None and needs_run:
-        raise click.UsageError("Missing option '--out': the directory that the run is to be in")
+        raise click.UsageError("Missing option '--out': the run directory")
     if data is not None:
         DatasetPath().convert(data, next(param for param in train.params if param.name == "data"), None)
     if config is not None and not config.is_file():
-        raise click.UsageError(f"Invalid value for '--config': there is no file {config}")
+        raise click.UsageError(f"Invalid value for '--config': file {config} does not exist")
 
 
 def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | None, overrides: tuple[str, ...],
          init_from: str | None, on_nan: str | None) -> None:  # fmt: skip
-    """Lay what the command line asks for on top."""
-    from ..trainer.config import apply_overrides, read_toml
+    """Add the layers of the command line."""
+    from ..trainer.config_layers import apply_overrides, read_toml
 
     if preset is not None:
         layers.add_preset(preset)
@@ -177,24 +177,24 @@ def _lay(layers: Layers, data: Path | None, preset: str | None, config: Path | N
 
 
 def _refuse_code(settings: TrainConfig, layers: Layers) -> None:
-    """Refuse code that somebody else may have named: settings are often sent from one person to another."""
-    from ..trainer.config import preset_names
+    """Refuse code named in a config file, which may come from someone else."""
+    from ..trainer.config_layers import preset_names
     from ..trainer.errors import ConfigError
 
     key, code = "data.augmentation", settings.data.augmentation
-    # Whole names: a directory that somebody sends may be called "preset x".
+    # Compare whole names: an untrusted directory may be called "preset x".
     own = {_COMMAND_LINE, *(f"preset {name}" for name in preset_names())}
     if code and (origin := layers.origins[key]) not in own:
         raise ConfigError(
-            f"{origin} has {key} = {code!r}, which imports that module and so runs its code. "
-            f"Where you trust it, add --allow-code; a new run does without it with --set {key}="
+            f"{origin} sets {key} = {code!r}, which imports that module and runs its code. "
+            f"If you trust it, add --allow-code; a new run can drop it with --set {key}="
         )
 
 
 def _new(settings: TrainConfig, world: World, absent: RunDirectory | None, *, needs_data: bool) -> TrainConfig:
-    """The settings of a new run: resolved, but where there is no dataset and none is needed. All ranks call it.
+    """Return the settings of a new run, resolved if there is a dataset. All ranks call it.
 
-    absent: where a run was to be continued, which is not there yet.
+    absent: the run that --resume named but that does not exist yet.
     """
     from ..pipeline.dataset import Dataset
     from ..state_store.ranks import agreement
@@ -203,21 +203,21 @@ def _new(settings: TrainConfig, world: World, absent: RunDirectory | None, *, ne
     with agreement(world.control, ConfigError):
         dataset = Dataset(Path(settings.data.path)) if settings.data.path else None
         if dataset is None and needs_data:
-            start = "" if absent is None else f"{absent.path} holds no run to continue, and to start one there is "
-            raise click.UsageError(f"{start}no dataset: give --data, the directory that `thermopile convert` wrote")
+            start = "" if absent is None else f"{absent.path} has no run to resume, and a new one has "
+            raise click.UsageError(f"{start}no dataset: pass --data, a directory written by `thermopile convert`")
     source = ""
     with agreement(world.control, RunError):
         if settings.init_from and world.is_first:
-            from ..trainer.initial_weights import pinned
+            from ..trainer.encoders.initial_weights import pinned
 
             source = pinned(settings.init_from)
-    # That of one rank: the other run may go on, and have another latest checkpoint by now.
+    # Use one rank's answer: the other run may still be training and have a newer checkpoint by now.
     asked, source = world.control.broadcast((settings.init_from, source))
-    if settings.init_from == asked:  # a rank that was told another one is refused, with its other differences
+    if settings.init_from == asked:  # a rank with another value is refused later, with its other differences
         settings = settings.model_copy(update={"init_from": source})
     if dataset is None:
         return settings
-    from ..trainer.parts import resolve
+    from ..trainer.build import resolve
 
     with agreement(world.control, ConfigError):
         return resolve(settings, dataset, world)
@@ -226,7 +226,7 @@ def _new(settings: TrainConfig, world: World, absent: RunDirectory | None, *, ne
 def _resumed(
     asked: TrainConfig, run: RunDirectory, recorded: TrainConfig, world: World, allowed: tuple[str, ...]
 ) -> tuple[TrainConfig, list[Change]]:
-    """The run's own settings, with what may change, and what does; anything else asked for is refused by name.
+    """Return the run's settings with the allowed changes, and those changes; refuse any other change by name.
 
     All ranks call it.
     """
@@ -239,20 +239,20 @@ def _resumed(
         try:
             dataset = Dataset(Path(asked.data.path))
         except DatasetError as error:
-            moved = "Where the run's dataset was moved, say with --data where it is now."
+            moved = "If the run's dataset was moved, pass its new path with --data."
             raise DatasetError(f"{error} {moved}") from error
-    from ..trainer.changes import allowed_changes, as_recorded
-    from ..trainer.parts import resolve
+    from ..trainer.build import resolve
+    from ..trainer.resume_settings import allowed_changes, as_recorded
 
     with agreement(world.control, ConfigError):
         asked = as_recorded(asked, recorded)
-        # Resolved anew, what was recorded before there was some setting has that one's default as well.
+        # Resolve the recorded settings too, so that settings added since then get their defaults.
         recorded, asked = resolve(recorded, dataset, world), resolve(asked, dataset, world)
         return asked, allowed_changes(run.path, recorded, asked, allowed)
 
 
 def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool, accepted: bool) -> bool:
-    """Whether the run came to its end; False where a signal stopped it. accepted: config.toml, edited by hand."""
+    """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
     from ..trainer.loop import Trainer
     from ..trainer.preemption import StopRequest
     from ..trainer.warnings_log import warnings_log
@@ -267,7 +267,7 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
     ):
         finished = trainer.steps_done >= trainer.total_steps
         if resuming and world.is_first and (accepted or not finished):
-            run.record(settings)  # where the data is now, and whatever else may change
+            run.record(settings)  # the data's new path and other allowed changes
         if finished:
             say(f"finished at step {trainer.steps_done:,}; nothing to do", err=False)
             return True
@@ -284,48 +284,53 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
             trainer.run(_Shown(bar, trainer.steps_done), stop, lambda line: bar.note(_scores_in_words(line)))
         if trainer.steps_done < trainer.total_steps:
             asked = stop.name or "a signal to another rank"
-            say(f"stopped at step {trainer.steps_done:,} by {asked}, with a checkpoint; --resume goes on", err=False)
+            say(
+                f"stopped at step {trainer.steps_done:,} by {asked}, checkpoint written; continue with --resume",
+                err=False,
+            )
             return False
-    say(f"trained {trainer.total_steps:,} steps; look at it with `thermopile inspect {run.path}`", err=False)
+    say(f"trained {trainer.total_steps:,} steps; next: `thermopile inspect {run.path}`", err=False)
     return True
 
 
 def _in_words(trainer: Trainer) -> str:
-    """What is trained on what, in a line."""
+    """Describe the training in one line."""
     dataset, config = trainer.dataset, trainer.config
     parameters = sum(weights.numel() for weights in trainer.encoders.parameters())
     ranks = f" on {trainer.world.size} ranks" if trainer.world.size > 1 else ""
-    return (f"{dataset.n:,} {'pairs' if trainer.mode == 'bimodal' else 'pictures'} of {dataset.path}, "
-            f"{trainer.device}{ranks}, encoders of {parameters:,} parameters, {trainer.total_steps:,} steps in "
+    return (f"{dataset.n:,} {'pairs' if trainer.mode == 'bimodal' else 'pictures'} from {dataset.path}, "
+            f"{trainer.device}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
             f"{config.epochs:,} {'epoch' if config.epochs == 1 else 'epochs'}")  # fmt: skip
 
 
 def _acknowledge(signal_name: str) -> None:
-    # Not through sys.stderr: the signal may have come while something was written there.
-    os.write(2, f"\n{signal_name}: stopping with a checkpoint; a second signal ends the run at once\n".encode())
+    # Not through sys.stderr: the signal may have interrupted a write to it.
+    os.write(
+        2, f"\n{signal_name}: writing a checkpoint, then stopping; a second signal ends the run at once\n".encode()
+    )
 
 
 @contextmanager
 def _ended_if_ranks_are_lost() -> Iterator[None]:
-    """Where other ranks are gone, say so and end the process, whose threads may wait for them."""
+    """If other ranks are lost, print the error and exit at once, since threads may be waiting for them."""
     from ..trainer.errors import RanksLostError
 
     try:
         yield
     except RanksLostError as error:
-        click.echo(f"Error: {plain_text(str(error), MOST_OF_ERROR)}", err=True)
+        click.echo(f"Error: {plain_text(str(error), MAX_ERROR_CHARACTERS)}", err=True)
         os._exit(1)
 
 
 class _Shown:
-    """Shows reports in the progress bar, and what a person could do about a wait, once for each."""
+    """Shows step reports in the progress bar, and each hint about a wait once."""
 
     def __init__(self, bar: ProgressBar, first_step: int) -> None:
         self._bar, self._hints_from = bar, first_step + STEADY_STEPS
         self._hinted: set[str] = set()
 
     def __call__(self, report: StepReport) -> None:
-        from ..trainer.step_split import hints
+        from ..trainer.step_report import hints
 
         self._bar.update(report.step, _words(report))
         for part, hint in hints(report.split).items():
@@ -335,7 +340,7 @@ class _Shown:
 
 
 def _scores_in_words(line: dict[str, Any]) -> str:
-    """An evaluation in a line: each method's first score, over all samples."""
+    """Summarise an evaluation in one line: each method's first score over all samples."""
     from .eval_cmd import LABELS
 
     firsts = {method: next(iter(variants.items())) for method, variants in line["evaluation"].items()}

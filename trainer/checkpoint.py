@@ -1,7 +1,7 @@
-"""The model's half of a checkpoint. Its other half, the samples' state, is the snapshot that it names.
+"""Checkpoints on disk: the model's part. The samples' state is in the snapshot that the checkpoint names.
 
-checkpoints/step-N/ holds `tensors.safetensors`, `training.json`, which says where each tensor belongs, and
-`checkpoint.json`, which has the digests of both and its own. checkpoints/latest names the newest one.
+checkpoints/step-N/ holds `tensors.safetensors`, `training.json`, which describes where each tensor belongs, and
+`checkpoint.json`, with the digests of both and its own checksum. checkpoints/latest names the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ _INFO, _TENSORS, _REST = "checkpoint.json", "tensors.safetensors", "training.jso
 _NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, None}
-"""Errors that mean a hole or something else in a file's place; others, as of a network disk, may pass."""
+"""Errors that mean a missing or wrong file; others, such as those of a network disk, may be temporary."""
 
 _log = logging.getLogger(__name__)
 
 
 class FileDigest(BaseModel, frozen=True, extra="forbid"):
-    """What a file was when it was written."""
+    """Size and digest of a file when it was written."""
 
     bytes: NonNegativeInt
     sha256: str
 
 
 class CheckpointInfo(BaseModel, frozen=True, extra="forbid"):
-    """checkpoint.json."""
+    """Content of checkpoint.json."""
 
     format: Literal[2] = FORMAT
     step: NonNegativeInt
-    """Steps made when it was taken."""
+    """Steps completed when it was taken."""
     snapshot: str
-    """Id of the snapshot of the samples' state taken at the same step boundary."""
+    """Id of the state snapshot taken at the same step boundary."""
     order_version: int
     """Version of the sample order that the step numbers refer to."""
     dataset_fingerprint: str
     settings: dict[str, Any]
-    """The run's resolved settings at that step, as config.toml has them."""
+    """The run's resolved settings at that step, as in config.toml."""
     files: dict[str, FileDigest] = {}
-    """By name, the files beside this one; `save_checkpoint` fills it in."""
+    """Digests of the other files by name; `save_checkpoint` fills it in."""
 
 
 def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]) -> Path:
-    """Write checkpoints/step-N whole, then let `latest` name it. Replaces a directory of that name.
+    """Write checkpoints/step-N atomically, then update `latest`. Replaces an existing checkpoint of that step.
 
-    training: tensors, on the CPU, and plain values (tensor_tree). Raises OSError where it cannot be written, and then
-    leaves nothing of it on the disk.
+    training: CPU tensors and plain values, as a tensor tree. Raises OSError if writing fails, and then leaves nothing
+    on disk.
     """
     final, building = folder / f"step-{info.step}", folder / f".step-{info.step}.partial"
     own_directory(folder)
@@ -71,9 +71,9 @@ def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]
     try:
         _write(building, info, training)
     except OSError:
-        shutil.rmtree(building, ignore_errors=True)  # what filled the disk must not stay
+        shutil.rmtree(building, ignore_errors=True)  # free a full disk
         raise
-    if final.exists():  # left by a run that went back behind it
+    if final.exists():  # left by a run that resumed from an earlier step
         _discard(final)
     os.rename(building, final)
     sync(folder)
@@ -82,8 +82,7 @@ def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]
 
 
 def _write(building: Path, info: CheckpointInfo, training: dict[str, Any]) -> None:
-    from .tensor_file import save_tensors  # here: whoever only lists checkpoints does without torch
-    from .tensor_tree import take_apart
+    from .tensors import save_tensors, take_apart
 
     tensors, rest = take_apart(training)
     save_tensors(building / _TENSORS, tensors)
@@ -96,12 +95,11 @@ def _write(building: Path, info: CheckpointInfo, training: dict[str, Any]) -> No
 
 
 def load_checkpoint(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
-    """Read a checkpoint, its tensors on the CPU; nothing is parsed before its digest is verified.
+    """Read a checkpoint, with its tensors on the CPU. Verifies each digest before parsing.
 
     Raises DamagedCheckpointError, and RunError as `read_info`.
     """
-    from .tensor_file import load_tensors
-    from .tensor_tree import join
+    from .tensors import join, load_tensors
 
     info = read_info(path)
     with _damage_of(path):
@@ -109,32 +107,32 @@ def load_checkpoint(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
             _verify(path / name, info.files.get(name))
         training = join(load_tensors(path / _TENSORS), parse(read_regular(path / _REST)))
         if not isinstance(training, dict):
-            raise ValueError(f"{_REST} holds no table")
+            raise ValueError(f"{_REST} is not a JSON object")
     return info, training
 
 
 def read_info(path: Path) -> CheckpointInfo:
-    """Read what a checkpoint says of itself, verified.
+    """Read and verify a checkpoint.json.
 
-    Raises DamagedCheckpointError, and RunError where it is of another format.
+    Raises DamagedCheckpointError, and RunError if the checkpoint has another format.
     """
     with _damage_of(path):
         text = read_regular(path / _INFO)
         try:
             tree = unseal(text)
         except DamagedJSONError as error:
-            if _format_of(text) == 1:  # which had no checksum
+            if _format_of(text) == 1:  # format 1 had no checksum
                 raise RunError(
                     f"{path} has checkpoint format 1, which thermopile 0.1.0 reads; resume the run with that version, "
                     "or start a new one with another --out"
                 ) from None
             raise DamagedJSONError(f"{_INFO}: {error}") from None
         if tree.get("format") != FORMAT:
-            raise RunError(f"{path} has checkpoint format {tree.get('format')!r}, and this version of thermopile reads "
+            raise RunError(f"{path} has checkpoint format {tree.get('format')!r}, but this version of thermopile reads "
                            f"format {FORMAT}; resume the run with the version that wrote it")  # fmt: skip
         info = CheckpointInfo.model_validate(tree)
         if path.name != f"step-{info.step}":
-            raise ValueError(f"{_INFO} says that it is of step {info.step}")
+            raise ValueError(f"{_INFO} is for step {info.step}")
     return info
 
 
@@ -148,19 +146,19 @@ def _format_of(text: bytes) -> object:
 
 def _verify(file: Path, written: FileDigest | None) -> None:
     if written is None:
-        raise ValueError(f"{_INFO} does not know {file.name}")
+        raise ValueError(f"{_INFO} does not list {file.name}")
     if (have := file.stat().st_size) != written.bytes:
-        raise ValueError(f"{file.name} has {have:,} bytes, and {written.bytes:,} were written")
+        raise ValueError(f"{file.name} has {have:,} bytes, but {written.bytes:,} were written")
     if sha256_of(file) != written.sha256:
-        raise ValueError(f"{file.name} is not what was written: its checksum does not match")
+        raise ValueError(f"{file.name} does not match its checksum")
 
 
 @contextmanager
 def _damage_of(path: Path) -> Iterator[None]:
-    """Raise what is wrong with a checkpoint's files as DamagedCheckpointError."""
+    """Turn errors from a checkpoint's files into DamagedCheckpointError."""
     try:
         yield
-    except (OSError, ValueError) as error:  # pydantic's among them
+    except (OSError, ValueError) as error:  # ValueError includes pydantic's
         if isinstance(error, OSError) and error.errno not in _NOT_THERE:
             raise
         reason = " ".join((str(error) or type(error).__name__).split())[:200]
@@ -168,23 +166,24 @@ def _damage_of(path: Path) -> Iterator[None]:
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the directory of the newest checkpoint, not verified, or None before the first one.
+    """Return the directory of the newest checkpoint, unverified, or None if there is none.
 
-    By its name: each appears whole, and `latest` may be behind, after a kill or in a copy.
+    Goes by the directory names: each checkpoint appears atomically, while `latest` may be outdated after a kill or
+    copy.
     """
     found = checkpoints_in(folder)
     return found[max(found)] if found else None
 
 
 Loaded = tuple[Path, CheckpointInfo, dict[str, Any]]
-"""A checkpoint's directory and what it holds."""
+"""A checkpoint's directory and content."""
 
 
 def load_latest(folder: Path, *, before: Path | None = None) -> Loaded | None:
-    """Return the newest whole checkpoint, or the newest one before another, and what it holds; None without any.
+    """Return the newest intact checkpoint, or the newest one before another; None if there is none at all.
 
-    A warning names every newer one that is damaged, and `latest` where it does not name the newest. Raises RunError, of
-    the newest, where all are damaged, and where one is of another format.
+    Warns about every newer damaged one, and about `latest` if it names another. Raises RunError about the newest if all
+    are damaged, and if one has another format.
     """
     found = {step: path for step, path in checkpoints_in(folder).items() if before is None or step < _step_of(before)}
     damages: list[DamagedCheckpointError] = []
@@ -195,33 +194,33 @@ def load_latest(folder: Path, *, before: Path | None = None) -> Loaded | None:
             damages.append(error)
             continue
         for damage in damages:
-            _log.warning("%s Going on from step %d, the newest checkpoint that is whole.", damage, step)
+            _log.warning("%s Resuming from step %d, the newest intact checkpoint.", damage, step)
         if before is None and (named := _named(folder)) != (newest := f"step-{max(found)}"):
-            _log.warning("%s names %s, but the newest checkpoint is %s. Going on from step %d, the newest one that is "
-                         "whole", folder / LATEST, named, newest, step)  # fmt: skip
+            _log.warning("%s names %s, but the newest checkpoint is %s. Resuming from step %d, the newest intact "
+                         "one", folder / LATEST, named, newest, step)  # fmt: skip
         return loaded
     if damages:
-        raise RunError(f"{damages[0]} There is none before it that is whole; start anew, with another --out")
+        raise RunError(f"{damages[0]} No earlier checkpoint is intact; start a new run with another --out")
     return None
 
 
 def _named(folder: Path) -> str:
-    """What `latest` names, in words where it is no checkpoint."""
+    """Return what `latest` names, or a description if that is no checkpoint."""
     try:
         name = read_regular(folder / LATEST, max_bytes=100).decode("ascii", "replace").strip()
     except OSError as error:
         return f"none ({error.strerror or error})"
-    return name if _NAME.fullmatch(name) else f"{name[:40]!r}, which is no step-N,"
+    return name if _NAME.fullmatch(name) else f"{name[:40]!r}, which is not step-N,"
 
 
 def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set[int]:
-    """Of the steps of all snapshots those to keep: the newest `keep_last`, and those that `keep_every` divides."""
+    """Return which steps to keep of all snapshots' steps: the newest `keep_last`, and multiples of `keep_every`."""
     ascending = sorted(steps)
     return {*ascending[-keep_last:], *(step for step in ascending if keep_every and step % keep_every == 0)}
 
 
 def remove_checkpoints(folder: Path, *, keep: Container[int]) -> None:
-    """Remove the checkpoints of steps not in `keep`, and what interrupted savings and removals left behind."""
+    """Remove checkpoints of steps not in `keep`, and leftovers of interrupted writes and removals."""
     for step, path in checkpoints_in(folder).items():
         if step not in keep:
             _discard(path)
@@ -230,7 +229,7 @@ def remove_checkpoints(folder: Path, *, keep: Container[int]) -> None:
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """Step → directory of every whole checkpoint, in no order; none where there is no such folder. Raises OSError."""
+    """Return step → directory of every complete checkpoint, unordered; empty without the folder. Raises OSError."""
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if _NAME.fullmatch(entry.name) and entry.is_dir()]
@@ -244,7 +243,7 @@ def _step_of(path: Path) -> int:
 
 
 def _discard(path: Path) -> None:
-    """Remove a checkpoint, out of sight first: at no moment does half of one look whole."""
+    """Remove a checkpoint; rename it first, so that a partial one never looks complete."""
     hidden = path.with_name(f".{path.name}.discarded")
     _remove(hidden)
     os.rename(path, hidden)
@@ -253,7 +252,7 @@ def _discard(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a directory as far as it can be, or a link to one alone."""
+    """Remove a directory as far as possible; of a link, only the link."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:

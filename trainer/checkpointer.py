@@ -1,31 +1,66 @@
-"""When a run's checkpoints are due, and their writing beside training; all ranks agree on how it went."""
+"""Scheduling and writing checkpoints in the background; all ranks agree on the outcome."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from ..pipeline.order import ORDER_VERSION
 from ..state_store import Snapshot, SnapshotError, StateStoreError, list_snapshots
 from .checkpoint import CheckpointInfo, checkpoints_in, remove_checkpoints, retained_steps, save_checkpoint
 from .config import TrainConfig, to_tree
-from .host_copy import CopyOnHost
 from .metrics_log import MetricsLog
 from .run_directory import RunDirectory
 from .world import World
 
+
+class CopyOnHost:
+    """A copy of the tensors in nested dicts and lists at construction; does not wait for a GPU."""
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        self._copied: torch.cuda.Event | None = None
+        self._tree: dict[str, Any] = self._copy(tree)
+
+    def result(self) -> dict[str, Any]:
+        """Return the copy once it is complete. Thread-safe."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._tree
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._clone(value) if value.device.type == "cuda" else value.detach().clone()
+        if isinstance(value, Mapping):
+            return {name: self._copy(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._copy(each) for each in value)
+        return value
+
+    def _clone(self, value: Tensor) -> Tensor:
+        # Pinned memory makes the copy asynchronous; the current stream orders it before the next change of the weights.
+        copy = torch.empty_like(value, device="cpu", pin_memory=True).copy_(value.detach(), non_blocking=True)
+        self._copied = self._copied or torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record()
+        return copy
+
+
 RETRY_SECONDS = 60.0
-"""Time from a checkpoint that could not be written to the next attempt."""
+"""Delay before a failed checkpoint is retried."""
 
 _NOT_REMOVED = "old checkpoints could not be removed: %s. The next checkpoint tries again"
 
 _log = logging.getLogger(__name__)
 
 
-class Progress(IntEnum):
-    """Of the checkpoint last begun, as one rank tells the others."""
+class WriteState(IntEnum):
+    """State of the last checkpoint begun, exchanged between ranks."""
 
     NONE = 0
     WRITING = 1
@@ -34,20 +69,20 @@ class Progress(IntEnum):
 
 
 class Checkpointer:
-    """Writes one checkpoint at a time in a thread. A further one that comes due meanwhile waits for it."""
+    """Writes one checkpoint at a time in a thread. If another comes due meanwhile, it waits."""
 
     def __init__(self, config: TrainConfig, run: RunDirectory, log: MetricsLog, world: World) -> None:
-        """log: made durable before a checkpoint that its lines lead up to."""
+        """log: made durable before each checkpoint, up to the checkpoint's step."""
         self._config, self._run, self._log, self._world = config.checkpoint, run, log, world
         self._settings = to_tree(config)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="thermopile-checkpoint")
         self._begun_at = time.monotonic()
-        self._retry_at: float | None = None  # set where the last one could not be written
+        self._retry_at: float | None = None  # set if the last one could not be written
         self._step = 0
         self._writing: Future[None] | None = None
 
     def is_due(self, step: int) -> bool:
-        """Whether one is to be made after this step; on more ranks the first one's answer counts."""
+        """Return whether to checkpoint after this step; with several ranks, rank 0's answer counts."""
         if self._retry_at is not None:
             return time.monotonic() >= self._retry_at
         if self._config.every_steps and step % self._config.every_steps == 0:
@@ -55,19 +90,19 @@ class Checkpointer:
         return bool(self._config.every_minutes) and time.monotonic() - self._begun_at >= 60 * self._config.every_minutes
 
     @property
-    def progress(self) -> Progress:
+    def write_state(self) -> WriteState:
         if self._writing is None:
-            return Progress.NONE
+            return WriteState.NONE
         if not self._writing.done():
-            return Progress.WRITING
-        return Progress.FAILED if self._writing.exception() else Progress.WRITTEN
+            return WriteState.WRITING
+        return WriteState.FAILED if self._writing.exception() else WriteState.WRITTEN
 
     def begin(
         self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None, dataset_fingerprint: str
     ) -> None:
-        """Let the checkpoint of `step` be written in the background; the one before is settled.
+        """Write the checkpoint of `step` in the background. The previous one must be settled.
 
-        snapshot: that of the same step boundary. training: the model part, None where another rank writes it.
+        snapshot: of the same step boundary. training: the model's part, None if another rank writes it.
         """
         assert self._writing is None
         self._step, self._begun_at, self._retry_at = step, time.monotonic(), None
@@ -91,36 +126,36 @@ class Checkpointer:
         self._remove_old(step)
 
     def _remove_old(self, newest: int) -> None:
-        """Remove checkpoints, whose snapshots go later; never the one that `latest` names, just written."""
+        """Remove old checkpoints before their snapshots; never the newest, which `latest` names."""
         try:
             keep_last, keep_every = self._config.keep_last, self._config.keep_every
             snapshots = (snapshot.step for snapshot in list_snapshots(self._run.state))
             kept = retained_steps(snapshots, keep_last, keep_every) | {newest}
-            if keep_every:  # also those whose snapshot is damaged by now: the weights are sound
+            if keep_every:  # including those whose snapshot is damaged: the weights are intact
                 kept |= {step for step in checkpoints_in(self._run.checkpoints) if step % keep_every == 0}
             remove_checkpoints(self._run.checkpoints, keep=kept)
         except (StateStoreError, OSError) as error:
             _log.warning(_NOT_REMOVED, error)
 
     def wait(self) -> bool:
-        """Wait until the checkpoint under way is written or has failed; False where there is none. For all ranks."""
+        """Wait for the pending checkpoint, successful or not; return False if there is none. Called by all ranks."""
         if self._writing is None:
             return False
         wait([self._writing])
         return True
 
     def settle(self, of_ranks: list[int], *, must_succeed: bool = False) -> bool:
-        """Forget the checkpoint that every rank is done with, and say whether it was written.
+        """Clear the checkpoint that every rank has finished, and return whether it was written.
 
-        of_ranks: `progress` of each rank. One that failed is warned of and due again a minute later; or, where it
-        must succeed, its error is raised: SnapshotError or OSError.
+        of_ranks: `write_state` of each rank. A failed one is logged as a warning and due again after RETRY_SECONDS;
+        with must_succeed its error is raised: SnapshotError or OSError.
         """
-        if self._writing is None or Progress.WRITING in of_ranks:
+        if self._writing is None or WriteState.WRITING in of_ranks:
             return False
         error, self._writing = self._writing.exception(), None
-        if error is None and Progress.FAILED in of_ranks:
-            rank = of_ranks.index(Progress.FAILED)
-            error = SnapshotError(f"rank {rank} could not write its part; its own messages say why")
+        if error is None and WriteState.FAILED in of_ranks:
+            rank = of_ranks.index(WriteState.FAILED)
+            error = SnapshotError(f"rank {rank} could not write its part; see its messages")
         if error is None:
             return True
         if must_succeed or not isinstance(error, SnapshotError | StateStoreError | OSError):
@@ -128,17 +163,17 @@ class Checkpointer:
         self._retry_at = time.monotonic() + RETRY_SECONDS
         if self._world.is_first:
             _log.warning(
-                "the checkpoint of step %d was not written: %s. Training goes on; next attempt in %.0f seconds",
+                "the checkpoint of step %d was not written: %s. Training continues; next attempt in %.0f seconds",
                 self._step, error, RETRY_SECONDS,
             )  # fmt: skip
         return False
 
     def close(self) -> None:
-        """Finish what is being written and end the thread."""
+        """Finish pending writes and end the thread."""
         self._thread.shutdown(wait=True)
 
 
 def warn_of_failure(removed: Future[None]) -> None:
-    """Warn where old snapshots could not be removed; for `StateStore.retain`'s future."""
+    """Log a warning if old snapshots could not be removed; a callback for the future of `StateStore.retain`."""
     if error := removed.exception():
         _log.warning(_NOT_REMOVED, error)

@@ -1,9 +1,8 @@
-"""A run's settings: frozen models, read from TOML and `key=value`, written back in full as RUN/config.toml."""
+"""A run's settings: frozen models, validated as a whole, and written in full to RUN/config.toml."""
 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,14 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..files import read_regular
 from .errors import ConfigError
-
-PRESETS = Path(__file__).parent / "presets"
-MAX_BYTES, MAX_DOTS = 1 << 18, 300
-"""Limits of a settings file and of a line in it: tomllib takes memory by the square of a key's parts."""
-MAX_DEPTH = 8
-"""Tables within tables in a file of settings; ours have four levels."""
 
 
 class _Section(BaseModel):
@@ -42,59 +34,59 @@ class _Section(BaseModel):
 
 
 class DataConfig(_Section):
-    """What is read, and how it becomes batches."""
+    """The dataset and how it is turned into batches."""
 
     path: str = ""
-    """The dataset directory; `--data`."""
+    """Dataset directory; `--data`."""
     loader: Literal["auto", "ffcv", "dali"] = "auto"
-    """Who decodes and augments; auto is `dali` with a GPU, and `ffcv` without one or for an augmentation of one's own.
+    """Loader that decodes and augments; auto is `dali` with a GPU, `ffcv` without one or with a custom augmentation.
 
-    A run keeps the one that it began with, on whatever machine it is resumed: `dali` also runs without a GPU. Their
-    views differ by about one level of 255."""
+    A run keeps its loader on whatever machine it is resumed; `dali` also runs without a GPU. Their views differ by
+    about one level of 255."""
     recipe: str = "auto"
-    """Augmentation: clip, crop_flip, simclr, simclr_cifar, moco_v3 or vicreg; auto is `clip` for pairs and `crop_flip`
-    for images."""
+    """Augmentation recipe: clip, crop_flip, simclr, simclr_cifar, moco_v3 or vicreg; auto is `clip` for pairs and
+    `crop_flip` for images."""
     augmentation: str = ""
-    """`module:function`, one's own augmentation on top of the recipe's; `ffcv` alone has it. A function compiled by
-    numba changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""
+    """Custom augmentation after the recipe's, as `module:function`; requires `ffcv`. A function compiled by numba that
+    changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""
     image_size: int = Field(default=224, ge=8)
-    """Side of a view in pixels."""
+    """Side length of a view in pixels."""
     workers: int = Field(default=0, ge=0, le=10_000)
-    """Decoding threads; 0 is one per core, and one more with `dali`."""
+    """Decoding threads; 0 means one per core, plus one with `dali`."""
     ahead: int = Field(default=2, ge=1, le=1000)
-    """Batches decoded before they are asked for."""
+    """Batches decoded ahead."""
 
     @model_validator(mode="after")
     def _augmentation_has_its_loader(self) -> Self:
         if self.augmentation and self.loader == "dali":
             raise ValueError(
                 f"augmentation {self.augmentation!r} is compiled code, which loader 'dali' cannot run; "
-                "take loader = 'ffcv', or leave augmentation out"
+                "use loader = 'ffcv', or remove augmentation"
             )
         return self
 
 
 class EncoderConfig(_Section):
-    """One encoder: a built-in by name, or `hf:` and a model of transformers or a directory that holds one."""
+    """One encoder: a built-in by name, or `hf:` with a transformers model or a local directory."""
 
     name: str = "auto"
-    """auto is `conv` for images and `mean_embedding` for text; `hf:/path/to/model` or `hf:./model` begins with the
-    weights of a local directory."""
+    """auto is `conv` for images and `mean_embedding` for text; `hf:/path/to/model` or `hf:./model` loads the weights of
+    a local directory."""
     config: dict[str, bool | int | float | str | list[int]] = {}
-    """Overrides of the encoder's own settings; of a local directory its architecture, which the run records."""
+    """Overrides of the encoder's own settings; for a local directory, its recorded architecture."""
 
 
 class ModelConfig(_Section):
-    """The encoders and the space they share."""
+    """The encoders and their shared feature space."""
 
     dim: int = Field(default=64, ge=1, le=1 << 20)
-    """Width d of the features."""
+    """Dimension d of the features."""
     head: Literal["linear", "simclr", "vicreg"] = "linear"
-    """Projection head of each encoder, from its features to that space: one layer, SimCLR's two or VICReg's three."""
+    """Projection head of each encoder: one linear layer, SimCLR's two or VICReg's three."""
     head_width: int = Field(default=0, ge=0, le=1 << 20)
-    """Units of the head's hidden layers; 0 is its own: for simclr the encoder's width, for vicreg 8192."""
+    """Width of the head's hidden layers; 0 is its default: the encoder's width for simclr, 8192 for vicreg."""
     activation_checkpointing: bool = False
-    """Compute the encoders' inner activations again in backprop instead of keeping them: less memory, more time."""
+    """Recompute the encoders' activations in backprop instead of keeping them: less memory, more time."""
     image: EncoderConfig = EncoderConfig()
     text: EncoderConfig = EncoderConfig()
 
@@ -102,20 +94,20 @@ class ModelConfig(_Section):
     def _hidden_layers_where_there_are_some(self) -> Self:
         if self.head == "linear" and self.head_width:
             raise ValueError(
-                f"head_width {self.head_width} is for hidden layers, which head 'linear' has not; "
-                "take head = 'simclr' or 'vicreg', or leave head_width out"
+                f"head_width {self.head_width} is for hidden layers, but head 'linear' has none; "
+                "use head = 'simclr' or 'vicreg', or remove head_width"
             )
         return self
 
 
 class ObjectiveConfig(BaseModel):
-    """The loss; every key but these two is a setting of the objective itself (docs/objectives.md)."""
+    """The loss. All keys except these two are settings of the objective itself (docs/objectives.md)."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str = "isogclr"
     mode: Literal["auto", "bimodal", "unimodal"] = "auto"
-    """auto is the one mode of an objective that has one; else bimodal for pairs and unimodal for images."""
+    """auto is the objective's only mode if it has one; otherwise bimodal for pairs and unimodal for images."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -132,35 +124,35 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "lamb": {"betas": (0.9, 0.999), "eps": 1e-6},
     "lion": {"betas": (0.9, 0.99)},
 }
-"""Name → the settings of its own that an optimiser has, with their defaults: the library's, but for SGD's momentum."""
+"""Name → the optimiser's own settings with their defaults, which are the library's except SGD's momentum."""
 
 
 class OptimizerConfig(_Section):
-    """The optimiser by name, with warm-up and a cosine. A setting left out, or `none`, has its default.
+    """The optimiser, with warm-up and cosine decay. A setting that is omitted or `none` has its default.
 
-    `betas`, `eps`, `momentum` and `trust_coefficient` are refused where the optimiser has no such setting.
+    `betas`, `eps`, `momentum` and `trust_coefficient` are rejected if the optimiser has no such setting.
     """
 
     name: str = "adamw"
     """adamw, sgd, lars, lamb or lion."""
     lr: PositiveFloat = 1e-3
-    """Highest learning rate, reached after the warm-up; each optimiser has a scale of its own."""
+    """Peak learning rate, reached after the warm-up; suitable values depend on the optimiser."""
     lr_min: NonNegativeFloat = 0.0
-    """Where the cosine ends, at the run's last step."""
+    """Learning rate at the run's last step, where the cosine ends."""
     warmup_steps: NonNegativeInt | None = None
-    """Steps in which the learning rate rises from 0 to lr; 200 where `warmup_epochs` is not set either."""
+    """Steps in which the learning rate rises from 0 to lr; 200 if `warmup_epochs` is not set either."""
     warmup_epochs: NonNegativeInt | None = None
-    """The same in epochs."""
+    """Warm-up in epochs instead of steps."""
     weight_decay: NonNegativeFloat = 0.02
     """Not applied to biases, norms and the objective's parameters."""
     betas: tuple[_Beta, _Beta] | None = None
-    """Memory of the gradient's mean and of its square (lion: in the step and in the mean), each in [0, 1)."""
+    """Decay rates of the gradient's mean and mean square (lion: of the update and the mean), each in [0, 1)."""
     eps: PositiveFloat | None = None
     """Added to the root of the mean square."""
     momentum: _Beta | None = None
-    """Memory of the step, in [0, 1)."""
+    """Decay rate of the update, in [0, 1)."""
     trust_coefficient: PositiveFloat | None = None
-    """A layer's step, in units of its own norm, at learning rate 1."""
+    """Norm of a layer's update relative to its weights' norm, at learning rate 1."""
 
     @model_validator(mode="before")
     @classmethod
@@ -170,12 +162,12 @@ class OptimizerConfig(_Section):
         settings = {key: value for key, value in given.items() if value is not None and value != "none"}
         name = str(settings.get("name", "adamw"))
         if name not in OPTIMIZERS:
-            return settings  # the name's own check says what is wrong
+            return settings  # validation of the name reports it
         own = OPTIMIZERS[name]
         if foreign := sorted({key for each in OPTIMIZERS.values() for key in each} & settings.keys() - own.keys()):
             raise ValueError(
-                f"{name} has no setting {' or '.join(foreign)}, but {', '.join(own)}. "
-                f"Where a preset or a file set it, add {' '.join(f'--set optimizer.{key}=none' for key in foreign)}"
+                f"{name} has no setting {' or '.join(foreign)}; it has {', '.join(own)}. "
+                f"If a preset or a file sets it, add {' '.join(f'--set optimizer.{key}=none' for key in foreign)}"
             )
         if "warmup_epochs" not in settings:
             settings.setdefault("warmup_steps", 200)
@@ -185,33 +177,33 @@ class OptimizerConfig(_Section):
     @classmethod
     def _known(cls, name: str) -> str:
         if name not in OPTIMIZERS:
-            near = _nearest(name, OPTIMIZERS)
-            raise ValueError(f"there is no such optimiser{near}; there are: {', '.join(OPTIMIZERS)}")
+            near = nearest(name, OPTIMIZERS)
+            raise ValueError(f"unknown optimiser{near}; available: {', '.join(OPTIMIZERS)}")
         return name
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.lr_min > self.lr:
-            raise ValueError(f"lr_min {self.lr_min} is above lr {self.lr}, where the cosine begins; lower lr_min")
+            raise ValueError(f"lr_min {self.lr_min} is above lr {self.lr}; lower lr_min")
         if self.warmup_steps is not None and self.warmup_epochs is not None:
             raise ValueError(
                 f"warmup_steps {self.warmup_steps} and warmup_epochs {self.warmup_epochs} are both set; "
-                "take one out: --set optimizer.warmup_steps=none or --set optimizer.warmup_epochs=none"
+                "remove one: --set optimizer.warmup_steps=none or --set optimizer.warmup_epochs=none"
             )
         return self
 
 
 class CheckpointConfig(_Section):
-    """When a run is saved, the last step always being, and which checkpoints are kept, each with its state snapshot."""
+    """When to save, besides the last step, and which checkpoints to keep, each with its state snapshot."""
 
     every_steps: NonNegativeInt = 0
-    """0: not by steps."""
+    """Checkpoint every N steps; 0 disables."""
     every_minutes: NonNegativeFloat = 15.0
-    """0: not by the clock."""
+    """Checkpoint every N minutes; 0 disables."""
     keep_last: PositiveInt = 2
-    """So many of the newest are kept."""
+    """Number of newest checkpoints to keep."""
     keep_every: NonNegativeInt = 0
-    """Those of a step that this number divides are kept as well; 0: none."""
+    """Also keep checkpoints whose step is a multiple of this; 0 disables."""
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
@@ -219,48 +211,48 @@ _UNITS = ["", "k", "m", "g", "t"]
 
 
 def _to_bytes(size: object) -> object:
-    """Bytes of a size such as 512MB or 2GiB; None of `none`."""
+    """Convert a size such as 512MB or 2GiB to bytes, and `none` to None."""
     if not isinstance(size, str):
-        return size  # a number, which pydantic checks
+        return size  # a number; pydantic validates it
     if size == "none":
         return None
     if not (parts := _SIZE.fullmatch(size)):
-        raise ValueError("is no size; write bytes, or a size such as 512MB or 2GiB, or none")
+        raise ValueError("is not a size; use a number of bytes, a size such as 512MB or 2GiB, or none")
     number, unit, binary = parts.groups()
     return int(float(number) * (1024 if binary else 1000) ** _UNITS.index(unit.lower()))
 
 
 class StateConfig(_Section):
-    """The samples' state while a run trains. Changes no result, but what 0 stands for in `window_blocks`."""
+    """The samples' state during training. Affects no result, except through the meaning of 0 in `window_blocks`."""
 
     memory_budget: Annotated[PositiveInt | None, BeforeValidator(_to_bytes)] = None
-    """RAM for the rows of a process: bytes, or a size such as 512MB or 2GiB; none, the default, holds them all."""
+    """RAM for the rows of one process: bytes, or a size such as 512MB or 2GiB; none, the default, holds all rows."""
     prefetch_steps: int = Field(default=2, ge=1, le=16)
-    """Steps ahead of which their rows are gathered."""
+    """Steps ahead for which rows are gathered."""
 
 
 _DatasetPath = Annotated[str, AfterValidator(lambda path: str(Path(path).resolve()) if path else path)]
-"""Made absolute: a run may be resumed from any directory."""
+"""Made absolute, because a run may be resumed from any directory."""
 
 
 def checked_template(template: str) -> str:
-    """A zero-shot prompt. Raises ValueError where it has no place for the class's name."""
+    """Validate a zero-shot prompt. Raises ValueError if it has no placeholder for the class name."""
     if "{}" not in template and "{lower}" not in template:
-        raise ValueError(f"{template!r} has neither {{}} nor {{lower}}, where the class's name goes")
+        raise ValueError(f"{template!r} has neither {{}} nor {{lower}}, the placeholders for the class name")
     return template
 
 
 class EvaluationConfig(_Section):
-    """Scores of the encoders while they are trained, on a held-out set. Changes no result of the training."""
+    """Scoring the encoders on a held-out set during training. Does not affect the training."""
 
     every_steps: NonNegativeInt = 0
-    """Steps between two evaluations; 0: none."""
+    """Evaluate every N steps; 0 disables."""
     test: _DatasetPath = ""
-    """The dataset that is scored, one that the run does not train on."""
+    """The dataset to score, other than the one the run trains on."""
     train: _DatasetPath = ""
-    """The dataset that neighbours come from and whose class sizes make the bands; empty: the run's own."""
+    """The dataset that provides neighbours and the class sizes for the bands; empty: the run's own."""
     templates: tuple[Annotated[str, AfterValidator(checked_template)], ...] = ()
-    """Zero-shot prompts; {} is the class's name, {lower} it in lower case. Empty: "a photo of a {}"."""
+    """Zero-shot prompts; {} is the class name, {lower} the same in lower case. Empty: "a photo of a {}"."""
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> Self:
@@ -268,44 +260,44 @@ class EvaluationConfig(_Section):
             raise ValueError(f"every_steps {self.every_steps} needs a dataset to score; set evaluation.test")
         if not self.every_steps and (self.test or self.train):
             raise ValueError("every_steps is 0, so the datasets of `test` and `train` are not used; set every_steps, "
-                             "or set both to nothing, as --set evaluation.test=")  # fmt: skip
+                             "or clear both, as in --set evaluation.test=")  # fmt: skip
         return self
 
     def is_due(self, step: int) -> bool:
-        """Whether the encoders are evaluated after this step."""
+        """Return whether to evaluate after this step."""
         return bool(self.every_steps) and step % self.every_steps == 0
 
 
 class TrainConfig(_Section):
-    """Everything that decides a run."""
+    """All settings of a run."""
 
     seed: NonNegativeInt = 0
-    """Order, augmentation and initial weights follow from it."""
+    """Determines order, augmentation and initial weights."""
     epochs: PositiveInt = 20
     batch_size: PositiveInt = 256
-    """Global: over all ranks."""
+    """Global batch size, over all ranks."""
     canonical_shards: NonNegativeInt = 0
-    """Ranges that the ids are cut into for the order; 0 chooses 8, or fewer for small batches."""
+    """Number of id ranges in the order; 0 chooses 8, or fewer for small batches."""
     blocks_per_shard: NonNegativeInt = 0
-    """Blocks of such a range, each one chunk of the state; 0 chooses what suits the window."""
+    """Blocks per range, each one chunk of the state; 0 chooses what suits the window."""
     window_blocks: NonNegativeInt = 0
-    """Blocks of a range that are shuffled together; 0 is all, or the most that suit `state.memory_budget`."""
+    """Blocks of a range that are shuffled together; 0 means all, or as many as suit `state.memory_budget`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "bf16", "fp16"] = "float32"
-    """Of the encoders' computation; weights, objective and state are float32 all the same."""
+    """Precision of the encoders' computation; weights, objective and state are always float32."""
     channels_last: bool = False
-    """Keep pictures and kernels with the channel as the innermost axis, which convolutions in half precision want."""
+    """Store images and kernels in channels-last format, which half-precision convolutions prefer."""
     compile: bool = False
-    """Let torch.compile build the encoders, which takes minutes once and makes steps faster."""
+    """Compile the encoders with torch.compile, which takes minutes once and makes steps faster."""
     on_nan: Literal["stop", "skip"] = "stop"
-    """What a step does whose features or loss are not finite: end the run, or change nothing and go on, ten times in a
-    row at most. To skip, every step waits for the device."""
+    """If features or loss are not finite, end the run (stop), or change nothing and continue (skip), at most ten times
+    in a row. With skip, every step synchronises with the device."""
     tensorboard: bool = False
-    """Write RUN/tensorboard/ beside metrics.jsonl; needs the package tensorboard."""
+    """Write RUN/tensorboard/ besides metrics.jsonl; requires the package tensorboard."""
     log_every: PositiveInt = 10
-    """Steps between two looks at the device; metrics.jsonl has a line for every step all the same."""
+    """Steps between reads from the device; metrics.jsonl has a line for every step in any case."""
     init_from: str = ""
-    """Whose encoders' weights a new run starts with, RUN or RUN@step-N; `--init-from`. Recorded with its step."""
+    """RUN or RUN@step-N whose encoder weights a new run starts from; `--init-from`. Recorded with its step."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -316,116 +308,22 @@ class TrainConfig(_Section):
 
 
 def load_config(tree: Mapping[str, Any]) -> TrainConfig:
-    """Check a tree of settings. Raises ConfigError naming every bad key, and for a typo the nearest valid one."""
+    """Validate a tree of settings. Raises ConfigError naming every bad key, with the nearest valid one for a typo."""
     try:
         return TrainConfig.model_validate(tree)
     except ValidationError as error:
         raise ConfigError("; ".join(_explain(dict(e)) for e in error.errors())) from None
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The settings in a file, not yet checked. Raises ConfigError where it is missing or no TOML."""
-    try:
-        return parse_toml(read_regular(path, MAX_BYTES), path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
-
-
-def parse_toml(text: bytes, path: Path) -> dict[str, Any]:
-    """The settings in a text, not yet checked. Raises ConfigError, naming the file, where it is no TOML."""
-    if any(line.count(b".") > MAX_DOTS for line in text.splitlines()):
-        raise ConfigError(f"{path} is no settings: it has a line of more than {MAX_DOTS} dots")
-    try:
-        tree = tomllib.loads(text.decode())
-    except ValueError as error:  # also bytes that are no UTF-8, and integers of thousands of digits
-        raise ConfigError(f"{path} is no TOML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is no settings: it is nested too deeply") from None
-    _refuse_depth(tree, path)
-    return tree
-
-
-def _refuse_depth(tree: dict[str, Any], path: Path) -> None:
-    level: list[Any] = [tree]
-    for _ in range(MAX_DEPTH):
-        tables = [value.values() if isinstance(value, dict) else value for value in level]
-        level = [value for table in tables for value in table if isinstance(value, dict | list)]
-    if level:
-        raise ConfigError(f"{path} is no settings: it is nested too deeply")
-
-
 def settings_named(name: str) -> list[str]:
-    """The settings in full that a name may mean, such as `lr` or `--batch-size`; at most three, none for most names."""
+    """Return the full names that e.g. `lr` or `--batch-size` may mean; at most three, often none."""
     wanted = name.lstrip("-").replace("-", "_").replace(".", "_")
     keys = [key for key in flat(TrainConfig().model_dump()) if f"_{key.replace('.', '_')}".endswith(f"_{wanted}")]
     return keys if len(keys) <= 3 else []
 
 
-def preset_names() -> list[str]:
-    return sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.toml"))
-
-
-def read_preset(name: str) -> dict[str, Any]:
-    """The settings of a preset, on top of those of the preset that it extends. Raises ConfigError as `preset_chain`."""
-    tree: dict[str, Any] = {}
-    for _, own in preset_chain(name):
-        merge(tree, own)
-    return tree
-
-
-def preset_chain(name: str, extended_by: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """A preset and those below it, each with the settings of its own file; the one that extends no other is the first.
-
-    Raises ConfigError where there is none of that name, listing those there are, or where presets extend in a circle.
-    """
-    if name not in (known := preset_names()):
-        wanted = f"{name!r}, which {extended_by[-1]!r} extends" if extended_by else repr(name)
-        raise ConfigError(f"there is no preset {wanted}{_nearest(name, known)}; there are: {', '.join(known)}")
-    if name in extended_by:
-        raise ConfigError(f"presets extend one another in a circle: {' → '.join((*extended_by, name))}")
-    own = read_toml(PRESETS / f"{name}.toml")
-    base = own.pop("extends", None)
-    below = [] if base is None else preset_chain(base, (*extended_by, name))
-    return [*below, (name, own)]
-
-
-def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Merge every `a.b=value` into the tree, in place; a value is TOML, or plain text where it is none."""
-    asked: dict[str, Any] = {}
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{override!r} is not key=value, as in optimizer.lr=0.001")
-        *tables, last = key.split(".")
-        table = asked
-        for name in tables:
-            table = table.setdefault(name, {})
-            if not isinstance(table, dict):
-                raise ConfigError(f"{key}: {name} is a value, not a table of settings")
-        table[last] = _toml_value(text)
-    merge(tree, asked)
-
-
-def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
-    """Write `other` into `tree`, in place; tables are merged, values replaced.
-
-    A table that names another objective or encoder replaces the old one whole, whose settings would mean nothing to it.
-    An optimiser of another name keeps the schedule and the decay, and refuses what it does not know.
-    """
-    for key, value in other.items():
-        old = tree.get(key)
-        if isinstance(value, Mapping) and isinstance(old, dict) and (key == "optimizer" or _one_name(old, value)):
-            merge(old, value)
-        else:
-            tree[key] = value
-
-
-def _one_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return "name" not in old or new.get("name", old["name"]) == old["name"]
-
-
 def to_tree(config: TrainConfig) -> dict[str, Any]:
-    """The settings as TOML has them."""
+    """Return the settings as a tree of TOML values."""
     return config.model_dump(mode="json", exclude_none=True)
 
 
@@ -434,18 +332,11 @@ def to_toml(config: TrainConfig) -> str:
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The tree's values by their keys in full, as `optimizer.lr`."""
+    """Return the tree's values by full key, such as `optimizer.lr`."""
     values: dict[str, Any] = {}
     for key, value in tree.items():
         values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return values
-
-
-def _toml_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _explain(error: dict[str, Any]) -> str:
@@ -454,10 +345,11 @@ def _explain(error: dict[str, Any]) -> str:
         given = "" if isinstance(error["input"], Mapping | BaseModel) else f" = {error['input']!r}"
         return f"{key}{given}: {error['msg'].removeprefix('Value error, ')}"
     if meant := settings_named(key):
-        return f"there is no setting {key!r} (did you mean {' or '.join(map(repr, meant))}?)"
-    return f"there is no setting {key!r}{_nearest(key, flat(TrainConfig().model_dump()))}"
+        return f"unknown setting {key!r} (did you mean {' or '.join(map(repr, meant))}?)"
+    return f"unknown setting {key!r}{nearest(key, flat(TrainConfig().model_dump()))}"
 
 
-def _nearest(given: str, valid: Iterable[str]) -> str:
+def nearest(given: str, valid: Iterable[str]) -> str:
+    """Return a hint naming the most similar valid name, or an empty string."""
     near = get_close_matches(given, list(valid), n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""

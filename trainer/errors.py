@@ -1,32 +1,32 @@
-"""What can go wrong with a run, grouped by what a caller would do about it."""
+"""Errors of a run, grouped by what a caller can do about them."""
 
 
 class ConfigError(Exception):
-    """A setting is unknown, out of range, or not what the run was started with: the user corrects it."""
+    """A setting is unknown, out of range, or differs from the run's: the user corrects it."""
 
 
 class RunError(Exception):
-    """A run directory cannot be started, resumed or read as asked."""
+    """A run directory cannot be started, resumed or read as requested."""
 
 
 class RunExistsError(RunError):
-    """The directory to start a run in is there already; nothing was touched."""
+    """The directory for a new run already exists; nothing was changed."""
 
 
 class DamagedCheckpointError(RunError):
-    """A checkpoint is not what was written; an older one may be whole."""
+    """A checkpoint fails verification; an older one may be intact."""
 
 
 class TrainingError(Exception):
-    """Training cannot go on; the last checkpoint stands."""
+    """Training cannot continue; the last checkpoint is intact."""
 
 
 class RanksLostError(TrainingError):
-    """Other ranks are gone. The process must end without waiting for its threads, which may wait for them."""
+    """Other ranks are gone. The process must exit without joining its threads, which may wait for those ranks."""
 
 
 class NotFiniteError(TrainingError):
-    """The loss of a step is infinite or not a number."""
+    """The loss of a step is infinite or NaN."""
 
     def __init__(self, step: int, loss: float) -> None:
         super().__init__(f"the loss of step {step:,} is {loss}")

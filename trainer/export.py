@@ -1,6 +1,6 @@
-"""A run's encoders as files for other programs: directories for transformers, or plain safetensors with their facts.
+"""Exporting a run's encoders: directories for transformers, or plain safetensors with metadata.
 
-Nothing here needs thermopile to be read again. docs/operations.md, Exporting, says what is in which file.
+Neither needs thermopile to be read. The section Exporting of docs/operations.md describes the files.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from .._version import __version__
 from ..files import sync
 from ..pipeline.dataset import Dataset
 from ..pipeline.dataset_index import TokenizerInfo
+from .build import recipe_named
 from .checkpoint import LATEST
 from .config import EncoderConfig, TrainConfig
 from .encoders import HF, Encoder, Encoders, is_directory
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
-from .parts import recipe_named
-from .run_directory import RunDirectory
-from .tensor_file import save_tensors
-from .wanted_checkpoint import find_checkpoint, load_found
+from .run_directory import RunDirectory, find_checkpoint, load_found
+from .tensors import save_tensors
 
 Format = Literal["hf", "safetensors"]
 
 
 @dataclass(frozen=True)
 class _Texts:
-    """How the run's texts became tokens."""
+    """How the run tokenised its texts."""
 
     tokenizer: Tokenizer
     sizes: TokenizerInfo
@@ -47,7 +46,7 @@ class _Texts:
 
 @dataclass(frozen=True)
 class _Trained:
-    """What there is to export: a checkpoint's encoders and what they must be told."""
+    """What can be exported: a checkpoint's encoders and their metadata."""
 
     config: TrainConfig
     step: int
@@ -56,14 +55,14 @@ class _Trained:
 
     @property
     def sides(self) -> dict[str, tuple[EncoderConfig, Encoder]]:
-        """By name, image and, of a bimodal run, text."""
+        """By name: image and, for a bimodal run, text."""
         image = {"image": (self.config.model.image, self.encoders.image)}
         return image if self.encoders.text is None else image | {"text": (self.config.model.text, self.encoders.text)}
 
     def facts(self, side: str) -> dict[str, Any]:
-        """What a reader of one side's weights must know, as JSON has it."""
+        """Return the metadata that a reader of one side's weights needs, as JSON values."""
         model, data, (encoder, module) = self.config.model, self.config.data, self.sides[side]
-        # Of a local model the directory's name alone: where it lies is nobody else's business, nor of use.
+        # For a local model only the directory's name: its path is private and of no use elsewhere.
         name = HF + Path(encoder.name).name if is_directory(encoder.name) else encoder.name
         facts: dict[str, Any] = {
             "encoder": name, "config": encoder.config, "width": module.backbone.width, "head": model.head,
@@ -72,20 +71,20 @@ class _Trained:
         if side == "image":
             recipe = recipe_named(data.recipe)
             return facts | {"image_size": data.image_size, "mean": recipe.mean, "std": recipe.std}
-        assert self.texts is not None  # there is a text encoder
+        assert self.texts is not None  # guaranteed by the text encoder
         return facts | self.texts.sizes.model_dump(include={"vocab_size", "context_length", "end_id"})
 
 
 def export(run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, data: Path | None = None) -> list[Path]:
-    """Write the encoders of a run's checkpoint, `latest` or step-N, into the new directory `to`; returns its files.
+    """Write the encoders of a run's checkpoint, `latest` or step-N, to the new directory `to`; returns its files.
 
-    data: where the run's dataset is now, None: where the run found it; its tokenizer is needed for texts. A kill leaves
-    no `to`, only a hidden directory beside it. Raises ConfigError where `to` is there already or transformers has no
-    such encoder, RunError where there is no such run or checkpoint or a weight is not finite, DatasetError where the
-    tokenizer is not found, OSError where the files cannot be written.
+    data: where the run's dataset is now; None: the recorded path. Texts need its tokenizer. A kill leaves no `to`, only
+    a hidden directory next to it. Raises ConfigError if `to` exists or transformers has no such encoder, RunError if
+    the run or checkpoint does not exist or a weight is not finite, DatasetError if the tokenizer is not found, OSError
+    if writing fails.
     """
     if os.path.lexists(to):
-        raise ConfigError(f"{to} is there already; nothing was written. Choose another directory with --to")
+        raise ConfigError(f"{to} already exists; nothing was written. Choose another directory with --to")
     config = run.config()
     if format == "hf":
         _check_transformers_has_them(config)
@@ -135,7 +134,7 @@ def _write_safetensors(trained: _Trained, side: str, folder: Path) -> None:
 
 
 def _write_hf(trained: _Trained, side: str, folder: Path) -> None:
-    from .hf_directory import quiet
+    from .encoders.hf_directory import quiet
 
     folder /= side
     encoder, facts = trained.sides[side][1], trained.facts(side)
@@ -157,10 +156,10 @@ def _save(module: nn.Module, path: Path, facts: dict[str, Any]) -> None:
 
 
 def _preprocessor(facts: dict[str, Any]) -> dict[str, Any]:
-    """What `thermopile eval` shows the encoder, but for the rounding of another resampler: the central square."""
+    """The preprocessing of `thermopile eval`, the central square, except for the rounding of another resampler."""
     size = facts["image_size"]
     return {
-        "image_processor_type": "CLIPImageProcessor",  # the one that resizes the short side and cuts out the centre
+        "image_processor_type": "CLIPImageProcessor",  # it resizes the short side and crops the centre
         "do_convert_rgb": True,
         "do_resize": True, "size": {"shortest_edge": size}, "resample": 2,
         "do_center_crop": True, "crop_size": {"height": size, "width": size},
@@ -170,7 +169,7 @@ def _preprocessor(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tokenizer_settings(texts: _Texts) -> dict[str, Any]:
-    """What AutoTokenizer needs to know beside tokenizer.json, to take it as it is, and to pad and cut."""
+    """Settings with which AutoTokenizer uses tokenizer.json unchanged, and pads and truncates."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": texts.sizes.context_length,
@@ -212,26 +211,26 @@ def _write_json(path: Path, tree: dict[str, Any]) -> None:
 
 @contextmanager
 def _written_aside(to: Path) -> Iterator[Path]:
-    """A directory beside `to` that takes its name at the end, on the disk; removed where anything fails."""
-    # With the process's number: two exports to one name must not write into one directory.
+    """Yield a temporary directory that is flushed and renamed to `to` at the end, or removed on failure."""
+    # The process id keeps two exports to one name apart.
     beside = to.with_name(f".{to.name}.{os.getpid()}.partial")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
-    usual = beside.stat().st_mode & 0o666  # a new file's, which others may read as the umask says
+    usual = beside.stat().st_mode & 0o666  # a new file's permissions under the umask
     try:
         yield beside
         for path in beside.rglob("*"):
             if path.is_file():
-                path.chmod(usual)  # safetensors makes its files for their owner alone
+                path.chmod(usual)  # safetensors creates files readable only by their owner
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
             else:
                 sync(path)
         sync(beside)
         beside.rename(to)
-    except (OSError, SafetensorError) as error:  # the latter from transformers
+    except (OSError, SafetensorError) as error:  # SafetensorError comes from transformers
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise OSError(f"{to} cannot be written: {reason}. Nothing of it was left") from error
+        raise OSError(f"{to} cannot be written: {reason}. Nothing was left behind") from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     sync(to.parent)

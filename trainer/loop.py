@@ -1,11 +1,11 @@
-"""The run: the loop over epochs and steps, its checkpoints and its log."""
+"""The training loop: epochs and steps, checkpoints and the log."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..pipeline.dataset import Dataset
 from ..pipeline.order import ORDER_VERSION
 from ..state_store import DamagedChunkError, SnapshotNotFoundError, StateStore
 from ..state_store.ranks import agreement
-from .changes import changes_since
+from .build import create_order, device_named, objective_of, open_loader, windows_from
 from .checkpoint import (
     CheckpointInfo,
     Loaded,
@@ -28,44 +28,43 @@ from .checkpoint import (
     load_latest,
     remove_checkpoints,
 )
-from .checkpointer import Checkpointer, warn_of_failure
+from .checkpointer import Checkpointer, CopyOnHost, warn_of_failure
 from .config import TrainConfig, to_toml
-from .data_parallel import batch_norm_advice, encoders_of_a_step
 from .encoders import Encoders
-from .endings import not_finite, ranks_lost, samples_of
+from .encoders.data_parallel import batch_norm_advice, encoders_of_a_step
+from .encoders.initial_weights import load_initial_weights
+from .encoders.mixed_precision import MixedPrecision
 from .errors import NotFiniteError, RanksLostError, RunError, TrainingError
 from .evaluation.online import OnlineEvaluation
-from .host_copy import CopyOnHost
-from .initial_weights import load_initial_weights
+from .failures import not_finite, ranks_lost, samples_of
 from .metrics_log import MetricsLog, Scalar
-from .mixed_precision import MixedPrecision
 from .objectives import FeaturesError, Outcome, Progress
 from .optim import create_optimizer, learning_rate
-from .parts import create_order, device_named, objective_of, open_loader, windows_from
 from .rank_differences import refuse_differences, refuse_separate_directories
+from .resume_settings import changes_since
 from .run_directory import RunDirectory
 from .step_clock import StepClock
 from .step_report import StepReport, report_of
 from .tensorboard_log import TensorBoardLog
 from .world import ALONE, World
 
-MOST_SKIPPED = 10
-"""So many steps in a row may be skipped; weights that are spoilt give no step that is finite ever again."""
+MAX_SKIPPED = 10
+"""Maximum number of consecutive skipped steps; corrupted weights never yield a finite step again."""
 
 _log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """One run, ready to step. Build it with `open`, which also resumes; `run` trains to the end.
+    """One run, ready to step. Create it with `open`, which also resumes; `run` trains to the end.
 
-    Everything that decides a result is a function of the settings and the step, so a resumed run repeats nothing and
-    skips nothing. Of more ranks each has a trainer; they make the same calls.
+    Everything that affects a result is a function of the settings and the step, so a resumed run neither repeats nor
+    omits anything. With several ranks, each has a trainer, and all make the same calls.
     """
 
     def __init__(
         self, config: TrainConfig, run: RunDirectory, dataset: Dataset, world: World = ALONE, *, pretrained: bool = True
     ) -> None:
-        """pretrained: read the weights of local directories that the encoders are to begin with."""
+        """pretrained: load the weights of local directories into the encoders."""
         torch.manual_seed(config.seed)
         self.config, self.run_directory, self.dataset, self.world = config, run, dataset, world
         self.device = device_named(config.device)
@@ -91,10 +90,9 @@ class Trainer:
 
     @classmethod
     def open(cls, config: TrainConfig, run: RunDirectory, *, resume: bool = False, world: World = ALONE) -> Trainer:
-        """Start a run with resolved settings (`resolve`), or continue it from its latest checkpoint.
+        """Start a run with resolved settings (`resolve`), or resume it from its latest checkpoint.
 
-        Nothing is written before the ranks were found to agree and everything that the settings ask for was built. All
-        ranks call it.
+        Writes nothing until the ranks are known to agree and all parts have been built. Called by all ranks.
         Raises ConfigError, RunError, DatasetError, StateStoreError, OSError.
         """
         with agreement(world.control, RunError):
@@ -109,14 +107,14 @@ class Trainer:
             with agreement(world.control, RunError):
                 if loaded is None and config.init_from:
                     load_initial_weights(trainer.encoders, config.init_from)
-                # One rank alone scores, while the others wait for it.
+                # Only one rank evaluates; the others wait for it.
                 trainer.evaluation = OnlineEvaluation.open(config, dataset, trainer.device) if world.is_first else None
                 if not resume and world.is_first:
                     run.create(config)
             if not resume:
                 refuse_separate_directories(world, run.path)
             if resume and loaded is None and world.is_first:
-                _log.warning("%s has no checkpoint: the run starts again at step 0", run.path)
+                _log.warning("%s has no checkpoint: the run starts over at step 0", run.path)
             trainer._open_state(loaded, latest)
         except BaseException:
             trainer.close()
@@ -124,21 +122,23 @@ class Trainer:
         return trainer
 
     def _open_state(self, loaded: Loaded | None, latest: Path | None) -> None:
-        """latest: the checkpoint that was the latest one when `loaded` was read."""
+        """latest: the checkpoint that was the newest when `loaded` was read."""
         if loaded is None:
             self.store = self._resources.enter_context(self._new_store())
         else:
             checkpoint, info, training = loaded = self._open_store(loaded, latest)
             if info.order_version != ORDER_VERSION:
-                raise RunError(f"{checkpoint} was made with sample order {info.order_version}, but this thermopile has "
+                raise RunError(f"{checkpoint} was made with sample order {info.order_version}, but this version uses "
                                f"order {ORDER_VERSION}; resume it with the version that started it")  # fmt: skip
             if info.step != (taken_at := self.store.last_snapshot.step):
-                raise RunError(f"{checkpoint} is damaged: it says step {info.step}, its snapshot of state {taken_at}")
+                raise RunError(
+                    f"{checkpoint} is damaged: it is of step {info.step}, its state snapshot of step {taken_at}"
+                )
             self._restore(checkpoint, info, training)
         self.store.expect(windows_from(self.steps_done, self.order, self.config.epochs, self.world))
-        self._prefetched = self.steps_done + 1  # steps before this one need no prefetch any more
-        with agreement(self.world.patient, RunError):  # reading a long log takes a while
-            # One rank writes it: the metrics are those of the whole batch.
+        self._prefetched = self.steps_done + 1  # earlier steps need no prefetch
+        with agreement(self.world.slow_group, RunError):  # reading a long log takes a while
+            # One rank writes the log: its metrics cover the whole batch.
             metrics = self.run_directory.metrics_file if self.world.is_first else None
             self.log = self._resources.enter_context(MetricsLog(metrics, keep_steps=self.steps_done))
             self._tensorboard = None
@@ -151,12 +151,12 @@ class Trainer:
         self._resources.callback(self._checkpointer.close)
 
     def _open_store(self, loaded: Loaded, latest: Path | None) -> Loaded:
-        """Open the state at a checkpoint's snapshot; where that is damaged, at an earlier one's, which is returned."""
+        """Open the state at a checkpoint's snapshot; if damaged, at an earlier checkpoint's. Return the one used."""
         folder = self.run_directory.checkpoints
 
         def confirm() -> None:
             if latest_checkpoint(folder) != latest:
-                raise RunError(f"another process has just written a checkpoint in {folder}; resume once more")
+                raise RunError(f"another process has just written a checkpoint in {folder}; resume again")
 
         while True:
             checkpoint, info, _ = loaded
@@ -164,31 +164,31 @@ class Trainer:
                 store = StateStore.open(
                     self.run_directory.state, at=info.snapshot, confirm=confirm, **self._store_settings()
                 )
-            except Exception as error:  # whatever it is on one rank, all are here
+            except Exception as error:  # whatever fails on one rank, fails on all
                 is_damaged = isinstance(error, DamagedChunkError | SnapshotNotFoundError)
                 if not self._any_rank(is_damaged) or (earlier := self._earlier(checkpoint)) is None:
                     raise
                 if self.world.is_first:
                     _log.warning(
-                        "the state of %s is damaged (%s). Going on from %s", checkpoint, error, earlier[0].name
+                        "the state of %s is damaged (%s). Resuming from %s", checkpoint, error, earlier[0].name
                     )
                 loaded = earlier
             else:
                 self.store = self._resources.enter_context(store)
-                if self.world.is_first:  # later ones have no state any more
+                if self.world.is_first:  # later checkpoints have lost their state
                     steps = checkpoints_in(folder)
                     remove_checkpoints(folder, keep={step for step in steps if step <= info.step})
                 return loaded
 
     def _earlier(self, checkpoint: Path) -> Loaded | None:
-        """The newest whole checkpoint before another; the same on all ranks, or an error on all."""
+        """Return the newest intact checkpoint before another; the same on all ranks, or an error on all."""
         with agreement(self.world.control, RunError):
             earlier = load_latest(self.run_directory.checkpoints, before=checkpoint)
         name = earlier and earlier[0].name
         of_first = self.world.control.broadcast(name)
         with agreement(self.world.control, RunError):
             if name != of_first:
-                raise RunError(f"the ranks differ: rank {self.world.rank} goes back to {name}, rank 0 to {of_first}")
+                raise RunError(f"the ranks differ: rank {self.world.rank} resumes from {name}, rank 0 from {of_first}")
             if earlier is not None:
                 _compare_settings(self.config, earlier, self.world)
         return earlier
@@ -205,7 +205,7 @@ class Trainer:
         }
 
     def _new_store(self) -> StateStore:
-        """A store of samples never seen, or what a run killed before its first checkpoint left, taken back to that."""
+        """Create a store, or return one left by a run killed before its first checkpoint to its initial values."""
         exists = self.world.control.broadcast(self.run_directory.state.exists())
         if exists:
             return StateStore.open(self.run_directory.state, at="step-0", **self._store_settings())
@@ -217,12 +217,12 @@ class Trainer:
         should_stop: Callable[[], bool] = lambda: False,
         on_evaluation: Callable[[dict[str, Any]], None] = lambda line: None,
     ) -> None:
-        """Train to the last step, or to the first after which should_stop says so, which is asked after every step.
+        """Train to the last step, or until should_stop, polled after every step, returns True.
 
-        Where one rank is to stop, all do. A checkpoint that cannot be written, as on a full disk, is warned of and
-        tried again; only the last one must succeed. on_evaluation: called on the first rank with the line that
-        metrics.jsonl has of an evaluation.
-        Raises TrainingError where the loss is not finite or a rank is lost, and SnapshotError or OSError at the end.
+        If one rank is to stop, all do. A checkpoint that cannot be written, for example on a full disk, is logged as a
+        warning and retried; only the last one must succeed. on_evaluation: called on rank 0 with each evaluation's line
+        of metrics.jsonl.
+        Raises TrainingError if the loss is not finite or a rank is lost, and SnapshotError or OSError at the end.
         """
         try:
             self._run(on_report, should_stop, on_evaluation)
@@ -237,10 +237,10 @@ class Trainer:
     ) -> None:  # fmt: skip
         reported_at = time.monotonic()
         if self.world.control.broadcast(self._lacks_evaluation()):
-            self._evaluate(should_stop, on_evaluation)  # what a stop kept from being done
+            self._evaluate(should_stop, on_evaluation)  # an evaluation that a stop had prevented
             if self._agree(should_stop())[0]:
                 return
-        self._clock.end_step()  # what came before is no part of a step
+        self._clock.end_step()  # what came before belongs to no step
         while self.steps_done < self.total_steps:
             epoch, first_step = divmod(self.steps_done, self.order.steps_per_epoch)
             batches = self.loader.epoch(epoch, first_step)
@@ -250,7 +250,7 @@ class Trainer:
                 is_last = stop or self.steps_done == self.total_steps
                 evaluation_is_due = self.config.evaluation.is_due(self.steps_done) and not stop
                 is_logged = self.steps_done % self.config.log_every == 0
-                # Once in a while.
+                # Not in every step.
                 if is_last or checkpoint_is_due or evaluation_is_due or is_logged:
                     lines, now = self._flushed_log(), time.monotonic()
                     on_report(report_of(lines, self.total_steps, self.config.batch_size, now - reported_at))
@@ -265,9 +265,10 @@ class Trainer:
                     return
 
     def step(self, batch: Batch) -> None:
-        """One step: state in, loss, state out, gradients, weights.
+        """Make one step: state in, loss, state out, gradients, weights.
 
-        Nothing here reads a value back from the device, but for fp16's overflows and, with on_nan = skip, bad values.
+        Nothing here reads from the device, except fp16's overflow check and, with on_nan = skip, the check for bad
+        values.
         """
         sample_ids, progress = batch.sample_ids, Progress(self.steps_done, self.order.steps_per_epoch)
         self._seed_random_numbers()
@@ -282,7 +283,7 @@ class Trainer:
             return
 
         with self._clock.waiting("store_wait"):
-            # Returns at once; written during backprop.
+            # Asynchronous: written during backprop.
             self.store.put(sample_ids, outcome.state, step=self.steps_done + 1)
 
         rate = learning_rate(self.config.optimizer, self.steps_done, self.order.steps_per_epoch, self.total_steps)
@@ -303,7 +304,7 @@ class Trainer:
         self.log.add({"step": self.steps_done, **scalars, "refused_rows": self._refused_rows} | times | backlog)
 
     def _seed_random_numbers(self) -> None:
-        """Dropout and its like follow from the step, so that nothing of it is to be saved; ranks draw differently."""
+        """Derive random numbers, e.g. for dropout, from the step, so that nothing needs saving; ranks differ."""
         key = f"{self.config.seed}/{self.steps_done}/{self.world.rank}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
         torch.default_generator.manual_seed(seed)
@@ -311,9 +312,9 @@ class Trainer:
             torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
 
     def _outcome(self, batch: Batch, state: Mapping[str, Tensor], progress: Progress) -> Outcome | None:
-        """The objective's outcome; None where it is not finite and such steps are to be skipped."""
+        """Return the objective's outcome, or None if it is not finite and such steps are skipped."""
         skips = self.config.on_nan == "skip"
-        # Norms of a bad batch would stay in their running means.
+        # The norms of a bad batch would remain in their running means.
         buffers = [buffer.clone() for buffer in self.encoders.buffers()] if skips else []
         with self.precision.autocast():
             first, second = self._encode(batch.to(self.device))
@@ -331,17 +332,17 @@ class Trainer:
         try:
             outcome: Outcome = self.objective(first, second, state, progress)
         except FeaturesError as error:
-            self._flushed_log()  # the loss of a step before may be the cause
+            self._flushed_log()  # the loss of an earlier step may be the cause
             raise self._not_finite(self.steps_done + 1, f"step {self.steps_done + 1:,}: {error}") from error
         return outcome
 
     def _skip(self, progress: Progress) -> None:
-        """Leave weights and state as they were; too many such steps in a row end the run."""
+        """Leave weights and state unchanged; too many skipped steps in a row end the run."""
         self._skipped_in_a_row += 1
         step = self.steps_done + 1
-        if self._skipped_in_a_row > MOST_SKIPPED:
+        if self._skipped_in_a_row > MAX_SKIPPED:
             self._flushed_log()
-            raise self._not_finite(step, f"steps {step - MOST_SKIPPED:,} to {step:,} gave values that are not finite")
+            raise self._not_finite(step, f"steps {step - MAX_SKIPPED:,} to {step:,} gave values that are not finite")
         if self.world.is_first:
             samples = samples_of(self.order, step)
             _log.warning("step %d gave values that are not finite and was skipped. %s", step, samples)
@@ -360,7 +361,7 @@ class Trainer:
         return lines
 
     def _evaluate(self, should_stop: Callable[[], bool], on_evaluation: Callable[[dict[str, Any]], None]) -> None:
-        """Score the encoders after this step, whose own line is written, on the first rank; the others wait for it."""
+        """Score the encoders after this step, once its line is written, on rank 0; the others wait."""
         step, evaluation = self.steps_done, self.evaluation
         scores = None if evaluation is None else evaluation.scores(self.encoders, step, should_stop)
         if scores is not None:
@@ -368,28 +369,28 @@ class Trainer:
             if self._tensorboard is not None:
                 self._tensorboard.add([line])
             on_evaluation(line)
-        self.world.patient.broadcast(None)
+        self.world.slow_group.broadcast(None)
 
     def _lacks_evaluation(self) -> bool:
-        """Whether the step that the run goes on from is one to evaluate after, and was not."""
+        """Return whether the run resumes at a step whose evaluation is due but missing."""
         is_due = self.steps_done > 0 and self.config.evaluation.is_due(self.steps_done)
         return is_due and not self.log.has_evaluation
 
     def _not_finite(self, step: int, why: str) -> TrainingError:
-        self._checkpointer.wait()  # of this rank alone: the others may not know yet
+        self._checkpointer.wait()  # on this rank only: the others may not know yet
         return not_finite(self.run_directory, self.order, step, why)
 
     def _agree(self, stop: bool) -> tuple[bool, bool]:
-        """At a step's end: whether any rank is to stop, and whether a checkpoint is due."""
-        due, progress = self._checkpointer.is_due(self.steps_done), self._checkpointer.progress
-        of_ranks = self.world.all_gather([stop, due, progress, self.store.refused_rows])
-        stops, dues, progresses, refused = map(list, zip(*of_ranks, strict=True))
+        """Agree at the end of a step whether any rank is to stop, and whether a checkpoint is due."""
+        due, write_state = self._checkpointer.is_due(self.steps_done), self._checkpointer.write_state
+        of_ranks = self.world.all_gather([stop, due, write_state, self.store.refused_rows])
+        stops, dues, write_states, refused = map(list, zip(*of_ranks, strict=True))
         self._refused_rows = self._refused_before + sum(refused)
-        self._settle(progresses)
+        self._settle(write_states)
         return any(stops), bool(dues[0])
 
     def _begin_checkpoint(self) -> None:
-        """Cut the state and clone the weights; both are written while training goes on."""
+        """Cut the state and clone the weights; both are written while training continues."""
         self._end_checkpoint()
         self._flushed_log()
         config_hash = hashlib.sha256(to_toml(self.config).encode()).hexdigest()
@@ -399,46 +400,45 @@ class Trainer:
         self._checkpointer.begin(self.steps_done, snapshot, training, self.dataset.index.fingerprint)
 
     def _end_checkpoint(self, *, must_succeed: bool = False) -> None:
-        """Wait for the checkpoint that is being written, if there is one."""
+        """Wait for the pending checkpoint, if any."""
         if self._checkpointer.wait():
-            of_ranks = self.world.all_gather([self._checkpointer.progress])
-            self._settle([progress for (progress,) in of_ranks], must_succeed=must_succeed)
+            of_ranks = self.world.all_gather([self._checkpointer.write_state])
+            self._settle([write_state for (write_state,) in of_ranks], must_succeed=must_succeed)
 
-    def _settle(self, progresses: list[int], *, must_succeed: bool = False) -> None:
-        if self._checkpointer.settle(progresses, must_succeed=must_succeed):
+    def _settle(self, write_states: list[int], *, must_succeed: bool = False) -> None:
+        if self._checkpointer.settle(write_states, must_succeed=must_succeed):
             keep = self.config.checkpoint
             self.store.retain(keep.keep_last, keep.keep_every).add_done_callback(warn_of_failure)
 
     def advice(self) -> list[str]:
-        """What a person should know before the run begins; nothing where all is well."""
+        """Return warnings to show before the run begins; empty if there are none."""
         of_norms = batch_norm_advice(self.encoders, self.device, self.world)
         of_evaluation = self.evaluation.notes if self.evaluation else []
         return self.objective.advice(self.config.batch_size) + of_norms + of_evaluation
 
     def close(self) -> None:
-        """End the threads and release the run; what came after the last checkpoint is lost."""
+        """End the threads and release the run. Steps after the last checkpoint are lost."""
         self._resources.close()
 
     def __enter__(self) -> Trainer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Where ranks are gone, threads may wait for them for an hour.
+        # If ranks are gone, threads may wait for them for an hour.
         if kind is None or not issubclass(kind, RanksLostError):
             self.close()
 
-    def _next(self, batches: Any) -> Batch | None:
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
         with self._clock.waiting("data_wait"):
-            batch: Batch | None = next(batches, None)
-        return batch
+            return next(batches, None)
 
     def _prefetch(self) -> None:
-        """Let the store gather the rows of the coming steps, those of each step once."""
+        """Let the store gather the rows of coming steps, each step's once."""
         end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
         for step in range(self._prefetched, end):
             place = divmod(step, self.order.steps_per_epoch)
             sample_ids = self.order.batch_ids(*place, self.world.rank, self.world.size)
-            with self._clock.waiting("store_wait"):  # computing the order is not the store's time
+            with self._clock.waiting("store_wait"):  # exclude the time to compute the order
                 self.store.prefetch(sample_ids)
         self._prefetched = end
 
@@ -461,18 +461,18 @@ class Trainer:
                 self.precision.scaler.load_state_dict(scale)
         except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise RunError(f"{checkpoint} does not fit the settings of the run ({reason}): it is of another run or "
+            raise RunError(f"{checkpoint} does not match the run's settings ({reason}): it is from another run or "
                            "version of thermopile; resume it with the version that started it") from error  # fmt: skip
         self.steps_done = info.step
 
 
 def _compare_settings(config: TrainConfig, loaded: Loaded, world: World) -> None:
-    """Warn of settings that have changed since a checkpoint was made. Raises ConfigError, RunError as changes_since."""
+    """Warn of settings changed since a checkpoint was made. Raises ConfigError, RunError as changes_since."""
     path, info, _ = loaded
     if (changes := changes_since(path, info.settings, config)) and world.is_first:
         _log.warning("the settings have changed since %s: %s", path, "; ".join(change.arrow for change in changes))
 
 
 def _all_finite(*tensors: Tensor) -> bool:
-    """Waits for the device."""
+    """Return whether all values are finite; synchronises with the device."""
     return all(bool(tensor.detach().isfinite().all()) for tensor in tensors)

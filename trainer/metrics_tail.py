@@ -1,7 +1,7 @@
-"""The end of metrics.jsonl, and a glance at the rest: bounded in time and memory, however long the file is.
+"""Reading the end of metrics.jsonl and a sample of the rest, in bounded time and memory.
 
-The file may grow while it is read, and a run that is resumed may cut it short. What is no whole line, or does not match
-its checksum, is passed over.
+The file may grow meanwhile, and resuming the run may truncate it. Partial lines, and lines that do not match their
+checksum, are skipped.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from ..files import open_regular
 from ..sealed_json import verify
 
 BLOCK_BYTES = 1 << 20
-MOST_BYTES = 32 << 20
-"""So far back from its end a file is searched: some 50,000 steps."""
+MAX_BYTES = 32 << 20
+"""How far back from its end the file is searched: some 50,000 steps."""
 GLANCE_BYTES = 1 << 13
-"""Read for one point of the curve where the file is too long to read whole."""
+"""Bytes read per point of the curve if the file is too long to read entirely."""
 
 _EVALUATION, _CLOSING = b'"evaluation"', b'"}'
-"""The latter closes a line that is written to its end, for it ends in its checksum."""
+"""_CLOSING ends every complete line, because the last member is the checksum."""
 
 
 class Tail(NamedTuple):
-    """The last lines, oldest first: numbers are finite floats, or None; `step` is an int; `evaluation` is flat."""
+    """The last lines, oldest first: numbers are finite floats or None, `step` is an int, `evaluation` is flat."""
 
     steps: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
     damaged: int
-    """Lines met on the way that cannot be read; one that is being written is none of them."""
+    """Unreadable lines encountered, not counting a line that is being written."""
 
 
 def last_lines(path: Path, steps: int, evaluations: int) -> Tail:
-    """The last `steps` lines of steps and the last `evaluations` lines of evaluations.
+    """Return the last `steps` step lines and the last `evaluations` evaluation lines.
 
-    Fewer where there are fewer in the last MOST_BYTES. Raises OSError.
+    There are fewer if the last MAX_BYTES contain fewer. Raises OSError.
     """
     of_steps: list[dict[str, Any]] = []
     of_evaluations: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ def last_lines(path: Path, steps: int, evaluations: int) -> Tail:
                 continue  # most lines of a long run
             line = _parsed(text)
             if not line:
-                damaged += place > 0 or _CLOSING in text  # what stands behind the last end is being written
+                damaged += place > 0 or _CLOSING in text  # text after the last newline is still being written
             elif "evaluation" in line:
                 of_evaluations.append(line)
             elif len(of_steps) < steps:
@@ -61,9 +61,9 @@ def last_lines(path: Path, steps: int, evaluations: int) -> Tail:
 
 
 def loss_curve(path: Path, points: int) -> list[float]:
-    """At most `points` means of the loss from the first step to the last, each of neighbouring steps.
+    """Return at most `points` means of the loss over neighbouring steps, from the first step to the last.
 
-    Of a long file each mean is of the few lines at one place. Raises OSError.
+    For a long file, each mean covers only the few lines at one place. Raises OSError.
     """
     with open_regular(path) as file:
         size = _size(file)
@@ -78,7 +78,7 @@ def loss_curve(path: Path, points: int) -> list[float]:
 
 
 def numbers_in(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a line, or of an evaluation, as (name, value); those of a table within it as table/name."""
+    """Yield the numbers of a line, or of an evaluation, as (name, value); nested ones are named table/name."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from numbers_in(value, f"{prefix}{name}/")
@@ -87,14 +87,14 @@ def numbers_in(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _lines_from_the_end(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of the last MOST_BYTES, last one first; it may be half a line."""
+    """Yield the lines in the last MAX_BYTES, last one first; the final one may be partial."""
     end = _size(file)
-    stop, carried = max(0, end - MOST_BYTES), b""  # a line whose beginning lies further ahead
+    stop, carried = max(0, end - MAX_BYTES), b""  # the end of a line that starts in the previous block
     while end > stop:
         start = max(stop, end - BLOCK_BYTES)
         first, *whole = (_read(file, start, end - start) + carried).split(b"\n")
         yield from reversed(whole)
-        end, carried = start, first[:BLOCK_BYTES]  # no line of ours is as long
+        end, carried = start, first[:BLOCK_BYTES]  # no valid line is longer
     if stop == 0:
         yield carried
 
@@ -113,7 +113,7 @@ def _losses(text: bytes) -> list[float]:
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
-    """A line's object, its numbers finite floats or None, but for the step; empty where it is damaged or cut."""
+    """Return a line's object, with finite floats or None for all numbers except `step`; empty if damaged."""
     try:
         checksum = verify(text)
         line = json.loads(text, parse_int=_finite, parse_float=_finite, parse_constant=_finite)
@@ -126,5 +126,5 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _finite(number: str) -> float | None:
-    value = float(number)  # an int too, which may be too large to reckon with
+    value = float(number)  # integers too: they may be too large to compute with
     return value if math.isfinite(value) else None

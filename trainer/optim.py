@@ -1,4 +1,4 @@
-"""The optimisers and their learning rate, a pure function of the step, so that a resumed run goes on exactly."""
+"""Optimisers and their learning rate, which is a pure function of the step, so that a run resumes exactly."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .objectives.base import TemperatureRate
 Groups = list[dict[str, Any]]
 
 _MEMORIES = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
-"""What an optimiser keeps of a weight that is as large as the weight; some keep scalars besides."""
+"""Per-weight optimiser state of the same size as the weight; some optimisers also keep scalars."""
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, total_steps: int) -> float:
-    """Rises linearly to config.lr over the warm-up, then falls as a cosine to config.lr_min at total_steps.
+    """Return the rate: a linear rise to config.lr over the warm-up, then a cosine to config.lr_min at total_steps.
 
     step counts from 0, over all epochs.
     """
@@ -33,12 +33,12 @@ def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, tota
 
 
 class TemperatureAdamW(torch.optim.AdamW):
-    """AdamW of a global temperature, whichever optimiser the weights have; no weight decay.
+    """AdamW for a global temperature, independent of the weights' optimiser; no weight decay.
 
     Its learning rate follows no schedule: FastCLIP (appendix B) has warm-up and cosine for the model's parameters, and
-    a third "of its original value" for the temperature's rate. That third holds in every step that begins with tau
-    below `slow_below`, and no longer once tau is back above: the paper says only "when tau becomes smaller than", its
-    code looks at the value of each step, and so there is nothing more to save.
+    a third "of its original value" for the temperature's rate. That third applies in every step that starts with tau
+    below `slow_below`, and ends when tau rises above it again: the paper says only "when tau becomes smaller than", and
+    its code checks the value in each step. So there is no further state to save.
     """
 
     def __init__(self, tau: nn.Parameter, rate: TemperatureRate) -> None:
@@ -50,26 +50,26 @@ class TemperatureAdamW(torch.optim.AdamW):
         before = self._tau.clone()
         super().step()
         if self._slow_below is not None:
-            # Without weight decay the step is proportional to the rate, so a third of the way is a third of the rate.
-            # All on the device: asking here whether tau is low would wait for it.
+            # Without weight decay the step is proportional to the rate, so a third of the rate is a third of the step.
+            # Computed on the device: testing tau here would synchronise with it.
             share = torch.ones_like(before).masked_fill_(before < self._slow_below, 1 / 3)
             self._tau.copy_(before.lerp(self._tau, share))
 
 
 class Optimizer:
-    """The optimiser of the weights and, where the objective learns a global temperature, that of the temperature."""
+    """The optimiser of the weights, and that of the global temperature if the objective learns one."""
 
     def __init__(self, name: str, weights: torch.optim.Optimizer, temperature: TemperatureAdamW | None) -> None:
-        """name: what the settings call `weights`."""
+        """name: the settings' name for `weights`."""
         self.name, self.weights, self.temperature = name, weights, temperature
 
     @property
     def parts(self) -> list[torch.optim.Optimizer]:
-        """The optimisers of the library."""
+        """The underlying torch optimisers."""
         return [self.weights] if self.temperature is None else [self.weights, self.temperature]
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the rate of all but the temperature."""
+        """Set the learning rate of everything except the temperature."""
         for group in self.weights.param_groups:
             group["lr"] = rate
 
@@ -78,7 +78,7 @@ class Optimizer:
             part.zero_grad(set_to_none)
 
     def step(self) -> None:
-        """Move every parameter by its gradient, which LARS overwrites. Reads nothing back from the device."""
+        """Update every parameter by its gradient, which LARS overwrites. Does not read from the device."""
         for part in self.parts:
             part.step()
 
@@ -87,11 +87,14 @@ class Optimizer:
         return {"name": self.name, "weights": self.weights.state_dict(), "temperature": temperature}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave, its tensors on the CPU: AdamW counts its steps there, and a count on the
-        device would be waited for in every step. Raises ValueError where it is of other optimisers or weights."""
+        """Restore the result of `state_dict`, with tensors on the CPU.
+
+        AdamW's step count must stay on the CPU, because on the device it would force a synchronisation in every step.
+        Raises ValueError if the state belongs to other optimisers or weights.
+        """
         held, asked = _kind(state), _kind(self.state_dict())
         if held != asked:
-            raise ValueError(f"its optimiser is {held}, that of the settings {asked}")
+            raise ValueError(f"its optimiser is {held}, but the settings have {asked}")
         self.weights.load_state_dict(state["weights"])
         if self.temperature is not None:
             self.temperature.load_state_dict(state["temperature"])
@@ -100,12 +103,14 @@ class Optimizer:
 
 
 def _lay_out_as_weights(part: torch.optim.Optimizer) -> None:
-    """Fused steps walk through the memory of weights and state as it lies, and look at neither shape nor strides."""
+    """Give the state its weights' strides: fused steps traverse raw memory, ignoring shape and strides."""
     for parameter, own in part.state.items():
         for name, value in own.items():
             if isinstance(value, torch.Tensor) and name in _MEMORIES:
                 if value.shape != parameter.shape:
-                    raise ValueError(f"its {name} is {list(value.shape)}, of a weight that is {list(parameter.shape)}")
+                    raise ValueError(
+                        f"its {name} has shape {list(value.shape)}, but the weight has {list(parameter.shape)}"
+                    )
                 own[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
@@ -114,10 +119,10 @@ def _kind(state: dict[str, Any]) -> str:
 
 
 def create_optimizer(config: OptimizerConfig, encoders: nn.Module, objective: Objective) -> Optimizer:
-    """The optimisers of a run; weight decay on matrices and kernels alone, not on biases, norms or temperatures.
+    """Create a run's optimisers. Weight decay applies to matrices and kernels, not to biases, norms or temperatures.
 
-    A global temperature apart, the objective's own parameters (CLIP's logit scale, AUC-CL's b) learn as biases do.
-    LARS moves scalars and vectors by plain SGD with momentum, without its trust ratio.
+    Except for a global temperature, the objective's own parameters (CLIP's logit scale, AUC-CL's b) are treated as
+    biases. LARS updates scalars and vectors by plain SGD with momentum, without its trust ratio.
     """
     rate = objective.temperature_rate
     temperature = None if rate is None else TemperatureAdamW(objective.get_parameter("tau"), rate)
@@ -138,12 +143,12 @@ def _of_library(name: str, groups: Groups, settings: dict[str, Any]) -> torch.op
     if name == "sgd":
         sgd = torch.optim.SGD(_without_empty(groups), **settings, fused=True)
         for parameter in (p for group in groups if settings["momentum"] for p in group["params"]):
-            # torch would leave it as it finds the memory where the first step is one that fp16 does not take.
+            # torch would leave it uninitialised if fp16 skips the first step.
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return sgd
     if name == "lamb":
         return _lamb(groups, settings)
-    import pytorch_optimizer  # late: it takes seconds
+    import pytorch_optimizer  # deferred: the import takes seconds
 
     library: dict[str, Any] = {"lars": pytorch_optimizer.LARS, "lion": pytorch_optimizer.Lion}
     optimizer: torch.optim.Optimizer = library[name](_without_empty(groups), **settings)
@@ -151,13 +156,13 @@ def _of_library(name: str, groups: Groups, settings: dict[str, Any]) -> torch.op
 
 
 def _lamb(groups: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
-    """LAMB as in FastCLIP (procedure 4, appendix B, and code), which the library's defaults are not.
+    """LAMB as in FastCLIP (procedure 4, appendix B, and code), which differs from the library's defaults.
 
-    Weight decay is part of the step that the trust ratio scales. The weights' norm is not cut at 10, which a ResNet's
-    larger kernels exceed. What is spared decay has no trust ratio, or a scalar that starts at 0 would hardly move. The
-    rate is not divided by 1 - beta_1^t, which would make the first steps ten times as long. The library does not
-    correct the means for their start: the trust ratio cancels that, but what has none steps up to 7 times as far in
-    the first hundreds of steps, which a warm-up covers.
+    Weight decay is part of the step that the trust ratio scales. The weights' norm is not clipped at 10, which the
+    larger kernels of a ResNet exceed. Parameters without weight decay have no trust ratio, because a scalar that starts
+    at 0 would hardly move. The rate is not divided by 1 - beta_1^t, which would make the first steps ten times as long.
+    The library has no bias correction of the means: the trust ratio cancels it, but parameters without one make steps
+    up to 7 times as long in the first hundreds of steps, which a warm-up covers.
     """
     from pytorch_optimizer import Lamb
 

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop. It checkpoints at the next step boundary; a second signal ends it at once."""
+"""Signals that request a stop: the run checkpoints at the next step boundary; a second signal ends it at once."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-"""What schedulers send some time before they kill, and Ctrl-C."""
+"""Ctrl-C, and what schedulers send some time before they kill."""
 EXIT_CODE = 75
-"""EX_TEMPFAIL of sysexits.h: try again later, with --resume."""
+"""EX_TEMPFAIL in sysexits.h: try again later, with --resume."""
 
 
 class StopRequest:
-    """While the `with` block runs, remembers the first of SIGNALS. Main thread only.
+    """Records the first of SIGNALS during the `with` block. Main thread only.
 
-    The first one puts the signals' default actions back, so that the next ends the process even where it waits inside a
-    library. That is safe: whatever is being written then does not look whole.
+    The first signal restores the default handlers, so that a second one ends the process even inside a blocking library
+    call. That is safe: a file that is being written at that moment does not look complete.
     """
 
     def __init__(self, on_request: Callable[[str], None] = lambda name: None) -> None:
-        """on_request is told the signal's name, inside the handler: let it do little."""
+        """on_request: called with the signal's name inside the handler, so it should do little."""
         self.name: str | None = None
-        """Of the signal that came, such as `SIGTERM`; None as long as none did."""
+        """Name of the signal received, such as `SIGTERM`, or None."""
         self._on_request = on_request
         self._before: dict[signal.Signals, Any] = {}
 
     def __call__(self) -> bool:
-        """Whether the run shall stop."""
+        """Return whether to stop the run."""
         return self.name is not None
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""The ranks of a run, compared before it begins: one model, one dataset, one directory, one checkpoint."""
+"""Comparing the ranks of a run before it begins: model, dataset, directory and checkpoint must be the same."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .errors import ConfigError, RunError
 from .world import World
 
 MAY_DIFFER = frozenset({"data.path", "data.workers", "evaluation.test", "evaluation.train"})
-"""Settings that say where a machine has a dataset (the run's has its fingerprint compared, and the first rank alone
-evaluates), and how many of its cores decode. All others must be the same."""
+"""Settings that may differ between ranks: dataset paths, because fingerprints are compared and only rank 0 evaluates,
+and the number of decoding cores. All others must be equal."""
 
 MAX_NAMED = 10
 SEEN_WITHIN_SECONDS = 5.0
-"""A file that one machine has written is seen by the others within that."""
+"""Time within which a file written on one machine must be visible on the others."""
 
 
 def refuse_differences(world: World, config: TrainConfig, dataset: Dataset, checkpoint: CheckpointInfo | None) -> None:
-    """Raise ConfigError on every rank, naming rank and setting, where they differ. All ranks call it.
+    """Raise ConfigError on every rank, naming rank and setting, if the ranks differ. Called by all ranks.
 
-    config: resolved. checkpoint: what the run goes on from.
+    config: resolved. checkpoint: the one to resume from.
     """
     own = facts(config, dataset, checkpoint)
     if found := differences(world.control.broadcast(world.control.gather(own))):
@@ -44,10 +44,10 @@ def refuse_differences(world: World, config: TrainConfig, dataset: Dataset, chec
 
 
 def refuse_separate_directories(world: World, folder: Path) -> None:
-    """Raise ConfigError on every rank, naming ranks, where they do not have the same directory. All ranks call it.
+    """Raise ConfigError on every rank, naming ranks, unless all see the same directory. Called by all ranks.
 
-    Each rank writes its rows of a snapshot there, and reads those of the others. folder: exists on rank 0.
-    Raises RunError or OSError where rank 0 cannot write in it.
+    Each rank writes its rows of a snapshot there and reads those of the others. folder: exists on rank 0.
+    Raises RunError or OSError if rank 0 cannot write to it.
     """
     if world.size == 1:
         return
@@ -55,7 +55,7 @@ def refuse_separate_directories(world: World, folder: Path) -> None:
     with ExitStack() as end:
         with agreement(world.control, RunError):
             if world.is_first:
-                # A name that no copy of the directory has, and that is cleared away where a kill leaves it.
+                # A name that no copy of the directory contains, and that remove_leftovers removes after a kill.
                 file = folder / f".ranks.{secrets.randbits(64)}.partial"
                 file.touch(exist_ok=False)
                 end.callback(file.unlink, missing_ok=True)
@@ -65,15 +65,15 @@ def refuse_separate_directories(world: World, folder: Path) -> None:
         found = [rank for rank in world.control.broadcast(world.control.gather(separate)) if rank]
     if found:
         raise ConfigError(
-            f"{' and '.join(found)} cannot see what rank 0 (on {host_of_first}) writes in its run directory, {folder}: "
-            "give --out a directory on a disk that all machines share"
+            f"{' and '.join(found)} cannot see files that rank 0 (on {host_of_first}) writes in its run directory, "
+            f"{folder}: set --out to a directory on a disk that all machines share"
         )
 
 
 def _is_seen(file: Path) -> bool:
     end = time.monotonic() + SEEN_WITHIN_SECONDS
     while not (is_seen := file.exists()) and time.monotonic() < end:
-        # A network disk remembers for a while that something was not there, and asks again where it lists a directory.
+        # A network disk caches that a file is missing, and refreshes this when a directory is listed.
         for folder in (file.parent.parent, file.parent):
             with suppress(OSError):
                 os.listdir(folder)
@@ -82,7 +82,7 @@ def _is_seen(file: Path) -> bool:
 
 
 def facts(config: TrainConfig, dataset: Dataset, checkpoint: CheckpointInfo | None) -> dict[str, Any]:
-    """Everything that the ranks must have in common, by name; small, and can be pickled."""
+    """Return everything that must be equal on all ranks, by name; small and picklable."""
     return {
         "thermopile": __version__,
         "order_version": ORDER_VERSION,
@@ -94,7 +94,7 @@ def facts(config: TrainConfig, dataset: Dataset, checkpoint: CheckpointInfo | No
 
 
 def differences(of_ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """Say for every fact that a rank has otherwise than rank 0 which rank, which fact and what both have."""
+    """Describe each difference from rank 0: which rank, which fact, both values."""
     first, *others = of_ranks
     return [
         f"rank {rank} has {key} = {_shown(own.get(key))}, rank 0 {_shown(first.get(key))}"

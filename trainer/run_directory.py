@@ -1,4 +1,4 @@
-"""Where a run keeps what. docs/formats.md describes each file."""
+"""The files of a run directory. docs/formats.md describes each."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..files import open_own, own_directory, read_regular, remove_leftovers, write_atomically
-from .checkpoint import latest_checkpoint, read_info
-from .config import MAX_BYTES, TrainConfig, load_config, parse_toml, to_toml
+from .checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint, read_info
+from .config import TrainConfig, load_config, to_toml
+from .config_layers import MAX_BYTES, parse_toml
 from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
 
 _SEAL = re.compile(rb'# sha256 = "([0-9a-f]{64})"\n\Z')
-"""The last line of config.toml: of all that stands before it."""
+"""The last line of config.toml: the digest of everything before it."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of one run."""
+    """The paths of a run."""
 
     path: Path
 
@@ -67,9 +69,9 @@ class RunDirectory:
         return self.config_file.exists() or self.config_file.is_symlink()
 
     def refuse_links(self) -> None:
-        """Raise NotRegularFileError where a run would write through a link, or over what is none of its own.
+        """Raise NotRegularFileError if a run would write through a link or overwrite a foreign file.
 
-        Somebody may have sent the directory. It may itself be reached by a link.
+        The directory may come from someone else. It may itself be reached through a link.
         """
         for folder in (self.state, self.state_working, self.checkpoints, self.tensorboard):
             if os.path.lexists(folder):
@@ -79,55 +81,55 @@ class RunDirectory:
                 os.close(open_own(file, os.O_RDONLY))
 
     def remove_leftovers(self) -> None:
-        """Remove what kills left half-written; for the holder of the lock on the state."""
+        """Remove temporary files of killed writers. Only for the holder of the state's lock."""
         for folder in (self.path, self.checkpoints):
             remove_leftovers(folder)
 
     def refuse_existing(self) -> None:
-        """Raise RunExistsError where there is something already."""
+        """Raise RunExistsError if the directory already has content."""
         if self.exists():
             raise RunExistsError(f"{self.path} holds a run; continue it with --resume, or choose another --out")
         if self.path.exists() and (not self.path.is_dir() or any(map(self._is_of_something, self.path.iterdir()))):
             raise RunExistsError(f"{self.path} is not empty; choose another directory with --out")
 
     def create(self, config: TrainConfig) -> None:
-        """Make the directory and write the resolved settings. Raises RunExistsError as `refuse_existing`."""
+        """Create the directory and write the resolved settings. Raises RunExistsError as `refuse_existing`."""
         self.refuse_existing()
         self.path.mkdir(parents=True, exist_ok=True)
         self.record(config)
 
     def _is_of_something(self, path: Path) -> bool:
-        # A kill while the settings were written leaves them under a hidden name, and warnings may come first: no run.
+        # Hidden files of a kill during creation, and early warnings, do not make a run.
         return path.name[0] != "." and path != self.warnings_file
 
     def record(self, config: TrainConfig) -> None:
-        """Write the settings, in place of those before."""
+        """Replace the recorded settings."""
         text = to_toml(config).encode()
         write_atomically(self.config_file, text + f'# sha256 = "{hashlib.sha256(text).hexdigest()}"\n'.encode())
 
     def config(self) -> TrainConfig:
-        """Return the run's settings; a warning says where config.toml is not what `record` wrote.
+        """Return the run's settings; warns if config.toml is not what `record` wrote.
 
-        Raises RunError where the directory is no run or the file has no settings.
+        Raises RunError if the directory is not a run or the file has no settings.
         """
         text = self._config_text()
         if not _is_as_written(text):
-            _log.warning("%s was edited by hand or is damaged; what it says now is taken", self.config_file)
+            _log.warning("%s was edited by hand or is damaged; its current content is used", self.config_file)
         return self._parsed(text)
 
     def config_to_resume(self, *, accept_edits: bool) -> TrainConfig:
-        """Return the settings to train with, as `config` does, and raise RunError where that warns.
+        """Return the settings to train with, as `config` does, but raise RunError instead of warning.
 
-        accept_edits: the file was edited by hand, so it is taken as it is.
+        accept_edits: the file was edited by hand; use it as it is.
         """
         text = self._config_text()
         if not (accept_edits or _is_as_written(text)):
             if (latest := latest_checkpoint(self.checkpoints)) is not None:
                 with suppress(DamagedCheckpointError):
-                    read_info(latest)  # a run of another version says so
+                    read_info(latest)  # reports a run of another version
             raise RunError(
                 f"{self.config_file} is damaged or was edited by hand: it does not match the sha256 in its last line. "
-                "If you edited it, resume with --accept-config; if not, the settings of each checkpoint stand in its "
+                "If you edited it, resume with --accept-config; if not, each checkpoint's settings are in its "
                 "checkpoint.json"
             )
         return self._parsed(text)
@@ -135,7 +137,7 @@ class RunDirectory:
     def _config_text(self) -> bytes:
         if not self.exists():
             raise RunError(
-                f"{self.path} is no run: it has no {self.config_file.name}. Start one with `thermopile train`."
+                f"{self.path} is not a run: it has no {self.config_file.name}. Start one with `thermopile train`."
             )
         return read_regular(self.config_file, MAX_BYTES)
 
@@ -149,3 +151,30 @@ class RunDirectory:
 def _is_as_written(text: bytes) -> bool:
     seal = _SEAL.search(text)
     return seal is not None and hashlib.sha256(text[: seal.start()]).hexdigest() == seal[1].decode()
+
+
+def find_checkpoint(run: RunDirectory, at: str) -> Path:
+    """Return the checkpoint `latest` or step-N. Raises RunError if there is none, listing the existing ones."""
+    if at == LATEST:
+        if (latest := latest_checkpoint(run.checkpoints)) is None:
+            raise RunError(f"{run.path} has no checkpoint yet; wait for its first one")
+        at = latest.name
+    names = _names_in(run.checkpoints)
+    if at not in names:
+        raise RunError(f"{run.path} has no checkpoint {at!r}; available: {', '.join(names) or 'none yet'}")
+    return run.checkpoints / at
+
+
+def load_found(checkpoint: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
+    """Read a checkpoint as load_checkpoint does. Raises RunError if it is damaged, listing the others."""
+    try:
+        return load_checkpoint(checkpoint)
+    except RunError as error:
+        others = [name for name in _names_in(checkpoint.parent) if name != checkpoint.name]
+        if not others:
+            raise
+        raise RunError(f"{error} Choose another with --at: {', '.join(others)}") from error
+
+
+def _names_in(checkpoints: Path) -> list[str]:
+    return [path.name for _, path in sorted(checkpoints_in(checkpoints).items()) if path.is_dir()]

@@ -1,4 +1,4 @@
-"""How a run stands, live or finished: read beside it, without torch, and without a change to its files."""
+"""The status of a run, live or finished, read without torch and without changing its files."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ..files import open_regular
 from ..state_store.errors import StateStoreError
 from .metrics_tail import last_lines, loss_curve
 from .run_directory import RunDirectory
-from .step_split import TIME, hints, split
+from .step_report import TIME, hints, split
 
 if TYPE_CHECKING:
     from ..state_store import StateReader
     from .config import TrainConfig
 
 RECENT_STEPS = 100
-"""Steps that means are taken over."""
+"""Number of steps to average over."""
 CURVE_POINTS = 60
 EVALUATIONS, WARNINGS = 10, 5
-"""So many of the last ones are read."""
+"""Number of the last evaluations and warnings to read."""
 SILENT_SECONDS = 600.0
-"""A run that writes nothing for so long, and for ten times as long as it takes between two writings, may hang."""
+"""A run that is quiet for this long, and for ten times its usual interval between writes, may be hung."""
 COVERAGE_BLOCKS = 16
-"""Blocks of the state, spread evenly, on which the share of samples visited is measured."""
+"""Evenly spaced blocks of the state from which the share of visited samples is estimated."""
 
 _WARNING_BYTES = 1 << 14
 _CHECKPOINT = re.compile(r"step-([0-9]+)")
@@ -39,39 +39,39 @@ _CHECKPOINT = re.compile(r"step-([0-9]+)")
 
 @dataclass(frozen=True)
 class StepsStatus:
-    """What metrics.jsonl says; None where it does not, as in runs of an older thermopile."""
+    """Content of metrics.jsonl; None for values it lacks, as in runs of older versions."""
 
     step: int
-    """Steps made, as far as they are written."""
+    """Steps written so far."""
     epoch: int
-    """Of the last step, from 0."""
+    """Epoch of the last step, from 0."""
     age_seconds: float
-    """Since metrics.jsonl was last written."""
+    """Time since metrics.jsonl was last written."""
     loss: float | None
     loss_mean: float | None
-    """Over the last RECENT_STEPS, as are `step_seconds`, `split`, `hints` and `skipped`."""
+    """Mean over the last RECENT_STEPS, as are `step_seconds`, `split`, `hints` and `skipped`."""
     loss_curve: list[float]
     """From the first step to the last, at most CURVE_POINTS."""
     tau_mean: float | None
-    """Mean temperature of the last batch, over its sides, or the global one."""
+    """Mean temperature of the last batch over its sides, or the global one."""
     learning_rate: float | None
     refused_rows: int | None
     skipped: int
     step_seconds: float | None
     split: dict[str, float]
-    """Shares of the time (step_split)."""
+    """Shares of the time; see step_report.split."""
     hints: list[str]
 
 
 @dataclass(frozen=True)
 class StateStatus:
-    """What the samples' state says."""
+    """Status of the samples' state."""
 
     samples: int
     snapshots: list[str]
     """Tags, oldest first."""
     coverage: float
-    """Share of the samples visited at the last of them; where it has more than COVERAGE_BLOCKS, an estimate."""
+    """Share of samples visited at the last snapshot; estimated if it has more than COVERAGE_BLOCKS blocks."""
 
 
 @dataclass(frozen=True)
@@ -79,32 +79,32 @@ class CheckpointStatus:
     step: int
     age_seconds: float
     bytes: int
-    """Of its own files, without the snapshot that it names."""
+    """Size of its own files, excluding the snapshot."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What a person asks of a run."""
+    """The status of a run."""
 
     run: str
     state: str
-    """running; silent (a process has the run, but writes nothing); stopped; finished; never started."""
+    """running; silent (a process holds the lock but has been quiet); stopped; finished; never started."""
     writer: str | None
-    """`pid N on HOST`: the process that trains or, of a run that is stopped, that was killed."""
+    """`pid N on HOST`: the process that is training, or, if stopped, the one that was killed."""
     epochs: int
     batch_size: int
     total_steps: int | None
-    """None where the state, which knows the number of samples, cannot be read."""
+    """None if the state, which knows the number of samples, cannot be read."""
     samples_per_second: float | None
     seconds_left: float | None
-    """Of a run that trains."""
+    """Only for a running run."""
     steps: StepsStatus | None
     """None before the first line."""
     checkpoints: list[CheckpointStatus]
-    """By step; --resume goes on from the last."""
+    """By step; --resume uses the last."""
     sample_state: StateStatus | None
     evaluations: list[dict[str, Any]]
-    """The last evaluations of metrics.jsonl, oldest first: `step`, and `evaluation` by name."""
+    """The last evaluations in metrics.jsonl, oldest first: `step`, and `evaluation` by name."""
     warnings: list[str]
     """The last lines of warnings.log."""
     notes: list[str]
@@ -112,7 +112,7 @@ class RunStatus:
 
 
 def read_status(run: RunDirectory) -> RunStatus:
-    """Read how a run stands, in a time that does not grow with it. Raises RunError where the directory is no run."""
+    """Read a run's status, in time independent of its length. Raises RunError if the directory is not a run."""
     config, notes = run.config(), list[str]()
     steps, evaluations = _read_metrics(run.metrics_file, notes)
     sample_state = _read_state(run.state, notes)
@@ -144,7 +144,7 @@ def _state(
     config: TrainConfig, steps: StepsStatus | None, checkpoints: Sequence[CheckpointStatus], total: int | None,
     silence: float | None,
 ) -> str:  # fmt: skip
-    """silence: seconds since the process that has the run wrote something; None where none has it."""
+    """silence: seconds since the process that holds the lock wrote anything; None if none holds it."""
     if silence is not None:
         between_writings = config.log_every * (steps.step_seconds or 0.0) if steps else 0.0
         return "silent" if silence > max(SILENT_SECONDS, 10 * between_writings) else "running"
@@ -154,13 +154,13 @@ def _state(
 
 
 def _writer(lock: Path) -> tuple[str | None, bool]:
-    """Who wrote its name into the lock of the state, and whether it holds it still."""
+    """Return the process named in the state's lock, and whether it still holds it."""
     try:
         with open_regular(lock) as file:
             holder = os.pread(file.fileno(), 256, 0).decode(errors="replace").strip()
             if not holder:
-                return None, False  # released in good order
-            # Shared and let go at once: only a writer that starts at this very moment could be refused for it.
+                return None, False  # released normally
+            # A shared lock, released at once: it could only block a writer that starts at this very moment.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return holder, True
@@ -203,7 +203,7 @@ def _read_metrics(path: Path, notes: list[str]) -> tuple[StepsStatus | None, lis
 
 
 def _age(path: Path) -> float:
-    """Seconds since it was written."""
+    """Return the seconds since the file was written."""
     return max(0.0, time.time() - path.stat().st_mtime)  # another machine's clock may be ahead
 
 
@@ -219,7 +219,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _read_state(path: Path, notes: list[str]) -> StateStatus | None:
     if not path.exists():
-        return None  # not begun
+        return None  # not created yet
     from icechunk import IcechunkError
 
     from ..state_store.durable import Repository
@@ -258,7 +258,7 @@ def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str
     try:
         order = Order.create(state.samples, config.batch_size, config.seed, *(number or None for number in cut))
     except ValueError as error:
-        notes.append(f"the number of steps is not known: {error}")
+        notes.append(f"the number of steps is unknown: {error}")
         return None
     return config.epochs * order.steps_per_epoch
 
@@ -267,7 +267,7 @@ def _read_checkpoints(folder: Path) -> list[CheckpointStatus]:
     found = []
     for path in folder.glob("step-*"):
         if name := _CHECKPOINT.fullmatch(path.name):
-            with suppress(OSError):  # the run removes older ones while we look; what is no directory is none
+            with suppress(OSError):  # the run may be removing old ones; ignores what is not a directory
                 files = [file.stat() for file in path.iterdir()]
                 found.append(CheckpointStatus(int(name[1]), _age(path), sum(file.st_size for file in files)))
     return sorted(found, key=lambda checkpoint: checkpoint.step)

@@ -1,4 +1,4 @@
-"""Where a step's time goes, measured without waiting for the device."""
+"""Timing the parts of a step without synchronising with the device."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import contextmanager
 import torch
 
 Seconds = float | Callable[[], float]
-"""Seconds, or what gives them once the device is done, for which it waits."""
+"""Seconds, or a function that returns them and waits for the device if necessary."""
 Mark = float | torch.cuda.Event
 
 WAITS = ("data_wait", "store_wait")
-"""Parts in which the process waits; on a GPU, which may still be busy then, they bound the step's delay from above."""
+"""Parts in which the process waits. A GPU may still be busy then, so they are upper bounds on the step's delay."""
 COMPUTATION = ("forward_backward", "optimizer", "communication")
-"""Parts that the device computes; communication, which lies within forward and backward, is taken out of these."""
+"""Parts computed by the device. Communication happens within forward and backward, and is subtracted from these."""
 
 
 class StepClock:
-    """Adds up the parts of one step after another. Times on a GPU are those of its current stream."""
+    """Accumulates the parts of one step after another. GPU times are those of the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
@@ -29,7 +29,7 @@ class StepClock:
 
     @contextmanager
     def waiting(self, part: str) -> Iterator[None]:
-        """Count the block as one of WAITS."""
+        """Time the block as one of WAITS."""
         began = time.perf_counter()
         try:
             yield
@@ -38,26 +38,26 @@ class StepClock:
 
     @contextmanager
     def computing(self, part: str) -> Iterator[None]:
-        """Count the block as one of COMPUTATION."""
+        """Time the block as one of COMPUTATION."""
         began = self.mark()
         yield
         self.computed(part, began)
 
     def computed(self, part: str, began: Mark) -> None:
-        """Count the time from `began` to now as one of COMPUTATION."""
+        """Add the time since `began` to one of COMPUTATION."""
         self._spans[part].append((began, self.mark()))
 
     def bucket_ready(self) -> None:
-        """Note that gradients are ready to be summed over the ranks; what follows the last of them is communication."""
+        """Record that gradients are ready for reduction; the time after the last call counts as communication."""
         self._last_bucket = self.mark()
 
     def end_of_backward(self) -> None:
-        """Note that all gradients are there, those of the other ranks as well."""
+        """Record that all gradients, including those of other ranks, have arrived."""
         if self._last_bucket is not None:
             self.computed("communication", self._last_bucket)
 
     def mark(self) -> Mark:
-        """This moment of the device."""
+        """Return the current point in time on the device."""
         if not self._on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -65,7 +65,7 @@ class StepClock:
         return event
 
     def end_step(self) -> dict[str, Seconds]:
-        """The seconds of the step that ends here, each part's and, since the end of the one before, the whole's."""
+        """Return the seconds per part of the step that ends here, and in total since the previous step's end."""
         ended, spans = time.perf_counter(), self._spans
         times: dict[str, Seconds] = {"step_seconds": ended - self._step_ended}
         times |= {f"{part}_seconds": seconds for part, seconds in self._waits.items()}
@@ -84,7 +84,7 @@ class StepClock:
 
 
 class _Sum:
-    """The time in some spans without that in others."""
+    """The time in some spans minus that in others."""
 
     def __init__(self, spans: list[tuple[Mark, Mark]], without: list[tuple[Mark, Mark]]) -> None:
         self._spans, self._without = spans, without
@@ -96,7 +96,7 @@ class _Sum:
 def _seconds(span: tuple[Mark, Mark]) -> float:
     began, ended = span
     if isinstance(began, torch.cuda.Event) and isinstance(ended, torch.cuda.Event):
-        ended.synchronize()  # no wait where the log has read a value back, but steps that were skipped have none
+        ended.synchronize()  # no wait if the log has read a value back, but skipped steps have none
         return float(began.elapsed_time(ended)) / 1000
     assert isinstance(began, float)
     assert isinstance(ended, float)

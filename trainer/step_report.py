@@ -1,4 +1,4 @@
-"""What a person wants to know of a run's steps."""
+"""Summaries of a run's steps for people."""
 
 from __future__ import annotations
 
@@ -7,29 +7,79 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .step_split import split
+TIME = "step_seconds"
+
+PARTS = {
+    "data_wait": "data_wait_seconds",
+    "store_wait": "store_wait_seconds",
+    "forward_backward": "forward_backward_seconds",
+    "optimizer": "optimizer_seconds",
+    "communication": "communication_seconds",
+}
+"""Share → its key in metrics.jsonl. The rest of a step is `other`: checkpoints and the log."""
+
+BACKLOG = {"write_backlog": "write_backlog_seconds"}
+"""Runs concurrently, so it is not one of PARTS."""
+
+TOO_LONG = 0.1
+"""Share of the time above which a wait gets a hint."""
+
+_HINTS = {
+    "data_wait": "batches arrive late. Convert with fewer pixels (`thermopile convert … --max-size`), use more cores "
+    "or more `data.workers`; `thermopile bench loader` measures what this machine can do",
+    "store_wait": "rows of state arrive late. Raise `state.memory_budget` or `state.prefetch_steps`, or use a faster "
+    "disk for RUN/state.working; `thermopile bench step` measures what this machine can do",
+}
+
+
+def split(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the shares of time over the steps in `lines`: PARTS that occur, 0 … 1, and the rest as `other`.
+
+    `write_backlog` is the age of the oldest unwritten put in steps, and may exceed 1. Lines without `step_seconds`,
+    such as evaluations, are ignored; empty if no line has it.
+    """
+    timed = [line for line in lines if isinstance(line.get(TIME), int | float)]
+    total = sum(line[TIME] for line in timed)
+    if total <= 0:
+        return {}
+    shares = {
+        name: sum(line.get(key) or 0.0 for line in timed) / total
+        for name, key in (PARTS | BACKLOG).items()
+        if any(line.get(key) is not None for line in timed)
+    }
+    # The clocks are read at slightly different times, so the sum of the parts may slightly exceed the total.
+    return shares | {"other": max(0.0, 1.0 - sum(shares.get(name, 0.0) for name in PARTS))}
+
+
+def hints(shares: Mapping[str, float]) -> dict[str, str]:
+    """Return a hint for each wait above TOO_LONG, by name: what it means and how to reduce it."""
+    return {
+        name: f"{name.replace('_', ' ')} {shares[name]:.0%}: {advice}"
+        for name, advice in _HINTS.items()
+        if shares.get(name, 0.0) > TOO_LONG
+    }
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a person wants to know of the steps since the last report."""
+    """Summary of the steps since the last report."""
 
     step: int
-    """Steps made."""
+    """Steps completed."""
     total_steps: int
     epoch: int
     loss: float
-    """Of the last step."""
+    """Loss of the last step."""
     tau_mean: float | None
-    """Mean temperature of the last batch, over its sides, or the global one; None where it is not learned."""
+    """Mean temperature of the last batch over its sides, or the global one; None if it is not learned."""
     samples_per_second: float
     """Over all ranks."""
     split: dict[str, float]
-    """Part of a step -> its share of the steps' time, 0 … 1, on this rank; see `step_split`."""
+    """Part of a step -> its share of time, 0 … 1, on this rank; see `split`."""
 
 
 def report_of(lines: Sequence[Mapping[str, Any]], total_steps: int, batch_size: int, seconds: float) -> StepReport:
-    """Of the steps that these lines of metrics.jsonl are of, at least one, made in so many seconds."""
+    """Summarise the steps in `lines` of metrics.jsonl (at least one), which took `seconds`."""
     last = lines[-1]
     taus = [value for name, value in last.items() if name == "tau" or name.endswith("/tau_mean")]
     return StepReport(

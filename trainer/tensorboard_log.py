@@ -1,4 +1,4 @@
-"""RUN/tensorboard/: the lines of metrics.jsonl once more, as TensorBoard reads them."""
+"""RUN/tensorboard/: the content of metrics.jsonl in TensorBoard's format."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 FLUSH_SECONDS = 30
 QUEUE = 10_000
-"""Scalars that may wait for the writing thread; a step has about a dozen and waits for nothing."""
+"""Maximum number of queued scalars; a step has about a dozen and never waits."""
 
 _log = logging.getLogger(__name__)
 
 
 class TensorBoardLog:
-    """Writes every number of a line as a scalar of the line's step; those of an evaluation as evaluation/….
+    """Writes each number of a line as a scalar at the line's step; those of an evaluation as evaluation/….
 
-    A disk that takes no more ends the log with a warning, and not the run: metrics.jsonl has the same numbers.
+    If the disk is full the log ends with a warning, but the run continues: metrics.jsonl has the same numbers.
     """
 
     def __init__(self, path: Path, *, keep_steps: int) -> None:
-        """Open the log in the directory `path`; what it has of steps after keep_steps is not shown any more.
+        """Open the log in the directory `path`; existing steps after keep_steps are hidden.
 
-        Raises ConfigError where the package tensorboard is missing, NotRegularFileError where `path` is a link.
+        Raises ConfigError if the package tensorboard is missing, NotRegularFileError if `path` is a link.
         """
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -47,7 +47,7 @@ class TensorBoardLog:
         )
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Write lines as metrics.jsonl has them; each has a `step`. What is null is left out."""
+        """Write lines in the format of metrics.jsonl; each has a `step`. Null values are omitted."""
         if self._writer is None:
             return
         try:
@@ -55,20 +55,20 @@ class TensorBoardLog:
                 for name, value in numbers_in({name: value for name, value in line.items() if name != "step"}):
                     self._writer.add_scalar(name, value, line["step"])
         except OSError as error:
-            _log.warning("%s cannot be written: %s. Only metrics.jsonl goes on", self._path, error)
+            _log.warning("%s cannot be written: %s. Logging continues in metrics.jsonl only", self._path, error)
             writer, self._writer = self._writer, None
             with suppress(OSError):
                 writer.close()
 
     def close(self) -> None:
-        """Write what waits and end the thread."""
+        """Write queued scalars and end the thread."""
         writer, self._writer = self._writer, None
         if writer is None:
             return
         try:
             writer.close()
         except OSError as error:
-            _log.warning("%s could not be written to the end: %s. metrics.jsonl has it all", self._path, error)
+            _log.warning("%s is incomplete: %s. metrics.jsonl has all values", self._path, error)
 
     def __enter__(self) -> Self:
         return self

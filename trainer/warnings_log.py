@@ -1,4 +1,4 @@
-"""warnings.log: what went wrong in a run without ending it, for whoever looks later."""
+"""warnings.log: a record of problems that did not end the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGE = logging.getLogger(__name__.partition(".")[0])
 
 
 class _LogFile(logging.Handler):
-    """Opens the file for each of the few lines, and is silent where it cannot: that disk may be what a warning says."""
+    """Opens the file for each warning, and ignores failures: the warning may be about that disk."""
 
     def __init__(self, path: Path, line: str) -> None:
         super().__init__(logging.WARNING)
@@ -22,7 +22,7 @@ class _LogFile(logging.Handler):
         self.setFormatter(logging.Formatter(line, "%Y-%m-%d %H:%M:%S%z"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        with suppress(OSError, TypeError, ValueError):  # the last two from a message that does not fit its arguments
+        with suppress(OSError, TypeError, ValueError):  # the last two if a message does not fit its arguments
             line = " ".join(self.format(record).split()) + "\n"
             with os.fdopen(open_own(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
                 file.write(line.encode(errors="backslashreplace"))
@@ -30,15 +30,15 @@ class _LogFile(logging.Handler):
 
 @contextmanager
 def warnings_log(path: Path, rank: int | None = None) -> Iterator[None]:
-    """While the block runs, append each warning of thermopile's loggers to `path`, one line with its local time.
+    """During the block, append each warning of thermopile's loggers to `path`, one line with its local time.
 
-    rank: named in every line; leave it out where there is one process. The file is made by the first warning. Warnings
-    go where they went before as well, and a file that cannot be written changes nothing.
+    rank: included in every line; omit it with one process. The file is created by the first warning. Warnings still go
+    to their other destinations, and a file that cannot be written has no effect.
     """
     who = "" if rank is None else f"[rank {rank}] "
     handlers: list[logging.Handler] = [_LogFile(path, f"%(asctime)s {who}%(message)s")]
     if not _PACKAGE.hasHandlers() and logging.lastResort:
-        handlers.append(logging.lastResort)  # stderr, to which logging turns only where there is no handler at all
+        handlers.append(logging.lastResort)  # logging uses stderr only if there is no handler at all
     for handler in handlers:
         _PACKAGE.addHandler(handler)
     try:

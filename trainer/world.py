@@ -1,4 +1,4 @@
-"""The processes that train a run together: who they are, what they agree on, and which of them has gone."""
+"""The ranks of a run: who they are, how they communicate, and which of them are lost."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 MEETING_TIMEOUT = timedelta(minutes=5)
-"""So long a rank waits at its start for the others, which a wrong option may have ended before they came."""
+"""How long a rank waits at startup for others, which a wrong option may have ended already."""
 TIMEOUT = timedelta(minutes=10)
-"""So long a rank waits for another one that is alive, as at the first step, where each compiles."""
+"""How long a rank waits for another that is alive, for example while each compiles in the first step."""
 SNAPSHOT_TIMEOUT = timedelta(hours=1)
-"""The same for the rows of a snapshot, which take as long as the disk does, and for an evaluation."""
+"""Timeout for writing the rows of a snapshot, which depends on the disk, and for an evaluation."""
 BEAT_SECONDS = 1.0
 SILENT_AFTER_SECONDS = 5.0
-"""A rank that has given no sign of life for so long is gone."""
+"""A rank without a heartbeat for this long is lost."""
 LINGER_SECONDS = 2.0
-"""So long the first rank, which may hold what the others ask, waits for those that notice when their neighbours go."""
+"""How long rank 0, which may hold the store, stays for ranks that have yet to notice a lost neighbour."""
 
 _ALONE = Alone()
 
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of a run, as one of them sees them. `World()` is a run of one process."""
+    """The ranks of a run, from the point of view of one of them. `World()` is a run of one process."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """Place among the ranks of this machine: its GPU."""
+    """Rank within this machine, which selects its GPU."""
     local_size: int = 1
     """Ranks on this machine, which share its cores."""
     control: Ranks = _ALONE
-    """For the thread that trains; every rank makes the same calls in the same order."""
+    """For the training thread; every rank makes the same calls in the same order."""
     snapshots: Ranks = _ALONE
-    """For the state store, which writes snapshots in a thread of its own."""
-    patient: Ranks = _ALONE
-    """As `control`, where one rank may have to be waited for for long."""
-    lives: Lives | None = None
+    """For the state store, which writes snapshots in its own thread."""
+    slow_group: Ranks = _ALONE
+    """As `control`, with a long timeout."""
+    heartbeats: Heartbeats | None = None
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that writes the run's files and talks to the user."""
+        """Whether this rank writes the run's files and talks to the user."""
         return self.rank == 0
 
     def all_gather(self, own: Sequence[int]) -> list[list[int]]:
-        """The whole numbers or flags of every rank, as many as this one's, in their order. Never waits for a GPU."""
+        """Return every rank's integers or flags, equally many from each, in rank order. Never waits for a GPU."""
         if not isinstance(self.control, TorchRanks):
             return [list(own)]
         return self.control.all_gather(own)
 
     def lost_ranks(self) -> list[int]:
-        """Ranks that have gone, asked where a collective has failed; takes a few seconds."""
-        return [] if self.lives is None else self.lives.lost()
+        """Return the lost ranks after a collective has failed; takes a few seconds."""
+        return [] if self.heartbeats is None else self.heartbeats.lost()
 
     def named(self, ranks: Sequence[int]) -> str:
-        """These ranks in words, with machine and process."""
-        assert self.lives is not None
-        return " and ".join(f"rank {rank} ({self.lives.place(rank)})" for rank in ranks)
+        """Describe these ranks with machine and process."""
+        assert self.heartbeats is not None
+        return " and ".join(f"rank {rank} ({self.heartbeats.place(rank)})" for rank in ranks)
 
 
 ALONE = World()
@@ -77,16 +77,16 @@ ALONE = World()
 
 @contextmanager
 def joined_world() -> Iterator[World]:
-    """The world that torchrun, or a launcher that sets the same variables, has started; alone without one.
+    """Yield the world started by torchrun or a launcher with the same variables; a single process without one.
 
-    RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who is who.
-    Raises ConfigError where some are missing, and RanksLostError where other ranks do not come, or where the body
-    fails because they are gone.
+    Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    Raises ConfigError if some are missing, and RanksLostError if other ranks do not join, or if the body fails because
+    they are lost.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
         return
-    # torch would print a page of addresses for every broken connection, once for each rank; read when it is imported.
+    # torch would print a page of addresses per broken connection and rank; it reads this variable on import.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch
     import torch.distributed as dist
@@ -95,64 +95,64 @@ def joined_world() -> Iterator[World]:
     if missing := [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         raise ConfigError(
             f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but {', '.join(missing)} is not set; start the ranks with "
-            "torchrun, or take WORLD_SIZE out of the environment"
+            "torchrun, or unset WORLD_SIZE"
         )
     local_rank = int(os.environ["LOCAL_RANK"])
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     if on_gpus := torch.cuda.is_available():
         if (gpus := torch.cuda.device_count()) < local_size:
-            raise ConfigError(f"{local_size} ranks are started on a machine with {gpus} GPUs; start one for each GPU, "
+            raise ConfigError(f"{local_size} ranks were started on a machine with {gpus} GPUs; start one per GPU, "
                               "or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU")  # fmt: skip
         torch.cuda.set_device(local_rank)
     try:
         store, rank, size = next(rendezvous("env://", timeout=MEETING_TIMEOUT))
     except dist.DistError as error:
         raise RanksLostError(
-            f"rank {os.environ['RANK']} did not meet all of the {os.environ['WORLD_SIZE']} ranks within "
-            f"{MEETING_TIMEOUT.total_seconds():.0f} seconds: {str(error).splitlines()[0]} Look for the messages of the "
+            f"rank {os.environ['RANK']} could not join all {os.environ['WORLD_SIZE']} ranks within "
+            f"{MEETING_TIMEOUT.total_seconds():.0f} seconds: {str(error).splitlines()[0]} Check the messages of the "
             f"others, and whether they can reach {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         ) from error
     backend = "cpu:gloo,cuda:nccl" if on_gpus else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    # On the CPU: what they say must not wait for what the GPU is at.
+    # On the CPU: these messages must not wait for the GPU.
     control = TorchRanks(dist.new_group(backend="gloo", timeout=TIMEOUT))
     snapshots = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
-    patient = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
-    with Lives(store, rank, size) as lives:
-        world = World(rank, size, local_rank, local_size, control, snapshots, patient, lives)
+    slow_group = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
+    with Heartbeats(store, rank, size) as heartbeats:
+        world = World(rank, size, local_rank, local_size, control, snapshots, slow_group, heartbeats)
         try:
             yield world
         except RuntimeError as error:
             if lost := world.lost_ranks():
-                raise RanksLostError(f"{world.named(lost)} went away; look for its own messages") from error
+                raise RanksLostError(f"lost {world.named(lost)}; see its messages") from error
             raise
-    # Not after an error: a group that has lost a rank may wait for it.
+    # Not after an error: destroying a group with a lost rank may block.
     dist.destroy_process_group()
 
 
-class Lives:
-    """Every rank gives a sign of life each second, beside whatever it does, so that one that has gone can be named.
+class Heartbeats:
+    """Every rank sends a heartbeat each second, independently of its work, so that a lost one can be named.
 
-    A collective that fails says which connection broke, not which rank is the cause: a rank that lost its neighbour
-    goes too, and then its neighbours.
+    A failed collective says which connection broke, not which rank is the cause: a rank that loses its neighbour ends
+    as well, and then its own neighbours do.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="thermopile-lives", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="thermopile-heartbeats", daemon=True)
 
-    def __enter__(self) -> Lives:
+    def __enter__(self) -> Heartbeats:
         self._store.set(f"place/{self._rank}", f"{socket.gethostname()}, process {os.getpid()}")
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join(2 * BEAT_SECONDS)  # not longer, where the store is gone and does not answer
+        self._thread.join(2 * BEAT_SECONDS)  # bounded, in case the store is gone and does not answer
 
     def lost(self) -> list[int]:
-        """The ranks that gave no sign of life; what the first to notice found is what all say."""
+        """Return the ranks without a heartbeat; all ranks report what the first to notice found."""
         try:
             if not self._store.check(["lost"]):
                 before = self._beats()
@@ -160,24 +160,24 @@ class Lives:
                 silent = [rank for rank, beats in enumerate(self._beats()) if beats == before[rank]]
                 self._store.compare_set("lost", "", ",".join(map(str, silent)))
             named = self._store.get("lost").decode()
-        except RuntimeError:  # the store itself is gone, with the process that held it
+        except RuntimeError:  # the store is gone, and the process that held it
             return [0]
         if self._rank == 0:
             time.sleep(LINGER_SECONDS)
         return [int(rank) for rank in named.split(",") if rank]
 
     def place(self, rank: int) -> str:
-        """Machine and process of a rank."""
+        """Return the machine and process of a rank."""
         try:
             return self._store.get(f"place/{rank}").decode()
         except RuntimeError:
-            return "with the machine that the ranks met on"
+            return "on the machine that ran the rendezvous"
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             try:
                 self._store.add(f"beats/{self._rank}", 1)
-            except RuntimeError:  # the store is gone; who needs it will see
+            except RuntimeError:  # the store is gone; its users will notice
                 return
 
     def _beats(self) -> list[int]:

@@ -7,10 +7,10 @@ import json
 import sys
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.dali_loader import DALILoader
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.ffcv_loader import FFCVLoader
+from thermopile.pipeline.loading.dali_loader import DALILoader
+from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 
 

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.ffcv_loader import FFCVLoader
-from thermopile.pipeline.glyphs import GlyphSource
+from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.row_records import RECORD, write_row_records
-from thermopile.tools.bench.loader.first_format import write_first_format
+from thermopile.pipeline.sources.glyphs import GlyphSource
+
+from made import write_first_format
 
 ROW, N = 5, 32
 FIRST_ROW, LINE = 24 + 3 * 1041, 32
@@ -98,19 +99,20 @@ def cut_behind_the_header(path, record):
     file.write_bytes(file.read_bytes()[: int(record["jpeg_at"])])
 
 
-RECORDED, PICTURE, HEADER, TOKENS = "damaged record", "checksum of its picture", "another height and width", "tokens"
+RECORDED, PICTURE = "damaged or unreadable record", "checksum of its picture"
+HEADER, TOKENS = "another height or width", "tokens"
 DAMAGE = {
     # Format 1: FFCV's table, in which nothing tells a lie but the file's extent and the JPEG's own header.
-    "1 width 32 to 0": (in_table(1, b"\0\0"), "row 5 is of no picture"),
-    "1 height 32 to 0": (in_table(3, b"\0\0"), "row 5 is of no picture"),
-    "1 both 0": (in_table(1, bytes(4)), "row 5 is of no picture"),
-    "1 both 65,535": (in_table(1, b"\xff" * 4), "row 5 is of no picture"),
+    "1 width 32 to 0": (in_table(1, b"\0\0"), "row 5 does not lead to a picture"),
+    "1 height 32 to 0": (in_table(3, b"\0\0"), "row 5 does not lead to a picture"),
+    "1 both 0": (in_table(1, bytes(4)), "row 5 does not lead to a picture"),
+    "1 both 65,535": (in_table(1, b"\xff" * 4), "row 5 does not lead to a picture"),
     "1 width 32 to 64": (in_table(1, b"\x40\0"), HEADER),
     "1 width 32 to 31": (in_table(1, b"\x1f\0"), HEADER),
-    "1 JPEG beyond the end": (in_table(5, b"\xff\xff\xff\xff\xff\0\0\0"), "row 5 is of no picture"),
-    "1 JPEG wraps to byte 100": (in_table(5, (2**64 - 300).to_bytes(8, "little")), "row 5 is of no picture"),
-    "1 tokens wrap to the end": (in_table(16, (2**64 - 100).to_bytes(8, "little")), "row 5 is of no picture"),
-    "1 JPEG of another row": (in_table(5, (2**21).to_bytes(8, "little")), "not written to its end, or is damaged"),
+    "1 JPEG beyond the end": (in_table(5, b"\xff\xff\xff\xff\xff\0\0\0"), "row 5 does not lead to a picture"),
+    "1 JPEG wraps to byte 100": (in_table(5, (2**64 - 300).to_bytes(8, "little")), "row 5 does not lead to a picture"),
+    "1 tokens wrap to the end": (in_table(16, (2**64 - 100).to_bytes(8, "little")), "row 5 does not lead to a picture"),
+    "1 JPEG of another row": (in_table(5, (2**21).to_bytes(8, "little")), "incomplete or damaged"),
     # Format 2: nothing is taken as it is.
     **{f"2 record, byte {byte}": (flip_in_record(byte), RECORDED) for byte in (0, 25, 63)},
     **{f"2 JPEG at {share}": (flip_in_jpeg(share), PICTURE) for share in (0.0, 0.03, 0.5, 1.0)},
@@ -208,8 +210,8 @@ def test_a_dataset_of_format_1_gives_the_same_samples_and_one_line_that_they_are
     for _ in range(2):
         old, new = Dataset(tmp_path / "old"), Dataset(datasets / "2")
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / 'old'} is of format 1, which has no checksums: its samples are not verified. "
-        "To have them verified, convert it again."
+        f"{tmp_path / 'old'} has format 1, which has no checksums: its samples are not verified. "
+        "Convert it again to verify them."
     ]
     rows = np.arange(N)
     assert [old.jpeg(i) for i in range(N)] == [new.jpeg(i) for i in range(N)]

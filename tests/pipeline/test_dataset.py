@@ -72,13 +72,13 @@ def test_a_missing_column_and_a_table_that_is_not_what_was_converted_are_named(t
         read(three_shards, "colour")
     shard = three_shards.path / "shards" / "shard-00002.parquet"
     pq.write_table(pq.read_table(shard).slice(1), shard)
-    with pytest.raises(DatasetError, match=r"shard-00002.parquet is not what was converted: its sha256 differs"):
+    with pytest.raises(DatasetError, match=r"shard-00002.parquet was changed after conversion: its sha256 differs"):
         read(Dataset(three_shards.path), "uri")
 
 
 @pytest.mark.parametrize(("table", "column", "message"), [
     (pa.table({"row": [0, 1]}), "row", "holds 2 rows, but dataset.json says 3"),
-    (pa.table({"row": [0, 1, 2], "captions": ["a", "b", "c"]}), "caption", "captions is of string"),
+    (pa.table({"row": [0, 1, 2], "captions": ["a", "b", "c"]}), "caption", "captions has type string"),
     (pa.table({"row": pa.array([b"\xed\xa0\x80", b"", b""]).view(pa.string())}), "row", "cannot be read"),
     (None, "row", "cannot be read"),
 ])  # fmt: skip

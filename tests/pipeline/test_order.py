@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-from thermopile.pipeline.order import MAX_BLOCK_ROWS, ORDER_VERSION, Order, Window, _shuffled
+from thermopile.pipeline.bijection import shuffled
+from thermopile.pipeline.order import MAX_BLOCK_ROWS, ORDER_VERSION, Order, Window
 
 RELAXED = settings(deadline=None)  # the first example compiles
 
@@ -164,13 +165,13 @@ def test_equal_shards_are_shuffled_differently() -> None:
 def test_a_tiny_domain_comes_in_every_permutation_equally_often(size: int) -> None:
     counts = dict.fromkeys(permutations(range(size)), 0)
     for key in range(100 * len(counts)):
-        counts[tuple(_shuffled(place, size, np.uint64(key)) for place in range(size))] += 1
+        counts[tuple(shuffled(place, size, np.uint64(key)) for place in range(size))] += 1
     assert size == 1 or fits_uniform(np.array(list(counts.values())))
 
 
 @pytest.mark.parametrize("size", [*range(6, 18), 100, 255, 256, 257, 300])
 def test_a_small_domain_sends_every_place_everywhere_equally_often(size: int) -> None:
-    images = np.array([[_shuffled(p, size, np.uint64(key)) for p in (0, 1, size - 1)] for key in range(30 * size)])
+    images = np.array([[shuffled(p, size, np.uint64(key)) for p in (0, 1, size - 1)] for key in range(30 * size)])
     for column in images.T:
         assert fits_uniform(np.bincount(column, minlength=size))
     # Two places together: their distance round the circle is uniform, too.
@@ -180,7 +181,7 @@ def test_a_small_domain_sends_every_place_everywhere_equally_often(size: int) ->
 @RELAXED
 @given(st.integers(1, 3_000), SEEDS)
 def test_the_keyed_shuffle_is_a_bijection(size: int, key: int) -> None:
-    assert sorted(_shuffled(place, size, np.uint64(key)) for place in range(size)) == list(range(size))
+    assert sorted(shuffled(place, size, np.uint64(key)) for place in range(size)) == list(range(size))
 
 
 @pytest.mark.parametrize("window", [None, 2])
@@ -415,9 +416,9 @@ def test_a_narrower_window_is_taken_where_the_widest_would_need_blocks_shorter_t
     [
         ({"samples": 0}, r"samples is 0; it must be at least 1"),
         ({"window_blocks": 0}, r"window_blocks is 0; it must be at least 1"),
-        ({"seed": -1}, r"seed -1 is not in 0 … 2\*\*64 - 1"),
+        ({"seed": -1}, r"seed -1 is out of range; it must be in 0 … 2\*\*64 - 1"),
         ({"canonical_shards": 7}, r"batch_size 128 is not a multiple of canonical_shards 7\. Use 133"),
-        ({"batch_size": 8}, r"takes 8 ids of each of the 1 canonical .* fewest is 16\. Raise batch_size to 16"),
+        ({"batch_size": 8}, r"takes 8 ids of each of the 1 canonical .* minimum is 16\. Raise batch_size to 16"),
         (
             {"canonical_shards": 16},
             r"takes 8 ids of each of the 16 .* Raise batch_size to 256 or lower canonical_shards",
@@ -453,7 +454,7 @@ def test_a_window_above_the_shard_is_refused_when_built_directly() -> None:
     [
         ((-1, 0, 0, 1), r"epoch is -1; epochs count from 0"),
         ((0, -1, 0, 1), r"step -1 is not in the epoch's steps 0 … 61"),
-        ((0, 62, 0, 1), r"step 62 is not in the epoch's steps 0 … 61; go on with the next epoch"),
+        ((0, 62, 0, 1), r"step 62 is not in the epoch's steps 0 … 61; continue with the next epoch"),
         ((0, 0, 0, 3), r"world 3 does not divide canonical_shards 8"),
         ((0, 0, 0, 16), r"world 16 does not divide canonical_shards 8"),
         ((0, 0, 0, 0), r"world 0 does not divide"),

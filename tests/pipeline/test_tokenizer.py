@@ -161,9 +161,9 @@ def test_the_vocabulary_counts_up_to_the_highest_id_where_ids_are_left_out(tmp_p
 @pytest.mark.parametrize(
     ("theirs", "message"),
     [
-        (like_gpt2, "no closing token.*TemplateProcessing"),
-        (lambda: like_gpt2("<|endoftext|> $A"), "no closing token"),
-        (lambda: like_gpt2("<|endoftext|> $A <|endoftext|>"), r"closes captions and stands before them"),
+        (like_gpt2, "does not close captions with a token.*TemplateProcessing"),
+        (lambda: like_gpt2("<|endoftext|> $A"), "does not close captions with a token"),
+        (lambda: like_gpt2("<|endoftext|> $A <|endoftext|>"), r"both opens and closes captions"),
     ],
     ids=["no template", "opens alone", "opens with what closes"],
 )
@@ -173,7 +173,9 @@ def test_a_tokenizer_that_does_not_close_captions_is_refused_with_the_cure(tmp_p
 
 
 def test_a_context_without_room_for_one_word_is_refused(tmp_path):
-    with pytest.raises(DatasetError, match=r"adds 2 special tokens.*length of 2 holds no text; take 3 or more"):
+    with pytest.raises(
+        DatasetError, match=r"adds 2 special tokens.*length of 2 leaves no room for text; use 3 or more"
+    ):
         loaded(like_clip(), tmp_path, context_length=2)
     assert encode(loaded(like_clip(), tmp_path, context_length=3), ["xx"]).tokens[0, 2] == 257
 
@@ -181,7 +183,7 @@ def test_a_context_without_room_for_one_word_is_refused(tmp_path):
 def test_a_closing_token_outside_of_the_vocabulary_is_refused(tmp_path):
     theirs = byte_level()
     theirs.post_processor = processors.TemplateProcessing(single="$A Z", special_tokens=[("Z", 999)])
-    with pytest.raises(DatasetError, match="adds token 999 to every caption, which its vocabulary does not have"):
+    with pytest.raises(DatasetError, match="adds token 999 to every caption, but its vocabulary does not have it"):
         loaded(theirs, tmp_path)
 
 
@@ -208,7 +210,7 @@ def hostile_files():
 def test_a_vocabulary_that_would_need_a_huge_embedding_is_refused(tmp_path):
     theirs = Tokenizer(models.WordLevel({"a": 0, "[SEP]": 2**23}, unk_token="a"))
     theirs.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 2**23)])
-    with pytest.raises(DatasetError, match="tokens up to 8,388,608; at most 4,194,304"):
+    with pytest.raises(DatasetError, match="token ids up to 8,388,608; at most 4,194,304"):
         loaded(theirs, tmp_path)
 
 
@@ -224,7 +226,7 @@ def test_what_is_no_file_or_too_large_a_one_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "large").open("wb") as file:
         file.truncate(300 << 20)
-    for name, message in (("pipe", "is no file"), (".", "is no file"), ("absent", "is no file"), ("large", "above")):
+    for name, message in (("pipe", "not a file"), (".", "not a file"), ("absent", "not a file"), ("large", "above")):
         with pytest.raises(DatasetError, match=message):
             load_tokenizer(tmp_path / name, context_length=8)
 

@@ -25,7 +25,7 @@ SCHEMA = Schema({"image/tau": 0.0})
 # Chunks of 1 KB: icechunk keeps those of up to 512 B in its manifests.
 SAMPLES, BLOCK_ROWS = 500, 256
 KEEP_LAST = 2
-MOST_SECONDS_UNTIL_STARVED = 0.04
+MAX_SECONDS_UNTIL_STARVED = 0.04
 """About as long as a snapshot takes, so that descriptors run out anywhere in it."""
 
 
@@ -84,7 +84,7 @@ def starved_at_some_moment(chance):
             for _ in range(chance.choice([0, 0, 1, 2, 3, 5, 8])):
                 os.close(held.pop())
 
-    timer = threading.Timer(chance.random() * MOST_SECONDS_UNTIL_STARVED, use_up)
+    timer = threading.Timer(chance.random() * MAX_SECONDS_UNTIL_STARVED, use_up)
     timer.start()
     try:
         yield

@@ -20,11 +20,10 @@ from thermopile.state_store import (
     history,
     list_snapshots,
 )
-from thermopile.state_store.description import Description
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.history import COPY, INDEX
 from thermopile.state_store.icechunk_files import REFERENCE, needed_files
-from thermopile.state_store.schema import Schema
+from thermopile.state_store.schema import Description, Schema
 
 DESCRIPTION = Description(100, Schema({"image/log_s": -np.inf, "image/tau": 0.05}), 16, "glyphs-1")
 
@@ -93,7 +92,7 @@ def test_an_index_and_a_copy_both_damaged_are_one_error_that_names_them(store, r
     for name in (INDEX, COPY):
         flip(store / name)
     for look in (StateReader.open, list_snapshots, lambda path: resume(path=path)):
-        with pytest.raises(StoreNotFoundError, match=f"{INDEX}: it is not what was written.*{COPY}.*copy of the run"):
+        with pytest.raises(StoreNotFoundError, match=f"{INDEX}: it is damaged: its checksum.*{COPY}.*copy of the run"):
             look(store)
 
 
@@ -112,12 +111,12 @@ def test_an_index_that_cannot_be_opened_for_want_of_descriptors_is_not_called_da
         (lambda tree: tree.update(samples="many"), "samples: Input should be a valid integer"),
         (lambda tree: tree.update(samples=0), "both must be at least 1"),
         (lambda tree: tree.update(fields=3), "fields: "),
-        (lambda tree: tree.update(fields={"visits": 0.0}), "kept by the store itself"),
+        (lambda tree: tree.update(fields={"visits": 0.0}), "maintained by the store itself"),
         (lambda tree: tree.update(snapshots=[]), "snapshots: "),
-        (lambda tree: tree["snapshots"].reverse(), "not in the order of their steps"),
+        (lambda tree: tree["snapshots"].reverse(), "not ordered by step"),
         (lambda tree: tree["snapshots"][1].update(id="../../../etc/passwd"), "snapshots.1.id: "),
         (lambda tree: tree["snapshots"][1].update(files={"snapshots/../../secret": "0" * 64}), "snapshots.1.files"),
-        (lambda tree: tree["snapshots"][1].update(files={}), "step-1 does not name its own file"),
+        (lambda tree: tree["snapshots"][1].update(files={}), "step-1 does not list its own file"),
         (lambda tree: tree["snapshots"][1].update(step=True), "snapshots.1.step: "),
         (lambda tree: tree["snapshots"][1].pop("config_hash"), "snapshots.1.config_hash: Field required"),
         (lambda tree: tree.update(note=1), "note: Extra inputs"),
@@ -143,7 +142,9 @@ def test_an_index_that_is_nested_too_deeply_or_no_regular_file_is_one_error(stor
 
 def test_a_store_of_a_later_format_is_refused_by_number(store):
     edit(store, lambda tree: tree.update(format_version=4))
-    with pytest.raises(StoreNotFoundError, match="format version 4, this thermopile reads 3; use the version that"):
+    with pytest.raises(
+        StoreNotFoundError, match="format version 4, but this version of thermopile reads 3; use the version that"
+    ):
         list_snapshots(store)
 
 
@@ -153,7 +154,7 @@ def test_a_store_of_an_earlier_format_is_refused_by_number(path):
     with pytest.raises(StoreNotFoundError, match="holds no state store"):
         list_snapshots(path)
     repository.create_tag("step-0", repository.lookup_branch("main"))
-    with pytest.raises(StoreNotFoundError, match=r"format version 2 or 1, .*reads 3; version 0\.1\.0 reads it"):
+    with pytest.raises(StoreNotFoundError, match=r"format version 1 or 2, .*reads 3; use version 0\.1\.0"):
         list_snapshots(path)
 
 
@@ -167,7 +168,7 @@ def test_a_damaged_file_of_a_snapshot_is_found_before_icechunk_sees_it(store, re
     assert [entry.file for entry in repository.unreadable()] == [file]
     assert tags(store) == ["step-0", "step-1"]
     for read in (repository.group, lambda snapshot: repository.resolve(snapshot.id), lambda s: resume(at=s.id)):
-        with pytest.raises(SnapshotNotFoundError, match=f"step-2 cannot be read: the file {file} in the directory"):
+        with pytest.raises(SnapshotNotFoundError, match=f"step-2 cannot be read: {file} in the state directory"):
             read(newest)
     assert tags(store) == ["step-0", "step-1"]
 
@@ -175,7 +176,7 @@ def test_a_damaged_file_of_a_snapshot_is_found_before_icechunk_sees_it(store, re
 @pytest.mark.parametrize("text", [b"", b'{"snapshot', b'{"snapshot":"1CECHNKREP0F1RSTCMT"}', b"[" * 100_000])
 def test_a_damaged_reference_is_told_and_resuming_writes_it_again(store, resume, text):
     (store / REFERENCE).write_bytes(text)
-    with pytest.raises(StoreNotFoundError, match=f"{REFERENCE} is damaged or missing; resuming the run writes it"):
+    with pytest.raises(StoreNotFoundError, match=f"{REFERENCE} is damaged or missing; resuming the run rewrites it"):
         StateReader.open(store)
     resume().close()
     assert (StateReader.open(store).column("image/tau") == 2).all()
@@ -183,7 +184,7 @@ def test_a_damaged_reference_is_told_and_resuming_writes_it_again(store, resume,
 
 def test_settings_of_icechunk_that_this_program_did_not_write_are_refused(store):
     (store / "config.yaml").write_text("inline_chunk_threshold_bytes: 0\n")
-    with pytest.raises(StoreNotFoundError, match=r"config\.yaml is not this program's; remove it"):
+    with pytest.raises(StoreNotFoundError, match=r"config\.yaml was not written by thermopile; remove it"):
         StateReader.open(store)
 
 
@@ -203,7 +204,7 @@ def test_nothing_is_written_through_a_link(store, tmp_path, resume, name):
     (store / name).symlink_to(outside)
     before = {file: file.stat().st_mtime_ns for file in outside.rglob("*")}
     assert tags(store) == ["step-0", "step-1", "step-2"], "reading follows links"
-    with pytest.raises(SnapshotError, match="is a link, and nothing is written through one"):
+    with pytest.raises(SnapshotError, match="is a link, and files are not written through links"):
         resume()
     repository = Repository.open(store)
     with pytest.raises(SnapshotError, match="is a link"):
@@ -263,11 +264,13 @@ def file_of(chunked, tag, kind):
 def test_resuming_forgets_a_damaged_snapshot_by_name_and_retention_works_again(chunked, resume, caplog, kind):
     file = file_of(chunked, "step-1", kind)
     file.unlink()
-    with pytest.raises(SnapshotError, match=r"nothing was deleted.*put the file back from a copy.* and resume"):
+    with pytest.raises(
+        SnapshotError, match=r"not all old snapshots were deleted.*restore the file from a copy.* and resume"
+    ):
         Repository.open(chunked).retain(1, keep_every=1)
     with resume(samples=200) as resumed:
         [warning] = [record.getMessage() for record in caplog.records]
-        assert f"the snapshot step-1 is damaged ({file.relative_to(chunked)} in the directory of the state" in warning
+        assert f"snapshot step-1 is damaged ({file.relative_to(chunked)} in the state directory" in warning
         assert [entry.tag for entry in history.load(chunked)[0].snapshots] == ["step-0", "step-2"]
         resumed.retain(1, keep_every=1).result()
         assert resumed.take(np.arange(3))["image/tau"].tolist() == [2.0] * 3

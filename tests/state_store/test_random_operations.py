@@ -26,12 +26,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from thermopile.state_store import SnapshotError, StateReader, StateStore, commit, disk, durable, list_snapshots
 
-SAMPLES, BLOCK_ROWS, MOST_IDS = 66, 5, 6
+SAMPLES, BLOCK_ROWS, MAX_IDS = 66, 5, 6
 BLOCKS = -(-SAMPLES // BLOCK_ROWS)
 SPLIT = 7 * BLOCK_ROWS
 """Where the second of two ranks begins."""
 FIELDS = {"image/log_s": -math.inf, "text/tau": 0.05}
-BUDGET = MOST_IDS * BLOCK_ROWS * 32
+BUDGET = MAX_IDS * BLOCK_ROWS * 32
 """As many blocks as one batch may need, of the 14 or 7 that a rank holds."""
 
 KINDS = {"resident": (1, None), "windowed": (1, BUDGET), "two ranks": (2, None), "two ranks, windowed": (2, BUDGET)}
@@ -46,11 +46,11 @@ FAILURES = {
 """What of a snapshot may fail, in the order in which it happens, and how many calls every snapshot makes of it."""
 SECONDS_BEHIND = 0.05
 """How long the puts stay queued: enough for a snapshot that fails without waiting for them."""
-MOST_FAILURES = 2
+MAX_FAILURES = 2
 """In one example: each takes as long as many other rules."""
 
-ids_to_put = st.lists(st.integers(0, SAMPLES - 1), unique=True, max_size=MOST_IDS)
-ids_to_take = st.lists(st.integers(0, SAMPLES - 1), max_size=MOST_IDS)
+ids_to_put = st.lists(st.integers(0, SAMPLES - 1), unique=True, max_size=MAX_IDS)
+ids_to_take = st.lists(st.integers(0, SAMPLES - 1), max_size=MAX_IDS)
 values = st.one_of(st.floats(width=32, allow_nan=False, allow_infinity=False), st.sampled_from([math.nan, math.inf]))
 
 
@@ -281,7 +281,7 @@ class StoreAgainstArrays(RuleBasedStateMachine):
         if waits:
             assert {future.result().step for future in futures} == {self.step}
 
-    @precondition(lambda self: self.failures < MOST_FAILURES)
+    @precondition(lambda self: self.failures < MAX_FAILURES)
     @rule(what=st.sampled_from(sorted(FAILURES)), at_once=st.booleans(), data=st.data())
     def a_snapshot_fails_and_the_next_one_holds_everything(self, what, at_once, data):
         """Whatever fails, and whether the puts are in the rows by then or still queued."""

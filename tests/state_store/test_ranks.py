@@ -70,13 +70,13 @@ def test_a_rank_may_have_nothing_to_write(repository, told):
             "both fail",
             "rank 0: UnpicklableError: rank 0 has lost its rows; rank 1: UnpicklableError: rank 1 has lost its rows",
         ),
-        ("nothing to build on", "rank 0: ValueError: rank 0 must say which snapshot to build on"),
+        ("nothing to build on", "rank 0: ValueError: rank 0 must give the base snapshot"),
     ],
 )
 def test_when_a_rank_fails_every_rank_is_told_which_and_why(repository, told, commit, reasons):
     for [message] in told[commit]:
         assert message == (
-            f"{repository.path}: the snapshot of step 3 was not written. {reasons}. The last snapshot stands"
+            f"{repository.path}: the snapshot of step 3 was not written. {reasons}. The last snapshot is intact"
         )
 
 

@@ -55,7 +55,7 @@ def test_a_repeated_id_is_refused_and_distinct_ones_are_sorted(ids):
 
 
 def test_the_repeated_id_is_named_with_its_places():
-    with pytest.raises(DuplicateIdError, match=r"sample id 7 stands at places \[0, 2\]"):
+    with pytest.raises(DuplicateIdError, match=r"sample id 7 occurs at positions \[0, 2\]"):
         sorted_without_repeats(np.array([7, 3, 7]))
 
 

@@ -37,7 +37,7 @@ def test_a_name_that_is_no_path_of_identifiers_is_refused(name):
 
 @pytest.mark.parametrize("name", ["visits", "last_step"])
 def test_a_name_that_the_store_uses_itself_is_refused(name):
-    with pytest.raises(FieldError, match=f"'{name}' is kept by the store"):
+    with pytest.raises(FieldError, match=f"'{name}' is maintained by the store"):
         Schema({name: 0.0})
 
 

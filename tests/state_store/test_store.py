@@ -203,7 +203,7 @@ def test_an_id_outside_the_store_is_refused_by_every_call(create, new_rows):
 
 def test_a_put_with_a_repeated_id_is_refused_naming_it(create, new_rows):
     store = create()
-    with pytest.raises(DuplicateIdError, match="sample id 5 stands at places"):
+    with pytest.raises(DuplicateIdError, match="sample id 5 occurs at positions"):
         store.put(np.array([5, 1, 5]), new_rows(3), step=1)
     assert store.take(np.array([1]))["visits"].tolist() == [0]
 
@@ -220,7 +220,7 @@ def test_a_step_that_last_step_cannot_tell_from_never_or_cannot_hold_is_refused(
 def test_the_steps_of_snapshots_rise(create):
     store = create()
     store.snapshot(5, epoch=0)
-    with pytest.raises(StepError, match="snapshot of step 5 after one of step 5"):
+    with pytest.raises(StepError, match="cannot snapshot step 5 after step 5"):
         store.snapshot(5, epoch=0)
 
 
@@ -408,7 +408,7 @@ def test_a_failed_snapshot_takes_no_step_back_that_a_later_one_has_taken(create,
         broken.setattr("thermopile.state_store.disk.sync_file_system", no_space)
         assert store.snapshot(10, epoch=0).exception() is not None
     store.snapshot(20, epoch=0)
-    with pytest.raises(StepError, match="step 15 after one of step 20"):
+    with pytest.raises(StepError, match="step 15 after step 20"):
         store.snapshot(15, epoch=0)
 
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.folder import FolderSource
+from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.state_store import StateReader, StateStore
 from thermopile.tools.cli import main
+from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.objectives import create_objective
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 STEP = 5

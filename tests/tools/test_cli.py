@@ -32,7 +32,7 @@ def test_the_exit_codes_are_listed_in_the_help():
 def test_training_without_a_dataset_is_wrong_usage(tmp_path, assert_one_line):
     assert_one_line(run("train", "--out", tmp_path / "run"), 2, "--data")
     assert_one_line(
-        run("train", "--out", tmp_path / "run", "--data", tmp_path), 1, "is no dataset", "thermopile convert"
+        run("train", "--out", tmp_path / "run", "--data", tmp_path), 1, "is not a dataset", "thermopile convert"
     )
     assert not (tmp_path / "run").exists()
 
@@ -41,9 +41,9 @@ def test_training_without_a_dataset_is_wrong_usage(tmp_path, assert_one_line):
     ("error", "said"),
     [
         (OSError(errno.EROFS, os.strerror(errno.EROFS), "/run/state.lock"),
-         "Error: /run/state.lock: Read-only file system; copy it to a disk that can be written, or name another place "
-         "with --to or --out"),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "Error: No space left on device; make room there"),
+         "Error: /run/state.lock: Read-only file system; write elsewhere with --to or --out, or copy it to a writable "
+         "disk"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "Error: No space left on device; free some space"),
         (FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), b"/a"), "Error: /a: No such file or directory"),
         (OSError("/a is a link"), "Error: /a is a link"),
     ],
@@ -78,10 +78,10 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
     train = ["train", "--out", "run"]
     mistakes = [
         (["train"], 2, "Missing option '--out'"),
-        (train, 2, "no dataset: give --data"),
-        ([*train, "--resume"], 2, "run holds no run to continue, and to start one there is no dataset: give --data"),
+        (train, 2, "no dataset: pass --data"),
+        ([*train, "--resume"], 2, "run has no run to resume, and a new one has no dataset: pass --data"),
         ([*train, "--preset", "glyph"], 2, "did you mean 'glyphs'?"),
-        ([*train, "--set", "lr=1"], 2, "there is no setting 'lr' (did you mean 'optimizer.lr'?)"),
+        ([*train, "--set", "lr=1"], 2, "unknown setting 'lr' (did you mean 'optimizer.lr'?)"),
         ([*train, "--set", "epochs=0"], 2, "epochs = 0"),
         ([*train, "--set", "epochs"], 2, "is not key=value"),
         (["train", "--out", "begun"], 2, "begun holds a run; continue it with --resume"),
@@ -91,15 +91,15 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
         ([*train, "--optimizer-lr=1"], 2, "It is a setting: --set optimizer.lr=VALUE"),
         ([*train, "--learning", "1"], 2, "No such option"),
         ([*train, "--data", "gone"], 2, "does not exist"),
-        ([*train, "--data", "empty"], 1, "is no dataset"),
-        ([*train, "--data", "cut"], 2, "go on with the same `thermopile convert … cut` and --resume"),
-        (["eval", "gone", "--train", "cut", "--test", "cut"], 2, "and --resume"),
-        (["eval", "gone", "--train", "empty", "--test", "empty"], 1, "is no dataset"),
-        (["show", "empty", "--out", "sheet.png"], 1, "is no dataset"),
-        (["convert", "check", "empty"], 1, "is no dataset"),
-        (["export", "gone", "--to", "x", "--format", "hf"], 1, "gone is no run"),
-        (["inspect", "gone"], 1, "gone is no run"),
-        (["status", "gone"], 1, "gone is no run"),
+        ([*train, "--data", "empty"], 1, "is not a dataset"),
+        ([*train, "--data", "cut"], 2, "continue it with `thermopile convert … cut --resume`"),
+        (["eval", "gone", "--train", "cut", "--test", "cut"], 2, "cut --resume`"),
+        (["eval", "gone", "--train", "empty", "--test", "empty"], 1, "is not a dataset"),
+        (["show", "empty", "--out", "sheet.png"], 1, "is not a dataset"),
+        (["convert", "check", "empty"], 1, "is not a dataset"),
+        (["export", "gone", "--to", "x", "--format", "hf"], 1, "gone is not a run"),
+        (["inspect", "gone"], 1, "gone is not a run"),
+        (["status", "gone"], 1, "gone is not a run"),
         (["state", "check", "gone"], 1, "holds no state store"),
     ]
     command = [sys.executable, "-c", REFUSED_WITHOUT_TORCH, json.dumps(mistakes)]

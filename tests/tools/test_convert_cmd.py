@@ -75,7 +75,7 @@ def test_a_disk_that_is_too_small_is_warned_of(tmp_path, classes, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=2_000_000))
     assert re.search(
-        rf"Warning: this needs up to 4\.\d MB, and 2\.0 MB are free in {tmp_path}; make room",
+        rf"Warning: this needs up to 4\.\d MB, but only 2\.0 MB are free in {tmp_path}; free some space",
         converted("folder", classes, tmp_path / "out").stderr,
     )
 
@@ -186,7 +186,7 @@ def test_names_of_columns_and_members_are_options(tmp_path, draw, write):
     source, options = write(tmp_path / "in", pictures)
     result = converted(*source, tmp_path / "out", *options, "--context-length", 8, "--holdout", 4)
     assert "8 samples of 2 classes" in result.stdout
-    assert "8 captions were cut to 8 tokens" in result.stdout
+    assert "8 captions were truncated to 8 tokens" in result.stdout
     for name, count in (("out", 8), ("out-test", 4)):
         dataset = Dataset(tmp_path / name)
         for row in dataset.rows(range(count)):
@@ -205,7 +205,7 @@ def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused
     (tmp_path / "in").mkdir()
     source, _ = write(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
     result = run(*source, tmp_path / "out", "--image", "photo;jpg", option, name)
-    assert_one_line(result, 1, f"no sample has what {option} '{name}' names")
+    assert_one_line(result, 1, f"{option} '{name}' matches no sample")
     assert os.listdir(tmp_path) == ["in"]
 
 
@@ -269,7 +269,7 @@ def test_a_picture_folder_is_never_overwritten_by_its_own_dataset(tmp_path, draw
     for name in ("a.png", "b.png"):
         draw(1).save(tmp_path / name)
     (tmp_path / "dataset.json").write_text('{"labels": null}')
-    assert_one_line(run("folder", tmp_path, tmp_path, "--overwrite"), 2, "is to be converted")
+    assert_one_line(run("folder", tmp_path, tmp_path, "--overwrite"), 2, "contains the source")
     assert_one_line(run("glyphs", tmp_path, "--overwrite"), 2, "replaces only datasets")
     assert sorted(os.listdir(tmp_path)) == ["a.png", "b.png", "dataset.json"]
 
@@ -293,13 +293,13 @@ def test_a_conversion_interrupted_says_so_in_a_word_and_how_to_go_on(tmp_path, a
     _, errors = process.communicate()
     assert process.returncode == 1
     assert errors.split("\n")[-4:-1] == [
-        "What is done is kept; the same command goes on with --resume.",
+        "Finished shards are kept; continue with the same command and --resume.",
         "",
         "Aborted!",
     ]
     assert "Traceback" not in errors
     assert os.listdir(tmp_path) == [".glyphs.partial"]
-    assert_one_line(run("glyphs", tmp_path / "glyphs"), 2, "did not end; go on with --resume")
+    assert_one_line(run("glyphs", tmp_path / "glyphs"), 2, "unfinished conversion; continue it with --resume")
 
 
 def test_a_sound_dataset_passes_the_check(images_dataset):
@@ -315,7 +315,7 @@ def test_what_the_check_finds_is_named_and_is_a_failure(tmp_path, images_dataset
     pq.write_table(table.slice(1), copy / "shards" / "shard-00000.parquet")
     result = run("check", copy)
     assert result.exit_code == 1
-    assert "digest: shard-00000.parquet: these are not the bytes" in result.stdout
+    assert "digest: shard-00000.parquet: the bytes differ" in result.stdout
     assert "holds 299 rows" in result.stdout
     findings = json.loads(run("check", copy, "--json").stdout)
     assert (findings["samples"], findings["sound"], len(findings["findings"])) == (300, False, 2)
@@ -332,4 +332,4 @@ def test_of_many_findings_of_a_kind_only_some_are_shown(tmp_path, images_dataset
 
 
 def test_a_directory_that_is_no_dataset_fails_the_check(tmp_path, assert_one_line):
-    assert_one_line(run("check", tmp_path), 1, "is no dataset")
+    assert_one_line(run("check", tmp_path), 1, "is not a dataset")

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.folder import FolderSource
+from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.tools.cli import main
 from thermopile.trainer.checkpoint import load_checkpoint, save_checkpoint
 
@@ -118,7 +118,7 @@ def test_the_table_names_every_score_and_the_bands(images_run, images_dataset):
 def test_without_classes_one_line_says_what_is_left_out(images_run, flat_dataset):
     result = scores_of(images_run, flat_dataset, flat_dataset)
     assert result["scores"] == {}
-    assert any("names no classes, so there are no k-NN" in note for note in result["notes"])
+    assert any("has no classes, so there are no k-NN" in note for note in result["notes"])
 
 
 def test_a_dataset_of_one_sample_a_class_can_be_evaluated(images_run, tmp_path):
@@ -145,11 +145,11 @@ def test_the_run_is_left_as_it_was(pairs_run, hostile_dataset):
 def test_a_run_that_is_none_or_has_no_checkpoint_is_refused(
     pairs_run, hostile_dataset, write_run, tmp_path, assert_one_line
 ):
-    assert_one_line(evaluate(tmp_path, hostile_dataset, hostile_dataset), 1, "is no run")
+    assert_one_line(evaluate(tmp_path, hostile_dataset, hostile_dataset), 1, "is not a run")
     write_run(tmp_path / "fresh", hostile_dataset, {})
     assert_one_line(evaluate(tmp_path / "fresh", hostile_dataset, hostile_dataset), 1, "has no checkpoint yet")
     wrong = evaluate(pairs_run, hostile_dataset, hostile_dataset, "--at", "step-8")
-    assert_one_line(wrong, 1, "no checkpoint 'step-8'; there are: step-7, step-14")
+    assert_one_line(wrong, 1, "no checkpoint 'step-8'; available: step-7, step-14")
 
 
 def test_datasets_that_do_not_fit_are_refused(
@@ -157,7 +157,7 @@ def test_datasets_that_do_not_fit_are_refused(
 ):
     assert_one_line(evaluate(pairs_run, pairs_dataset, images_dataset), 1, "holds pairs", "holds images")
     assert_one_line(evaluate(pairs_run, pairs_dataset, hostile_dataset), 1, "classes that the training set does not")
-    assert_one_line(run("eval", pairs_run, "--train", tmp_path, "--test", tmp_path), 1, "is no dataset")
+    assert_one_line(run("eval", pairs_run, "--train", tmp_path, "--test", tmp_path), 1, "is not a dataset")
     moved = evaluate(pairs_run, pairs_dataset, pairs_dataset, "--data", hostile_dataset.path)
     assert_one_line(moved, 1, "is not the dataset that the run was trained on")
 
@@ -176,10 +176,10 @@ def test_a_checkpoint_of_other_encoders_or_a_damaged_one_is_refused_in_one_line(
     info, training = load_checkpoint(copy / "checkpoints" / "step-14")
     del training["encoders"]["image.head.bias"]
     save_checkpoint(copy / "checkpoints", info, training)
-    assert_one_line(evaluate(copy, pairs_dataset, pairs_dataset), 1, "does not hold the encoders")
+    assert_one_line(evaluate(copy, pairs_dataset, pairs_dataset), 1, "does not contain the encoders")
     (copy / "checkpoints" / "step-14" / "tensors.safetensors").write_bytes(b"")
     damaged = evaluate(copy, pairs_dataset, pairs_dataset)
-    assert_one_line(damaged, 1, "step-14 is damaged", "Take another with --at: step-7")
+    assert_one_line(damaged, 1, "step-14 is damaged", "Choose another with --at: step-7")
 
 
 def test_the_help_ends_with_examples():

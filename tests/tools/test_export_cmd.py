@@ -40,13 +40,13 @@ def test_wrong_usage_is_told_in_one_line(images_run, tmp_path):
     for arguments, exit_code, words in (
         (("--format", "hf"), 2, "--format safetensors"),
         (("--format", "onnx"), 2, "'hf', 'safetensors'"),
-        (("--format", "safetensors", "--at", "step-3"), 1, "there are: step-2, step-4"),
+        (("--format", "safetensors", "--at", "step-3"), 1, "available: step-2, step-4"),
     ):
         result = run("export", images_run, "--to", tmp_path / "out", *arguments)
         assert result.exit_code == exit_code, result.output
         assert words in result.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()
-    assert "is there already" in run("export", images_run, "--to", tmp_path, "--format", "safetensors").stderr
+    assert "already exists" in run("export", images_run, "--to", tmp_path, "--format", "safetensors").stderr
 
 
 def test_the_help_ends_with_examples():

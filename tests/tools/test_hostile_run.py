@@ -138,20 +138,20 @@ def text(content):
 
 DEEP_LIST = "[" * 100_000
 LATEST, INFO = "checkpoints/latest", "checkpoints/step-2/checkpoint.json"
-WRITTEN = "nothing is written through one"
+WRITTEN = "files are not written through links"
 
 REFUSED = [
     # Where a run writes as it goes on.
     *((kind, name, "resume", WRITTEN) for kind in (link, dangling_link)
       for name in ("metrics.jsonl", "warnings.log", "state.lock")),
     *((link_to_a_folder, name, "resume", WRITTEN) for name in ("state", "state.working", "checkpoints", "tensorboard")),
-    *((hard_link, name, "resume", "has a second name") for name in ("metrics.jsonl", "warnings.log", "state.lock")),
+    *((hard_link, name, "resume", "second hard link") for name in ("metrics.jsonl", "warnings.log", "state.lock")),
     *((pipe, name, "resume", "named pipe") for name in ("metrics.jsonl", "warnings.log", "state.lock")),
     (folder, "metrics.jsonl", "resume", "is a directory"),
     (unix_socket, "metrics.jsonl", "resume", "metrics.jsonl"),
     *((kind, "state.working", "resume", "state.working is not a directory") for kind in (pipe, text("a file"))),
     *((kind, "report", "inspect", words) for kind, words in (
-        (link_to_a_folder, WRITTEN), (dangling_link, WRITTEN), (text("a file"), "name another directory"))),
+        (link_to_a_folder, WRITTEN), (dangling_link, WRITTEN), (text("a file"), "choose another directory"))),
     # Settings.
     *((kind, "config.toml", command, "config.toml") for kind in (pipe, device)
       for command in ("status", "resume", "rows", "export", "eval")),
@@ -183,8 +183,8 @@ NONSENSE = [
     ("data", "recipe", "nonsense", "eval", "data.recipe = 'nonsense' is unknown"),
     ("data", "ahead", 1 << 70, "resume", "data.ahead"),
     ("model", "dim", 1 << 70, "export", "model.dim"),
-    ("model", "image", {"name": "conv", "config": {"width": 1 << 40}}, "export", "the encoders cannot be made"),
-    ("model", "image", {"name": "conv", "config": {"width": -1}}, "export", "the encoders cannot be made"),
+    ("model", "image", {"name": "conv", "config": {"width": 1 << 40}}, "export", "the encoders cannot be created"),
+    ("model", "image", {"name": "conv", "config": {"width": -1}}, "export", "the encoders cannot be created"),
     ("model", "image", {"name": "hf:/nowhere", "config": {}}, "export", "model_type"),
     ("model", "image", {"name": "hf:vit-s", "config": {"_attn_implementation": "someone/kernel"}}, "export",
      "no such setting"),
@@ -256,7 +256,7 @@ def test_a_dataset_whose_path_is_no_utf_8_cannot_be_recorded_and_is_refused_by_n
     refused = run("train", "--data", odd, "--out", tmp_path / "run", *settings)
     assert refused.exit_code == 2
     assert "caf\\udce9" in refused.stderr.splitlines()[-1]
-    assert "no UTF-8; give the file, directory or class another name" in refused.stderr.splitlines()[-1]
+    assert "not valid UTF-8; rename the file, directory or class" in refused.stderr.splitlines()[-1]
 
 
 # Code that settings name
@@ -280,7 +280,7 @@ def test_code_that_a_file_of_settings_names_runs_only_where_it_is_allowed(code, 
     line = ("--data", hostile_dataset.path, "--out", tmp_path / "run", "--config", file, *settings)
     refused = run("train", *line)
     assert refused.exit_code == 2
-    for words in (f"--config {file} has data.augmentation = 'sent_module:views'", "add --allow-code"):
+    for words in (f"--config {file} sets data.augmentation = 'sent_module:views'", "add --allow-code"):
         assert words in refused.stderr.splitlines()[-1]
     assert run("train", *line, "--print-config").exit_code == 0
     assert not trace.exists()
@@ -301,5 +301,5 @@ def test_code_that_a_run_names_does_not_run_unasked(code, sent, hostile_dataset)
         sent = RunDirectory(sent.path.rename(sent.path.with_name(name)))
         exit_code, said = outcome("resume", sent, hostile_dataset)
         assert exit_code == 2
-        assert f"{sent.config_file} has data.augmentation = 'sent_module:views'" in said
+        assert f"{sent.config_file} sets data.augmentation = 'sent_module:views'" in said
         assert not trace.exists()

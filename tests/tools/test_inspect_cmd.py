@@ -75,7 +75,7 @@ def test_an_earlier_snapshot_is_looked_at_by_its_tag(hostile_run, tmp_path):
     run = shutil.copytree(hostile_run.path, tmp_path / "run")
     seen = json.loads(inspect(run, "--at", "step-0", "--json").stdout)
     assert (seen["snapshot"]["tag"], seen["share_visited"], seen["sides"]) == ("step-0", 0.0, {})
-    assert "No sample was visited up to step-0" in seen["notes"][0]
+    assert "No sample was visited by step-0" in seen["notes"][0]
 
 
 def test_a_dataset_that_was_moved_is_found_with_data(hostile_run, hostile_dataset, tmp_path):
@@ -99,7 +99,7 @@ def test_looking_changes_nothing_of_the_run_but_its_report(hostile_run):
 def test_no_run_is_one_clear_error(tmp_path):
     done = inspect(tmp_path / "nothing")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "nothing is no run" in done.stderr
+    assert "nothing is not a run" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -146,12 +146,12 @@ def test_two_snapshots_are_compared_and_all_of_them_are_shown_through_time(moved
     assert [mover["sample_id"] for mover in drift["sides"]["image"]["most_risen"]] == [3]
     assert inspect(moved_run.path, "--against", "step-5").exit_code == 0
     page = (moved_run.report / "report.html").read_text("utf-8")
-    assert "image: whose tau rose the most" in page
+    assert "image: samples whose tau rose most" in page
     assert "→ 0.9000</b>" in page
 
 
 def test_comparing_a_snapshot_with_itself_is_wrong_usage(moved_run, assert_one_line):
-    assert_one_line(inspect(moved_run.path, "--against", "latest"), 2, "drift is between two different ones", "step-5")
+    assert_one_line(inspect(moved_run.path, "--against", "latest"), 2, "cannot compare step-9 with itself", "step-5")
 
 
 def test_single_samples_are_shown_with_their_history_and_their_place_among_all(moved_run):
@@ -160,7 +160,7 @@ def test_single_samples_are_shown_with_their_history_and_their_place_among_all(m
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert [line for line in lines if line.startswith("id ")] == ["id 3", "id 7"]
     (rank,) = [line for line in lines if line.startswith("image tau among all")][:1]
-    assert "higher than that of 98.48% of the visited samples" in rank
+    assert "higher than 98.48% of the visited samples" in rank
     assert [line.split()[0] for line in lines if line.startswith("step-")] == ["step-0", "step-5", "step-9"] * 2
     assert lines[-1] == str(moved_run.report / "samples.html")
     page = (moved_run.report / "samples.html").read_text("utf-8")
@@ -187,15 +187,15 @@ def test_samples_of_a_run_without_a_snapshot_are_shown_with_what_the_dataset_say
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--sample", "66"], "66 samples, with the ids 0 … 65"),
-        (["7"], "ids of samples come after --sample"),
-        (["--sample", "1", "--export", "rows.csv"], "--sample can do nothing for --export"),
-        (["--export", "rows.txt"], ".parquet, .csv"),
+        (["--sample", "66"], "66 samples, with ids 0 … 65"),
+        (["7"], "sample ids come after --sample"),
+        (["--sample", "1", "--export", "rows.csv"], "--sample has no effect with --export"),
+        (["--export", "rows.txt"], ".parquet or .csv"),
         (["--by", "colour"], "cannot be grouped by 'colour'"),
-        (["--sample", "1", "--map"], "--map can do nothing for --sample"),
-        (["--export", "rows.csv", "--json"], "--json can do nothing for --export"),
-        (["--overwrite"], "--overwrite can do nothing for a report"),
-        (["--json", "--to", "."], "--to can do nothing for --json"),
+        (["--sample", "1", "--map"], "--map has no effect with --sample"),
+        (["--export", "rows.csv", "--json"], "--json has no effect with --export"),
+        (["--overwrite"], "--overwrite has no effect with a report"),
+        (["--json", "--to", "."], "--to has no effect with --json"),
     ],
 )
 def test_what_cannot_be_shown_is_one_clear_error(hostile_run, assert_one_line, words, said):

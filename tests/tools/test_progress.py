@@ -27,6 +27,15 @@ def test_a_line_says_how_far_it_is_and_how_long_the_rest_takes(clock, capsys):
     ]
 
 
+def test_lines_become_rarer_down_to_one_in_ten_minutes(clock, capsys):
+    with progress_bar("training", 10_000) as bar:
+        for second in range(3601):
+            clock[0] = 100 + second
+            bar.update(second)
+    shown = [int(line.split()[1].split("/")[0].replace(",", "")) for line in capsys.readouterr().err.splitlines()]
+    assert shown == [10, 20, 40, 80, 160, 320, 640, 1240, 1840, 2440, 3040]
+
+
 def test_a_line_before_anything_was_done_gives_no_time(clock, capsys):
     with progress_bar("converting", 10) as bar:
         for clock[0] in (100, 110):

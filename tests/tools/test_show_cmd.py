@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.pipeline.convert import ConvertSettings, convert
-from thermopile.pipeline.ffcv_loader import FFCVLoader
-from thermopile.pipeline.folder import FolderSource
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
+from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.tools import lettering
 from thermopile.tools.cli import main
 from thermopile.tools.lettering import Lettering, Letters
@@ -26,8 +26,8 @@ from thermopile.tools.plain_text import plain_text
 from thermopile.tools.sample_sheet import ShownSample, ShownView, draw_sheet, wrapped
 from thermopile.tools.show_cmd import RECIPE_NAMES
 from thermopile.tools.shown_samples import shown_samples
+from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
-from thermopile.trainer.parts import resolve
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
 BODY = Letters(15, bold=False, fallback={})
@@ -242,15 +242,15 @@ def test_an_existing_file_is_replaced_only_where_that_is_asked_for(images_datase
     ("options", "message"),
     [
         (["--recipe", "simclear"], "'simclear' is not one of 'clip', 'crop_flip'"),
-        (["--ids", "3,300"], "there is no sample 300; the dataset holds 0 to 299"),
-        (["--ids", "-1"], "there is no sample -1"),
-        (["--ids", "9" * 40], "there is no sample 9999"),
-        (["--ids", "1,two"], "'1,two' is no list of ids such as 1,5,9"),
-        (["--ids", ""], "is no list of ids"),
-        (["--ids", ",".join(["1"] * 201)], "201 ids; a sheet shows up to 200"),
+        (["--ids", "3,300"], "sample 300 does not exist; the dataset holds 0 to 299"),
+        (["--ids", "-1"], "sample -1 does not exist"),
+        (["--ids", "9" * 40], "sample 9999"),
+        (["--ids", "1,two"], "'1,two' is not a list of ids such as 1,5,9"),
+        (["--ids", ""], "is not a list of ids"),
+        (["--ids", ",".join(["1"] * 201)], "201 ids; a sheet shows at most 200"),
         (["--samples", "0"], "--samples"),
         (["--out", "sheet.jpg"], r"does not end in \.png"),
-        (["--out", "absent/sheet.png"], "there is no folder absent"),
+        (["--out", "absent/sheet.png"], "folder absent does not exist"),
     ],
 )
 def test_wrong_usage_is_one_line_and_writes_nothing(images_dataset, tmp_path, monkeypatch, options, message):
@@ -261,7 +261,7 @@ def test_wrong_usage_is_one_line_and_writes_nothing(images_dataset, tmp_path, mo
 
 def test_what_is_no_dataset_is_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
-    assert_refused(show(tmp_path / "empty", "--out", tmp_path / "a.png"), 1, "is no dataset: it has no dataset.json")
+    assert_refused(show(tmp_path / "empty", "--out", tmp_path / "a.png"), 1, "is not a dataset: it has no dataset.json")
     assert_refused(show(tmp_path / "absent", "--out", tmp_path / "a.png"), 2, "does not exist")
 
 

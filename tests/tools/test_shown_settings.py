@@ -5,9 +5,9 @@ import tomllib
 import pytest
 
 from thermopile.tools.shown_settings import shown_settings
-from thermopile.trainer.config import TrainConfig, flat, load_config, preset_names
-from thermopile.trainer.layers import Layers
-from thermopile.trainer.parts import resolve
+from thermopile.trainer.build import resolve
+from thermopile.trainer.config import TrainConfig, flat, load_config
+from thermopile.trainer.config_layers import Layers, preset_names
 
 
 def layered(*, preset=None, **settings):

@@ -107,7 +107,7 @@ def test_a_process_that_writes_nothing_for_long_is_silent(made):
         assert status_of(made)["state"] == "running"  # it has just begun, and may be reading its rows
         os.utime(made.path / "state.lock", (hour_ago, hour_ago))
         assert status_of(made)["state"] == "silent"
-        assert "does it hang?" in text_of(made)
+        assert "holds the run lock but has been quiet for 1 h" in text_of(made)
         write_lines(made, [line(1, step_seconds=100.0)])  # ten of them between two writings
         os.utime(made.metrics_file, (hour_ago, hour_ago))
         assert status_of(made)["state"] == "running"
@@ -118,7 +118,7 @@ def test_a_run_that_was_stopped_is_told_from_one_that_was_killed(made):
     assert (status_of(made)["state"], status_of(made)["writer"]) == ("stopped", None)
     (made.path / "state.lock").write_text("pid 1 on elsewhere\n")
     assert (status_of(made)["state"], status_of(made)["writer"]) == ("stopped", "pid 1 on elsewhere")
-    assert "killed as pid 1 on elsewhere" in text_of(made)
+    assert "pid 1 on elsewhere was killed" in text_of(made)
     assert status_of(made)["seconds_left"] is None
 
 
@@ -213,7 +213,7 @@ def test_a_directory_that_is_no_run_is_one_clear_line(tmp_path):
     result = run("status", tmp_path)
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: ")
-    assert "is no run" in result.stderr
+    assert "is not a run" in result.stderr
 
 
 def test_a_look_loads_no_torch_and_changes_nothing(made):

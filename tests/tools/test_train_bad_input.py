@@ -13,16 +13,16 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from thermopile.pipeline.convert import ConvertSettings, convert
-from thermopile.pipeline.glyphs import GlyphSource
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.sealed_json import seal_document, unseal
 from thermopile.tools.cli import main
 from thermopile.trainer import checkpointer
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 TINY = ("batch_size=256", "data.image_size=16", "model.dim=8", "model.image.config.width=4", "log_every=1",
@@ -178,8 +178,8 @@ def rewrite(path, **fields):
 def test_a_checkpoint_of_a_snapshot_that_does_not_exist_is_passed_over_for_the_one_before(run, further, snapshot):
     rewrite(run.checkpoints / "step-7", snapshot=snapshot)
     result = resume(run)
-    assert f"{run.state} holds no snapshot" in result.stderr
-    assert "Going on from step-6" in result.stderr
+    assert f"{run.state} has no snapshot" in result.stderr
+    assert "Resuming from step-6" in result.stderr
     assert "\x1b" not in result.stderr
     assert losses(run) == further
 
@@ -190,14 +190,14 @@ def test_a_checkpoint_whose_state_is_damaged_is_passed_over_for_the_one_before(r
     newest.write_bytes(newest.read_bytes()[:10])
     result = resume(run)
     assert f"the state of {run.checkpoints / 'step-7'} is damaged" in result.stderr
-    assert "Going on from step-6" in result.stderr
+    assert "Resuming from step-6" in result.stderr
     assert losses(run) == further
 
 
 def test_a_checkpoint_whose_step_is_not_that_of_its_state_is_refused(run):
     (run.checkpoints / "step-7").rename(run.checkpoints / "step-8")
     rewrite(run.checkpoints / "step-8", step=8)
-    refused(resume(run), 1, "step-8 is damaged: it says step 8, its snapshot of state 7")
+    refused(resume(run), 1, "step-8 is damaged: it is of step 8, its state snapshot of step 7")
     assert len(losses(run)) == 7
 
 
@@ -210,9 +210,9 @@ def spoil_optimizer_state(training):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (spoil_optimizer_state, "its exp_avg is [1], of a weight"),
-        (lambda training: training.update(optimizer=None), "does not fit the settings of the run"),
-        (lambda training: training["optimizer"].update(weights=3), "does not fit the settings of the run"),
+        (spoil_optimizer_state, "its exp_avg has shape [1], but the weight has"),
+        (lambda training: training.update(optimizer=None), "does not match the run's settings"),
+        (lambda training: training["optimizer"].update(weights=3), "does not match the run's settings"),
         (lambda training: training["encoders"].update({"image.head.bias": "x"}), "image.head.bias"),
         (lambda training: training.clear(), "'encoders'"),
     ],
@@ -233,7 +233,7 @@ def test_a_dataset_that_was_moved_is_found_with_data_and_missed_by_its_path_with
     gone, moved = tmp_path / "gone", shutil.copytree(pairs_dataset.path, tmp_path / "moved")
     config = run.config()
     run.record(config.model_copy(update={"data": config.data.model_copy(update={"path": str(gone)})}))
-    refused(resume(run), 1, f"{gone} is no dataset")
+    refused(resume(run), 1, f"{gone} is not a dataset")
     result = resume(run, "--data", moved)
     assert result.exit_code == 0, result.stderr
     assert run.config().data.path == str(moved)

@@ -54,7 +54,7 @@ def test_a_run_begins_with_a_line_of_what_it_trains(pairs_dataset, tmp_path):
     first, *_, last = result.stderr.splitlines()
     parameters = sum(each.numel() for each in weights(tmp_path / "run").values())
     assert re.fullmatch(
-        rf"{tmp_path}/run: 2,000 pairs of {pairs_dataset.path}, (cpu|cuda.*), encoders of {parameters:,} parameters, "
+        rf"{tmp_path}/run: 2,000 pairs from {pairs_dataset.path}, (cpu|cuda.*), {parameters:,} encoder parameters, "
         "7 steps in 1 epoch",
         first,
     )
@@ -168,7 +168,7 @@ def test_a_new_run_starts_from_the_weights_of_another_and_records_which(finished
 
 def test_a_run_that_has_begun_is_not_started_from_other_weights(finished):
     refused(train("--out", finished, "--resume", "--init-from", finished), "init_from: the run has ''",
-            "cannot change: the run goes on with its own weights")  # fmt: skip
+            "cannot change: the run continues with its own weights")  # fmt: skip
 
 
 def test_weights_that_do_not_fit_start_no_run(finished, pairs_dataset, tmp_path):

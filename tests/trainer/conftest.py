@@ -53,7 +53,7 @@ def start_program(tmp_path_factory: pytest.TempPathFactory):
     """Return a function (*arguments, **environment) -> Program."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["thermopile.trainer.loop", "thermopile.pipeline.ffcv_loader", "thermopile.tools.cli"]
+        ["thermopile.trainer.loop", "thermopile.pipeline.loading.ffcv_loader", "thermopile.tools.cli"]
     )
     folder, numbers = tmp_path_factory.mktemp("programs"), count()
 

@@ -137,13 +137,13 @@ def test_where_the_newest_checkpoint_is_damaged_the_newest_whole_one_is_taken(tm
     assert (path.name, loaded.step, training["weights"][0]) == ("step-3", 3, 3)
     for step in (40, 5):
         assert f"step-{step} is damaged" in caplog.text
-    assert "Going on from step 3, the newest checkpoint that is whole" in caplog.text
+    assert "Resuming from step 3, the newest intact checkpoint" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("pointer", "words"),
     [
-        ("step-3", "names step-3,"), ("step-99", "names step-99,"), ("../../x", "names '../../x', which is no step-N"),
+        ("step-3", "names step-3,"), ("step-99", "names step-99,"), ("../../x", "names '../../x', which is not step-N"),
         ("", "names '', which"), ("\0" * 1000, "names none"), (None, "names none (No such file"),
     ],
 )  # fmt: skip
@@ -157,7 +157,7 @@ def test_where_latest_does_not_name_the_newest_checkpoint_that_one_is_taken_with
         (tmp_path / "latest").write_text(pointer)
     assert load_latest(tmp_path)[0].name == "step-5"
     assert f"{tmp_path / 'latest'} {words}" in caplog.text
-    assert "the newest checkpoint is step-5. Going on from step 5" in caplog.text
+    assert "the newest checkpoint is step-5. Resuming from step 5" in caplog.text
 
 
 def test_a_whole_latest_checkpoint_is_taken_without_a_word(tmp_path, caplog):
@@ -171,7 +171,7 @@ def test_a_whole_latest_checkpoint_is_taken_without_a_word(tmp_path, caplog):
 def test_where_all_checkpoints_are_damaged_the_newest_is_named(tmp_path):
     for step in (3, 5):
         cut_short(save(tmp_path, step))
-    with pytest.raises(RunError, match=r"step-5 is damaged .* There is none before it that is whole; start anew"):
+    with pytest.raises(RunError, match=r"step-5 is damaged .* No earlier checkpoint is intact; start a new run"):
         load_latest(tmp_path)
 
 
@@ -216,7 +216,7 @@ def rewrite(path, **fields):
 
 def test_a_checkpoint_of_a_later_format_is_refused_by_number(tmp_path):
     rewrite(save(tmp_path, 3), format=3, news=True)
-    with pytest.raises(RunError, match="step-3 has checkpoint format 3, and this version of thermopile reads format 2"):
+    with pytest.raises(RunError, match="step-3 has checkpoint format 3, but this version of thermopile reads format 2"):
         load_latest(tmp_path)
 
 

@@ -11,12 +11,12 @@ import torch
 
 from thermopile.state_store import SnapshotError
 from thermopile.trainer import checkpointer
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
-from thermopile.trainer.checkpointer import Checkpointer, Progress
+from thermopile.trainer.checkpointer import Checkpointer, WriteState
 from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.metrics_log import MetricsLog
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import ALONE, World
 
@@ -199,47 +199,47 @@ def test_one_is_due_after_so_many_steps_or_so_many_minutes_since_the_last_one_be
     assert not by_time.is_due(7)
     clock.now += 1
     assert by_time.is_due(8)
-    ended(by_time, written()).settle([Progress.WRITTEN])
+    ended(by_time, written()).settle([WriteState.WRITTEN])
     assert not by_time.is_due(9)
     assert not any(make(every_minutes=0).is_due(step) for step in range(1, 100))
 
 
 def test_one_that_failed_is_warned_of_and_due_again_a_minute_later_and_not_before(make, clock, caplog):
     made = ended(make(every_steps=1), failed(OSError("disk full")), step=3)
-    assert made.progress == Progress.FAILED
-    assert not made.settle([Progress.FAILED])
-    assert "the checkpoint of step 3 was not written: disk full. Training goes on" in caplog.text
+    assert made.write_state == WriteState.FAILED
+    assert not made.settle([WriteState.FAILED])
+    assert "the checkpoint of step 3 was not written: disk full. Training continues" in caplog.text
     clock.now += checkpointer.RETRY_SECONDS - 1
     assert not made.is_due(4)
     clock.now += 1
     assert made.is_due(5)
-    assert ended(made, written(), step=5).settle([Progress.WRITTEN])
-    assert made.progress == Progress.NONE
+    assert ended(made, written(), step=5).settle([WriteState.WRITTEN])
+    assert made.write_state == WriteState.NONE
 
 
 def test_where_it_must_succeed_its_error_is_raised(make):
     with pytest.raises(OSError, match="disk full"):
-        ended(make(), failed(OSError("disk full"))).settle([Progress.FAILED], must_succeed=True)
+        ended(make(), failed(OSError("disk full"))).settle([WriteState.FAILED], must_succeed=True)
 
 
 def test_an_unexpected_error_is_raised_in_any_case(make):
     with pytest.raises(ZeroDivisionError):
-        ended(make(), failed(ZeroDivisionError())).settle([Progress.FAILED])
+        ended(make(), failed(ZeroDivisionError())).settle([WriteState.FAILED])
 
 
 def test_it_is_settled_only_once_every_rank_is_done_and_only_the_first_one_warns(make, caplog):
     own = ended(make(World(rank=1, size=2)), written())
-    assert not own.settle([Progress.WRITING, Progress.WRITTEN])
-    assert own.progress == Progress.WRITTEN
-    assert not own.settle([Progress.FAILED, Progress.WRITTEN])
-    assert own.progress == Progress.NONE
+    assert not own.settle([WriteState.WRITING, WriteState.WRITTEN])
+    assert own.write_state == WriteState.WRITTEN
+    assert not own.settle([WriteState.FAILED, WriteState.WRITTEN])
+    assert own.write_state == WriteState.NONE
     assert not caplog.records
     last = ended(make(World(rank=0, size=2)), written())
     with caplog.at_level(logging.WARNING), pytest.raises(SnapshotError, match="rank 1 could not write its part"):
-        last.settle([Progress.WRITTEN, Progress.FAILED], must_succeed=True)
+        last.settle([WriteState.WRITTEN, WriteState.FAILED], must_succeed=True)
 
 
 def test_without_one_there_is_nothing_to_wait_for(make):
     none = make()
     assert not none.wait()
-    assert not none.settle([Progress.NONE])
+    assert not none.settle([WriteState.NONE])

@@ -4,34 +4,28 @@ import tomllib
 
 import pytest
 
-from thermopile.trainer.changes import differences
-from thermopile.trainer.config import (
-    OPTIMIZERS,
-    OptimizerConfig,
-    TrainConfig,
-    apply_overrides,
-    load_config,
-    merge,
-    read_preset,
-    read_toml,
-    to_toml,
-)
+from thermopile.trainer.config import OPTIMIZERS, OptimizerConfig, TrainConfig, load_config, to_toml
+from thermopile.trainer.config_layers import apply_overrides, merge, read_preset, read_toml
 from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.resume_settings import differences
 
 
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({"epoch": 3}, r"no setting 'epoch' \(did you mean 'epochs'"),
-        ({"optimizer": {"lrr": 0.1}}, r"no setting 'optimizer\.lrr' \(did you mean 'optimizer\.lr'"),
+        ({"epoch": 3}, r"unknown setting 'epoch' \(did you mean 'epochs'"),
+        ({"optimizer": {"lrr": 0.1}}, r"unknown setting 'optimizer\.lrr' \(did you mean 'optimizer\.lr'"),
         ({"data": {"imagesize": 32}}, r"did you mean 'data\.image_size'"),
         ({"epochs": 0}, "epochs = 0: .*greater than 0"),
         ({"device": "tpu"}, "device = 'tpu'"),
         ({"optimizer": {"lr": "fast"}}, r"optimizer\.lr = 'fast'"),
-        ({"state": {"memory_budget": "2 apples"}}, r"state\.memory_budget = '2 apples': is no size; write bytes"),
+        (
+            {"state": {"memory_budget": "2 apples"}},
+            r"state\.memory_budget = '2 apples': is not a size; use a number of bytes",
+        ),
         ({"state": {"memory_budget": 0}}, r"state\.memory_budget = 0: .*greater than 0"),
         ({"data": {"loader": "torch"}}, r"data\.loader = 'torch': .*'auto', 'ffcv' or 'dali'"),
-        ({"data": {"loader": "dali", "augmentation": "a:b"}}, r"data: augmentation 'a:b' .*take loader = 'ffcv'"),
+        ({"data": {"loader": "dali", "augmentation": "a:b"}}, r"data: augmentation 'a:b' .*use loader = 'ffcv'"),
         ({"checkpoint": {"keep_last": 0}}, r"checkpoint\.keep_last = 0: .*greater than 0"),
     ],
 )
@@ -116,18 +110,18 @@ def test_what_is_set_stays_beside_what_is_filled_in():
     [
         (
             {"name": "adam"},
-            r"optimizer\.name = 'adam': .* \(did you mean 'adamw'\?\); there are: adamw, sgd, lars, lamb, lion",
+            r"optimizer\.name = 'adam': .* \(did you mean 'adamw'\?\); available: adamw, sgd, lars, lamb, lion",
         ),
         ({"name": 3}, r"optimizer\.name = 3: Input should be a valid string"),
-        ({"momentum": 0.9}, r"optimizer: adamw has no setting momentum, but betas, eps"),
+        ({"momentum": 0.9}, r"optimizer: adamw has no setting momentum; it has betas, eps"),
         (
             {"name": "sgd", "betas": [0.9, 0.98], "eps": 1e-6},
-            r"sgd has no setting betas or eps, but momentum.*--set optimizer\.betas=none --set optimizer\.eps=none",
+            r"sgd has no setting betas or eps; it has momentum.*--set optimizer\.betas=none --set optimizer\.eps=none",
         ),
-        ({"warmup_steps": 5, "warmup_epochs": 1}, r"both set; take one out: --set optimizer\.warmup_steps=none or"),
+        ({"warmup_steps": 5, "warmup_epochs": 1}, r"both set; remove one: --set optimizer\.warmup_steps=none or"),
         ({"lr": 0.1, "lr_min": 0.2}, r"optimizer: lr_min 0\.2 is above lr 0\.1"),
         ({"betas": [0.9, 1.0]}, r"optimizer\.betas\.1 = 1\.0"),
-        ({"momentun": 1}, r"no setting 'optimizer\.momentun' \(did you mean 'optimizer\.momentum'"),
+        ({"momentun": 1}, r"unknown setting 'optimizer\.momentun' \(did you mean 'optimizer\.momentum'"),
     ],
 )
 def test_settings_that_the_optimiser_has_not_are_named_with_the_cure(settings, message):
@@ -175,11 +169,11 @@ def test_a_memory_budget_is_bytes_or_a_size_with_its_unit(size, budget):
 
 def test_an_unknown_preset_and_a_broken_file_are_refused(tmp_path):
     with pytest.raises(
-        ConfigError, match=r"no preset 'glyhps' \(did you mean 'glyphs'\?\); there are: .*isogclr/cifar10"
+        ConfigError, match=r"unknown preset 'glyhps' \(did you mean 'glyphs'\?\); available: .*isogclr/cifar10"
     ):
         read_preset("glyhps")
     (tmp_path / "a.toml").write_text("epochs = = 3")
-    with pytest.raises(ConfigError, match=r"a\.toml is no TOML"):
+    with pytest.raises(ConfigError, match=r"a\.toml is not valid TOML"):
         read_toml(tmp_path / "a.toml")
 
 

@@ -15,12 +15,12 @@ from thermopile._version import __version__
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.batch import Batch
 from thermopile.trainer import export as export_module
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.export import export
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 IMAGE = {
@@ -143,7 +143,7 @@ def test_encoders_that_transformers_has_not_are_refused_naming_the_other_format(
 def test_a_directory_that_is_there_is_left_as_it_is(images_dataset, tmp_path):
     run, _ = make_run(tmp_path / "run", images_dataset, "conv")
     (tmp_path / "out").mkdir()
-    with pytest.raises(ConfigError, match="is there already; nothing was written"):
+    with pytest.raises(ConfigError, match="already exists; nothing was written"):
         export(run, tmp_path / "out", "safetensors")
     assert os.listdir(tmp_path / "out") == []
 
@@ -162,7 +162,7 @@ def test_an_export_that_fails_half_way_leaves_nothing(pairs_dataset, tmp_path, m
 
 def test_a_checkpoint_that_is_not_there_is_named(images_dataset, tmp_path):
     run, _ = make_run(tmp_path / "run", images_dataset, "conv")
-    with pytest.raises(RunError, match="no checkpoint 'step-8'; there are: step-7"):
+    with pytest.raises(RunError, match="no checkpoint 'step-8'; available: step-7"):
         export(run, tmp_path / "out", "safetensors", at="step-8")
 
 
@@ -192,7 +192,7 @@ def test_a_disk_that_is_full_is_one_error_that_names_the_directory_and_nothing_s
     format, images_dataset, tmp_path, file_size_limit
 ):
     run, _ = make_run(tmp_path / "run", images_dataset, "resnet")
-    error = rf"{tmp_path}/out cannot be written: .*File too large[^\n]*Nothing of it was left"
+    error = rf"{tmp_path}/out cannot be written: .*File too large[^\n]*Nothing was left behind"
     with file_size_limit(2_000), pytest.raises(OSError, match=error):
         export(run, tmp_path / "out", format)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

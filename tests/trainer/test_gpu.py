@@ -6,10 +6,10 @@ import socket
 import pytest
 import torch
 
+from thermopile.trainer.build import resolve
+from thermopile.trainer.checkpointer import CopyOnHost
 from thermopile.trainer.config import load_config
-from thermopile.trainer.host_copy import CopyOnHost
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 GPUS = torch.cuda.device_count()

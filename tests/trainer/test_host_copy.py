@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from thermopile.trainer.host_copy import CopyOnHost
+from thermopile.trainer.checkpointer import CopyOnHost
 
 
 def test_what_is_changed_later_is_not_in_the_copy():

@@ -80,7 +80,7 @@ def test_blocks_of_any_size_above_a_line_give_the_same_lines(metrics, monkeypatc
 
 
 def test_the_search_for_evaluations_ends(metrics, monkeypatch):
-    monkeypatch.setattr(metrics_tail, "MOST_BYTES", 6000)
+    monkeypatch.setattr(metrics_tail, "MAX_BYTES", 6000)
     monkeypatch.setattr(metrics_tail, "BLOCK_BYTES", 1000)
     early = {"step": 1, "evaluation": {"knn": 0.5}}
     late = {"step": 300, "evaluation": {"knn": 0.6}}

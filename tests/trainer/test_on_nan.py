@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from thermopile.state_store import StateReader
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import TrainingError
-from thermopile.trainer.loop import MOST_SKIPPED, Trainer
-from thermopile.trainer.parts import resolve
+from thermopile.trainer.loop import MAX_SKIPPED, Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
 VICREG = {"dim": 16, "head": "vicreg", "head_width": 16, "image": {"config": {"width": 8}}}
@@ -89,7 +89,7 @@ def test_its_line_has_no_loss_and_says_that_it_was_skipped(pairs_dataset, tmp_pa
     assert [line["step"] for line in lines(run) if "skipped" in line] == [4]
     assert lines(run)[3]["skipped"] is True
     assert [report.step for report in reports if np.isnan(report.loss)] == [4]
-    assert "step 4 gave values that are not finite and was skipped. Its 256 samples begin with the ids" in caplog.text
+    assert "step 4 gave values that are not finite and was skipped. The ids of its 256 samples begin" in caplog.text
 
 
 def test_without_a_bad_step_skipping_changes_nothing(pairs_dataset, tmp_path):
@@ -129,11 +129,11 @@ def test_rows_prefetched_for_skipped_steps_and_windows_passed_in_them_leave_no_s
 
 def test_ten_steps_in_a_row_may_be_skipped_and_the_eleventh_ends_the_run(pairs_dataset, tmp_path):
     config = small(pairs_dataset, log_every=4, checkpoint={"every_minutes": 0, "every_steps": 2})
-    ten = range(3, 3 + MOST_SKIPPED)
+    ten = range(3, 3 + MAX_SKIPPED)
     assert losses(train(config, tmp_path / "ten", ten))[13] is not None
     with pytest.raises(
         TrainingError,
-        match=r"^steps 3 to 13 gave values that are not finite\. Its 256 samples begin .*checkpoint.*step-12",
+        match=r"^steps 3 to 13 gave values that are not finite\. The ids of its 256 samples .*checkpoint.*step-12",
     ):
         train(config, tmp_path / "eleven", range(3, 14))
     assert len(lines(RunDirectory(tmp_path / "eleven"))) == 12

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.preemption import EXIT_CODE, SIGNALS, StopRequest
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -97,5 +97,5 @@ def test_the_command_ends_with_a_code_of_its_own_and_says_how_to_go_on(start_pro
     program.send(signal.SIGTERM)
     code, out, errors = program.end(within=60)
     assert code == EXIT_CODE == 75
-    assert f"stopped at step {len(losses(run))} by SIGTERM, with a checkpoint; --resume goes on" in out
-    assert "SIGTERM: stopping with a checkpoint; a second signal ends the run at once" in errors
+    assert f"stopped at step {len(losses(run))} by SIGTERM, checkpoint written; continue with --resume" in out
+    assert "SIGTERM: writing a checkpoint, then stopping; a second signal ends the run at once" in errors

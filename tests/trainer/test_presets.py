@@ -9,14 +9,15 @@ import torch
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.dataset_index import TokenizerInfo
-from thermopile.trainer import config as config_module
-from thermopile.trainer.config import PRESETS, apply_overrides, load_config, preset_names, read_preset
+from thermopile.trainer import config_layers
+from thermopile.trainer.build import resolve
+from thermopile.trainer.config import load_config
+from thermopile.trainer.config_layers import PRESETS, apply_overrides, preset_names, read_preset
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.optim import learning_rate
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
 IMAGES = ("cifar10", "cifar100", "cifar10-lt", "cifar100-lt", "imagenet100", "inaturalist")
@@ -253,18 +254,18 @@ def test_presets_extend_over_several_steps():
 @pytest.fixture
 def own_presets(tmp_path, monkeypatch):
     """Presets written for a test, in the place of those of the package."""
-    monkeypatch.setattr(config_module, "PRESETS", tmp_path)
+    monkeypatch.setattr(config_layers, "PRESETS", tmp_path)
     return tmp_path
 
 
 def test_presets_that_extend_one_another_in_a_circle_are_refused(own_presets):
     (own_presets / "one.toml").write_text('extends = "two"')
     (own_presets / "two.toml").write_text('extends = "one"')
-    with pytest.raises(ConfigError, match=r"in a circle: one → two → one$"):
+    with pytest.raises(ConfigError, match=r"in a cycle: one → two → one$"):
         read_preset("one")
 
 
 def test_a_preset_that_extends_one_that_is_not_there_is_named(own_presets):
     (own_presets / "one.toml").write_text('extends = "too"')
-    with pytest.raises(ConfigError, match="no preset 'too', which 'one' extends; there are: one"):
+    with pytest.raises(ConfigError, match="unknown preset 'too', which 'one' extends; available: one"):
         read_preset("one")

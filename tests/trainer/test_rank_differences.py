@@ -2,10 +2,10 @@
 
 import pytest
 
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import CheckpointInfo
 from thermopile.trainer.config import flat, load_config, to_tree
 from thermopile.trainer.errors import ConfigError
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.rank_differences import MAY_DIFFER, differences, facts, refuse_differences
 from thermopile.trainer.world import World
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from thermopile.state_store import StateReader
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError, RanksLostError
-from thermopile.trainer.parts import resolve
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 
@@ -118,8 +118,8 @@ def test_ranks_that_do_not_share_the_run_directory_all_end_before_a_step_and_say
     for code, _, errors in (rank.end(within=60) for rank in ranks):
         assert code == 2, errors
         assert re.search(
-            r"^Error: rank 1 \(on .*\) cannot see what rank 0 \(on .*\) writes in its run directory, .*: "
-            "give --out a directory on a disk that all machines share$",
+            r"^Error: rank 1 \(on .*\) cannot see files that rank 0 \(on .*\) writes in its run directory, .*: "
+            "set --out to a directory on a disk that all machines share$",
             errors.splitlines()[-1],
         )
     assert not (run.state.exists() or elsewhere.exists()) or resumed
@@ -134,7 +134,7 @@ def test_all_ranks_go_back_behind_a_snapshot_that_is_damaged_in_the_rows_of_one(
     ends = [rank.end() for rank in ranks]
     assert [code for code, *_ in ends] == [0, 0], ends
     assert f"the state of {run.checkpoints / 'step-45'} is damaged" in ends[0][2]
-    assert "Going on from step-40" in ends[0][2]
+    assert "Resuming from step-40" in ends[0][2]
     assert losses(run) == losses(two_ranks)
 
 
@@ -149,8 +149,8 @@ def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the
     assert code == 1
     last = errors.splitlines()[-1]
     assert "rank 1 (" in last
-    assert f"process {ranks[1].pid}) went away at step" in last
-    assert f"The last checkpoint, {latest_checkpoint(run.checkpoints)}, stands" in last
+    assert f"process {ranks[1].pid}) at step" in last
+    assert f"--resume continues from the last checkpoint, {latest_checkpoint(run.checkpoints)}" in last
     finish(start(run, 2))
     assert losses(run) == losses(two_ranks)
 
@@ -164,7 +164,7 @@ def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_with_more_and_with_f
         ends = [rank.end() for rank in ranks]
         assert [code for code, *_ in ends] == [75] * world, ends
         stopped_at = len(losses(run))
-        assert f"stopped at step {stopped_at:,} by a signal to another rank, with a checkpoint" in ends[0][1]
+        assert f"stopped at step {stopped_at:,} by a signal to another rank, checkpoint written" in ends[0][1]
         assert_close(losses(run), losses(alone), range(1, stopped_at + 1))
     finish(start(run, 1))
     assert_close(losses(run), losses(alone), range(1, stopped_at + 21))
@@ -230,7 +230,9 @@ def test_a_rank_whose_others_never_come_says_how_many_came(monkeypatch):
     for name, value in launched.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr("thermopile.trainer.world.MEETING_TIMEOUT", timedelta(seconds=1))
-    with pytest.raises(RanksLostError, match=rf"rank 0 did not meet all .* 1/2 clients joined\. .* 127.0.0.1:{port}$"):
+    with pytest.raises(
+        RanksLostError, match=rf"rank 0 could not join all .* 1/2 clients joined\. .* 127.0.0.1:{port}$"
+    ):
         joined_world().__enter__()
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
 from thermopile.trainer.errors import RunError
-from thermopile.trainer.run_directory import RunDirectory
-from thermopile.trainer.wanted_checkpoint import find_checkpoint, load_found
+from thermopile.trainer.run_directory import RunDirectory, find_checkpoint, load_found
 
 
 def write(folder, *steps):
@@ -27,7 +26,7 @@ def test_the_latest_is_found_and_any_other_by_its_name(tmp_path):
 def test_where_there_is_none_of_that_name_those_that_there_are_are_named_by_step(at, tmp_path):
     run = write(tmp_path, 3, 10)
     (run.checkpoints / "step-99").write_text("no directory")
-    with pytest.raises(RunError, match=f"no checkpoint '{at}'; there are: step-3, step-10$"):
+    with pytest.raises(RunError, match=f"no checkpoint '{at}'; available: step-3, step-10$"):
         find_checkpoint(run, at)
 
 
@@ -42,7 +41,7 @@ def test_the_latest_is_the_newest_there_is_whatever_the_file_of_that_name_says(t
 def test_where_one_is_damaged_the_others_are_offered(tmp_path):
     run = write(tmp_path, 3, 7, 10)
     (run.checkpoints / "step-10" / "training.json").write_bytes(b"")
-    with pytest.raises(RunError, match=r"step-10 is damaged .* Take another with --at: step-3, step-7$") as refusal:
+    with pytest.raises(RunError, match=r"step-10 is damaged .* Choose another with --at: step-3, step-7$") as refusal:
         load_found(run.checkpoints / "step-10")
     assert "\n" not in str(refusal.value)
 

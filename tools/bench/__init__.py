@@ -1,1 +1,1 @@
-"""What parts of thermopile cost on this machine, each figure side by side with what a user would pick instead."""
+"""What a user asks of a machine: what can it feed, and what does a training step cost here."""

@@ -1,1 +1,1 @@
-"""What the temperatures of a run say: read from its state and its dataset, a block of rows at a time."""
+"""Analyse the temperatures of a run from its state and its dataset, one block of rows at a time."""

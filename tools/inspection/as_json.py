@@ -1,4 +1,4 @@
-"""What was found, as JSON values: None for what is not known."""
+"""Convert findings to JSON values; None if unknown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NO_SURVEY: dict[str, Any] = {
 
 
 def to_json(findings: Findings) -> dict[str, Any]:
-    """The findings as JSON values; None for what is not known, or was not asked for."""
+    """Return the findings as JSON values; None for what is unknown or was not requested."""
     inspection, survey = findings.inspection, findings.survey
     reader, dataset, objective = inspection.reader, inspection.dataset, inspection.config.objective
     return {
@@ -151,7 +151,7 @@ def _map(found: EmbeddingMap) -> dict[str, Any]:
 
 
 def samples_to_json(findings: Findings, details: Mapping[int, Details], histories: Sequence[History]) -> dict[str, Any]:
-    """Single samples as JSON values; log_s of a sample that was not visited, which is -inf, is None."""
+    """Return single samples as JSON values; log_s of an unvisited sample, which is -inf, becomes None."""
     samples = [
         {
             "sample_id": history.sample_id,

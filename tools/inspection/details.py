@@ -1,4 +1,4 @@
-"""All that is known of a few samples: their rows of the state and of the samples table."""
+"""Read everything about a few samples: their rows of the state and of the samples table."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Details:
 
     sample_id: int
     state: dict[str, float | int]
-    """By column of the state: the fields, `visits`, `last_step`; empty where there is no snapshot yet."""
+    """Column of the state -> value: the fields, `visits`, `last_step`; empty before the first snapshot."""
     table: dict[str, Any]
-    """By column of the samples table: uri, key, caption, group, …; empty where the dataset is gone."""
+    """Column of the samples table -> value: uri, key, caption, group, …; empty without the dataset."""
 
 
 def read_details(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int, Details]:
-    """Read samples by id, 0 … n - 1; by id. Raises DatasetError, DamagedChunkError, SnapshotNotFoundError."""
+    """Return details by sample id, 0 … n - 1. Raises DatasetError, DamagedChunkError, SnapshotNotFoundError."""
     ids = sorted(set(sample_ids))
     rows = inspection.dataset.rows(ids) if inspection.dataset else [{} for _ in ids]
     for row in rows:
@@ -37,7 +37,7 @@ def read_details(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int,
 
 
 def read_rows(reader: StateReader, sample_ids: Sequence[int]) -> dict[int, dict[str, float | int]]:
-    """Read rows of the state by id, by column."""
+    """Return rows of the state: id -> column -> value."""
     columns = read_ids(reader, np.array(sample_ids, np.int64), reader.columns)
     return {
         sample_id: {name: values[place].item() for name, values in columns.items()}
@@ -46,7 +46,7 @@ def read_rows(reader: StateReader, sample_ids: Sequence[int]) -> dict[int, dict[
 
 
 def read_ids(reader: StateReader, sample_ids: NDArray[np.int64], columns: Sequence[str]) -> Rows:
-    """Read columns of the state for ids, int64 [b], in the order asked; each block that they are in is read once."""
+    """Read columns of the state for ids, int64 [b], in the given order; each block is read once."""
     order = np.argsort(sample_ids, kind="stable")
     blocks = sample_ids[order] // reader.block_rows
     found: Rows = {

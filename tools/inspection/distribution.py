@@ -1,4 +1,4 @@
-"""How the values of one column are distributed: counted in one pass, in memory that does not grow with the samples."""
+"""Distribution of one column's values, counted in one pass with constant memory."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SIGN = np.uint32(1 << 31)
 
 
 class Distribution:
-    """Counts of float32 values in bins that are 2^-11 of their value wide, over all that float32 can say.
+    """Counts float32 values in bins of relative width 2^-11 over the whole range of float32.
 
-    Whole numbers up to 4,096 have a bin each. Values that are not finite are counted apart.
+    Whole numbers up to 4,096 have a bin each. Non-finite values are counted separately.
     """
 
     def __init__(self) -> None:
@@ -42,76 +42,76 @@ class Distribution:
 
     @cached_property
     def _up_to(self) -> NDArray[np.int64]:
-        """int64 [bins + 1]: finite values below each bin. Asked for once all are counted."""
+        """int64 [bins + 1]: number of finite values below each bin. Use it only after the last `add`."""
         return np.concatenate(([0], np.cumsum(self._counts)))
 
     @property
     def count(self) -> int:
-        """Finite values."""
+        """Number of finite values."""
         return int(self._up_to[-1])
 
     @property
     def mean(self) -> float:
-        """Of the finite values, of which there is at least one."""
+        """Mean of the finite values; there must be at least one."""
         return self._sum / self.count
 
     def quantile(self, share: float) -> float:
-        """The value below which this share of the finite ones lie, at least one, to a relative precision of 2^-11."""
+        """Return a quantile of the finite values (at least one), to a relative precision of 2^-11."""
         place = int(np.searchsorted(self._up_to, share * (self.count - 1), side="right")) - 1
         return float(np.clip(_lower_edge(place), self.min, self.max))
 
     def bin_of(self, share: float) -> tuple[float, float]:
-        """Where the bin of a quantile begins, and where the next one does: what cannot be told from it."""
+        """Return the edges of the bin that holds a quantile; values in it cannot be distinguished."""
         place = _place(np.array([self.quantile(share)], np.float32))
         return float(_lower_edge(place)[0]), float(_lower_edge(place + 1)[0])
 
     def share_below(self, value: float) -> float:
-        """The share of the finite values that are lower, beyond the precision: 0 … 1."""
+        """Return the share of the finite values in lower bins, 0 … 1."""
         return float(self._up_to[int(_place(np.array([value], np.float32))[0])] / self.count)
 
     def ranks(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The share of the counted values below each of `values`, those of its own bin by half; float64, 0 … 1."""
+        """Return the share of counted values below each of `values`, counting its own bin half; float64, 0 … 1."""
         places = _place(values)
         return (self._up_to[places] + self._up_to[places + 1]) / (2 * self.count)
 
     def share_at_most(self, bound: float) -> float:
-        """The share of the finite values <= bound, to the bin: 0 … 1."""
+        """Return the share of the finite values <= bound, to bin precision, 0 … 1."""
         return float(self._up_to[int(_place(np.array([bound], np.float32))[0]) + 1] / self.count)
 
     def share_at_least(self, bound: float) -> float:
-        """The share of the finite values >= bound, to the bin: 0 … 1."""
+        """Return the share of the finite values >= bound, to bin precision, 0 … 1."""
         return 1 - self.share_below(bound)
 
     def histogram(self, edges: ArrayLike) -> NDArray[np.int64]:
-        """The finite values between neighbouring edges [k + 1], ascending; int64 [k]. What lies beyond, in the ends."""
+        """Count finite values between ascending edges [k + 1]; int64 [k]. The end bars include values beyond."""
         bins = np.asarray(edges)
         filled = np.flatnonzero(self._counts)
         values = np.clip(_lower_edge(filled), self.min, self.max).clip(bins[0], bins[-1])
         return np.histogram(values, bins=bins, weights=self._counts[filled])[0].astype(np.int64)
 
     def edges(self, most: int, trimmed: float = 0.0) -> NDArray[np.float64]:
-        """Edges of up to `most` equal bars from the lowest value to the highest, none finer than what was counted.
+        """Return edges of up to `most` equal bars from the lowest to the highest value, none finer than the bins.
 
-        trimmed: begin and end where this share of the values, 0 … 0.5, is left out.
+        trimmed: share of the values to leave out at each end, 0 … 0.5.
         """
         low, high = (self.quantile(trimmed), self.quantile(1 - trimmed)) if trimmed else (self.min, self.max)
         first, last = _place(np.array([low, high], np.float32)).tolist()
         bars = min(most, 1 + (last - first) // 8)
-        # A run whose every value is the same still has a histogram: one bar of a visible width.
+        # If all values are equal, draw one bar of visible width.
         margin = 0.0 if high > low else abs(low) * 0.005 or 0.005
         return np.linspace(low - margin, high + margin, bars + 1)
 
 
 def _place(values: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The bin of each value: the upper bits of its float32, turned so that they ascend with it."""
-    # Adding 0 makes one zero of both.
+    """Return each value's bin: the upper bits of its float32, mapped so that they ascend with the value."""
+    # Adding 0 turns -0 into +0.
     bits = (values + np.float32(0)).view(np.uint32)
     ascending = np.where(bits & _SIGN, ~bits, bits | _SIGN)
     return (ascending >> np.uint32(_DROPPED_BITS)).astype(np.int64)
 
 
 def _lower_edge(places: ArrayLike) -> NDArray[np.float64]:
-    """The lowest value that lies in each bin."""
+    """Return the lowest value of each bin."""
     ascending = np.asarray(places, np.uint32) << np.uint32(_DROPPED_BITS)
     bits = np.where(ascending & _SIGN, ascending ^ _SIGN, ~ascending)
     return bits.astype(np.uint32).view(np.float32).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Two snapshots of one run compared, sample by sample: how far tau moved, and for which samples the most."""
+"""Compare two snapshots of a run sample by sample: how far tau moved, and for which samples most."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ...state_store import Snapshot, StateReader, list_snapshots
 from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
 from ..state_blocks import read_blocks
-from .chosen import Smallest
 from .distribution import Distribution
 from .joint import Joint, JointCounts
 from .run import Inspection
+from .smallest_k import Smallest
 from .survey import with_tau
 
 MOVERS = 24
 
 Tau = dict[str, NDArray[np.float32]]
-"""By side, [m]."""
+"""Side -> float32 [m]."""
 
 
 class Mover(NamedTuple):
-    """A sample whose tau moved, and its tau at both snapshots."""
+    """A sample whose tau moved, with its tau at both snapshots."""
 
     sample_id: int
     before: float
@@ -40,37 +40,37 @@ class SideDrift:
     name: str
     """As in the state: `image`, `text` or `sample`."""
     joint: Joint
-    """Tau at the earlier snapshot, by row, against tau at the later one, and their rank correlation."""
+    """Tau at the earlier snapshot (rows) against tau at the later one, and their rank correlation."""
     change: Distribution
-    """Of tau at the later snapshot less tau at the earlier one."""
+    """Later tau minus earlier tau."""
     share_risen: float
     """0 … 1."""
     share_fallen: float
     most_risen: list[Mover]
-    """24 at most, the largest rise first; among equals, the lowest id."""
+    """At most 24, the largest rise first; among equals, the lowest id."""
     most_fallen: list[Mover]
 
 
 @dataclass(frozen=True)
 class Drift:
-    """From the earlier snapshot, by step, to the later one, in whichever order they were named."""
+    """Drift from the snapshot with the lower step to the other, in whichever order they were named."""
 
     earlier: Snapshot
     later: Snapshot
     visited: int
-    """Samples visited in both."""
+    """Samples visited by both snapshots."""
     sides: list[SideDrift]
 
 
 def drift(
     inspection: Inspection, against: str, notes: list[str], on_progress: Callable[[int], None] = lambda done: None
 ) -> Drift | None:
-    """Compare the inspection's snapshot with another one of its run, named by tag or id, in two passes over both.
+    """Compare the inspection's snapshot with another one of its run, given by tag or id, in two passes over both.
 
-    None, and a note, where no sample was visited in both; None where the run has no tau. Memory does not grow with the
-    samples. on_progress is told the rows read so far, of twice the number of samples.
-    Raises ConfigError where both are the same snapshot, SnapshotNotFoundError where there is no other of this name or
-    the run deletes one meanwhile, DamagedChunkError.
+    Returns None, with a note, if no sample was visited by both, and None if the run has no tau. Memory does not grow
+    with the samples. Calls on_progress with the rows read so far, out of twice the number of samples.
+    Raises ConfigError if both are the same snapshot, SnapshotNotFoundError if the other does not exist or the run
+    deletes one meanwhile, DamagedChunkError.
     """
     if inspection.reader is None or not inspection.sides:
         return None
@@ -83,8 +83,8 @@ def drift(
             side.add(ids, before[side.name], after[side.name])
         on_progress(block.stop)
     if not visited:
-        notes.append(f"No sample was visited both up to {earlier.snapshot.tag} and up to {later.snapshot.tag}, so "
-                     "there is no drift between them.")  # fmt: skip
+        notes.append(f"No sample was visited by both {earlier.snapshot.tag} and {later.snapshot.tag}, so "
+                     "there is no drift to show.")  # fmt: skip
         return None
     joints = [_JointSide(side) for side in sides]
     for block, ids, before, after in _blocks(earlier, later, inspection.sides):
@@ -95,13 +95,13 @@ def drift(
 
 
 def in_order(inspection: Inspection, reader: StateReader, against: str) -> tuple[StateReader, StateReader]:
-    """Both snapshots, the earlier one first. Raises ConfigError, SnapshotNotFoundError, as `drift` does."""
+    """Return both snapshots, the earlier one first. Raises ConfigError, SnapshotNotFoundError, as `drift` does."""
     other = StateReader.open(inspection.run.state, against)
     if other.snapshot.id == reader.snapshot.id:
         tags = ", ".join(snapshot.tag for snapshot in list_snapshots(inspection.run.state))
         raise ConfigError(
-            f"the snapshot to compare with, {against}, is the one that is looked at, {reader.snapshot.tag}: drift is "
-            f"between two different ones. Name another; there are: {tags}"
+            f"cannot compare {reader.snapshot.tag} with itself (the other snapshot was given as {against}). "
+            f"Choose another one of: {tags}"
         )
     return (other, reader) if other.snapshot.step < reader.snapshot.step else (reader, other)
 
@@ -109,7 +109,7 @@ def in_order(inspection: Inspection, reader: StateReader, against: str) -> tuple
 def _blocks(
     earlier: StateReader, later: StateReader, sides: Sequence[str]
 ) -> Iterator[tuple[range, NDArray[np.int64], Tau, Tau]]:
-    """By block: of the samples visited in both, the ids, int64 [m], and tau at each."""
+    """Yield per block the samples visited by both: ids, int64 [m], and tau at each snapshot."""
     columns = [*(f"{side}/tau" for side in sides), VISITS]
     blocks = zip(read_blocks(earlier, columns), read_blocks(later, columns), strict=True)
     for (block, before), (_, after) in blocks:
@@ -119,7 +119,7 @@ def _blocks(
 
 
 class _SideCounts:
-    """What needs one look at every row."""
+    """First pass over all rows."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -140,7 +140,7 @@ class _SideCounts:
 
 
 class _JointSide:
-    """What needs to know of all rows what the first look found."""
+    """Second pass over all rows, which needs the results of the first."""
 
     def __init__(self, side: _SideCounts) -> None:
         self.side = side

@@ -1,4 +1,4 @@
-"""Where the encoders put the samples, and what their temperatures are there: t-SNE of a few thousand embeddings."""
+"""t-SNE map of a few thousand embeddings, with the samples' temperatures."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .groups import CLASS_COLUMN, NO_GROUP, Groups
 from .run import Inspection
 from .survey import Pool, Survey
 
-MOST_SAMPLES = 2000
-FEWEST_OF_CLASS = 10
-"""Samples of a class that come first, so that rare classes can be seen; fewer where there are very many classes."""
-FEWEST_SAMPLES = 16
+MAX_SAMPLES = 2000
+MIN_OF_CLASS = 10
+"""Samples drawn of each class first, so that rare classes are visible; fewer if there are very many classes."""
+MIN_SAMPLES = 16
 MARKED = 30
 """Coldest and hottest samples of each side, at most a tenth of all."""
-MOST_CLASSES = 6
-"""More cannot be told apart by colour."""
+MAX_CLASSES = 6
+"""More cannot be distinguished by colour."""
 PERPLEXITY = 30.0
 SEED = 2023
 _TAU_STRATA = 20
 _LEAST_SPREAD = 1e-6
 
 OnProgress = Callable[[str, int, int], None]
-"""What is done, how much of it, of how much."""
+"""Task, done, total."""
 
 
 class Points(NamedTuple):
@@ -46,35 +46,35 @@ class Points(NamedTuple):
     tau: NDArray[np.float32]
     """float32 [m]."""
     coldest: NDArray[np.bool_]
-    """bool [m]: the lowest tau of this side. All False where there is one tau alone, as of `hottest`."""
+    """bool [m]: the lowest tau of this side. All False if every tau is the same, also in `hottest`."""
     hottest: NDArray[np.bool_]
 
 
 class Kinds(NamedTuple):
-    """What the samples are told apart by: their classes, or, of many classes, how frequent these are."""
+    """How samples are coloured: by class, or by class frequency if there are many classes."""
 
     names: list[str]
-    """The largest class first; or head, medium and tail."""
+    """Class names, the largest class first; or head, medium and tail."""
     codes: NDArray[np.int64]
-    """int64 [m]: each sample's place in `names`, -1 where it has no class."""
+    """int64 [m]: each sample's index in `names`, -1 without a class."""
     are_classes: bool
-    """Their names come from the data, then."""
+    """Whether `names` are class names, which come from the data."""
 
 
 @dataclass(frozen=True)
 class EmbeddingMap:
-    """t-SNE of the features that the objective compares, behind the projection heads."""
+    """t-SNE of the features that the objective compares, after the projection heads."""
 
     sample_ids: NDArray[np.int64]
     """int64 [m], ascending."""
     points: dict[str, Points]
-    """By side of the state."""
+    """Side of the state -> points."""
     kinds: Kinds | None
-    """None where the dataset names fewer than two classes."""
+    """None if the dataset has fewer than two classes."""
     similarity: NDArray[np.float32] | None
-    """float32 [m]: cosine of each picture and its caption; None without captions."""
+    """float32 [m]: cosine similarity of each picture and its caption; None without captions."""
     checkpoint: str
-    """Whose encoders these are: step-N."""
+    """Checkpoint of the encoders: step-N."""
     perplexity: float
 
 
@@ -82,10 +82,10 @@ def embedding_map(
     inspection: Inspection, survey: Survey, notes: list[str],
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> EmbeddingMap | None:  # fmt: skip
-    """Embed up to 2,000 samples, stratified, and the coldest and hottest of each side; project them by t-SNE.
+    """Embed up to 2,000 stratified samples and the coldest and hottest of each side, and project them by t-SNE.
 
-    Samples, and what is coldest and hottest, are of the survey's pool. Runs on the CPU: the run may still train on the
-    GPU. Where there can be no map, None, and `notes` gets the reason; it also gets what is odd about a map.
+    All samples come from the survey's pool. Runs on the CPU, since the run may still be training on the GPU. Returns
+    None if no map can be made; `notes` gets the reason, and any caveat about a map.
     Source: iSogCLR (ICML 2023) Figures 5 and 6, right.
     """
     try:
@@ -98,11 +98,11 @@ def embedding_map(
 def _made(inspection: Inspection, survey: Survey, notes: list[str], on_progress: OnProgress) -> EmbeddingMap:
     pool, visited = survey.pool, len(survey.pool.sample_ids)
     if not survey.sides or inspection.reader is None:
-        raise RunError("no sample has a temperature that it could show")
+        raise RunError("no sample has a temperature to show")
     if inspection.dataset is None:
-        raise RunError("it needs the run's dataset; say with --data where that is now")
-    if visited < FEWEST_SAMPLES:
-        raise RunError(f"it needs {FEWEST_SAMPLES} visited samples, and there are {visited}; look again later")
+        raise RunError("it needs the run's dataset; pass its path with --data")
+    if visited < MIN_SAMPLES:
+        raise RunError(f"it needs {MIN_SAMPLES} visited samples, but there are only {visited}; try again later")
     named = (groups for groups in survey.groups if groups.column == CLASS_COLUMN and len(groups.names) > 1)
     classes = next(named, None)
     ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
@@ -127,47 +127,47 @@ def _made(inspection: Inspection, survey: Survey, notes: list[str], on_progress:
 
 
 def _ends(tau: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The places of the coldest and of the hottest samples; of equal ones, the first."""
+    """Return the indices of the coldest and of the hottest samples; among equals, the first."""
     count = min(MARKED, len(tau) // 10) if np.ptp(tau) else 0
     return np.argsort(tau, kind="stable")[:count], np.argsort(-tau, kind="stable")[:count]
 
 
 def _stratified(pool: Pool, classes: Groups | None) -> NDArray[np.int64]:
-    """The places of up to MOST_SAMPLES samples of the pool: a few of every class, the others drawn from all.
+    """Return indices of up to MAX_SAMPLES samples of the pool: a few per class, the others drawn from all.
 
-    Without classes, as many of every twentieth of the samples by tau.
+    Without classes, samples are drawn evenly from twenty quantile bins of tau.
     """
     size = len(pool.sample_ids)
     if classes:
         strata = classes.pool_codes
-        fewest = max(1, min(FEWEST_OF_CLASS, MOST_SAMPLES // (2 * len(classes.names))))
+        fewest = max(1, min(MIN_OF_CLASS, MAX_SAMPLES // (2 * len(classes.names))))
     else:
         tau = next(iter(pool.tau.values()))
         strata = np.empty(size, np.int64)
         strata[np.argsort(tau, kind="stable")] = np.arange(size) * _TAU_STRATA // size
-        fewest = MOST_SAMPLES // _TAU_STRATA
+        fewest = MAX_SAMPLES // _TAU_STRATA
     shuffled = np.random.default_rng(SEED).permutation(size)
     by_stratum = np.argsort(strata[shuffled], kind="stable")
     _, starts, sizes = np.unique(strata[shuffled][by_stratum], return_index=True, return_counts=True)
     comes_first = np.empty(size, np.bool_)
     comes_first[by_stratum] = np.arange(size) - np.repeat(starts, sizes) < fewest
-    return shuffled[np.argsort(~comes_first, kind="stable")[:MOST_SAMPLES]]
+    return shuffled[np.argsort(~comes_first, kind="stable")[:MAX_SAMPLES]]
 
 
 def _kinds(classes: Groups | None, places: NDArray[np.int64]) -> Kinds | None:
     if classes is None:
         return None
     codes = classes.pool_codes[places]
-    if len(classes.names) <= MOST_CLASSES:
+    if len(classes.names) <= MAX_CLASSES:
         return Kinds(classes.names, codes, are_classes=True)
-    # NO_GROUP is the last place.
+    # NO_GROUP, -1, indexes the last element.
     return Kinds(list(BANDS), np.append(band_of_class(classes.sizes), NO_GROUP)[codes], are_classes=False)
 
 
 def _checkpoint_of(run: RunDirectory, snapshot: Snapshot) -> Path:
-    """The checkpoint of the snapshot's step, or else the latest. Raises RunError where there is none."""
+    """Return the checkpoint of the snapshot's step, else the latest. Raises RunError if there is none."""
     from ...trainer.checkpoint import LATEST, checkpoints_in
-    from ...trainer.wanted_checkpoint import find_checkpoint
+    from ...trainer.run_directory import find_checkpoint
 
     return checkpoints_in(run.checkpoints).get(snapshot.step) or find_checkpoint(run, LATEST)
 
@@ -176,18 +176,18 @@ def _embed(
     inspection: Inspection, dataset: Dataset, checkpoint: Path, sample_ids: NDArray[np.int64], notes: list[str],
     on_progress: OnProgress,
 ) -> list[NDArray[np.float32]]:  # fmt: skip
-    """Features of each side, float32 [m, d], rows of norm 1. Raises RunError, ConfigError, DatasetError."""
+    """Return each side's features, float32 [m, d], rows of norm 1. Raises RunError, ConfigError, DatasetError."""
     import torch
 
+    from ...trainer.build import recipe_named
     from ...trainer.evaluation.features import restore_encoders, sample_features
-    from ...trainer.parts import recipe_named
-    from ...trainer.wanted_checkpoint import load_found
+    from ...trainer.run_directory import load_found
 
     config, snapshot = inspection.config, inspection.reader and inspection.reader.snapshot
     info, training = load_found(checkpoint)
     if snapshot and info.snapshot != snapshot.id:
         notes.append(f"No checkpoint belongs to the snapshot {snapshot.tag}: the map shows its temperatures on the "
-                     f"embeddings of the checkpoint {checkpoint.name}.")  # fmt: skip
+                     f"embeddings of checkpoint {checkpoint.name}.")  # fmt: skip
     encoders = restore_encoders(config, checkpoint, training, dataset.index.tokenizer)
     features = sample_features(
         encoders, dataset, sample_ids, recipe_named(config.data.recipe), config.data.image_size, torch.device("cpu"),
@@ -197,12 +197,12 @@ def _embed(
 
 
 def _project(features: NDArray[np.float32], perplexity: float, checkpoint: Path) -> NDArray[np.float32]:
-    """float32 [points, 2] of features float32 [points, d]. Raises RunError where these are all the same."""
+    """Project features, float32 [points, d], to float32 [points, 2]. Raises RunError if all are the same."""
     from sklearn.manifold import TSNE
 
     if features.shape[1] < 2 or np.ptp(features, axis=0).max() < _LEAST_SPREAD:
-        raise RunError(f"the encoders of {checkpoint} give all samples the same features; take another with --at")
-    # Of rows of norm 1 the squared distance is 2 - 2 cosine.
+        raise RunError(f"the encoders of {checkpoint} give all samples the same features; choose another with --at")
+    # For rows of norm 1 the squared distance is 2 - 2 cosine.
     tsne = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=SEED)
     xy: NDArray[np.float32] = tsne.fit_transform(features)
     return xy

@@ -1,4 +1,4 @@
-"""All that one look at a run found out."""
+"""The result of inspecting a run."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from .through_time import ThroughTime
 
 @dataclass(frozen=True)
 class Findings:
-    """A run, and what was found; None for a part that there is not, or that was not asked for."""
+    """A run and its findings; parts that do not exist or were not requested are None."""
 
     inspection: Inspection
     survey: Survey | None
     notes: list[str]
-    """In plain words, why a part is missing."""
+    """Why parts are missing."""
     drift: Drift | None = None
     details: Mapping[int, Details] = field(default_factory=dict)
-    """Of the samples that are shown with their pictures, by id."""
+    """Id -> details of the samples shown with pictures."""
     through_time: ThroughTime | None = None
     map: EmbeddingMap | None = None
 
     @property
     def warnings(self) -> list[str]:
-        """What a person should know at once, in plain words."""
+        """Warnings from `advice`."""
         return warnings(self.inspection, self.survey) if self.survey else []
 
 
 def shown_ids(survey: Survey, drift: Drift | None) -> list[int]:
-    """Ids of the samples that are shown with their pictures, as often as they are."""
+    """Return the ids of samples shown with pictures, repeated as often as they are shown."""
     sides = drift.sides if drift else []
     movers = [mover for side in sides for mover in (*side.most_risen, *side.most_fallen)]
     return [sample_id for sheet in survey.sheets for sample_id in sheet.sample_ids] + [m.sample_id for m in movers]

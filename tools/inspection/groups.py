@@ -1,4 +1,4 @@
-"""Tau by group: by class, by folder, or by any column of the samples table, counted block by block."""
+"""Tau by group (class, folder or any column of the samples table), counted block by block."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from ...trainer.evaluation.bands import BANDS, band_of_class
 
-MOST_GROUPS = 100_000
+MAX_GROUPS = 100_000
 PERMUTATIONS = 20
 CONFIDENCE = 0.95
 FEW_GROUPS = 20
 NO_GROUP = -1
 CLASS_COLUMN = "group"
-"""Of the samples table: the class, or the folder, that a sample came with."""
+"""Column of the samples table: the class or folder in the source."""
 
 
 class TooManyGroupsError(Exception):
-    """A column has more values than groups can be told apart by a person, or kept in memory."""
+    """A column has too many values to read or to keep in memory."""
 
 
 class Correlation(NamedTuple):
@@ -31,28 +31,28 @@ class Correlation(NamedTuple):
 
     spearman: float
     p_value: float
-    """Two-sided, for groups that do not depend on each other: of fewer than 20 from permutations, all or 9,999."""
+    """Two-sided, for independent groups; for fewer than 20 groups from permutations, all or 9,999."""
     permuted: float | None
-    """The same with the visited samples' groups permuted, mean of 20 permutations: what chance gives. None where no
+    """The correlation expected by chance: mean over 20 permutations of the visited samples' groups. None if no
     permutation leaves two groups to rank."""
     permuted_range: tuple[float, float] | None
-    """The lowest and the highest of the 20."""
+    """Lowest and highest of the 20."""
 
 
 class GroupTau(NamedTuple):
-    """One side's tau over the visited samples of each group, float64 [groups] each; NaN where there is nothing."""
+    """One side's tau over the visited samples of each group, float64 [groups]; NaN for groups without any."""
 
     mean: NDArray[np.float64]
     half_width: NDArray[np.float64]
-    """Of the mean's 95 % interval (Student's t); NaN for fewer than two samples."""
+    """Half width of the mean's 95 % interval (Student's t); NaN for fewer than two samples."""
     coldest: NDArray[np.int64]
-    """int64 [groups]: samples at or below the 5 % quantile of all; more than 5 % where many have one tau."""
+    """int64 [groups]: samples at or below the 5 % quantile of all; ties can make these more than 5 %."""
     hottest: NDArray[np.int64]
     """int64 [groups]: samples at or above the 95 % quantile of all."""
 
 
 class Band(NamedTuple):
-    """A third of the groups by size (head, medium, tail) and its samples: iSogCLR Figure 5, left, in numbers."""
+    """A third of the groups by size (head, medium, tail): the numbers of iSogCLR Figure 5, left."""
 
     name: str
     groups: int
@@ -63,12 +63,12 @@ class Band(NamedTuple):
 
 
 class BandTau(NamedTuple):
-    """Tau over the visited samples of a band; None where there are too few."""
+    """Tau over the visited samples of a band; None if there are too few."""
 
     mean: float | None
     half_width: float | None
     share_of_coldest: float | None
-    """Of all grouped samples at or below the 5 % quantile of tau, the share that lies in this band, 0 … 1."""
+    """This band's share of all grouped samples at or below the 5 % quantile of tau, 0 … 1."""
     share_of_hottest: float | None
 
 
@@ -85,76 +85,76 @@ class Groups:
     tau: dict[str, GroupTau]
     """By side."""
     correlation: dict[str, Correlation | None]
-    """By side; None where fewer than two sizes or two mean temperatures leave nothing to rank."""
+    """Side -> correlation; None with fewer than two sizes or two mean temperatures to rank."""
     bands: list[Band]
     pool_codes: NDArray[np.int64]
-    """int64 [pool]: of the samples of the survey's pool, each one's place in `names`, -1 where it has no group."""
+    """int64 [pool]: index in `names` of each sample of the survey's pool, -1 without a group."""
 
     @property
     def word(self) -> str:
-        """What people call one of them."""
+        """Noun for one group."""
         return "class" if self.column == CLASS_COLUMN else self.column
 
     @property
     def plural(self) -> str:
-        """What people call several of them."""
+        """Noun for several groups."""
         return "classes" if self.column == CLASS_COLUMN else f"groups by {self.column}"
 
 
 class GroupCounts:
-    """Takes in blocks of samples with their groups' names; `result` turns the counts into figures.
+    """Counts blocks of samples by group name; `result` turns the counts into figures.
 
-    limits: by side, its mean tau, what the coldest lie below, and what the hottest do not lie below.
+    limits: for each side, its mean tau, the upper bound of the coldest and the lower bound of the hottest.
     Memory grows with the groups, not with the samples.
     """
 
     def __init__(self, column: str, limits: Mapping[str, Sequence[float]]) -> None:
         self._column, self._limits = column, limits
         self._codes: dict[str, int] = {}
-        self._sizes = np.zeros(MOST_GROUPS, np.int64)
-        self._visited = np.zeros(MOST_GROUPS, np.int64)
-        # By side: sum of tau, sum of its squares, both from the mean on, and how many are coldest and hottest.
-        self._sums = {side: np.zeros((4, MOST_GROUPS)) for side in limits}
+        self._sizes = np.zeros(MAX_GROUPS, np.int64)
+        self._visited = np.zeros(MAX_GROUPS, np.int64)
+        # By side: sums of tau and of its square, both relative to the mean, and counts of the coldest and the hottest.
+        self._sums = {side: np.zeros((4, MAX_GROUPS)) for side in limits}
         self._pool: list[NDArray[np.int64]] = []
 
     def add(
         self, labels: pa.Array, visited: NDArray[np.bool_], tau: Mapping[str, NDArray[np.float32]],
         pooled: NDArray[np.int64],
     ) -> None:  # fmt: skip
-        """Count a block of m samples: labels, strings, null is no group; visited, bool; tau by side, float32.
+        """Count a block of m samples: labels are strings (null: no group), visited is bool, tau is float32 by side.
 
-        pooled: the places among them of those in the pool.
+        pooled: indices within the block of samples in the pool.
 
-        Raises TooManyGroupsError from 100,001 groups on.
+        Raises TooManyGroupsError beyond 100,000 groups.
         """
         codes = self._code(labels)
         self._pool.append(codes[pooled])
         known = codes != NO_GROUP
         seen = known & visited
-        self._sizes += np.bincount(codes[known], minlength=MOST_GROUPS)
-        self._visited += np.bincount(codes[seen], minlength=MOST_GROUPS)
+        self._sizes += np.bincount(codes[known], minlength=MAX_GROUPS)
+        self._visited += np.bincount(codes[seen], minlength=MAX_GROUPS)
         for side, (mean, low, high) in self._limits.items():
             values = tau[side][seen].astype(np.float64)
             for sums, weights in zip(
                 self._sums[side], (values - mean, (values - mean) ** 2, values < low, values >= high), strict=True
             ):
-                sums += np.bincount(codes[seen], weights, minlength=MOST_GROUPS)
+                sums += np.bincount(codes[seen], weights, minlength=MAX_GROUPS)
 
     def _code(self, labels: pa.Array) -> NDArray[np.int64]:
         encoded = labels.dictionary_encode()
         names = encoded.dictionary.to_pylist()
-        # One place more than there are names, so that code -1 finds itself.
+        # One extra element, so that code -1 maps to itself.
         codes = np.full(len(names) + 1, NO_GROUP, np.int64)
         codes[:-1] = [self._codes.setdefault(name, len(self._codes)) for name in names]
-        if len(self._codes) > MOST_GROUPS:
+        if len(self._codes) > MAX_GROUPS:
             raise TooManyGroupsError(
-                f"The column {self._column} has more than {MOST_GROUPS:,} values, too many to set tau against."
+                f"The column {self._column} has more than {MAX_GROUPS:,} values, too many to group tau by."
             )
         places: NDArray[np.int64] = encoded.indices.fill_null(NO_GROUP).to_numpy().astype(np.int64)
         return codes[places]
 
     def result(self, pool_tau: Mapping[str, NDArray[np.float32]]) -> Groups | None:
-        """The figures; None where no sample has a group. pool_tau: tau of the pool by side, in its order."""
+        """Return the figures; None if no sample has a group. pool_tau: tau of the pool by side, in pool order."""
         if not self._codes:
             return None
         found, sizes = list(self._codes), self._sizes[: len(self._codes)]
@@ -206,7 +206,7 @@ def _known(value: float) -> float | None:
 
 
 def _group_tau(middle: float, visited: NDArray[np.int64], sums: NDArray[np.float64]) -> GroupTau:
-    """Means and their intervals from the sums of tau and of its squares, both from `middle` on: sums [4, groups]."""
+    """Compute means and intervals from sums [4, groups] of tau and of its square, both relative to `middle`."""
     from scipy.stats import t
 
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -220,17 +220,17 @@ def _group_tau(middle: float, visited: NDArray[np.int64], sums: NDArray[np.float
 def correlate(
     sizes: NDArray[np.int64], mean_tau: NDArray[np.float64], codes: NDArray[np.int64], tau: NDArray[np.float32]
 ) -> Correlation | None:
-    """Spearman's correlation of group size and mean tau, and its control; None where there is nothing to rank.
+    """Compute Spearman's correlation of group size and mean tau, and its control; None if there is nothing to rank.
 
-    sizes int64, mean_tau float64 [groups]; NaN is not visited. codes, tau: of the pool, [p]: all visited samples, or
-    a million of them drawn at random. The control permutes `codes`: group sizes stay what they are while every group
-    becomes a random draw of samples. Where tau is skewed to low values the control lies below 0, for the mean of a few
-    such samples is more often above than below that of many.
+    sizes int64, mean_tau float64 [groups]; NaN means not visited. codes, tau: [p], of the pool: all visited samples or
+    a random million of them. The control permutes `codes`: group sizes stay, and every group becomes a random draw of
+    samples. If tau is skewed to low values, the control lies below 0, because the mean of a few such samples is more
+    often above than below the mean of many.
     """
     spearman = _spearman(sizes, mean_tau)
     if np.isnan(spearman):
         return None
-    # Seeded by tau itself: the same figure at every look, and independent permutations for every side and run.
+    # Seeded by tau itself: reproducible, with independent permutations for every side and run.
     rng = np.random.default_rng(zlib.crc32(tau.tobytes()))
     shuffled = (mean_by_group(rng.permutation(codes), tau, len(sizes)) for _ in range(PERMUTATIONS))
     control = [_spearman(sizes, means) for means in shuffled]
@@ -240,7 +240,7 @@ def correlate(
 
 
 def mean_by_group(codes: NDArray[np.int64], tau: NDArray[np.float32], groups: int) -> NDArray[np.float64]:
-    """Mean of tau, float32 [m], over the samples of each group, float64 [groups]; NaN for a group without samples."""
+    """Return the mean of tau, float32 [m], per group, float64 [groups]; NaN for a group without samples."""
     known = codes != NO_GROUP
     sums = np.bincount(codes[known], weights=tau[known], minlength=groups)
     counts = np.bincount(codes[known], minlength=groups)
@@ -250,7 +250,7 @@ def mean_by_group(codes: NDArray[np.int64], tau: NDArray[np.float32], groups: in
 
 
 def _spearman(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> float:
-    """NaN where fewer than two distinct sizes, or two distinct means, are known."""
+    """Return NaN for fewer than two distinct sizes or two distinct means."""
     from scipy.stats import rankdata
 
     known = ~np.isnan(mean_tau)
@@ -261,13 +261,13 @@ def _spearman(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> float:
 
 
 def _p_value(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> float:
-    """Of Spearman's correlation, which there is, two-sided."""
+    """Return the two-sided p-value of an existing Spearman correlation."""
     from scipy.stats import permutation_test, rankdata, spearmanr
 
     known = ~np.isnan(mean_tau)
     if known.sum() >= FEW_GROUPS:
         return float(spearmanr(sizes[known], mean_tau[known]).pvalue)
-    # Student's t, which spearmanr takes, is far off for so few.
+    # Student's t, which spearmanr uses, is inaccurate for few groups.
     ranks = rankdata(mean_tau[known])
     found = permutation_test(
         (rankdata(sizes[known]),), lambda of_sizes, axis: (of_sizes * ranks).sum(axis=axis),

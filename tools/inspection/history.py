@@ -1,4 +1,4 @@
-"""What became of single samples: their rows of the state at every snapshot of the run."""
+"""History of single samples: their rows of the state at every snapshot of the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StateAt(NamedTuple):
 
     snapshot: Snapshot
     values: dict[str, float | int]
-    """By column of the state: the fields, `visits`, `last_step`. log_s is -inf where visits is 0."""
+    """Column of the state -> value: the fields, `visits`, `last_step`. log_s is -inf while visits is 0."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +29,19 @@ class History:
 
     sample_id: int
     states: list[StateAt]
-    """Oldest first; empty where the run has no snapshot."""
+    """Oldest first; empty if the run has no snapshot."""
     ranks: dict[str, float]
-    """By side, at the inspected snapshot: the share of the visited samples with a lower tau, 0 … 1. Empty where
-    the sample was not visited, or the temperatures of all were not given."""
+    """Side -> share of the visited samples with a lower tau at the inspected snapshot, 0 … 1. Empty if the sample
+    was not visited or no survey was given."""
 
 
 def read_histories(
     inspection: Inspection, sample_ids: Sequence[int], notes: list[str], sides: Sequence[Side] = ()
 ) -> list[History]:
-    """Read samples by id at every snapshot, in the order of the ids, each once. `sides`: those of a survey, for ranks.
+    """Read samples at every snapshot, in the order of the ids, each once. `sides`: from a survey, to rank by.
 
     A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
-    Raises ConfigError for an id that the run does not have, as far as its state or its dataset tells.
+    Raises ConfigError for an id that neither the state nor the dataset has.
     """
     _check(inspection, sample_ids)
     reader, wanted = inspection.reader, sorted(set(sample_ids))
@@ -67,8 +67,8 @@ def _check(inspection: Inspection, sample_ids: Sequence[int]) -> None:
     samples = known.samples if isinstance(known, StateReader) else known.n
     if unknown := [sample_id for sample_id in sample_ids if not 0 <= sample_id < samples]:
         raise ConfigError(
-            f"there is no sample {', '.join(map(str, unknown))}: the run has {samples:,} samples, "
-            f"with the ids 0 … {samples - 1}"
+            f"no such sample: {', '.join(map(str, unknown))}; the run has {samples:,} samples, "
+            f"with ids 0 … {samples - 1}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Two values of every sample against each other: counts in a plane, and their rank correlation, block by block."""
+"""Joint 2-D histogram and rank correlation of two values per sample, computed block by block."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ JOINT_BINS = 60
 
 
 class Joint(NamedTuple):
-    """Two temperatures of every sample: of both its sides, or at two snapshots."""
+    """Two temperatures per sample: of both sides, or at two snapshots."""
 
     counts: NDArray[np.int64]
-    """int64 [bins, bins]: the first value by row, ascending."""
+    """int64 [bins, bins]: rows are bins of the first value, ascending."""
     edges: tuple[NDArray[np.float64], NDArray[np.float64]]
-    """Of the bins of the first and of the second value, float64 [bins + 1]."""
+    """Bin edges of the first and of the second value, float64 [bins + 1]."""
     spearman: float | None
-    """Rank correlation over the samples; None where one of them is the same for all."""
+    """Rank correlation over the samples; None if either value is constant."""
 
 
 class JointCounts:
-    """Counts pairs of temperatures, and sums up their ranks."""
+    """Counts pairs of temperatures and sums up their ranks."""
 
     def __init__(self, first: Distribution, second: Distribution) -> None:
         self._sides = (first, second)
@@ -46,11 +46,11 @@ class JointCounts:
 
 
 class RankCorrelation:
-    """Spearman's correlation of pairs of values that come block by block, once their distributions are known."""
+    """Spearman's correlation of pairs of values given block by block; their distributions must be known."""
 
     def __init__(self, first: Distribution, second: Distribution) -> None:
         self._distributions = (first, second)
-        self._sums = np.zeros(3)  # of the products of the ranks' distances from the middle: 1 × 1, 2 × 2, 1 × 2
+        self._sums = np.zeros(3)  # products of the centred ranks: 1 × 1, 2 × 2, 1 × 2
 
     def add(self, first: NDArray[np.float32], second: NDArray[np.float32]) -> None:
         """Count pairs, float32 [m] each."""
@@ -61,6 +61,6 @@ class RankCorrelation:
         self._sums += [ranks[0] @ ranks[0], ranks[1] @ ranks[1], ranks[0] @ ranks[1]]
 
     def result(self) -> float | None:
-        """None where one of the two has one value alone."""
+        """Return None if either value is constant."""
         first, second, both = self._sums.tolist()
         return both / (first * second) ** 0.5 if first and second else None

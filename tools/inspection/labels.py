@@ -1,4 +1,4 @@
-"""The names by which samples are grouped: a column of the samples table, or what follows from one."""
+"""Group labels of the samples: a column of the samples table, or derived from one."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ...trainer.errors import ConfigError
 from ..state_blocks import ROWS_AT_ONCE
 
 FOLDER = "folder"
-"""Grouping by it takes the uri up to its last slash."""
+"""Group by the uri up to its last slash."""
 
 
 def check_columns(dataset: Dataset, columns: Sequence[str]) -> None:
     """Raise ConfigError for a column that samples cannot be grouped by."""
     known = [name for name in dataset.schema.names if name != PLACE_IN_SHARD] + [FOLDER]
     if unknown := [column for column in columns if column not in known]:
-        raise ConfigError(f"samples cannot be grouped by {', '.join(map(repr, unknown))}: {dataset.path} has "
-                          f"{', '.join(known)}")  # fmt: skip
+        raise ConfigError(f"samples cannot be grouped by {', '.join(map(repr, unknown))}: {dataset.path} has the "
+                          f"columns {', '.join(known)}")  # fmt: skip
 
 
 class Labels:
-    """The labels of all samples of a dataset, in the order of their ids, handed out piece by piece.
+    """Yields the labels of all samples of a dataset, ordered by id, piece by piece.
 
     column: one of the samples table, or `folder`.
     """
@@ -37,7 +37,7 @@ class Labels:
         self._held = pa.chunked_array([pa.array([], pa.string())])
 
     def take(self, count: int) -> pa.Array:
-        """The next `count` labels, strings; null where a sample has none."""
+        """Return the next `count` labels, strings; null for samples without one."""
         while len(self._held) < count:
             found = next(self._tables)[self._source].cast(pa.string())
             self._held = pa.chunked_array([*self._held.chunks, *found.chunks])

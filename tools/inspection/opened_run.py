@@ -1,4 +1,4 @@
-"""A run opened in a notebook: its temperatures as zarr arrays, read as they are indexed, and as pandas frames."""
+"""Open a run in a notebook: temperatures as lazy zarr arrays and as pandas frames."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
 from ..state_blocks import ROWS_AT_ONCE
-from ..state_export import SAMPLE_ID
 from .details import read_ids
-from .rows_export import sample_columns
+from .rows_export import SAMPLE_ID, sample_columns
 from .run import LATEST, Inspection, read_run
 
 if TYPE_CHECKING:
@@ -28,17 +27,17 @@ if TYPE_CHECKING:
 
 
 def open_run(path: str | os.PathLike[str], data: str | os.PathLike[str] | None = None) -> OpenedRun:
-    """Open a run, finished or still training, for looking at; nothing of it is changed.
+    """Open a run read-only, finished or still training.
 
-    data: where the run's dataset is now, if it was moved. Without a usable dataset the run opens as well, and its
-    `notes` say why there is none.
-    Raises RunError where `path` is no run or its state is another run's, DatasetError where `data` is not its dataset.
+    data: new path of the run's dataset, if it was moved. Without a usable dataset the run still opens, and `notes` say
+    why the dataset is missing.
+    Raises RunError if `path` is not a run or its state is another run's, DatasetError if `data` is not its dataset.
     """
     return OpenedRun(RunDirectory(Path(path)), None if data is None else Path(data))
 
 
 class OpenedRun:
-    """A run's settings, snapshots and dataset, and the way to its temperatures. Made by `open_run`."""
+    """A run's settings, snapshots, dataset and temperatures. Created by `open_run`."""
 
     def __init__(self, run: RunDirectory, data: Path | None) -> None:
         self._run, self._data = run, data
@@ -47,26 +46,26 @@ class OpenedRun:
         self.config: TrainConfig = opened.config
         """Every setting, as the run was started with."""
         self.dataset: Dataset | None = opened.dataset
-        """Samples table and pictures (`dataset.jpeg(sample_id)`); None where it cannot be used."""
+        """Samples table and pictures (`dataset.jpeg(sample_id)`); None if it cannot be used."""
         self.notes: list[str] = opened.notes
-        """In plain words, what is missing and why."""
+        """What is missing, and why."""
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """The snapshots that there are now, oldest first, each with its `tag`, `step` and `epoch`."""
+        """Current snapshots, oldest first, each with `tag`, `step` and `epoch`."""
         try:
             return list_snapshots(self._run.state)
         except StoreNotFoundError:
             return []
 
     def temperatures(self, at: str = LATEST) -> Temperatures:
-        """The state of all samples as it was at a tag (`step-200`), a snapshot id, or `latest`.
+        """Return the state of all samples at a tag (`step-200`), a snapshot id, or `latest`.
 
-        Raises RunError where the run has no snapshot yet, SnapshotNotFoundError where it has none of that name.
+        Raises RunError if the run has no snapshot yet, SnapshotNotFoundError if it does not have this one.
         """
         inspection = read_run(self._run, at=at, data=self._data)
         if inspection.reader is None:
-            raise RunError(f"{self.path} has no snapshot of its state yet; its first checkpoint will write one")
+            raise RunError(f"{self.path} has no snapshot of its state yet; the first checkpoint writes one")
         return Temperatures(inspection, inspection.reader)
 
 
@@ -80,44 +79,44 @@ class Temperatures:
         self.samples = reader.samples
         """Their ids are 0 … samples - 1."""
         self.sides = inspection.sides
-        """`image` and `text` on pairs, else `sample`. None where there is no tau."""
+        """`image` and `text` for pairs, else `sample`; empty without tau."""
         self.columns = (*self._sample_columns, *reader.columns)
-        """Of a frame: the samples table's (none without the dataset), the state's fields, `visits`, `last_step`."""
+        """Columns of a frame: the samples table's (none without the dataset), the fields, `visits`, `last_step`."""
         self.tau = {side: self.array(f"{side}/tau") for side in self.sides}
-        """By side, a zarr array, float32 [samples]."""
+        """Side -> zarr array, float32 [samples]."""
 
     def array(self, column: str) -> zarr.Array[Any]:
-        """One column of the state, float32 or uint32 [samples]; read chunk by chunk as it is indexed.
+        """Return one column of the state, float32 or uint32 [samples]; chunks are read as it is indexed.
 
         Raises FieldError.
         """
         return self._reader.array(column)
 
     def frame(self, sample_ids: slice | ArrayLike | None = None, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """Rows of samples, indexed by sample_id, in the order asked: by default all columns of all samples.
+        """Return rows of samples in the given order, indexed by sample_id; by default all columns of all samples.
 
-        sample_ids: a slice, a range or a sequence of ids. Only the blocks of the state and the shards of the samples
-        table that hold them are read. The frame is whole in memory: a row takes 4 bytes for each column of the state,
-        8 for its id, and its texts; for very many samples, name the columns needed, or use `frames`.
-        Raises SampleIdError for what is no id, FieldError for an unknown column, DamagedChunkError, DatasetError.
+        sample_ids: a slice, a range or a sequence of ids. Reads only the blocks of the state and the shards of the
+        samples table that hold them. The frame is held in memory: 4 bytes per column of the state, 8 for the id, plus
+        texts; for very many samples, name the columns needed, or use `frames`.
+        Raises SampleIdError for an invalid id, FieldError for an unknown column, DamagedChunkError, DatasetError.
         """
         import pandas as pd
 
         names = list(self.columns if columns is None else columns)
         if unknown := [name for name in names if name not in self.columns]:
-            raise FieldError(f"there is no column {', '.join(map(repr, unknown))}; there are {list(self.columns)}")
+            raise FieldError(f"no such column: {', '.join(map(repr, unknown))}; the columns are {list(self.columns)}")
         ids = self._checked(sample_ids)
         state = read_ids(self._reader, ids, [name for name in names if name in self._reader.columns])
         frame = pd.DataFrame(state, index=pd.RangeIndex(len(ids)))
         from_table = [name for name in names if name in self._sample_columns]
         if self._dataset and from_table:
             frame = frame.join(self._dataset.take(ids, from_table).to_pandas())
-        # Last, for an id may have been asked for twice, and those cannot be joined by.
+        # Last, because repeated ids cannot be joined on.
         frame.index = pd.Index(ids, name=SAMPLE_ID)
         return frame[names]
 
     def frames(self, columns: Sequence[str] | None = None, rows: int = ROWS_AT_ONCE) -> Iterator[pd.DataFrame]:
-        """All samples in the order of their ids, as frames of `rows` rows, the last one shorter."""
+        """Yield all samples, ordered by id, as frames of `rows` rows; the last may be shorter."""
         for start in range(0, self.samples, rows):
             yield self.frame(slice(start, start + rows), columns)
 
@@ -127,7 +126,9 @@ class Temperatures:
         ids = np.asarray(sample_ids)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise SampleIdError(f"sample ids are {ids.dtype} of shape {ids.shape}; pass a slice, or a sequence of "
-                                "integers: np.flatnonzero(mask) gives those of a mask")  # fmt: skip
+                                "integers (for a mask, np.flatnonzero(mask))")  # fmt: skip
         if ids.size and not 0 <= ids.min() <= ids.max() < self.samples:
-            raise SampleIdError(f"sample ids {ids.min()} to {ids.max()} asked for; there are 0 to {self.samples - 1}")
+            raise SampleIdError(
+                f"sample ids {ids.min()} to {ids.max()} are out of range; the run has 0 to {self.samples - 1}"
+            )
         return ids.astype(np.int64)

@@ -1,48 +1,60 @@
-"""All samples of a snapshot as one file for other programs: what the dataset says of each, and its state."""
+"""Export all samples of a snapshot to one file: their rows of the samples table and of the state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet as pq
 
 from ...files import written_aside
 from ...pipeline.samples_table import PLACE_IN_SHARD
+from ...state_store import StateReader
 from ...trainer.errors import ConfigError, RunError
 from ..state_blocks import read_blocks
-from ..state_export import SAMPLE_ID, parquet_writer, state_schema
 from .run import Inspection
 
-_WRITERS = {".parquet": parquet_writer, ".csv": pyarrow.csv.CSVWriter}
+SAMPLE_ID = "sample_id"
+
+
+def _parquet_writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
+    """Return a writer for rows of the state, including sample_id."""
+    # Float values rarely repeat: dictionary encoding would take most of the time and save no space.
+    repeating = [field.name for field in schema if field.name != SAMPLE_ID and not pa.types.is_floating(field.type)]
+    return pq.ParquetWriter(file, schema, use_dictionary=repeating, column_encoding={SAMPLE_ID: "DELTA_BINARY_PACKED"})
+
+
+_WRITERS = {".parquet": _parquet_writer, ".csv": pyarrow.csv.CSVWriter}
 
 
 def check_target(to: Path, *, overwrite: bool) -> None:
-    """Raise ConfigError where no rows can be written to `to`: another format, no such folder, a file that is there."""
+    """Raise ConfigError if `to` is unusable: unknown format, missing folder, existing file."""
     if to.suffix not in _WRITERS:
-        raise ConfigError(f"{to} ends in none of {', '.join(_WRITERS)}, the formats that rows can be exported in")
+        raise ConfigError(f"{to} does not end in {' or '.join(_WRITERS)}, the export formats")
     if not to.absolute().parent.is_dir():
-        raise ConfigError(f"{to}: there is no directory {to.absolute().parent}; make it first")
+        raise ConfigError(f"{to}: directory {to.absolute().parent} does not exist; create it first")
     if to.is_dir():
-        raise ConfigError(f"{to} is a directory; give the name of a file")
+        raise ConfigError(f"{to} is a directory; pass a file name")
     if to.exists() and not overwrite:
         raise ConfigError(f"{to} exists; choose another name, or replace it with --overwrite")
 
 
 def export_rows(inspection: Inspection, to: Path, on_progress: Callable[[int], None] = lambda done: None) -> None:
-    """Write a line for every sample, in the order of their ids, as Parquet or CSV by the suffix of `to`.
+    """Write one row per sample, ordered by id, as Parquet or CSV by the suffix of `to`.
 
-    Columns: sample_id, int64; those of the samples table, where the dataset could be opened; every field of the state,
-    float32; visits and last_step, uint32. The file takes the place of what was at `to` once it is whole and on the
-    disk; where anything fails, nothing is left. on_progress is told the number of rows written so far.
-    Raises RunError where the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError where the run deletes
-    the snapshot meanwhile, DatasetError, OSError.
+    Columns: sample_id, int64; those of the samples table, if the dataset could be opened; every field of the state,
+    float32; visits and last_step, uint32. The file replaces `to` atomically once it is complete and synced; on failure
+    nothing is left behind. Calls on_progress with the number of rows written so far.
+    Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
+    snapshot meanwhile, DatasetError, OSError.
     """
     if inspection.reader is None:
         raise RunError(f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
-                       "its first checkpoint will write one")  # fmt: skip
+                       "the first checkpoint writes one")  # fmt: skip
     schema = _schema(inspection)
     with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
         done = 0
@@ -53,7 +65,7 @@ def export_rows(inspection: Inspection, to: Path, on_progress: Callable[[int], N
 
 
 def sample_columns(inspection: Inspection) -> list[str]:
-    """Names of the samples table's columns that go with the state: all but the place in a shard; none without it."""
+    """Return the samples table's columns to export: all but the row in the shard; none without a dataset."""
     if inspection.reader is None or inspection.dataset is None:
         return []
     left_out = {PLACE_IN_SHARD, SAMPLE_ID, *inspection.reader.columns}
@@ -62,22 +74,36 @@ def sample_columns(inspection: Inspection) -> list[str]:
 
 def _schema(inspection: Inspection) -> pa.Schema:
     assert inspection.reader is not None
-    sample_id, *state = whole = state_schema(inspection.reader, inspection.reader.columns)
+    sample_id, *state = whole = _state_schema(inspection.reader, inspection.reader.columns)
     names, dataset = sample_columns(inspection), inspection.dataset
     table = [dataset.schema.field(name) for name in names] if dataset else []
     return pa.schema([sample_id, *table, *state], metadata=whole.metadata)
 
 
 def _tables(inspection: Inspection, schema: pa.Schema) -> Iterator[pa.Table]:
-    """All rows of the export, block by block."""
+    """Yield all rows of the export, block by block."""
     reader, dataset, names = inspection.reader, inspection.dataset, sample_columns(inspection)
     assert reader is not None
     samples: Iterator[pa.Table] | None = None
     for block, rows in read_blocks(reader, reader.columns):
         columns = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64), **rows}
         if dataset:
-            # Every block but the last is as long as the first: the pieces of the table go with them.
+            # Every block but the last is as long as the first, so pieces of the table line up with blocks.
             samples = samples or dataset.tables(names, len(block))
             found = next(samples)
             columns |= {name: found[name] for name in names}
         yield pa.table(columns, schema=schema)
+
+
+def _state_schema(reader: StateReader, columns: Sequence[str]) -> pa.Schema:
+    """Return the schema: sample_id, int64, and `columns`, float32 or uint32; metadata names snapshot and dataset."""
+    types = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in columns]
+    return pa.schema(
+        [(SAMPLE_ID, pa.int64()), *types],
+        metadata={
+            "thermopile.snapshot": reader.snapshot.id,
+            "thermopile.tag": reader.snapshot.tag,
+            "thermopile.step": str(reader.snapshot.step),
+            "thermopile.dataset_fingerprint": reader.dataset_fingerprint,
+        },
+    )

@@ -1,4 +1,4 @@
-"""What a finished or running run left behind, opened for looking at: settings, state, dataset, and what is missing."""
+"""Open a finished or running run read-only: settings, state and dataset, with notes on what is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class TauSettings:
-    """Where every tau starts and the bounds it is held to; None where the objective has no such thing."""
+    """Initial value and bounds of tau; None if the objective does not define one."""
 
     start: float | None
     lowest: float | None
@@ -28,18 +28,18 @@ class TauSettings:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A run as far as it could be opened. `notes` say in plain words why a part is missing."""
+    """A run as far as it could be opened. `notes` say why parts are missing."""
 
     run: RunDirectory
     config: TrainConfig
     reader: StateReader | None
-    """The state of all samples at the snapshot that was asked for."""
+    """The state of all samples at the requested snapshot."""
     dataset: Dataset | None
     notes: list[str]
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """Those of the state that have a tau: `image` and `text`, or `sample`."""
+        """Sides of the state that have a tau: `image` and `text`, or `sample`."""
         fields = self.reader.fields if self.reader else ()
         return tuple(name.removesuffix("/tau") for name in fields if name.endswith("/tau"))
 
@@ -50,12 +50,12 @@ class Inspection:
 
 
 def read_run(run: RunDirectory, *, at: str = LATEST, data: Path | None = None) -> Inspection:
-    """Open a run's state as it was at a tag, a snapshot id or `latest`, and its dataset.
+    """Open a run's state at a tag, a snapshot id or `latest`, and its dataset.
 
-    data: where the dataset is now; None: where the run found it. A state that has no snapshot yet, or a dataset that
-    cannot be read where the run found it, is noted.
-    Raises RunError where `run` is none or its state is another run's, StateStoreError where the snapshot asked for is
-    missing, DatasetError where `data` is not the run's dataset.
+    data: path of the dataset; None: the path recorded by the run. A state without a snapshot, or an unreadable dataset
+    at the recorded path, adds a note.
+    Raises RunError if `run` is not a run or its state is another run's, StateStoreError if the requested snapshot is
+    missing, DatasetError if `data` is not the run's dataset.
     """
     config = run.config()
     notes: list[str] = []
@@ -67,28 +67,28 @@ def read_run(run: RunDirectory, *, at: str = LATEST, data: Path | None = None) -
 def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: list[str]) -> StateReader | None:
     _check_own_state(run)
     if at == LATEST and not run.state.exists():
-        notes.append("The run has no snapshot of its state yet, so there are no temperatures; its first checkpoint "
-                     "will write one.")  # fmt: skip
+        notes.append("The run has no snapshot of its state yet, so there are no temperatures; the first checkpoint "
+                     "writes one.")  # fmt: skip
         return None
     reader = StateReader.open(run.state, at)
     if not any(name.endswith("/tau") for name in reader.fields):
-        notes.append(f"The objective {objective.name} keeps no temperature per sample, so there is none to show.")
+        notes.append(f"Objective {objective.name} has no temperature per sample, so there is none to show.")
     return reader
 
 
 def _check_own_state(run: RunDirectory) -> None:
-    """Raise RunError where the run's latest checkpoint names a snapshot that its state does not have."""
+    """Raise RunError if the run's latest checkpoint names a snapshot that its state does not have."""
     if (latest := latest_checkpoint(run.checkpoints)) is None:
         return
     try:
         named = read_info(latest).snapshot
         is_there = Repository.open(run.state).holds(named)
     except (DamagedCheckpointError, StoreNotFoundError):
-        return  # the state has to speak for itself
-    if not is_there and latest_checkpoint(run.checkpoints) == latest:  # else the run has gone on meanwhile
+        return  # nothing to compare the state with
+    if not is_there and latest_checkpoint(run.checkpoints) == latest:  # otherwise the run has moved on meanwhile
         raise RunError(
-            f"{run.state} is not this run's state: the run's {latest.name} was taken with the snapshot {named}, "
-            "which is not there. Put the run's own state back, or look at the run that this state is from"
+            f"{run.state} is not this run's state: {latest.name} belongs to the snapshot {named}, "
+            "which is missing. Restore the run's own state, or inspect the run that this state belongs to"
         )
 
 
@@ -109,8 +109,8 @@ def _open_dataset(
         if data is not None:
             raise
         notes.append(f"The run's dataset cannot be used, so there are no classes and no pictures: {error} "
-                     "Say with --data where it is now.")  # fmt: skip
+                     "If it was moved, pass its new path with --data.")  # fmt: skip
         return None
     if dataset.index.mode == "images":
-        notes.append("The samples have no captions: the dataset holds images alone.")
+        notes.append("The samples have no captions: the dataset holds images only.")
     return dataset

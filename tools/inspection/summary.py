@@ -1,7 +1,8 @@
-"""A run's temperatures in a few lines: for the terminal, and for the report's tables."""
+"""Summarise a run's temperatures for the terminal and for the report's tables."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .distribution import Distribution
@@ -10,6 +11,7 @@ from .run import Inspection
 from .survey import Survey
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
 SETTINGS = ("rho", "gamma", "eta", "tau_init", "tau_min", "tau_max")
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 16
@@ -20,11 +22,11 @@ class Row(NamedTuple):
 
     label: str
     cells: list[str]
-    """One for each side."""
+    """One cell per side."""
 
 
 def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]]:
-    """What was looked at, as pairs of a word and a text; texts hold paths as they are."""
+    """Return what was inspected as (label, text) pairs; texts hold unescaped paths."""
     lines = [("run", str(inspection.run.path.resolve()))]
     path = inspection.dataset.path.resolve() if inspection.dataset else inspection.config.data.path
     lines.append(("dataset", str(path)))
@@ -40,14 +42,14 @@ def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]
 
 
 def what(inspection: Inspection, survey: Survey) -> str:
-    """What a figure shows: how many samples, of which snapshot, with which settings. There is a snapshot."""
+    """Describe a figure's data: number of samples, snapshot and settings. Requires a snapshot."""
     assert inspection.reader is not None
     return (f"{survey.visited:,} visited of {survey.samples:,} samples, {inspection.reader.snapshot.tag}, "
             f"{settings(inspection)}")  # fmt: skip
 
 
 def settings(inspection: Inspection) -> str:
-    """The objective and those of its settings by which temperatures move, as `isogclr: rho 2, gamma 0.8`."""
+    """Return the objective and its temperature settings, like `isogclr: rho 2, gamma 0.8`."""
     objective = inspection.config.objective
     known = {name: objective.settings.get(name) for name in SETTINGS}
     said = ", ".join(f"{name} {value:g}" for name, value in known.items() if value is not None)
@@ -55,7 +57,7 @@ def settings(inspection: Inspection) -> str:
 
 
 def _coverage(survey: Survey) -> str:
-    """How many samples there are, and how often each was visited."""
+    """Return the number of samples and how often they were visited."""
     words = f"{survey.samples:,}, of which {share(survey.share_visited)} visited"
     if not survey.visited:
         return words
@@ -64,18 +66,18 @@ def _coverage(survey: Survey) -> str:
     if low == high:
         words += f", {low:,.0f} time{'s' * (low != 1)}"
     else:
-        words += f", nine in ten of these {low:,.0f} to {high:,.0f} times"
+        words += f", 90% of these {low:,.0f} to {high:,.0f} times"
     if survey.never_visited:
         more = ", …" if survey.samples - survey.visited > len(survey.never_visited) else ""
-        words += f"; never: ids {', '.join(map(str, survey.never_visited))}{more}"
+        words += f"; never visited: ids {', '.join(map(str, survey.never_visited))}{more}"
     return words
 
 
-def table(inspection: Inspection, survey: Survey) -> list[Row]:
-    """The figures of every side; of the sides, there is at least one."""
+def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = QUANTILES) -> list[Row]:
+    """Return the figures of every side; there must be at least one side."""
     taus, bounds = [side.tau for side in survey.sides], inspection.tau
     rows = [Row("mean", [tau(values.mean) for values in taus]), Row("lowest", [tau(values.min) for values in taus])]
-    rows += [Row(_quantile_word(at), [tau(values.quantile(at)) for values in taus]) for at in QUANTILES]
+    rows += [Row(_quantile_word(at), [tau(values.quantile(at)) for values in taus]) for at in quantiles]
     rows.append(Row("highest", [tau(values.max) for values in taus]))
     if (low := bounds.lowest) is not None:
         rows.append(Row(f"share at tau_min ({low:g})", [share(values.share_at_most(low)) for values in taus]))
@@ -90,10 +92,10 @@ def table(inspection: Inspection, survey: Survey) -> list[Row]:
 
 
 def drift_table(found: Drift) -> list[Row]:
-    """How far tau moved, by side."""
+    """Return how far tau moved, by side."""
     sides = found.sides
     return [
-        Row("Spearman, tau then and later", [correlation(side.joint.spearman) for side in sides]),
+        Row("Spearman, tau before and after", [correlation(side.joint.spearman) for side in sides]),
         Row("mean change", [f"{side.change.mean:+.4f}" for side in sides]),
         Row("5% quantile of the change", [f"{side.change.quantile(0.05):+.4f}" for side in sides]),
         Row("95% quantile of the change", [f"{side.change.quantile(0.95):+.4f}" for side in sides]),
@@ -103,10 +105,10 @@ def drift_table(found: Drift) -> list[Row]:
 
 
 def sparkline(values: Distribution) -> str:
-    """A histogram of one line of text, from the lowest to the highest value."""
+    """Return a one-line text histogram from the lowest to the highest value."""
     counts = values.histogram(values.edges(_SPARKLINE))
     most = max(1, int(counts.max()))
-    # What is there at all is seen.
+    # Round up, so that every non-empty bar is visible.
     return "".join(_BARS[-(-int(count) * (len(_BARS) - 1) // most)] if count else "·" for count in counts)
 
 
@@ -119,7 +121,7 @@ def tau(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share, 0 … 1, in percent; all and nothing are said only where they are meant."""
+    """Format a share, 0 … 1, in percent; 0% and 100% are shown only if exact."""
     if value is None:
         return "unknown"
     if 0 < value < 1e-4:

@@ -1,4 +1,4 @@
-"""A snapshot of the state turned into figures, in two passes over its rows, a block of them in memory at a time."""
+"""Turn a snapshot of the state into figures in two passes over its rows, one block in memory at a time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from ...state_store import StateReader
 from ...state_store.schema import LAST_STEP, VISITS
 from ..state_blocks import Rows, read_blocks
-from .chosen import Smallest
 from .distribution import Distribution
 from .groups import CLASS_COLUMN, GroupCounts, Groups, TooManyGroupsError
 from .joint import Joint, JointCounts
 from .labels import Labels, check_columns
 from .run import Inspection
+from .smallest_k import Smallest
 
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20
-"""Of what must look at samples together (permutations, the map): all that were visited, up to a million of them."""
-MOST_NEVER_VISITED = 10
+"""Visited samples kept in memory together (for permutations and the map): all, up to a million."""
+MAX_NEVER_VISITED = 10
 _SEED = 2023
 
 End = Literal["lowest", "highest", "random"]
@@ -31,18 +31,18 @@ ENDS: tuple[End, End] = ("lowest", "highest")
 
 @dataclass(frozen=True)
 class Side:
-    """One side of the pairs, or the one side of a run on images."""
+    """One side of the pairs, or the only side of a run on images."""
 
     name: str
     """As in the state: `image`, `text` or `sample`."""
     tau: Distribution
-    """Of the visited samples."""
+    """Tau of the visited samples."""
 
 
 class Sheet(NamedTuple):
     """The samples at one end of one side's temperatures, the most extreme first; among equals, the lowest id.
 
-    Or random visited ones, to compare with: `side` is None then.
+    Or random visited samples for comparison; `side` is then None.
     """
 
     side: Side | None
@@ -53,34 +53,34 @@ class Sheet(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """Visited samples: all, or a million of them drawn at random; ids ascending."""
+    """All visited samples or a random million of them; ids ascending."""
 
     sample_ids: NDArray[np.int64]
     """int64 [p]."""
     tau: dict[str, NDArray[np.float32]]
-    """By side, float32 [p]."""
+    """Side -> float32 [p]."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """All that is known of one snapshot. `notes` say in plain words why a part is missing."""
+    """Figures of one snapshot. `notes` say why parts are missing."""
 
     samples: int
     never_visited: list[int]
     """The lowest ids, ten at most."""
     visits: Distribution
-    """Of all samples."""
+    """Visits of all samples."""
     staleness: Distribution
-    """Of the visited samples: steps of the run since the sample's last one."""
+    """Steps since the last visit, for visited samples."""
     fields: dict[str, Distribution]
-    """By name of the field, of the visited samples: `image/log_s`."""
+    """Field name, such as `image/log_s` -> values of the visited samples."""
     sides: list[Side]
-    """Empty where the objective keeps no tau, or no sample was visited."""
+    """Empty if the objective keeps no tau or no sample was visited."""
     joint: Joint | None
     sheets: list[Sheet]
     pool: Pool
     groups: list[Groups]
-    """By each of the columns asked for that has groups."""
+    """One entry per requested column that has groups."""
     notes: list[str]
 
     @property
@@ -95,11 +95,11 @@ class Survey:
 def survey(
     inspection: Inspection, by: Sequence[str] = (CLASS_COLUMN,), on_progress: Callable[[int], None] = lambda done: None
 ) -> Survey | None:
-    """Read the inspection's snapshot whole; None where it has none. `by`: columns to group the samples by.
+    """Survey the inspection's whole snapshot; None if it has none. `by`: columns to group the samples by.
 
-    on_progress is told the rows read so far, of twice the number of samples.
-    Raises ConfigError for a column that there is not, DamagedChunkError, SnapshotNotFoundError where the run deletes
-    the snapshot meanwhile, DatasetError.
+    Calls on_progress with the rows read so far, out of twice the number of samples.
+    Raises ConfigError for an unknown column, DamagedChunkError, SnapshotNotFoundError if the run deletes the snapshot
+    meanwhile, DatasetError.
     """
     reader = inspection.reader
     if reader is None:
@@ -113,9 +113,9 @@ def survey(
     notes = list(inspection.notes)
     sides = first.sides()
     if not first.staleness.count:
-        notes.append(f"No sample was visited up to {reader.snapshot.tag}: every tau still stands at its start.")
+        notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
     elif inspection.sides and not sides:
-        notes.append("No visited sample has a tau that is finite. `thermopile state check` says which are not.")
+        notes.append("No visited sample has a finite tau. `thermopile state check` lists them.")
     second = _SecondPass(first, sides, inspection, by, notes)
     for block, rows in read_blocks(reader, [*(f"{side.name}/tau" for side in sides), VISITS]) if sides else ():
         second.add(block, rows)
@@ -137,9 +137,9 @@ def survey(
 
 
 def with_tau(rows: Rows, sides: Iterable[str]) -> NDArray[np.bool_]:
-    """Which samples have temperatures that say something, bool [m]: visited ones, and finite ones.
+    """Return which samples have usable temperatures, bool [m]: visited and finite.
 
-    No store takes a tau that is not finite; where one is damaged, it must not turn the figures of all others to NaN.
+    The store rejects a non-finite tau; if one is damaged, it must not turn the figures of all others to NaN.
     """
     shown: NDArray[np.bool_] = rows[VISITS] > 0
     for side in sides:
@@ -148,7 +148,7 @@ def with_tau(rows: Rows, sides: Iterable[str]) -> NDArray[np.bool_]:
 
 
 class _FirstPass:
-    """What needs one look at every row."""
+    """First pass over all rows."""
 
     def __init__(self, reader: StateReader, sides: tuple[str, ...]) -> None:
         self._step, self._sides = reader.snapshot.step, sides
@@ -163,9 +163,9 @@ class _FirstPass:
     def add(self, block: range, rows: Rows) -> None:
         seen = rows[VISITS] > 0
         places = np.flatnonzero(seen)
-        if len(self.never_visited) < MOST_NEVER_VISITED and len(places) < len(seen):
-            unseen = np.flatnonzero(~seen)[:MOST_NEVER_VISITED] + block.start
-            self.never_visited = (self.never_visited + unseen.tolist())[:MOST_NEVER_VISITED]
+        if len(self.never_visited) < MAX_NEVER_VISITED and len(places) < len(seen):
+            unseen = np.flatnonzero(~seen)[:MAX_NEVER_VISITED] + block.start
+            self.never_visited = (self.never_visited + unseen.tolist())[:MAX_NEVER_VISITED]
         self.visits.add(rows[VISITS].astype(np.float32))
         self.staleness.add((self._step - rows[LAST_STEP][places].astype(np.int64)).astype(np.float32))
         for name, distribution in self.fields.items():
@@ -175,7 +175,7 @@ class _FirstPass:
             tau = rows[f"{side}/tau"][shown]
             self.ends[side, "lowest"].add(shown + block.start, tau)
             self.ends[side, "highest"].add(shown + block.start, -tau)
-        # Random keys, the same at every look at the same block.
+        # Random keys, reproducible per block.
         keys = np.random.default_rng((_SEED, block.start)).random(len(seen))[shown]
         self.pool.add(shown + block.start, keys)
 
@@ -186,7 +186,7 @@ class _FirstPass:
 
 
 class _SecondPass:
-    """What needs to know of all rows what the first pass found."""
+    """Second pass over all rows, which needs the results of the first."""
 
     def __init__(self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str],
                  notes: list[str]) -> None:  # fmt: skip
@@ -196,7 +196,7 @@ class _SecondPass:
         self._pool_tau: dict[str, list[NDArray[np.float32]]] = {side.name: [] for side in sides}
         self.joint = JointCounts(sides[0].tau, sides[1].tau) if len(sides) == 2 else None
         self._ends = {key: end.chosen() for key, end in first.ends.items()} if sides else {}
-        self._equal = dict.fromkeys(self._ends, 0)  # samples with the tau of the last one chosen
+        self._equal = dict.fromkeys(self._ends, 0)  # number of samples with the same tau as the last one chosen
         limits = {side.name: (side.tau.mean, side.tau.bin_of(0.05)[1], side.tau.bin_of(0.95)[0]) for side in sides}
         dataset = inspection.dataset if sides else None
         self._grouping = [(GroupCounts(column, limits), Labels(dataset, column)) for column in by if dataset]
@@ -239,8 +239,8 @@ class _SecondPass:
                 found.append(groups)
             else:
                 self._notes.append(
-                    "The dataset names no classes, so tau cannot be set against class size."
+                    "The dataset has no classes, so tau cannot be compared with class size."
                     if names.column == CLASS_COLUMN
-                    else f"No sample has a value in the column {names.column}, so tau cannot be set against it."
+                    else f"No sample has a value in the column {names.column}, so tau cannot be grouped by it."
                 )
         return found

@@ -1,4 +1,4 @@
-"""The temperatures at every snapshot of a run: how tau was distributed at each of them."""
+"""Distribution of tau at every snapshot of a run."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .run import Inspection
 T = TypeVar("T")
 Progress = Callable[[int], None]
 
-MOST_ROWS = 200_000_000
-"""Of all snapshots together: about ten seconds of one core."""
+MAX_ROWS = 200_000_000
+"""Limit over all snapshots together: about ten seconds on one core."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -28,7 +28,7 @@ class TauAt(NamedTuple):
     quantiles: tuple[float, ...]
     """At QUANTILES."""
     share_at_tau_min: float | None
-    """0 … 1; None where the objective has no tau_min."""
+    """0 … 1; None if the objective has no tau_min."""
 
 
 class Moment(NamedTuple):
@@ -36,32 +36,32 @@ class Moment(NamedTuple):
 
     snapshot: Snapshot
     visited: int
-    """Of the samples read."""
+    """Visited samples among those read."""
     tau: dict[str, TauAt]
     """By side."""
 
 
 @dataclass(frozen=True)
 class ThroughTime:
-    """The snapshots of a run that have a visited sample, at least one, oldest first."""
+    """The snapshots of a run that have visited samples, at least one, oldest first."""
 
     sides: tuple[str, ...]
     """As in the state: `image` and `text`, or `sample`."""
     moments: list[Moment]
     every: int
-    """1: every sample was read. Else one block of rows of so many, the same ones in every snapshot. Sample ids are
-    permuted when a dataset is converted, so these are a fair draw of all."""
+    """1: every sample was read. N: one in N blocks of rows, the same ones in every snapshot. Conversion permutes
+    sample ids, so this is a fair sample."""
     samples_read: int
-    """Of each snapshot."""
+    """Per snapshot."""
 
 
 def through_time(
     inspection: Inspection, notes: list[str], on_progress: Progress = lambda done: None
 ) -> ThroughTime | None:
-    """Read tau at every snapshot of the inspection's run; None where there is no tau, or no sample was ever visited.
+    """Read tau at every snapshot of the inspection's run; None if there is no tau or no sample was ever visited.
 
     Memory does not grow with the samples. A snapshot that is damaged, or that the run deletes meanwhile, is left out
-    and noted. on_progress is told after each snapshot how many of the history's are done.
+    and noted. Calls on_progress after each snapshot with the number done.
     """
     sides = inspection.sides
     if inspection.reader is None or not sides:
@@ -79,20 +79,20 @@ def through_time(
 def read_every_snapshot(
     path: Path, read: Callable[[StateReader], T], notes: list[str], on_progress: Progress = lambda done: None
 ) -> list[T]:
-    """What `read` makes of every snapshot of the state at `path`, oldest first.
+    """Apply `read` to every snapshot of the state at `path`, oldest first.
 
-    One that is damaged, or that the run deletes meanwhile, is left out and noted.
+    A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
     """
     found, history = [], Repository.open(path).history()
     for done, entry in enumerate(history, start=1):
         try:
-            # Opened anew each time: what was deleted since the history was listed is then known to be deleted.
+            # Reopen each time, so that snapshots deleted since the listing are noticed.
             if isinstance(entry, Snapshot):
                 found.append(read(StateReader.open(path, entry.id)))
             else:
                 notes.append(f"{entry.tag} is left out: {entry}.")
         except SnapshotNotFoundError:
-            notes.append(f"{entry.tag} is left out: the run deleted it while it was to be read.")
+            notes.append(f"{entry.tag} is left out: the run deleted it while it was being read.")
         except DamagedChunkError as error:
             notes.append(f"{entry.tag} is left out: {error}.")
         on_progress(done)
@@ -100,16 +100,16 @@ def read_every_snapshot(
 
 
 def _blocks_to_read(reader: StateReader, snapshots: int) -> tuple[list[range], int]:
-    """The blocks of rows to read of each snapshot, and that they are one of how many."""
+    """Return the blocks of rows to read of each snapshot, and N if they are one in N."""
     whole = pieces(reader)
-    every = min(len(whole), -(-reader.samples * snapshots // MOST_ROWS))
+    every = min(len(whole), -(-reader.samples * snapshots // MAX_ROWS))
     return whole[::every], every
 
 
 def _read_moment(
     reader: StateReader, blocks: list[range], sides: tuple[str, ...], tau_min: float | None
 ) -> Moment | None:
-    """None where no sample was visited yet."""
+    """Return None if no sample was visited yet."""
     tau = {side: Distribution() for side in sides}
     visited = 0
     for block in blocks:

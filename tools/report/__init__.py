@@ -1,1 +1,1 @@
-"""RUN/report: the findings about a run as one HTML page that needs nothing else. Start at `page.write_report`."""
+"""RUN/report: the findings about a run as one self-contained HTML page. Start at `page.write_report`."""

@@ -1,4 +1,4 @@
-"""One HTML document that needs nothing else: its style, its script, and a policy that lets nothing else run or load."""
+"""A self-contained HTML document with inline style and script, and a policy that blocks everything else."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .html import text
 
 
 def document(title: str, name: str, lede: str, facts: str, notes: Sequence[str], parts: Mapping[str, str]) -> str:
-    """The whole page. `name`, of the run, stands where the title has `{}`; facts may be empty.
+    """Return the whole page. The run's `name` replaces `{}` in the title; facts may be empty.
 
-    name, lede, facts and notes are texts of any origin; title is ours, and parts, by heading, are HTML.
+    name, lede, facts and notes are untrusted text; title is trusted; parts map headings to HTML.
     """
     css, script = (Path(__file__).with_name(file).read_text("utf-8") for file in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

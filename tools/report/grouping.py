@@ -1,4 +1,4 @@
-"""The page's sections on groups: tau against group size, and what it means; head, medium and tail; every group."""
+"""The page's sections on groups: tau against group size; head, medium and tail; every group."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ..inspection import summary
 from ..inspection.groups import Band, Correlation, Groups
 from ..inspection.run import Inspection
 from ..inspection.survey import Side, Survey
-from .figures.by_group import MOST_INTERVALS, draw_tau_by_group
+from .figures.by_group import MAX_INTERVALS, draw_tau_by_group
 from .html import Cell, count, figure, per_side, table
 
-MOST_GROUP_ROWS = 1000
-"""A page with more rows is slow to open; of more groups, the largest and the smallest are shown."""
+MAX_GROUP_ROWS = 1000
+"""More rows make the page slow to open; beyond this, only the largest and the smallest groups are shown."""
 CLEAR_CORRELATION, CLEAR_P_VALUE = 0.5, 0.05
 
 
 def lede(survey: Survey | None) -> str:
-    """What is seen, in one sentence."""
+    """Return the main finding in one sentence."""
     if survey is None or not survey.sides:
         return "There are no temperatures to show."
     groups = survey.groups[0] if survey.groups else None
@@ -36,18 +36,18 @@ def lede(survey: Survey | None) -> str:
 
 
 def _relation(correlations: list[Correlation], plural: str) -> str:
-    """Claims nothing that chance may have done."""
+    """State a relation only if it is unlikely to be chance."""
     clear = all(abs(c.spearman) >= CLEAR_CORRELATION and c.p_value < CLEAR_P_VALUE for c in correlations)
     if clear and all(c.spearman > 0 for c in correlations):
         return f"Frequent {plural} have high temperatures, rare ones low"
     if clear and all(c.spearman < 0 for c in correlations):
         return f"Frequent {plural} have low temperatures, rare ones high"
-    return f"Temperatures do not clearly follow the size of {plural}"
+    return f"Temperatures do not clearly depend on the size of {plural}"
 
 
 def by_group(inspection: Inspection, survey: Survey, groups: Groups) -> str:
     caption = f"Each dot is a {groups.word}: its mean tau"
-    if len(groups.names) <= MOST_INTERVALS:
+    if len(groups.names) <= MAX_INTERVALS:
         caption += ", with its 95% interval,"
     caption += (
         f" against its number of samples. {correlation_words(survey.sides, groups)} {summary.what(inspection, survey)}."
@@ -59,11 +59,11 @@ def by_group(inspection: Inspection, survey: Survey, groups: Groups) -> str:
 def correlation_words(sides: list[Side], groups: Groups) -> str:
     known = {side.name: c for side in sides if (c := groups.correlation[side.name])}
     if not known:
-        return "There is no correlation: it takes visited groups of two sizes at least, with two mean temperatures."
+        return "There is no correlation: that needs visited groups of at least two sizes and two mean temperatures."
     return (
         f"Spearman’s correlation: {per_side({k: summary.correlation(c.spearman) for k, c in known.items()})}; "
-        f"p-value: {per_side({k: summary.p_value(c.p_value) for k, c in known.items()})}; with the samples’ labels "
-        f"permuted 20 times, which is what chance gives: {per_side({k: _control(c) for k, c in known.items()})}."
+        f"p-value: {per_side({k: summary.p_value(c.p_value) for k, c in known.items()})}; by chance, with the "
+        f"samples’ labels permuted 20 times: {per_side({k: _control(c) for k, c in known.items()})}."
     )
 
 
@@ -89,16 +89,16 @@ def _band_table(sides: list[Side], groups: Groups) -> str:
         coldest, hottest = _ends(groups, side)
         head += [f"{side.name} tau", "±95%", f"coldest {coldest} ({side.name})", f"hottest {hottest} ({side.name})"]
     caption = (
-        "Head, medium and tail: the groups by size, cut in three, and what share of all samples, of the coldest and of "
-        "the hottest each third holds: those up to the 5% quantile of tau and from the 95% quantile on, more than 5% "
-        "where many have one tau. A third that holds more of the coldest than of all is colder than most."
+        "Head, medium and tail are thirds of the groups by size. Shares are of all samples, of the coldest (tau up to "
+        "the 5% quantile) and of the hottest (from the 95% quantile on); ties can make these more than 5%. A third "
+        "with a larger share of the coldest than of all samples is colder than average."
     )
     total = int(groups.sizes.sum())
     return table(caption, head, [_band_row(band, sides, total) for band in groups.bands if band.groups])
 
 
 def _ends(groups: Groups, side: Side) -> tuple[str, str]:
-    """How many of the visited samples are the coldest, and the hottest."""
+    """Return the shares of the visited samples counted as coldest and as hottest."""
     tau, visited = groups.tau[side.name], groups.visited.sum()
     return f"{tau.coldest.sum() / visited:.1%}", f"{tau.hottest.sum() / visited:.1%}"
 
@@ -114,13 +114,13 @@ def _band_row(band: Band, sides: list[Side], total: int) -> list[str | Cell]:
 def _group_table(sides: list[Side], groups: Groups) -> str:
     places, word = list(range(len(groups.names))), groups.word
     caption = (
-        f"Mean tau by {word}, {len(places):,} in all, the largest first; and what share of the samples of each is "
-        "among the coldest and among the hottest of all (iSogCLR Figure 5, left)."
+        f"Mean tau by {word}, {len(places):,} in all, largest first, and the share of each one’s samples among the "
+        "coldest and the hottest of all (iSogCLR Figure 5, left)."
     )
-    if len(places) > MOST_GROUP_ROWS:
-        places = places[: MOST_GROUP_ROWS // 2] + places[-MOST_GROUP_ROWS // 2 :]
-        half = MOST_GROUP_ROWS // 2
-        caption += f" Shown are the {half:,} largest and the {half:,} smallest."
+    if len(places) > MAX_GROUP_ROWS:
+        places = places[: MAX_GROUP_ROWS // 2] + places[-MAX_GROUP_ROWS // 2 :]
+        half = MAX_GROUP_ROWS // 2
+        caption += f" Only the {half:,} largest and the {half:,} smallest are shown."
     head = [word, "samples", "visited"]
     for side in sides:
         head += [f"{side.name} tau", "±95%", f"{side.name} coldest", f"{side.name} hottest"]

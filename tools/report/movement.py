@@ -1,4 +1,4 @@
-"""The page's sections on how temperatures moved: over all snapshots, and between two."""
+"""The page's sections on how temperatures moved: over all snapshots and between two."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def through_time(inspection: Inspection, found: ThroughTime) -> str:
         f"step {steps[0]:,} to {steps[-1]:,}; {found.samples_read:,} samples of each"
     )
     if found.every > 1:
-        caption += f", one block of {found.every} of the state"
+        caption += f", one in {found.every} blocks of the state"
     caption += f". {summary.settings(inspection)}."
     content = figure(partial(draw_tau_over_time, found), "Tau over the steps of the run", caption)
     words = [_last_move(found, side) for side in found.sides] if len(found.moments) > 1 else []
@@ -30,7 +30,7 @@ def through_time(inspection: Inspection, found: ThroughTime) -> str:
 
 
 def _last_move(found: ThroughTime, side: str) -> str:
-    """How far the quantiles moved to the last snapshot from the one before: near 0, tau has settled as a whole."""
+    """Describe how far the quantiles moved since the previous snapshot; near 0 tau has settled overall."""
     before, after = found.moments[-2:]
     moved = [
         f"{new / old - 1:+.1%} ({share * 100:g}%)"
@@ -64,7 +64,7 @@ def _moments(found: ThroughTime) -> str:
 def drift(inspection: Inspection, found: Drift) -> str:
     caption = (
         f"Tau of every sample at {found.earlier.tag} against its tau at {found.later.tag}; on the dashed line it "
-        f"stayed what it was. {found.visited:,} samples visited up to both. {summary.settings(inspection)}."
+        f"did not change. {found.visited:,} samples were visited by both. {summary.settings(inspection)}."
     )
     content = figure(partial(draw_drift, found), f"Tau at {found.earlier.tag} and at {found.later.tag}", caption)
     rows = [[row.label, *row.cells] for row in summary.drift_table(found)]
@@ -73,7 +73,7 @@ def drift(inspection: Inspection, found: Drift) -> str:
 
 
 def movers(found: Drift, cards: Cards) -> str:
-    """Contact sheets of the samples whose tau moved the most."""
+    """Return contact sheets of the samples whose tau moved most."""
     return "".join(
         _movers(side, direction, chosen, cards)
         for side in found.sides
@@ -83,6 +83,6 @@ def movers(found: Drift, cards: Cards) -> str:
 
 
 def _movers(side: SideDrift, direction: str, chosen: list[Mover], cards: Cards) -> str:
-    title = f"{side.name}: whose tau {direction} the most"
+    title = f"{side.name}: samples whose tau {direction} most"
     shown = [(m.sample_id, f"tau {summary.tau(m.before)} → {summary.tau(m.after)}") for m in chosen]
     return cards.sheet(title, "", shown)

@@ -1,4 +1,4 @@
-"""RUN/report: one HTML page that needs nothing else, and the leading figure as a picture."""
+"""RUN/report: one self-contained HTML page, and the leading figure as a picture."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from . import grouping, movement, sections
 from .document import document
 from .figures.by_group import draw_tau_by_group
 from .figures.style import LIGHT
-from .html import MOST_CHARACTERS, facts_list
+from .html import MAX_CHARACTERS, facts_list
 from .pictures import data_uris, read_pictures
 from .sheets import Cards
 
 PAGE = "report.html"
 LEADING_FIGURE = "tau_by_class.png"
-MOST_BYTES = 7_800_000
-"""Of the page, which opens at once and can be sent to somebody. Pictures get what the rest leaves."""
-LONGEST_TEXTS = (MOST_CHARACTERS, 500, 100)
-"""Characters of the texts on a card, from what is whole to what can just be told apart."""
+MAX_BYTES = 7_800_000
+"""Size limit of the page, so that it opens quickly and can be mailed. Pictures get the space that is left."""
+LONGEST_TEXTS = (MAX_CHARACTERS, 500, 100)
+"""Character limits to try for texts on a card, from complete to barely distinguishable."""
 IMAGE_TAG_BYTES = 100
 
 
 def write_report(findings: Findings, folder: Path) -> Path:
-    """Write the page and the leading figure into `folder`, each whole or not at all, and return the page's path."""
+    """Write the page and the leading figure into `folder`, each atomically, and return the page's path."""
     survey = findings.survey
     folder.mkdir(exist_ok=True)
     write_atomically(folder / PAGE, build_page(findings).encode())
@@ -35,16 +35,16 @@ def write_report(findings: Findings, folder: Path) -> Path:
         figure = draw_tau_by_group(survey.sides, survey.groups[0], LIGHT, summary.what(findings.inspection, survey))
         write_atomically(folder / LEADING_FIGURE, figure)
     else:
-        # A figure that an earlier look left behind would pass for this one's.
+        # A figure left by an earlier report would be mistaken for this one's.
         (folder / LEADING_FIGURE).unlink(missing_ok=True)
     return folder / PAGE
 
 
 def build_page(findings: Findings) -> str:
-    """The whole page. What cannot be shown of its pictures is added to the findings' notes."""
+    """Return the whole page. Pictures that cannot be shown are added to the findings' notes."""
     leading, following = _leading(findings), _following(findings)
     used = sum(len(content.encode()) for content in (*leading.values(), *following.values()))
-    sheets = _sheets(findings, MOST_BYTES - used)
+    sheets = _sheets(findings, MAX_BYTES - used)
     if sheets.ends:
         leading["Coldest and hottest"] = sheets.ends
     if findings.drift:
@@ -52,18 +52,18 @@ def build_page(findings: Findings) -> str:
     inspection, survey = findings.inspection, findings.survey
     facts = f"{_dataset_name(findings)}: {summary.what(inspection, survey)}" if survey else ""
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
-    return document("What the temperatures of {} say", name, grouping.lede(survey), facts, notes, leading | following)
+    return document("Temperatures of {}", name, grouping.lede(survey), facts, notes, leading | following)
 
 
 def _leading(findings: Findings) -> dict[str, str]:
-    """What stands before the contact sheets, by title."""
+    """Return the sections before the contact sheets, by title."""
     survey = findings.survey
     found = survey.groups if survey else []
     return {f"By {groups.word}": grouping.by_group(findings.inspection, survey, groups) for groups in found if survey}
 
 
 def _following(findings: Findings) -> dict[str, str]:
-    """What stands behind them."""
+    """Return the sections after the contact sheets, by title."""
     inspection, survey = findings.inspection, findings.survey
     parts: dict[str, str] = {}
     if survey and survey.sides:
@@ -85,12 +85,12 @@ def _following(findings: Findings) -> dict[str, str]:
 
 
 class _Sheets(NamedTuple):
-    """Contact sheets, empty where there are none."""
+    """Contact sheets; empty if there are none."""
 
     ends: str
-    """Of the coldest, the hottest and random samples."""
+    """The coldest, the hottest and random samples."""
     movers: str
-    """Of those whose tau moved the most."""
+    """Samples whose tau moved most."""
 
     @property
     def size(self) -> int:
@@ -98,7 +98,7 @@ class _Sheets(NamedTuple):
 
 
 def _sheets(findings: Findings, room: int) -> _Sheets:
-    """The contact sheets, in `room` bytes: texts are cut where they take more than half of it, pictures reduced."""
+    """Return contact sheets within `room` bytes: texts are cut to at most half of it, pictures are reduced."""
     survey, details = findings.survey, findings.details
     if survey is None or not details:
         return _Sheets("", "")
@@ -114,7 +114,7 @@ def _sheets(findings: Findings, room: int) -> _Sheets:
     pictures = read_pictures(dataset, shown, findings.notes) if dataset else {}
     uris = data_uris(pictures, shown, room - without.size - IMAGE_TAG_BYTES * len(shown))
     if pictures and not uris:
-        findings.notes.append("The page has no room for pictures; group by fewer columns.")
+        findings.notes.append("There is no room for pictures on the page; group by fewer columns.")
     return built(Cards(details, uris, longest))
 
 

@@ -1,4 +1,4 @@
-"""The samples' pictures as data URIs: as large as the page may become, and no larger."""
+"""The samples' pictures as data URIs, reduced to fit the page's size limit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...pipeline.errors import DatasetError
 from .html import data_uri
 
 EDGES = (384, 288, 224, 160, 112, 80, 48)
-"""Pixels of a picture's longer side, from what is good to look at to what can just be told apart."""
+"""Sizes to try for a picture's longer side, in pixels, from clear to barely recognisable."""
 JPEG_QUALITY = 80
 SMALL_BYTES = 1 << 15
-"""A file may be large although its picture is small: what else it holds need not be shown."""
+"""A small picture in a larger file is re-encoded to drop what else the file holds."""
 
 
 def read_pictures(dataset: Dataset, sample_ids: Iterable[int], notes: list[str]) -> dict[int, bytes]:
-    """The JPEGs of samples by id; those that cannot be read or decoded are left out, and noted."""
+    """Return samples' JPEGs by id; those that cannot be read or decoded are left out and noted."""
     found: dict[int, bytes] = {}
     failed: dict[int, Exception] = {}
     for sample_id in dict.fromkeys(sample_ids):
@@ -35,9 +35,9 @@ def read_pictures(dataset: Dataset, sample_ids: Iterable[int], notes: list[str])
 
 
 def data_uris(pictures: Mapping[int, bytes], shown: Sequence[int], most_bytes: int) -> dict[int, str]:
-    """Pictures by id, at the largest of EDGES at which all of them take at most `most_bytes`; none where none does.
+    """Return pictures by id at the largest of EDGES at which all fit `most_bytes`; empty if none fits.
 
-    pictures: JPEGs by id, as from `read_pictures`. shown: ids, as often as each is shown; some may have no picture.
+    pictures: JPEGs by id, from `read_pictures`. shown: ids, repeated as often as shown; some may have no picture.
     """
     for edge in EDGES:
         found: dict[int, str] = {}
@@ -54,21 +54,21 @@ def data_uris(pictures: Mapping[int, bytes], shown: Sequence[int], most_bytes: i
 
 
 def reduced(jpeg: bytes, edge: int) -> bytes:
-    """A picture at most `edge` pixels wide and high. Raises OSError where it cannot be decoded."""
+    """Return a picture at most `edge` pixels wide and high. Raises OSError if it cannot be decoded."""
     try:
         with Image.open(BytesIO(jpeg), formats=["JPEG"]) as picture:
             is_small = max(picture.size) <= edge and len(jpeg) <= SMALL_BYTES
-            picture.draft("RGB", (edge, edge))  # lets the decoder leave out what is not needed
+            picture.draft("RGB", (edge, edge))  # lets the decoder skip detail
             picture.load()
             if is_small:
                 return jpeg
             picture.thumbnail((edge, edge))
             plain = picture.convert("RGB")
-            plain.info.clear()  # comments and profiles would be written again
+            plain.info.clear()  # comments and profiles would be written too
             smaller = BytesIO()
             plain.save(smaller, "JPEG", quality=JPEG_QUALITY)
     except Image.DecompressionBombError as error:
         raise OSError(str(error)) from error
     except UnidentifiedImageError as error:
-        raise OSError("it is no JPEG that can be read") from error
+        raise OSError("not a readable JPEG") from error
     return smaller.getvalue()

@@ -1,11 +1,11 @@
 "use strict";
 
-// Everything can be read without this script. It lets tables be sorted, long contact sheets be paged, and pictures be
-// enlarged. Texts of the page are moved as nodes, never as HTML.
+// The page is readable without this script, which adds sortable tables, paging of long contact sheets and enlarged
+// pictures. Page texts are moved as nodes, never as HTML.
 
 const CARDS_PER_PAGE = 24;
 const ARROWS = { ArrowLeft: -1, ArrowRight: 1 };
-const FEWEST_SMOOTH_PIXELS = 128; // of a picture that is smaller, the pixels themselves are shown
+const FEWEST_SMOOTH_PIXELS = 128; // smaller pictures are enlarged without smoothing
 
 function create(tag, attributes, ...children) {
   const made = document.createElement(tag);
@@ -20,7 +20,7 @@ function createButton(content, act, attributes = {}) {
   return button;
 }
 
-// Back, where one is, and on. At an end the button there stays, so that the keyboard's focus is not lost.
+// Previous, position, next. A button at its end is disabled, not removed, to keep the keyboard focus.
 function createStepper(name, step) {
   const back = createButton(["Previous"], () => step(-1));
   const where = create("span", { role: "status" });
@@ -52,7 +52,7 @@ function sortBy(table, head) {
   body.append(...rows.sort((a, b) => compare(cellOf(a), cellOf(b), upward ? 1 : -1)));
 }
 
-// What has no number stands last whichever way.
+// Cells without a number sort last in both directions.
 function compareNumbers(a, b, sign) {
   const [x, y] = [a, b].map((cell) => parseFloat(cell.dataset.value));
   return isNaN(x) - isNaN(y) || (isNaN(x) ? 0 : sign * (x - y));
@@ -81,7 +81,7 @@ function pageSheet(sheet) {
   };
   const { bar, tell } = createStepper(`Pages of ${sheet.ariaLabel ?? "the samples"}`, (way) => {
     show(start + way * CARDS_PER_PAGE);
-    // The bar stays on the screen; who turns the page from further down reads the next one from its top.
+    // The bar is sticky; paging from further down scrolls back to the top of the sheet.
     if (bar.getBoundingClientRect().top <= 0) frame.scrollIntoView();
   });
   const frame = create("div", { class: "paged" });
@@ -99,7 +99,7 @@ function makeEnlargeable(sheet, enlarge) {
   }
 }
 
-// One dialog for all sheets. Returns what opens it on one of a sheet's pictures.
+// Create one dialog for all sheets. Returns a function that opens it on a sheet's picture.
 function createViewer() {
   let pictures = [];
   let at = 0;
@@ -116,7 +116,7 @@ function createViewer() {
   };
   const { bar, tell } = createStepper("Pictures of this sheet", (way) => show(at + way));
   bar.append(createButton(["Close"], () => dialog.close(), { class: "close", autofocus: "" }));
-  // Its own box has no padding: a click on the dialog itself is one beside it.
+  // The dialog has no padding, so a click on the dialog itself is a click outside its content.
   const dialog = create("dialog", {}, create("div", { class: "viewer" }, bar, large, facts));
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
   dialog.addEventListener("keydown", (event) => event.key in ARROWS && show(at + ARROWS[event.key]));

@@ -1,4 +1,4 @@
-"""RUN/report/samples.html: everything about single samples, with their history over the snapshots."""
+"""RUN/report/samples.html: everything about single samples, with their history over snapshots."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PAGE = "samples.html"
 def write_samples(
     findings: Findings, details: Mapping[int, Details], histories: Sequence[History], folder: Path
 ) -> Path:
-    """Write the page into `folder`, whole or not at all, and return its path.
+    """Write the page into `folder` atomically and return its path.
 
-    What cannot be shown of the pictures is added to the findings' notes.
+    Pictures that cannot be shown are added to the findings' notes.
     """
     folder.mkdir(exist_ok=True)
     inspection, survey, notes = findings.inspection, findings.survey, findings.notes
@@ -36,7 +36,7 @@ def write_samples(
         f"Sample {history.sample_id}": _sample(inspection, details[history.sample_id], history, pictures)
         for history in histories
     }
-    name, lede = inspection.run.path.resolve().name, f"All that is known of {len(ids):,} samples, by their ids."
+    name, lede = inspection.run.path.resolve().name, f"Everything recorded about {len(ids):,} samples."
     shown = summary.what(inspection, survey) if survey else ""
     write_atomically(folder / PAGE, document("Samples of {}", name, lede, shown, notes, parts).encode())
     return folder / PAGE
@@ -52,22 +52,22 @@ def _sample(inspection: Inspection, details: Details, history: History, pictures
         return content
     if inspection.sides:
         caption = (
-            f"Tau of sample {history.sample_id} at every snapshot ({len(history.states)}); hollow where it was not "
-            f"visited yet. {summary.settings(inspection)}."
+            f"Tau of sample {history.sample_id} at every snapshot ({len(history.states)}); hollow before its first "
+            f"visit. {summary.settings(inspection)}."
         )
         draw = partial(draw_history, history, inspection.sides)
         content += figure(draw, f"Tau of sample {history.sample_id}", caption)
-    return content + table("Its row of the state at every snapshot.", *history_table(history))
+    return content + table("Its state at every snapshot.", *history_table(history))
 
 
 def ranks(inspection: Inspection, history: History) -> list[tuple[str, str]]:
-    """Where the sample's tau lies among all, as pairs of a word and a text."""
-    words = "higher than that of {} of the visited samples"
+    """Return the rank of the sample's tau among all, as (label, text) pairs."""
+    words = "higher than {} of the visited samples"
     return [(f"{side} tau among all", words.format(summary.share(rank))) for side, rank in history.ranks.items()]
 
 
 def history_table(history: History) -> tuple[list[str], list[list[str | Cell]]]:
-    """Head and rows of a table, a row for each snapshot, oldest first; of at least one."""
+    """Return head and rows of a table, one row per snapshot (at least one), oldest first."""
     columns = list(history.states[0].values)
     rows: list[list[str | Cell]] = [
         [state.snapshot.tag, *(_cell(state.values[column]) for column in columns)] for state in history.states

@@ -1,4 +1,4 @@
-"""The page's sections, each a function of what was found: figures with their captions, tables, contact sheets."""
+"""The page's sections: figures with captions, tables, contact sheets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .sheets import Cards
 def distribution(inspection: Inspection, survey: Survey) -> str:
     shown = summary.what(inspection, survey)
     draw = partial(draw_tau_histograms, survey.sides, inspection.tau.start)
-    content = figure(draw, "Histograms of tau", f"How many samples have which tau. {shown}.")
+    content = figure(draw, "Histograms of tau", f"Number of samples by tau. {shown}.")
     head = ["tau of the visited samples", *(side.name for side in survey.sides)]
     rows = [[row.label, *row.cells] for row in summary.table(inspection, survey)]
     content += table("Temperatures of each side; tau has no unit.", head, rows)
@@ -37,7 +37,7 @@ def distribution(inspection: Inspection, survey: Survey) -> str:
 
 
 def moving_averages(inspection: Inspection, survey: Survey) -> str:
-    """log s, and u where the objective has temperatures of its own for every sample; empty where it has neither."""
+    """Return histograms of log s, and of u if the objective has a temperature per sample; empty with neither."""
     content, axes = "", {"log_s": "log s (natural log, no unit)", "u": "u, momentum of tau’s gradient (no unit)"}
     for place, side in enumerate(dict.fromkeys(name.rpartition("/")[0] for name in survey.fields)):
         panels = [
@@ -56,14 +56,14 @@ def moving_averages(inspection: Inspection, survey: Survey) -> str:
 
 
 def coverage(inspection: Inspection, survey: Survey) -> str:
-    """How often, and how long ago, the samples were visited."""
+    """Return histograms of how often and how long ago the samples were visited."""
     panels = [
         Panel("visits", survey.visits, "visits (steps that updated the sample)", whole_numbers=True),
         Panel("staleness", survey.staleness, "staleness (steps since the last visit)", whole_numbers=True),
     ]
     caption = (
-        f"How often all samples were visited, and how long ago the visited ones were: half of them within the last "
-        f"{survey.staleness.quantile(0.5):,.0f} steps. {summary.what(inspection, survey)}."
+        f"Visits of every sample, and steps since the last visit of the visited ones: half were visited within the "
+        f"last {survey.staleness.quantile(0.5):,.0f} steps. {summary.what(inspection, survey)}."
     )
     draw = partial(draw_histograms, panels, "samples", 0)
     return figure(draw, "Histograms of visits and staleness", caption)
@@ -76,10 +76,10 @@ def sheets(survey: Survey, cards: Cards) -> str:
 def _titled(sheet: Sheet, survey: Survey, details: Mapping[int, Details]) -> tuple[str, str, list[tuple[int, str]]]:
     count, side = len(sheet.sample_ids), sheet.side
     if side is None:
-        title, words = f"{count} random samples, to compare with", ""
+        title, words = f"{count} random samples, for comparison", ""
     else:
         title = f"{side.name}: the {count} samples with the {sheet.end} tau"
-        words = (f"{sheet.not_shown:,} more have the same tau as the last one here, and higher ids."
+        words = (f"{sheet.not_shown:,} more samples have the same tau as the last one here; the lowest ids are shown."
                  if sheet.not_shown else "")  # fmt: skip
     shown = [side] if side else survey.sides
     return title, words, [(id, _tau_words(details[id], shown)) for id in sheet.sample_ids]
@@ -91,14 +91,12 @@ def _tau_words(details: Details, sides: list[Side]) -> str:
 
 
 def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -> str:
-    """Where the encoders put the samples: t-SNE, with the kinds of samples named as the data names them."""
-    drawn, seen = (
-        ("some of each of up to 2,000 classes", "by tau and by class") if found.kinds else ("evenly by tau", "by tau")
-    )
+    """Return the t-SNE map of the embeddings, with class names in the text below it."""
+    drawn, seen = ("stratified by class", "by tau and by class") if found.kinds else ("stratified by tau", "by tau")
     caption = (
-        f"t-SNE (perplexity {found.perplexity:g}) of the features of {len(found.sample_ids):,} samples, {drawn} and "
-        f"the coldest and hottest, by the encoders of the checkpoint {found.checkpoint}. Triangles: the samples "
-        "with the lowest and the highest tau, of equal ones the lowest ids. Distances between far points mean nothing. "
+        f"t-SNE (perplexity {found.perplexity:g}) of the features of {len(found.sample_ids):,} samples, {drawn}, plus "
+        f"the coldest and the hottest, by the encoders of checkpoint {found.checkpoint}. Triangles mark the lowest and "
+        "the highest tau; among equals, the lowest ids. Distances between far points mean nothing. "
         f"{summary.what(inspection, survey)}."
     )
     content = figure(partial(draw_embedding_map, found, survey.sides), f"Map of the embeddings {seen}", caption)
@@ -109,7 +107,7 @@ def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -
 
 
 def _similarities(found: EmbeddingMap) -> str:
-    """How alike the coldest and the hottest pictures and captions are: iSogCLR Figure 6, right, in numbers."""
+    """Return image-caption similarities of the coldest and hottest samples: iSogCLR Figure 6, right, in numbers."""
     if found.similarity is None:
         return ""
     rows = [_similarity_row("all on the map", found.similarity)]
@@ -118,7 +116,7 @@ def _similarities(found: EmbeddingMap) -> str:
             if marked.any():
                 rows.append(_similarity_row(f"{side}: {word} tau", found.similarity[marked]))
     return table(
-        "Cosine of a picture and its own caption.", ["samples", "how many", "mean", "standard deviation"], rows
+        "Cosine similarity of each picture and its caption.", ["samples", "count", "mean", "standard deviation"], rows
     )
 
 

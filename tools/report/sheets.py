@@ -1,4 +1,4 @@
-"""Contact sheets: samples with their pictures and what is known of them. The page's script pages and enlarges them."""
+"""Contact sheets of samples with their pictures and facts. The page's script adds paging and enlarging."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from .html import facts_list, text
 
 _TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "width": "width (pixels)",
           "height": "height (pixels)"}  # fmt: skip
-"""Columns of the samples table that a card shows, and what they are called there."""
+"""Columns of the samples table shown on a card -> their labels."""
 
 
 @dataclass(frozen=True)
 class Cards:
-    """What the cards of samples are made of."""
+    """Builds the cards of samples."""
 
     details: Mapping[int, Details]
     pictures: Mapping[int, str]
-    """Data URIs by id; some may be missing."""
+    """Id -> data URI; some may be missing."""
     longest: int
-    """Characters of a text that is shown whole."""
+    """Characters of a text shown in full."""
 
     def sheet(self, title: str, words: str, cards: Sequence[tuple[int, str]]) -> str:
-        """A heading, a sentence (may be empty), and a card for each id with its figure, as `tau 0.0050`."""
+        """Return a heading, a sentence (may be empty), and a card per id with its figure, such as `tau 0.0050`."""
         items = "".join(self._card(sample_id, figure) for sample_id, figure in cards)
         sentence = f"<p>{text(words, most=1000)}</p>" if words else ""
         return f'<h3>{text(title)}</h3>{sentence}<ul class="sheet" aria-label="{text(title)}">{items}</ul>'
@@ -43,16 +43,16 @@ class Cards:
 
 
 def facts(details: Details) -> list[tuple[str, str]]:
-    """All that is known of a sample, as pairs of a word and a text."""
+    """Return everything known about a sample, as (label, text) pairs."""
     known = [("id", str(details.sample_id))]
     known += [(word, str(details.table[name])) for name, word in _TABLE.items() if details.table.get(name) is not None]
-    # What people come for stands first.
+    # Tau first: it is what readers look for.
     state = sorted(details.state.items(), key=lambda item: not item[0].endswith("tau"))
     return known + [(state_word(name), _number(value)) for name, value in state]
 
 
 def state_word(column: str) -> str:
-    """What people call a column of the state: `image/tau` is `image tau`."""
+    """Return the label of a column of the state: `image tau` for `image/tau`."""
     side, _, field = column.rpartition("/")
     return f"{side} {field}".strip().replace("_", " ")
 

@@ -1,1 +1,1 @@
-"""How good a run's features are: k-NN, linear probes, retrieval, zero-shot. Start at `evaluate.evaluate`."""
+"""Measuring the features of a run: k-NN, linear probes, retrieval, zero-shot. Start at `evaluate.evaluate`."""

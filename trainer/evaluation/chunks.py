@@ -1,14 +1,14 @@
-"""Comparing all queries with a whole gallery, in pieces that fit in memory."""
+"""Comparing all queries with a gallery, in pieces that fit in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-MOST_SIMILARITIES = 1 << 24
-"""Held at once: 64 MiB of float32, and a few times that with what is computed from them."""
+MAX_SIMILARITIES = 1 << 24
+"""Maximum held at once: 64 MiB of float32, and a few times that for derived values."""
 
 
 def chunks(queries: int, gallery: int) -> Iterator[slice]:
-    """Slices of the queries, in order; each has at most MOST_SIMILARITIES pairs with the gallery, or is one query."""
-    rows = max(1, MOST_SIMILARITIES // max(1, gallery))
+    """Yield slices of the queries, in order; each has at most MAX_SIMILARITIES pairs, but at least one query."""
+    rows = max(1, MAX_SIMILARITIES // max(1, gallery))
     return (slice(first, min(first + rows, queries)) for first in range(0, queries, rows))

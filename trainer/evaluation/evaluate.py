@@ -1,4 +1,4 @@
-"""All that can be said of a run's checkpoint with a training and a test set."""
+"""Evaluating a run's checkpoint on a training and a test set."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.tokenizer import load_tokenizer
+from ..build import device_named, recipe_named
 from ..checkpoint import LATEST, CheckpointInfo
 from ..config import DataConfig
 from ..encoders import Encoders
-from ..parts import device_named, recipe_named
-from ..run_directory import RunDirectory
-from ..wanted_checkpoint import find_checkpoint, load_found
+from ..run_directory import RunDirectory, find_checkpoint, load_found
 from . import knn, probe, retrieval, zero_shot
 from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
 from .features import image_features, restore_encoders, text_features
@@ -31,34 +30,34 @@ NEIGHBOURS = (10, 20, 100, 200)
 RECALL_AT = (1, 5, 10)
 
 OnProgress = Callable[[str, int, int], None]
-"""What is done, how much of it, of how much."""
+"""Called with the name of the task, the amount done and the total."""
 
 
 @dataclass
 class Evaluation:
-    """The scores of one checkpoint. `notes` say in plain words why a part is missing."""
+    """The scores of one checkpoint. `notes` explain missing scores."""
 
     checkpoint: str
     train: Dataset
     test: Dataset
     classes: Classes
     scores: dict[str, dict[str, Scores]] = field(default_factory=dict)
-    """By method and its variant: knn (10, 20, …), probe (lbfgs, sgd), image_to_text and text_to_image (1, 5, 10: the
-    share found among the first so many), zero_shot (top1)."""
+    """By method and variant: knn (10, 20, …), probe (lbfgs, sgd), image_to_text and text_to_image (recall at 1, 5, 10),
+    zero_shot (top1)."""
     notes: list[str] = field(default_factory=list)
 
     def add(self, method: str, variant: object, right: NDArray[np.bool_], of: NDArray[np.bool_] | None = None) -> None:
-        """Record what was right, bool [those of the test samples that `of`, bool [m], chooses; all where None]."""
+        """Record which samples were right: bool, one per test sample, or per test sample in `of`, bool [m]."""
         bands = self.classes.test_bands
         self.scores.setdefault(method, {})[str(variant)] = score(right, bands if of is None else bands[of])
 
     @property
     def not_classified(self) -> str | None:
-        """Why there are no scores by classes; None where there are."""
+        """The reason why there are no class scores, or None if there are."""
         for dataset, codes in ((self.train, self.classes.train), (self.test, self.classes.test)):
             if (codes == NONE).all():
-                return f"{dataset.path} names no classes"
-        return f"{self.train.path} names one class alone" if len(self.classes.names) < 2 else None
+                return f"{dataset.path} has no classes"
+        return f"{self.train.path} has only one class" if len(self.classes.names) < 2 else None
 
     @property
     def classes_of_band(self) -> dict[str, int]:
@@ -70,15 +69,15 @@ def evaluate(
     run: RunDirectory, train: Dataset, test: Dataset, *, at: str = LATEST, data: Path | None = None,
     templates: Sequence[str] = zero_shot.TEMPLATES, on_progress: OnProgress = lambda what, done, total: None,
 ) -> Evaluation:  # fmt: skip
-    """Evaluate a run's checkpoint, `latest` or step-N, by all that its mode and the datasets' columns allow.
+    """Evaluate a run's checkpoint, `latest` or step-N, by every method that its mode and the datasets allow.
 
-    A unimodal run is scored by its backbone's features, before the projection head, which is thrown away after training
-    (SimCLR, section 2.1 and Figure 8; iSogCLR, section 6.1). A bimodal run is scored by the features behind the heads,
-    where pictures and texts meet: one and the same for all its scores.
-    data: where the run's dataset is now, None: where the run found it; its tokenizer is needed for texts. The run's
-    dataset need be neither of the two. Nothing is fitted to, or chosen by, the test set.
-    Raises RunError where there is no such run or checkpoint, DatasetError where the datasets do not fit each other or
-    the run, ConfigError where the run's encoders cannot be built.
+    A unimodal run is scored on its backbone's features, before the projection head, which is discarded after training
+    (SimCLR, section 2.1 and Figure 8; iSogCLR, section 6.1). A bimodal run is scored on the features behind the heads,
+    the space shared by images and texts, for all methods.
+    data: where the run's dataset is now; None: the recorded path. Texts need its tokenizer. The run's dataset may
+    differ from both `train` and `test`. Nothing is fitted to or chosen by the test set.
+    Raises RunError if the run or checkpoint does not exist, DatasetError if the datasets do not fit each other or
+    the run, ConfigError if the run's encoders cannot be built.
     """
     config = run.config()
     checkpoint = find_checkpoint(run, at)
@@ -93,9 +92,9 @@ def evaluate(
 
 
 def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
-    """An evaluation without scores yet: the classes matched, and in its notes what is odd about the datasets.
+    """Return an evaluation without scores: the classes matched, and notes on problems with the datasets.
 
-    Raises DatasetError where they do not fit each other.
+    Raises DatasetError if the datasets do not fit each other.
     """
     if train.index.mode != test.index.mode:
         raise DatasetError(
@@ -107,7 +106,9 @@ def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
     if train.index.fingerprint == test.index.fingerprint:
         result.notes.append("Training and test set are the same, so every sample is its own nearest neighbour.")
     if len(sizes) > 1 and (sizes == sizes[0]).all():
-        result.notes.append(f"Every class has {sizes[0]:,} training samples, so the bands are cut by name alone.")
+        result.notes.append(
+            f"Every class has {sizes[0]:,} training samples, so the bands depend on the class names only."
+        )
     if why := result.not_classified:
         result.notes.append(f"{why}, so there are no k-NN, linear probe and zero-shot scores.")
     return result
@@ -118,9 +119,9 @@ def score_encoders(
     templates: Sequence[str] = zero_shot.TEMPLATES, *, with_probes: bool = True,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> None:  # fmt: skip
-    """Add to `result` what encoders, set to evaluate and on `device`, score.
+    """Add the scores of encoders, in evaluation mode and on `device`, to `result`.
 
-    data: settings of the run, whose views the encoders know. tokenizer: the run's own; None without a text encoder.
+    data: settings of the run, for its views. tokenizer: the run's own; None without a text encoder.
     Raises DatasetError and RunError as image_features does.
     """
     view = (recipe_named(data.recipe), data.image_size, device)
@@ -142,12 +143,12 @@ def score_encoders(
 
 
 def tokenizer_of(path: Path, info: CheckpointInfo) -> tuple[Tokenizer, TokenizerInfo]:
-    """The run's own tokenizer: another dataset's may number the same words differently."""
+    """Load the run's own tokenizer; another dataset's may assign other ids to the same words."""
     try:
         dataset = Dataset(path)
     except DatasetError as error:
         raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} "
-                           "Say with --data where that dataset is now.") from error  # fmt: skip
+                           "Give the dataset's current path with --data.") from error  # fmt: skip
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
         raise DatasetError(
             f"{path} is not the dataset that the run was trained on, whose tokenizer is needed: its fingerprint is "
@@ -160,7 +161,7 @@ def tokenizer_of(path: Path, info: CheckpointInfo) -> tuple[Tokenizer, Tokenizer
 def _classify(
     result: Evaluation, train_images: Tensor, test_images: Tensor, with_probes: bool, on_progress: OnProgress
 ) -> None:
-    """k-NN and probes, on the features of all samples, float32 [n, d] and [m, d]; only those with a class count."""
+    """k-NN and probes on all features, float32 [n, d] and [m, d]; samples without a class do not count."""
     known, labelled = result.classes.train != NONE, result.classes.test != NONE
     train, test, truth = train_images[known], test_images[labelled], result.classes.test[labelled]
     labels = torch.from_numpy(result.classes.train[known]).to(train.device)
@@ -189,7 +190,7 @@ def _classify(
 def _retrieve(
     result: Evaluation, images: Tensor, encode: Callable[[list[str]], Tensor], on_progress: OnProgress
 ) -> None:
-    """Retrieval among the m test pictures, float32 [m, d], and their different captions."""
+    """Score retrieval between the m test images, float32 [m, d], and their distinct captions."""
     captions = result.test.column("caption").to_pylist()
     has_caption = np.array([caption is not None for caption in captions])
     texts = sorted({caption for caption in captions if caption is not None})
@@ -202,7 +203,7 @@ def _retrieve(
     pictures, features = images[has_caption], encode(texts)
     to_text = retrieval.ranks(pictures, features, of_picture, of_text, partial(on_progress, "image to text"))
     to_image = retrieval.ranks(features, pictures, of_text, of_picture, partial(on_progress, "text to image"))
-    # Each picture's caption is one query, so that every sample weighs the same in both directions.
+    # Each image's caption is one query, so that all samples have equal weight in both directions.
     for direction, found in (("image_to_text", to_text), ("text_to_image", to_image[of_picture])):
         for k in RECALL_AT:
             result.add(direction, k, (found < k).cpu().numpy(), has_caption)

@@ -1,4 +1,4 @@
-"""The features of a dataset, or of chosen samples, as the encoders of a run's checkpoint see it."""
+"""Features of a dataset, or of chosen samples, from the encoders of a run's checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...pipeline.augment import Recipe
 from ...pipeline.batch import Batch
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
-from ...pipeline.ffcv_loader import ViewMaker
+from ...pipeline.loading.ffcv_loader import ViewMaker
 from ...pipeline.tokenizer import encode
 from ..config import TrainConfig
 from ..encoders import Encoders
@@ -29,27 +29,25 @@ BATCH = 256
 def restore_encoders(
     config: TrainConfig, checkpoint: Path, training: dict[str, Any], tokenizer: TokenizerInfo | None
 ) -> Encoders:
-    """The encoders of a checkpoint, on the CPU, set to evaluate.
+    """Return the encoders of a checkpoint, on the CPU, in evaluation mode.
 
-    training: what load_checkpoint read of `checkpoint`. tokenizer: that of the run's dataset.
-    Raises RunError where the checkpoint is not of these settings.
+    training: as returned by load_checkpoint for `checkpoint`. tokenizer: that of the run's dataset.
+    Raises RunError if the checkpoint does not fit these settings.
     """
     mode, image_size = config.objective.mode, config.data.image_size
     encoders = Encoders.create(config.model, mode, image_size, tokenizer, pretrained=False)
     try:
         encoders.load_state_dict(training["encoders"])
     except (KeyError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]  # torch lists every tensor, on lines of their own
-        raise RunError(
-            f"{checkpoint} does not hold the encoders that the run's settings describe ({reason})"
-        ) from error
+        reason = " ".join(str(error).split())[:200]  # torch lists every tensor on its own line
+        raise RunError(f"{checkpoint} does not contain the encoders in the run's settings ({reason})") from error
     return encoders.eval()
 
 
 def evaluation_recipe(trained: Recipe) -> Recipe:
-    """The largest central square of a picture, neither mirrored nor recoloured, normalised as in training.
+    """Return a recipe for the largest central square of an image, without augmentation, normalised as in training.
 
-    Where a picture's sides differ by one pixel its square may lie one pixel beside the centre, in every view the same.
+    If the image's sides differ by one pixel, the square may be one pixel off centre, the same in every view.
     """
     return Recipe(scale=(1, 1), ratio=(1, 1), flip=0, mean=trained.mean, std=trained.std)
 
@@ -58,10 +56,10 @@ def image_features(
     encoder: nn.Module, dataset: Dataset, recipe: Recipe, image_size: int, device: torch.device,
     on_progress: Callable[[int, int], None],
 ) -> Tensor:  # fmt: skip
-    """Features of all n pictures, in the order of their ids, float32 [n, d] on `device`, rows of norm 1.
+    """Return the features of all n images, in id order, float32 [n, d] on `device`, rows of norm 1.
 
-    on_progress: called with the pictures done, and with n. Raises DatasetError for a picture that does not decode,
-    RunError where a feature is not finite.
+    on_progress: called with the number of images done, and n. Raises DatasetError for an image that does not decode,
+    RunError if a feature is not finite.
     """
     (features,) = _of_samples(
         lambda batch: [encoder(batch.views[0].to(device))],
@@ -78,10 +76,10 @@ def sample_features(
     encoders: Encoders, dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe, image_size: int,
     device: torch.device, on_progress: Callable[[int, int], None],
 ) -> list[Tensor]:  # fmt: skip
-    """Features of chosen samples as the objective compares them: of their pictures and, of pairs, of their captions.
+    """Return the features of chosen samples as the objective sees them: of their images and, for pairs, their captions.
 
-    sample_ids: int64 [m], at least one. Each float32 [m, d] on `device`, rows of norm 1.
-    on_progress: called with the samples done, and with m. Raises as image_features does.
+    sample_ids: int64 [m], at least one. Each result is float32 [m, d] on `device`, rows of norm 1.
+    on_progress: called with the number of samples done, and m. Raises as image_features does.
     """
 
     def embed(batch: Batch) -> list[Tensor]:
@@ -113,10 +111,10 @@ def text_features(
     encoder: nn.Module, tokenizer: Tokenizer, texts: Sequence[str], device: torch.device,
     on_progress: Callable[[int, int], None],
 ) -> Tensor:  # fmt: skip
-    """Features of texts, at least one, in their order, float32 [texts, d] on `device`, rows of norm 1.
+    """Return the features of texts (at least one), in order, float32 [texts, d] on `device`, rows of norm 1.
 
-    tokenizer: from load_tokenizer. on_progress: called with the texts done, and with all.
-    Raises DatasetError where a text cannot be encoded, RunError where a feature is not finite.
+    tokenizer: from load_tokenizer. on_progress: called with the number of texts done, and the total.
+    Raises DatasetError if a text cannot be encoded, RunError if a feature is not finite.
     """
     parts = []
     with torch.inference_mode():
@@ -128,7 +126,7 @@ def text_features(
 
 
 def _unit_rows(parts: list[Tensor]) -> Tensor:
-    """Outside of inference mode, whose tensors a probe could not be trained on."""
+    """Concatenate and normalise, outside inference mode: a probe cannot be trained on inference tensors."""
     features = F.normalize(torch.cat(parts).float(), dim=-1)
     if not features.isfinite().all():
         raise RunError("the checkpoint's encoders give features that are not finite; evaluate an older one with --at")

@@ -1,4 +1,4 @@
-"""The scores of the encoders that a run trains, every so many steps."""
+"""Scoring the encoders during training, at regular steps."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class OnlineEvaluation:
-    """Scores a run's encoders on a held-out set, and leaves no trace in the training.
+    """Scores a run's encoders on a held-out set without affecting the training.
 
-    k-NN, retrieval and zero-shot as `evaluate` has them; no probes, whose training may take longer than that of the
-    steps between two evaluations.
+    k-NN, retrieval and zero-shot as in `evaluate`. No probes: training them may take longer than the steps between two
+    evaluations.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class OnlineEvaluation:
 
     @classmethod
     def open(cls, config: TrainConfig, dataset: Dataset, device: torch.device) -> Self | None:
-        """What the settings of a run on `dataset` ask for, on its device; None where they ask for no evaluation.
+        """Return what the settings of a run on `dataset` ask for, on its device; None if they ask for no evaluation.
 
-        Raises DatasetError where a dataset is missing or they do not fit each other, ConfigError where they have
-        nothing to score.
+        Raises DatasetError if a dataset is missing or they do not fit each other, ConfigError if there is nothing to
+        score.
         """
         wanted, tokenizer = config.evaluation, None
         if not wanted.every_steps:
@@ -57,22 +57,22 @@ class OnlineEvaluation:
         if sets.not_classified and (tokenizer is None or test.column("caption").null_count == test.n):
             raise ConfigError(
                 f"evaluation.test = {wanted.test!r} gives nothing to score: {sets.not_classified}, and there are no "
-                "captions that the run could find; choose another one, or set evaluation.every_steps to 0"
+                "captions for the run to retrieve; choose another dataset, or set evaluation.every_steps to 0"
             )
         return cls(sets, config.data, device, tokenizer, wanted.templates or zero_shot.TEMPLATES)
 
     @property
     def notes(self) -> list[str]:
-        """What is odd about the datasets, and what they do not allow."""
-        return [f"evaluation while the run trains: {note}" for note in self._sets.notes]
+        """Problems with the datasets, and methods that they do not allow."""
+        return [f"evaluation during training: {note}" for note in self._sets.notes]
 
     def scores(
         self, encoders: Encoders, step: int, should_stop: Callable[[], bool]
     ) -> dict[str, dict[str, Scores]] | None:
-        """What the encoders score after `step`, as `Evaluation.scores`.
+        """Return the scores of the encoders after `step`, as `Evaluation.scores`.
 
-        None where should_stop, which is asked many times a minute, ended it, and where it failed, which is warned of:
-        the training may go on.
+        Returns None if should_stop, polled many times a minute, ended it, or if it failed, which is logged as a
+        warning; the training can continue.
         """
         sets = self._sets
         result = Evaluation(f"step-{step}", sets.train, sets.test, sets.classes)
@@ -82,7 +82,7 @@ class OnlineEvaluation:
                 raise _StoppedError
 
         try:
-            # Not compiled: for its last, smaller batch every encoder would be built once more, which takes minutes.
+            # Not compiled: the smaller last batch would trigger a recompilation of each encoder, which takes minutes.
             with _evaluating(encoders), torch.compiler.set_stance("force_eager"):
                 score_encoders(
                     result, encoders, self._data, self._device, self._tokenizer, self._templates, with_probes=False,
@@ -91,18 +91,18 @@ class OnlineEvaluation:
         except _StoppedError:
             return None
         except (DatasetError, RunError, OSError) as error:
-            _log.warning("the evaluation after step %d failed: %s. Training goes on", step, error)
+            _log.warning("the evaluation after step %d failed: %s. Training continues", step, error)
             return None
         return result.scores
 
 
 class _StoppedError(Exception):
-    """The run is to stop, so nobody waits for the scores."""
+    """The run is stopping, so nobody waits for the scores."""
 
 
 @contextmanager
 def _evaluating(encoders: nn.Module) -> Iterator[None]:
-    """Set to evaluate in the block, and back each module that was not: a part may be frozen all the time."""
+    """Switch to evaluation mode in the block, then restore each module's own mode: a part may be frozen."""
     training = [module for module in encoders.modules() if module.training]
     encoders.eval()
     try:

@@ -1,4 +1,4 @@
-"""Linear probes: a linear classifier trained on frozen features. Every setting is fixed: none is chosen."""
+"""Linear probes: a linear classifier on frozen features. All settings are fixed; nothing is tuned."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MOMENTUM = 0.9
 
 
 def predict_lbfgs(train: Tensor, labels: Tensor, test: Tensor) -> tuple[Tensor, bool]:
-    """Classes by scikit-learn's logistic regression (L2, C = 1) on standardised features, and whether it converged.
+    """Predict classes by scikit-learn's logistic regression (L2, C = 1) on standardised features.
 
-    train, test: float32 [n, d] and [m, d]. labels: int64 [n], at least two different ones. Returns int64 [m], on the
-    CPU. Mean and standard deviation are those of the training set.
+    train, test: float32 [n, d] and [m, d]. labels: int64 [n], at least two distinct. Standardised by the training set's
+    mean and standard deviation. Returns the classes, int64 [m] on the CPU, and whether the solver converged.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -43,14 +43,14 @@ def predict_lbfgs(train: Tensor, labels: Tensor, test: Tensor) -> tuple[Tensor, 
 def predict_sgd(
     train: Tensor, labels: Tensor, test: Tensor, on_progress: Callable[[int, int], None], seed: int = 0
 ) -> Tensor:
-    """Classes by the papers' recipe: SGD with Nesterov momentum, no weight decay, the learning rate falling in steps.
+    """Predict classes by the papers' recipe: SGD with Nesterov momentum, no weight decay, step decay of the rate.
 
-    train, test: float32 [n, d] and [m, d], rows of norm 1: so high a learning rate suits no larger ones. labels: int64
-    [n], from 0. Returns int64 [m]. The last epoch's classifier counts. The order of the samples follows from `seed`.
+    train, test: float32 [n, d] and [m, d], rows of norm 1, which this high a learning rate requires. labels: int64 [n],
+    from 0. Returns int64 [m], from the last epoch's classifier. `seed` determines the order of the samples.
     Source: iSogCLR (ICML 2023), which does not state the momentum; 0.9 as in MoCo, whose recipe it is.
     """
     model = nn.Linear(train.shape[1], int(labels.max()) + 1, device=train.device)
-    nn.init.zeros_(model.weight)  # the loss is convex: no symmetry to break
+    nn.init.zeros_(model.weight)  # the loss is convex: there is no symmetry to break
     nn.init.zeros_(model.bias)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM, nesterov=True)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(DROPS), DROP)

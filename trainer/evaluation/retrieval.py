@@ -1,4 +1,4 @@
-"""Finding a picture by its caption, or a caption by its picture."""
+"""Retrieval of images by caption and captions by image."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .chunks import chunks
 def ranks(
     queries: Tensor, gallery: Tensor, wanted: Tensor, holds: Tensor, on_progress: Callable[[int, int], None]
 ) -> Tensor:
-    """How many wrong entries of the gallery stand before a query's first right one: int64 [q], 0 is found at once.
+    """Count wrong gallery entries ranked before each query's first right one, int64 [q]; 0 is a hit at 1.
 
-    queries, gallery: float32 [q, d] and [g, d], rows of norm 1. Entry j is right for query i where holds[j] ==
-    wanted[i]; int64 [g] and [q], and every query has a right entry. A wrong entry just as similar stands before the
-    right one, so that features that are all the same find nothing.
+    queries, gallery: float32 [q, d] and [g, d], rows of norm 1. Entry j is right for query i if holds[j] == wanted[i],
+    int64 [g] and [q]; every query has a right entry. Ties count as wrong entries ranked before, so constant features
+    find nothing.
     """
     found = []
     for chunk in chunks(len(queries), len(gallery)):

@@ -1,4 +1,4 @@
-"""Classes by their names alone: no training sample's class is used."""
+"""Zero-shot classification by class names; no labels of training samples are used."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 TEMPLATES = ("a photo of a {}",)
 PLACE = re.compile(r"\{(lower)?\}")
-"""Where a template has the class's name: {} as it is, {lower} in lower case, for tokenizers that tell the two apart."""
+"""Placeholder for the class name: {} unchanged, {lower} in lower case, for tokenizers that distinguish case."""
 
 
 def prompts(names: Sequence[str], templates: Sequence[str]) -> list[str]:
-    """Every template with every name, all templates of the first name first."""
+    """Return every template filled with every name, ordered by name."""
     return [_prompt(template, name) for name in names for template in templates]
 
 
@@ -27,10 +27,10 @@ def _prompt(template: str, name: str) -> str:
 def predict(
     images: Tensor, names: Sequence[str], templates: Sequence[str], encode: Callable[[list[str]], Tensor]
 ) -> Tensor:
-    """For each picture the place of its class in `names`, int64 [m].
+    """Return the index in `names` of each image's class, int64 [m].
 
-    images: float32 [m, d], rows of norm 1. encode: texts → float32 [texts, d], rows of norm 1. A class's features are
-    the mean over the templates, of norm 1 again. Source: CLIP (Radford et al. 2021), section 3.1.4.
+    images: float32 [m, d], rows of norm 1. encode: texts → float32 [texts, d], rows of norm 1. A class's feature is the
+    normalised mean over the templates. Source: CLIP (Radford et al. 2021), section 3.1.4.
     """
     texts = encode(prompts(names, templates)).view(len(names), len(templates), -1)
     return (images @ F.normalize(texts.mean(1), dim=-1).T).argmax(1)

@@ -1,4 +1,4 @@
-"""The losses, by name. A new one is a file here, a line in OBJECTIVES, a test."""
+"""The losses, by name. To add one: a file here, a line in OBJECTIVES, a test."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -34,9 +34,9 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def create_objective(name: str, mode: str = "bimodal", **settings: Any) -> Objective:
-    """Make the objective `name` of OBJECTIVES for `mode`: "bimodal" (image-text pairs) or "unimodal" (two views each).
+    """Create the objective `name` of OBJECTIVES. mode: "bimodal" (image-text pairs) or "unimodal" (two views).
 
-    settings: keyword arguments of the objective's settings model, `OBJECTIVES[name].settings_of_mode[mode]`.
+    settings: keyword arguments of its settings model, `OBJECTIVES[name].settings_of_mode[mode]`.
     Raises ValueError for an unknown name, mode or setting, and for a value out of range.
     """
     if name not in OBJECTIVES:
@@ -59,7 +59,7 @@ def _check_settings(name: str, model: type[Settings], settings: dict[str, Any]) 
 
 
 def _describe(part: Any) -> str:
-    """One finding of pydantic in one line: which setting, what it is, what it may be."""
+    """Describe one pydantic error in one line: the setting, its value and the allowed values."""
     if part["loc"]:
         return f"{part['loc'][0]} = {part['input']!r}: {part['msg']}"
     return str(part["msg"]).removeprefix("Value error, ")

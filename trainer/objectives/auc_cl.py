@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .base import Objective, Outcome, Progress, Settings, count_visit, working_dtype
 from .closed_form import attach_gradients
-from .gathering import Ranks
+from .gathering import GlobalBatch
 from .pairs import Block, Pairs
 from .precision import full_precision
 from .temperatures import scalar_parameter
@@ -19,15 +19,15 @@ class AucClSettings(Settings, frozen=True):
     """Settings of AUC-CL."""
 
     a: float = Field(default=1.0, ge=-1.0, le=1.0)
-    """Similarity that positives are drawn to, in [-1, 1]; fixed. AUC-CL eq 8."""
+    """Target similarity of positives, in [-1, 1]; fixed. AUC-CL eq 8."""
     b: float = Field(default=0.0, ge=-1.0, le=1.0)
-    """First value of the learned similarity that negatives are drawn to, in [-1, 1]. AUC-CL eq 8."""
+    """Initial value of the learned target similarity of negatives, in [-1, 1]. AUC-CL eq 8."""
     alpha: float = Field(default=0.5, ge=0.0)
-    """Margin, 0 or more; 0.1 to 1 train and 0 collapses. AUC-CL table 11."""
+    """Margin, 0 or more; 0.1 to 1 train, 0 collapses. AUC-CL table 11."""
 
 
 class AucCl(Objective):
-    """Squared AUC loss of two views, [b, b] similarities between them; no temperature, no state per sample.
+    """Squared AUC loss of two views, from their [b, b] similarities; no temperature, no per-sample state.
 
     Value: (1/b) sum_i of (sim_ii - a)² + sum_{j≠i} (sim_ij - b)² + 2 alpha (1 - sim_ii + sum_{j≠i} sim_ij) - alpha².
     AUC-CL eq 8. `b` is learned.
@@ -44,20 +44,20 @@ class AucCl(Objective):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
     def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
-        """See Objective. Computed in the features' dtype, at least float32."""
-        ranks, dtype = Ranks.of_this_process(self.communicating), working_dtype(first, second)
-        self.check(first, second, ranks)
+        """See Objective. Computes in the features' dtype, at least float32."""
+        global_batch, dtype = GlobalBatch.of_this_process(self.communicating), working_dtype(first, second)
+        self.check(first, second, global_batch)
         with torch.no_grad(), full_precision(first.device.type):
             self.project()
-            features = ranks.gather(torch.stack([first, second])).to(dtype)
-            own = ranks.own(len(first))
+            features = global_batch.gather(torch.stack([first, second])).to(dtype)
+            own = global_batch.own(len(first))
             pairs = Pairs(features, own, across=True, budget=self.settings.similarity_budget)
             b, positive = self.b.to(dtype), (features[0] * features[1]).sum(1)
-            squares, differences, peak = ranks.gather(_row_sums(pairs, b))
+            squares, differences, peak = global_batch.gather(_row_sums(pairs, b))
             value = self._value(b, positive, squares, differences)
             in_positives = 2 * (positive - self.settings.a - self.settings.alpha)
-            gradients = pairs.gradients(lambda *piece: self._weigh(pairs, b, *piece), in_positives)
-            gradients.mul_(ranks.world / features.shape[1])
+            gradients = pairs.gradients(lambda *piece: self._grad_weights(pairs, b, *piece), in_positives)
+            gradients.mul_(global_batch.world / features.shape[1])
             in_b = -2 * differences.mean()
         loss = attach_gradients(value, [first, second, self.b], [*gradients.unbind(), in_b])
         new_state = {"visits": count_visit(state["visits"])} if "visits" in state else {}
@@ -68,19 +68,19 @@ class AucCl(Objective):
         self.b.clamp_(-1.0, 1.0)
 
     def _value(self, b: Tensor, positive: Tensor, squares: Tensor, differences: Tensor) -> Tensor:
-        """The loss, from sums over each row's negatives [b] of (sim - b)² and of sim - b."""
+        """Return the loss. squares, differences: sums over each row's negatives [b] of (sim - b)² and of sim - b."""
         alpha, others = self.settings.alpha, len(positive) - 1
         of_positives = (positive - self.settings.a).square() + 2 * alpha * (1 - positive) - alpha**2
         return (of_positives + squares + 2 * alpha * differences).mean() + 2 * alpha * others * b
 
-    def _weigh(self, pairs: Pairs, b: Tensor, similarities: Tensor, rows: slice, block: Block) -> None:
-        """Write b times the loss's gradient in a piece of similarities over it, 0 where they are positives."""
+    def _grad_weights(self, pairs: Pairs, b: Tensor, similarities: Tensor, rows: slice, block: Block) -> None:
+        """Write b times the loss's gradient with respect to a piece of similarities over it, 0 at positives."""
         similarities.sub_(b - self.settings.alpha).mul_(2)
         pairs.fill_own(similarities, rows, block, 0.0)
 
 
 def _row_sums(pairs: Pairs, b: Tensor) -> Tensor:
-    """[3, n] of own rows, over negatives: sum of (sim - b)², sum of sim - b, largest sim."""
+    """Return [3, n], sums over the negatives of own rows: of (sim - b)², of sim - b, and the largest sim."""
     block = pairs.blocks[0]
     sums = pairs.table.new_empty((3, block.rows.stop - block.rows.start))
     for rows, similarities in pairs.pieces(block):

@@ -1,4 +1,4 @@
-"""What every objective has in common: its settings' rules, its inputs, its outcome."""
+"""The interface of an objective: settings, inputs, outcome."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -9,21 +9,21 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
-from .gathering import Ranks
+from .gathering import GlobalBatch
 
 
 class FeaturesError(ValueError):
-    """Features are not unit-norm rows; rows that are not finite count as such."""
+    """Features are not unit-norm rows; NaN and infinity count as such."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far training has come; every schedule of an objective is a pure function of it."""
+    """How far training has come. Every schedule of an objective is a pure function of it."""
 
     step: int
-    """Steps already made: 0 in the first step of a run."""
+    """Completed steps: 0 during the first step of a run."""
     steps_per_epoch: int
-    """Steps of one pass over the data, at least 1."""
+    """Steps per pass over the data, at least 1."""
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.steps_per_epoch < 1:
@@ -34,76 +34,76 @@ class Progress:
 
     @property
     def epoch(self) -> int:
-        """Whole epochs already made."""
+        """Completed epochs."""
         return self.step // self.steps_per_epoch
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step of an objective gives back."""
+    """The result of one step of an objective."""
 
     loss: Tensor
-    """Scalar, float32 or wider; its `backward()` reaches the features and the objective's own parameters."""
+    """Scalar, float32 or wider. Its `backward()` reaches the features and the objective's own parameters."""
     state: dict[str, Tensor]
-    """The batch's new rows, each [b] in the dtype it came in: the fields of the objective, and `visits` plus one."""
+    """New rows of the batch, each [b] in its input dtype: the objective's fields, and `visits` plus one."""
     metrics: dict[str, Tensor]
-    """Scalars on the features' device, by name; reading one waits for the device."""
+    """Scalars on the features' device, by name; reading one synchronises with the device."""
 
 
 class Settings(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
-    """Base of every objective's settings: frozen, no unknown keys, no NaN or infinity."""
+    """Base class of all objectives' settings: frozen, no unknown keys, no NaN or infinity."""
 
     similarity_budget: int = Field(default=2**28, ge=1)
-    """Bytes for similarities, 1 or more. What does not fit is computed twice, in chunks that do; changes no result
-    beyond round-off. The default, 256 MiB, holds 8,192 pairs in float32."""
+    """Memory for similarities in bytes, 1 or more. What does not fit is computed twice, in chunks; results differ by
+    round-off only. The default, 256 MiB, holds 8,192 pairs in float32."""
 
 
 @dataclass(frozen=True)
 class TemperatureRate:
-    """How fast an objective's global temperature is to learn, by an AdamW of its own without weight decay."""
+    """How an objective's global temperature learns: by its own AdamW without weight decay."""
 
     lr: float
     """Learning rate, 0 or more."""
     betas: tuple[float, float]
-    """AdamW's."""
+    """AdamW's betas."""
     slow_below: float | None
-    """A third of the learning rate holds once the temperature is below this; None: never."""
+    """The learning rate is divided by 3 while the temperature is below this; None: never."""
 
 
 class Objective(nn.Module):
-    """A loss over two batches of features that reads and renews the state of the batch's samples.
+    """A loss on two batches of features that reads and updates the state of the batch's samples.
 
     `objective(first, second, state, progress)` takes unit-norm features [b, d] of the same b distinct samples in the
     same order (bimodal: image and text; unimodal: two views), and the state of those samples, each tensor [b].
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]]
-    """Settings by mode; its keys are the modes that the objective knows."""
+    """Settings model for each supported mode."""
 
     settings: Settings
-    """The settings in force, defaults filled in."""
+    """The settings in use, with defaults filled in."""
 
     fields: dict[str, float]
-    """Schema of the per-sample state: path of a field -> the value that a sample never seen has."""
+    """Schema of the per-sample state: path of a field -> initial value for unseen samples."""
 
     temperature_rate: TemperatureRate | None = None
-    """Set where the objective learns a global temperature, its parameter `tau`."""
+    """Set if the objective learns a global temperature, its parameter `tau`."""
 
     communicating: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
-    """Around every exchange with other ranks; the trainer measures it with this."""
+    """Context manager around every exchange with other ranks; the trainer uses it for timing."""
 
     _looked_at_features = False
 
-    def check(self, first: Tensor, second: Tensor, ranks: Ranks) -> None:
-        """Raise ValueError unless both are unit-norm [b, d] of one shape, on every rank, 2 samples or more in all.
+    def check(self, first: Tensor, second: Tensor, global_batch: GlobalBatch) -> None:
+        """Raise ValueError unless both are unit-norm [b, d] of equal shape, on all ranks, of 2 samples or more in all.
 
-        On a GPU the values are looked at in the first step alone: a look waits for the device.
+        On a GPU values are checked only in the first step, because reading them synchronises with the device.
         """
         check_shapes(first, second)
         first_step = not self._looked_at_features
         if first_step:
-            ranks.check_alike(first)
-        if len(first) * ranks.world < 2:
+            global_batch.check_alike(first)
+        if len(first) * global_batch.world < 2:
             raise ValueError(f"features: a batch of {len(first)} sample has no negatives; use a batch of at least 2")
         if first_step or first.device.type == "cpu":
             check_unit_norm("first", first)
@@ -111,19 +111,19 @@ class Objective(nn.Module):
         self._looked_at_features = True
 
     def project(self) -> None:
-        """Bring the objective's own parameters back into their range, in place; every step begins with it."""
+        """Clamp the objective's own parameters to their range, in place. Every step starts with this."""
 
     def advice(self, batch_size: int) -> list[str]:
-        """What a person should know before a run with global batches of this size; nothing where all is well."""
+        """Return warnings for a run with global batches of this size; empty if there are none."""
         return []
 
     def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
-        """Value, gradients and new state of one step. Raises ValueError for shapes or state that do not fit."""
+        """Return loss, gradients and new state of one step. Raises ValueError for shapes or state that do not fit."""
         raise NotImplementedError
 
 
 def check_shapes(first: Tensor, second: Tensor) -> None:
-    """Raise ValueError unless both are floating [b, d] of one shape."""
+    """Raise ValueError unless both are floating-point [b, d] of equal shape."""
     if first.dim() != 2 or first.shape != second.shape:
         raise ValueError(
             f"features: first is {list(first.shape)} and second {list(second.shape)}; "
@@ -136,11 +136,11 @@ def check_shapes(first: Tensor, second: Tensor) -> None:
 def check_unit_norm(name: str, features: Tensor) -> None:
     """Raise FeaturesError unless every row of `features` [b, d] has norm 1, within the round-off of its dtype.
 
-    Reads values back, and so waits for the device.
+    Synchronises with the device.
     """
     norms = torch.linalg.vector_norm(features.detach(), dim=1, dtype=torch.promote_types(features.dtype, torch.float32))
     slack = 1e-3 if features.dtype in (torch.float32, torch.float64) else 1e-2
-    off = ~((norms - 1).abs() <= slack)  # so written, a norm of NaN is off
+    off = ~((norms - 1).abs() <= slack)  # negated, so that a NaN norm counts as off
     if off.any():
         row = int(off.nonzero()[0])
         raise FeaturesError(
@@ -150,7 +150,7 @@ def check_unit_norm(name: str, features: Tensor) -> None:
 
 
 def check_state(state: Mapping[str, Tensor], fields: Mapping[str, float], batch_size: int) -> None:
-    """Raise ValueError unless `state` holds every field and, if there are any, `visits`; each [batch_size]."""
+    """Raise ValueError unless `state` holds every field, each [batch_size], and `visits` if there are any fields."""
     for name in (*fields, *(["visits"] if fields else [])):
         if name not in state:
             raise ValueError(f"state: '{name}' is missing; given {sorted(state)}")
@@ -162,10 +162,10 @@ def check_state(state: Mapping[str, Tensor], fields: Mapping[str, float], batch_
 
 
 def count_visit(visits: Tensor) -> Tensor:
-    """`visits` plus one, [b] in its own dtype; by way of int64, for torch does not add in uint32."""
+    """Return `visits` plus one, [b] in its own dtype; through int64, because torch cannot add in uint32."""
     return (visits.to(torch.int64) + 1).to(visits.dtype)
 
 
 def working_dtype(first: Tensor, second: Tensor) -> torch.dtype:
-    """The dtype to compute in: that of the wider features, and at least float32."""
+    """Return the dtype to compute in: that of the wider features, at least float32."""
     return torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)

@@ -1,4 +1,4 @@
-"""CLIP's loss: the symmetric softmax cross-entropy of a batch, with one learned logit scale."""
+"""CLIP's loss: symmetric softmax cross-entropy over a batch, with one learned logit scale."""
 
 import math
 from typing import ClassVar
@@ -18,14 +18,14 @@ class ClipSettings(Settings, frozen=True):
     """Settings of CLIP's loss."""
 
     log_logit_scale: float = Field(default=math.log(1 / 0.07), ge=0.0, le=LOG_LOGIT_SCALE_MAX)
-    """Start of the learned log of the logit scale (1/tau), in [0, ln 100]. Source: CLIP (Radford et al., 2021)."""
+    """Initial log of the learned logit scale (1/tau), in [0, ln 100]. Source: CLIP (Radford et al., 2021)."""
 
 
 class Clip(Contrastive):
-    """Mini-batch loss of image-text pairs: the cross-entropy of S · logit_scale, mean over both sides.
+    """Mini-batch loss of image-text pairs: the cross-entropy of S · logit_scale, averaged over both sides.
 
-    The learned `log_logit_scale` is kept within [0, ln 100]. No state per sample, so an empty `state` will do;
-    `visits` is counted where given.
+    The learned `log_logit_scale` is clamped to [0, ln 100]. There is no per-sample state, so `state` may be empty;
+    `visits` is updated if given.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": ClipSettings}
@@ -42,15 +42,15 @@ class Clip(Contrastive):
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         return self.log_logit_scale.neg().exp().to(like)
 
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        # The positive is a candidate too, with exponent 0.
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+        # The positive is a candidate as well, with exponent 0.
         cross_entropy, share = F.softplus(anchors.log_sum), anchors.log_sum.sigmoid()
-        force = share / anchors.tau * self.share(anchors) / 2
+        weight = share / anchors.tau * self.share(anchors) / 2
         in_scale = (share * anchors.mean_exponent).mean()
         return Step(
             value=cross_entropy.mean(),
-            push=force,
-            pull=force,
+            negative_weight=weight,
+            positive_weight=weight,
             parameter_gradients=[in_scale],
             metrics={"logit_scale": self.log_logit_scale.detach().exp()},
         )

@@ -1,4 +1,4 @@
-"""A loss whose gradient is given, not differentiated."""
+"""A loss with given gradients instead of autograd's."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ class _ClosedForm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        # Not cast before the product: a loss scale must lift small gradients before float16 flushes them to zero.
-        # Autograd casts what is returned to the input's dtype.
+        # No cast before the product: a loss scale must lift small gradients before float16 flushes them to zero.
+        # Autograd casts the result to the input's dtype.
         scaled = [
             gradient * grad_output if needed else None
             for gradient, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=False)
@@ -26,9 +26,9 @@ class _ClosedForm(torch.autograd.Function):
 
 
 def attach_gradients(value: Tensor, inputs: list[Tensor], gradients: list[Tensor]) -> Tensor:
-    """A scalar equal to `value` whose `backward()` gives each of `inputs` the one of `gradients` at its place.
+    """Return a scalar equal to `value` whose `backward()` gives each input its entry in `gradients`.
 
-    Gradients have the shape of their input; they arrive in the input's dtype, multiplied by the incoming gradient.
+    Each gradient has its input's shape; it arrives in the input's dtype, multiplied by the incoming gradient.
     """
     loss: Tensor = _ClosedForm.apply(value, *inputs, *gradients)  # type: ignore[no-untyped-call]
     return loss

@@ -1,4 +1,4 @@
-"""The step that all softmax-like objectives share; each says what its anchors' sums make of values and weights."""
+"""The step shared by all softmax-like objectives; each defines value and gradient weights from its anchors' sums."""
 
 import math
 from abc import abstractmethod
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from .base import Objective, Outcome, Progress, Settings, check_state, count_visit, working_dtype
 from .closed_form import attach_gradients
-from .contrast import LN2, Sums, Weights, look, weigh
-from .gathering import Ranks
+from .gathering import GlobalBatch
 from .pairs import Pairs
 from .precision import full_precision
+from .softmax_sums import LN2, Sums, Weights, accumulate, grad_weights
 
 Rows = dict[str, Tensor]
 """Per-sample state of a batch by field: [sides, b], in the dtype of the computation; `visits` is [1, b]."""
 
 
 class Anchors(NamedTuple):
-    """What the global batch's anchors see of their candidates; each [2, b]: anchors in `first` above those in `second`.
+    """Sums over the candidates of each anchor in the global batch, [2, b]: anchors in `first`, then those in `second`.
 
-    h_ij = S_ij - S_ii; q is the softmax of an anchor's h_ij / tau_i over its candidates j, the positive not among them.
+    h_ij = S_ij - S_ii; q is the softmax of an anchor's h_ij / tau_i over its candidates j, which exclude the positive.
     """
 
     tau: Tensor
@@ -36,19 +36,19 @@ class Anchors(NamedTuple):
     margin: Tensor
     """S_ii - max_j S_ij."""
     candidates: int
-    """Number of an anchor's candidates."""
+    """Candidates per anchor."""
 
 
 @dataclass
 class Step:
-    """What an objective makes of a batch's anchors."""
+    """What an objective computes from the anchors of a batch."""
 
     value: Tensor
-    """Scalar: the loss to report."""
-    push: Tensor
-    """[2, b]: an anchor's candidates get the gradient dR/dS_ij = push_i · q_ij."""
-    pull: Tensor
-    """[2, b]: its positive gets dR/dS_ii = -pull_i."""
+    """Scalar: the reported loss."""
+    negative_weight: Tensor
+    """[2, b]: the gradient on an anchor's candidates is dR/dS_ij = negative_weight_i · q_ij."""
+    positive_weight: Tensor
+    """[2, b]: the gradient on its positive is dR/dS_ii = -positive_weight_i."""
     rows: Rows = field(default_factory=dict)
     """New state."""
     parameter_gradients: list[Tensor] = field(default_factory=list)
@@ -57,21 +57,22 @@ class Step:
 
 
 class Contrastive(Objective):
-    """An objective whose gradient pushes an anchor's candidates by their softmax and pulls its positive.
+    """An objective whose gradient weights an anchor's candidates by their softmax, against its positive.
 
     Bimodal: an anchor's candidates are the other samples' features of the other side; each side has its own state.
-    Unimodal: both views of every other sample; both anchors share the sample's row.
+    Unimodal: the candidates are both views of every other sample; both anchors share the sample's row of state.
 
-    On several ranks the features are gathered once, then the anchors' sums and states, a few scalars a sample. Each
-    rank then makes the same step, keeps its own samples' new state and forms its own features' gradients, times the
-    number of ranks, so that DDP's mean over ranks is the gradient on the global batch. FastCLIP section 4.
+    With several ranks, one exchange gathers the features and a second the anchors' sums and states, a few scalars per
+    sample. Each rank then computes the same step, keeps its own samples' new state and forms its own features'
+    gradients, times the number of ranks, so that DDP's mean over ranks is the gradient on the global batch. FastCLIP
+    section 4.
     """
 
     reads_visits: ClassVar[bool] = False
-    """Whether `rows` holds `visits` as well, the counts before the step."""
+    """Whether `rows` also holds `visits`, the counts before the step."""
 
     def __init__(self, mode: str, settings: Settings, **initial: float) -> None:
-        """initial: per-sample state by field name, with the value that a sample never seen has."""
+        """initial: per-sample state fields with their initial values for unseen samples."""
         super().__init__()
         self.settings = settings
         self.sides = ("image", "text") if mode == "bimodal" else ("sample",)
@@ -80,32 +81,32 @@ class Contrastive(Objective):
 
     @abstractmethod
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
-        """The temperatures of this step, which broadcasts to [2, n]; in the dtype and on the device of `like`."""
+        """Return this step's temperatures, broadcastable to [2, n], in the dtype and on the device of `like`."""
 
     @abstractmethod
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        """Value, weights, new state and metrics of a step, from the old state `rows` of the global batch."""
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+        """Return value, gradient weights, new state and metrics of a step, from the global batch's old state `rows`."""
 
     def pool(self, of_anchors: Tensor) -> Tensor:
-        """[2, b] -> [sides, b]: the mean over the anchors that share a row of state."""
+        """Average over the anchors that share a row of state: [2, b] -> [sides, b]."""
         return of_anchors if len(self.sides) == 2 else of_anchors.mean(0, keepdim=True)
 
     def pool_log(self, of_anchors: Tensor) -> Tensor:
-        """As `pool`, of values given by their logarithms."""
+        """As `pool`, for values given as logarithms."""
         if len(self.sides) == 2:
             return of_anchors
         return of_anchors.logsumexp(0, keepdim=True) - math.log(2)
 
     def share(self, anchors: Anchors) -> float:
-        """Weight of one anchor, with which sums over anchors become means over samples, summed over sides."""
+        """Return the weight of one anchor that turns a sum over anchors into a mean over samples, summed over sides."""
         return len(self.sides) / anchors.tau.numel()
 
     def candidates(self, batch_size: int) -> int:
-        """Number of an anchor's candidates."""
+        """Return the number of candidates per anchor."""
         return (batch_size - 1) * (1 if len(self.sides) == 2 else 2)
 
     def by_side(self, **figures: Tensor) -> dict[str, Tensor]:
-        """Metrics of each side; figures: [sides]."""
+        """Return metrics per side; figures: [sides]."""
         return {
             f"{side}/{name}": values[number]
             for number, side in enumerate(self.sides)
@@ -114,26 +115,26 @@ class Contrastive(Objective):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
     def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
-        """See Objective. Computed in the features' dtype, at least float32."""
-        ranks, dtype = Ranks.of_this_process(self.communicating), working_dtype(first, second)
-        self.check(first, second, ranks)
+        """See Objective. Computes in the features' dtype, at least float32."""
+        global_batch, dtype = GlobalBatch.of_this_process(self.communicating), working_dtype(first, second)
+        self.check(first, second, global_batch)
         check_state(state, self.fields, len(first))
         differentiable = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
         inputs: list[Tensor] = list(self.parameters())
         with torch.no_grad(), full_precision(first.device.type):
             self.project()
-            features = ranks.gather(torch.stack([first, second])).to(dtype)
-            own, across = ranks.own(len(first)), len(self.sides) == 2
+            features = global_batch.gather(torch.stack([first, second])).to(dtype)
+            own, across = global_batch.own(len(first)), len(self.sides) == 2
             pairs = Pairs(features, own, across=across, budget=self.settings.similarity_budget)
             rows = self._rows(state, dtype)
-            sums = look(pairs, self.temperature(rows, features).expand(2, len(first)))
-            sums, rows = _gather(ranks, sums, rows)
+            sums = accumulate(pairs, self.temperature(rows, features).expand(2, len(first)))
+            sums, rows = _gather(global_batch, sums, rows)
             anchors = self._anchors(features, self.temperature(rows, features), sums)
-            step = self.react(anchors, rows, progress)
+            step = self.compute_step(anchors, rows, progress)
             gradients = step.parameter_gradients
             if differentiable:
                 inputs += [first, second]
-                gradients += _feature_gradients(pairs, anchors.tau, sums, step).mul_(ranks.world)
+                gradients += _feature_gradients(pairs, anchors.tau, sums, step).mul_(global_batch.world)
         loss = attach_gradients(step.value, inputs, gradients)
         found = self.pool((anchors.margin > 0).to(dtype)).mean(1)
         return Outcome(
@@ -168,16 +169,17 @@ class Contrastive(Objective):
         return new | ({"visits": count_visit(state["visits"])} if "visits" in state else {})
 
 
-def _gather(ranks: Ranks, sums: Sums, rows: Rows) -> tuple[Sums, Rows]:
-    """This rank's sums and state made those of the global batch: the second of the two exchanges of a step."""
+def _gather(global_batch: GlobalBatch, sums: Sums, rows: Rows) -> tuple[Sums, Rows]:
+    """Gather this rank's sums and rows into those of the global batch: the second of a step's two exchanges."""
     own = [*sums, *rows.values()]
-    whole = torch.split(ranks.gather(torch.cat(own)), [len(values) for values in own])
+    whole = torch.split(global_batch.gather(torch.cat(own)), [len(values) for values in own])
     return Sums(*whole[: len(sums)]), dict(zip(rows, whole[len(sums) :], strict=True))
 
 
 def _feature_gradients(pairs: Pairs, tau: Tensor, sums: Sums, step: Step) -> Tensor:
-    """[2, n, d]: of this rank's features."""
-    weights = Weights(sums.peak.flatten(), tau.flatten() * LN2, (step.push / sums.total).flatten())
+    """Return the gradients of this rank's features, [2, n, d]."""
+    weights = Weights(sums.peak.flatten(), tau.flatten() * LN2, (step.negative_weight / sums.total).flatten())
     return pairs.gradients(
-        lambda similarities, rows, block: weigh(similarities, rows, block, weights), in_positives=-step.pull.sum(0)
+        lambda similarities, rows, block: grad_weights(similarities, rows, block, weights),
+        in_positives=-step.positive_weight.sum(0),
     )

@@ -1,4 +1,4 @@
-"""DeCL: a contrastive loss whose normaliser is an auxiliary variable of every sample (Chen et al., NeurIPS 2022)."""
+"""DeCL: a contrastive loss whose normaliser is an auxiliary variable per sample (Chen et al., NeurIPS 2022)."""
 
 import math
 from typing import ClassVar, Literal
@@ -19,17 +19,17 @@ class DeclSettings(AverageSettings, frozen=True):
     tau: float = Field(default=0.1, ge=1e-4, le=100.0)
     """Temperature, 0.0001 to 100."""
     auxiliary: Literal["sample", "mean"] = "sample"
-    """The auxiliary variable U_i: a draw of its posterior Gamma(1, rate), or the posterior's mean. DeCL algorithm 1."""
+    """The auxiliary variable U_i: a draw from its posterior Gamma(1, rate), or the posterior mean. DeCL algorithm 1."""
     mixing: Literal["loss1", "loss2", "alternate", "decay"] = "loss1"
-    """Which of the two losses a step takes: loss1 as on ImageNet, loss2, loss1 and loss2 in turn as with OpenCLIP, or
-    both, loss1 weighted by 1 / (1 + t / t0) and loss2 by the rest. DeCL algorithm 1."""
+    """Which of its two losses a step uses: loss1 (as on ImageNet), loss2, both in turn (as with OpenCLIP), or a mixture
+    in which loss1 has the weight 1 / (1 + t / t0). DeCL algorithm 1."""
     t0: float = Field(default=1000.0, gt=0.0)
-    """Steps after which loss1 weighs one half, above 0; used only with mixing = "decay"."""
+    """Steps until loss1 has half the weight, above 0; used only with mixing = "decay"."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Of the draws, which follow from it and the step: 0 to 2³¹ - 1; used only with auxiliary = "sample"."""
+    """Seed of the draws, which depend only on it and the step: 0 to 2³¹ - 1; used only with auxiliary = "sample"."""
 
     def share_of_loss1(self, progress: Progress) -> float:
-        """The weight of loss1 in this step; loss2 has the rest."""
+        """Return the weight of loss1 in this step; loss2 has the rest."""
         match self.mixing:
             case "loss1":
                 return 1.0
@@ -60,7 +60,7 @@ class Decl(Contrastive):
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         return torch.full_like(rows["log_rate"], self.settings.tau)
 
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         settings, positive = self.settings, anchors.positive / self.settings.tau
         log_r = anchors.log_sum + positive - math.log(anchors.candidates)
         log_rate = update_log_s(rows["log_rate"], self.pool_log(log_r), settings.gamma_at(progress))
@@ -71,8 +71,8 @@ class Decl(Contrastive):
         unit = self.share(anchors) / settings.tau
         return Step(
             value=(one * loss1 + (1.0 - one) * loss2) * len(self.sides) / 2,
-            push=(one * normalised + (1.0 - one)) * unit,
-            pull=torch.full_like(positive, unit),
+            negative_weight=(one * normalised + (1.0 - one)) * unit,
+            positive_weight=torch.full_like(positive, unit),
             rows={"log_rate": log_rate},
             metrics=self.by_side(
                 log_rate_mean=log_rate.mean(1),
@@ -81,10 +81,10 @@ class Decl(Contrastive):
         )
 
     def _auxiliary(self, log_rate: Tensor, progress: Progress) -> Tensor:
-        """U_i · rate_i, [sides, b]; the same on every rank, and after a resume."""
+        """Return U_i · rate_i, [sides, b]; the same on every rank and after a resume."""
         if self.settings.auxiliary == "mean":
             return torch.ones_like(log_rate)
-        # Hashed, for a generator on the CPU looks at 32 bits alone.
+        # Hashed, because a CPU generator uses only 32 bits of its seed.
         words = np.random.SeedSequence((self.settings.seed, progress.step)).generate_state(1)
         generator = torch.Generator(log_rate.device).manual_seed(int(words[0]))
         return torch.empty_like(log_rate).exponential_(generator=generator)

@@ -1,4 +1,4 @@
-"""The moving-average estimator s of every sample's inner value g, kept as log s; all of the log domain is here."""
+"""The moving-average estimator s of each sample's inner value g, stored as log s; all log-domain formulas are here."""
 
 import math
 from typing import NamedTuple
@@ -17,35 +17,35 @@ class AverageSettings(Settings, frozen=True):
 
     gamma: float = Field(default=0.8, gt=0.0, le=1.0)
     """Weight of the new value in the average, in (0, 1]; 1 keeps no memory; unused with gamma_decay_epochs.
-    iSogCLR eq 12, which writes beta_0."""
+    iSogCLR eq 12, where it is beta_0."""
     gamma_min: float = Field(default=0.2, gt=0.0, le=1.0)
-    """Where the cosine of gamma ends, in (0, 1]; used only with gamma_decay_epochs. FastCLIP section 5."""
+    """Final gamma of the cosine, in (0, 1]; used only with gamma_decay_epochs. FastCLIP section 5."""
     gamma_decay_epochs: int | None = Field(default=None, ge=1)
-    """Epochs, 1 or more, in which gamma falls by a cosine from 1 to gamma_min; unset: constant. FastCLIP section 5."""
+    """Epochs (1 or more) in which gamma falls as a cosine from 1 to gamma_min; unset: constant. FastCLIP section 5."""
 
     def gamma_at(self, progress: Progress) -> float:
-        """The weight of the new value in this step."""
+        """Return the weight of the new value in this step."""
         if self.gamma_decay_epochs is None:
             return self.gamma
         return cosine_by_epoch(progress, 1.0, self.gamma_min, self.gamma_decay_epochs)
 
 
 class EstimatorSettings(AverageSettings, frozen=True):
-    """What all global contrastive objectives have in common."""
+    """Settings shared by all global contrastive objectives."""
 
     eps: float = Field(default=0.0, ge=0.0)
-    """Added to s where it is divided by or its log taken, 0 or more; 0 adds nothing. FastCLIP eq 2-7."""
+    """Added to s before division or logarithm, 0 or more. FastCLIP eq 2-7."""
 
 
 class Estimate(NamedTuple):
-    """The estimator after a step, and what follows from it."""
+    """The estimator after a step, and values derived from it."""
 
     log_s: Tensor
-    """[sides, b], new."""
+    """[sides, b], new value."""
     log_s_eps: Tensor
     """[sides, b], log(s + eps)."""
     ratio: Tensor
-    """[2, b], g / (s + eps) of each anchor: its weights p sum to this."""
+    """[2, b], g / (s + eps) of each anchor; its weights p sum to this."""
     exponent: Tensor
     """[sides, b], sum_j p_ij · h_ij / tau_i."""
 
@@ -53,9 +53,9 @@ class Estimate(NamedTuple):
 def estimate(
     objective: Contrastive, anchors: Anchors, log_s: Tensor, settings: EstimatorSettings, progress: Progress
 ) -> Estimate:
-    """Renew s from what the anchors saw; log_s: [sides, b], the old one.
+    """Update s from the anchors' sums; log_s: [sides, b], old value.
 
-    Weights use the new s, as FastCLIP and the code of iSogCLR do. Source: iSogCLR eq 11-19; FastCLIP eq 1-10.
+    The weights use the new s, as FastCLIP and iSogCLR's code do. Source: iSogCLR eq 11-19; FastCLIP eq 1-10.
     """
     log_g = anchors.log_sum - math.log(anchors.candidates)
     log_s = update_log_s(log_s, objective.pool_log(log_g), settings.gamma_at(progress))
@@ -65,15 +65,15 @@ def estimate(
 
 
 def estimate_metrics(objective: Contrastive, before: Tensor, after: Tensor) -> dict[str, Tensor]:
-    """The share of samples not seen before and the mean of the new log s; both [sides, b]."""
+    """Return the share of unseen samples and the mean of the new log s; before, after: log s, [sides, b]."""
     return objective.by_side(log_s_mean=after.mean(1), share_unseen=torch.isneginf(before).to(before.dtype).mean(1))
 
 
 def update_log_s(log_s: Tensor, log_g: Tensor, gamma: float) -> Tensor:
-    """Move s toward this batch's inner value, in logs: s <- (1 - gamma) s + gamma g; s <- g where never seen.
+    """Move s toward this batch's inner value, in logs: s <- (1 - gamma) s + gamma g; s <- g if unseen.
 
-    log_s, log_g: one shape; log_s is -inf for a sample never seen, log_g is finite. gamma in (0, 1] weighs the new
-    value. Source: iSogCLR eq 12, 17, 18; FastCLIP eq 1, which writes u for this s.
+    log_s, log_g: equal shapes; log_s is -inf for an unseen sample, log_g is finite. gamma in (0, 1] is the weight of
+    the new value. Source: iSogCLR eq 12, 17, 18; FastCLIP eq 1, where s is called u.
     """
     log_keep = math.log1p(-gamma) if gamma < 1.0 else -math.inf
     mixed = torch.logaddexp(log_s + log_keep, log_g + math.log(gamma))
@@ -81,5 +81,5 @@ def update_log_s(log_s: Tensor, log_g: Tensor, gamma: float) -> Tensor:
 
 
 def log_with_eps(log_s: Tensor, eps: float) -> Tensor:
-    """log(s + eps). Source: FastCLIP eq 2-7; with eps = 0 it is log s, as in iSogCLR eq 13 and 14."""
+    """Return log(s + eps). Source: FastCLIP eq 2-7; with eps = 0 it is log s, as in iSogCLR eq 13 and 14."""
     return torch.logaddexp(log_s, torch.full_like(log_s, math.log(eps))) if eps > 0.0 else log_s

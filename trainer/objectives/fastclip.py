@@ -1,7 +1,7 @@
-"""FastCLIP-v0 to v3: the global contrastive losses of image-text pairs with four rules for tau (Wei et al., 2024).
+"""FastCLIP-v0 to v3: global contrastive losses of image-text pairs with four rules for tau (Wei et al., 2024).
 
-Feature gradients are those of the paper's equations; the authors' code halves them, and leaves out the factor tau_i
-where temperatures are individual.
+Feature gradients follow the paper's equations. The authors' code halves them, and omits the factor tau_i for individual
+temperatures.
 """
 
 import math
@@ -20,11 +20,11 @@ from .temperatures import Beta, GlobalTau, advice_on_rho, scalar_parameter
 
 
 class FastclipSettings(EstimatorSettings, frozen=True):
-    """What the four versions have in common."""
+    """Settings shared by the four versions."""
 
     eps: float = Field(default=1e-14, ge=0.0)
-    """Added to s where it is divided by or its log taken, 0 or more. FastCLIP eq 2-7; Appendix D has 1e-14, and 1e-6 at
-    315 million samples."""
+    """Added to s before division or logarithm, 0 or more. FastCLIP eq 2-7; Appendix D uses 1e-14, and 1e-6 for 315
+    million samples."""
 
 
 class FastclipV0Settings(FastclipSettings, GlobalTau, frozen=True):
@@ -39,25 +39,25 @@ class FastclipV2Settings(FastclipSettings, RobustSettings, frozen=True):
     """Settings of version 2; `eta` is Adam's learning rate."""
 
     tau_init: float = Field(default=0.03, gt=0.0)
-    """Temperature of a sample not seen before; dimensionless, within tau_min and tau_max. FastCLIP Appendix B."""
+    """Initial temperature of a sample; dimensionless, within tau_min and tau_max. FastCLIP Appendix B."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Adam's, for every tau; each in [0, 1). FastCLIP procedure 4."""
+    """Adam's betas for every tau; each in [0, 1). FastCLIP procedure 4."""
 
 
 class FastclipV3Settings(FastclipSettings, GlobalTau, frozen=True):
     """Settings of version 3."""
 
     tau: float = Field(default=0.07, gt=0.0)
-    """First temperature; dimensionless, within tau_min and tau_max. FastCLIP Appendix B."""
+    """Initial temperature; dimensionless, within tau_min and tau_max. FastCLIP Appendix B."""
     eta: float = Field(default=2e-4, ge=0.0)
-    """Learning rate of tau, 0 or more; 0 holds it where it is. FastCLIP Appendix B."""
+    """Learning rate of tau, 0 or more; 0 keeps tau constant. FastCLIP Appendix B."""
     rho: float = Field(default=2.0, ge=0.0)
-    """KL radius of the robust loss, 0 or more, below log(number of negatives). 2.0 suits 256 pairs; the paper has 6.5
-    with 1,024. FastCLIP section 4."""
+    """KL radius of the robust loss, 0 or more, below log(number of negatives). 2.0 suits 256 pairs; the paper uses 6.5
+    for 1,024. FastCLIP section 4."""
 
 
 class _GlobalTemperature(Contrastive):
-    """A learned global `tau`, in use within [tau_min, tau_max]."""
+    """A learned global `tau`, clamped to [tau_min, tau_max] when used."""
 
     def __init__(self, mode: str, settings: GlobalTau, *, slow_below: float | None) -> None:
         super().__init__(mode, settings, log_s=-math.inf)
@@ -71,13 +71,13 @@ class _GlobalTemperature(Contrastive):
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         return self.tau.to(like).expand_as(rows["log_s"])
 
-    def learn(self, value: Tensor, force: Tensor, gradient: Tensor, rows: Rows, est: Estimate) -> Step:
-        """The step that moves tau by `gradient`, a scalar."""
+    def learn(self, value: Tensor, weight: Tensor, gradient: Tensor, rows: Rows, est: Estimate) -> Step:
+        """Return the step that moves tau by `gradient`, a scalar."""
         metrics = {"tau": self.tau.detach().clone(), "tau_gradient": gradient}
         return Step(
             value=value,
-            push=force,
-            pull=force,
+            negative_weight=weight,
+            positive_weight=weight,
             rows={"log_s": est.log_s},
             parameter_gradients=[gradient],
             metrics=metrics | estimate_metrics(self, rows["log_s"], est.log_s),
@@ -96,25 +96,25 @@ class FastclipV0(_GlobalTemperature):
     def __init__(self, mode: str, settings: FastclipV0Settings) -> None:
         super().__init__(mode, settings, slow_below=None)
 
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         est = estimate(self, anchors, rows["log_s"], self.settings, progress)
         tau = anchors.tau[0, 0]
-        force = est.ratio * self.share(anchors) / tau
-        return self.learn(est.log_s_eps.mean(1).sum(), force, -est.exponent.mean(1).sum() / tau, rows, est)
+        weight = est.ratio * self.share(anchors) / tau
+        return self.learn(est.log_s_eps.mean(1).sum(), weight, -est.exponent.mean(1).sum() / tau, rows, est)
 
 
 class FastclipV1(Sogclr):
-    """Global contrastive loss with one constant temperature: SogCLR's on image-text pairs, with FastCLIP's settings."""
+    """Global contrastive loss with one constant temperature: SogCLR on image-text pairs with FastCLIP's settings."""
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV1Settings}
 
 
 class FastclipV2(IndividualTemperature):
-    """iSogCLR's loss, each temperature moved by an Adam of its own.
+    """iSogCLR's loss, with each temperature moved by its own Adam.
 
-    Adam's corrections go by the sample's own visits: the paper's procedure 4 writes the global step, its code takes the
-    epoch, and either is wrong for a sample that comes late. The gradient is clipped first, which the code does and the
-    paper does not say. State: log_s, tau, m, v of each side.
+    Adam's bias correction counts the sample's own visits. The paper's procedure 4 uses the global step and its code the
+    epoch; both are wrong for a sample that is first seen late. The gradient is clipped before Adam, as in the code; the
+    paper does not mention it. State: log_s, tau, m, v of each side.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV2Settings}
@@ -135,7 +135,7 @@ class FastclipV2(IndividualTemperature):
 
 
 def _correction(beta: float, visits: Tensor) -> Tensor:
-    """1 - beta^visits, exact in float32 where beta is near 1."""
+    """Return 1 - beta^visits, accurate in float32 for beta near 1."""
     return -torch.expm1(visits * math.log(beta)) if beta else torch.ones_like(visits)
 
 
@@ -152,7 +152,7 @@ class FastclipV3(_GlobalTemperature):
     def __init__(self, mode: str, settings: FastclipV3Settings) -> None:
         super().__init__(mode, settings, slow_below=0.03)
 
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         est = estimate(self, anchors, rows["log_s"], self.settings, progress)
         tau, rho = anchors.tau[0, 0], self.settings.rho
         value = tau * (est.log_s_eps.mean(1).sum() + 2 * rho)

@@ -42,10 +42,10 @@ class Simclr(_Views):
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": NtxentSettings}
 
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        # The positive is a candidate too, with exponent 0.
-        force = anchors.log_sum.sigmoid() / self.settings.tau * self.share(anchors)
-        return Step(value=F.softplus(anchors.log_sum).mean(), push=force, pull=force)
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+        # The positive is a candidate as well, with exponent 0.
+        weight = anchors.log_sum.sigmoid() / self.settings.tau * self.share(anchors)
+        return Step(value=F.softplus(anchors.log_sum).mean(), negative_weight=weight, positive_weight=weight)
 
 
 class Dcl(_Views):
@@ -53,25 +53,25 @@ class Dcl(_Views):
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": NtxentSettings}
 
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        force = torch.full_like(anchors.log_sum, 1.0 / self.settings.tau) * self.share(anchors)
-        return Step(value=anchors.log_sum.mean(), push=force, pull=force)
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+        weight = torch.full_like(anchors.log_sum, 1.0 / self.settings.tau) * self.share(anchors)
+        return Step(value=anchors.log_sum.mean(), negative_weight=weight, positive_weight=weight)
 
 
 class Dclw(_Views):
-    """DCL with each positive weighted: less where the pair is already alike (DCL, section 3).
+    """DCL with weighted positives: less weight for pairs that are already similar (DCL, section 3).
 
-    The weight is 2 - exp(positive / sigma) over its mean in the batch; it is not differentiated, as a weight.
+    The weight is 2 - exp(positive / sigma) divided by its mean in the batch, and is not differentiated.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": DclwSettings}
     settings: DclwSettings
 
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         tau = self.settings.tau
         likeness = (anchors.positive / self.settings.sigma).softmax(1) * anchors.positive.shape[1]
         weight = 2.0 - likeness
-        # log_sum is relative to the positive; what the weight adds to that is its excess over 1.
+        # log_sum is relative to the positive, so only the weight's excess over 1 is added.
         value = (anchors.log_sum + (1.0 - weight) * anchors.positive / tau).mean()
-        push = torch.full_like(weight, 1.0 / tau) * self.share(anchors)
-        return Step(value=value, push=push, pull=weight * push)
+        negative_weight = torch.full_like(weight, 1.0 / tau) * self.share(anchors)
+        return Step(value=value, negative_weight=negative_weight, positive_weight=weight * negative_weight)

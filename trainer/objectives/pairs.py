@@ -1,8 +1,8 @@
-"""The similarities of a batch, and the products that turn weights on them into gradients: the b·b·d part of a step.
+"""The similarities of a batch, and the matrix products that turn their gradients into the features'; O(b·b·d).
 
-All rows of features stand in one table [2b, d], those of `first` above those of `second`; row i and row b + i are one
-sample's. An anchor has the number of its row. What a rank's own anchors see, and what pulls at its own features, needs
-the blocks [own rows, candidates] alone.
+All features form one table [2b, d]: rows of `first`, then rows of `second`; row i and row b + i belong to one sample.
+An anchor is identified by its row. A rank's own anchors and its own features' gradients need only the blocks
+[own rows, candidates].
 """
 
 from collections.abc import Callable, Iterator
@@ -12,36 +12,36 @@ import torch
 from torch import Tensor
 
 EXCLUDED = -1e30
-"""Similarity of a pair that is no candidate. Finite, where -inf would make exp(x)·x a NaN; over any temperature below
-1e28 its exponential is 0."""
+"""Similarity of a pair that is not a candidate. Finite, because -inf would make exp(x)·x a NaN; for any temperature
+below 1e28 its exponential is 0."""
 
 PIECE = {"cpu": 2**19, "cuda": 2**24}
-"""Pairs that pass through elementwise work at a time: on a CPU 2 MiB of float32, which stays in the caches; on a GPU
-what bounds the temporaries."""
+"""Pairs per elementwise operation: on a CPU 2 MiB of float32, which stays in the caches; on a GPU a bound on
+temporaries."""
 
 
 class Block(NamedTuple):
-    """A part of the table's similarities with itself."""
+    """A block of the table's similarities with itself."""
 
     rows: slice
     columns: slice
 
     def local(self, rows: slice) -> slice:
-        """The table's `rows` counted from the block's first."""
+        """Return the table's `rows` relative to the block's first row."""
         return slice(rows.start - self.rows.start, rows.stop - self.rows.start)
 
 
 class Pairs:
     """The similarities that a rank needs of a global batch.
 
-    Where all blocks fit `budget` bytes they are computed once and kept; else chunks of rows within the budget are
-    computed for each visit anew.
+    If all blocks fit into `budget` bytes they are computed once and kept. Otherwise each visit recomputes chunks of
+    rows within the budget.
     """
 
     def __init__(self, features: Tensor, own: slice, *, across: bool, budget: int) -> None:
         """features: [2, b, d], float32 or float64, of the global batch; own: the samples that this rank holds.
 
-        across: a row's candidates are the rows of the other half (image against text) rather than all.
+        across: a row's candidates are the rows of the other half (image against text) instead of all rows.
         """
         self.features, self.own, self.batch = features, own, features.shape[1]
         self.table = features.flatten(0, 1)
@@ -52,7 +52,7 @@ class Pairs:
             Block(rows, other if across else everything) for rows, other in zip(owned, halves[::-1], strict=True)
         ]
         self.mirrored = across and owned == halves
-        """The one block holds the second half's similarities as well, in its columns."""
+        """The only block also holds the second half's similarities, in its columns."""
         if self.mirrored:
             del self.blocks[1]
         rows, columns = own.stop - own.start, self.blocks[0].columns.stop - self.blocks[0].columns.start
@@ -60,13 +60,13 @@ class Pairs:
         self._keep = len(self.blocks) * rows * row_bytes <= budget
         self._chunk_rows = rows if self._keep else min(rows, max(1, budget // row_bytes))
         self._kept: dict[int, Tensor] = {}
-        # One buffer for all chunks: the next is computed while the last is still in use.
+        # One buffer for all chunks: a new one would be allocated while the previous chunk is still in use.
         self._chunk = features.new_empty((0 if self._keep else self._chunk_rows, columns))
 
     def visit(self, block: Block) -> Iterator[tuple[slice, Tensor]]:
-        """Chunks of the block: the table's rows and [rows, columns], EXCLUDED where a sample meets itself.
+        """Yield chunks of the block: the table's rows and [rows, columns], EXCLUDED where a sample meets itself.
 
-        A chunk holds until the next one. The caller may write over it at the block's last visit.
+        A chunk is valid until the next one. On the block's last visit the caller may overwrite it.
         """
         for start in range(block.rows.start, block.rows.stop, self._chunk_rows):
             rows = slice(start, min(start + self._chunk_rows, block.rows.stop))
@@ -89,32 +89,32 @@ class Pairs:
                 similarities.diagonal(rows.start % self.batch + half - block.columns.start).fill_(value)
 
     def pieces(self, block: Block) -> Iterator[tuple[slice, Tensor]]:
-        """As `visit`, in pieces that suit elementwise work."""
+        """As `visit`, in smaller pieces for elementwise operations."""
         for rows, similarities in self.visit(block):
             yield from split(rows, similarities)
 
-    def gradients(self, weigh: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:
-        """Gradients [2, n, d] in this rank's features of what has the gradient W in the similarities.
+    def gradients(self, grad_weights: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:
+        """Return gradients [2, n, d] of this rank's features, given the gradient W of the similarities.
 
-        weigh(similarities, rows, block) writes W over a piece of similarities, 0 where they are EXCLUDED; in_positives
-        [b] is W of each sample's positive. Visits every block for the last time.
+        grad_weights(similarities, rows, block) overwrites a piece of similarities with W, 0 where they are EXCLUDED;
+        in_positives [b] is W of each sample's positive. This is the last visit of every block.
         """
         gradients = torch.empty_like(self.features[:, self.own])
         for half, block in enumerate(self.blocks):
             for rows, weights in self.visit(block):
                 for piece_rows, piece in split(rows, weights):
-                    weigh(piece, piece_rows, block)
+                    grad_weights(piece, piece_rows, block)
                 torch.mm(weights, self.table[block.columns], out=gradients[half, block.local(rows)])
-                if self.mirrored:  # what is there before the first chunk is not read
+                if self.mirrored:  # beta = 0 for the first chunk: the buffer is uninitialised
                     gradients[1].addmm_(weights.T, self.table[rows], beta=int(rows.start > block.rows.start))
-        # A pair's positive similarity is one number, whichever of the two is the anchor.
+        # A pair has one positive similarity, whichever of the two is the anchor.
         for half in (0, 1):
             gradients[half].addcmul_(in_positives[self.own].unsqueeze(1), self.features[1 - half, self.own])
         return gradients
 
 
 def split(rows: slice, similarities: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Views of a chunk, a few rows each."""
+    """Yield views of a chunk, a few rows each."""
     height = max(1, PIECE.get(similarities.device.type, PIECE["cuda"]) // similarities.shape[1])
     for start in range(0, len(similarities), height):
         piece = similarities[start : start + height]

@@ -1,4 +1,4 @@
-"""Full precision inside an objective, whatever the training step around it uses."""
+"""Full precision inside an objective, independent of the training step around it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,13 @@ import torch
 
 @contextmanager
 def full_precision(device_type: str) -> Iterator[None]:
-    """No autocast, and float32 products in true float32; the caller's settings return at the end.
+    """Disable autocast and compute float32 products in true float32; restores the caller's settings at the end.
 
-    A similarity in bfloat16 errs by 4e-3, which at a temperature of 0.005 is 0.8 in the exponent; TF32 an eighth of it.
+    A similarity in bfloat16 errs by 4e-3, which at a temperature of 0.005 is 0.8 in the exponent; TF32 by an eighth of
+    it.
     """
-    # The switch of each backend, not torch.get_float32_matmul_precision, which raises once the caller has used these.
-    # torch's stubs do not know that the mkldnn module carries `matmul`.
+    # Each backend's own switch: torch.get_float32_matmul_precision raises once the caller has used these.
+    # torch's stubs do not know that the mkldnn module has `matmul`.
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     try:

@@ -1,4 +1,4 @@
-"""Settings that change over training, as pure functions of the progress."""
+"""Schedules of settings, as pure functions of training progress."""
 
 import math
 
@@ -6,10 +6,10 @@ from .base import Progress
 
 
 def cosine_by_epoch(progress: Progress, start: float, end: float, epochs: int) -> float:
-    """Half a cosine from `start` in epoch 0 down to `end` in epoch `epochs`, and `end` ever after.
+    """Return half a cosine from `start` in epoch 0 to `end` in epoch `epochs`, and `end` afterwards.
 
-    Constant within an epoch: it depends on the whole epochs already made.
-    Source: FastCLIP section 5, which falls so from 1 to gamma_min.
+    Constant within an epoch: it depends on the completed epochs only.
+    Source: FastCLIP section 5, for gamma from 1 to gamma_min.
     """
     if progress.epoch >= epochs:
         return end

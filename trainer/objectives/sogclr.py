@@ -46,13 +46,13 @@ class Sogclr(Contrastive):
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         return torch.full_like(rows["log_s"], self.settings.tau)
 
-    def react(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         est = estimate(self, anchors, rows["log_s"], self.settings, progress)
-        force = est.ratio * self.share(anchors)
+        weight = est.ratio * self.share(anchors)
         return Step(
             value=self.settings.tau * est.log_s_eps.mean(1).sum(),
-            push=force,
-            pull=force,
+            negative_weight=weight,
+            positive_weight=weight,
             rows={"log_s": est.log_s},
             metrics=estimate_metrics(self, rows["log_s"], est.log_s),
         )

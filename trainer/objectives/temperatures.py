@@ -1,4 +1,4 @@
-"""What objectives whose temperatures are learned have in common: bounds, figures, and the advice on rho."""
+"""Shared parts of objectives that learn temperatures: bounds, metrics, and a warning about rho."""
 
 import math
 from typing import Annotated, ClassVar, Self
@@ -18,12 +18,12 @@ class BoundedTau(Settings, frozen=True):
     """The range of a learned temperature."""
 
     tau_min: float = Field(default=0.005, ge=1e-4)
-    """Floor after each update, 0.0001 or more (tau_0 of iSogCLR eq 7)."""
+    """Lower bound after each update, 0.0001 or more (tau_0 of iSogCLR eq 7)."""
     tau_max: float = Field(default=1.0, gt=0.0, le=100.0)
-    """Ceiling after each update, 100 at most and not below tau_min (iSogCLR algorithm 1, step 9)."""
+    """Upper bound after each update, at most 100 and not below tau_min (iSogCLR algorithm 1, step 9)."""
 
     first_tau: ClassVar[str]
-    """The setting that holds the first temperature."""
+    """Name of the setting with the initial temperature."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -42,27 +42,27 @@ class IndividualTau(BoundedTau, frozen=True):
     first_tau: ClassVar[str] = "tau_init"
 
     tau_init: float = Field(default=0.01, gt=0.0)
-    """Temperature of a sample not seen before; dimensionless, within tau_min and tau_max."""
+    """Initial temperature of a sample; dimensionless, within tau_min and tau_max."""
     rho: float = Field(default=2.0, ge=0.0)
     """KL radius of the robust loss, 0 or more. From about log(number of negatives) on it may never bind, and every
-    tau falls to tau_min. 2.0 suits 256 pairs; the papers have 5.8 to 9 with 512 pairs and more. iSogCLR eq 7."""
+    tau falls to tau_min. 2.0 suits 256 pairs; the papers use 5.8 to 9 with 512 pairs and more. iSogCLR eq 7."""
     eta: float = Field(default=0.01, ge=0.0)
-    """Step size of tau, 0 or more; 0 holds every tau where it is. The 1/n of iSogCLR eq 13 is part of it."""
+    """Step size of tau, 0 or more; 0 keeps every tau constant. Includes the 1/n of iSogCLR eq 13."""
     eta_min: float = Field(default=0.0, ge=0.0)
-    """Where the cosine of eta ends, in [0, eta]; used only with eta_decay_epochs."""
+    """Final eta of the cosine, in [0, eta]; used only with eta_decay_epochs."""
     eta_decay_epochs: int | None = Field(default=None, ge=1)
-    """Epochs, 1 or more, in which eta falls by a cosine to eta_min; unset: constant."""
+    """Epochs, 1 or more, over which eta falls as a cosine to eta_min; unset: constant."""
     grad_clip: float = Field(default=5.0, gt=0.0)
-    """Bound on a temperature gradient's size before it enters the moving averages, above 0."""
+    """Bound on the absolute temperature gradient before it enters the moving averages, above 0."""
 
     @model_validator(mode="after")
     def _cosine_falls(self) -> Self:
         if self.eta_decay_epochs is not None and self.eta_min > self.eta:
-            raise ValueError(f"eta_min {self.eta_min} is above eta {self.eta}, where the cosine begins; lower eta_min")
+            raise ValueError(f"eta_min {self.eta_min} is above eta {self.eta}; lower eta_min")
         return self
 
     def eta_at(self, progress: Progress) -> float:
-        """The step size of tau in this step."""
+        """Return the step size of tau in this step."""
         if self.eta_decay_epochs is None:
             return self.eta
         return cosine_by_epoch(progress, self.eta, self.eta_min, self.eta_decay_epochs)
@@ -74,22 +74,22 @@ class GlobalTau(BoundedTau, frozen=True):
     first_tau: ClassVar[str] = "tau"
 
     tau: float = Field(default=0.03, gt=0.0)
-    """First temperature; dimensionless, within tau_min and tau_max."""
+    """Initial temperature; dimensionless, within tau_min and tau_max."""
     eta: float = Field(default=1e-3, ge=0.0)
-    """Learning rate of tau, 0 or more; 0 holds it where it is. FastCLIP tunes it in [1e-4, 1e-2] (Appendix B)."""
+    """Learning rate of tau, 0 or more; 0 keeps it constant. FastCLIP tunes it in [1e-4, 1e-2] (Appendix B)."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Adam's, for tau; each in [0, 1)."""
+    """Adam's betas for tau; each in [0, 1)."""
 
 
 def scalar_parameter(value: float) -> nn.Parameter:
-    """One number to learn: float64 costs nothing, and the start stays exact for features in float64."""
+    """Return a learnable scalar in float64, so that its initial value is exact even for features in float64."""
     return nn.Parameter(torch.tensor(value, dtype=torch.float64))
 
 
 def individual_tau_metrics(
     objective: Contrastive, tau: Tensor, gradient: Tensor, settings: IndividualTau
 ) -> dict[str, Tensor]:
-    """Of the new temperatures and their gradients G before clipping, both [sides, b]."""
+    """Return metrics of the new temperatures and their gradients G before clipping, both [sides, b]."""
     return objective.by_side(
         tau_mean=tau.mean(1),
         tau_lowest=tau.amin(1),
@@ -101,9 +101,9 @@ def individual_tau_metrics(
 
 
 def advice_on_rho(objective: Contrastive, rho: float, batch_size: int) -> list[str]:
-    """Tell of a rho that may never bind: the KL divergence of a batch's weights from uniform is at most log(negatives).
+    """Warn of a rho that may never bind: the KL divergence of weights from uniform is at most log(negatives).
 
-    The moving average sees more than a batch, so the papers go a little above that at batches of 1,024 and more.
+    The moving average covers more than one batch, so the papers exceed that a little with batches of 1,024 and more.
     """
     negatives = objective.candidates(batch_size)
     if rho < math.log(negatives):

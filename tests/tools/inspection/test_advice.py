@@ -26,7 +26,7 @@ def test_well_spread_temperatures_need_no_advice(warned):
 def test_temperatures_at_their_floor_mean_that_rho_never_binds(warned):
     (said,) = warned(np.where(np.arange(66) < 40, 0.005, 0.3))
     assert said.startswith(
-        "rho = 2 seems never to bind: 61% of the image temperatures lie at their floor, tau_min = 0.005"
+        "rho = 2 seems never to bind: 61% of the image temperatures are at their floor, tau_min = 0.005"
     )
     assert "Lower rho" in said
 
@@ -37,20 +37,20 @@ def test_a_third_at_the_floor_is_no_reason_to_warn(warned):
 
 def test_temperatures_at_their_ceiling_are_saturated(warned):
     (said,) = warned(np.where(np.arange(66) < 10, 1.0, 0.3))
-    assert said.startswith("15% of the image temperatures lie at their ceiling, tau_max = 1")
+    assert said.startswith("15% of the image temperatures are at their ceiling, tau_max = 1")
     assert "Raise rho" in said
 
 
 def test_temperatures_that_are_all_alike_tell_nothing_apart(warned):
     (said,) = warned(np.linspace(0.2, 0.201, 66))
-    assert said.startswith("The image temperatures hardly differ: nine in ten lie between 0.2000 and 0.2009")
+    assert said.startswith("The image temperatures hardly differ: 90% lie between 0.2000 and 0.2009")
 
 
 def test_few_visited_samples_are_said_to_be_few(warned):
     (said,) = warned(np.linspace(0.2, 0.4, 66), visited=np.arange(66) % 3 == 0)
-    assert said.startswith("Only 22 of the 66 samples were visited yet")
+    assert said.startswith("Only 22 of the 66 samples have been visited")
 
 
 def test_temperatures_that_are_all_at_their_ceiling_get_one_advice(warned):
     (said,) = warned(1.0)
-    assert said.startswith("100% of the image temperatures lie at their ceiling")
+    assert said.startswith("100% of the image temperatures are at their ceiling")

@@ -83,13 +83,13 @@ def test_progress_ends_at_twice_the_number_of_samples(run):
 @pytest.mark.parametrize("against", ["step-9", "latest"])
 def test_a_snapshot_is_not_compared_with_itself(run, against):
     with pytest.raises(
-        ConfigError, match=rf"compare with, {against}, is .*, step-9: .* there are: step-0, step-5, step-9$"
+        ConfigError, match=rf"cannot compare step-9 with itself .* as {against}\). .* of: step-0, step-5, step-9$"
     ):
         drift(read_run(run), against, [])
 
 
 def test_a_snapshot_that_is_not_there_is_an_error(run):
-    with pytest.raises(SnapshotNotFoundError, match="no snapshot 'step-7'; there are: step-0, step-5, step-9"):
+    with pytest.raises(SnapshotNotFoundError, match="no snapshot 'step-7'; available: step-0, step-5, step-9"):
         drift(read_run(run), "step-7", [])
 
 
@@ -97,7 +97,7 @@ def test_where_nothing_was_visited_in_both_there_is_a_note(run):
     notes = []
     assert drift(read_run(run), "step-0", notes) is None
     assert notes == [
-        "No sample was visited both up to step-0 and up to step-9, so there is no drift between them."
+        "No sample was visited by both step-0 and step-9, so there is no drift to show."
     ]  # fmt: skip
 
 

@@ -118,7 +118,7 @@ def test_where_there_is_one_tau_alone_nothing_is_marked(hostile_dataset, write_r
 
 
 def test_every_class_is_on_the_map_however_rare_and_again_the_same(saved_run, monkeypatch):
-    monkeypatch.setattr(module, "MOST_SAMPLES", 24)
+    monkeypatch.setattr(module, "MAX_SAMPLES", 24)
     monkeypatch.setattr(module, "MARKED", 0)
     shown, _ = mapped(saved_run[0])
     assert len(shown.sample_ids) == 24
@@ -133,14 +133,14 @@ def test_every_class_is_on_the_map_however_rare_and_again_the_same(saved_run, mo
 def test_few_classes_are_told_apart_by_name_and_many_by_how_frequent_they_are(found, saved_run, monkeypatch):
     assert found.kinds.are_classes
     assert np.bincount(found.kinds.codes + 1).tolist() == [1, *SIZES]
-    monkeypatch.setattr(module, "MOST_CLASSES", 5)
+    monkeypatch.setattr(module, "MAX_CLASSES", 5)
     kinds = mapped(saved_run[0])[0].kinds
     assert (kinds.names, kinds.are_classes) == (["head", "medium", "tail"], False)
     assert np.bincount(kinds.codes + 1).tolist() == [1, 34 + 16, 8 + 4, 2 + 1]
 
 
 def test_without_classes_every_level_of_tau_is_on_the_map(images_run, monkeypatch):
-    monkeypatch.setattr(module, "MOST_SAMPLES", 40)
+    monkeypatch.setattr(module, "MAX_SAMPLES", 40)
     monkeypatch.setattr(module, "MARKED", 5)
     shown, notes = mapped(images_run, by=())
     assert notes == []
@@ -190,8 +190,8 @@ def of_unknown_name(run):
 
 @pytest.mark.parametrize(
     ("spoil", "why"),
-    [(no_checkpoint, "no checkpoint yet"), (damaged, "is damaged"), (of_other_shape, "does not hold the encoders"),
-     (of_unknown_name, "there is no such encoder")],
+    [(no_checkpoint, "no checkpoint yet"), (damaged, "is damaged"), (of_other_shape, "does not contain the encoders"),
+     (of_unknown_name, "unknown encoder")],
 )  # fmt: skip
 def test_without_encoders_there_is_no_map_and_one_line_says_why(own_run, spoil, why):
     spoil(own_run)
@@ -227,7 +227,7 @@ def test_without_pictures_there_is_no_map(own_run, hostile_dataset, tmp_path):
     shutil.rmtree(path)
     shown, (note,) = mapped(own_run)
     assert shown is None
-    assert "say with --data where that is now" in note
+    assert "pass its path with --data" in note
 
 
 def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, write_run, tmp_path):
@@ -235,7 +235,7 @@ def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, write_r
     few = write_run(tmp_path / "few", hostile_dataset, taus, visited=np.arange(66) < 15)
     shown, (note,) = mapped(few)
     assert shown is None
-    assert "it needs 16 visited samples, and there are 15" in note
+    assert "it needs 16 visited samples, but there are only 15" in note
     without = write_run(tmp_path / "without", hostile_dataset, {}, objective="sogclr")
     shown, (note,) = mapped(without)
     assert shown is None

@@ -95,7 +95,7 @@ def test_head_medium_and_tail_say_where_the_coldest_and_the_hottest_samples_are(
 
 
 def test_a_column_with_a_value_for_every_sample_is_no_grouping(monkeypatch):
-    monkeypatch.setattr(groups_module, "MOST_GROUPS", 3)
+    monkeypatch.setattr(groups_module, "MAX_GROUPS", 3)
     counts = GroupCounts("uri", LIMITS)
     everybody, tau = np.ones(2, bool), {"image": np.zeros(2, np.float32)}
     counts.add(pa.array(["a", "b"]), everybody, tau, np.arange(2))

@@ -49,7 +49,7 @@ def test_the_rank_is_the_share_of_visited_samples_with_a_lower_tau_at_the_inspec
 
 @pytest.mark.parametrize("sample_id", [-1, 66])
 def test_an_id_that_is_not_there_is_refused_with_those_that_are(run, sample_id):
-    with pytest.raises(ConfigError, match=rf"no sample {sample_id}: the run has 66 samples, with the ids 0 … 65"):
+    with pytest.raises(ConfigError, match=rf"no such sample: {sample_id}; the run has 66 samples, with ids 0 … 65"):
         read_histories(read_run(run), [3, sample_id], [])
 
 
@@ -65,7 +65,7 @@ def test_a_snapshot_that_cannot_be_read_is_left_out_and_noted(run):
 def test_a_run_without_a_snapshot_has_no_states_and_still_knows_its_ids(hostile_dataset, write_run, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False))
     assert read_histories(inspection, [3], [])[0].states == []
-    with pytest.raises(ConfigError, match="the ids 0 … 65"):
+    with pytest.raises(ConfigError, match="ids 0 … 65"):
         read_histories(inspection, [66], [])
 
 

@@ -37,5 +37,7 @@ def test_the_folder_is_the_uri_up_to_its_last_slash(dataset):
 
 def test_a_column_that_there_is_not_is_refused_with_those_there_are(dataset):
     check_columns(dataset, ["group", "folder"])
-    with pytest.raises(ConfigError, match=r"cannot be grouped by 'row', 'colour': .* has uri, group, width, folder"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be grouped by 'row', 'colour': .* has the columns uri, group, width, folder"
+    ):
         check_columns(dataset, ["row", "colour", "group"])

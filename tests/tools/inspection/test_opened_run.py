@@ -107,7 +107,7 @@ def test_what_is_no_sample_id_is_refused(temperatures, sample_ids):
 
 
 def test_an_unknown_column_is_named_beside_those_there_are(temperatures):
-    with pytest.raises(FieldError, match=r"no column 'tau'; there are \['key', 'uri', .*'last_step'\]"):
+    with pytest.raises(FieldError, match=r"no such column: 'tau'; the columns are \['key', 'uri', .*'last_step'\]"):
         temperatures.frame([0], ["tau", "visits"])
     with pytest.raises(FieldError, match="no column 'caption'"):
         temperatures.array("caption")
@@ -119,11 +119,11 @@ def test_without_its_dataset_a_run_opens_and_says_why_it_has_no_captions(flat_da
     (tmp_path / "data").rename(tmp_path / "moved")
     opened = thermopile.open_run(str(run.path))
     assert opened.dataset is None
-    assert "Say with --data where it is now" in " ".join(opened.notes)
+    assert "If it was moved, pass its new path with --data" in " ".join(opened.notes)
     assert opened.temperatures().frame().columns.tolist() == ["sample/log_s", "sample/tau", "sample/u", "visits",
                                                               "last_step"]  # fmt: skip
     found = thermopile.open_run(run.path, data=tmp_path / "moved")
-    assert (found.dataset.n, found.notes) == (16, ["The samples have no captions: the dataset holds images alone."])
+    assert (found.dataset.n, found.notes) == (16, ["The samples have no captions: the dataset holds images only."])
     assert found.temperatures().frame([3])["uri"].tolist() == flat_dataset.column("uri").to_pylist()[3:4]
 
 
@@ -139,12 +139,12 @@ def test_a_run_that_goes_on_shows_its_new_snapshots(flat_dataset, write_run, tra
 def test_a_run_without_a_snapshot_opens_and_has_no_temperatures_yet(flat_dataset, write_run, tmp_path):
     opened = thermopile.open_run(write_run(tmp_path / "run", flat_dataset, {}, snapshot=False).path)
     assert opened.snapshots == []
-    with pytest.raises(RunError, match="has no snapshot of its state yet; its first checkpoint will write one"):
+    with pytest.raises(RunError, match="has no snapshot of its state yet; the first checkpoint writes one"):
         opened.temperatures()
 
 
 def test_what_cannot_be_opened_says_why(opened, flat_dataset, tmp_path):
-    with pytest.raises(RunError, match="is no run"):
+    with pytest.raises(RunError, match="is not a run"):
         thermopile.open_run(tmp_path)
     with pytest.raises(DatasetError, match="not the dataset that the run was trained on"):
         thermopile.open_run(opened.path, data=flat_dataset.path)
@@ -174,25 +174,17 @@ def test_the_notebook_of_the_documentation_runs(hostile_run, tmp_path, monkeypat
     names = {}
     for code in examples("In a notebook"):
         exec(code, names)
-    rows = names["temperatures"].frame()
-    assert names["coldest"]["image/tau"].tolist() == sorted(rows["image/tau"])[:10]
     assert names["by_class"]["size"].tolist() == [1, 2, 4, 8, 16, 34]
-    assert names["history"].loc[5].tolist() == rows.loc[[0, 5], "image/tau"].tolist()
-    assert (tmp_path / "history.png").stat().st_size > 5_000
-    assert f"{(rows['image/tau'] > 0.1).sum()} of 66 samples" in capsys.readouterr().out
+    assert f"{names['rows']['image/tau'].min():.6f}" in capsys.readouterr().out
 
 
 def test_the_lines_of_the_documentation_load_an_export_into_pandas(hostile_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("rows.parquet", "rows.csv"):
         export_rows(read_run(hostile_run), Path(name))
-    parquet, csv, pictures, *_ = examples("Rows in other programs")
+    code, *_ = examples("Rows in other programs")
     from_parquet, from_csv = {}, {}
-    exec(parquet, from_parquet)
-    exec(csv, from_csv | {"pd": pd}, from_csv)
+    exec(code.partition("rows = pd.read_csv")[0], from_parquet)
+    exec(code, from_csv)
     expected = from_parquet["rows"].fillna({"caption": "", "group": ""})
     pd.testing.assert_frame_equal(from_csv["rows"], expected, check_dtype=False)
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "pictures").symlink_to(hostile_run.path)
-    exec(pictures, from_parquet)
-    assert len(list((tmp_path / "pictures").glob("*.jpg"))) == 66

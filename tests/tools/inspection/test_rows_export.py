@@ -169,7 +169,7 @@ def test_a_damaged_shard_ends_the_export_and_is_named(write_dataset, write_run, 
     dataset = write_dataset(tmp_path / "data", [table, table])
     inspection = read_run(write_run(tmp_path / "run", dataset, {"sample": np.full(32, 0.07)}))
     (dataset.path / "shards" / "shard-00001.parquet").write_bytes(b"not Parquet at all")
-    with pytest.raises(DatasetError, match=r"shard-00001.parquet is not what was converted"):
+    with pytest.raises(DatasetError, match=r"shard-00001.parquet was changed after conversion"):
         export_rows(inspection, tmp_path / "rows.csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "run"]
 
@@ -184,8 +184,8 @@ def test_a_run_without_a_snapshot_has_nothing_to_export(flat_dataset, write_run,
 @pytest.mark.parametrize(
     ("to", "said"),
     [
-        ("rows.xlsx", r"rows.xlsx ends in none of .parquet, .csv"),
-        ("missing/rows.csv", r"there is no directory"),
+        ("rows.xlsx", r"rows.xlsx does not end in .parquet or .csv"),
+        ("missing/rows.csv", r"missing does not exist; create it first"),
         ("there.csv", r"there.csv exists; choose another name, or replace it with --overwrite"),
         ("folder.csv", r"folder.csv is a directory"),
     ],

@@ -21,7 +21,7 @@ def test_a_run_is_read_with_its_settings_its_last_snapshot_and_its_dataset(hosti
 
 
 def test_a_directory_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(RunError, match="is no run"):
+    with pytest.raises(RunError, match="is not a run"):
         read_run(RunDirectory(tmp_path))
 
 
@@ -32,7 +32,7 @@ def test_a_run_killed_before_its_first_snapshot_is_noted(hostile_dataset, write_
 
 
 def test_a_snapshot_asked_for_by_name_must_be_there(hostile_dataset, hostile_run, write_run, tmp_path):
-    with pytest.raises(SnapshotNotFoundError, match="no snapshot 'step-99'; there are: step-0, step-5, latest"):
+    with pytest.raises(SnapshotNotFoundError, match="no snapshot 'step-99'; available: step-0, step-5, latest"):
         read_run(hostile_run, at="step-99")
     with pytest.raises(StoreNotFoundError):
         read_run(write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False), at="step-5")
@@ -41,7 +41,7 @@ def test_a_snapshot_asked_for_by_name_must_be_there(hostile_dataset, hostile_run
 def test_an_objective_without_temperatures_is_noted(hostile_dataset, write_run, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip"))
     assert inspection.sides == ()
-    assert "clip keeps no temperature per sample" in inspection.notes[0]
+    assert "clip has no temperature per sample" in inspection.notes[0]
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def checkpoint(run, snapshot):
 def test_the_state_of_another_run_is_refused(hostile_run, tmp_path):
     run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
     checkpoint(run, "0123456789AB")
-    with pytest.raises(RunError, match=r"is not this run's state: the run's step-5 .* 0123456789AB"):
+    with pytest.raises(RunError, match=r"is not this run's state: step-5 .* 0123456789AB"):
         read_run(run)
 
 

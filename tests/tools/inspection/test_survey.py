@@ -83,7 +83,7 @@ def test_staleness_counts_the_steps_since_the_last_visit(hostile_run):
 
 def test_a_state_in_which_nothing_was_visited_is_noted(hostile_run):
     found = survey(read_run(hostile_run, at="step-0"))
-    assert found.notes == ["No sample was visited up to step-0: every tau still stands at its start."]
+    assert found.notes == ["No sample was visited by step-0: every tau still has its initial value."]
     assert (found.sides, found.sheets, found.groups, found.joint) == ([], [], [], None)
     assert found.visits.max == 0
 
@@ -107,7 +107,9 @@ def test_samples_are_grouped_by_any_column_and_by_folder(hostile_run):
 
 
 def test_a_column_that_there_is_not_is_an_error_that_lists_those_there_are(hostile_run):
-    with pytest.raises(ConfigError, match=r"cannot be grouped by 'colour': .* has key, uri, caption, .*, folder"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be grouped by 'colour': .* has the columns key, uri, caption, .*, folder"
+    ):
         survey(read_run(hostile_run), ("colour",))
 
 
@@ -159,4 +161,4 @@ def test_where_no_tau_is_finite_there_are_no_sides_and_a_note(run_of, damage):
     damage(range(66), np.nan)
     found = survey(inspection)
     assert found.sides == []
-    assert "No visited sample has a tau that is finite" in found.notes[0]
+    assert "No visited sample has a finite tau" in found.notes[0]

@@ -56,7 +56,7 @@ def test_the_share_at_tau_min_is_told_for_every_snapshot(hostile_dataset, write_
 
 def test_too_many_rows_are_sampled_in_the_same_blocks_of_every_snapshot(run, monkeypatch):
     monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 16)
-    monkeypatch.setattr(module, "MOST_ROWS", 66 * 4 // 2)  # step-0 counts as well
+    monkeypatch.setattr(module, "MAX_ROWS", 66 * 4 // 2)  # step-0 counts as well
     found = through_time(read_run(run), [])
     read = np.arange(66) // 16 % 2 == 0
     assert (found.every, found.samples_read) == (2, read.sum())
@@ -65,7 +65,7 @@ def test_too_many_rows_are_sampled_in_the_same_blocks_of_every_snapshot(run, mon
 
 
 def test_at_least_one_block_is_read_and_every_says_so(run, monkeypatch):
-    monkeypatch.setattr(module, "MOST_ROWS", 1)
+    monkeypatch.setattr(module, "MAX_ROWS", 1)
     found = through_time(read_run(run), [])
     assert (found.every, found.samples_read) == (1, 66)
 
@@ -80,7 +80,7 @@ def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_and_noted(run):
 
     found = through_time(read_run(run), notes, delete)
     assert [moment.snapshot.tag for moment in found.moments] == ["step-9", "step-12"]
-    assert notes == ["step-5 is left out: the run deleted it while it was to be read."]
+    assert notes == ["step-5 is left out: the run deleted it while it was being read."]
     assert told == [1, 2, 3, 4]
 
 
@@ -98,7 +98,7 @@ def test_a_damaged_snapshot_is_left_out_and_noted(hostile_dataset, write_run, tr
     found = through_time(read_run(run, at="step-5"), notes)
     assert [moment.snapshot.tag for moment in found.moments] == ["step-5"]
     damaged, unreadable = notes
-    assert damaged.startswith("step-9 is left out: the snapshot step-9 cannot be read: the file manifests/")
+    assert damaged.startswith("step-9 is left out: snapshot step-9 cannot be read: manifests/")
     assert unreadable.startswith("step-12 is left out: ")
     assert f"snapshots/{latest.id}" in unreadable
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from thermopile.tools.inspection.groups import Correlation
-from thermopile.tools.inspection.looking import look
+from thermopile.tools.inspection.inspect_run import look
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
 from thermopile.tools.report import grouping
@@ -146,10 +146,10 @@ def test_every_figure_says_how_many_samples_of_which_snapshot_with_which_setting
     [
         (0.9, 0.6, 0.001, "Frequent classes have high temperatures, rare ones low"),
         (-0.9, -0.6, 0.001, "Frequent classes have low temperatures, rare ones high"),
-        (0.9, -0.9, 0.001, "Temperatures do not clearly follow the size of classes"),
-        (0.9, 0.4, 0.001, "Temperatures do not clearly follow the size of classes"),
-        (1.0, 1.0, 0.3, "Temperatures do not clearly follow the size of classes"),
-        (-0.9, -0.4, 0.001, "Temperatures do not clearly follow the size of classes"),
+        (0.9, -0.9, 0.001, "Temperatures do not clearly depend on the size of classes"),
+        (0.9, 0.4, 0.001, "Temperatures do not clearly depend on the size of classes"),
+        (1.0, 1.0, 0.3, "Temperatures do not clearly depend on the size of classes"),
+        (-0.9, -0.4, 0.001, "Temperatures do not clearly depend on the size of classes"),
     ],
 )
 def test_the_first_sentence_says_what_the_correlation_means_and_nothing_that_chance_may_have_done(
@@ -186,7 +186,7 @@ def test_a_cell_brings_the_number_by_which_it_is_sorted(found):
 
 
 def test_of_very_many_classes_the_largest_and_the_smallest_are_listed(found, monkeypatch):
-    monkeypatch.setattr(grouping, "MOST_GROUP_ROWS", 4)
+    monkeypatch.setattr(grouping, "MAX_GROUP_ROWS", 4)
     table = grouping._group_table(found.sides, found.groups[0])
     assert [row[0] for row in rows_of(table)] == ["34", "16", "2", "1"]
     caption = Page(table).text("caption")
@@ -228,13 +228,13 @@ def test_a_figure_that_can_no_longer_be_drawn_does_not_stay(flat_dataset, write_
     (run.report / "tau_by_class.png").write_bytes(b"of another snapshot")
     html = report_on(run)
     assert sorted(path.name for path in run.report.iterdir()) == ["report.html"]
-    assert "The dataset names no classes" in Page(html).text("li")
+    assert "The dataset has no classes" in Page(html).text("li")
     assert "The mean temperature tau is 0.5000." in html
 
 
 def test_a_page_without_any_temperature_says_why(hostile_dataset, write_run, tmp_path):
     page = Page(report_on(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")))
-    assert "clip keeps no temperature per sample" in page.text("li")
+    assert "clip has no temperature per sample" in page.text("li")
     assert "There are no temperatures to show." in page.text("p")
     assert page.of("table") == []
     assert page.within("h2") == ["Run"]
@@ -291,8 +291,8 @@ def test_texts_of_any_length_and_kind_leave_a_page_below_8_mb(hostile_run):
     # Shown as [U+202E], each of these characters takes eight bytes.
     hostile = {"caption": "\u202e" * 5000, "uri": "<" * 5000}
     details = {i: dataclasses.replace(one, table=one.table | hostile) for i, one in findings.details.items()}
-    sheets = page_module._sheets(dataclasses.replace(findings, details=details), page_module.MOST_BYTES)
-    assert sheets.size < page_module.MOST_BYTES
+    sheets = page_module._sheets(dataclasses.replace(findings, details=details), page_module.MAX_BYTES)
+    assert sheets.size < page_module.MAX_BYTES
     assert sheets.ends.count("<img") == 5 * 66
     assert "[U+202E]" * 500 in sheets.ends
     assert "[U+202E]" * 501 not in sheets.ends

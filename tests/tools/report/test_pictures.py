@@ -61,9 +61,9 @@ def test_one_picture_that_cannot_be_decoded_costs_itself_alone():
 
     notes = []
     assert list(read_pictures(Stored(), [0, 1, 2, 3], notes)) == [0, 3]
-    assert notes == ["The picture of sample 1 cannot be shown, nor those of 1 more: it is no JPEG that can be read"]
+    assert notes == ["The picture of sample 1 cannot be shown, nor those of 1 more: not a readable JPEG"]
 
 
 def test_a_picture_that_cannot_be_decoded_is_an_error():
-    with pytest.raises(OSError, match="no JPEG that can be read"):
+    with pytest.raises(OSError, match="not a readable JPEG"):
         reduced(b"no picture", 192)

@@ -51,7 +51,7 @@ def test_the_size_of_the_chunks_changes_nothing_but_the_progress(held, monkeypat
     train, test = (F.normalize(torch.randn(m, 4, generator=generator)) for m in (20, 7))
     labels = torch.randint(3, (20,), generator=generator)
     whole = knn.predict(train, labels, test, [5], quiet)[5]
-    monkeypatch.setattr(chunks, "MOST_SIMILARITIES", held)
+    monkeypatch.setattr(chunks, "MAX_SIMILARITIES", held)
     done = []
     assert knn.predict(train, labels, test, [5], lambda *at: done.append(at))[5].equal(whole)
     rows = max(1, held // 20)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from thermopile.pipeline.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.folder import FolderSource
+from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.tools.cli import main
-from thermopile.trainer.changes import differences
+from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
@@ -23,7 +23,7 @@ from thermopile.trainer.evaluation.evaluate import evaluate
 from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.evaluation.online import OnlineEvaluation
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.parts import resolve
+from thermopile.trainer.resume_settings import differences
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.run_status import read_status
 
@@ -247,13 +247,11 @@ def test_datasets_that_cannot_be_scored_are_refused_before_anything_is_written(
     for i in range(5):
         draw(i).save(tmp_path / "birds" / "birds" / f"{i}.png")
     birds = converted(tmp_path / "birds", tmp_path / "birds-set").path
-    assert_refused(on(tmp_path / "nowhere"), run, DatasetError, "nowhere is no dataset")
-    assert_refused(on(held_out.path, train=tmp_path / "gone"), run, DatasetError, "gone is no dataset")
+    assert_refused(on(tmp_path / "nowhere"), run, DatasetError, "nowhere is not a dataset")
+    assert_refused(on(held_out.path, train=tmp_path / "gone"), run, DatasetError, "gone is not a dataset")
     assert_refused(on(pairs_dataset.path), run, DatasetError, "holds images, but .* holds pairs: give .*same kind")
-    assert_refused(on(birds), run, DatasetError, "1 classes that the training set does not have, as 'birds'")
-    assert_refused(
-        on(birds, train=birds), run, ConfigError, "nothing to score: .* names one class alone, .*every_steps"
-    )
+    assert_refused(on(birds), run, DatasetError, "1 classes that the training set does not have, such as 'birds'")
+    assert_refused(on(birds, train=birds), run, ConfigError, "nothing to score: .* has only one class, .*every_steps")
 
 
 @pytest.mark.parametrize(
@@ -291,7 +289,7 @@ def test_the_first_score_of_each_method_is_shown_and_training_on_the_scored_set_
     (shown,) = [line for line in result.stderr.splitlines() if line.startswith("step 3: ")]
     share = evaluations(RunDirectory(tmp_path / "run"))[3]["knn"]["10"]["all"]
     assert shown == f"step 3: k-NN, k = 10: {share:.1%}"
-    assert "evaluation while the run trains: Training and test set are the same" in result.stderr
+    assert "evaluation during training: Training and test set are the same" in result.stderr
 
 
 def test_of_two_ranks_the_first_one_scores_while_the_other_one_waits(start_program, pairs_dataset, tmp_path):

@@ -29,11 +29,11 @@ def test_the_rank_is_the_number_of_wrong_entries_before_the_first_right_one(seed
     queries, gallery = (
         F.normalize(torch.randn(m, 3, generator=generator, dtype=torch.float64)) for m in (7, captions + more)
     )
-    before, chunks.MOST_SIMILARITIES = chunks.MOST_SIMILARITIES, held
+    before, chunks.MAX_SIMILARITIES = chunks.MAX_SIMILARITIES, held
     try:
         assert retrieval.ranks(queries, gallery, wanted, holds, quiet).tolist() == slow(queries, gallery, wanted, holds)
     finally:
-        chunks.MOST_SIMILARITIES = before
+        chunks.MAX_SIMILARITIES = before
 
 
 def test_a_caption_of_two_pictures_is_found_by_either():

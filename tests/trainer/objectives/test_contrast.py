@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thermopile.trainer.objectives import pairs as pairs_module
-from thermopile.trainer.objectives.contrast import LN2, Weights, look, weigh
 from thermopile.trainer.objectives.pairs import Pairs
+from thermopile.trainer.objectives.softmax_sums import LN2, Weights, accumulate, grad_weights
 
 
 def make_features(batch, seed, dtype=torch.float64):
@@ -54,7 +54,7 @@ def test_an_anchor_sees_its_candidates_softmax(layout, across, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(pairs_module.PIECE, "cpu", piece)
         pairs = Pairs(features, own, across=across, budget=budget)
-        sums = look(pairs, tau.view(2, batch)[:, own])
+        sums = accumulate(pairs, tau.view(2, batch)[:, own])
 
     exponents = dense(features, across) / tau[:, None]
     softmax = exponents.softmax(1)
@@ -71,15 +71,15 @@ def test_an_anchor_sees_its_candidates_softmax(layout, across, seed):
 def test_weights_give_own_features_the_gradient_of_every_anchors_log_sum(layout, across, seed):
     batch, own, budget, piece = layout
     features, tau = make_features(batch, seed).requires_grad_(), temperatures(batch, seed)
-    push = torch.randn(2 * batch, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
-    (push * tau * (dense(features, across) / tau[:, None]).logsumexp(1)).sum().backward()
+    negative_weight = torch.randn(2 * batch, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    (negative_weight * tau * (dense(features, across) / tau[:, None]).logsumexp(1)).sum().backward()
 
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setitem(pairs_module.PIECE, "cpu", piece)
-        everyone = look(Pairs(features, slice(0, batch), across=across, budget=10**6), tau.view(2, batch))
+        everyone = accumulate(Pairs(features, slice(0, batch), across=across, budget=10**6), tau.view(2, batch))
         pairs = Pairs(features, own, across=across, budget=budget)
-        weights = Weights(everyone.peak.flatten(), tau * LN2, push / everyone.total.flatten())
-        gradients = pairs.gradients(lambda *piece: weigh(*piece, weights), in_positives=tau.new_zeros(batch))
+        weights = Weights(everyone.peak.flatten(), tau * LN2, negative_weight / everyone.total.flatten())
+        gradients = pairs.gradients(lambda *piece: grad_weights(*piece, weights), in_positives=tau.new_zeros(batch))
     torch.testing.assert_close(gradients, features.grad[:, own], rtol=1e-10, atol=1e-12)
 
 
@@ -88,14 +88,14 @@ def test_weights_give_own_features_the_gradient_of_every_anchors_log_sum(layout,
 def test_a_sample_itself_has_no_weight_at_any_temperature_in_float32(across, tau, budget):
     features = make_features(5, 0, torch.float32)
     pairs = Pairs(features, slice(0, 5), across=across, budget=budget)
-    sums = look(pairs, torch.full((2, 5), tau))
+    sums = accumulate(pairs, torch.full((2, 5), tau))
     candidates = 4 if across else 8
     assert all(values.isfinite().all() for values in sums)
     assert (sums.total <= candidates + 1e-5).all()
     weights = Weights(sums.peak.flatten(), torch.full((10,), tau * LN2), torch.ones(10))
     for block in pairs.blocks:
         for rows, similarities in pairs.pieces(block):
-            weigh(similarities, rows, block, weights)
+            grad_weights(similarities, rows, block, weights)
             own_sample = torch.zeros_like(similarities)
             pairs.fill_own(own_sample, rows, block, 1.0)
             assert similarities.isfinite().all()

@@ -99,12 +99,12 @@ def test_gradients_of_own_rows_are_the_weights_times_candidates_and_positives(la
     similarities = dense(features, across)
     weights[similarities.isnan() | (similarities == EXCLUDED)] = 0.0
 
-    def weigh(similarities, rows, block):
+    def grad_weights(similarities, rows, block):
         similarities.copy_(weights[rows, block.columns])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(module.PIECE, "cpu", piece)
-        gradients = Pairs(features, own, across=across, budget=budget).gradients(weigh, in_positives)
+        gradients = Pairs(features, own, across=across, budget=budget).gradients(grad_weights, in_positives)
     weights.diagonal(batch).copy_(in_positives)
     weights.diagonal(-batch).copy_(in_positives)
     expected = (weights @ features.flatten(0, 1)).unflatten(0, (2, batch))[:, own]

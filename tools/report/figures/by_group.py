@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MANY_GROUPS = 500
-MOST_INTERVALS = 200
-"""Of more groups, intervals would cover the dots."""
+MAX_INTERVALS = 200
+"""With more groups, intervals would cover the dots."""
 
 
 def draw_tau_by_group(sides: list[Side], groups: Groups, style: Style, note: str = "") -> bytes:
-    """A dot for each group and side, with its 95 % interval where the groups are few, as PNG; `note` stands below."""
+    """Draw a dot per group and side as PNG, with 95 % intervals if the groups are few; `note` goes below."""
     with drawing(style, note) as (figure, png):
         axes = figure.subplots()
         size = 9 if len(groups.names) > MANY_GROUPS else 26
@@ -30,17 +30,17 @@ def draw_tau_by_group(sides: list[Side], groups: Groups, style: Style, note: str
                 groups.sizes, tau.mean,
                 s=size, color=colour, marker=marker, alpha=0.75, linewidths=0, label=side.name, zorder=3,
             )  # fmt: skip
-            if len(groups.names) <= MOST_INTERVALS:
+            if len(groups.names) <= MAX_INTERVALS:
                 axes.errorbar(
                     groups.sizes, tau.mean, yerr=np.nan_to_num(tau.half_width),
                     fmt="none", ecolor=colour, alpha=0.35, elinewidth=1, zorder=2,
                 )  # fmt: skip
         axes.set_xscale("log")
-        # A column's name may hold a $, which would be read as mathematics.
+        # A column name may contain $, which would be read as mathematics.
         axes.set_xlabel(f"{groups.word} size (samples, log scale)", parse_math=False)
         axes.set_ylabel(f"mean tau of the {groups.word} (dimensionless)", parse_math=False)
         _plain_size_ticks(axes, groups.sizes)
-        axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))  # no tau is negative, though an interval may reach there
+        axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))  # tau is never negative, but an interval may reach below 0
         finish(axes, style)
         if len(sides) > 1:
             axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, handletextpad=0.2, borderaxespad=0.2)
@@ -48,7 +48,7 @@ def draw_tau_by_group(sides: list[Side], groups: Groups, style: Style, note: str
 
 
 def _plain_size_ticks(axes: Axes, sizes: NDArray[np.int64]) -> None:
-    """Ticks at 1, 2, 5, 10, …, written as counts, not as powers of ten; sparser where sizes span many decades."""
+    """Set ticks at 1, 2, 5, 10, …, written as counts, not powers of ten; sparser if sizes span many decades."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     decades = np.log10(sizes.max() / sizes.min())

@@ -9,13 +9,13 @@ from .plane import draw_plane, sample_colours
 from .style import Style, drawing
 
 TALLER = 1.6
-"""A panel below the other needs as much height again to be read as a plane."""
+"""Stacked panels need more height to be readable."""
 
 
 def draw_drift(drift: Drift, style: Style) -> bytes:
-    """How many samples had which tau at the earlier snapshot and which at the later one, as PNG.
+    """Draw the joint histogram of tau at the earlier and the later snapshot as PNG.
 
-    A panel for each side, on one scale of colours; what did not move lies on the dashed diagonal.
+    One panel per side, on one colour scale; samples that did not move lie on the dashed diagonal.
     """
     across = 1 if style.narrow else len(drift.sides)
     down = len(drift.sides) // across

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KIND_COLOURS = ("#56b4e9", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7")
-"""Of Okabe and Ito's those that show on white and on black; the third, of the tail classes, stands out."""
+"""The colours of Okabe and Ito that show on white and on black; the third, for tail classes, stands out."""
 _NO_CLASS = "#8a8f96"
 _HEIGHT, _NARROW_HEIGHT = 4.4, 8.0
 _DOT, _MARK = 7, 30
 _RIM = 0.2
-"""Without it the lowest tau would be lost on black paper, the highest on white."""
+"""Without a rim the lowest tau would vanish on black, the highest on white."""
 _CLIPPED = 0.02
-"""A few extremes would leave all others one colour."""
+"""Clip the colour scale: otherwise a few extremes would leave all others one colour."""
 
 
 def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], style: Style) -> bytes:
-    """The samples by tau and, where there are classes, by class, hottest and coldest marked, as PNG."""
+    """Draw the samples by tau and, if there are classes, by class, with the hottest and coldest marked, as PNG."""
     panels = 2 if shown.kinds else 1
     height = _NARROW_HEIGHT * panels / 2 if style.narrow else _HEIGHT
     with drawing(replace(style, height=height)) as (figure, png):
@@ -46,9 +46,9 @@ def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], style: Style) -> 
 
 
 def kinds_legend(kinds: Kinds) -> list[tuple[str, str, str]]:
-    """Of each kind its colour (#rrggbb, in all styles the same), how the figure calls it, and its own name.
+    """Return each kind's colour (#rrggbb, the same in all styles), label in the figure, and name.
 
-    A class's own name comes from the data, and is not drawn.
+    The name of a class comes from the data and is not drawn.
     """
     drawn = [
         f"class {place}" if kinds.are_classes else f"{name} classes" for place, name in enumerate(kinds.names, start=1)
@@ -92,7 +92,7 @@ def _draw_kinds(axes: Axes, shown: EmbeddingMap, kinds: Kinds, sides: list[Side]
 
 
 def _mark(axes: Axes, shown: EmbeddingMap, colours: Sequence[str], labels: Sequence[str | None]) -> None:
-    """Put triangles around the coldest samples, pointing down, and around the hottest, pointing up."""
+    """Mark the coldest samples with triangles pointing down, the hottest with triangles pointing up."""
     points = shown.points.values()
     cold = np.concatenate([of_side.xy[of_side.coldest] for of_side in points])
     hot = np.concatenate([of_side.xy[of_side.hottest] for of_side in points])

@@ -1,4 +1,4 @@
-"""How many samples have which value: of tau, of the rest of the state, of visits and of staleness."""
+"""Histograms of tau, of the rest of the state, of visits and of staleness."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .style import Style, drawing, finish
 
 BARS = 60
 TRIMMED = 0.005
-"""Share of the values at each end that lies in the outermost bar: a few stragglers would squeeze all others."""
+"""Share of the values at each end put into the outermost bar, so that outliers do not squeeze the rest."""
 SQUARE_WIDTH = 5.0
-"""Inches: both axes are as long as each other."""
+"""Inches, for a square plot."""
 
 
 class Panel(NamedTuple):
-    """One histogram: its title, what is counted, and the name and unit of its axis."""
+    """One histogram: title, values, and the axis's name and unit."""
 
     title: str
     values: Distribution
@@ -31,7 +31,7 @@ class Panel(NamedTuple):
 
 
 def draw_tau_histograms(sides: list[Side], tau_init: float | None, style: Style) -> bytes:
-    """How many visited samples have which tau, a panel for each side on common axes, as PNG."""
+    """Draw histograms of tau over the visited samples as PNG, one panel per side on common axes."""
     widest = max(sides, key=lambda side: side.tau.max - side.tau.min).tau
     lowest, highest = min(side.tau.min for side in sides), max(side.tau.max for side in sides)
     edges = np.linspace(lowest, highest, len(widest.edges(BARS))) if highest > lowest else widest.edges(1)
@@ -55,7 +55,7 @@ def draw_tau_histograms(sides: list[Side], tau_init: float | None, style: Style)
 
 
 def draw_histograms(panels: list[Panel], counted: str, colour: int, style: Style) -> bytes:
-    """Histograms beside each other, each on its own axes, as PNG; colour: of the first (0) or the second side (1)."""
+    """Draw histograms side by side, each on its own axes, as PNG; colour: that of the first (0) or second side (1)."""
     with drawing(style) as (figure, png):
         across = 1 if style.narrow else len(panels)
         shown = figure.subplots(len(panels) // across, across, squeeze=False).ravel()
@@ -72,14 +72,14 @@ def draw_histograms(panels: list[Panel], counted: str, colour: int, style: Style
 
 
 def _whole_edges(values: Distribution) -> NDArray[np.float64]:
-    """Edges between whole numbers, so that every bar holds equally many of them."""
+    """Return edges between whole numbers, so that every bar holds the same number of them."""
     numbers = values.max - values.min + 1
     width = int(np.ceil(numbers / BARS))
     return np.asarray(values.min - 0.5 + width * np.arange(int(np.ceil(numbers / width)) + 1), np.float64)
 
 
 def draw_joint(joint: Joint, sides: list[str], style: Style) -> bytes:
-    """Tau of the first side against tau of the second, the samples counted on a log scale, as PNG."""
+    """Draw tau of the first side against tau of the second as PNG, with counts on a log scale."""
     with drawing(replace(style, width=min(style.width, SQUARE_WIDTH))) as (figure, png):
         axes = figure.subplots()
         mesh = draw_plane(axes, joint, sample_colours([joint]), style)

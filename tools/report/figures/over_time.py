@@ -1,4 +1,4 @@
-"""Tau over the steps of a run: of all samples, as bands of quantiles, and of one sample."""
+"""Tau over the steps of a run: quantile bands over all samples, and single samples."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BANDS = ((0, 4, 0.22, "5–95 %"), (1, 3, 0.45, "25–75 %"))
-"""The places of their quantiles, how opaque they are, what they are called."""
+"""Indices of the lower and upper quantile, opacity, label."""
 
 
 def draw_tau_over_time(through_time: ThroughTime, style: Style) -> bytes:
-    """Quantiles of tau over the visited samples at every snapshot, a panel for each side, as PNG.
+    """Draw quantiles of tau over the visited samples at every snapshot as PNG, one panel per side.
 
-    One snapshot alone is drawn as a box.
+    A single snapshot is drawn as a box.
     """
     steps = np.array([moment.snapshot.step for moment in through_time.moments], np.float64)
     with drawing(style) as (figure, png):
@@ -36,7 +36,7 @@ def draw_tau_over_time(through_time: ThroughTime, style: Style) -> bytes:
             axes.set_title(side, loc="left")
             _finish_steps(axes, style)
         panels[0].set_ylim(bottom=0)
-        # Beside the panel's name, in the same line.
+        # Beside the panel's name, on the same line.
         panels[-1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.2,
                           handlelength=1.2, handletextpad=0.4, columnspacing=1.0)  # fmt: skip
         figure.supxlabel("step")
@@ -48,7 +48,7 @@ def _draw_bands(axes: Axes, steps: NDArray[np.float64], quantiles: NDArray[np.fl
     """steps [m]; quantiles [5, m], as in QUANTILES."""
     axes.plot(steps, quantiles[2], color=colour, marker="o", markersize=3.5, linewidth=1.6, label="median", zorder=4)
     if len(steps) == 1:
-        # A band of one step would have no width.
+        # A band over one step would have no width.
         axes.set_xlim(steps[0] - 1, steps[0] + 1)
         axes.set_xticks(steps)
         steps, quantiles = steps[0] + np.array([-0.2, 0.2]), np.repeat(quantiles, 2, axis=1)
@@ -60,7 +60,7 @@ def _draw_bands(axes: Axes, steps: NDArray[np.float64], quantiles: NDArray[np.fl
 
 
 def draw_history(history: History, sides: Sequence[str], style: Style) -> bytes:
-    """Tau of one sample over the steps, a line for each side, as PNG; hollow where it was not visited yet.
+    """Draw tau of one sample over the steps as PNG, one line per side; hollow markers before its first visit.
 
     The history has at least one snapshot.
     """

@@ -1,4 +1,4 @@
-"""Two temperatures of every sample against each other: counts in a plane, on a log scale of colours."""
+"""Joint histogram of two temperatures per sample, on a log colour scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def draw_plane(axes: Axes, joint: Joint, colours: LogNorm, style: Style) -> QuadMesh:
-    """The first value to the right, the second one up; the dashed diagonal is where both are the same."""
+    """Draw the first value on x, the second on y; on the dashed diagonal both are equal."""
     across, up = joint.edges
     counts = np.ma.masked_equal(joint.counts.T, 0)
     mesh = axes.pcolormesh(across, up, counts, norm=colours, cmap=_colour_map(style), zorder=2)
@@ -28,14 +28,14 @@ def draw_plane(axes: Axes, joint: Joint, colours: LogNorm, style: Style) -> Quad
 
 
 def sample_colours(joints: list[Joint]) -> LogNorm:
-    """One scale for all of them; at least 1 to 10, so that it has two ends where no bin holds more than one sample."""
+    """Return one colour scale for all; at least 1 to 10, so that it has two ends even if no bin exceeds one sample."""
     from matplotlib.colors import LogNorm
 
     return LogNorm(1, max(10, *(int(joint.counts.max()) for joint in joints)))
 
 
 def _colour_map(style: Style) -> Colormap:
-    """On dark paper without the map's darkest part: nobody would see the bins of one sample."""
+    """Return the colour map; on dark paper without its darkest part, which would hide bins of one sample."""
     from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 

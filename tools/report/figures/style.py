@@ -1,4 +1,4 @@
-"""What the figures have in common: sizes, colours, and PNG bytes in the end."""
+"""Shared by all figures: sizes, colours and PNG encoding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PIXELS_PER_INCH = 200
 COLOURS = 256
 MARKERS = ("o", "D")
-"""Of the first and the second side."""
+"""Markers of the first and the second side."""
 COLOUR_MAP = "cividis"
 MARGIN = 0.08
 """Inches around and between panels."""
@@ -34,7 +34,7 @@ class Style:
     ink: str
     grid: str
     sides: tuple[str, str]
-    """First and second side."""
+    """Colours of the first and second side."""
 
     @property
     def narrow(self) -> bool:
@@ -46,19 +46,19 @@ DARK = Style(8.0, 3.6, paper="#1b1e23", ink="#d3d7dd", grid="#343942", sides=("#
 
 
 Draw = Callable[[Style], bytes]
-"""A figure's PNG in a style."""
+"""Draws a figure in a style and returns its PNG."""
 
 
 def narrow(style: Style) -> Style:
-    """The same for a phone's screen."""
+    """Return the style sized for a phone screen."""
     return replace(style, width=3.7, height=3.5)
 
 
 @contextmanager
 def drawing(style: Style, note: str = "") -> Iterator[tuple[Figure, BytesIO]]:
-    """A figure to draw in, and its PNG, there when the block ends; `note` stands below.
+    """Yield a figure to draw in and a buffer that holds its PNG after the block; `note` goes below the figure.
 
-    Needs no display; leaves matplotlib as it was.
+    Needs no display and leaves matplotlib's settings unchanged.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -66,7 +66,7 @@ def drawing(style: Style, note: str = "") -> Iterator[tuple[Figure, BytesIO]]:
 
     font = 9.0
     settings: dict[Any, Any] = {
-        # Else the last tick of one panel touches the first of the next.
+        # Otherwise the last tick of one panel touches the first of the next.
         "figure.constrained_layout.wspace": 0.06,
         "figure.constrained_layout.w_pad": MARGIN, "figure.constrained_layout.h_pad": MARGIN,
         "font.size": font, "axes.labelsize": font, "figure.labelsize": font, "axes.titlesize": font + 1,
@@ -84,14 +84,14 @@ def drawing(style: Style, note: str = "") -> Iterator[tuple[Figure, BytesIO]]:
         canvas.draw()  # type: ignore[no-untyped-call]
         pixels = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
     drawn = Image.fromarray(pixels).convert("RGB")
-    # A third of the bytes, and nothing that is seen: the page holds every figure in four forms.
+    # A palette takes a third of the bytes without visible loss; the page holds every figure four times.
     small = drawn.quantize(COLOURS, Image.Quantize.FASTOCTREE)
     _set_paper(small, tuple(pixels[0, 0, :3].tolist()))
     small.save(png, "PNG")
 
 
 def _set_paper(picture: Image.Image, paper: tuple[int, ...]) -> None:
-    """Make the colour of the first pixel exact: the paper must not stand out from the page."""
+    """Set the exact colour of the first pixel, so that the paper matches the page."""
     place, palette = int(np.asarray(picture)[0, 0]), picture.getpalette() or []
     palette[3 * place : 3 * place + 3] = paper
     picture.putpalette(palette)

@@ -1,0 +1,224 @@
+"""The loaders beside FFCV's own Loader and torch's DataLoader with Pillow; what a machine can feed, `thermopile bench
+loader` says.
+
+\b
+single     one view, crop and flip
+two_views  two views, crop and flip
+simclr     two views, SimCLR's whole recipe, for which FFCV has no operations
+checksum   what it costs to compare every sample with its checksums
+open       time and memory to open a dataset of a hundred million rows
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from thermopile.pipeline.augment import RECIPES
+from thermopile.pipeline.cores import cores
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.order import Order
+
+from harness import Figure, Measured, Part, isolated, memory_in_use, ratios, script
+from made import make_pairs, repeat_shard, write_first_format
+
+if TYPE_CHECKING:
+    from thermopile.pipeline.loading.dali_loader import DALILoader
+    from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
+    from thermopile.tools.bench.loader import Contender, Serve, Work
+
+# `open` counts the memory of processes that import this file: what is heavy is imported where it is used.
+
+LABELS = {
+    "ffcv": "ffcv",
+    "dali": "dali",
+    "ffcv_own": "FFCV's own Loader",
+    "pillow": "torch DataLoader + Pillow",
+    "decode": "libjpeg-turbo alone",
+    "ffcv_unverified": "ffcv without checksums",
+    "dali_unverified": "dali without checksums",
+}
+
+
+@dataclass(frozen=True)
+class RateSizes:
+    """Batches that each contender serves once a round."""
+
+    recipe: str
+    views: int
+    rivals: str
+    """Those that ffcv and dali are compared with, joined by `+`; `unverified` is each of the two without checksums."""
+    images: int = 2_048
+    """Photographs of 400 × 300 pixels, in the page cache."""
+    batch: int = 64
+    batches: int = 12
+    """Batches of a round that are timed."""
+    rounds: int = 7
+    image_size: int = 224
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """(ours, other) whose rates are compared."""
+        if self.rivals == "unverified":
+            return [("ffcv", "ffcv_unverified"), ("dali", "dali_unverified")]
+        return [(ours, other) for ours in ("ffcv", "dali") for other in self.rivals.split("+")]
+
+
+ASKED = {("crop_flip", 1, "ffcv", "ffcv_own"): 1.2, ("crop_flip", 1, "ffcv", "pillow"): 2.5,
+         ("crop_flip", 1, "dali", "pillow"): 1.2, ("crop_flip", 2, "ffcv", "ffcv_own"): 2.0,
+         ("simclr", 2, "ffcv", "pillow"): 3.0, ("crop_flip", 1, "ffcv", "ffcv_unverified"): 0.98,
+         ("crop_flip", 1, "dali", "dali_unverified"): 0.98}  # fmt: skip
+"""(recipe, views, ours, other) → how many times faster ours has to be."""
+
+
+def rate(sizes: RateSizes, directory: Path) -> Measured:
+    """Open every contender, and let each serve its batches once a round."""
+    from thermopile.tools.bench.loader import LOADERS, Work, photographs, rates
+
+    from ffcv_rival import ffcv_own_loader
+    from pillow_views import pillow
+
+    dataset = photographs(directory, sizes.images)
+    order = Order.create(sizes.images, sizes.batch)
+    work = Work(dataset, order, sizes.recipe, sizes.views, sizes.image_size, sizes.batches)
+    known: dict[str, Contender] = {**LOADERS, "ffcv_own": ffcv_own_loader, "pillow": pillow}
+    known |= {f"{name}_unverified": _unverified(LOADERS[name]) for name in ("ffcv", "dali")}
+    contenders = {name: known[name] for pair in sizes.pairs for name in pair}
+    found = rates(contenders, work, sizes.rounds)
+    views = "one view" if sizes.views == 1 else f"{sizes.views} views"
+    return Measured(
+        f"images a second, {views} of {sizes.recipe}; {sizes.images:,} photographs of 400×300 to {sizes.image_size}×"
+        f"{sizes.image_size}, batches of {sizes.batch}, {cores()} cores; medians of {sizes.rounds} rounds of "
+        f"{sizes.batches} batches each",
+        "as named; ratios are the median of the rounds (lowest–highest)",
+        [
+            Figure(f"{ours}_over_{other}", f"{LABELS[ours]}, beside {LABELS[other]}", "/s", median(found[ours]),
+                   median(found[other]), more_is_better=True, ratios=ratios(found[ours], found[other]),
+                   ratio_at_least=ASKED.get((sizes.recipe, sizes.views, ours, other)))
+            for ours, other in sizes.pairs
+        ],
+        notes=["Each on all cores, with two batches ahead. ffcv and dali decode a JPEG once for all its views, FFCV's "
+               f"own Loader once for each. dali runs on the {'GPU' if torch.cuda.is_available() else 'CPU'}."],
+    )  # fmt: skip
+
+
+def _unverified(contender: Contender) -> Contender:
+    """The same files as a dataset of format 1, which has no checksums."""
+
+    def opened(work: Work) -> AbstractContextManager[Serve]:
+        path = work.dataset.path.with_name("first_format")
+        dataset = Dataset(path) if path.exists() else write_first_format(work.dataset, path)
+        return contender(replace(work, dataset=dataset))
+
+    return opened
+
+
+@dataclass(frozen=True)
+class OpenSizes:
+    """A dataset of many rows of a tiny picture; its shards are one file under several names."""
+
+    shards: int = 763
+    rows: int = 131_072
+    """Rows of a shard."""
+    batch: int = 1024
+    batches: int = 20
+    """Drawn from all shards."""
+    first_format_shards: int = 8
+    """Shards that are opened as format 1."""
+
+
+class Opened(NamedTuple):
+    """What it took to open a dataset."""
+
+    seconds: float
+    taken_bytes: int
+    process_bytes: int
+
+
+def open_dataset(sizes: OpenSizes, directory: Path) -> Measured:
+    """With each loader open a small dataset, for all that is done once in a process, and then the large one."""
+    small, large = directory / "small", directory / "large"
+    make_pairs(small, 2 * sizes.batch, 1)
+    first_format = write_first_format(make_pairs(large, sizes.rows, sizes.first_format_shards), directory / "format_1")
+    repeat_shard(large, sizes.shards)
+    figures: list[Figure] = []
+    for name in ("ffcv", "dali"):
+        opened = isolated(_open_both, name, small, large, sizes)
+        figures += [
+            Figure(f"{name}_seconds", f"{name}: first batch", "s", opened.seconds, at_most=60),
+            Figure(f"{name}_megabytes", f"{name}: memory taken", "MB", opened.taken_bytes / 1e6, at_most=200),
+            Figure(f"{name}_process_megabytes", f"{name}: memory of its process", "MB", opened.process_bytes / 1e6,
+                   at_most=1000),
+        ]  # fmt: skip
+    seconds = _seconds_to_check(first_format)
+    figures.append(Figure("format_1_seconds", f"{first_format.n:,} rows of format 1 checked", "s", seconds, at_most=2))
+    return Measured(
+        f"{sizes.shards * sizes.rows:,} rows in {sizes.shards} shards, in the page cache, fully shuffled; after "
+        f"{sizes.batches} batches of {sizes.batch}, each loader in a fresh process; what a process does once is not "
+        "counted in the first two",
+        "",
+        figures,
+    )
+
+
+def _open_both(name: str, small: Path, large: Path, sizes: OpenSizes) -> Opened:
+    with ExitStack() as held:  # to the end: memory freed would be taken again unseen
+        _open(name, small, replace(sizes, batches=1), held)
+        return _open(name, large, sizes, held)
+
+
+def _open(name: str, path: Path, sizes: OpenSizes, held: ExitStack) -> Opened:
+    """How long it takes from nothing to the first batch, and the memory taken after some batches."""
+    before, began = memory_in_use(), time.perf_counter()
+    dataset = Dataset(path)
+    order = Order.create(dataset.n, sizes.batch)
+    loader = _loader(name).open(dataset, order, recipe=RECIPES["clip"], image_size=32, views=1)
+    held.enter_context(loader)
+    batches = loader.epoch(0)
+    next(batches)
+    seconds = time.perf_counter() - began
+    for _ in range(sizes.batches - 1):
+        next(batches)
+    return Opened(seconds, memory_in_use() - before, memory_in_use())
+
+
+def _loader(name: str) -> type[FFCVLoader | DALILoader]:
+    """Import one of the loaders, and not the other: it would count as memory of the process."""
+    if name == "ffcv":
+        from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
+
+        return FFCVLoader
+    from thermopile.pipeline.loading.dali_loader import DALILoader
+
+    return DALILoader
+
+
+def _seconds_to_check(dataset: Dataset) -> float:
+    """How long all shards take to open for the first time."""
+    dataset.shard(0)  # the checks are compiled once
+    again, began = Dataset(dataset.path), time.perf_counter()
+    for shard in range(again.shards):
+        again.shard(shard)
+    return time.perf_counter() - began
+
+
+def _rate_part(sizes: RateSizes) -> Part:
+    return Part(rate, sizes, replace(sizes, images=96, batch=16, batches=2, rounds=1, image_size=64))
+
+
+PARTS = {
+    "single": _rate_part(RateSizes("crop_flip", 1, "ffcv_own+pillow+decode")),
+    "two_views": _rate_part(RateSizes("crop_flip", 2, "ffcv_own+pillow+decode")),
+    "simclr": _rate_part(RateSizes("simclr", 2, "pillow+decode", rounds=5)),
+    "checksum": _rate_part(RateSizes("crop_flip", 1, "unverified", batches=16, rounds=25)),
+    "open": Part(open_dataset, OpenSizes(), OpenSizes(2, 256, 64, 2, 1)),
+}
+
+if __name__ == "__main__":
+    script(__doc__, PARTS, "ffcv", "nvidia-dali-cuda130", "torch", "pillow")()

@@ -1,0 +1,102 @@
+"""Write one shard's samples row by row in FFCV's file format (.beton).
+
+FFCV's DatasetWriter does everything that touches the file, but its worker processes are not used: they hang when a
+sample raises. One process writes a shard; conversions run in parallel over shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dataset_index import CAPTIONS_PER_SAMPLE
+from ..ffcv_api import (
+    DatasetWriter,
+    FieldDescType,
+    HeaderType,
+    IntField,
+    MemoryAllocator,
+    NDArrayField,
+    RGBImageField,
+    handle_sample,
+)
+from ..row_records import MAX_BYTES
+
+PAGE_SIZE = MAX_BYTES
+MAX_JPEG_BYTES = PAGE_SIZE - (1 << 16)
+"""A sample must fit one page of the file; this leaves room for its tokens."""
+
+_RGB_IMAGE_TYPE_ID = 2
+_JPEG_MODE = 0
+
+
+class BetonRow(NamedTuple):
+    """One sample as the shard stores it."""
+
+    jpeg: bytes
+    height: int
+    width: int
+    tokens: NDArray[np.int32] | None
+    """int32 [captions, L], or None in a dataset without captions."""
+    source_index: int
+    """The sample's index in the source listing, which traces pixels back to their origin."""
+
+
+class JPEGField(RGBImageField):  # type: ignore[misc]
+    """FFCV's image field for encoded JPEGs, whose bytes are stored unchanged."""
+
+    def encode(self, destination: Any, image: BetonRow, malloc: Callable[[int], tuple[int, Any]]) -> None:
+        destination["mode"] = _JPEG_MODE
+        destination["height"], destination["width"] = image.height, image.width
+        destination["data_ptr"], storage = malloc(len(image.jpeg))
+        storage[:] = np.frombuffer(image.jpeg, np.uint8)
+
+
+class _ShardWriter(DatasetWriter):  # type: ignore[misc]
+    """FFCV's writer without worker processes; it may write fewer rows than announced."""
+
+    def write(self, rows: Iterable[BetonRow], most_rows: int) -> int:
+        self.num_samples = most_rows
+        self.prepare()
+        self._name_image_field_as_ffcv_does()
+        allocator = MemoryAllocator(self.fname, self.data_region_start, self.page_size)
+        # Not in shared memory: an error's traceback would hold a view of it, so that it could not be closed and the
+        # error would be lost.
+        metadata: Any = np.zeros(most_rows, self.metadata_type)
+        written = 0
+        try:
+            with allocator:
+                for row in rows:
+                    values = (row, row.source_index) if row.tokens is None else (row, row.tokens, row.source_index)
+                    handle_sample(values, written, self.metadata_type.names, metadata, allocator, self.fields)
+                    written += 1
+            np.frombuffer(self.metadata_sm.buf, self.metadata_type, count=most_rows)[:] = metadata
+            self.header["num_samples"] = written
+            self.finalize(allocator.allocations)
+        finally:
+            self.metadata_sm.close()
+            self.metadata_sm.unlink()
+        return written
+
+    def _name_image_field_as_ffcv_does(self) -> None:
+        """Give JPEGField the type id of its base class, so that any FFCV can read the file."""
+        with open(self.fname, "r+b") as file:
+            file.seek(HeaderType.itemsize + FieldDescType.fields["type_id"][1])
+            file.write(bytes([_RGB_IMAGE_TYPE_ID]))
+
+
+def write_beton(path: Path, rows: Iterable[BetonRow], *, most_rows: int, context_length: int | None) -> int:
+    """Write a shard and return its number of rows, at most `most_rows`.
+
+    context_length: the length L of every caption's tokens; None writes no tokens field. The file is complete only when
+    this returns, so write to a temporary name.
+    """
+    fields: dict[str, Any] = {"image": JPEGField(write_mode="jpg")}
+    if context_length is not None:
+        fields["tokens"] = NDArrayField(np.dtype("<i4"), (CAPTIONS_PER_SAMPLE, context_length))
+    fields["source_index"] = IntField()
+    return _ShardWriter(str(path), fields, page_size=PAGE_SIZE, num_workers=1).write(rows, most_rows)

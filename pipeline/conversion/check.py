@@ -1,0 +1,179 @@
+"""Check a dataset by reading all of it: the index, every byte of every shard, every picture, every caption."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tokenizers import Tokenizer
+
+from ...files import sha256_of
+from ..cores import cores
+from ..dataset import Dataset
+from ..dataset_index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, ShardSuffix, TokenizerInfo, shard_name
+from ..errors import DatasetError
+from ..samples_table import CAPTION, PLACE_IN_SHARD, SamplesTable
+from ..shard import Shard
+from ..tokenizer import encode, end_id_of, load_tokenizer, vocab_size_of
+from .images import decodes
+
+ROWS_AT_ONCE = 256
+
+
+class Finding(NamedTuple):
+    """One problem of a dataset."""
+
+    kind: str
+    """digest, file, table, source index, picture, tokens or tokenizer."""
+    where: str
+    """The file, and the row if the problem is in one."""
+    what: str
+
+
+class _Opened(NamedTuple):
+    name: str
+    shard: Shard
+    records: NDArray[np.void]
+    """RECORD of every row."""
+    captions: list[str] | None
+    """The caption of every row; None without captions or if the table is unusable."""
+    vocabulary: TokenizerInfo | None
+    tokenizer: Tokenizer | None
+
+
+def check_dataset(
+    path: Path, *, workers: int | None = None, on_progress: Callable[[int], None] = lambda done: None
+) -> Iterator[Finding]:
+    """Yield every problem of the dataset at `path` as it is found; none if it is sound.
+
+    Compares dataset.json with its checksum, files with their sha256, rows with their checksums, tables with the rows,
+    pictures with their height and width, and tokens with the captions encoded again; no source index may occur twice.
+    `workers` threads decode. Calls on_progress with the number of rows checked so far.
+    Raises DatasetError if dataset.json is unusable or a shard's file is missing.
+    """
+    dataset = Dataset(path)
+    tokenizer, findings = _open_tokenizer(dataset)
+    yield from findings
+    seen = np.zeros(0, np.int64)
+    with ThreadPoolExecutor(workers or cores()) as threads:
+        for number in range(dataset.shards):
+            name = shard_name(number, "beton")
+            yield from _check_digests(dataset, number)
+            try:
+                shard = dataset.shard(number)
+                records = shard.records()
+            except (DatasetError, OSError) as error:
+                yield Finding("file", name, str(error))
+                continue
+            captions, findings = _check_table(dataset, number, records)
+            yield from findings
+            yield from _check_source_index(name, records["source_index"], seen)
+            seen = np.concatenate([seen, records["source_index"]])
+            opened = _Opened(name, shard, records, captions, dataset.index.tokenizer, tokenizer)
+            batches = [range(len(records))[at : at + ROWS_AT_ONCE] for at in range(0, len(records), ROWS_AT_ONCE)]
+            for rows, findings in zip(batches, threads.map(partial(_check_rows, opened), batches), strict=True):
+                yield from findings
+                on_progress(int(dataset.first_id[number]) + rows.stop)
+
+
+def _open_tokenizer(dataset: Dataset) -> tuple[Tokenizer | None, list[Finding]]:
+    if (info := dataset.index.tokenizer) is None:
+        return None, []
+    try:
+        tokenizer = load_tokenizer(dataset.tokenizer_path, context_length=info.context_length)
+    except DatasetError as error:
+        return None, [Finding("tokenizer", TOKENIZER_FILE, str(error))]
+    has, told = (vocab_size_of(tokenizer), end_id_of(tokenizer)), (info.vocab_size, info.end_id)
+    if has != told:
+        what = f"its vocabulary and closing token are {has}, but {INDEX_FILE} says {told}"
+        return None, [Finding("tokenizer", TOKENIZER_FILE, what)]
+    return tokenizer, []
+
+
+def _check_digests(dataset: Dataset, number: int) -> Iterator[Finding]:
+    for suffixes, digest in dataset.index.shard_digests[number].items():
+        names = [shard_name(number, cast(ShardSuffix, suffix)) for suffix in suffixes.split()]
+        try:
+            found = sha256_of(*(dataset.path / SHARD_FOLDER / name for name in names))
+        except OSError as error:
+            yield Finding("file", names[0], str(error))
+            continue
+        if found != digest:
+            yield Finding("digest", " and ".join(names), "the bytes differ from those written (sha256)")
+
+
+def _check_table(
+    dataset: Dataset, number: int, records: NDArray[np.void]
+) -> tuple[list[str] | None, list[Finding]]:  # fmt: skip
+    """Return a shard's captions, and the mismatches between its samples table and its rows."""
+    name = shard_name(number, "parquet")
+    expected = {PLACE_IN_SHARD: np.arange(len(records)), "width": records["width"], "height": records["height"]}
+    # Open it without digests, which were checked before, so that other problems of the table are found too.
+    digests: tuple[dict[str, str], ...] = tuple({} for _ in dataset.index.shard_digests)
+    try:
+        index = dataset.index.model_copy(update={"shard_digests": digests})
+        table = SamplesTable(dataset.path, index).whole(number, [*expected, CAPTION])
+    except (DatasetError, OSError) as error:
+        return None, [Finding("table", name, str(error))]
+    wrong = [column for column, values in expected.items() if not np.array_equal(table[column], values)]
+    findings = [Finding("table", name, f"its column {column!r} does not match the rows") for column in wrong]
+    return [caption or "" for caption in table[CAPTION].to_pylist()], findings
+
+
+def _check_source_index(name: str, source_index: NDArray[np.int64], seen: NDArray[np.int64]) -> Iterator[Finding]:
+    indices, rows = np.unique(source_index, return_index=True)
+    if len(indices) < len(source_index):
+        yield Finding("source index", name, f"{len(source_index) - len(indices):,} rows repeat another row's index")
+    for row in rows[np.isin(indices, seen)].tolist():
+        yield Finding("source index", f"{name}, row {row:,}", f"{source_index[row]:,} also occurs in an earlier shard")
+
+
+def _check_rows(opened: _Opened, rows: range) -> list[Finding]:
+    wrong = [(row, "picture", reason) for row in rows if (reason := _wrong_with_picture(opened, row))]
+    if opened.vocabulary is not None:
+        wrong += [(row, "tokens", reason) for row, reason in _wrong_with_tokens(opened, opened.vocabulary, rows)]
+    return [Finding(kind, f"{opened.name}, row {row:,}", reason) for row, kind, reason in sorted(wrong)]
+
+
+def _wrong_with_picture(opened: _Opened, row: int) -> str:
+    height, width = (int(opened.records[name][row]) for name in ("height", "width"))
+    try:
+        jpeg = opened.shard.jpeg(row)
+    except DatasetError as error:
+        return str(error)
+    try:
+        with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
+            size = image.size
+    except Exception as error:  # noqa: BLE001 Pillow raises nearly anything on a damaged file
+        return f"not a JPEG: {type(error).__name__}"
+    if size != (width, height):
+        return f"{size[0]}×{size[1]} pixels, but {width}×{height} are recorded"
+    return "" if decodes(jpeg, height, width) else "it cannot be decoded completely"
+
+
+def _wrong_with_tokens(opened: _Opened, info: TokenizerInfo, rows: range) -> Iterator[tuple[int, str]]:
+    readable, of_row = [], [np.empty((0, info.context_length), np.int32)]
+    for row in rows:
+        try:
+            of_row.append(opened.shard.tokens(np.array([row])))
+            readable.append(row)
+        except DatasetError as error:
+            yield row, str(error)
+    tokens = np.concatenate(of_row)
+    unclosed = ~(tokens == info.end_id).any(axis=1)
+    others = np.zeros(len(readable), bool)
+    if opened.tokenizer is not None and opened.captions is not None and readable:
+        captions = [opened.captions[row] for row in readable]
+        others = (encode(opened.tokenizer, captions).tokens != tokens).any(axis=1)
+    for reason, bad in (
+        (f"the closing token {info.end_id} is missing", unclosed),
+        ("the tokens do not match the caption", others & ~unclosed),
+    ):
+        yield from ((readable[place], reason) for place in np.flatnonzero(bad).tolist())

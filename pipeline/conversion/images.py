@@ -1,0 +1,205 @@
+"""Convert any picture that Pillow opens to an upright RGB JPEG that the loaders can decode, or say why not.
+
+Colour profiles are not applied, as in nearly every loader.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from ..dataset_index import ImagePolicy
+from ..errors import BadSampleError
+from ..ffcv_api import imdecode
+from ..jpeg_size import size_in_header
+from ..row_records import MAX_PIXELS
+from .beton import MAX_JPEG_BYTES
+from .jpeg_markers import coding_of
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""Other formats are refused: for some Pillow starts other programs. MPO is a JPEG followed by more pictures."""
+MAX_SIDE = 65_500
+"""libjpeg's limit; FFCV stores a side in 16 bits."""
+
+_OTHER_FILES = {b"%PDF": "a PDF document", b"%!PS": "a PostScript document", b"PK\x03\x04": "a zip archive",
+                b"\x1f\x8b": "a gzip archive", b"#!": "a script"}  # fmt: skip
+"""First bytes of files often found among pictures → their kind."""
+
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF orientation → transformation that makes the picture upright."""
+
+
+class StoredImage(NamedTuple):
+    """A picture as a shard stores it."""
+
+    jpeg: bytes
+    height: int
+    width: int
+
+
+def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
+    """Keep a JPEG byte for byte if possible; otherwise make the picture upright RGB and encode it.
+
+    A JPEG is kept if it is Huffman-coded YCbCr, upright, within policy.max_size, and the loaders' decoder accepts it
+    without warnings; bytes after its end are kept too. Animations give their first picture; transparency becomes white.
+    Raises BadSampleError for non-pictures, truncated or damaged files, and bombs.
+    """
+    if isinstance(picture, Image.Image):
+        return _encode(_rgb(picture), policy)
+    if not picture:
+        raise BadSampleError("the file is empty")
+    coding = coding_of(picture) if picture.startswith(b"\xff\xd8") else None
+    if coding and coding.plain_size and (kept := _kept_plain(picture, *coding.plain_size, policy)):
+        return kept
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about odd metadata, and about bombs, which _refuse_bomb handles
+            with Image.open(io.BytesIO(picture), formats=FORMATS) as image:
+                _refuse_bomb(image)
+                if coding and coding.is_huffman and _can_be_kept(image, picture, policy):
+                    return StoredImage(picture, image.height, image.width)
+                return _encode(_rgb(_loaded_upright(image, policy)), policy)
+    except BadSampleError:
+        raise
+    except UnidentifiedImageError:  # its message contains a memory address
+        raise BadSampleError(_what_it_is(picture)) from None
+    except Image.DecompressionBombError:  # raised on opening, before the size is known
+        raise BadSampleError(f"too many pixels: more than twice {MAX_PIXELS:,}") from None
+    except Exception as error:  # Pillow's decoders raise nearly anything on hostile input
+        raise BadSampleError(f"damaged or not supported{_known_cause(error)}") from error
+
+
+def _kept_plain(picture: bytes, height: int, width: int, policy: ImagePolicy) -> StoredImage | None:
+    """Keep a JPEG by its markers alone; None if Pillow is needed. Saves a tenth of a conversion's time."""
+    fits = 0 < height * width <= MAX_PIXELS and min(height, width) <= policy.max_size and len(picture) <= MAX_JPEG_BYTES
+    return StoredImage(picture, height, width) if fits and decodes(picture, height, width) else None
+
+
+def decodes(jpeg: bytes, height: int, width: int) -> bool:
+    """Return whether training's decoder accepts these bytes without warnings and they have this size."""
+    data = np.frombuffer(jpeg, np.uint8)
+    if size_in_header(data) != (height, width):
+        return False  # the decoder's buffer is sized by these
+    pixels = np.empty((height, width, 3), np.uint8)
+    result: int = imdecode(
+        data.ctypes.data, data.size, height, width, pixels.ctypes.data, height, width, 0, 0, 1, 1, False, False
+    )
+    return result == 0
+
+
+def _refuse_bomb(image: Image.Image) -> None:
+    if (pixels := image.width * image.height) > MAX_PIXELS:
+        raise BadSampleError(f"too many pixels: {image.width}×{image.height} = {pixels:,}, above {MAX_PIXELS:,}")
+
+
+def _can_be_kept(image: Image.Image, data: bytes, policy: ImagePolicy) -> bool:
+    """Return whether a Huffman-coded JPEG may be stored unchanged; the decoder decides last."""
+    return (
+        image.format == "JPEG"
+        and image.mode == "RGB"
+        and min(image.size) <= policy.max_size
+        and len(data) <= MAX_JPEG_BYTES
+        and _is_ycbcr(image)
+        and _orientation(image) == 1
+        and decodes(data, image.height, image.width)
+    )
+
+
+def _is_ycbcr(image: Image.Image) -> bool:
+    """Return whether a JPEG's three channels are YCbCr, as decoders assume; Adobe's may be RGB."""
+    names = bytes(layer[0] for layer in image.layer)  # type: ignore[attr-defined]
+    return image.info.get("adobe_transform", 1) == 1 and names != b"RGB"
+
+
+def _loaded_upright(image: Image.Image, policy: ImagePolicy) -> Image.Image:
+    wanted_width, wanted_height = _reduced(image.size, policy)
+    # A JPEG decodes faster at 1/2, 1/4 or 1/8 of its size; the resize filter does the rest.
+    image.draft(None, (2 * wanted_width, 2 * wanted_height))
+    image.load()
+    # Read after loading, because Pillow rotates a TIFF itself and a PNG may store it at its end.
+    turn = _UPRIGHT.get(_orientation(image))
+    return image if turn is None else image.transpose(turn)
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 to 8; 1, upright, if missing or unreadable, as in browsers."""
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    except Exception:  # noqa: BLE001 - damaged EXIF raises nearly anything, and the picture is still usable
+        return 1
+    return orientation if orientation in _UPRIGHT else 1
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Convert with Pillow, except deep pixels, which it would clip at 255, and transparent ones, put on white."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _eight_bits(image)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        # Drop the colours of transparent pixels, which were never meant to be seen.
+        paper = Image.new("RGB", image.size, "white")
+        paper.paste(image, mask=image.getchannel("A"))
+        return paper
+    return image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Convert floating-point pixels of 0 to 1, or integers of 0 to 65,535, to 8-bit grey."""
+    grey = np.asarray(image)
+    white = 1.0 if image.mode == "F" else 65_535.0
+    low, high = grey.min(), grey.max()
+    if not (0 <= low <= high <= white):
+        raise BadSampleError(f"deep pixels of unknown scale: {low:g} to {high:g}; 0 to {white:g} is understood")
+    return Image.fromarray(np.rint(grey.astype(np.float32) * np.float32(255 / white)).astype(np.uint8))
+
+
+def _reduced(size: tuple[int, int], policy: ImagePolicy) -> tuple[int, int]:
+    """Return width and height with the short side at most policy.max_size; never enlarges."""
+    scale = min(1.0, policy.max_size / min(size))
+    return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+
+
+def _encode(image: Image.Image, policy: ImagePolicy) -> StoredImage:
+    if (size := _reduced(image.size, policy)) != image.size:
+        image = image.resize(size, Image.Resampling.LANCZOS, reducing_gap=2.0)
+    if max(image.size) > MAX_SIDE:
+        raise BadSampleError(f"too long: {image.width}×{image.height} pixels; a side may have {MAX_SIDE:,}")
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=policy.quality)
+    if buffer.tell() > MAX_JPEG_BYTES:
+        raise BadSampleError(
+            f"too large: {buffer.tell():,} bytes as JPEG, above {MAX_JPEG_BYTES:,}; a smaller --max-size fits"
+        )
+    return StoredImage(buffer.getvalue(), image.height, image.width)
+
+
+def _what_it_is(data: bytes) -> str:
+    """Describe bytes that Pillow does not recognise by kind, without quoting them.
+
+    A link in an untrusted folder may point to any file on this machine, and reasons are stored in the dataset.
+    """
+    start = data[:1000].lstrip().lower()
+    if start.startswith(b"<"):
+        return "an SVG drawing, not pixels" if b"<svg" in start else "a page of HTML or XML, not a picture"
+    if data[4:8] == b"ftyp":
+        return "an AVIF or HEIC picture, or a film; save it as PNG or JPEG"
+    kind = next((kind for magic, kind in _OTHER_FILES.items() if data.startswith(magic)), None)
+    return f"{kind}, not a picture" if kind else f"not a {', '.join(FORMATS)} picture, or its start is damaged"
+
+
+def _known_cause(error: Exception) -> str:
+    """Return Pillow's message only if it is one of these: others may quote the file."""
+    return next((f": {cause}" for cause in ("truncated", "too large") if cause in str(error).lower()), "")

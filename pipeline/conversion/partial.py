@@ -1,0 +1,277 @@
+"""`.OUT.partial`, where the dataset OUT is built until it is complete.
+
+    lock                         held by the process that converts to OUT
+    plan.json                    everything that determines the dataset's bytes
+    parts/part-00000.beton       a verified shard, with tables .rows and .parquet; .errors.jsonl lists samples left out
+    parts/part-00000.done.json   its marker, written last: without it, the shard is written again
+    dataset/                     becomes OUT: tokenizer.json at the start, the rest once every shard is done
+    errors.jsonl                 the samples left out, if the conversion failed because of them
+
+Every step can be repeated, so a conversion killed at any moment resumes where it was. Nothing is written through links.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from ...files import (
+    open_own,
+    open_regular,
+    own_directory,
+    read_regular,
+    remove_leftovers,
+    sync,
+    write_atomically,
+    written_aside,
+)
+from ...sealed_json import DamagedJSONError, unseal
+from ..dataset_index import (
+    ERRORS_FILE,
+    FORMAT,
+    INDEX_FILE,
+    SHARD_FOLDER,
+    SHARD_SUFFIXES,
+    TOKENIZER_FILE,
+    ShardSuffix,
+    read_index,
+    shard_name,
+)
+from ..errors import DatasetError, DatasetExistsError
+from .plan import Plan
+
+_START_OVER = "start over with --overwrite and without --resume"
+PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
+
+
+class ShardResult(NamedTuple):
+    """The result of one shard; the content of its marker."""
+
+    rows: int
+    digests: dict[str, str]
+    """File suffix -> sha256."""
+    left_out: int
+    truncated: int
+    """Number of truncated captions."""
+
+
+class Part(NamedTuple):
+    """The files of one shard; its final number depends on how many earlier shards have samples."""
+
+    folder: Path
+    number: int
+
+    def file(self, suffix: PartSuffix) -> Path:
+        return self.folder / f"part-{self.number:05d}.{suffix}"
+
+    def being_written(self, suffix: PartSuffix) -> Path:
+        """Return a name private to this process: a worker may briefly outlive its killed parent and must do no harm."""
+        return self.folder / f"{self.file(suffix).name}.{os.getpid()}.writing"
+
+    def result(self) -> ShardResult | None:
+        """Return None if the shard is not done or its marker is damaged; it is then written again."""
+        try:
+            return _RESULT.validate_python(unseal(read_regular(self.file("done.json"))))
+        except (FileNotFoundError, DamagedJSONError, ValidationError):
+            return None
+
+
+_RESULT = TypeAdapter(ShardResult)
+
+
+class Partial(NamedTuple):
+    """The directory where `out` is built."""
+
+    out: Path
+    path: Path
+
+    @property
+    def dataset(self) -> Path:
+        return self.path / "dataset"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.dataset / TOKENIZER_FILE
+
+    @property
+    def errors(self) -> Path:
+        """List of the samples left out so far, if the conversion failed."""
+        return self.path / ERRORS_FILE
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether there is a conversion to resume: earlier there is no plan, later dataset/ is gone."""
+        return self._plan_file.is_file() and self.dataset.is_dir()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether only the final rename is left."""
+        return (self.dataset / INDEX_FILE).is_file()
+
+    @property
+    def _plan_file(self) -> Path:
+        return self.path / "plan.json"
+
+    def parts(self, shards: int) -> list[Part]:
+        return [Part(self.path / "parts", shard) for shard in range(shards)]
+
+    def clear(self) -> None:
+        """Empty the directory for a new conversion; the lock stays."""
+        for path in self.path.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != "lock":
+                path.unlink()
+        (self.dataset / SHARD_FOLDER).mkdir(parents=True)
+        (self.path / "parts").mkdir()
+
+    def record(self, plan: Plan) -> None:
+        """Write the plan; from then on the conversion can be resumed."""
+        sync(self.dataset)
+        write_atomically(self._plan_file, plan.model_dump_json(indent=1).encode())
+
+    def sweep(self) -> None:
+        """Remove files left half-written by killed workers. Raises NotRegularFileError if a directory is a link."""
+        for directory in (self.path / "parts", self.dataset, self.dataset / SHARD_FOLDER):
+            own_directory(directory)
+            remove_leftovers(directory)
+        for file in (self.path / "parts").glob("*.writing"):
+            file.unlink()
+
+    def refuse_other(self, plan: Plan) -> None:
+        """Raise DatasetExistsError if this conversion was started with another plan, saying what differs."""
+        cure = f"Use the same settings, or {_START_OVER}"
+        try:
+            begun = Plan.model_validate_json(read_regular(self._plan_file))
+        except (ValidationError, OSError) as error:
+            raise DatasetExistsError(f"{self._plan_file} is damaged. {cure}") from error
+        if differences := plan.differences(begun):
+            raise DatasetExistsError(f"{self.path} was started with other settings: {'; '.join(differences)}. {cure}")
+
+    def refuse_other_format(self) -> None:
+        """Raise DatasetExistsError if the complete dataset here has another format than this version writes."""
+        try:
+            made = read_index(self.dataset).format
+        except DatasetError as error:
+            raise DatasetExistsError(f"{error}. To convert again, {_START_OVER}") from error
+        if made != FORMAT:
+            raise DatasetExistsError(f"{self.dataset} has format {made}, written by an older version, so it would not "
+                                     f"be verified; {_START_OVER}")  # fmt: skip
+
+    def gather_errors(self, parts: list[Part], into: Path) -> None:
+        """Merge the lists of samples left out so far, in shard order."""
+        with written_aside(into) as file:
+            for part in parts:
+                for lines in part.folder.glob(f"{part.file('errors.jsonl').name}*"):  # complete or in progress
+                    with open_regular(lines) as of_part:
+                        shutil.copyfileobj(of_part, file)
+
+    def assemble(self, parts: list[Part], results: list[ShardResult], index: bytes) -> None:
+        """Number the shards with samples densely, and write dataset.json last."""
+        kept = [part for part, result in zip(parts, results, strict=True) if result.rows]
+        for shard, part in enumerate(kept):
+            for suffix in SHARD_SUFFIXES:
+                _move(part.file(suffix), self.dataset / SHARD_FOLDER / shard_name(shard, suffix))
+        sync(self.dataset / SHARD_FOLDER)
+        self.gather_errors(parts, self.dataset / ERRORS_FILE)
+        write_atomically(self.dataset / INDEX_FILE, index)
+
+    def publish(self) -> None:
+        """Rename the complete dataset to `out`; an existing one is moved aside."""
+        if self.out.exists():
+            self.remove_replaced()
+            self.out.rename(self._replaced)
+        self.dataset.rename(self.out)
+        sync(self.out)
+        sync(self.out.parent)
+
+    def remove_replaced(self) -> None:
+        """Remove the dataset that was moved aside; only call this after the new one is in place."""
+        shutil.rmtree(self._replaced, ignore_errors=True)
+
+    @property
+    def _replaced(self) -> Path:
+        return self.out.with_name(f".{self.out.name}.replaced")
+
+
+def partial_of(out: Path) -> Partial:
+    return Partial(out, out.with_name(f".{out.name}.partial"))
+
+
+def refuse_existing(out: Path, *, overwrite: bool = False, resume: bool = False) -> None:
+    """Raise DatasetExistsError if `out` or an unfinished conversion to it exists.
+
+    With overwrite, only if `out` is not a dataset; with resume, an unfinished conversion is allowed.
+    """
+    partial = partial_of(out)
+    if partial.in_progress and not (overwrite or resume):
+        raise DatasetExistsError(
+            f"{partial.path} holds an unfinished conversion; continue it with --resume, or start over with --overwrite"
+        )
+    if out.exists() and not overwrite:
+        what = "exists and was not converted with these settings" if resume else "exists"
+        raise DatasetExistsError(f"{out} {what}; choose another directory, or replace it with --overwrite")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        try:
+            read_index(out)
+        except DatasetError as error:
+            message = f"{out} was not replaced, --overwrite replaces only datasets: {error}"
+            raise DatasetExistsError(message) from error
+
+
+@contextmanager
+def claimed(out: Path) -> Iterator[Partial]:
+    """Lock the partial directory of `out` for this process; remove it at the end unless it can be resumed.
+
+    Raises DatasetExistsError if another process is converting to `out`.
+    """
+    partial = partial_of(out)
+    lock = _lock(partial)
+    try:
+        yield partial
+    finally:
+        if not partial.in_progress:
+            shutil.rmtree(partial.path, ignore_errors=True)
+        os.close(lock)
+
+
+def _lock(partial: Partial) -> int:
+    file = partial.path / "lock"
+    while True:
+        partial.path.parent.mkdir(parents=True, exist_ok=True)
+        own_directory(partial.path)
+        try:
+            lock = open_own(file, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:
+            continue  # another conversion ended and removed the directory in between
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.exists(file) and os.path.samestat(os.stat(file), os.fstat(lock)):
+                break
+        except BlockingIOError:
+            holder = os.pread(lock, 256, 0).decode(errors="replace").strip() or "another process"
+            os.close(lock)
+            raise DatasetExistsError(
+                f"{partial.out} is being written by {holder}; wait for it, or choose another directory"
+            ) from None
+        os.close(lock)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    return lock
+
+
+def _move(file: Path, to: Path) -> None:
+    if file.is_symlink():
+        raise DatasetError(f"{file} is a link, not a file written by a conversion; start over with --overwrite")
+    if file.exists():
+        file.rename(to)
+    elif not to.exists():
+        raise DatasetError(f"{file} is missing, but its shard was finished; start over with --overwrite")

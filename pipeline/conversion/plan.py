@@ -1,0 +1,179 @@
+"""The plan of a conversion, made before it starts: which samples, in which order, in which shard."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from ...files import sha256_of
+from ..dataset_index import ImagePolicy
+from ..sources import Source
+
+MAX_SHARD_ROWS = 131_072
+MIN_SHARD_ROWS, MIN_SHARD_BYTES = 1_024, 4 << 20
+"""FFCV pads header and end to whole pages of 2 MiB: smaller files would be mostly padding."""
+_PADDING_BYTES, _ROW_BYTES = 4 << 20, 256
+"""Maximum padding per shard; approximate size of a row's tokens and tables."""
+MANY_SHARDS = 128
+"""Enough to keep many processes busy, few enough to open at once."""
+WINDOW_ROWS, WINDOW_BYTES = 2_048, 512 << 20
+"""Samples of a chunked source are mixed over at least this many rows or bytes; a worker holds the chunks."""
+
+
+class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
+    """Settings of a conversion."""
+
+    seed: int = Field(default=0, ge=0)
+    """Seed of the permutation of the source's listing."""
+    image: ImagePolicy = ImagePolicy()
+    vocab_size: int = Field(default=1024, ge=300)
+    """Vocabulary size of the tokenizer trained on the captions: 256 bytes, 3 special tokens, the rest merges."""
+    context_length: int = Field(default=32, ge=4)
+    """Tokens per caption."""
+    tokenizer: Path | None = None
+    """A tokenizer.json to use instead of training one."""
+    on_error: Literal["skip", "fail"] = "skip"
+    """Whether a bad sample is left out and listed, or fails the conversion."""
+    max_error_rate: float = Field(default=0.1, ge=0, le=1)
+    """A larger share of bad samples fails the conversion, since the source must be broken."""
+
+
+class Plan(BaseModel, frozen=True, extra="forbid"):
+    """Everything that determines a dataset's bytes: a conversion resumes only under the same plan."""
+
+    source: dict[str, Any]
+    samples: int
+    """Samples in the source."""
+    selected: int
+    selection: str | None
+    """sha256 of the selected source indices; None if all are selected."""
+    seed: int
+    image: ImagePolicy
+    vocab_size: int | None
+    """Vocabulary size of the tokenizer to train."""
+    context_length: int | None
+    tokenizer: str | None
+    """sha256 of a given tokenizer."""
+    shards: int
+
+    @classmethod
+    def of(
+        cls, source: Source, settings: ConvertSettings, selection: NDArray[np.int64] | None, tokenizer: Path | None
+    ) -> Plan:
+        """Return the plan of a conversion; tokenizer: a file to use instead of training one."""
+        selected = len(source) if selection is None else len(selection)
+        pairs = source.mode == "pairs"
+        stored_bytes = source.stored_bytes()
+        return cls(
+            source=source.describe(),
+            samples=len(source),
+            selected=selected,
+            selection=None if selection is None else hashlib.sha256(selection.astype("<i8").tobytes()).hexdigest(),
+            seed=settings.seed,
+            image=settings.image,
+            vocab_size=settings.vocab_size if pairs and not tokenizer else None,
+            context_length=settings.context_length if pairs else None,
+            tokenizer=sha256_of(tokenizer) if pairs and tokenizer else None,
+            shards=shard_count(selected, stored_bytes and stored_bytes * selected // len(source)),
+        )
+
+    def digest(self) -> str:
+        """Return the sha256 that dataset.json records: equal plans give equal datasets."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+    def differences(self, begun: Plan) -> list[str]:
+        """Return readable differences from the plan that a conversion was started with."""
+        now, then = _flat(self.model_dump(mode="json")), _flat(begun.model_dump(mode="json"))
+        names = [name for name in now | then if now.get(name) != then.get(name)]
+        return [f"{name} was {_short(then.get(name))} and is now {_short(now.get(name))}" for name in names]
+
+
+def shard_count(samples: int, stored_bytes: int | None) -> int:
+    """Return a power of two, so that equal shards divide evenly among most numbers of processes."""
+    wanted = max(1, samples // MIN_SHARD_ROWS)
+    if stored_bytes is not None:
+        wanted = max(1, min(wanted, stored_bytes // MIN_SHARD_BYTES))
+    return max(min(MANY_SHARDS, 1 << (wanted.bit_length() - 1)), -(-samples // MAX_SHARD_ROWS))
+
+
+def largest_bytes(samples: int, stored_bytes: int) -> int:
+    """Estimate the maximum size of the dataset; reduced or re-encoded pictures mostly get smaller."""
+    return stored_bytes + samples * _ROW_BYTES + shard_count(samples, stored_bytes) * _PADDING_BYTES
+
+
+def cut_into_shards(
+    selected: NDArray[np.int64],
+    chunks: NDArray[np.int64] | None,
+    seed: int,
+    shards: int,
+    *,
+    picture_bytes: int = 0,
+) -> list[NDArray[np.int64]]:
+    """Return the source indices of every shard in row order; `selected` must be sorted.
+
+    picture_bytes: average size of a picture in the source.
+
+    Sources are often sorted by class, and blocks of state are ranges of ids, so the listing is permuted before it is
+    cut. If a source is read in chunks (prefix sums, see Source.chunks), whole chunks are permuted and cut into shards,
+    and samples are permuted within windows of whole chunks that hold at least WINDOW_ROWS or WINDOW_BYTES. Each chunk
+    is then read about once: its samples stay close to each other, but not in order.
+    """
+    rng = np.random.default_rng(seed)
+    cuts = np.array([shard * len(selected) // shards for shard in range(shards + 1)])
+    if chunks is None:
+        listing = rng.permutation(selected)
+        return [listing[start:end] for start, end in pairwise(cuts.tolist())]
+    chunk = np.searchsorted(chunks, selected, side="right") - 1
+    turn = rng.permutation(len(chunks) - 1)[chunk]
+    listing = selected[np.argsort(turn, kind="stable")]
+    cuts = _at_ends_of_chunks(cuts, np.sort(turn))
+    window = min(WINDOW_ROWS, WINDOW_BYTES // max(picture_bytes, 1))
+    return [_mixed(listing[start:end], chunks, window, rng) for start, end in pairwise(cuts.tolist())]
+
+
+def _at_ends_of_chunks(cuts: NDArray[np.int64], turn: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Move each cut to the nearest chunk boundary, unless that makes a shard empty or too large."""
+    ends = np.concatenate([[0], np.flatnonzero(np.diff(turn)) + 1, [len(turn)]])
+    above = np.searchsorted(ends, cuts)
+    below = np.maximum(above - 1, 0)
+    moved = np.where(ends[above] - cuts < cuts - ends[below], ends[above], ends[below])
+    sizes = np.diff(moved)
+    return moved if sizes.min() > 0 and sizes.max() <= MAX_SHARD_ROWS else cuts
+
+
+def _mixed(
+    indices: NDArray[np.int64], chunks: NDArray[np.int64], window: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Permute one shard's samples, given chunk by chunk, within windows of whole chunks with at least `window` rows."""
+    chunk = np.searchsorted(chunks, indices, side="right")
+    ends = [*(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(indices)]
+    return np.concatenate([rng.permutation(indices[start:end]) for start, end in _windows(ends, window)])
+
+
+def _windows(ends: list[int], window: int) -> Iterator[tuple[int, int]]:
+    start = 0
+    for end in ends:
+        if end - start >= window or end == ends[-1]:
+            yield start, end
+            start = end
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in record.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _short(value: Any) -> str:
+    """Shorten a value, such as a digest or a list, to its beginning."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:16]}…"

@@ -1,0 +1,155 @@
+"""Convert shards in parallel, in independent processes.
+
+A worker that raises or dies fails the conversion with that cause; workers exit with their parent, however it ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import forkserver, get_context, parent_process, resource_tracker
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DatasetError
+from ..sources import Source
+from ..tokenizer import load_tokenizer
+from .partial import Part
+from .plan import ConvertSettings
+
+if TYPE_CHECKING:
+    from .shard_writer import Conversion
+
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+class Job(NamedTuple):
+    """The job description that every worker gets."""
+
+    source: Source
+    settings: ConvertSettings
+    tokenizer: Path
+    """The tokenizer's file; does not exist if the samples have no captions."""
+
+
+class Counts(NamedTuple):
+    """Progress of the conversion."""
+
+    done: int
+    """Samples processed, usable or not."""
+    left_out: int
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Counters shared by all processes."""
+
+    done: Any
+    left_out: Any
+    stop: Any
+    """Set when the conversion has failed or was interrupted."""
+
+    def add_one(self, left_out: bool) -> None:
+        if self.stop.value:
+            raise InterruptedError("the conversion was stopped")
+        with self.done.get_lock():
+            self.done.value += 1
+        if left_out:
+            with self.left_out.get_lock():
+                self.left_out.value += 1
+
+
+def start_workers_early() -> None:
+    """Import what workers need in the background: it takes seconds, which the caller can use for other work.
+
+    Workers are forked from a server process that has only imported ffcv and the like, once for all conversions of this
+    process. This process itself cannot be forked: torch and numba may run threads in it, which do not survive a fork.
+    """
+    _context().set_forkserver_preload([f"{__package__}.shard_writer"])
+    resource_tracker.ensure_running()  # otherwise the fork server starts it, which undoes the blocking
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        # Children inherit blocked signals: Ctrl-C reaches all processes, but workers must end through `stop`.
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def convert_shards(
+    job: Job,
+    shards: list[tuple[Part, NDArray[np.int64]]],
+    counted: Counts,
+    workers: int,
+    on_progress: Callable[[Counts], None],
+) -> None:
+    """Write every shard, given as the part's files and its source indices.
+
+    counted: what earlier processes have done. Calls on_progress with the counts a few times a second and at the end;
+    an exception from it ends the conversion, as does one from a worker.
+    Raises DatasetError if a worker dies.
+    """
+    start_workers_early()
+    context = _context()
+    shared = _Shared(context.Value("Q", counted.done), context.Value("Q", counted.left_out),
+                     context.Value("b", 0, lock=False))  # fmt: skip
+    pool = ProcessPoolExecutor(min(workers, len(shards)), context, _start_worker, (job, shared))
+    try:
+        with ThreadPoolExecutor(1) as starter:
+            # Ctrl-C interrupts only the main thread. There it could arrive while a worker gets its job, or before the
+            # pool knows of the worker, and the pool would then not wait for it.
+            waiting = starter.submit(_submit, pool, shards).result()
+        while waiting:
+            finished, waiting = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_EXCEPTION)
+            for future in finished:
+                future.result()
+            on_progress(Counts(shared.done.value, shared.left_out.value))
+    except BrokenProcessPool:
+        raise DatasetError("a conversion process was killed, possibly out of memory; "
+                           "continue with --resume and fewer --workers") from None  # fmt: skip
+    finally:
+        shared.stop.value = 1
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _submit(pool: ProcessPoolExecutor, shards: list[tuple[Part, NDArray[np.int64]]]) -> set[Future[None]]:
+    return {pool.submit(_write_shard, *shard) for shard in shards}
+
+
+def _context() -> ForkServerContext:
+    return get_context("forkserver")
+
+
+_conversion: Conversion
+
+
+def _start_worker(job: Job, shared: _Shared) -> None:
+    global _conversion
+    from .shard_writer import Conversion
+
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # parallelism comes from processes
+    length = job.settings.context_length
+    tokenizer = load_tokenizer(job.tokenizer, context_length=length) if job.tokenizer.exists() else None
+    _conversion = Conversion(job.source, job.settings, tokenizer, shared.add_one)
+
+
+def _end_with_parent() -> None:
+    """Exit when the parent does: after it is killed, its workers would wait for work forever."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _write_shard(part: Part, source_indices: NDArray[np.int64]) -> None:
+    from .shard_writer import write_shard
+
+    write_shard(part, source_indices, _conversion)

@@ -1,0 +1,215 @@
+"""Write one shard, from samples to verified files on disk; runs in the worker processes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from ...files import sha256_of, sync, write_atomically
+from ...sealed_json import seal_line
+from ..dataset_index import CAPTIONS_PER_SAMPLE, SHARD_SUFFIXES
+from ..descriptor import Descriptor
+from ..errors import BadSampleError, DatasetError, SourceError
+from ..ffcv_table import FFCVTable
+from ..row_records import RECORD, Extent, RowRecords, write_row_records
+from ..sources import Sample, Source
+from ..stored_sample import checksum, read_jpeg, read_tokens
+from ..tokenizer import encode, vocab_size_of
+from .bad_samples import BadSample
+from .beton import BetonRow, write_beton
+from .images import StoredImage, to_stored
+from .partial import Part, PartSuffix, ShardResult
+from .plan import ConvertSettings
+
+TABLE_SCHEMA = pa.schema([
+    ("row", pa.int64()), ("key", pa.string()), ("uri", pa.string()),
+    ("captions", pa.list_(pa.string())), ("group", pa.string()), ("width", pa.int32()), ("height", pa.int32()),
+])  # fmt: skip
+ENCODED_AT_ONCE = 32
+SECONDS_BETWEEN_FLUSHES = 0.2
+_SUFFIXES: tuple[PartSuffix, ...] = (*SHARD_SUFFIXES, "errors.jsonl")
+
+
+class Conversion(NamedTuple):
+    """What the shards of a conversion have in common."""
+
+    source: Source
+    settings: ConvertSettings
+    tokenizer: Tokenizer | None
+    count_one: Callable[[bool], None]
+    """Called after every sample with whether it was left out; an exception from it ends the shard."""
+
+
+class _Row(NamedTuple):
+    source_index: int
+    sample: Sample
+    image: StoredImage
+
+
+def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conversion) -> None:
+    """Write the usable samples in the given order, the list of the others, and finally the marker.
+
+    Raises DatasetError if the files read back differ from what was written, and SourceError at the first bad sample if
+    settings.on_error is "fail".
+    """
+    beton, row_records, parquet, errors = (part.being_written(suffix) for suffix in _SUFFIXES)
+    length = conversion.settings.context_length if conversion.tokenizer else None
+    with _flushed_meanwhile(beton):
+        with errors.open("x", encoding="utf-8") as left_out:
+            rows = _Rows(source_indices, conversion, left_out)
+            write_beton(beton, rows, most_rows=len(source_indices), context_length=length)
+        table = pa.table(rows.table, schema=TABLE_SCHEMA)
+        pq.write_table(table, parquet)
+        _write_and_verify(beton, row_records, rows, conversion)
+        if pq.read_table(parquet) != table:
+            raise _not_what_was_written(parquet)
+        digests: dict[str, str] = {suffix: sha256_of(part.being_written(suffix)) for suffix in SHARD_SUFFIXES}
+    for file in (row_records, parquet, errors):
+        sync(file)
+    for suffix in _SUFFIXES:
+        part.being_written(suffix).rename(part.file(suffix))
+    sync(part.folder)
+    result = ShardResult(len(table), digests, rows.left_out, rows.truncated)
+    write_atomically(part.file("done.json"), seal_line(result._asdict()))
+
+
+class _Rows:
+    """Iterates once over a shard's usable samples as rows, and collects their tables and checksums meanwhile."""
+
+    def __init__(self, source_indices: NDArray[np.int64], conversion: Conversion, errors: TextIO) -> None:
+        self._source_indices, self._errors = source_indices, errors
+        self._source, self._settings, self._tokenizer, self._count_one = conversion
+        self.table: dict[str, list[Any]] = {name: [] for name in TABLE_SCHEMA.names}
+        self.source_index: list[int] = []
+        self.jpeg_checksums: list[int] = []
+        self.tokens_checksums: list[int] = []
+        self.left_out = self.truncated = 0
+
+    def __iter__(self) -> Iterator[BetonRow]:
+        usable = self._usable()
+        while some := list(islice(usable, ENCODED_AT_ONCE)):
+            tokens = self._tokens_of([row.sample.caption or "" for row in some])
+            for (source_index, sample, image), its_tokens in zip(some, tokens, strict=True):
+                row = BetonRow(image.jpeg, image.height, image.width, its_tokens, source_index)
+                self._note(sample, row)
+                yield row
+
+    def _usable(self) -> Iterator[_Row]:
+        for source_index in self._source_indices.tolist():
+            try:
+                sample = self._source[source_index]
+                image = to_stored(sample.picture, self._settings.image)
+            except BadSampleError as error:
+                self._leave_out(source_index, str(error))
+                continue
+            self._count_one(False)
+            yield _Row(source_index, sample._replace(picture=b""), image)
+
+    def _leave_out(self, source_index: int, reason: str) -> None:
+        uri, key = self._source.uri(source_index), self._source.key(source_index)
+        if self._settings.on_error == "fail":
+            raise SourceError(f"{uri!r}: {reason}. Fix it, or leave such samples out with --on-error skip")
+        self._errors.write(BadSample(uri, key, reason).line())
+        self._errors.flush()
+        self.left_out += 1
+        self._count_one(True)
+
+    def _tokens_of(self, captions: list[str]) -> Iterable[NDArray[np.int32] | None]:
+        if self._tokenizer is None:
+            return [None] * len(captions)
+        tokens, truncated = encode(self._tokenizer, captions)
+        self.truncated += truncated
+        return tokens[:, None]
+
+    def _note(self, sample: Sample, row: BetonRow) -> None:
+        captions = [] if sample.caption is None else [sample.caption]
+        record = (
+            len(self.source_index),
+            sample.key,
+            sample.uri,
+            captions,
+            sample.group,
+            row.width,
+            row.height,
+        )
+        for column, value in zip(self.table.values(), record, strict=True):
+            column.append(value)
+        self.source_index.append(row.source_index)
+        self.jpeg_checksums.append(int(checksum(np.frombuffer(row.jpeg, np.uint8))))
+        self.tokens_checksums.append(0 if row.tokens is None else int(checksum(row.tokens.reshape(-1).view(np.uint8))))
+
+
+@contextmanager
+def _flushed_meanwhile(path: Path) -> Iterator[None]:
+    """Sync what the block writes to `path`, continuously, since the disk is otherwise idle, and at the end."""
+    # Open first: write-back errors that occur before a file is opened are not reported to it.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    ended = threading.Event()
+
+    def flush() -> None:
+        while not ended.wait(SECONDS_BETWEEN_FLUSHES):
+            os.fdatasync(descriptor)
+
+    with ThreadPoolExecutor(1) as thread:
+        flushing = thread.submit(flush)
+        try:
+            yield
+        finally:
+            ended.set()
+    try:
+        flushing.result()
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: Conversion) -> None:
+    """Write the row records and read every row back by them: FFCV does not notice a full disk.
+
+    Raises DatasetError if the files do not hold the rows.
+    """
+    file, tokenizer, count = Descriptor(beton), conversion.tokenizer, len(rows.source_index)
+    length = conversion.settings.context_length if tokenizer else 0
+    extent = Extent(file.bytes, 4 * length, CAPTIONS_PER_SAMPLE if tokenizer else 0)
+    records = np.empty(count, RECORD)
+    try:
+        FFCVTable(beton, file, count, extent).read(np.arange(count), records)
+    except DatasetError as error:
+        raise _not_what_was_written(beton) from error
+    for name, noted in (
+        ("source_index", rows.source_index), ("width", rows.table["width"]), ("height", rows.table["height"])
+    ):  # fmt: skip
+        if not np.array_equal(records[name], noted):
+            raise _not_what_was_written(beton)
+    records["jpeg_checksum"], records["tokens_checksum"] = rows.jpeg_checksums, rows.tokens_checksums
+    write_row_records(row_records, records, file.bytes)
+    read = np.empty(count, RECORD)
+    if RowRecords(row_records, count, extent).read(np.arange(count), read) < count:
+        raise _not_what_was_written(row_records)
+    vocab_size, tokens = vocab_size_of(tokenizer) if tokenizer else 0, np.empty(length, np.int32)
+    for record in read:
+        jpeg = np.empty(record["jpeg_bytes"], np.uint8)
+        fault = read_jpeg(
+            file.number, record["jpeg_at"], record["height"], record["width"], record["jpeg_checksum"], True, jpeg
+        ) or read_tokens(
+            file.number, record["tokens_at"], record["captions"], record["tokens_checksum"], True, vocab_size, tokens
+        )
+        if fault:
+            raise _not_what_was_written(beton)
+
+
+def _not_what_was_written(file: Path) -> DatasetError:
+    return DatasetError(f"{file} does not hold what was written to it; the disk may be full or failing. "
+                        "Use --resume to write it again")  # fmt: skip

@@ -1,0 +1,25 @@
+"""Turn a dataset into batches of views, in the sample order: `ffcv_loader` and `dali_loader`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol, Self
+
+from ..batch import Batch
+
+
+class Loader(Protocol):
+    """Serves one rank's batches. Its threads end with `close`, or when nothing refers to it any more."""
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from `first_step` on; one epoch at a time.
+
+        Raises DatasetError at the batch of a sample that is not as it was stored.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...

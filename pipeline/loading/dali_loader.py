@@ -1,0 +1,358 @@
+"""The NVIDIA DALI loader: decodes and augments JPEGs on the GPU or CPU, in the sample order.
+
+A JPEG is decoded once for all views. The random choices of a view are inputs beside the bytes; the graph itself is
+deterministic.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+import nvidia.dali
+import nvidia.dali.math
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from ..augment import Recipe, ViewParameters, view_parameters
+from ..batch import Batch
+from ..cores import cores
+from ..dataset import Dataset
+from ..errors import DatasetError
+from ..order import Order
+from ..rng import compiled
+from ..stored_sample import SOUND, UNDECODABLE
+from .locate import Placed, Placer, fetch
+
+dali: Any = nvidia.dali  # its own types know neither its constants nor conditionals
+fn, types = dali.fn, dali.types
+
+
+class _Reading(NamedTuple):
+    """A batch being read."""
+
+    sample_ids: NDArray[np.int64]
+    read: Future[tuple[dict[str, Any], Placed]]
+    """The pipeline's inputs and the tokens, or DatasetError."""
+
+
+class _Scheduled(NamedTuple):
+    """A batch that the pipeline is processing, unless it has an error."""
+
+    sample_ids: NDArray[np.int64]
+    tokens: Tensor | None
+    inputs: dict[str, Any]
+    """Input name -> values by sample."""
+    error: DatasetError | None = None
+    """Raised when the batch is requested."""
+
+
+class DALILoader:
+    """Serves the batches of one rank, one epoch at a time. Batches are fresh tensors and may be kept.
+
+    On the GPU, views are CUDA tensors on the stream that is current when the batch is requested; they never were on the
+    host. Ids stay on the CPU, as do tokens, in pinned memory.
+    """
+
+    def __init__(
+        self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
+        workers: int, ahead: int, rank: int, world: int, device: Literal["cpu", "cuda"],
+    ) -> None:  # fmt: skip
+        self.order, self.recipe, self.image_size, self.views = order, recipe, image_size, views
+        self.rank, self.world, self.device = rank, world, device
+        self._placer, self._workers, self._ahead = Placer(dataset, workers), workers, ahead
+        self._batches = ThreadPoolExecutor(1, "thermopile-batches")  # reads one batch at a time
+        self._readers = ThreadPoolExecutor(workers, "thermopile-reader")  # share that batch's rows
+        self._pipeline: Any = None  # built when an epoch begins
+        self._reading: deque[_Reading] = deque()  # this and the next, oldest first
+        self._scheduled: deque[_Scheduled] = deque()
+        self._turn = 0
+
+    @classmethod
+    def open(
+        cls, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
+        workers: int | None = None, ahead: int = 2, rank: int = 0, world: int = 1,
+        device: Literal["cpu", "cuda"] = "cpu",
+    ) -> Self:  # fmt: skip
+        """Open a loader.
+
+        image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
+        workers: DALI threads; None: one more than cores, since each operator waits for its last sample.
+        ahead: number of batches to prefetch.
+        device: where to decode and augment; "cuda" is torch's current CUDA device.
+        Raises DatasetError if the order was made for another number of samples.
+        """
+        if order.samples != dataset.n:
+            raise DatasetError(f"the order is for {order.samples:,} samples, but {dataset.path} holds {dataset.n:,}")
+        return cls(
+            dataset, order, recipe=recipe, image_size=image_size, views=views, workers=workers or cores() + 1,
+            ahead=ahead, rank=rank, world=world, device=device,
+        )  # fmt: skip
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from first_step on. Starting an epoch ends the previous one.
+
+        A damaged sample raises DatasetError at the batch that contains it.
+        """
+        self._drain()
+        self._turn = turn = self._turn + 1
+        self._pipeline = self._pipeline or self._build()
+        end = self.order.steps_per_epoch
+        try:
+            # Read one batch more than `ahead` while the pipeline makes the others.
+            for step in range(first_step, min(first_step + self._ahead + 1, end)):
+                self._start_reading(epoch, step)
+            for _ in range(min(self._ahead, end - first_step)):
+                self._schedule()
+            for step in range(first_step, end):
+                if step + self._ahead + 1 < end:
+                    self._start_reading(epoch, step + self._ahead + 1)
+                if self._reading:
+                    self._schedule()
+                yield self._collect()
+                if self._turn != turn:
+                    raise RuntimeError(
+                        f"epoch {epoch} was ended by another one: this loader serves one epoch at a time"
+                    )
+        finally:
+            if self._turn == turn:
+                self._drain()
+
+    def close(self) -> None:
+        """Stop DALI's and the reading threads after their current batches."""
+        self._turn += 1
+        self._drain()
+        self._pipeline = None
+        self._batches.shutdown()
+        self._readers.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _build(self) -> Any:
+        pipeline = _views_of_jpegs(
+            self.recipe, self.image_size, self.views, self.device == "cuda",
+            batch_size=self.order.batch_size // self.world, num_threads=self._workers,
+            device_id=torch.cuda.current_device() if self.device == "cuda" else None,
+            prefetch_queue_depth=1,  # runs that start with the first; later ones are scheduled explicitly
+        )  # fmt: skip
+        pipeline.build()
+        return pipeline
+
+    def _start_reading(self, epoch: int, step: int) -> None:
+        ids = self.order.batch_ids(epoch, step, self.rank, self.world)
+        self._reading.append(_Reading(ids, self._batches.submit(self._read, epoch, ids)))
+
+    def _read(self, epoch: int, ids: NDArray[np.int64]) -> tuple[dict[str, Any], Placed]:
+        """Return the pipeline's inputs for a batch, and its tokens in Placed; the readers share the rows.
+
+        Raises DatasetError for a damaged sample.
+        """
+        placed = self._placer.place(ids)
+        ends = np.cumsum(placed.jpeg_bytes)
+        memory = np.empty(ends[-1], np.uint8)
+        cuts = np.linspace(0, len(ids), self._workers + 1).astype(int).tolist()
+        parts = [
+            self._readers.submit(_read_part, self._placer, placed, low, high, ends, memory)
+            for low, high in pairwise(cuts)
+        ]
+        for row, fault in [part.result() for part in parts]:
+            if fault:
+                raise self._placer.damaged(int(ids[row]), fault)
+        inputs: dict[str, Any] = {
+            "jpeg": np.split(memory, ends[:-1]),
+            "sides": np.stack([placed.height, placed.width], axis=1).astype(np.float32),
+        }
+        for view in range(self.views):
+            drawn = view_parameters(self.recipe, self.order.seed, epoch, ids, placed.height, placed.width, view)
+            inputs |= {f"{name}{view}": values for name, values in _inputs_of_view(self.recipe, drawn).items()}
+        return inputs, placed
+
+    def _schedule(self) -> None:
+        """Wait for the oldest batch being read and feed it to the pipeline."""
+        ids, read = self._reading.popleft()
+        try:
+            inputs, placed = read.result()
+        except DatasetError as error:
+            self._scheduled.append(_Scheduled(ids, None, {}, error))
+            return
+        try:
+            _start(self._pipeline, inputs)
+        except BaseException:  # a half-fed pipeline would pair pixels with other samples' choices
+            self._forget_pipeline()
+            raise
+        self._scheduled.append(_Scheduled(ids, self._as_tensor(placed), inputs))
+
+    def _as_tensor(self, placed: Placed) -> Tensor | None:
+        if not placed.vocab_size:
+            return None
+        tokens = torch.from_numpy(placed.tokens)
+        return tokens.pin_memory() if self.device == "cuda" else tokens
+
+    def _collect(self) -> Batch:
+        batch = self._scheduled.popleft()
+        if batch.error:
+            raise batch.error
+        try:
+            outputs = self._take_outputs()
+        except RuntimeError as error:
+            if (row := self._first_refused(batch.inputs)) is not None:
+                raise self._placer.damaged(int(batch.sample_ids[row]), UNDECODABLE) from error
+            raise
+        # The tensors share DALI's memory and own it as long as they live.
+        views = tuple(from_dlpack(output.as_tensor()) for output in outputs)
+        return Batch(torch.from_numpy(batch.sample_ids), views, batch.tokens)
+
+    def _take_outputs(self) -> tuple[Any, ...]:
+        """Return the oldest run's outputs. DALI pipelines do not survive an error: the next epoch builds a new one."""
+        try:
+            stream = torch.cuda.current_stream() if self.device == "cuda" else None
+            outputs: tuple[Any, ...] = self._pipeline.share_outputs(cuda_stream=stream)
+            self._pipeline.release_outputs()
+        except BaseException:
+            self._forget_pipeline()
+            raise
+        return outputs
+
+    def _first_refused(self, inputs: dict[str, Any]) -> int | None:
+        """Find the row that causes a batch's error by running each alone: DALI does not always name it."""
+        pipeline = self._build()
+        for row in range(len(inputs["jpeg"])):
+            _start(pipeline, {name: values[row : row + 1] for name, values in inputs.items()})
+            try:
+                pipeline.share_outputs()
+            except RuntimeError:
+                return row
+            pipeline.release_outputs()
+        return None
+
+    def _drain(self) -> None:
+        """Discard everything still being read or scheduled."""
+        while self._reading:
+            self._reading.popleft().read.cancel()
+        while self._scheduled:
+            if self._scheduled.popleft().error:
+                continue
+            # A damaged sample that nobody requested, or a pipeline that DALI ended at interpreter exit.
+            with suppress(RuntimeError, AttributeError):
+                self._take_outputs()
+
+    def _forget_pipeline(self) -> None:
+        self._pipeline = None
+        self._scheduled.clear()
+
+
+def _start(pipeline: Any, inputs: dict[str, Any]) -> None:
+    for name, values in inputs.items():
+        pipeline.feed_input(name, values)
+    pipeline.schedule_run()
+
+
+def _read_part(
+    placer: Placer, placed: Placed, low: int, high: int, ends: NDArray[np.int64], memory: NDArray[np.uint8]
+) -> tuple[int, int]:
+    """Read rows low … high - 1 like `_read_rows`, with few files open at a time."""
+    for start, end in placer.runs(placed, low, high):
+        row, fault = _read_rows(placed, start, end, ends, memory)
+        if fault:
+            return row, fault
+    return high, SOUND
+
+
+@compiled
+def _read_rows(
+    placed: Placed, low: int, high: int, ends: NDArray[np.int64], memory: NDArray[np.uint8]
+) -> tuple[int, int]:
+    """Read the JPEGs of rows low … high - 1 into `memory`, ending at `ends`, and their tokens.
+
+    Returns the first damaged row and its fault, or (high, SOUND).
+    """
+    for row in range(low, high):
+        fault = fetch(placed, row, memory[ends[row] - placed.jpeg_bytes[row] : ends[row]])
+        if fault != SOUND:
+            return row, fault
+    return high, SOUND
+
+
+def _inputs_of_view(recipe: Recipe, drawn: ViewParameters) -> dict[str, NDArray[Any]]:
+    """Return the inputs of a view's graph, by the names that `_view` uses."""
+    start, size = drawn.box[:, :2], drawn.box[:, 2:]
+    inputs: dict[str, NDArray[Any]] = {
+        "start": start.astype(np.float32),
+        "end": (start + size).astype(np.float32),
+        "flip": drawn.flip.astype(np.int32),
+    }
+    if recipe.has_colour:
+        inputs |= {"colour": drawn.colour, "colour_mean": drawn.colour_mean}
+    if recipe.has_blur:
+        inputs["blur"] = drawn.blur
+    if recipe.has_solarise:
+        inputs["solarise"] = drawn.solarise
+    return inputs
+
+
+# The functions below are in DALI's language and run once, to build the graph. An `if` on an input is a branch that only
+# some samples take; an `if` on the recipe decides whether the graph has that operation at all.
+
+
+@dali.pipeline_def(enable_conditionals=True)  # type: ignore[untyped-decorator]
+def _views_of_jpegs(recipe: Recipe, image_size: int, views: int, on_gpu: bool) -> tuple[Any, ...]:
+    jpeg = fn.external_source(name="jpeg", dtype=types.UINT8, ndim=1, no_copy=True)  # kept with the batch
+    sides = fn.external_source(name="sides", dtype=types.FLOAT, ndim=1)
+    # Decode as FFCV does: orientation as stored, chroma interpolated, fast inverse DCT.
+    picture = fn.decoders.image(
+        _with_header_of(jpeg, sides), device="mixed" if on_gpu else "cpu",
+        adjust_orientation=False, jpeg_fancy_upsampling=True, use_fast_idct=True,
+    )  # fmt: skip
+    return tuple([_view(picture, view, recipe, image_size, on_gpu) for view in range(views)])
+
+
+def _with_header_of(jpeg: Any, sides: Any) -> Any:
+    """Return the same bytes if their header has these sides; otherwise fail.
+
+    Without this check a damaged header crashes the process: in the decoder's next run if the header cannot be read, and
+    in the resize if the crop lies outside the picture that it describes.
+    """
+    found = fn.peek_image_shape(jpeg, dtype=types.FLOAT, adjust_orientation=False)
+    off_by = fn.reductions.sum(dali.math.abs(found[:2] - sides), keep_dims=True)
+    return fn.reshape(jpeg, rel_shape=1.0 + off_by)  # reshaping to more bytes than there are fails
+
+
+def _view(picture: Any, view: int, recipe: Recipe, image_size: int, on_gpu: bool) -> Any:
+    pixels = fn.resize(
+        picture, size=[image_size, image_size], dtype=types.FLOAT, interp_type=types.INTERP_LINEAR, antialias=True,
+        roi_start=_input("start", view, types.FLOAT, 1), roi_end=_input("end", view, types.FLOAT, 1),
+    )  # fmt: skip
+    if recipe.has_colour:
+        mean = fn.reductions.mean(pixels, axes=[0, 1])
+        of_mean = _input("colour_mean", view, types.FLOAT, 2)
+        if on_gpu:
+            of_mean = of_mean.gpu()
+        turned = fn.coord_transform(pixels, M=_input("colour", view, types.FLOAT, 2))
+        pixels = dali.math.clamp(turned + fn.reductions.sum(of_mean * mean, axes=[1]), 0.0, 255.0)
+    if recipe.has_blur:
+        sigma = _input("blur", view, types.FLOAT, 0)
+        if sigma > 0.0:
+            pixels = fn.gaussian_blur(pixels, sigma=sigma)  # same window and borders as ours
+    if recipe.has_solarise:
+        solarise = _input("solarise", view, types.BOOL, 0)
+        if solarise:
+            pixels = pixels + (pixels >= 128.0) * (255.0 - 2.0 * pixels)
+    return fn.crop_mirror_normalize(
+        pixels, mirror=_input("flip", view, types.INT32, 0),
+        mean=[255 * mean for mean in recipe.mean], std=[255 * std for std in recipe.std],
+    )  # fmt: skip
+
+
+def _input(name: str, view: int, dtype: Any, ndim: int) -> Any:
+    return fn.external_source(name=f"{name}{view}", dtype=dtype, ndim=ndim)

@@ -1,0 +1,35 @@
+"""Counter-based randomness: a number depends on its purpose, never on how many were drawn before it.
+
+So shuffles and augmentation do not depend on batch size, ranks, threads or resuming.
+Hashes are uint64 throughout: numba makes float64 of a mixture of signed and unsigned.
+"""
+
+import numpy as np
+from numba import njit
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_S11, _S27, _S30, _S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
+
+compiled = njit(cache=True, nogil=True)
+
+
+@compiled
+def mix(x: np.uint64) -> np.uint64:
+    """Mix 64 bits bijectively. Source: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    x = (x ^ (x >> _S30)) * _MIX_1
+    x = (x ^ (x >> _S27)) * _MIX_2
+    return x ^ (x >> _S31)
+
+
+@compiled
+def fold(key: np.uint64, value: np.uint64) -> np.uint64:
+    """Derive a key for `value`."""
+    return mix(key ^ mix(value + GOLDEN))
+
+
+@compiled
+def uniform(key: np.uint64, draw: np.uint64) -> float:
+    """Return the draw-th number of a key, in [0, 1)."""
+    return np.float64(fold(key, draw) >> _S11) * 2.0**-53

@@ -1,0 +1,82 @@
+"""The interface of sources. A new source is one file, one entry in tools/convert_sources.py and one test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+
+class Sample(NamedTuple):
+    """One sample from a source."""
+
+    uri: str
+    """Human-readable origin; valid UTF-8."""
+    key: str
+    """The source's own name for it."""
+    picture: bytes | Image.Image
+    """A file's undecoded bytes, or a generated picture."""
+    caption: str | None
+    group: str | None
+    """Class or folder, if any."""
+
+
+class Groups(NamedTuple):
+    """The class of every sample, known without reading pictures."""
+
+    names: tuple[str, ...]
+    """The classes in the source's order, or sorted if it has none.
+
+    The empty name stands for samples without a class; their Sample.group is None.
+    """
+    of_sample: NDArray[np.int32]
+    """int32 [n]: index into names."""
+
+
+class Source(Protocol):
+    """A listing of samples, sent to the worker processes: it must be compact and picklable.
+
+    source[i] raises BadSampleError if sample i cannot be read.
+    """
+
+    @property
+    def mode(self) -> str:
+        """`images` or `pairs`."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Sample: ...
+
+    def uri(self, index: int) -> str:
+        """Return the origin of sample i, even if it cannot be read."""
+
+    def key(self, index: int) -> str:
+        """Return the source's own name for sample i."""
+
+    def groups(self) -> Groups | None:
+        """Return the samples' classes; None if the source has none."""
+
+    def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
+        """Yield the captions of these samples, to train a tokenizer; none if the mode is `images`.
+
+        Unreadable captions are skipped.
+        """
+
+    def chunks(self) -> NDArray[np.int64] | None:
+        """Return prefix sums, int64 [chunks + 1], of chunks whose samples are cheap only if read in sequence.
+
+        None if random access costs the same.
+        """
+
+    def stored_bytes(self) -> int | None:
+        """Return the bytes of all pictures in the source, for an estimate; None if unknown."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what dataset.json records about the source, as JSON values.
+
+        If the listing can change, this includes `listing`, its sha256, by which a resumed conversion notices that the
+        source has changed.
+        """

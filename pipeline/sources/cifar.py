@@ -1,0 +1,213 @@
+"""CIFAR-10 and CIFAR-100 as published: python pickles or binary files, packed or unpacked.
+
+https://www.cs.toronto.edu/~kriz/cifar.html describes both. An archive is read in memory; nothing is unpacked to disk.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ..errors import BadSampleError, SourceError
+from . import Groups, Sample
+from .listing import as_text, listing_digest
+from .regular_file import read_regular_file
+from .restricted_pickle import PickledArray, load_restricted
+from .tar_members import BrokenTarError, regular_members
+
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+"""Bytes per picture: all red values, then all green, then all blue ones."""
+
+MAX_UNPACKED = 256 << 20
+"""Limit of an unpacked archive; the largest of the four has 186 MB."""
+
+
+class _Layout(NamedTuple):
+    """The files of one of the four archives."""
+
+    kind: str
+    names_file: str
+    """The file with the class names; its name is unique to the layout."""
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    names_key: str = ""
+    labels_key: str = ""
+    """Keys of the pickled dictionaries; empty for binary files."""
+    label_bytes: int = 0
+    """Label bytes before the pixels of a binary record; the last one is the class."""
+
+
+_TENTHS = tuple(f"data_batch_{i}" for i in range(1, 6))
+_LAYOUTS = (
+    _Layout("cifar-10 python", "batches.meta", _TENTHS, ("test_batch",), "label_names", "labels"),
+    _Layout("cifar-100 python", "meta", ("train",), ("test",), "fine_label_names", "fine_labels"),
+    _Layout("cifar-10 binary", "batches.meta.txt", tuple(f"{name}.bin" for name in _TENTHS), ("test_batch.bin",),
+            label_bytes=1),
+    _Layout("cifar-100 binary", "fine_label_names.txt", ("train.bin",), ("test.bin",), label_bytes=2),
+)  # fmt: skip
+
+
+class CifarSource:
+    """The training set, or with `test` the test batch, held in memory: 150 MB for 50,000 pictures.
+
+    root: the downloaded .tar.gz, the folder in it, or that folder's parent. Classes are the fine ones.
+    Raises SourceError if root is none of these, a file is missing or damaged, or a pickle contains anything but plain
+    values and arrays.
+    """
+
+    mode = "images"
+
+    def __init__(self, root: Path, *, test: bool) -> None:
+        self.root, self.test = root, test
+        files = _read_files(root, test)
+        layout = _layout_of(root, files)
+        self._batches = layout.test if test else layout.train
+        if missing := [name for name in self._batches if name not in files]:
+            raise SourceError(f"{root} is {layout.kind} but lacks {', '.join(missing)}; download it again")
+        self.kind = layout.kind
+        self._names = _class_names(layout, files[layout.names_file])
+        parts = [_Batch.read(layout, name, files.pop(name), len(self._names)) for name in self._batches]
+        self._pixels = np.concatenate([part.pixels for part in parts])
+        self._labels = np.concatenate([part.labels for part in parts])
+        self._first = np.cumsum([0] + [len(part.labels) for part in parts])
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        picture = Image.fromarray(self._pixels[index].reshape(3, SIDE, SIDE).transpose(1, 2, 0), "RGB")
+        return Sample(self.uri(index), self.key(index), picture, caption=None, group=self._names[self._labels[index]])
+
+    def uri(self, index: int) -> str:
+        return f"{as_text(os.fsencode(self.root.name))}/{self.key(index)}"
+
+    def key(self, index: int) -> str:
+        batch = int(np.searchsorted(self._first, index, side="right")) - 1
+        return f"{self._batches[batch].removesuffix('.bin')}/{index - self._first[batch]}"
+
+    def groups(self) -> Groups:
+        return Groups(self._names, self._labels)
+
+    def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
+        return ()
+
+    def chunks(self) -> None:
+        return None
+
+    def stored_bytes(self) -> int:
+        return self._pixels.nbytes
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "root": as_text(os.fsencode(self.root.resolve())),
+            "split": "test" if self.test else "train",
+            "listing": listing_digest(self._labels, self._pixels),
+        }
+
+
+class _Batch(NamedTuple):
+    pixels: NDArray[np.uint8]
+    """[n, PIXELS]"""
+    labels: NDArray[np.int32]
+    """[n], each below the number of classes"""
+
+    @classmethod
+    def read(cls, layout: _Layout, name: str, data: bytes, classes: int) -> _Batch:
+        pixels, labels = (_binary if layout.label_bytes else _pickled)(layout, name, data)
+        if len(labels) == 0 or pixels.shape != (len(labels), PIXELS):
+            raise SourceError(f"{name} holds pixels of shape {pixels.shape} for {len(labels):,} labels; "
+                              f"CIFAR has {PIXELS} for each")  # fmt: skip
+        if not 0 <= labels.min() <= labels.max() < classes:
+            raise SourceError(f"{name} has labels {labels.min()} to {labels.max()} for {classes} classes")
+        return cls(pixels, labels)
+
+
+def _binary(layout: _Layout, name: str, data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    record = layout.label_bytes + PIXELS
+    if len(data) % record:
+        raise SourceError(f"{name} has {len(data):,} bytes, not a multiple of {record:,}; download it again")
+    records = np.frombuffer(data, np.uint8).reshape(-1, record)
+    return records[:, layout.label_bytes :], records[:, layout.label_bytes - 1].astype(np.int32)
+
+
+def _pickled(layout: _Layout, name: str, data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    match _unpickled(name, data):
+        case {"data": PickledArray() as array, layout.labels_key: list(labels)} if _all_are(int, labels):
+            try:
+                return array.uint8(), np.array(labels, np.int32)
+            except (ValueError, OverflowError) as error:
+                raise SourceError(f"{name}: {error}") from error
+    raise SourceError(
+        f"{name} has no 'data' with integers in {layout.labels_key!r}; it is not a batch of {layout.kind}"
+    )
+
+
+def _unpickled(name: str, data: bytes) -> object:
+    try:
+        return load_restricted(data)
+    except pickle.UnpicklingError as error:
+        raise SourceError(f"{name} is not a CIFAR pickle: {error}") from error
+
+
+def _class_names(layout: _Layout, data: bytes) -> tuple[str, ...]:
+    if layout.label_bytes:
+        return tuple(as_text(line).strip() for line in data.splitlines() if line.strip())
+    match _unpickled(layout.names_file, data):
+        case {layout.names_key: list(names)} if _all_are(str, names):
+            return tuple(names)
+    raise SourceError(f"{layout.names_file} has no list {layout.names_key!r}")
+
+
+def _all_are(kind: type, values: list[Any]) -> bool:
+    return all(type(value) is kind for value in values)
+
+
+def _layout_of(root: Path, files: Mapping[str, bytes]) -> _Layout:
+    for layout in _LAYOUTS:
+        if layout.names_file in files:
+            return layout
+    wanted = ", ".join(layout.names_file for layout in _LAYOUTS)
+    raise SourceError(f"{root} is not a CIFAR archive, python or binary: it has none of {wanted}")
+
+
+def _read_files(root: Path, test: bool) -> dict[str, bytes]:
+    """Read the files of any of the four archives that are present, by name."""
+    wanted = {name for layout in _LAYOUTS for name in (layout.names_file, *(layout.test if test else layout.train))}
+    if not root.is_dir():
+        return dict(_members(root, wanted))
+    for folder in (root, *sorted(root.glob("cifar-*"))):
+        if any((folder / layout.names_file).exists() for layout in _LAYOUTS):
+            return {name: _read(folder / name) for name in wanted if (folder / name).exists()}
+    return {}
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return read_regular_file(os.fsencode(file))
+    except BadSampleError as error:
+        raise SourceError(f"{file}: {error}") from error
+
+
+def _members(root: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
+    if not root.is_file():
+        raise SourceError(f"{root} is neither a folder nor a file; pass CIFAR's .tar.gz or the folder in it")
+    try:
+        with gzip.open(root) as packed:
+            archive = packed.read(MAX_UNPACKED)
+        for member in regular_members(lambda offset, size: archive[offset : offset + size], len(archive)):
+            name = as_text(member.name).rpartition("/")[2]
+            if name in wanted:
+                yield name, archive[member.offset : member.offset + member.size]
+    except (OSError, EOFError, zlib.error, BrokenTarError) as error:
+        raise SourceError(f"{root} is not a complete .tar.gz: {error}; download it again") from error

@@ -1,0 +1,98 @@
+"""A folder of pictures, nested or flat; the first subfolder on the way to a picture is its class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ..errors import SourceError
+from . import Groups, Sample
+from .listing import as_text, groups_by_name, listing_digest
+from .regular_file import estimated_bytes, read_regular_file
+
+SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+
+
+class FolderSource:
+    """Lists the pictures once, sorted by the bytes of their names, so that every machine numbers them alike.
+
+    Raises SourceError if the folder is missing, a subfolder cannot be listed, or there are no pictures.
+    Symbolic links to files are followed; links to folders are not, as they can form cycles.
+    """
+
+    mode = "images"
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise SourceError(f"{root} is not a folder; pass the folder that holds the pictures")
+        self.root = root
+        self._paths = _listing(os.fsencode(root))
+        if not len(self._paths):
+            raise SourceError(f"{root} holds no picture: no file below it ends in {', '.join(sorted(SUFFIXES))}")
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> Sample:
+        data = read_regular_file(self._file(index))
+        folder, slash, _ = self._path(index).partition(b"/")
+        return Sample(self.uri(index), self.key(index), data, caption=None, group=as_text(folder) if slash else None)
+
+    def uri(self, index: int) -> str:
+        return as_text(self._path(index))
+
+    def key(self, index: int) -> str:
+        return self.uri(index)
+
+    def groups(self) -> Groups | None:
+        parts = pc.split_pattern(self._paths, "/", max_splits=1)
+        flat = pc.equal(pc.list_value_length(parts), 1)
+        return groups_by_name(pc.if_else(flat, pa.scalar(b"", pa.large_binary()), pc.list_element(parts, 0)))
+
+    def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
+        return ()
+
+    def chunks(self) -> None:
+        return None
+
+    def stored_bytes(self) -> int:
+        return estimated_bytes(self._file, len(self))
+
+    def describe(self) -> dict[str, Any]:
+        root = as_text(os.fsencode(self.root.resolve()))
+        return {"kind": "folder", "root": root, "listing": listing_digest(self._paths)}
+
+    def _path(self, index: int) -> bytes:
+        path: bytes = self._paths[index].as_py()
+        return path
+
+    def _file(self, index: int) -> bytes:
+        return os.path.join(os.fsencode(self.root), self._path(index))
+
+
+def _listing(root: bytes) -> pa.LargeBinaryArray:
+    found, parts = _pictures_below(root), [pa.array([], pa.large_binary())]
+    while some := list(islice(found, 1 << 16)):
+        parts.append(pa.array(some, pa.large_binary()))
+    paths = pa.concat_arrays(parts)
+    return paths.take(pc.array_sort_indices(paths))
+
+
+def _pictures_below(root: bytes) -> Iterator[bytes]:
+    for folder, _, names in os.walk(root, onerror=_refuse):
+        below = os.path.relpath(folder, root)
+        for name in names:
+            if os.path.splitext(name)[1].lower().decode("ascii", "replace") in SUFFIXES:
+                yield name if below == b"." else os.path.join(below, name)
+
+
+def _refuse(error: OSError) -> None:
+    raise SourceError(f"{error.filename!r} cannot be listed: {error.strerror}; fix its permissions or move it away")

@@ -1,0 +1,263 @@
+"""Parquet files with embedded pictures, such as Hugging Face datasets, with optional captions and classes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+from numpy.typing import NDArray
+
+from ..errors import BadSampleError, SourceError
+from . import Groups, Sample
+from .listing import as_text, caption_text, groups_by_name, names_below_common_folder
+from .regular_file import read_regular_file
+from .row_groups import RowGroup, RowGroups, row_groups_of
+
+
+class ParquetSource:
+    """Reads whole row groups, so rows are cheap only in sequence: see chunks().
+
+    image, caption, group: column names; of several separated by `;`, the first that fits. Pictures are bytes or Hugging
+    Face's {bytes, path}; a path is used only without bytes, and only within the file's folder. Captions are text, or
+    lists of text whose first entry is used. Classes are text or integers, named by Hugging Face's ClassLabel if
+    present. caption None, or none of several found: images only.
+    Raises SourceError if a file is not parquet, lacks a column or has it in another type, or a row group is too large.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        *,
+        image: str = "image;jpg;jpeg;png;webp;img",
+        caption: str | None = "caption;text",
+        group: str | None = "label;cls",
+    ) -> None:
+        if not files:
+            raise SourceError("there are no parquet files to read")
+        self.files = tuple(files)
+        self._file_names = names_below_common_folder(files)
+        parts: list[RowGroup] = []
+        digest = hashlib.sha256()
+        for number, file in enumerate(files):
+            with _open(file) as parquet:
+                if number == 0:
+                    self._columns = _Columns.choose(file, parquet.schema_arrow, image, caption, group)
+                    self._class_names = _class_names(parquet.schema_arrow, self._columns.group)
+                _Columns.choose(file, parquet.schema_arrow, *self._columns)
+                parts += row_groups_of(file, number, parquet.metadata, self._columns.image)
+                digest.update(_footer(file, parquet.metadata.serialized_size))
+        self._listing = digest.hexdigest()
+        self._chunks = np.cumsum([0] + [part.rows for part in parts], dtype=np.int64)
+        self._row_groups = RowGroups(self.files, parts)
+        self.mode = "images" if self._columns.caption is None else "pairs"
+        if not len(self):
+            raise SourceError(f"{files[0]} has no rows" if len(files) == 1 else f"none of {len(files)} files has rows")
+
+    def __len__(self) -> int:
+        return int(self._chunks[-1])
+
+    def __getitem__(self, index: int) -> Sample:
+        chunk, row = self._locate(index)
+        table = self._row_groups.table(chunk, [name for name in self._columns if name is not None])
+        if row >= len(table):
+            raise BadSampleError("its row group has fewer rows than the file says")
+        try:
+            values = {name: table[name][row].as_py() for name in table.column_names}
+        except UnicodeError as error:
+            raise BadSampleError("its text is not UTF-8") from error
+        return Sample(
+            self.uri(index),
+            self.key(index),
+            picture=_picture(values[self._columns.image], self._row_groups.file(chunk).parent),
+            caption=None if self._columns.caption is None else _caption(values[self._columns.caption]),
+            group=None if self._columns.group is None else self._group(values[self._columns.group]),
+        )
+
+    def uri(self, index: int) -> str:
+        return f"{self._file_names[self._row_groups.parts[self._locate(index)[0]].file]}/{self.key(index)}"
+
+    def key(self, index: int) -> str:
+        chunk, row = self._locate(index)
+        return str(self._row_groups.parts[chunk].first_row + row)
+
+    def groups(self) -> Groups | None:
+        if self._columns.group is None:
+            return None
+        parts = [values for _, values in self._column(self._columns.group)]
+        if self._class_names is None:
+            names = [values.cast(pa.large_string()).cast(pa.large_binary()).fill_null(b"") for values in parts]
+            return groups_by_name(pa.concat_arrays(names))
+        numbers = np.concatenate([values.cast(pa.int64(), safe=False).fill_null(-1).to_numpy() for values in parts])
+        named = (numbers >= 0) & (numbers < len(self._class_names))
+        of_sample = np.where(named, numbers, len(self._class_names)).astype(np.int32)
+        return Groups(self._class_names if named.all() else (*self._class_names, ""), of_sample)
+
+    def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
+        if self._columns.caption is None:
+            return
+        wanted = np.sort(indices)
+        for start, values in self._column(self._columns.caption):
+            first, end = np.searchsorted(wanted, [start, start + len(values)])
+            for index in wanted[first:end].tolist():
+                try:
+                    yield _caption(values[index - start].as_py())
+                except (BadSampleError, UnicodeError):
+                    continue
+
+    def chunks(self) -> NDArray[np.int64]:
+        return self._chunks
+
+    def stored_bytes(self) -> int:
+        return sum(part.picture_bytes for part in self._row_groups.parts)
+
+    def describe(self) -> dict[str, Any]:
+        root = os.path.commonpath([file.parent.resolve() for file in self.files])
+        return {
+            "kind": "parquet",
+            "root": as_text(os.fsencode(root)),
+            "files": len(self.files),
+            **self._columns._asdict(),
+            "listing": self._listing,
+        }
+
+    def _locate(self, index: int) -> tuple[int, int]:
+        """Return the row group and the row in it."""
+        chunk = int(np.searchsorted(self._chunks, index, side="right")) - 1
+        return chunk, index - int(self._chunks[chunk])
+
+    def _column(self, name: str) -> Iterator[tuple[int, pa.Array]]:
+        """Yield the whole column in parts, each with its first index; null where it cannot be read."""
+        for chunk, start in enumerate(self._chunks[:-1].tolist()):
+            end, kind = int(self._chunks[chunk + 1]), pa.null()
+            try:
+                for batch in self._row_groups.batches(chunk, [name]):
+                    values = batch.column(0)[: end - start]
+                    yield start, values
+                    start, kind = start + len(values), values.type
+            except (pa.ArrowException, OSError):
+                pass  # reading its samples reports the error
+            if start < end:
+                yield start, pa.nulls(end - start, kind)
+
+    def _group(self, value: str | int | None) -> str | None:
+        if self._class_names is None or value is None:
+            return None if value is None else str(value) or None
+        return self._class_names[value] if isinstance(value, int) and 0 <= value < len(self._class_names) else None
+
+
+class _Columns(NamedTuple):
+    image: str
+    caption: str | None
+    group: str | None
+
+    @classmethod
+    def choose(cls, file: Path, schema: pa.Schema, image: str, caption: str | None, group: str | None) -> _Columns:
+        """Raises SourceError if there is no picture column, or if a column given as the only choice does not fit."""
+        pictures = _column_of(file, schema, image, _holds_pictures, "pictures: bytes or {bytes, path}")
+        if pictures is None:
+            raise SourceError(f"{file} has no pictures in any of {image}; {_columns_there(schema)}")
+        return cls(
+            pictures,
+            caption and _column_of(file, schema, caption, _holds_captions, "captions: text or lists of text"),
+            group and _column_of(file, schema, group, _holds_classes, "classes: integers or text"),
+        )
+
+
+def _column_of(
+    file: Path, schema: pa.Schema, option: str, fits: Callable[[pa.DataType], bool], wanted: str
+) -> str | None:
+    names = option.split(";")
+    for name in names:
+        place = schema.get_field_index(name)  # -1 if it is missing or occurs twice
+        if place >= 0 and fits(schema.field(place).type):
+            return name
+    if len(names) == 1:
+        raise SourceError(f"{file} has no column {option!r} of {wanted}; {_columns_there(schema)}")
+    return None
+
+
+def _columns_there(schema: pa.Schema) -> str:
+    return "its columns: " + ", ".join(f"{field.name!r} ({field.type})" for field in list(schema)[:50])
+
+
+def _holds_pictures(kind: pa.DataType) -> bool:
+    if pt.is_struct(kind):
+        place = kind.get_field_index("bytes")
+        kind = kind.field(place).type if place >= 0 else kind
+    return bool(pt.is_binary(kind) or pt.is_large_binary(kind))
+
+
+def _holds_captions(kind: pa.DataType) -> bool:
+    return _is_text(kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) else kind)
+
+
+def _holds_classes(kind: pa.DataType) -> bool:
+    return _is_text(kind) or bool(pt.is_integer(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pt.is_dictionary(kind) else kind
+    return bool(pt.is_string(kind) or pt.is_large_string(kind))
+
+
+def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | None:
+    """Return the names that Hugging Face stores in the schema for this column's integers."""
+    if column is None or not pt.is_integer(schema.field(column).type):
+        return None
+    try:
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]["names"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    return tuple(names) if isinstance(names, list) and all(isinstance(name, str) and name for name in names) else None
+
+
+def _picture(value: bytes | dict[str, Any] | None, folder: Path) -> bytes:
+    if isinstance(value, dict):
+        data, path = value.get("bytes"), value.get("path")
+        value = data if data is not None or path is None else read_regular_file(_below(folder, path))
+    if value is None:
+        raise BadSampleError("no picture: neither bytes nor a path")
+    return value
+
+
+def _below(folder: Path, path: str | bytes) -> bytes:
+    """Return a path named by a file, with links resolved. Raises BadSampleError if it leaves the folder."""
+    try:
+        root = os.path.realpath(os.fsencode(folder))
+        target = os.path.realpath(os.path.join(root, os.fsencode(path)))
+    except (ValueError, TypeError) as error:
+        raise BadSampleError(f"not the name of a file: {error}") from error
+    if os.path.commonpath([root, target]) != root:
+        raise BadSampleError(f"its path {path!r} leads out of the parquet file's folder")
+    return target
+
+
+def _caption(value: str | list[str | None] | None) -> str:
+    first = value[0] if isinstance(value, list) and value else value
+    return caption_text(None if isinstance(first, list) else first)
+
+
+def _open(file: Path) -> pq.ParquetFile:
+    if not file.is_file():
+        raise SourceError(f"{file} is not a file; pass the parquet files or their folder")
+    try:
+        return pq.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            f"{file} is not a complete parquet file: {error}; download it again or leave it out"
+        ) from error
+
+
+def _footer(file: Path, size: int) -> bytes:
+    """Return the footer, with offset and size of every page: it differs whenever the rows do."""
+    with file.open("rb") as data:
+        data.seek(-size - 8, os.SEEK_END)
+        return data.read()

@@ -1,0 +1,158 @@
+"""Group the members of a tar into samples and record their offsets."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ..errors import BadSampleError, SourceError
+from .tar_members import BrokenTarError, TarMember, regular_members
+
+PLACE = np.dtype([("offset", "<i8"), ("size", "<i4")])
+"""Location of a member in its tar; offset -1: the sample has none. Sizes are capped at 2 GB, which is too large."""
+_UNPACKED_BY = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
+
+
+class Part(NamedTuple):
+    """Selects the member of a sample that holds its picture, caption or class."""
+
+    suffixes: tuple[bytes, ...]
+    field: str | None
+
+    @classmethod
+    def of(cls, option: str | None) -> Part:
+        if option is not None and option.startswith("json:"):
+            return cls((b"json",), option.removeprefix("json:"))
+        return cls(tuple(suffix.lower().encode() for suffix in (option or "").split(";") if suffix), None)
+
+    def place(self, members: dict[bytes, TarMember]) -> tuple[int, int]:
+        member = next((members[suffix] for suffix in self.suffixes if suffix in members), None)
+        return (member.offset, min(member.size, 2**31 - 1)) if member else (-1, 0)
+
+    def text(self, raw: bytes) -> bytes | str:
+        """Return the member or its field, for a list its first entry; empty if there is none."""
+        if self.field is None:
+            return raw
+        try:
+            value = json.loads(raw)[self.field]
+        except (ValueError, TypeError, RecursionError) as error:
+            raise BadSampleError(f"the .json member cannot be read: {error}") from error
+        except KeyError:
+            return ""
+        value = value[0] if isinstance(value, list) and value else value
+        if value is None or value == []:
+            return ""
+        if not isinstance(value, str | int):
+            raise BadSampleError(f"{self.field!r} of the .json member is a {type(value).__name__}, not text")
+        return str(value)
+
+
+class Scan(NamedTuple):
+    """The content of a shard; if it is broken, its last sample represents the damage."""
+
+    names: pa.LargeBinaryArray
+    """Names of each sample's picture, or of its first member."""
+    places: list[NDArray[np.void]]
+    """PLACE [samples], for each part."""
+    broken: str | None
+
+
+def scan_shard(shard: Path, parts: Sequence[Part]) -> Scan:
+    names: list[bytes] = []
+    places = [(array("q"), array("i")) for _ in parts]
+    broken = None
+    try:
+        for members in _samples(_members(shard)):
+            found = [part.place(members) for part in parts]
+            names.append(_name_of(members, found[0][0]))
+            for (offsets, sizes), (offset, size) in zip(places, found, strict=True):
+                offsets.append(offset)
+                sizes.append(size)
+    except (BrokenTarError, OSError) as error:
+        broken = str(error)
+        names.append(b"")
+        for offsets, sizes in places:
+            offsets.append(-1)
+            sizes.append(0)
+    return Scan(pa.array(names, pa.large_binary()), [_as_places(*columns) for columns in places], broken)
+
+
+def key_and_suffix(name: bytes) -> tuple[bytes, bytes]:
+    """Split by WebDataset's rule: the key ends at the first dot of the base name. No suffix: not part of a sample."""
+    folder, slash, base = name.rpartition(b"/")
+    stem, _, suffix = base.partition(b".")
+    return folder + slash + stem, suffix.lower() if stem else b""
+
+
+def joined_places(places: list[NDArray[np.void]]) -> NDArray[np.void] | None:
+    """Return None if no sample has this part."""
+    joined = np.concatenate(places)
+    return joined if (joined["offset"] >= 0).any() else None
+
+
+def _members(shard: Path) -> Iterator[TarMember]:
+    found = os.stat(shard)
+    if not stat.S_ISREG(found.st_mode):
+        raise BrokenTarError("not a regular file")
+    if not found.st_size:
+        raise BrokenTarError("the file is empty")
+    file = os.open(shard, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        start = os.pread(file, 8, 0)
+        for mark, cure in _UNPACKED_BY.items():
+            if start.startswith(mark):
+                raise SourceError(
+                    f"{shard} is compressed, so its members cannot be read one by one; run {cure} on it first"
+                )
+        yield from regular_members(lambda offset, size: os.pread(file, size, offset), found.st_size)
+    finally:
+        os.close(file)
+
+
+def _samples(members: Iterable[TarMember]) -> Iterator[dict[bytes, TarMember]]:
+    """Yield the members of each sample by suffix: consecutive members with the same key.
+
+    A repeated suffix starts a new sample, even under the same key.
+    """
+    key, sample, broken = b"", dict[bytes, TarMember](), None
+    try:
+        for member in members:
+            prefix, suffix = key_and_suffix(member.name)
+            if not suffix or _is_meta(member.name):
+                continue
+            if sample and (prefix != key or suffix in sample):
+                yield sample
+                sample = {}
+            key = prefix
+            sample[suffix] = member
+    except BrokenTarError as error:
+        broken = error
+    if sample:
+        yield sample
+    if broken:
+        raise broken
+
+
+def _is_meta(name: bytes) -> bool:
+    """Return whether the name is one of WebDataset's own metadata members."""
+    return name.startswith(b"__") and name.partition(b"/")[0].endswith(b"__")
+
+
+def _name_of(members: dict[bytes, TarMember], picture: int) -> bytes:
+    named = (member.name for member in members.values())
+    return next((member.name for member in members.values() if member.offset == picture), next(named))
+
+
+def _as_places(offsets: array[int], sizes: array[int]) -> NDArray[np.void]:
+    places = np.empty(len(offsets), PLACE)
+    places["offset"], places["size"] = offsets, sizes
+    return places

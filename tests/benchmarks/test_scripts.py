@@ -1,0 +1,93 @@
+"""Every benchmark at its small scale: what it does and prints, never how fast it was; at full size, what is asked."""
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+FIGURES = {
+    ("state", "rows"): {"take_ns", "put_ns", "take_and_put_ns"},
+    ("state", "windowed"): {"peak_memory_gb", "wait_percent", "blocks_read", "blocks_written"},
+    ("state", "snapshot"): {"megabytes_per_second"},
+    ("step", "checkpoint"): {"held_up_ms", "held_up_steps", "held_up_worst_steps", "slowed_ms", "step_ms"},
+    ("convert", "encoded"): {"images_per_second", "start_up_seconds"},
+    ("objective", "time"): {"32_products_ms", "32_autograd_ms"},
+    ("objective", "memory"): {"32_products_mib", "32_autograd_mib"},
+    ("inspect_report", "beside_pandas"): {"seconds", "peak_megabytes", "page_megabytes", "export_seconds"},
+    ("loader", "open"): {"ffcv_seconds", "ffcv_megabytes", "ffcv_process_megabytes", "dali_seconds", "dali_megabytes",
+                         "dali_process_megabytes", "format_1_seconds"},
+    ("loader", "two_views"): {f"{ours}_over_{other}" for ours in ("ffcv", "dali")
+                              for other in ("ffcv_own", "pillow", "decode")},
+    ("loader", "checksum"): {"ffcv_over_ffcv_unverified", "dali_over_dali_unverified"},
+}  # fmt: skip
+LONG = {"convert", "inspect_report", "loader", "step"}
+"""Scripts whose small scale takes long: processes that import much, or a training."""
+
+
+def run(script, *words, directory):
+    command = [sys.executable, SCRIPTS / f"{script}.py", "--json", "--dir", directory, *words]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(directory.iterdir()) == []
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "script", [pytest.param(name, marks=pytest.mark.soak if name in LONG else ()) for name, _ in dict.fromkeys(FIGURES)]
+)
+def test_a_benchmark_measures_its_parts_without_judging_small_sizes_and_leaves_nothing(script, tmp_path):
+    parts = [part for name, part in FIGURES if name == script]
+    chosen = [word for part in parts for word in ("--part", part)]
+    found = run(script, "--scale", "small", *chosen, directory=tmp_path)
+    assert [measured["part"] for measured in found] == parts
+    for measured in found:
+        assert set(measured["figures"]) == FIGURES[script, measured["part"]]
+        assert measured["machine"]["cores"] == len(os.sched_getaffinity(0))
+        assert measured["peak_memory_bytes"] > 10**7
+        for figure in measured["figures"].values():
+            assert math.isfinite(figure["ours"])
+            assert figure["held"] is None
+
+
+FULL_SIZE, SMALL_SIZE = ["--part", "windowed"], ["--part", "windowed", "--set", "samples=200000", "--set",
+                                                "budget_mb=1", "--set", "step_ms=0", "--set", "batch=1024"]  # fmt: skip
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("words", "most_waiting"),
+    # How long nothing takes says nothing; at the full size a step has its 50 ms.
+    [pytest.param(SMALL_SIZE, 100, id="small"), pytest.param(FULL_SIZE, 5, id="full", marks=pytest.mark.soak)],
+)
+def test_an_epoch_through_a_window_reads_and_writes_every_block_once_in_little_memory(words, most_waiting, tmp_path):
+    skip_without_disk(14.5 if words is FULL_SIZE else 0.1, tmp_path)
+    (measured,) = run("state", *words, directory=tmp_path)
+    ours, sizes = {name: figure["ours"] for name, figure in measured["figures"].items()}, measured["sizes"]
+    assert ours["peak_memory_gb"] <= 1.2
+    assert ours["wait_percent"] <= most_waiting
+    # Once each, less what is in memory when the epoch begins, and more what is read ahead when it ends.
+    in_memory = sizes["budget_mb"] * 10**6 / (sizes["samples"] * 32)
+    assert ours["blocks_read"] == pytest.approx(1, abs=in_memory)
+    assert ours["blocks_written"] == pytest.approx(1, abs=in_memory)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("part", "gigabytes"), [("beside_pandas", 3.5), ("alone", 11)])
+def test_a_report_keeps_to_its_time_its_memory_and_its_page_at_full_size(part, gigabytes, tmp_path):
+    skip_without_disk(gigabytes, tmp_path)
+    (measured,) = run("inspect_report", "--part", part, directory=tmp_path)
+    held = {name: figure["held"] for name, figure in measured["figures"].items() if figure["asked"]}
+    assert set(held) >= {"peak_megabytes", "page_megabytes"}
+    assert all(held.values()), measured["figures"]
+
+
+def skip_without_disk(gigabytes, path):
+    if gigabytes * 10**9 > (free := shutil.disk_usage(path).free):
+        pytest.skip(f"needs {gigabytes:.1f} GB of disk at {path}, where {free / 1e9:.1f} GB are free")

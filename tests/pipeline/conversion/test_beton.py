@@ -1,0 +1,119 @@
+"""FFCV's file format, written by one process, and its table read back."""
+
+import numpy as np
+import pytest
+from ffcv.fields.rgb_image import SimpleRGBImageDecoder
+from ffcv.loader import Loader, OrderOption
+
+from thermopile.pipeline.conversion.beton import MAX_JPEG_BYTES, BetonRow, write_beton
+from thermopile.pipeline.conversion.images import to_stored
+from thermopile.pipeline.dataset_index import ImagePolicy
+from thermopile.pipeline.descriptor import Descriptor
+from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.ffcv_table import FFCVTable
+from thermopile.pipeline.row_records import RECORD, Extent
+
+
+def rows_of(draw, count, tokens=True):
+    for i in range(count):
+        jpeg, height, width = to_stored(draw(i), ImagePolicy())
+        yield BetonRow(jpeg, height, width, np.arange(i, i + 6, dtype=np.int32)[None] if tokens else None, 1000 - i)
+
+
+def records_of(path, rows, tokens=True):
+    file, records = Descriptor(path), np.empty(rows, RECORD)
+    extent = Extent(file.bytes, 24 if tokens else 0, 1 if tokens else 0)
+    FFCVTable(path, file, rows, extent).read(np.arange(rows), records)
+    return records
+
+
+def test_a_shard_s_table_leads_to_what_was_written(tmp_path, draw):
+    written = list(rows_of(draw, 20))
+    assert write_beton(tmp_path / "a.beton", written, most_rows=20, context_length=6) == 20
+    data, records = (tmp_path / "a.beton").read_bytes(), records_of(tmp_path / "a.beton", 20)
+    for row, record in zip(written, records, strict=True):
+        assert data[record["jpeg_at"] :][: record["jpeg_bytes"]] == row.jpeg
+        assert data[record["tokens_at"] :][:24] == row.tokens.tobytes()
+    np.testing.assert_array_equal(records["source_index"], [row.source_index for row in written])
+    assert (records["height"] == 24).all()
+    assert (records["width"] == 32).all()
+
+
+def test_fewer_rows_than_announced_make_a_whole_shard(tmp_path, draw):
+    assert write_beton(tmp_path / "a.beton", rows_of(draw, 5), most_rows=50, context_length=6) == 5
+    assert len(records_of(tmp_path / "a.beton", 5)) == 5
+
+
+def test_rows_larger_than_a_page_together_are_spread_over_pages(tmp_path):
+    large = [BetonRow(bytes([i]) * (MAX_JPEG_BYTES - i), 8, 8, np.full((1, 6), i, np.int32), i) for i in range(4)]
+    write_beton(tmp_path / "a.beton", large, most_rows=4, context_length=6)
+    data, records = (tmp_path / "a.beton").read_bytes(), records_of(tmp_path / "a.beton", 4)
+    assert [data[record["jpeg_at"] :][: record["jpeg_bytes"]] for record in records] == [row.jpeg for row in large]
+
+
+def test_ffcv_itself_reads_the_shard(tmp_path, draw):
+    write_beton(tmp_path / "a.beton", rows_of(draw, 8, tokens=False), most_rows=8, context_length=None)
+    loader = Loader(
+        str(tmp_path / "a.beton"), batch_size=8, num_workers=1, order=OrderOption.SEQUENTIAL,
+        pipelines={"image": [SimpleRGBImageDecoder()], "source_index": None},
+    )  # fmt: skip
+    ((images,),) = list(loader)
+    for i in range(8):
+        assert np.abs(images[i].astype(int) - np.asarray(draw(i)).astype(int)).mean() < 8
+
+
+def test_a_row_that_fails_leaves_no_shared_memory_and_no_whole_file(tmp_path, draw):
+    def rows():
+        yield from rows_of(draw, 3)
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        write_beton(tmp_path / "a.beton", rows(), most_rows=9, context_length=6)
+    with pytest.raises(DatasetError):
+        records_of(tmp_path / "a.beton", 9)
+
+
+def with_bytes(at, value):
+    return lambda data: data[:at] + value + data[at + len(value) :]
+
+
+FIELD = 1 + 16 + 1024
+FIRST_ROW = 24 + 3 * FIELD
+"""Of a shard with tokens: its header, three fields, then a row of 1 mode, 2 width, 2 height, 8 data_ptr, 3, 8, 8."""
+
+
+@pytest.mark.parametrize("damage", [
+    *(lambda data, keep=keep: data[:keep] for keep in (0, 10, 3000, 2_000_000, 2_097_160, 2_100_000)),
+    with_bytes(0, b"\xff\xff"),  # version
+    with_bytes(2, b"\x00\x00"), with_bytes(2, b"\x02\x00"), with_bytes(2, b"\xff\xff"),  # fields
+    with_bytes(8, bytes([255]) * 8), with_bytes(8, bytes([21])),  # rows
+    with_bytes(16, bytes(8)), with_bytes(16, bytes([255]) * 8),  # where the pieces are listed
+    with_bytes(24, b"\x04"), with_bytes(25, b"imagf"),  # the first field's type and name
+    with_bytes(FIRST_ROW, b"\1"),  # mode: not a JPEG
+    with_bytes(FIRST_ROW + 1, b"\0\0"), with_bytes(FIRST_ROW + 3, b"\0\0"),  # width, height
+    with_bytes(FIRST_ROW + 1, b"\xff" * 4),  # both 65,535
+    with_bytes(FIRST_ROW + 5, bytes([255]) * 8), with_bytes(FIRST_ROW + 5, b"\1"),  # where its JPEG is
+    with_bytes(FIRST_ROW + 16, bytes([255]) * 8), with_bytes(FIRST_ROW + 16, b"\1"),  # where its tokens are
+])  # fmt: skip
+def test_a_shard_that_is_cut_short_or_has_a_damaged_table_is_refused(tmp_path, draw, damage):
+    path = tmp_path / "a.beton"
+    write_beton(path, rows_of(draw, 20), most_rows=20, context_length=6)
+    data = path.read_bytes()
+    path.write_bytes(damage(data))
+    assert path.read_bytes() != data
+    with pytest.raises(DatasetError, match=r"a\.beton"):
+        records_of(path, 20)
+
+
+def test_a_place_that_wraps_around_to_one_within_the_file_is_refused(tmp_path, draw):
+    """data_ptr + size is 2^64 + 100."""
+    path = tmp_path / "a.beton"
+    write_beton(path, rows_of(draw, 20), most_rows=20, context_length=6)
+    data = bytearray(path.read_bytes())
+    pieces_at = int.from_bytes(data[16:24], "little")
+    place = data.index(data[FIRST_ROW + 5 : FIRST_ROW + 13], pieces_at)
+    wrapped = (2**64 + 100 - int.from_bytes(data[place + 8 : place + 16], "little")).to_bytes(8, "little")
+    data[FIRST_ROW + 5 : FIRST_ROW + 13] = data[place : place + 8] = wrapped
+    path.write_bytes(data)
+    with pytest.raises(DatasetError, match="row 0 does not lead to a picture"):
+        records_of(path, 20)

@@ -1,0 +1,420 @@
+"""Conversion: a dataset directory that appears whole or not at all, the same whatever the number of workers."""
+
+import contextlib
+import hashlib
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.errors import DatasetError, DatasetExistsError, SourceError
+from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.pipeline.sources.glyphs import GlyphSource
+
+
+def digests(root):
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+def many_shards(monkeypatch, rows):
+    monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_ROWS", rows)
+    monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_BYTES", 1)
+
+
+def test_ids_are_dense_and_each_leads_to_the_pixels_of_its_source(images_dataset, picture_folder):
+    assert images_dataset.n == 300
+    rows = images_dataset.rows(range(300))
+    assert sorted(row["uri"] for row in rows) == sorted(
+        str(p.relative_to(picture_folder)) for p in picture_folder.rglob("*.png")
+    )
+    shard, place = images_dataset.locate(np.arange(300))
+    source = FolderSource(picture_folder)
+    for sample_id in range(0, 300, 23):
+        (record,) = images_dataset.shard(shard[sample_id]).records(place[[sample_id]])
+        assert source.uri(record["source_index"]) == rows[sample_id]["uri"]
+        original = np.asarray(Image.open(picture_folder / rows[sample_id]["uri"])).astype(int)
+        stored = np.asarray(Image.open(io.BytesIO(images_dataset.jpeg(sample_id)))).astype(int)
+        assert np.abs(stored - original).mean() < 8
+        assert (rows[sample_id]["height"], rows[sample_id]["width"]) == original.shape[:2]
+
+
+def test_classes_do_not_lie_together_in_the_order_of_the_ids(images_dataset):
+    groups = np.array(images_dataset.column("group").to_pylist())
+    assert set(groups) == {"cats", "dogs"}
+    assert 0.5 < (groups[:150] == "cats").mean() < 0.85  # 2/3 of all are cats
+
+
+def test_pairs_carry_the_caption_and_its_tokens(pairs_dataset):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(pairs_dataset.tokenizer_path))
+    for row in pairs_dataset.rows([0, 700, 1999]):
+        shard, place = pairs_dataset.locate(np.array([row["sample_id"]]))
+        tokens = pairs_dataset.shard(shard[0]).tokens(place)
+        assert tokens.shape == (1, pairs_dataset.index.tokenizer.context_length)
+        assert tokenizer.decode(tokens[0].tolist()) == row["caption"]
+
+
+def test_several_workers_and_shards_write_the_same_bytes_as_one(tmp_path, monkeypatch):
+    many_shards(monkeypatch, rows=50)
+    source, selection = GlyphSource(0, test=True), np.arange(0, 2000, 10)
+    for name, workers in (("one", 1), ("two", 2)):
+        convert(source, tmp_path / name, ConvertSettings(), workers=workers, selection=selection)
+    assert Dataset(tmp_path / "one").shards == 4
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+
+
+def test_another_seed_gives_other_ids_and_another_fingerprint(picture_folder, images_dataset, tmp_path):
+    convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(seed=1), workers=1)
+    other = Dataset(tmp_path / "out")
+    assert other.index.fingerprint != images_dataset.index.fingerprint
+    assert other.column("uri").to_pylist() != images_dataset.column("uri").to_pylist()
+
+
+@pytest.fixture(scope="module")
+def half_bad(tmp_path_factory, draw):
+    """Good pictures, one of another format than its name says, an empty file, a cut one and a page of HTML."""
+    root = tmp_path_factory.mktemp("mixed") / "in"
+    root.mkdir()
+    for i in range(20):
+        draw(i).save(root / f"good{i:02d}.jpg")
+    (root / "empty.png").write_bytes(b"")
+    (root / "page.jpg").write_bytes(b"<html>not found</html>")
+    (root / "cut.jpg").write_bytes((root / "good00.jpg").read_bytes()[:300])
+    draw(99).save(root / "really_png.jpg", "PNG")
+    out = root.parent / "out"
+    return convert(FolderSource(root), out, ConvertSettings(max_error_rate=0.2), workers=1)
+
+
+def test_unusable_pictures_are_left_out_and_counted(half_bad):
+    assert (half_bad.samples, half_bad.left_out) == (21, 3)
+    assert Dataset(half_bad.path).n == 21
+
+
+def test_what_was_left_out_is_listed_with_the_reason(half_bad):
+    lines = [json.loads(line) for line in (half_bad.path / "errors.jsonl").read_text().splitlines()]
+    assert {line["uri"] for line in lines} == {"empty.png", "page.jpg", "cut.jpg"}
+    assert all(line["reason"] for line in lines)
+    assert sum(count for _, count in half_bad.reasons) == 3
+
+
+def test_ids_stay_dense_where_samples_are_left_out(half_bad):
+    dataset = Dataset(half_bad.path)
+    uris = [row["uri"] for row in dataset.rows(range(21))]
+    shards, rows = dataset.locate(np.arange(21))
+    source_index = [dataset.shard(s).records()["source_index"][r] for s, r in zip(shards, rows, strict=True)]
+    listing = sorted([*(f"good{i:02d}.jpg" for i in range(20)), "empty.png", "page.jpg", "cut.jpg", "really_png.jpg"])
+    assert [listing[i] for i in source_index] == uris
+
+
+def test_a_source_without_one_usable_sample_makes_no_dataset(tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.png").write_bytes(b"no")
+    with pytest.raises(SourceError, match=r"none of the 1 samples is usable.*a\.png"):
+        convert(FolderSource(tmp_path / "in"), tmp_path / "out", ConvertSettings(max_error_rate=1), workers=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_existing_directory_is_refused_and_stays_as_it_was(tmp_path, picture_folder):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letters.txt").write_text("dear …")
+    for overwrite in (False, True):
+        with pytest.raises(DatasetExistsError):
+            convert(FolderSource(picture_folder), tmp_path / "mine", ConvertSettings(), workers=1, overwrite=overwrite)
+    assert (tmp_path / "mine" / "letters.txt").read_text() == "dear …"
+
+
+def test_overwriting_replaces_a_dataset_only_once_the_new_one_is_whole(tmp_path, images_dataset, picture_folder):
+    out = tmp_path / "out"
+    shutil.copytree(images_dataset.path, out)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.png").write_bytes(b"no")
+    with pytest.raises(SourceError):
+        convert(FolderSource(tmp_path / "bad"), out, ConvertSettings(), workers=1, overwrite=True)
+    assert Dataset(out).index.fingerprint == images_dataset.index.fingerprint
+    convert(FolderSource(picture_folder), out, ConvertSettings(seed=5), workers=1, overwrite=True)
+    assert Dataset(out).index.fingerprint != images_dataset.index.fingerprint
+    assert sorted(os.listdir(tmp_path)) == ["bad", "out"]
+
+
+def test_only_the_selected_samples_are_converted(tmp_path, picture_folder):
+    selection = np.arange(5, 300, 7)
+    convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1, selection=selection)
+    np.testing.assert_array_equal(np.sort(Dataset(tmp_path / "out").shard(0).records()["source_index"]), selection)
+
+
+def test_a_test_set_is_encoded_with_the_tokenizer_of_its_training_set(tmp_path, pairs_dataset):
+    source = GlyphSource(1, test=True)
+    convert(source, tmp_path / "out", ConvertSettings(context_length=8), workers=1, selection=np.arange(100),
+            tokenizer_from=pairs_dataset.tokenizer_path)  # fmt: skip
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == pairs_dataset.tokenizer_path.read_bytes()
+    info = Dataset(tmp_path / "out").index.tokenizer
+    assert info.context_length == 8
+    assert info.truncated > 0
+
+
+def test_a_worker_that_is_killed_ends_the_conversion_and_what_was_done_is_kept(tmp_path, pairs_dataset):
+    def kill_the_worker(counts):
+        for process in multiprocessing.active_children():
+            process.kill()
+
+    source, out = GlyphSource(0, test=True), tmp_path / "out"
+    with pytest.raises(DatasetError, match="fewer --workers"):
+        convert(source, out, ConvertSettings(), workers=1, on_progress=kill_the_worker)
+    assert os.listdir(tmp_path) == [".out.partial"]
+    convert(source, out, ConvertSettings(), workers=1, resume=True)
+    assert Dataset(out).index.fingerprint == pairs_dataset.index.fingerprint
+
+
+def test_a_defect_of_a_source_ends_the_conversion_with_its_cause(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)  # where the workers find it too
+    from broken_source import BrokenSource
+
+    many_shards(monkeypatch, rows=25)
+    source, selection = BrokenSource(0, test=True), np.arange(100)
+    with pytest.raises(ZeroDivisionError, match="a defect of the source") as error:
+        convert(source, tmp_path / "out", ConvertSettings(), workers=2, selection=selection)
+    assert "broken_source.py" in str(error.value.__cause__)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_is_named_with_the_way_on(tmp_path, monkeypatch, capfd):
+    monkeypatch.syspath_prepend(Path(__file__).parent)  # where the workers find it too
+    from broken_source import FillsTheDiskSource
+
+    full, settings, selection = FillsTheDiskSource(0, test=True), ConvertSettings(), np.arange(100)
+    with pytest.raises(
+        DatasetError, match=rf"cannot write to {tmp_path}: .*continue with the same command and --resume"
+    ):
+        convert(full, tmp_path / "out", settings, workers=1, selection=selection)
+    assert os.listdir(tmp_path) == [".out.partial"]
+    source = GlyphSource(0, test=True)
+    assert convert(source, tmp_path / "out", settings, workers=1, selection=selection, resume=True).samples == 100
+    assert "leaked" not in capfd.readouterr().err
+
+
+def test_a_bad_sample_stops_the_conversion_where_asked_for_and_it_goes_on_once_mended(tmp_path, draw):
+    (tmp_path / "in").mkdir()
+    for i in range(5):
+        draw(i).save(tmp_path / "in" / f"{i}.jpg")
+    (tmp_path / "in" / "3.jpg").write_bytes(b"")
+    source, settings = FolderSource(tmp_path / "in"), ConvertSettings(on_error="fail")
+    with pytest.raises(SourceError, match=r"'3\.jpg': the file is empty.*--on-error skip"):
+        convert(source, tmp_path / "out", settings, workers=1)
+    draw(3).save(tmp_path / "in" / "3.jpg")
+    assert convert(source, tmp_path / "out", settings, workers=1, resume=True).samples == 5
+
+
+ASKS_A_WORKER = """
+import signal
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from thermopile.pipeline.conversion.shard_pool import start_workers_early
+start_workers_early()
+with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
+    assert signal.SIGINT in pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()
+"""
+
+
+def test_ctrl_c_in_a_terminal_does_not_reach_the_workers():
+    # A process of its own: in this one, what undid the blocking once may have started long ago.
+    subprocess.run([sys.executable, "-c", ASKS_A_WORKER], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_too_many_bad_samples_stop_the_conversion_with_reasons_and_a_list(tmp_path, draw, monkeypatch, workers):
+    many_shards(monkeypatch, rows=5)
+    (tmp_path / "in").mkdir()
+    for i in range(20):
+        draw(i).save(tmp_path / "in" / f"{i:02d}.jpg")
+    for i in (3, 7, 11):
+        (tmp_path / "in" / f"{i:02d}.jpg").write_bytes(b"")
+    source, out = FolderSource(tmp_path / "in"), tmp_path / "out"
+    with pytest.raises(SourceError, match=r"3 of 20 samples.*allows 0\.1 .*\.jpg': the file is empty.*higher --max-"):
+        convert(source, out, ConvertSettings(max_error_rate=0.1), workers=workers)
+    assert len((tmp_path / ".out.partial" / "errors.jsonl").read_text().splitlines()) == 3
+    summary = convert(source, out, ConvertSettings(max_error_rate=0.15), workers=workers, resume=True)
+    assert (summary.samples, summary.left_out) == (17, 3)
+
+
+def interrupt(*anything):
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def interrupted(tmp_path, picture_folder):
+    """A conversion that was interrupted as soon as it had begun."""
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1, on_progress=interrupt)
+    return tmp_path / "out"
+
+
+def test_an_interrupted_conversion_is_not_begun_anew_unasked(interrupted, picture_folder, images_dataset):
+    source = FolderSource(picture_folder)
+    with pytest.raises(
+        DatasetExistsError, match="unfinished conversion; continue it with --resume, or start over with --overwrite"
+    ):
+        convert(source, interrupted, ConvertSettings(), workers=1)
+    convert(source, interrupted, ConvertSettings(), workers=1, overwrite=True)
+    assert Dataset(interrupted).index.fingerprint == images_dataset.index.fingerprint
+    assert os.listdir(interrupted.parent) == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"settings": ConvertSettings(image={"quality": 80})}, "image.quality was 90 and is now 80"),
+        ({"settings": ConvertSettings(seed=3)}, "seed was 0 and is now 3"),
+        ({"selection": np.arange(200)}, "selected was 300 and is now 200"),
+        ({"source": GlyphSource(0)}, r'source\.kind was "folder" and is now "glyphs"'),
+    ],
+)
+def test_going_on_otherwise_than_begun_is_refused_naming_what_differs(interrupted, picture_folder, change, words):
+    given = {"source": FolderSource(picture_folder), "settings": ConvertSettings()} | change
+    with pytest.raises(DatasetExistsError, match=words):
+        convert(given.pop("source"), interrupted, given.pop("settings"), workers=1, resume=True, **given)
+
+
+def test_settings_that_change_no_byte_may_change_on_the_way(interrupted, picture_folder):
+    settings = ConvertSettings(on_error="fail", max_error_rate=0.5)
+    assert convert(FolderSource(picture_folder), interrupted, settings, workers=2, resume=True).samples == 300
+
+
+def test_going_on_where_all_is_done_touches_nothing(tmp_path, picture_folder):
+    source, out = FolderSource(picture_folder), tmp_path / "out"
+    first = convert(source, out, ConvertSettings(), workers=1, resume=True)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    second = convert(source, out, ConvertSettings(), workers=1, resume=True)
+    assert (first.seen, second.seen, second.samples) == (300, 0, 300)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    with pytest.raises(DatasetExistsError, match="not converted with these settings"):
+        convert(source, out, ConvertSettings(seed=1), workers=1, resume=True)
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_of_two_conversions_to_one_place_the_second_is_refused(tmp_path, picture_folder):
+    def convert_there_as_well(counts):
+        convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1, overwrite=True)
+
+    with pytest.raises(DatasetExistsError, match=f"being written by pid {os.getpid()} on"):
+        convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1,
+                on_progress=convert_there_as_well)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def with_bad_ones(tmp_path_factory, draw):
+    """240 pictures of two classes, every twelfth unusable."""
+    root = tmp_path_factory.mktemp("bad") / "in"
+    for i in range(240):
+        path = root / ("cats" if i < 160 else "dogs") / f"{i:03d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw(i).save(path) if i % 12 else path.write_bytes(b"no picture")
+    return root
+
+
+def processes_of_session(session):
+    """Processes of a session that have not ended."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, of_session = stat.read_text().rpartition(")")[2].split()[:4]
+            if int(of_session) == session and state != "Z":
+                yield stat.parent.name
+
+
+def kill_at_random(rng, process, partials):
+    """Let the conversion begin, kill it when some shards are done, and wait until its workers have noticed."""
+    done = sum(1 for partial in partials for _ in partial.glob("parts/*.done.json"))
+    wanted = done + rng.integers(0, 3)
+    process.stdin.write("begin\n")
+    process.stdin.flush()
+    while process.poll() is None and sum(1 for p in partials for _ in p.glob("parts/*.done.json")) < wanted:
+        time.sleep(0.002)
+    time.sleep(rng.uniform(0, 0.02))
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    deadline = time.monotonic() + 60
+    while remaining := list(processes_of_session(process.pid)):
+        assert time.monotonic() < deadline, f"processes {remaining} outlived their parent"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_conversion_killed_at_random_moments_ends_the_same_as_one_never_killed(
+    tmp_path, with_bad_ones, kills, monkeypatch
+):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    from converting_run import convert_both
+
+    many_shards(monkeypatch, rows=0)  # has the test put back what convert_both sets
+    out, never_killed = tmp_path / "killed" / "out", tmp_path / "never_killed" / "out"
+    command = [sys.executable, str(Path(__file__).with_name("converting_run.py")), str(with_bad_ones), str(out)]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True) for _ in range(2)]
+    convert_both(with_bad_ones, never_killed, workers=1)
+    rng = np.random.default_rng(0)
+    for kill in range(kills):
+        kill_at_random(rng, processes[kill], [out.with_name(".out.partial"), out.with_name(".out-test.partial")])
+        if len(processes) < kills:  # the next one makes ready while this one works
+            processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True))
+    convert_both(with_bad_ones, out, workers=2)
+    assert digests(tmp_path / "killed") == digests(tmp_path / "never_killed")
+
+
+def test_a_conversion_killed_at_any_step_of_its_end_ends_the_same(tmp_path, with_bad_ones, images_dataset, monkeypatch):
+    many_shards(monkeypatch, rows=60)
+    shutil.copytree(images_dataset.path, tmp_path / "out")  # what is to be replaced
+    with monkeypatch.context() as before_the_end:
+        before_the_end.setattr("thermopile.pipeline.conversion.partial.Partial.assemble", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            convert(FolderSource(with_bad_ones), tmp_path / "out", ConvertSettings(), workers=2, overwrite=True)
+    (tmp_path / "never_killed").mkdir()
+    shutil.copytree(tmp_path / ".out.partial", tmp_path / "never_killed" / ".out.partial")
+    convert(FolderSource(with_bad_ones), tmp_path / "never_killed" / "out", ConvertSettings(), resume=True)
+    (tmp_path / "wanted").write_text(json.dumps(digests(tmp_path / "never_killed")))
+    command = [sys.executable, Path(__file__).with_name("finishing_run.py"), with_bad_ones, tmp_path]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > 30
+
+
+def edit(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "dataset.json").unlink(), "not a dataset"),
+        (lambda d: (d / "dataset.json").write_text("{"), "cannot be used"),
+        (lambda d: edit(d / "dataset.json", "300", "299"), "checksum does not match"),
+        (lambda d: (d / "shards" / "shard-00000.rows").unlink(), r"shard-00000\.rows is missing"),
+        (lambda d: (d / "shards" / "shard-00000.beton").unlink(), r"shard-00000\.beton is missing"),
+    ],
+)  # fmt: skip
+def test_a_damaged_dataset_is_refused_by_name(tmp_path, images_dataset, damage, message):
+    shutil.copytree(images_dataset.path, tmp_path / "copy")
+    damage(tmp_path / "copy")
+    with pytest.raises(DatasetError, match=message):
+        Dataset(tmp_path / "copy")
+
+
+def test_an_id_out_of_range_is_an_error_and_never_wraps(images_dataset):
+    for sample_id in (-1, 300):
+        with pytest.raises(DatasetError, match="0 to 299"):
+            images_dataset.locate(np.array([0, sample_id]))

@@ -1,0 +1,235 @@
+"""DALI's own: operators that do what was drawn, one epoch at a time, errors that leave nothing behind."""
+
+import gc
+import math
+import os
+import shutil
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.loading.dali_loader import DALILoader, _views_of_jpegs
+from thermopile.pipeline.loading.locate import Placer
+from thermopile.pipeline.order import Order
+
+SIZE = 40
+PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+
+
+@pytest.fixture
+def open_loader():
+    opened = []
+
+    def open_one(dataset, *, recipe=PLAIN, views=1, image_size=SIZE, batch_size=64, **options):
+        order = Order.create(dataset.n, batch_size)
+        loader = DALILoader.open(dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
+        opened.append(loader)
+        return loader
+
+    yield open_one
+    for loader in opened:
+        loader.close()
+
+
+# What the operators do
+
+
+def levels(batch, view=0):
+    """Float64 [b, 3, H, W], 0 … 255."""
+    return 255 * batch.views[view].double().numpy()
+
+
+def recoloured(pixels, matrix, of_mean):
+    offset = of_mean @ pixels.mean((1, 2))
+    return np.clip(np.einsum("ij,jyx->iyx", matrix, pixels) + offset[:, None, None], 0, 255)
+
+
+def blurred(pixels, sigma):
+    reach = math.ceil(3 * sigma)
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    for axis in (1, 2):
+        padding = [(reach, reach) if a == axis else (0, 0) for a in range(3)]
+        wide = np.pad(pixels, padding, mode="reflect")
+        pixels = np.apply_along_axis(np.convolve, axis, wide, weights / weights.sum(), mode="valid")
+    return pixels
+
+
+def solarised(pixels):
+    return np.where(pixels >= 128, 255 - pixels, pixels)
+
+
+def expected(pixels, drawn, row):
+    pixels = recoloured(pixels, drawn.colour[row].astype(float), drawn.colour_mean[row].astype(float))
+    if drawn.blur[row] > 0:
+        pixels = blurred(pixels, drawn.blur[row])
+    return solarised(pixels) if drawn.solarise[row] else pixels
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        {"grayscale": 0.5},
+        {"jitter": 0.9, "brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2},
+        {"blur": (0.5, 0.5)},
+        {"solarise": (0.5, 0.5)},
+        {"jitter": 0.8, "contrast": 0.8, "blur": (1.0, 0.1), "solarise": (0.0, 0.5)},
+    ],
+)
+def test_the_operators_do_to_a_crop_what_was_drawn_for_it(open_loader, images_dataset, operations):
+    recipe = PLAIN.model_copy(update=operations)
+    loader = open_loader(images_dataset, recipe=recipe, views=2)
+    crops, batch = next(open_loader(images_dataset, views=2).epoch(1)), next(loader.epoch(1))
+    ids = batch.sample_ids.numpy()
+    records = images_dataset.shard(0).records(ids)
+    sizes = records["height"].astype(np.int64), records["width"].astype(np.int64)
+    for view in range(2):
+        drawn = view_parameters(recipe, loader.order.seed, 1, ids, *sizes, view)
+        for row, (crop, made) in enumerate(zip(levels(crops, view), levels(batch, view), strict=True)):
+            # A value within a rounding error of 128 may be inverted or not.
+            wrong = np.abs(made - expected(crop, drawn, row)) > 0.01
+            assert wrong.mean() < 1e-3
+
+
+def test_views_are_normalised_as_the_recipe_says(open_loader, images_dataset):
+    plain = next(open_loader(images_dataset).epoch(0)).views[0]
+    normalised = next(open_loader(images_dataset, recipe=RECIPES["crop_flip"]).epoch(0)).views[0]
+    mean, std = (torch.tensor(getattr(RECIPES["crop_flip"], name)).view(3, 1, 1) for name in ("mean", "std"))
+    assert torch.allclose(normalised, (plain - mean) / std, atol=1e-5)
+
+
+def test_operations_that_a_recipe_never_uses_are_not_in_the_graph():
+    def graph(name):
+        return _views_of_jpegs(RECIPES[name], SIZE, 2, False, batch_size=4, num_threads=1, device_id=None).serialize()
+
+    for operation, users in {
+        b"CoordTransform": {"simclr", "simclr_cifar", "moco_v3", "vicreg"},
+        b"GaussianBlur": {"simclr", "moco_v3", "vicreg"},
+        b"split": {"simclr", "moco_v3", "vicreg"},
+    }.items():
+        assert {name for name in RECIPES if operation in graph(name)} == users
+
+
+# One epoch at a time
+
+
+def test_a_new_epoch_ends_the_one_before_instead_of_mixing_them(open_loader, images_dataset):
+    loader = open_loader(images_dataset)
+    old = loader.epoch(0)
+    next(old)
+    new = loader.epoch(1)
+    assert next(new).sample_ids.tolist() == loader.order.batch_ids(1, 0).tolist()
+    with pytest.raises(RuntimeError, match="epoch 0 was ended by another one"):
+        next(old)
+    assert next(new).sample_ids.tolist() == loader.order.batch_ids(1, 1).tolist()
+
+
+def test_the_batch_after_those_ahead_is_read_while_the_caller_does_other_things(
+    open_loader, images_dataset, monkeypatch
+):
+    place, begun, readers = Placer.place, threading.Event(), set()
+
+    def watched(placer, ids):
+        readers.add(threading.current_thread())
+        if ids.tolist() == loader.order.batch_ids(0, 2).tolist():
+            begun.set()
+        return place(placer, ids)
+
+    monkeypatch.setattr(Placer, "place", watched)
+    loader = open_loader(images_dataset, ahead=1)
+    batches = loader.epoch(0)
+    next(batches)
+    assert begun.wait(timeout=60)
+    assert threading.current_thread() not in readers
+
+
+def test_a_loader_may_be_closed_twice_or_before_it_was_used(open_loader, images_dataset):
+    unused, used = open_loader(images_dataset), open_loader(images_dataset)
+    next(used.epoch(0))
+    for loader in (unused, used):
+        loader.close()
+        loader.close()
+
+
+def cut_short(jpeg):
+    return jpeg[: len(jpeg) // 2] + bytes(len(jpeg) - len(jpeg) // 2)
+
+
+def with_another_height(jpeg):
+    """The frame header's height, 24 or a little more, becomes 7."""
+    frame = jpeg.index(b"\xff\xc0")
+    return jpeg[: frame + 5] + b"\0\7" + jpeg[frame + 7 :]
+
+
+@pytest.fixture(params=[cut_short, with_another_height])
+def damaged(request, images_dataset, tmp_path):
+    """The pictures, with damage to the first sample of epoch 0's third batch, and its id."""
+    shutil.copytree(images_dataset.path, tmp_path / "copy")
+    victim = int(Order.create(images_dataset.n, 64).batch_ids(0, 2)[0])
+    shard, _ = images_dataset.locate(np.array([victim]))
+    path = tmp_path / "copy" / "shards" / f"shard-{shard[0]:05d}.beton"
+    jpeg, data = images_dataset.jpeg(victim), path.read_bytes()
+    assert data.count(jpeg) == 1
+    path.write_bytes(data.replace(jpeg, request.param(jpeg)))
+    return Dataset(tmp_path / "copy"), victim
+
+
+def test_damage_in_a_batch_that_nobody_asked_for_is_no_error(open_loader, damaged):
+    dataset, victim = damaged
+    loader = open_loader(dataset, ahead=3)
+    for _ in range(2):
+        batches = loader.epoch(0)
+        for step in range(2):
+            assert next(batches).sample_ids.tolist() == loader.order.batch_ids(0, step).tolist()
+    with pytest.raises(DatasetError, match=f"sample {victim} "):
+        next(batches)
+
+
+@pytest.mark.parametrize("times", [4, pytest.param(200, marks=pytest.mark.soak)])
+def test_damage_ends_neither_the_process_nor_leaves_threads(open_loader, damaged, times):
+    # Runs were scheduled behind the one that fails: DALI's decoder and resize crash in them if they are let.
+    dataset, victim = damaged
+    loader = open_loader(dataset, workers=3, ahead=2)
+
+    def threads_after_an_error():
+        with pytest.raises(DatasetError, match=f"sample {victim} "):
+            list(loader.epoch(0))
+        gc.collect()
+        return len(os.listdir("/proc/self/task"))
+
+    threads = [threads_after_an_error() for _ in range(times)]
+    assert max(threads) == threads[0]
+
+
+# On a GPU
+
+
+@GPU
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_gpu_gives_the_ids_and_the_pixels_of_the_cpu_as_cuda_tensors(open_loader, pairs_dataset, name):
+    recipe = RECIPES[name].model_copy(update={"mean": (0, 0, 0), "std": (1, 1, 1)})
+    loaders = [open_loader(pairs_dataset, recipe=recipe, views=2, device=device) for device in ("cpu", "cuda")]
+    for one, other in zip(*(loader.epoch(0) for loader in loaders), strict=True):
+        assert torch.equal(one.sample_ids, other.sample_ids)
+        assert torch.equal(one.tokens, other.tokens)
+        assert other.tokens.is_pinned()
+        for first, second in zip(one.views, other.views, strict=True):
+            assert second.is_cuda
+            assert 255 * (first - second.cpu()).abs().mean() < 1.5
+
+
+@GPU
+def test_batches_of_a_gpu_are_ready_on_the_stream_that_asks_for_them_and_may_be_kept(open_loader, pairs_dataset):
+    loader = open_loader(pairs_dataset, device="cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        batches = loader.epoch(0)
+        kept = next(batches)
+        copy = kept.views[0].clone()
+        for _ in batches:
+            pass
+        assert torch.equal(kept.views[0], copy)

@@ -1,0 +1,350 @@
+"""What every loader must do: the order's ids, the pixels that belong to them, from any step, nothing left behind."""
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
+from thermopile.pipeline.conversion import plan
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.loading.dali_loader import DALILoader
+from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
+from thermopile.pipeline.order import Order
+from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.pipeline.sources.glyphs import GlyphSource
+
+from made import repeat_shard
+
+LOADERS = {"ffcv": FFCVLoader, "dali": DALILoader}
+WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))
+"""Nearly the whole picture, unchanged but for the resize; its pixels lie in [0, 1]."""
+PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
+
+
+def photograph(seed):
+    """400×300: large shapes under a grain, which tells apart crops that differ by a pixel."""
+    rng = np.random.default_rng(seed)
+    shapes = Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize((400, 300), Image.BICUBIC)
+    grain = rng.normal(0, 8, (300, 400, 1))
+    return Image.fromarray(np.clip(np.asarray(shapes) + grain, 0, 255).astype(np.uint8))
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """A folder of 96 JPEGs of 400×300, and the same as a dataset of several shards."""
+    root = tmp_path_factory.mktemp("photographs")
+    for i in range(96):
+        photograph(i).save(root / f"{i:03d}.jpg", quality=90)
+    out = tmp_path_factory.mktemp("dataset") / "photographs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "shard_count", lambda samples, stored_bytes: 4)
+        convert(FolderSource(root), out, ConvertSettings(), workers=1)
+    return root, Dataset(out)
+
+
+@pytest.fixture
+def open_one():
+    opened = []
+
+    def open_one(kind, dataset, *, views=1, image_size=32, batch_size=32, recipe=PLAIN, seed=0, **options):
+        order = Order.create(dataset.n, batch_size, seed)
+        loader = LOADERS[kind].open(dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
+        opened.append(loader)
+        return loader
+
+    yield open_one
+    for loader in opened:
+        loader.close()
+
+
+@pytest.fixture(params=LOADERS)
+def open_loader(request, open_one):
+    return lambda *given, **options: open_one(request.param, *given, **options)
+
+
+def source_index(dataset, sample_id):
+    shard, row = (int(at[0]) for at in dataset.locate(np.array([sample_id])))
+    return int(dataset.shard(shard).records(np.array([row]))["source_index"][0])
+
+
+def pictures(view):
+    """uint8-like levels [b, H, W, 3] of a view in [0, 1]."""
+    return 255 * view.numpy().transpose(0, 2, 3, 1)
+
+
+# Ids and pixels
+
+
+def test_three_epochs_resumed_in_the_middle_serve_the_ids_of_the_order_with_the_pixels_of_their_sources(
+    open_loader, photographs
+):
+    root, dataset = photographs
+    assert dataset.shards > 2
+    loader = open_loader(dataset, recipe=WHOLE, image_size=64)
+    steps = loader.order.steps_per_epoch
+    broken_off = loader.epoch(1)
+    served = list(loader.epoch(0))
+    served += [next(broken_off), next(broken_off)]
+    broken_off.close()
+    served += [*loader.epoch(1, first_step=2), *loader.epoch(2)]
+    expected = [loader.order.batch_ids(epoch, step) for epoch in range(3) for step in range(steps)]
+    np.testing.assert_array_equal([batch.sample_ids.numpy() for batch in served], expected)
+    for batch in served:
+        for sample_id, picture in list(zip(batch.sample_ids.tolist(), pictures(batch.views[0]), strict=True))[::8]:
+            source = Image.open(root / f"{source_index(dataset, sample_id):03d}.jpg").resize((64, 64), Image.BILINEAR)
+            assert np.abs(picture - np.asarray(source)).mean() < 2  # another picture's would be about 70
+
+
+def test_an_epoch_entered_in_the_middle_goes_on_as_if_never_left(open_loader, pairs_dataset):
+    loader = open_loader(pairs_dataset)
+    whole = list(loader.epoch(1))
+    for one, other in zip(whole[-3:], loader.epoch(1, first_step=len(whole) - 3), strict=True):
+        assert torch.equal(one.sample_ids, other.sample_ids)
+        assert torch.equal(one.views[0], other.views[0])
+        assert torch.equal(one.tokens, other.tokens)
+
+
+def test_an_epoch_entered_at_its_end_is_empty(open_loader, pairs_dataset):
+    loader = open_loader(pairs_dataset)
+    assert list(loader.epoch(0, first_step=loader.order.steps_per_epoch)) == []
+
+
+def test_ranks_share_out_the_batch_of_one_rank(open_loader, photographs):
+    _, dataset = photographs
+    alone = list(open_loader(dataset).epoch(0))
+    ranks = [open_loader(dataset, rank=rank, world=2).epoch(0) for rank in range(2)]
+    for whole, *parts in zip(alone, *ranks, strict=True):
+        ids = torch.cat([part.sample_ids for part in parts])
+        assert len(ids.unique()) == len(ids)
+        assert torch.equal(whole.sample_ids, ids)
+        assert torch.equal(whole.views[0], torch.cat([part.views[0] for part in parts]))
+
+
+@pytest.fixture(scope="module")
+def many_shards(tmp_path_factory):
+    """400 shards of 8 pairs: links to the files of one."""
+    out = tmp_path_factory.mktemp("many") / "shards"
+    convert(GlyphSource(0), out, ConvertSettings(), workers=1, selection=np.arange(0, 320, 40))
+    repeat_shard(out, 400)
+    return out
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_batches_of_more_shards_than_files_may_be_open_are_served(many_shards, kind):
+    limit = 160
+    command = [sys.executable, str(Path(__file__).with_name("reading_many_shards.py")), many_shards, kind, str(limit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) < limit
+
+
+def test_tokens_belong_to_their_ids(open_loader, pairs_dataset):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(pairs_dataset.tokenizer_path))
+    batch = next(open_loader(pairs_dataset).epoch(2))
+    assert batch.tokens.dtype == torch.int32
+    captions = [row["caption"] for row in pairs_dataset.rows(batch.sample_ids.tolist())]
+    assert tokenizer.decode_batch(batch.tokens.tolist()) == captions
+
+
+def test_images_give_two_different_views_of_the_same_picture_and_no_tokens(open_loader, images_dataset):
+    batch = next(open_loader(images_dataset, views=2, image_size=20).epoch(0))
+    first, second = batch.views
+    assert first.shape == second.shape == (32, 3, 20, 20)
+    assert first.dtype == torch.float32
+    assert batch.sample_ids.dtype == torch.int64
+    assert batch.tokens is None
+    assert not torch.equal(first, second)
+    own = (first.mean((2, 3)) - second.mean((2, 3))).norm(dim=1).mean()
+    other = (first.mean((2, 3)) - second.roll(1, 0).mean((2, 3))).norm(dim=1).mean()
+    assert own < other
+
+
+# Augmentation
+
+
+def views_by_id(loader, epoch=0):
+    return {
+        int(sample_id): views
+        for batch in loader.epoch(epoch)
+        for sample_id, *views in zip(batch.sample_ids, *batch.views, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    "other", [{"batch_size": 64, "workers": 3, "ahead": 4}, {"batch_size": 64, "rank": 1, "world": 2}]
+)
+def test_augmentation_of_a_sample_does_not_depend_on_batch_size_threads_or_ranks(open_loader, images_dataset, other):
+    settings = {"views": 2, "recipe": RECIPES["vicreg"]}
+    one = views_by_id(open_loader(images_dataset, workers=1, **settings))
+    other = views_by_id(open_loader(images_dataset, **settings, **other))
+    shared = one.keys() & other.keys()
+    assert len(shared) > 100
+    assert all(torch.equal(a, b) for i in shared for a, b in zip(one[i], other[i], strict=True))
+
+
+def test_augmentation_differs_between_epochs(open_loader, images_dataset):
+    loader = open_loader(images_dataset, views=2)
+    one, other = views_by_id(loader, 0), views_by_id(loader, 1)
+    assert not any(torch.equal(one[i][0], other[i][0]) for i in one.keys() & other.keys())
+
+
+@pytest.mark.parametrize("image_size", [48, 224])  # most crops are reduced, or enlarged
+def test_a_view_is_the_crop_that_was_drawn_resized_as_pillow_does_and_mirrored(open_loader, photographs, image_size):
+    root, dataset = photographs
+    loader = open_loader(dataset, image_size=image_size)
+    batch = next(loader.epoch(3))
+    ids, sizes = batch.sample_ids.numpy(), np.array([[300], [400]]).repeat(len(batch.sample_ids), 1)
+    drawn = view_parameters(PLAIN, loader.order.seed, 3, ids, *sizes, view=0)
+    assert 0 < drawn.flip.sum() < len(ids)
+    for sample_id, picture, (top, left, height, width), flip in zip(
+        ids, pictures(batch.views[0]), drawn.box.tolist(), drawn.flip, strict=True
+    ):
+        source = Image.open(root / f"{source_index(dataset, sample_id):03d}.jpg")
+        box = (left, top, left + width, top + height)
+        expected = np.asarray(source.resize((image_size, image_size), Image.BILINEAR, box=box), dtype=np.float32)
+        expected = expected[:, ::-1] if flip else expected
+        assert psnr(picture, expected) > 40
+
+
+def psnr(one, other):
+    return 10 * np.log10(255**2 / np.square(one - other).mean())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_loaders_make_the_same_views(open_one, photographs, name):
+    # FFCV decodes with libjpeg-turbo's fast transform, DALI with the exact one: one level of 255 apart, and 46 dB.
+    # Where contrast or saturation is raised, so is that: up to 1.4 levels and 39 dB in one view. A crop that is off by
+    # a pixel would be some 5 levels apart.
+    _, dataset = photographs
+    recipe = RECIPES[name].model_copy(update={"mean": (0, 0, 0), "std": (1, 1, 1)})
+    size = 32 if name == "simclr_cifar" else 128
+    loaders = [open_one(kind, dataset, recipe=recipe, views=2, image_size=size, ahead=0) for kind in LOADERS]
+    one, other = (next(loader.epoch(1)) for loader in loaders)
+    assert torch.equal(one.sample_ids, other.sample_ids)
+    for first, second in zip(one.views, other.views, strict=True):
+        pairs = list(zip(pictures(first), pictures(second), strict=True))
+        levels = [np.abs(a - b).mean() for a, b in pairs]
+        decibels = [psnr(a, b) for a, b in pairs]
+        assert np.mean(levels) < 1.5
+        assert max(levels) < 3
+        assert np.mean(decibels) > 44
+        assert min(decibels) > 36
+
+
+# Life and death
+
+
+def test_a_batch_kept_stays_as_it_was(open_loader, pairs_dataset):
+    loader = open_loader(pairs_dataset)
+    batches = loader.epoch(0)
+    kept = [next(batches) for _ in range(4)]
+    copies = [batch.views[0].clone() for batch in kept]
+    for _ in batches:
+        pass
+    loader.close()
+    assert all(torch.equal(batch.views[0], copy) for batch, copy in zip(kept, copies, strict=True))
+
+
+def threads_and_files():
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def resident_megabytes():
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+@pytest.mark.parametrize("epochs", [5, pytest.param(50, marks=pytest.mark.soak)])
+def test_epochs_broken_off_half_way_leave_threads_files_and_memory_as_they_were(open_loader, images_dataset, epochs):
+    loader = open_loader(images_dataset, views=2, image_size=64, batch_size=64, recipe=RECIPES["simclr"], workers=2)
+
+    def highest(numbers):
+        """Most megabytes after any of these epochs, each broken off half-way."""
+        megabytes = []
+        for epoch in numbers:
+            batches = loader.epoch(epoch)
+            for _ in range(loader.order.steps_per_epoch // 2):
+                next(batches)
+            batches.close()
+            megabytes.append(resident_megabytes())
+        return max(megabytes)
+
+    first_half = highest(range(epochs))
+    before = threads_and_files()
+    # Allocators take some dozens of epochs to have all they will ever want. A batch has 6 MB, and two are ahead.
+    assert highest(range(epochs, 2 * epochs)) < first_half + 48
+    assert threads_and_files() == before
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_loader_dropped_unclosed_ends_neither_the_process_nor_its_silence(kind, photographs):
+    _, dataset = photographs
+    command = [sys.executable, Path(__file__).with_name("dropping_run.py"), kind, dataset.path]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_closing_ends_the_threads(open_loader, pairs_dataset):
+    next(open_loader(pairs_dataset).epoch(0))  # libraries start threads of their own the first time
+    before, _ = threads_and_files()
+    loader = open_loader(pairs_dataset, workers=5)
+    batches = loader.epoch(0)
+    next(batches)
+    assert threads_and_files()[0] >= before + 5
+    loader.close()
+    end = time.monotonic() + 60
+    while threads_and_files()[0] > before and time.monotonic() < end:  # the system counts a thread a moment longer
+        time.sleep(0.01)
+    assert threads_and_files()[0] == before
+
+
+@pytest.fixture
+def damaged(pairs_dataset, tmp_path):
+    """The pairs, with sample 123 overwritten by zeros."""
+    shutil.copytree(pairs_dataset.path, tmp_path / "copy")
+    shard, _ = pairs_dataset.locate(np.array([123]))
+    path = tmp_path / "copy" / "shards" / f"shard-{shard[0]:05d}.beton"
+    jpeg, data = pairs_dataset.jpeg(123), path.read_bytes()
+    assert data.count(jpeg) == 1
+    path.write_bytes(data.replace(jpeg, bytes(len(jpeg))))
+    return Dataset(tmp_path / "copy")
+
+
+def step_of(loader, sample_id, epoch):
+    steps = range(loader.order.steps_per_epoch)
+    return next(step for step in steps if sample_id in loader.order.batch_ids(epoch, step))
+
+
+def test_a_sample_damaged_after_conversion_is_named_at_its_batch_and_the_loader_goes_on(open_loader, damaged):
+    loader = open_loader(damaged)
+    shard, row = (int(at[0]) for at in damaged.locate(np.array([123])))
+    batches = loader.epoch(0)
+    for _ in range(step_of(loader, 123, 0)):
+        next(batches)
+    with pytest.raises(
+        DatasetError, match=f"sample 123 .*row {row} of shard {shard}.*the checksum of its picture does not match"
+    ):
+        next(batches)
+    later = step_of(loader, 123, 1) + 1
+    served = [batch.sample_ids.tolist() for batch in loader.epoch(1, later)]
+    assert served == [loader.order.batch_ids(1, step).tolist() for step in range(later, loader.order.steps_per_epoch)]
+
+
+def test_an_order_for_another_number_of_samples_is_refused(open_one, pairs_dataset):
+    for loader in LOADERS.values():
+        with pytest.raises(DatasetError, match=r"order is for 1,999 samples.*holds 2,000"):
+            loader.open(pairs_dataset, Order.create(1999, 64), recipe=PLAIN, image_size=32, views=1)

@@ -1,0 +1,162 @@
+"""A list of image paths and captions."""
+
+import os
+
+import numpy as np
+import pytest
+
+from thermopile.pipeline.errors import BadSampleError, SourceError
+from thermopile.pipeline.sources import csv_source
+from thermopile.pipeline.sources.csv_source import CsvSource
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """Writes a list beside a picture, and opens it."""
+
+    def write(text, name="list.csv", **options):
+        (tmp_path / "a.jpg").write_bytes(b"pixels")
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        return CsvSource(tmp_path / name, **options)
+
+    return write
+
+
+def test_paths_are_relative_to_the_list_and_captions_may_be_quoted_and_of_many_lines(listed):
+    source = listed('id,title,filepath\r\n7,"one, ""two""\nthree",a.jpg\r\n')
+    sample = source[0]
+    assert (sample.picture, sample.caption) == (b"pixels", 'one, "two"\nthree')
+    assert (sample.uri, sample.key, sample.group, source.mode) == ("a.jpg", "0", None, "pairs")
+
+
+def test_captions_of_many_lines_are_whole_wherever_the_file_is_cut_into_blocks(listed, monkeypatch):
+    monkeypatch.setattr(csv_source, "_BLOCK_BYTES", 64)
+    captions = [f"line one of {n}\nline two, {n}" for n in range(30)]
+    source = listed("filepath,title\n" + "".join(f'a.jpg,"{caption}"\n' for caption in captions))
+    assert list(source.captions(np.arange(30))) == captions
+
+
+def test_paths_may_be_absolute_or_relative_to_another_folder(listed, tmp_path):
+    assert listed(f"filepath,title\n{tmp_path / 'a.jpg'},x\n")[0].picture == b"pixels"
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "b.jpg").write_bytes(b"others")
+    assert listed("filepath,title\nb.jpg,x\n", root=tmp_path / "images")[0].picture == b"others"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options"),
+    [
+        ("list.tsv", "filepath\ttitle\na.jpg\tx, y\n", {}),
+        ("list.csv", "filepath\ttitle\na.jpg\tx, y\n", {}),
+        ("list.txt", "filepath;title\na.jpg;x, y\n", {"separator": ";"}),
+        ("list.csv", "\ufefffilepath,title\na.jpg,\"x, y\"\n", {}),
+    ],
+)  # fmt: skip
+def test_the_separator_is_a_tab_where_there_is_one_and_can_be_chosen(listed, name, text, options):
+    assert listed(text, name, **options)[0].caption == "x, y"
+
+
+def test_other_columns_can_be_named_and_captions_left_out(listed):
+    text = "path,text,class\na.jpg,x,dog\na.jpg,y,\n"
+    source = listed(text, image="path", caption="text", group="class")
+    assert [source[i].group for i in range(2)] == ["dog", None]
+    assert source.groups().names == ("", "dog")
+    images = listed(text, image="path", caption=None)
+    assert (images.mode, images[0].caption, list(images.captions(np.arange(2)))) == ("images", None, [])
+    assert images.groups() is None
+
+
+def test_a_missing_column_is_answered_with_the_columns_there_are(listed):
+    with pytest.raises(SourceError, match="no column 'title'; its columns, by its first line: 'filepath', 'text'"):
+        listed("filepath,text\na.jpg,x\n")
+    with pytest.raises(SourceError, match="more than one column 'title'"):
+        listed("filepath,title,title\na.jpg,x,y\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "reason"),
+    [
+        ("", {}, "no column 'filepath'; its columns, by its first line: none"),
+        ("filepath,title", {}, "Empty CSV"),
+        ("filepath,title\n", {}, "no row"),
+        ("filepath,title\na.jpg,x\n", {"separator": ", "}, "not one ASCII character"),
+        (b"\xff\xfef\0i\0l\0e\0", {}, "no column"),
+        ('"' + "x" * 200_000 + '"\n', {}, "does not begin with column names"),
+    ],
+    ids=["empty", "header", "header and line end", "separator", "utf-16", "endless"],
+)
+def test_what_is_no_list_is_refused(listed, text, options, reason):
+    with pytest.raises(SourceError, match=reason):
+        listed(text, **options)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        'a.jpg,"a dog\na.jpg,a cat\n',
+        'a.jpg,"a dog\na.jpg,"a cat"\na.jpg,a cow\n',
+        'a.jpg,"a dog\na.jpg,"a ""big"" cat, here"\n',
+        'a.jpg,"a ""dog""\r\na.jpg,"a cat"\r\n',
+    ],
+)
+def test_a_quote_that_is_not_closed_is_refused_with_its_line(listed, rows):
+    with pytest.raises(SourceError, match=r"list\.csv: the quote opened in line 4 is not closed"):
+        listed('filepath,title\na.jpg,"two\nlines"\n' + rows)
+
+
+def test_quotes_that_belong_to_the_text_are_kept(listed):
+    rows = ['a.jpg,"two\nlines, and ""quotes"""', 'a.jpg,5" pipe', 'a.jpg,"big" dog', '"a.jpg",""']
+    source = listed("filepath,title\n" + "\n".join(rows))
+    assert [source[i].caption for i in range(3)] == ['two\nlines, and "quotes"', '5" pipe', "big dog"]
+    assert len(source) == 4
+
+
+def test_a_folder_or_a_pipe_is_no_list(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for file in (tmp_path, tmp_path / "pipe", tmp_path / "gone"):
+        with pytest.raises(SourceError, match="is not a file"):
+            CsvSource(file)
+
+
+def test_an_image_that_is_none_and_a_caption_that_is_none_are_bad_samples(listed, tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    rows = [(b"gone.jpg,x", "No such file"), (b".,x", "not a regular file"), (b"pipe.jpg,x", "not a regular file"),
+            (b"/dev/zero,x", "not a regular file"), (b"a.jpg, ", "no caption"),
+            (b"a.jpg,caf\xe9", "not UTF-8")]  # fmt: skip
+    source = listed(b"filepath,title\n" + b"\n".join(row for row, _ in rows))
+    for index, (_, reason) in enumerate(rows):
+        with pytest.raises(BadSampleError, match=reason):
+            source[index]
+
+
+def test_a_path_that_is_not_utf8_is_followed_and_shown_escaped(listed, tmp_path):
+    with open(os.fsencode(tmp_path) + b"/caf\xe9.jpg", "wb") as file:
+        file.write(b"pixels")
+    source = listed(b"filepath,title\ncaf\xe9.jpg,x\n")
+    assert (source[0].picture, source[0].uri) == (b"pixels", r"caf\xe9.jpg")
+
+
+def test_rows_of_another_number_of_columns_come_last_and_are_bad_samples(listed, tmp_path):
+    source = listed("filepath,title\na.jpg,x\na.jpg\na.jpg,y\na.jpg,unquoted, comma\n")
+    assert [source[i].caption for i in range(2)] == ["x", "y"]
+    assert len(source) == 4
+    with pytest.raises(
+        BadSampleError, match="row 3 of the file, counting the header as row 1, has 1 columns, the header has 2"
+    ):
+        source[2]
+    with pytest.raises(BadSampleError, match="row 5 of the file"):
+        source[3]
+    assert source.uri(3) == str(tmp_path / "list.csv")
+    assert list(source.captions(np.arange(4))) == ["x", "y"]
+
+
+def test_a_list_that_is_malformed_throughout_is_refused(listed, monkeypatch):
+    monkeypatch.setattr(csv_source, "MAX_MALFORMED", 10)
+    with pytest.raises(SourceError, match="over 10 malformed rows, the last: row 12 of the file"):
+        listed("filepath,title\n" + "a.jpg\n" * 20)
+
+
+def test_another_caption_gives_the_listing_another_digest(listed):
+    first = listed("filepath,title\na.jpg,x\n").describe()
+    assert first == listed("filepath,title\na.jpg,x\n").describe()
+    assert first["listing"] != listed("filepath,title\na.jpg,y\n").describe()["listing"]

@@ -1,0 +1,67 @@
+"""Names, captions and classes of a listing."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from thermopile.pipeline.errors import BadSampleError
+from thermopile.pipeline.sources.listing import (
+    MAX_TEXT_BYTES,
+    caption_text,
+    groups_by_name,
+    listing_digest,
+    names_below_common_folder,
+)
+
+
+def names(*values):
+    return pa.array(values, pa.large_binary())
+
+
+def test_files_are_told_apart_by_no_more_of_their_folders_than_that_takes():
+    files = [Path("/data/train/0.tar"), Path("/data/more/train/0.tar")]
+    assert names_below_common_folder(files) == ["train/0.tar", "more/train/0.tar"]
+    assert names_below_common_folder(files[:1]) == ["0.tar"]
+
+
+def test_classes_are_sorted_and_numbers_by_their_value():
+    assert groups_by_name(names(b"b", b"a", b"", b"b")).names == ("", "a", "b")
+    assert groups_by_name(names(b"10", b"9", b"", b"100")).names == ("", "9", "10", "100")
+    assert groups_by_name(names(b"10", b"9", b"x")).names == ("10", "9", "x")
+
+
+@given(st.lists(st.sampled_from(["", "1", "2", "10", "x", "é"])))
+def test_every_sample_keeps_its_class(values):
+    groups = groups_by_name(names(*(value.encode() for value in values)))
+    if not any(values):
+        assert groups is None
+    else:
+        assert [groups.names[place] for place in groups.of_sample] == values
+
+
+def test_a_caption_is_text_without_the_white_space_around_it():
+    assert caption_text("\ufeffa café\n".encode()) == "a café"
+    assert caption_text(" two\nlines ") == "two\nlines"
+
+
+def test_what_is_no_caption_is_said():
+    for raw, reason in ((None, "no caption"), (b" \n", "no caption"), (b"caf\xe9", "UTF-8"), ("half \ud800", "UTF-8"),
+                        ("x" * (MAX_TEXT_BYTES + 1), "above 1,048,576")):  # fmt: skip
+        with pytest.raises(BadSampleError, match=reason):
+            caption_text(raw)
+
+
+@given(st.lists(st.binary()), st.lists(st.binary()))
+def test_two_listings_have_the_same_digest_exactly_when_they_are_the_same(one, other):
+    assert (listing_digest(names(*one)) == listing_digest(names(*other))) == (one == other)
+
+
+def test_a_digest_does_not_depend_on_how_the_columns_lie_in_memory():
+    whole = names(b"a", b"bc", b"", b"def")
+    numbers = np.arange(8)
+    assert listing_digest(whole[1:3], numbers[::2]) == listing_digest(names(b"bc", b""), numbers[::2].copy())
+    assert listing_digest(whole[:0]) == listing_digest(names())

@@ -1,0 +1,208 @@
+"""Parquet files that hold pictures, in Hugging Face's layout and plainer ones."""
+
+import json
+import os
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from thermopile.pipeline.errors import BadSampleError, SourceError
+from thermopile.pipeline.sources import row_groups
+from thermopile.pipeline.sources.parquet import ParquetSource
+
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+NAMES = ["tench", "cock", "ray"]
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a parquet file of these columns, with Hugging Face's notes of its features where there are some."""
+
+    def write(name="data.parquet", rows=4, features=None, **columns):
+        table = pa.table(columns)
+        if features:
+            table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pq.write_table(table, tmp_path / name, row_group_size=rows)
+        return tmp_path / name
+
+    return write
+
+
+def images(*numbers):
+    return pa.array([{"bytes": b"pixels %d" % n, "path": f"{n}.jpg"} for n in numbers], IMAGE)
+
+
+CLASS_LABEL = {"label": {"names": NAMES, "_type": "ClassLabel"}, "image": {"_type": "Image"}}
+
+
+def test_the_layout_of_hugging_face_is_read_with_its_class_names_and_other_labels_have_no_class(write):
+    files = [write(f"train-{i}.parquet", image=images(*range(5 * i, 5 * i + 5)), label=[2, 0, 1, 5, -1 if i else None],
+                   features=CLASS_LABEL) for i in range(2)]  # fmt: skip
+    source = ParquetSource(files)
+    assert [source[i].picture for i in range(10)] == [b"pixels %d" % n for n in range(10)]
+    assert [source[i].group for i in range(10)] == ["ray", "tench", "cock", None, None] * 2
+    assert source.groups().names == (*NAMES, "")
+    assert source.groups().of_sample.tolist() == [2, 0, 1, 3, 3] * 2
+    assert (source.mode, source.uri(7), source.key(7)) == ("images", "train-1.parquet/2", "2")
+    assert source.chunks().tolist() == [0, 4, 5, 9, 10]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_pictures_may_be_plain_bytes_and_captions_text_or_lists_of_it(write, kind):
+    pictures = pa.array([b"a", b"b", b"c"], kind)
+    source = ParquetSource([write(jpg=pictures, text=["A ", "B", "C"])])
+    assert [(source[i].picture, source[i].caption) for i in range(3)] == [(b"a", "A"), (b"b", "B"), (b"c", "C")]
+    source = ParquetSource([write(image=pictures, caption=[["A", "other"], [], [None, "X"]])])
+    assert (source[0].caption, source.mode) == ("A", "pairs")
+    for index in (1, 2):
+        with pytest.raises(BadSampleError, match="no caption"):
+            source[index]
+    assert list(source.captions(np.arange(3))) == ["A"]
+
+
+def test_of_several_columns_the_first_that_fits_is_taken_and_one_named_alone_must_fit(write):
+    file = write(image=images(1), text=["A"], label=[0.5], url=["http://"])
+    source = ParquetSource([file])
+    assert (source[0].caption, source[0].group, source.groups()) == ("A", None, None)
+    assert source.describe()["caption"] == "text"
+    assert ParquetSource([file], caption=None).mode == "images"
+    assert ParquetSource([file], caption="url")[0].caption == "http://"
+    there = r"its columns: 'image' \(struct.*\), 'text' \(string\), 'label' \(double\), 'url' \(string\)"
+    for options, reason in (({"caption": "label"}, f"no column 'label' of captions.*{there}"),
+                            ({"image": "url"}, f"no column 'url' of pictures.*{there}"),
+                            ({"image": "jpg;png"}, f"no pictures in any of jpg;png; {there}"),
+                            ({"group": "gone"}, f"no column 'gone' of classes.*{there}")):  # fmt: skip
+        with pytest.raises(SourceError, match=reason):
+            ParquetSource([file], **options)
+
+
+def test_classes_may_be_text_or_integers_without_names(write):
+    source = ParquetSource([write(image=images(1, 2, 3), label=pa.array([10, 9, None], pa.int16()))])
+    assert [source[i].group for i in range(3)] == ["10", "9", None]
+    assert source.groups().names == ("", "9", "10")
+    text = pa.array(["x", None, "x"]).dictionary_encode()
+    source = ParquetSource([write(image=images(1, 2, 3), kind=text)], group="kind")
+    assert [source[i].group for i in range(3)] == ["x", None, "x"]
+    assert source.groups().of_sample.tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("names", [None, 7, [1, 2], {"0": "x"}, ["x", ""]])
+def test_class_names_that_are_none_are_passed_over(write, names):
+    features = {"label": {"names": names}}
+    assert ParquetSource([write(image=images(1), label=[5], features=features)])[0].group == "5"
+
+
+def test_a_path_is_followed_where_there_are_no_bytes_and_not_out_of_the_folder(write, tmp_path):
+    (tmp_path / "data" / "images").mkdir(parents=True)
+    (tmp_path / "data" / "images" / "1.jpg").write_bytes(b"pixels")
+    (tmp_path / "data" / "out.jpg").symlink_to(tmp_path / "secret")
+    (tmp_path / "secret").write_bytes(b"secret")
+    os.mkfifo(tmp_path / "data" / "pipe")
+    paths = ["images/1.jpg", "../secret", str(tmp_path / "secret"), "out.jpg", "pipe", "images", "gone", "a\0b", None]
+    column = pa.array([{"bytes": None, "path": path} for path in paths] + [None], IMAGE)
+    source = ParquetSource([write("data/0.parquet", image=column)])
+    assert source[0].picture == b"pixels"
+    for index, reason in enumerate(["leads out of"] * 3 + ["not a regular"] * 2 + ["No such", "not the name"] +
+                                   ["neither bytes nor a path"] * 2, 1):  # fmt: skip
+        with pytest.raises(BadSampleError, match=reason):
+            source[index]
+
+
+def test_rows_within_a_chunk_are_read_from_the_file_once(write, monkeypatch):
+    source = ParquetSource([write(image=images(*range(12)))])
+    loaded = []
+    load = source._row_groups._load
+    monkeypatch.setattr(source._row_groups, "_load", lambda part, columns: loaded.append(part) or load(part, columns))
+    for chunk in (2, 0, 1):
+        for row in np.random.default_rng(0).permutation(4).tolist():
+            assert source[4 * chunk + row].picture == b"pixels %d" % (4 * chunk + row)
+    assert loaded == [2, 0, 1]
+
+
+def test_row_groups_read_long_ago_are_let_go(write, monkeypatch):
+    monkeypatch.setattr(row_groups, "KEPT_BYTES", 1000)
+    big = pa.array([b"x" * 600] * 8)
+    source = ParquetSource([write(rows=1, image=big)])
+    for index in range(8):
+        assert len(source[index].picture) == 600
+        assert len(source._row_groups._kept) <= 3
+    assert len(pickle.dumps(source)) < 2000
+
+
+def test_a_row_group_too_large_is_answered_with_the_cure(write, monkeypatch):
+    monkeypatch.setattr(row_groups, "MAX_BYTES", 100_000)
+    file = write(rows=100, image=[os.urandom(2000) for _ in range(100)])
+    with pytest.raises(SourceError, match=r"row group 0 holds .* rewrite the file with smaller ones"):
+        ParquetSource([file])
+
+
+def test_a_row_group_of_few_bytes_that_unpacks_to_many_is_given_up(write, monkeypatch):
+    monkeypatch.setattr(row_groups, "MAX_BYTES", 1_000_000)
+    source = ParquetSource([write(rows=5000, image=[b"x" * 10_000] * 5000)])
+    unpacked = []
+    batches = source._row_groups.batches
+    monkeypatch.setattr(source._row_groups, "batches",
+                        lambda *args: (unpacked.append(batch.nbytes) or batch for batch in batches(*args)))  # fmt: skip
+    for index in (0, 4999):
+        with pytest.raises(BadSampleError, match="unpacks to more than"):
+            source[index]
+    assert sum(unpacked) < 1_500_000
+
+
+def test_what_is_no_whole_parquet_file_is_refused(write, tmp_path):
+    whole = write(image=images(*range(100)), rows=10).read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    for name, data in (("cut", whole[:-100]), ("text", b"hello"), ("empty", b"")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(SourceError, match="is not a complete parquet file"):
+            ParquetSource([tmp_path / name])
+    for name in ("pipe", "gone", "."):
+        with pytest.raises(SourceError, match="is not a file"):
+            ParquetSource([tmp_path / name])
+    with pytest.raises(SourceError, match="has no rows"):
+        ParquetSource([write(image=images())])
+    with pytest.raises(SourceError, match="no parquet files"):
+        ParquetSource([])
+
+
+def test_every_file_must_have_the_columns_of_the_first(write):
+    files = [write("0.parquet", image=images(1), caption=["A"]), write("1.parquet", image=images(1), text=["A"])]
+    with pytest.raises(SourceError, match=r"1\.parquet has no column 'caption'"):
+        ParquetSource(files)
+
+
+def test_a_row_group_damaged_in_the_middle_leaves_the_others_readable(write):
+    file = write(image=pa.array([os.urandom(3000) for _ in range(12)]), caption=[f"caption {n}" for n in range(12)])
+    metadata = pq.read_metadata(file)
+    data = bytearray(file.read_bytes())
+    for column in range(2):
+        place = metadata.row_group(1).column(column).dictionary_page_offset
+        data[place : place + 40] = b"\xff" * 40
+    file.write_bytes(data)
+    source = ParquetSource([file])
+    for index in (4, 7):
+        with pytest.raises(BadSampleError, match="its row group cannot be read"):
+            source[index]
+    assert [source[i].caption for i in (0, 3, 8, 11)] == ["caption 0", "caption 3", "caption 8", "caption 11"]
+    assert list(source.captions(np.arange(12))) == [f"caption {n}" for n in (0, 1, 2, 3, 8, 9, 10, 11)]
+
+
+def test_text_that_is_not_utf8_is_a_bad_sample(write):
+    text = pa.array([b"caf\xe9", b"tea"]).view(pa.string())
+    source = ParquetSource([write(image=images(1, 2), caption=text)])
+    with pytest.raises(BadSampleError, match="not UTF-8"):
+        source[0]
+    assert source[1].caption == "tea"
+    assert list(source.captions(np.arange(2))) == ["tea"]
+
+
+def test_other_rows_give_the_listing_another_digest(write):
+    def listing(*numbers):
+        return ParquetSource([write(image=images(*numbers))]).describe()["listing"]
+
+    assert listing(1, 2, 3) == listing(1, 2, 3)
+    assert listing(1, 2, 3) != listing(1, 2)

@@ -1,0 +1,170 @@
+"""What every source promises, whatever it reads."""
+
+import hashlib
+import io
+import json
+import pickle
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import webdataset
+from PIL import Image
+
+from thermopile.pipeline.errors import BadSampleError
+from thermopile.pipeline.sources.cifar import CifarSource
+from thermopile.pipeline.sources.csv_source import CsvSource
+from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.pipeline.sources.parquet import ParquetSource
+from thermopile.pipeline.sources.webdataset import WebDatasetSource
+
+CLASSES = ("cat", "dog", "", "cat", "10", "dog", "9")
+"""Of the samples; the empty one has none."""
+
+
+def picture(number):
+    data = io.BytesIO()
+    Image.fromarray(np.random.default_rng(number).integers(0, 256, (16, 24, 3), np.uint8)).save(data, "PNG")
+    return data.getvalue()
+
+
+def folder(root):
+    for number, name in enumerate(CLASSES):
+        path = root / name / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture(number))
+    return FolderSource(root)
+
+
+def glyphs(root):
+    return GlyphSource(0, test=True)
+
+
+def cifar(root):
+    root.mkdir()
+    (root / "batches.meta.txt").write_text("cat\ndog\n\n")
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 3072), np.uint8)
+    labels = np.array([0, 1, 1, 0, 1, 0, 0], np.uint8)[:, None]
+    np.hstack([labels, pixels]).tofile(root / "test_batch.bin")
+    return CifarSource(root, test=True)
+
+
+def csv(root):
+    root.mkdir()
+    lines = ["filepath,title,class"]
+    for number, name in enumerate(CLASSES):
+        (root / f"{number}.png").write_bytes(picture(number))
+        lines.append(f'{number}.png,"sample ""{number}"", drawn",{name}')
+    (root / "list.csv").write_text("\n".join([*lines, "gone.png,no picture,cat", "one column", "1.png,,dog"]))
+    return CsvSource(root / "list.csv", group="class")
+
+
+def shards(root):
+    root.mkdir()
+    for shard in range(2):
+        with webdataset.TarWriter(str(root / f"{shard}.tar")) as tar:
+            for number in range(shard * 4, min(7, shard * 4 + 4)):
+                sample = {"__key__": f"{number:04}", "png": picture(number), "txt": f"sample {number}"}
+                tar.write(sample | ({"cls": CLASSES[number]} if CLASSES[number] else {}))
+            tar.write({"__key__": "alone", "txt": "a caption without a picture"})
+    return WebDatasetSource([root / "0.tar", root / "1.tar"])
+
+
+def parquet(root):
+    root.mkdir()
+    for part in range(2):
+        numbers = range(part * 4, min(7, part * 4 + 4))
+        table = pa.table({
+            "image": [{"bytes": picture(number), "path": None} for number in numbers],
+            "caption": [f"sample {number}" if number != 5 else None for number in numbers],
+            "label": [CLASSES[number] or None for number in numbers],
+        })  # fmt: skip
+        # The statistics of a row group of three would hold its first and last picture as well.
+        pq.write_table(table, root / f"{part}.parquet", row_group_size=3, write_statistics=False)
+    return ParquetSource([root / "0.parquet", root / "1.parquet"])
+
+
+@pytest.fixture(scope="module", params=[folder, glyphs, cifar, csv, shards, parquet], ids=lambda make: make.__name__)
+def source(request, tmp_path_factory):
+    return request.param(tmp_path_factory.mktemp("source") / "data")
+
+
+@pytest.fixture(scope="module")
+def samples(source):
+    """Those that can be read, by index; of many, fifty."""
+    samples = {}
+    for index in range(0, len(source), max(1, len(source) // 50)):
+        try:
+            samples[index] = source[index]
+        except BadSampleError:
+            continue
+    assert len(samples) >= 6
+    return samples
+
+
+def test_every_sample_has_the_uri_and_the_key_that_it_is_announced_under(source, samples):
+    for index, sample in samples.items():
+        assert (sample.uri, sample.key) == (source.uri(index), source.key(index))
+    assert all(source.uri(index).isprintable() for index in range(len(source)))
+    assert len({(source.uri(index), source.key(index)) for index in range(len(source))}) == len(source)
+
+
+def test_the_classes_known_beforehand_are_those_of_the_samples(source, samples):
+    groups = source.groups()
+    assert groups.of_sample.dtype == np.int32
+    assert len(groups.of_sample) == len(source)
+    assert len(set(groups.names)) == len(groups.names)
+    for index, sample in samples.items():
+        assert (groups.names[groups.of_sample[index]] or None) == sample.group
+
+
+def test_the_captions_of_some_samples_are_those_that_the_samples_have(source, samples):
+    some = np.array(sorted(samples)[::-2], np.int64)
+    captions = sorted(source.captions(some))
+    assert captions == sorted(samples[index].caption for index in some.tolist() if source.mode == "pairs")
+    assert all((sample.caption is not None) == (source.mode == "pairs") for sample in samples.values())
+
+
+def test_captions_of_samples_that_have_none_are_passed_over(source):
+    usable = list(source.captions(np.arange(len(source))))
+    assert all(isinstance(caption, str) and caption for caption in usable)
+
+
+def test_a_worker_that_gets_the_source_reads_the_same_samples(source, samples):
+    list(source.captions(np.arange(len(source))))
+    copy = pickle.loads(pickle.dumps(source))
+    assert len(copy) == len(source)
+    assert (copy.mode, copy.describe()) == (source.mode, source.describe())
+    for index, sample in samples.items():
+        assert copy[index]._replace(picture=None) == sample._replace(picture=None)
+        assert as_bytes(copy[index].picture) == as_bytes(sample.picture)
+
+
+def test_a_sent_source_is_small(source):
+    held_pictures = source.stored_bytes() if isinstance(source, CifarSource) else 0
+    assert len(pickle.dumps(source)) - held_pictures < 200 * len(source) + 4000
+
+
+def test_chunks_cover_the_source_from_its_start_to_its_end(source):
+    if (chunks := source.chunks()) is not None:
+        assert (chunks[0], chunks[-1], chunks.dtype) == (0, len(source), np.int64)
+        assert (np.diff(chunks) > 0).all()
+
+
+def test_the_description_is_json_and_says_what_kind_the_source_is(source):
+    description = json.loads(json.dumps(source.describe()))
+    assert description == source.describe()
+    assert description["kind"]
+    if not isinstance(source, GlyphSource):
+        assert len(description["listing"]) == hashlib.sha256().digest_size * 2
+
+
+def test_the_estimate_is_about_the_size_of_the_pictures(source, samples):
+    pictures = [sample.picture for sample in samples.values()]
+    assert source.stored_bytes() / len(source) == pytest.approx(np.mean([len(as_bytes(p)) for p in pictures]), rel=0.5)
+
+
+def as_bytes(image):
+    return image if isinstance(image, bytes) else image.tobytes()

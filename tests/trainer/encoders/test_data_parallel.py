@@ -1,0 +1,98 @@
+"""The encoders as a step calls them: another memory layout, or compiled code, and the same results."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+
+from thermopile.trainer.build import resolve
+from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
+from thermopile.trainer.config import load_config
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run_directory import RunDirectory
+
+
+def tiny(dataset, **more):
+    tree = {
+        "epochs": 2, "batch_size": 256, "log_every": 1,
+        "data": {"path": str(dataset.path), "image_size": 16}, "model": {"dim": 16, "image": {"config": {"width": 8}}},
+        "optimizer": {"warmup_steps": 0}, "checkpoint": {"every_minutes": 0},
+    }  # fmt: skip
+    return resolve(load_config(tree | more), dataset)
+
+
+def train(config, path, until=14, resume=False):
+    """A run stopped, with a checkpoint, after so many steps."""
+    run = RunDirectory(path)
+    with Trainer.open(config, run, resume=resume) as trainer:
+        trainer.run(should_stop=lambda: trainer.steps_done == until)
+    return run
+
+
+def losses(run):
+    return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
+
+
+def weights(run):
+    return load_checkpoint(latest_checkpoint(run.checkpoints))[1]["encoders"]
+
+
+@pytest.fixture(scope="module")
+def plain(pairs_dataset, tmp_path_factory):
+    return train(tiny(pairs_dataset), tmp_path_factory.mktemp("runs") / "plain")
+
+
+def kernels(trainer):
+    return [weight for weight in trainer.encoders.parameters() if weight.ndim == 4]
+
+
+def test_channels_last_lays_kernels_out_so_and_changes_no_loss_beyond_round_off(plain, pairs_dataset, tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    with Trainer.open(tiny(pairs_dataset, channels_last=True), run) as trainer:
+        trainer.run()
+        assert kernels(trainer)
+        for kernel in kernels(trainer):
+            assert kernel.is_contiguous(memory_format=torch.channels_last)
+            assert not kernel.is_contiguous()
+    assert losses(run) == pytest.approx(losses(plain), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_a_run_resumed_in_the_other_layout_goes_on_as_it_was(pairs_dataset, tmp_path, name):
+    optimizer = {"name": name, "lr": 1e-2, "warmup_steps": 0}
+    config = tiny(pairs_dataset, optimizer=optimizer)
+    whole = train(config, tmp_path / "whole")
+    train(config, tmp_path / "broken", until=7)
+    broken = train(config.model_copy(update={"channels_last": True}), tmp_path / "broken", resume=True)
+    assert losses(broken) == pytest.approx(losses(whole), rel=1e-4)
+
+
+def assert_compiled_as(plain, pairs_dataset, path):
+    """A compiled run has the plain one's losses and weights by the same names, and goes on without being compiled."""
+    config = tiny(pairs_dataset, compile=True)
+    run = train(config, path, until=7)
+    assert losses(run) == pytest.approx(losses(plain)[:7], rel=1e-4)
+    assert weights(run).keys() == weights(plain).keys()
+    train(config.model_copy(update={"compile": False}), path, resume=True)
+    assert losses(run) == pytest.approx(losses(plain), rel=1e-4)
+
+
+def test_encoders_are_compiled_each_by_itself_and_a_checkpoint_does_not_show_it(
+    plain, pairs_dataset, tmp_path, monkeypatch
+):
+    compiled = []
+
+    def trace(graph, inputs):
+        compiled.append(graph)
+        return graph
+
+    # All of torch.compile but the C++ compiler, which takes most of the time.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=trace))
+    assert_compiled_as(plain, pairs_dataset, tmp_path / "run")
+    assert len(compiled) == 2
+
+
+@pytest.mark.soak
+def test_encoders_in_compiled_code_have_the_losses_of_those_that_are_not(plain, pairs_dataset, tmp_path):
+    assert_compiled_as(plain, pairs_dataset, tmp_path / "run")

@@ -1,0 +1,167 @@
+"""A local model of transformers: its weights are where a run begins, its architecture is recorded with the run."""
+
+import json
+import tomllib
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
+
+from thermopile.pipeline.dataset_index import TokenizerInfo
+from thermopile.trainer.config import EncoderConfig, ModelConfig, TrainConfig, load_config, to_toml
+from thermopile.trainer.encoders import Encoders, create_image_encoder, create_text_encoder, with_names
+from thermopile.trainer.encoders.hf_directory import quiet
+from thermopile.trainer.errors import ConfigError
+
+TOKENIZER = TokenizerInfo(vocab_size=50, context_length=9, end_id=2)
+TOKENS = torch.tensor([[1, 7, 8, 2, 0, 0, 0, 0, 0], [1, 9, 9, 9, 9, 9, 9, 9, 2]])
+PICTURES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32)
+MODELS = {
+    "resnet": {"layer_type": "basic", "embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1]},
+    "vit": {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 16, "image_size": 32},
+    "distilbert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16, "vocab_size": 60,
+                   "max_position_embeddings": 12},
+    "clip_text_model": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+                        "vocab_size": 60, "max_position_embeddings": 12, "bos_token_id": 1, "eos_token_id": 2},
+}  # fmt: skip
+IMAGE_MODELS, TEXT_MODELS = ("resnet", "vit"), ("distilbert", "clip_text_model")
+
+
+def save(folder, model_type, of=AutoModel, **settings):
+    """A model with random weights, saved as transformers saves it."""
+    torch.manual_seed(5)
+    model = of.from_config(AutoConfig.for_model(model_type, **(MODELS[model_type] | settings))).eval()
+    with quiet():
+        model.save_pretrained(folder)
+    return model
+
+
+def of_directory(side, folder, **config):
+    return with_names(ModelConfig(**{side: EncoderConfig(name=f"hf:{folder}", config=config)}))
+
+
+@pytest.mark.parametrize("model_type", IMAGE_MODELS)
+def test_an_image_encoder_begins_with_the_directorys_weights(model_type, tmp_path):
+    model = save(tmp_path, model_type)
+    backbone = create_image_encoder(of_directory("image", tmp_path), 32).eval().backbone
+    assert torch.equal(backbone(PICTURES), model(PICTURES).pooler_output.flatten(1))
+
+
+def test_a_directorys_model_is_set_to_train_as_one_that_begins_fresh_is(tmp_path):
+    save(tmp_path, "resnet")
+    encoder = create_image_encoder(of_directory("image", tmp_path), 32)
+    assert all(module.training for module in encoder.modules())
+
+
+@pytest.mark.parametrize("model_type", TEXT_MODELS)
+def test_a_text_encoder_begins_with_the_directorys_weights(model_type, tmp_path):
+    model = save(tmp_path, model_type)
+    backbone = create_text_encoder(of_directory("text", tmp_path), TOKENIZER).eval().backbone
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0, 0, 0, 0], [1] * 9])
+    states = model(input_ids=TOKENS, attention_mask=mask).last_hidden_state
+    place = [3, 8] if model_type == "clip_text_model" else [0, 0]  # a causal tower has read all at the end
+    assert torch.equal(backbone(TOKENS), states[[0, 1], place])
+
+
+def test_the_backbone_of_a_classifier_is_taken_without_its_classifier(tmp_path):
+    model = save(tmp_path, "resnet", of=AutoModelForImageClassification)
+    backbone = create_image_encoder(of_directory("image", tmp_path), 32).eval().backbone
+    assert torch.equal(backbone(PICTURES), model.resnet(PICTURES).pooler_output.flatten(1))
+
+
+def test_weights_of_half_precision_are_trained_in_single(tmp_path):
+    save(tmp_path, "resnet").half().save_pretrained(tmp_path)
+    encoder = create_image_encoder(of_directory("image", tmp_path), 32)
+    assert {parameter.dtype for parameter in encoder.parameters()} == {torch.float32}
+
+
+def test_the_settings_record_the_absolute_path_and_the_architecture(tmp_path, monkeypatch):
+    save(tmp_path / "model", "resnet")
+    monkeypatch.chdir(tmp_path)
+    model = with_names(ModelConfig(image=EncoderConfig(name="hf:./model")))
+    assert model.image.name == f"hf:{tmp_path / 'model'}"
+    assert model.image.config == {"model_type": "resnet"} | MODELS["resnet"]
+    recorded = tomllib.loads(to_toml(TrainConfig(model=model)))
+    assert with_names(load_config(recorded).model) == model
+
+
+@pytest.mark.parametrize(("side", "model_type"), [("image", "vit"), ("text", "clip_text_model")])
+def test_a_recorded_model_is_built_without_its_directory_once_a_checkpoint_has_the_weights(side, model_type, tmp_path):
+    save(tmp_path / "model", model_type)
+    config = with_names(of_directory(side, tmp_path / "model"))
+    (tmp_path / "model").rename(tmp_path / "elsewhere")
+    assert with_names(config) == config
+    encoders = Encoders.create(config, "bimodal", 32, TOKENIZER, pretrained=False)
+    with pytest.raises(ConfigError, match="the directory, whose weights the run starts from, no longer exists"):
+        Encoders.create(config, "bimodal", 32, TOKENIZER)
+    (tmp_path / "elsewhere").rename(tmp_path / "model")
+    weights = Encoders.create(config, "bimodal", 32, TOKENIZER).state_dict()
+    encoders.load_state_dict(weights)
+
+
+def test_what_is_set_beside_the_directory_wins_over_its_config(tmp_path):
+    save(tmp_path, "distilbert")
+    encoder = create_text_encoder(of_directory("text", tmp_path, dropout=0.0), TOKENIZER)
+    assert encoder.backbone.model.config.dropout == 0.0
+
+
+def test_a_config_that_names_code_or_another_attention_is_not_obeyed(tmp_path):
+    save(tmp_path, "resnet")
+    file = tmp_path / "config.json"
+    stored = json.loads(file.read_text()) | {
+        "auto_map": {"AutoModel": "evil.Model"}, "attn_implementation": "someone/kernel", "return_dict": False,
+    }  # fmt: skip
+    file.write_text(json.dumps(stored))
+    (tmp_path / "evil.py").write_text("raise SystemExit")
+    config = of_directory("image", tmp_path)
+    assert config.image.config == {"model_type": "resnet"} | MODELS["resnet"]
+    assert create_image_encoder(config, 32)(PICTURES).shape == (2, 64)
+
+
+def test_a_directory_that_cannot_be_used_is_told_in_one_line(tmp_path):
+    def refused(side, folder, match):
+        with pytest.raises(ConfigError, match=match) as refusal:
+            of_directory(side, folder)
+        assert str(folder) in str(refusal.value)
+        assert "\n" not in str(refusal.value)
+
+    refused("image", tmp_path / "none", "no such directory")
+    refused("image", tmp_path, r"has no config\.json")
+    (tmp_path / "config.json").write_text("{")
+    refused("image", tmp_path, r"config\.json cannot be read")
+    (tmp_path / "config.json").write_text("[]")
+    refused("image", tmp_path, "is not a JSON object")
+    (tmp_path / "config.json").write_text('{"model_type": "swin"}')
+    refused("image", tmp_path, "holds a model of type 'swin'; model.image supports: resnet, vit")
+    save(tmp_path, "resnet")
+    refused("text", tmp_path, "holds a model of type 'resnet'; model.text supports: distilbert, clip_text_model")
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    refused("image", tmp_path, r"has no model\.safetensors\. .* \(\.bin, .*may execute code: .*save_pretrained")
+
+
+def test_weights_that_are_damaged_or_of_another_model_are_told_in_one_line(tmp_path):
+    def refused(match):
+        with pytest.raises(ConfigError, match=match) as refusal:
+            create_image_encoder(of_directory("image", tmp_path), 32)
+        assert "\n" not in str(refusal.value)
+
+    save(tmp_path, "resnet")
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-100])
+    refused(r"its weights do not match its config\.json")
+    save(tmp_path / "wider", "resnet", hidden_sizes=[4, 16])
+    file.write_bytes((tmp_path / "wider" / "model.safetensors").read_bytes())
+    refused(r"its weights do not match its config\.json")
+    save(tmp_path / "vit", "vit")
+    file.write_bytes((tmp_path / "vit" / "model.safetensors").read_bytes())
+    refused("lacks .* of the model's tensors, for example ")
+
+
+def test_a_model_that_does_not_fit_the_data_is_told_with_the_cure(tmp_path):
+    save(tmp_path / "image", "vit")
+    with pytest.raises(ConfigError, match=r"images of 32 pixels, but data.image_size = 48; set data.image_size=32"):
+        create_image_encoder(of_directory("image", tmp_path / "image"), 48)
+    save(tmp_path / "text", "distilbert", vocab_size=40)
+    with pytest.raises(ConfigError, match=r"has 40 tokens .* the dataset has 50 .*--tokenizer"):
+        create_text_encoder(of_directory("text", tmp_path / "text"), TOKENIZER)

@@ -1,0 +1,85 @@
+"""Projection heads: the layers that the papers have, between a backbone's features and the objective's space."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from thermopile.trainer.config import EncoderConfig, ModelConfig, load_config
+from thermopile.trainer.config_layers import preset_names, read_preset
+from thermopile.trainer.encoders import create_image_encoder
+from thermopile.trainer.encoders.projection_heads import HEADS
+from thermopile.trainer.errors import ConfigError
+
+
+def encoder(head, **settings):
+    torch.manual_seed(0)
+    image = EncoderConfig(name="conv", config={"width": 1})
+    return create_image_encoder(ModelConfig(dim=6, head=head, image=image, **settings), 32)
+
+
+def shapes(module):
+    return [tuple(parameter.shape) for parameter in module.parameters()]
+
+
+def test_a_linear_head_is_one_layer():
+    assert shapes(encoder("linear").head) == [(6, 64), (6,)]
+
+
+def test_simclrs_head_has_a_hidden_layer_as_wide_as_the_features_and_no_batch_norm():
+    head = encoder("simclr").head
+    assert shapes(head) == [(64, 64), (64,), (6, 64), (6,)]
+    first, _, second = head
+    h = torch.randn(5, 64)
+    torch.testing.assert_close(head(h), second(F.relu(first(h))))
+    torch.testing.assert_close(head(h)[:1], head(h[:1]))  # whatever else is in the batch
+
+
+def test_vicregs_head_has_three_layers_of_8192_units():
+    with torch.device("meta"):
+        head = HEADS["vicreg"](512, 8192, None)
+    assert [shape for shape in shapes(head) if len(shape) == 2] == [(8192, 512), (8192, 8192), (8192, 8192)]
+
+
+def test_vicregs_head_normalises_and_rectifies_all_but_its_last_layer():
+    head = encoder("vicreg", head_width=5).head
+    assert shapes(head) == [(5, 64), (5,), (5,), (5,), (5, 5), (5,), (5,), (5,), (6, 5)]
+    h = torch.randn(9, 64)
+
+    def layer(rows, linear):
+        out = linear(rows)
+        return F.relu((out - out.mean(0)) / (out.var(0, unbiased=False) + 1e-5).sqrt())
+
+    torch.testing.assert_close(head(h), layer(layer(h, head[0]), head[3]) @ head[6].weight.T)
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_an_encoder_is_its_backbone_and_then_its_head(head):
+    made = encoder(head).eval()
+    pictures = torch.randn(4, 3, 32, 32)
+    features = made.backbone(pictures)
+    assert features.shape == (4, 64)
+    assert torch.equal(made(pictures), made.head(features))
+    assert made(pictures).shape == (4, 6)
+
+
+@pytest.mark.parametrize("head", ["simclr", "vicreg"])
+def test_the_width_of_hidden_layers_can_be_set(head):
+    assert shapes(encoder(head, head_width=3).head)[0] == (3, 64)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [({"head": "mlp"}, "model.head = 'mlp': .*'linear', 'simclr' or 'vicreg'"),
+     ({"head_width": 9}, "model: head_width 9 is for hidden layers, but head 'linear' has none")],
+)  # fmt: skip
+def test_a_head_that_there_is_not_and_a_width_without_hidden_layers_are_refused(model, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config({"model": model})
+
+
+def test_isogclrs_presets_on_pictures_and_their_rivals_have_vicregs_projector_of_8192_units():
+    names = [name for name in preset_names() if name.split("/")[0] in ("isogclr", "sogclr", "simclr")]
+    models = {name: load_config(read_preset(name)).model for name in names}
+    of_pictures = {name: (model.head, model.dim) for name, model in models.items() if not name.endswith("cc3m")}
+    assert len(of_pictures) == 18
+    assert set(of_pictures.values()) == {("vicreg", 8192)}

@@ -1,0 +1,142 @@
+"""The parts of a run that the settings ask for: which loader, which recipe, whose augmentation."""
+
+import pytest
+import torch
+
+from thermopile.pipeline.augment import RECIPES
+from thermopile.trainer.build import create_order, objective_of, open_loader, resolve
+from thermopile.trainer.config import load_config
+from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.resume_settings import differences
+from thermopile.trainer.run_directory import RunDirectory
+
+CPU = torch.device("cpu")
+
+
+def settings(dataset, device="cpu", **data):
+    """Resolved settings of a short run."""
+    data = {"path": str(dataset.path), "image_size": 32, "workers": 2} | data
+    return resolve(load_config({"epochs": 1, "batch_size": 256, "device": device, "data": data}), dataset)
+
+
+def first_batch(config, dataset):
+    order = create_order(config, dataset, objective_of(config))
+    with open_loader(config.data, dataset, order, config.objective.mode, CPU) as loader:
+        return next(loader.epoch(0))
+
+
+# The loader
+
+
+def test_a_run_without_a_gpu_has_ffcv_unless_it_asks_for_dali(pairs_dataset):
+    assert settings(pairs_dataset).data.loader == "ffcv"
+    assert settings(pairs_dataset, loader="dali").data.loader == "dali"
+
+
+def test_a_run_with_a_gpu_has_dali_unless_it_brings_an_augmentation(pairs_dataset, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert settings(pairs_dataset, device="auto").data.loader == "dali"
+    assert settings(pairs_dataset, device="cpu").data.loader == "ffcv"
+    assert settings(pairs_dataset, device="auto", augmentation="own:colours").data.loader == "ffcv"
+
+
+def test_a_run_keeps_its_loader_on_a_machine_of_another_kind(pairs_dataset, monkeypatch):
+    with monkeypatch.context() as with_gpu:
+        with_gpu.setattr(torch.cuda, "is_available", lambda: True)
+        begun = settings(pairs_dataset, device="auto")
+    resumed = resolve(begun, pairs_dataset)
+    assert differences(begun, resumed) == []
+    assert not first_batch(resumed, pairs_dataset).views[0].is_cuda
+
+
+def test_a_run_trains_alike_with_either_loader(pairs_dataset, tmp_path):
+    losses = []
+    for loader in ("ffcv", "dali"):
+        run = RunDirectory(tmp_path / loader)
+        with Trainer.open(settings(pairs_dataset, loader=loader), run) as trainer:
+            trainer.run(lambda report: losses.append(report.loss))
+        assert run.config().data.loader == loader
+    assert len(losses) == 2
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+    assert losses[0] != losses[1]  # not the same loader twice
+
+
+# The recipe
+
+
+def test_every_recipe_may_be_named(pairs_dataset):
+    for name in RECIPES:
+        assert settings(pairs_dataset, recipe=name).data.recipe == name
+
+
+def test_an_unknown_recipe_is_refused_with_those_there_are(pairs_dataset):
+    with pytest.raises(ConfigError, match=r"data\.recipe = 'simcrl' is unknown; available: auto, clip, .*simclr, "):
+        settings(pairs_dataset, recipe="simcrl")
+
+
+# An augmentation of one's own
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """Importable as `own`."""
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\n"
+        "from numba import njit\n"
+        "from thermopile.pipeline.rng import uniform\n\n"
+        "@njit(nogil=True)\n"
+        "def negative(pixels, key):\n"
+        "    if uniform(key, np.uint64(1000)) < 0.5:\n"
+        "        pixels[:] = 255 - pixels\n\n"
+        "@njit\n"
+        "def of_text(pixels, key):\n"
+        "    pixels[:] = key.upper()\n\n"
+        "@njit\n"
+        "def of_three(pixels, key, strength):\n"
+        "    pixels[:] = strength\n\n"
+        "def plain(pixels, key):\n"
+        "    pixels[:] = 0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_an_augmentation_of_ones_own_changes_the_views_that_it_chooses(own_module, pairs_dataset):
+    plain, own = (
+        first_batch(settings(pairs_dataset, augmentation=name), pairs_dataset) for name in ("", "own:negative")
+    )
+    recipe = RECIPES["clip"]
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (recipe.mean, recipe.std))
+    negative = ((1 - (plain.views[0] * std + mean)) - mean) / std
+    is_negative = (own.views[0] - negative).abs().amax((1, 2, 3)) < 1e-4
+    is_plain = (own.views[0] - plain.views[0]).abs().amax((1, 2, 3)) < 1e-4
+    assert (is_negative ^ is_plain).all()
+    assert 0.3 < is_negative.double().mean() < 0.7
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere:negative", r"'nowhere:negative' cannot be imported: ModuleNotFoundError: .*PYTHONPATH"),
+        ("own:positive", r"'own:positive' cannot be imported: AttributeError: .*'positive'"),
+        ("own", r"'own' cannot be imported: .* Write module:function"),
+        ("own:plain", r"'own:plain' is not compiled; decorate it with numba\.njit"),
+        (
+            "own:of_three",
+            r"'own:of_three' does not compile for \(pixels float32 \[3, H, W\], key uint64\): .* takes 3 arguments",
+        ),
+        ("own:of_text", r"'own:of_text' does not compile for .*upper"),
+    ],
+)
+def test_an_augmentation_that_cannot_be_used_is_refused_before_a_run_begins(
+    own_module, pairs_dataset, tmp_path, name, message
+):
+    run = RunDirectory(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"(?s)data\.augmentation = " + message):
+        Trainer.open(settings(pairs_dataset, augmentation=name), run)
+    assert not run.path.exists()
+
+
+def test_dali_with_an_augmentation_of_ones_own_is_refused(pairs_dataset):
+    with pytest.raises(ConfigError, match=r"data: augmentation 'own:negative' .* 'dali' cannot run; use loader"):
+        settings(pairs_dataset, loader="dali", augmentation="own:negative")

@@ -1,0 +1,55 @@
+"""Where the steps' time went, and what to do about it."""
+
+import pytest
+
+from thermopile.trainer.step_report import hints, split
+
+
+def line(seconds=1.0, **parts):
+    return {"step": 1, "loss": 0.5, "step_seconds": seconds} | {f"{part}_seconds": s for part, s in parts.items()}
+
+
+def test_shares_are_of_the_summed_time_of_all_steps_and_the_rest_is_other():
+    lines = [
+        line(1.0, data_wait=0.5, store_wait=0.0, forward_backward=0.25, optimizer=0.0, communication=0.0),
+        line(3.0, data_wait=0.5, store_wait=0.0, forward_backward=1.75, optimizer=0.5, communication=0.25),
+    ]
+    assert split(lines) == pytest.approx(
+        {"data_wait": 0.25, "store_wait": 0.0, "forward_backward": 0.5, "optimizer": 0.125, "communication": 0.0625,
+         "other": 0.0625}
+    )  # fmt: skip
+
+
+def test_the_backlog_is_counted_in_steps_and_is_no_part_of_the_whole():
+    assert split([line(0.5, data_wait=0.1, write_backlog=1.5)]) == pytest.approx(
+        {"data_wait": 0.2, "write_backlog": 3.0, "other": 0.8}
+    )
+
+
+def test_lines_without_times_do_not_count():
+    old, evaluation = {"step": 1, "data_wait_seconds": 3.0}, {"step": 2, "evaluation": {"knn": 0.5}}
+    assert split([old, evaluation]) == {}
+    assert split([old, evaluation, line(2.0, data_wait=1.0)]) == {"data_wait": 0.5, "other": 0.5}
+    assert split([line(2.0, data_wait=None)]) == {"other": 1.0}
+    assert split([line(None, data_wait=1.0)]) == {}
+
+
+def test_parts_that_exceed_the_whole_leave_nothing_else():
+    assert split([line(1.0, data_wait=0.4, forward_backward=0.601)])["other"] == 0.0
+
+
+def test_a_wait_above_a_tenth_gives_one_line_that_says_how_to_mend_it():
+    (data,) = hints({"data_wait": 0.23, "store_wait": 0.1}).values()
+    assert data.startswith("data wait 23%: ")
+    for words in ("--max-size", "data.workers", "thermopile bench loader"):
+        assert words in data
+    (store,) = hints({"data_wait": 0.05, "store_wait": 0.11}).values()
+    assert store.startswith("store wait 11%: ")
+    for words in ("state.memory_budget", "state.prefetch_steps", "disk", "thermopile bench step"):
+        assert words in store
+    assert "\n" not in data + store
+
+
+def test_no_wait_gives_no_hint():
+    assert hints({"data_wait": 0.1, "store_wait": 0.0, "forward_backward": 0.9}) == {}
+    assert hints({}) == {}

@@ -1,1 +1,0 @@
-"""The comparison of `make reproduce`: the papers' methods on the glyphs, beside what the papers claim."""

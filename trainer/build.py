@@ -1,0 +1,198 @@
+"""Resolving a run's settings and building its parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from ..pipeline.augment import RECIPES, Recipe
+from ..pipeline.cores import cores
+from ..pipeline.dataset import Dataset
+from ..pipeline.loading import Loader
+from ..pipeline.order import Order, Window
+from ..state_store.schema import Schema
+from .config import DataConfig, TrainConfig
+from .encoders import with_names
+from .errors import ConfigError
+from .objectives import OBJECTIVES, Objective, create_objective
+from .world import ALONE, World
+
+if TYPE_CHECKING:
+    from ..pipeline.loading.ffcv_loader import Augmentation
+
+
+def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> TrainConfig:
+    """Replace every `auto` that affects results by its value, and fill in the objective's settings.
+
+    Raises ConfigError if the objective, its mode or settings, the recipe or the batch size does not fit.
+    """
+    pairs = dataset.index.mode == "pairs"
+    mode = config.objective.mode
+    if mode == "auto":
+        mode = _natural_mode(config.objective.name, pairs)
+    if mode == "bimodal" and not pairs:
+        raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.path} has only images")
+    resolved = config.model_copy(
+        update={
+            "data": _resolve_data(config, dataset, mode),
+            "objective": config.objective.model_copy(update={"mode": mode}),
+            "model": with_names(config.model),
+        }
+    )
+    objective = objective_of(resolved)
+    order = create_order(resolved, dataset, objective, world)
+    settings = objective.settings.model_dump(exclude_none=True)
+    return resolved.model_copy(
+        update={
+            "objective": type(config.objective)(name=resolved.objective.name, mode=mode, **settings),
+            "canonical_shards": order.canonical_shards,
+            "blocks_per_shard": order.blocks_per_shard,
+            "window_blocks": order.window_blocks,
+        }
+    )
+
+
+def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfig:
+    data = config.data
+    recipe, loader = data.recipe, data.loader
+    if recipe == "auto":
+        recipe = "clip" if mode == "bimodal" else "crop_flip"
+    recipe_named(recipe)
+    if loader == "auto":
+        loader = "dali" if device_named(config.device).type == "cuda" and not data.augmentation else "ffcv"
+    return data.model_copy(update={"recipe": recipe, "loader": loader, "path": str(dataset.path.resolve())})
+
+
+def recipe_named(name: str) -> Recipe:
+    """Return the recipe of the views, no longer `auto`. Raises ConfigError for an unknown name."""
+    if name not in RECIPES:
+        raise ConfigError(f"data.recipe = {name!r} is unknown; available: auto, {', '.join(RECIPES)}")
+    return RECIPES[name]
+
+
+def _natural_mode(objective: str, pairs: bool) -> Literal["bimodal", "unimodal"]:
+    """Return the mode that fits the data, or the objective's only mode."""
+    modes = OBJECTIVES[objective].settings_of_mode.keys() if objective in OBJECTIVES else {"bimodal", "unimodal"}
+    return "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
+
+
+def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALONE) -> Iterator[Window]:
+    """Yield the windows of a rank's steps after `steps_done` to the end of the run, lazily.
+
+    Steps are numbered as in `StateStore.put`: from 1, over all epochs.
+    """
+    for epoch in range(steps_done // order.steps_per_epoch, epochs):
+        first_step = 1 + epoch * order.steps_per_epoch
+        for window in order.windows(epoch, world.rank, world.size):
+            if first_step + window.last_step > steps_done:
+                yield Window(first_step + window.first_step, first_step + window.last_step, window.blocks)
+
+
+def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, world: World = ALONE) -> Order:
+    """Create the configured order, windowed if the settings leave that open and the memory budget requires it.
+
+    Raises ConfigError if the batch size or memory budget does not fit the dataset, or the number of ranks does not
+    divide the order's shards.
+    """
+    row_bytes = 4 * Schema(objective.fields).row_words
+    budget = (config.state.memory_budget or dataset.n * row_bytes) * world.size
+    rows, shards = budget // row_bytes, config.canonical_shards or None
+    blocks, window = config.blocks_per_shard or None, config.window_blocks or None
+    try:
+        if blocks or window:
+            order = Order.create(dataset.n, config.batch_size, config.seed, shards, blocks, window)
+        else:
+            order = Order.for_memory(rows, dataset.n, config.batch_size, config.seed, shards)
+        order.rank_ids(world.rank, world.size)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if order.live_rows > rows:
+        raise ConfigError(
+            f"state.memory_budget = {budget // world.size:,} holds {rows:,} rows of {row_bytes} bytes"
+            f"{f' on {world.size} ranks' if world.size > 1 else ''}, but the order needs "
+            f"{order.live_rows:,} of {dataset.n:,} at once: its {order.canonical_shards} shards have windows of "
+            f"{order.window_blocks:,} of {order.blocks_per_shard:,} blocks of {order.block_rows:,} rows. "
+            f"Set state.memory_budget to at least {math.ceil(order.live_rows / world.size) * row_bytes:,}, or to none"
+        )
+    return order
+
+
+def objective_of(config: TrainConfig) -> Objective:
+    """Create the objective, whose mode is no longer `auto`. Raises ConfigError for an invalid setting."""
+    objective = config.objective
+    try:
+        return create_objective(objective.name, mode=objective.mode, **objective.settings)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def open_loader(
+    config: DataConfig, dataset: Dataset, order: Order, mode: str, device: torch.device, world: World = ALONE
+) -> Loader:
+    """Open the loader for a rank's share of the dataset in this order: one view per sample if bimodal, else two.
+
+    Raises ConfigError if the user's augmentation cannot be loaded.
+    """
+    shared: dict[str, Any] = {
+        "recipe": recipe_named(config.recipe),
+        "image_size": config.image_size,
+        "views": 1 if mode == "bimodal" else 2,
+        "workers": config.workers or _workers_beside_others(config.loader, world),
+        "ahead": config.ahead,
+        "rank": world.rank,
+        "world": world.size,
+    }
+    if config.loader == "dali":
+        from ..pipeline.loading.dali_loader import DALILoader
+
+        return DALILoader.open(dataset, order, **shared, device="cuda" if device.type == "cuda" else "cpu")
+    from ..pipeline.loading.ffcv_loader import FFCVLoader
+
+    augment = _augmentation_named(config.augmentation) if config.augmentation else None
+    return FFCVLoader.open(dataset, order, **shared, augment=augment)
+
+
+def _workers_beside_others(loader: str, world: World) -> int | None:
+    """Return the number of threads for a rank that shares its machine; None lets the loader choose."""
+    if world.local_size == 1:
+        return None
+    return max(1, cores() // world.local_size) + (loader == "dali")
+
+
+def _augmentation_named(name: str) -> Augmentation:
+    """Import the compiled function `module:function`. Raises ConfigError if there is none that fits."""
+    from numba import float32, uint64
+    from numba.core.dispatcher import Dispatcher
+    from numba.core.errors import NumbaError
+
+    module, _, function = name.partition(":")
+    try:
+        augmentation = getattr(import_module(module), function)
+    except Exception as error:  # a user's module may raise anything
+        raise ConfigError(
+            f"data.augmentation = {name!r} cannot be imported: {type(error).__name__}: {error}. "
+            "Write module:function, with the module's directory in PYTHONPATH"
+        ) from error
+    if not isinstance(augmentation, Dispatcher):
+        raise ConfigError(f"data.augmentation = {name!r} is not compiled; decorate it with numba.njit")
+    try:
+        augmentation.compile((float32[:, :, ::1], uint64))
+    except (NumbaError, TypeError) as error:  # TypeError: a wrong number of arguments
+        raise ConfigError(
+            f"data.augmentation = {name!r} does not compile for (pixels float32 [3, H, W], key uint64): {error}"
+        ) from error
+    compiled: Augmentation = augmentation
+    return compiled
+
+
+def device_named(name: str) -> torch.device:
+    """Return the device `cpu` or `cuda`; `auto` prefers a GPU. Raises ConfigError if there is no GPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device = 'cuda', but torch finds no GPU; use device = 'cpu' or 'auto'")
+    return torch.device(name)

@@ -1,0 +1,149 @@
+"""Merging settings from presets, TOML files and `key=value`, with the origin of each value."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..files import read_regular
+from .config import TrainConfig, flat, load_config, nearest
+from .errors import ConfigError
+
+PRESETS = Path(__file__).parent / "presets"
+MAX_BYTES, MAX_DOTS = 1 << 18, 300
+"""Limits on a settings file and on dots per line: tomllib's memory grows with the square of a key's parts."""
+MAX_DEPTH = 8
+"""Maximum nesting of tables in a settings file; ours have four levels."""
+
+
+@dataclass
+class Layers:
+    """A tree of unvalidated settings, and the layer that last set each value."""
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    """Full key → layer, as text. Values that no layer set are defaults."""
+
+    def add(self, tree: Mapping[str, Any], origin: str) -> None:
+        """Merge settings on top, as `merge` does."""
+        self._add(tree, dict.fromkeys(flat(tree), origin))
+
+    def add_preset(self, name: str) -> None:
+        """Merge a preset on top, including the presets that it extends. Raises ConfigError as `preset_chain`."""
+        # As a whole, not file by file: a preset based on another objective would drop the settings of earlier layers.
+        preset = Layers()
+        for part, own in preset_chain(name):
+            preset.add(own, f"preset {part}")
+        self._add(preset.tree, preset.origins)
+
+    def _add(self, tree: Mapping[str, Any], origins: Mapping[str, str]) -> None:
+        merge(self.tree, tree)
+        self.origins = {key: origins[key] if key in origins else self.origins[key] for key in flat(self.tree)}
+
+    def load(self) -> TrainConfig:
+        """Return the validated settings. Raises ConfigError as `load_config`."""
+        return load_config(self.tree)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the settings in a file, unvalidated. Raises ConfigError if it is missing or not valid TOML."""
+    try:
+        return parse_toml(read_regular(path, MAX_BYTES), path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+
+
+def parse_toml(text: bytes, path: Path) -> dict[str, Any]:
+    """Return the settings in a text, unvalidated. Raises ConfigError, naming the file, if it is not valid TOML."""
+    if any(line.count(b".") > MAX_DOTS for line in text.splitlines()):
+        raise ConfigError(f"{path} is not a settings file: it has a line with more than {MAX_DOTS} dots")
+    try:
+        tree = tomllib.loads(text.decode())
+    except ValueError as error:  # also invalid UTF-8, and integers of thousands of digits
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is not a settings file: it is nested too deeply") from None
+    _refuse_depth(tree, path)
+    return tree
+
+
+def _refuse_depth(tree: dict[str, Any], path: Path) -> None:
+    level: list[Any] = [tree]
+    for _ in range(MAX_DEPTH):
+        tables = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [value for table in tables for value in table if isinstance(value, dict | list)]
+    if level:
+        raise ConfigError(f"{path} is not a settings file: it is nested too deeply")
+
+
+def preset_names() -> list[str]:
+    return sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.toml"))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """Return the settings of a preset, merged over the preset that it extends. Raises ConfigError as `preset_chain`."""
+    tree: dict[str, Any] = {}
+    for _, own in preset_chain(name):
+        merge(tree, own)
+    return tree
+
+
+def preset_chain(name: str, extended_by: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """Return a preset and those it extends, each with its own file's settings; the base preset is first.
+
+    Raises ConfigError for an unknown name, listing the presets, or if presets extend each other in a cycle.
+    """
+    if name not in (known := preset_names()):
+        wanted = f"{name!r}, which {extended_by[-1]!r} extends" if extended_by else repr(name)
+        raise ConfigError(f"unknown preset {wanted}{nearest(name, known)}; available: {', '.join(known)}")
+    if name in extended_by:
+        raise ConfigError(f"presets extend each other in a cycle: {' → '.join((*extended_by, name))}")
+    own = read_toml(PRESETS / f"{name}.toml")
+    base = own.pop("extends", None)
+    below = [] if base is None else preset_chain(base, (*extended_by, name))
+    return [*below, (name, own)]
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Merge every `a.b=value` into the tree, in place; a value is TOML, or plain text if it does not parse."""
+    asked: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{override!r} is not key=value, as in optimizer.lr=0.001")
+        *tables, last = key.split(".")
+        table = asked
+        for name in tables:
+            table = table.setdefault(name, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{key}: {name} is a value, not a table of settings")
+        table[last] = _toml_value(text)
+    merge(tree, asked)
+
+
+def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
+    """Merge `other` into `tree`, in place: tables are merged, values replaced.
+
+    A table that names another objective or encoder replaces the old one entirely, since its settings would not apply.
+    An optimiser of another name keeps schedule and decay; unknown settings are rejected later.
+    """
+    for key, value in other.items():
+        old = tree.get(key)
+        if isinstance(value, Mapping) and isinstance(old, dict) and (key == "optimizer" or _one_name(old, value)):
+            merge(old, value)
+        else:
+            tree[key] = value
+
+
+def _one_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return "name" not in old or new.get("name", old["name"]) == old["name"]
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

@@ -1,0 +1,69 @@
+"""Backbones: images or tokens → features. Their base class, and the small built-in ones."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .activation_checkpointing import run_blocks
+
+
+class Backbone(nn.Module):
+    """Images or tokens → features h, [b, width]: the part of an encoder that is kept after training."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+
+class BuiltIn(Backbone):
+    """A small backbone; activation checkpointing recomputes it as a whole."""
+
+    def __init__(self, body: nn.Module, width: int, recompute: bool) -> None:
+        super().__init__(width)
+        self.body = body
+        self.recompute = recompute
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """float32 [b, 3, H, W], or int [b, L], → [b, width]."""
+        return run_blocks([self.body], inputs, recompute=self.recompute)
+
+
+def conv(recompute: bool, width: int = 32) -> BuiltIn:
+    """Three strided convolutions, for small images of about 32 pixels."""
+    body = nn.Sequential(
+        nn.Conv2d(3, width, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4), nn.Flatten(),
+    )  # fmt: skip
+    return BuiltIn(body, 4 * width * 16, recompute)
+
+
+def mean_embedding(recompute: bool, vocab_size: int, end_id: int, width: int = 128) -> BuiltIn:
+    """The mean of the token embeddings and one hidden layer; ignores word order."""
+    body = nn.Sequential(MeanOfTokens(vocab_size, end_id, width), nn.Linear(width, 2 * width), nn.ReLU())
+    return BuiltIn(body, 2 * width, recompute)
+
+
+class MeanOfTokens(nn.Module):
+    """The mean of a caption's token embeddings."""
+
+    def __init__(self, vocab_size: int, end_id: int, width: int) -> None:
+        super().__init__()
+        self.end_id = end_id
+        self.embedding = nn.Embedding(vocab_size, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens int [b, L] → [b, width]."""
+        real = caption_mask(tokens, self.end_id).unsqueeze(-1)
+        mean: Tensor = (self.embedding(tokens) * real).sum(1) / real.sum(1).clamp(min=1)
+        return mean
+
+
+def caption_mask(tokens: Tensor, end_id: int) -> Tensor:
+    """Return which tokens belong to a caption, bool [b, L]: those up to its first end token. The rest is padding.
+
+    tokens: int [b, L]. Not derived from a pad id, because CLIP's tokenizer, for one, pads with the end token.
+    """
+    is_end = tokens == end_id
+    return (is_end.cumsum(1) - is_end.long()) == 0

@@ -1,0 +1,64 @@
+"""Encoders prepared for training: memory format, compilation and, with several ranks, averaged gradients."""
+
+# No `from __future__ import annotations`: torch inspects the annotations of `_average` as objects.
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from ..config import TrainConfig
+from ..step_clock import StepClock
+from ..world import World
+from . import Encoders
+
+
+def encoders_of_a_step(
+    encoders: Encoders, config: TrainConfig, device: torch.device, world: World, clock: StepClock
+) -> nn.Module:
+    """Return a module to call in place of `encoders`, with the same parameters. Call it before creating the optimiser.
+
+    With several ranks it averages the gradients (torch's DDP), and `clock` is notified as each bucket of them is ready.
+    Batch norms then use statistics of all ranks on GPUs; on CPUs, where torch cannot, of each rank's own samples.
+    """
+    if config.channels_last:
+        # Kernels only: a convolution converts its input to its kernel's memory format.
+        encoders.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if world.size > 1 and device.type == "cuda":
+        nn.SyncBatchNorm.convert_sync_batchnorm(encoders)  # type: ignore[no-untyped-call]
+    if config.compile:
+        # Each encoder separately and in place, so that checkpoints keep the names of their weights.
+        for encoder in encoders.children():
+            encoder.compile()
+    if world.size == 1:
+        return encoders
+    on_gpu = device.type == "cuda"
+    parallel = DistributedDataParallel(
+        encoders,
+        device_ids=[device.index] if on_gpu else None,
+        gradient_as_bucket_view=True,
+        # Otherwise DDP rebuilds its buckets after the first step. A gradient's bucket decides the order in which three
+        # or more ranks are summed, so a resumed run would not be bit-identical to an uninterrupted one, as it must be
+        # on CPUs.
+        find_unused_parameters=not on_gpu,
+    )
+    parallel.register_comm_hook(clock, _average)
+    return parallel
+
+
+def batch_norm_advice(encoders: nn.Module, device: torch.device, world: World) -> list[str]:
+    """Warn about the encoders' batch norms with several ranks; empty if there are none or they run on GPUs."""
+    has_some = any(isinstance(module, _BatchNorm) for module in encoders.modules())
+    if world.size == 1 or device.type == "cuda" or not has_some:
+        return []
+    return ["on CPUs the encoders' batch norms use only the samples of their own rank, so the results depend on the "
+            "number of ranks; on GPUs they use all"]  # fmt: skip
+
+
+def _average(clock: StepClock, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    clock.bucket_ready()
+    group: Any = None  # the default group
+    return allreduce_hook(group, bucket)

@@ -1,0 +1,159 @@
+"""Encoders from Hugging Face transformers: untrained by name, or from a local directory. Nothing is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel
+
+from ...pipeline.dataset_index import TokenizerInfo
+from ..errors import ConfigError
+from .activation_checkpointing import run_blocks
+from .backbones import Backbone, caption_mask
+from .hf_directory import MODEL_TYPE, MODEL_TYPES, load_model
+
+_BASIC = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
+IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "resnet-18": ("resnet", _BASIC),
+    "resnet-50": ("resnet", {}),
+    "vit-s": ("vit", {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}),
+    "vit-b": ("vit", {}),
+}
+TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "distilbert": ("distilbert", {}),
+    "clip-text": ("clip_text_model", {"num_hidden_layers": 12}),
+}
+"""Name → transformers' model type, and settings that differ from its defaults."""
+STEMS = ("imagenet", "cifar")
+
+
+class HFImageBackbone(Backbone):
+    """A vision model's pooled output. `own`: settings of its config, and for a ResNet `stem`."""
+
+    def __init__(self, name: str, own: dict[str, Any], recompute: bool, image_size: int, pretrained: bool) -> None:
+        where, model_type, defaults = _kind("image", IMAGE_MODELS, name, own)
+        is_resnet = model_type == "resnet"
+        stem = own.get("stem", STEMS[0]) if is_resnet else None
+        settings = {key: value for key, value in own.items() if key != "stem" or not is_resnet}
+        if not is_resnet and not _is_directory(name):
+            settings = {"image_size": image_size} | settings
+        config = _config(where, model_type, defaults, settings)
+        if not is_resnet and config.image_size != image_size:
+            raise ConfigError(f"{where} expects images of {config.image_size} pixels, but data.image_size = "
+                              f"{image_size}; set data.image_size={config.image_size}")  # fmt: skip
+        super().__init__(config.hidden_sizes[-1] if is_resnet else config.pooler_output_size)
+        self.model = _model(where, name, config, pretrained)
+        if stem not in (None, *STEMS):
+            raise ConfigError(f"model.image.config.stem = {stem!r}; available: {', '.join(STEMS)}")
+        if stem == "cifar":
+            _put_cifar_stem(self.model)
+        self.recomputes_resnet = recompute and is_resnet
+        if recompute and not is_resnet:
+            _recompute(self.model)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """pixels float32 [b, 3, H, W] → [b, width]."""
+        if self.recomputes_resnet:
+            return self._resnet_recomputed(pixels)
+        pooled: Tensor = self.model(pixel_values=pixels).pooler_output.flatten(1)
+        return pooled
+
+    def _resnet_recomputed(self, pixels: Tensor) -> Tensor:
+        """Run the model's own forward layer by layer; transformers has no activation checkpointing for ResNet."""
+        model: Any = self.model
+        layers = [layer for stage in model.encoder.stages for layer in stage.layers]
+        pooled: Tensor = model.pooler(run_blocks([model.embedder, *layers], pixels, recompute=True)).flatten(1)
+        return pooled
+
+
+def _put_cifar_stem(model: Any) -> None:
+    """Use a 3×3 convolution of stride 1 without max-pool, for images of 32 pixels: SimCLR, appendix B.9; AUC-CL."""
+    old = model.embedder.embedder.convolution
+    new = nn.Conv2d(old.in_channels, old.out_channels, 3, stride=1, padding=1, bias=False)
+    nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")  # as transformers initialises the others
+    model.embedder.embedder.convolution = new
+    model.embedder.pooler = nn.Identity()
+
+
+class HFTextBackbone(Backbone):
+    """A text model's output at one token."""
+
+    def __init__(
+        self, name: str, own: dict[str, Any], recompute: bool, tokenizer: TokenizerInfo, pretrained: bool
+    ) -> None:
+        where, model_type, defaults = _kind("text", TEXT_MODELS, name, own)
+        # No id means padding by itself: the attention mask marks padding.
+        settings: dict[str, Any] = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": tokenizer.end_id}
+        if not _is_directory(name):
+            settings |= {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": tokenizer.context_length}
+        config = _config(where, model_type, defaults, settings | own)
+        if config.vocab_size < tokenizer.vocab_size or config.max_position_embeddings < tokenizer.context_length:
+            raise ConfigError(
+                f"{where} has {config.vocab_size:,} tokens and a context of {config.max_position_embeddings}, but "
+                f"the dataset has {tokenizer.vocab_size:,} and captions of {tokenizer.context_length}: convert it with "
+                "the model's own tokenizer (--tokenizer) and a --context-length within the model's"
+            )
+        super().__init__(config.hidden_size)
+        self.model = _model(where, name, config, pretrained)
+        self.end_id = tokenizer.end_id
+        # A causal model has read the whole caption only at its end; the others read it all at the first token.
+        self.reads_at_end = model_type == "clip_text_model"
+        if recompute:
+            _recompute(self.model)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens int [b, L] → [b, width]."""
+        tokens = tokens.long()
+        real = caption_mask(tokens, self.end_id).long()
+        states = self.model(input_ids=tokens, attention_mask=real).last_hidden_state
+        place = real.sum(1) - 1 if self.reads_at_end else 0
+        pooled: Tensor = states[torch.arange(len(tokens), device=tokens.device), place]
+        return pooled
+
+
+def _is_directory(name: str) -> bool:
+    return "/" in name
+
+
+def _kind(
+    side: str, known: dict[str, tuple[str, dict[str, Any]]], name: str, own: dict[str, Any]
+) -> tuple[str, str, dict[str, Any]]:
+    """Return the model's name for errors, its type, and its differences from the type's default."""
+    where = f"model.{side}.name = 'hf:{name}'"
+    if _is_directory(name):
+        if (model_type := own.get(MODEL_TYPE)) not in MODEL_TYPES[side]:  # others may fetch models or code
+            raise ConfigError(f"{where}: model.{side}.config.{MODEL_TYPE} = {model_type!r}; available: "
+                              f"{', '.join(MODEL_TYPES[side])}")  # fmt: skip
+        return where, str(model_type), {}
+    if name not in known:
+        raise ConfigError(f"{where}: unknown model; available: {', '.join(f'hf:{n}' for n in known)}, or a local "
+                          "directory, as hf:/path/to/model or hf:./model")  # fmt: skip
+    return where, *known[name]
+
+
+def _config(where: str, model_type: str, defaults: dict[str, Any], settings: dict[str, Any]) -> Any:
+    published = AutoConfig.for_model(model_type)
+    own = {key: value for key, value in settings.items() if key != MODEL_TYPE}
+    for key in own:
+        # Keys with an underscore are internal to transformers; _attn_implementation can fetch code and run it.
+        if key.startswith("_") or not hasattr(published, key):
+            kind = type(published).__name__
+            raise ConfigError(f"{where.split('.name')[0]}.config.{key}: transformers' {kind} has no such setting")
+    try:
+        return AutoConfig.for_model(model_type, **(defaults | own))
+    except Exception as error:  # transformers has no common class for invalid settings
+        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from error
+
+
+def _model(where: str, name: str, config: Any, pretrained: bool) -> nn.Module:
+    if _is_directory(name) and pretrained:
+        return load_model(where, Path(name), config)
+    model: nn.Module = AutoModel.from_config(config)  # type: ignore[no-untyped-call]
+    return model
+
+
+def _recompute(model: Any) -> None:
+    model.activation_checkpointing_enable({"use_reentrant": False})

@@ -1,0 +1,87 @@
+"""Initialising a new run's encoders from another run: `--init-from`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from ..checkpoint import LATEST, load_checkpoint
+from ..errors import ConfigError, RunError
+from ..run_directory import RunDirectory, find_checkpoint
+from . import Encoders
+
+_SOURCE = re.compile(r"(?P<run>.+?)(?:@(?P<step>step-[0-9]+))?", re.DOTALL)
+
+_log = logging.getLogger(__name__)
+
+
+def pinned(source: str) -> str:
+    """Return RUN or RUN@step-N with an absolute path and a step; without a step, that of the latest checkpoint.
+
+    Raises RunError if the run or checkpoint does not exist, listing the existing ones.
+    """
+    path, step = _parts_of(source)
+    run = RunDirectory(path)
+    if not run.exists():
+        raise RunError(f"--init-from {source}: {path} is not a run; give a run's directory, or RUN@step-N")
+    try:
+        return f"{path}@{find_checkpoint(run, step or LATEST).name}"
+    except RunError as error:
+        raise RunError(f"--init-from {source}: {error}") from None
+
+
+def is_same_source(source: str, recorded: str) -> bool:
+    """Return whether `source`, RUN or RUN@step-N, may mean the recorded, pinned one; reads nothing."""
+    if not (source and recorded):
+        return source == recorded
+    (path, step), (recorded_path, recorded_step) = _parts_of(source), _parts_of(recorded)
+    return path == recorded_path and step in (None, recorded_step)
+
+
+def load_initial_weights(encoders: Encoders, source: str) -> None:
+    """Load the weights of a checkpoint, as returned by `pinned`, into each encoder that both runs have.
+
+    A unimodal run has no text encoder, so a bimodal run that starts from it keeps a newly initialised one, with a
+    warning. Raises RunError if the checkpoint is missing or damaged, ConfigError if its encoders have other shapes.
+    """
+    path, step = _parts_of(source)
+    if not (checkpoint := path / "checkpoints" / str(step)).is_dir():
+        raise RunError(f"{checkpoint}, which the run starts from, is missing; start a new run with another --init-from")
+    weights = _weights_in(checkpoint)
+    for side, encoder in encoders.named_children():
+        own = {name.removeprefix(f"{side}."): value for name, value in weights.items() if name.startswith(f"{side}.")}
+        if own:
+            _load(encoder, own, side, checkpoint)
+        else:
+            _log.warning("%s has no %s encoder: that of this run is newly initialised", checkpoint, side)
+
+
+def _weights_in(checkpoint: Path) -> dict[str, Tensor]:
+    _, training = load_checkpoint(checkpoint)
+    weights = training.get("encoders")
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise RunError(f"{checkpoint} contains no encoders: it is not a checkpoint of a run")
+    return weights
+
+
+def _load(encoder: nn.Module, weights: dict[str, Tensor], side: str, checkpoint: Path) -> None:
+    wanted: dict[str, Tensor] = encoder.state_dict()
+    for name in sorted(wanted.keys() | weights.keys()):
+        have, want = (list(each[name].shape) if name in each else "none" for each in (weights, wanted))
+        if have != want:
+            raise ConfigError(
+                f"init_from: {checkpoint} has other encoders: {side}.{name} is {have} there, but {want} in this run. "
+                "Use the `model` settings and the tokenizer of that run"
+            )
+    encoder.load_state_dict(weights)
+
+
+def _parts_of(source: str) -> tuple[Path, str | None]:
+    """Return the run's absolute path, and step-N if given."""
+    parts = _SOURCE.fullmatch(source)
+    if parts is None:
+        raise ConfigError(f"init_from = {source!r} is neither a run's directory nor RUN@step-N")
+    return Path(parts["run"]).resolve(), parts["step"]

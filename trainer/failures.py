@@ -1,0 +1,37 @@
+"""Messages for runs that had to end: the cause, what is intact and what to do."""
+
+from __future__ import annotations
+
+from ..pipeline.order import Order
+from .checkpoint import latest_checkpoint
+from .errors import RanksLostError, TrainingError
+from .run_directory import RunDirectory
+from .world import World
+
+FIRST_IDS = 8
+"""Number of samples of a bad batch to name."""
+
+
+def not_finite(run: RunDirectory, order: Order, step: int, why: str) -> TrainingError:
+    """Return the error for values of a step that are not finite, naming samples and remaining checkpoint."""
+    last = latest_checkpoint(run.checkpoints)
+    left = (
+        f"The last checkpoint, {last}, is from before that step" if last else "There is no checkpoint before that step"
+    )
+    return TrainingError(
+        f"{why}. {samples_of(order, step)}: check whether they are damaged. {left}. "
+        "If they are not, start a new run with a lower learning rate"
+    )
+
+
+def samples_of(order: Order, step: int) -> str:
+    """Describe the samples of a step, counted from 1."""
+    sample_ids = order.batch_ids(*divmod(step - 1, order.steps_per_epoch)).tolist()
+    return f"The ids of its {len(sample_ids)} samples begin with {', '.join(map(str, sample_ids[:FIRST_IDS]))}"
+
+
+def ranks_lost(run: RunDirectory, world: World, lost: list[int], step: int) -> RanksLostError:
+    """Return the error for a step in which other ranks are missing, naming them and the remaining checkpoint."""
+    last = latest_checkpoint(run.checkpoints)
+    left = f"--resume continues from the last checkpoint, {last}" if last else "There is no checkpoint yet"
+    return RanksLostError(f"lost {world.named(lost)} at step {step:,}; see its messages. {left}")

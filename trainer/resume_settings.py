@@ -1,0 +1,158 @@
+"""Which settings may change on resume."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .build import objective_of
+from .config import EncoderConfig, TrainConfig, flat, load_config, to_tree
+from .encoders import is_directory
+from .encoders.initial_weights import is_same_source
+from .errors import ConfigError, RunError
+
+_ORDER = "it determines the order of the samples"
+_WEIGHTS = "the checkpoint's weights and state depend on it"
+_BROUGHT = "it is restored from the checkpoint"
+
+FIXED = {
+    "seed": _ORDER,
+    "batch_size": _ORDER,
+    "canonical_shards": _ORDER,
+    "blocks_per_shard": _ORDER,
+    "window_blocks": _ORDER,
+    "model": _WEIGHTS,
+    "objective.name": _WEIGHTS,
+    "objective.mode": _WEIGHTS,
+    "objective.tau_init": "unseen samples have the run's value",
+    "optimizer.name": _WEIGHTS,
+    "optimizer.weight_decay": _BROUGHT,
+    "optimizer.betas": _BROUGHT,
+    "optimizer.eps": _BROUGHT,
+    "optimizer.momentum": _BROUGHT,
+    "optimizer.trust_coefficient": _BROUGHT,
+    "init_from": "the run continues with its own weights",
+}
+"""Settings, and tables of settings, that must not change on resume, with the reason."""
+
+
+FREE_TO_CHANGE = (
+    "data.path", "data.workers", "data.ahead", "model.activation_checkpointing", "log_every", "on_nan", "tensorboard",
+    "checkpoint.", "state.", "evaluation.",
+)  # fmt: skip
+"""Settings, and prefixes of settings, that affect no result, so they may change on resume."""
+
+
+class Change(NamedTuple):
+    """A changed setting."""
+
+    key: str
+    before: object
+    after: object
+
+    @property
+    def arrow(self) -> str:
+        """The change as text, such as `epochs: 20 → 40`."""
+        return f"{self.key}: {self.before} → {self.after}"
+
+    def __str__(self) -> str:
+        return f"{self.key}: the run has {_shown(self.before)}, asked for {_shown(self.after)}"
+
+
+def differences(run: TrainConfig, asked: TrainConfig) -> list[Change]:
+    """Return the settings in which `asked` affects a run's results; None for a side that lacks the setting."""
+    have, want = flat(to_tree(run)), flat(to_tree(asked))
+    return [
+        Change(key, have.get(key), want.get(key))
+        for key in sorted(have.keys() | want.keys())
+        if have.get(key) != want.get(key) and not key.startswith(FREE_TO_CHANGE)
+    ]
+
+
+def _shown(value: object) -> str:
+    return "no such setting" if value is None else repr(value)
+
+
+def as_recorded(asked: TrainConfig, recorded: TrainConfig) -> TrainConfig:
+    """Return `asked` with its sources as the run recorded them, if they are the same ones.
+
+    So the command that started a run also resumes it, even if the source run has newer checkpoints by now or the
+    directory of a local model is gone. Reads nothing; `asked` is not resolved yet.
+    """
+    update: dict[str, object] = {
+        side: _encoder_as_recorded(getattr(asked.model, side), getattr(recorded.model, side))
+        for side in ("image", "text")
+    }
+    changed: dict[str, object] = {"model": asked.model.model_copy(update=update)}
+    if is_same_source(asked.init_from, recorded.init_from):
+        changed["init_from"] = recorded.init_from
+    return asked.model_copy(update=changed)
+
+
+def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> EncoderConfig:
+    if not is_directory(asked.name):
+        return asked
+    from .encoders.hf_directory import folder_of
+
+    if f"hf:{folder_of(asked.name)}" != recorded.name:
+        return asked
+    return EncoderConfig(name=recorded.name, config=recorded.config | asked.config)
+
+
+def allowed_changes(run: Path, recorded: TrainConfig, asked: TrainConfig, allowed: Collection[str]) -> list[Change]:
+    """Return the changes in `asked` that affect results, relative to the `recorded` settings; both are resolved.
+
+    allowed: settings, or tables of settings, that may change. Raises ConfigError naming every other change.
+    """
+    changes = differences(recorded, asked)
+    fixed = _fixed_settings(recorded)
+    impossible = [(change, never) for change in changes if (never := _reason(change.key, fixed))]
+    unnamed = [change for change in changes if not _reason(change.key, fixed) and not _within(change.key, allowed)]
+    if impossible or unnamed:
+        found = [f"{change} (cannot change: {never})" for change, never in impossible]
+        names = " ".join(f"--allow-change {change.key}" for change in unnamed)
+        raise ConfigError(
+            f"{run} cannot be resumed with other settings: {'; '.join([*found, *map(str, unnamed)])}. "
+            f"Omit them{f', allow them with {names},' if names else ''} or start a new run with another --out."
+        )
+    return changes
+
+
+def changes_since(checkpoint: Path, settings: Mapping[str, Any], now: TrainConfig) -> list[Change]:
+    """Return the changes that affect results between a checkpoint's settings and the run's resolved settings `now`.
+
+    settings: those in checkpoint.json. Raises ConfigError naming every change that no resumed run can make, RunError
+    if this version does not know the settings.
+    """
+    try:
+        before = load_config(settings)
+    except ConfigError as error:
+        raise RunError(
+            f"{checkpoint} is from another version of thermopile ({error}); resume it with that one"
+        ) from None
+    changes, fixed = differences(before, now), _fixed_settings(before)
+    if impossible := [f"{change} (cannot change: {why})" for change in changes if (why := _reason(change.key, fixed))]:
+        raise ConfigError(
+            f"{checkpoint} was made with settings other than those in config.toml: {'; '.join(impossible)}. Copy the "
+            "checkpoint's settings into config.toml and resume with --accept-config"
+        )
+    return changes
+
+
+def _fixed_settings(recorded: TrainConfig) -> dict[str, str]:
+    """Return FIXED plus the values that the run's objective learns: their initial values no longer matter."""
+    objective = objective_of(recorded)
+    learned = [name for name, _ in objective.named_parameters()]
+    if objective.temperature_rate is not None:
+        learned += ["eta", "betas"]  # the checkpoint restores the temperature's optimiser
+    return FIXED | {f"objective.{name}": _BROUGHT for name in learned}
+
+
+def _reason(key: str, reasons: dict[str, str]) -> str | None:
+    return next((why for name, why in reasons.items() if _within(key, [name])), None)
+
+
+def _within(key: str, names: Iterable[str]) -> bool:
+    """Return whether a key, such as `optimizer.lr`, is one of the names or inside one: `optimizer` or `optimizer.`."""
+    return any(key == name or key.startswith(f"{name.removesuffix('.')}.") for name in names)

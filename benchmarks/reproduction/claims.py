@@ -47,7 +47,7 @@ class Claim(NamedTuple):
 
 
 def verdict(estimate: Estimate) -> str:
-    """Of the claim that a figure is above 0."""
+    """Return the verdict on the claim that a figure is above 0."""
     if abs(estimate.points) <= estimate.noise:
         return NOISE
     return SHOWS if estimate.points > 0 else REVERSED

@@ -15,7 +15,7 @@ class Method(NamedTuple):
     mode: Mode
     name: str
     settings: dict[str, float]
-    """Of the objective; what is not named here has its default (docs/objectives.md)."""
+    """The objective's settings; the others keep their defaults (docs/objectives.md)."""
     tried: str
     """What was tried for the settings, these among it, on glyphs drawn with another seed."""
 
@@ -46,7 +46,7 @@ SHARED: dict[str, Any] = {
 }
 """Settings of every run."""
 RECIPES: dict[Mode, str] = {"bimodal": "clip", "unimodal": "clip"}
-"""Of images crop_flip and simclr_cifar were tried as well; a mirrored or cut glyph is another one."""
+"""crop_flip and simclr_cifar were tried for images too, but a mirrored or cut glyph is a different one."""
 RATE, RATE_BATCH = 1e-3, 128
 """Learning rate at this batch size; it grows in proportion, as FastCLIP's and AUC-CL's do."""
 
@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its directory."""
+        """The name of its directory."""
         return f"{self.method.mode}-{self.method.name}-b{self.batch_size}-seed{self.seed}"
 
     @property

@@ -37,7 +37,7 @@ MEASURES = (
 
 
 class Temperatures(NamedTuple):
-    """Of one side's samples."""
+    """Figures of one side's samples."""
 
     mean: float
     skewness: float
@@ -59,13 +59,13 @@ class Result(NamedTuple):
     temperatures: dict[str, Temperatures]
     """By side, `image` and `text`, or `sample`; empty where no sample has a temperature of its own."""
     samples: int
-    """Of the training set."""
+    """Number of training samples."""
     seconds: float | None
-    """Of the training; None where it was stopped in between."""
+    """Training time in seconds; None if training was interrupted."""
     machine: dict[str, Any]
 
     def share(self, measure: Measure, band: str = "all") -> float | None:
-        """Of the test samples that are right; None where this was not scored."""
+        """Share of correct test samples; None if not scored."""
         found = [self.scores.get(method, {}).get(variant, {}).get(band) for method, variant in measure.parts]
         known = [share for share in found if share is not None]
         return fmean(known) if len(known) == len(found) else None
@@ -123,5 +123,5 @@ class Results:
 
 
 def difference(high: Estimate, low: Estimate) -> Estimate:
-    """Of two figures whose errors are independent."""
+    """Return the difference of two figures with independent errors."""
     return Estimate(high.points - low.points, math.hypot(high.noise, low.noise))

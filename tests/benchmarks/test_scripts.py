@@ -61,16 +61,18 @@ FULL_SIZE, SMALL_SIZE = ["--part", "windowed"], ["--part", "windowed", "--set", 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("words", "most_waiting"),
+    ("words", "max_wait_percent"),
     # How long nothing takes says nothing; at the full size a step has its 50 ms.
     [pytest.param(SMALL_SIZE, 100, id="small"), pytest.param(FULL_SIZE, 5, id="full", marks=pytest.mark.soak)],
 )
-def test_an_epoch_through_a_window_reads_and_writes_every_block_once_in_little_memory(words, most_waiting, tmp_path):
+def test_an_epoch_through_a_window_reads_and_writes_every_block_once_in_little_memory(
+    words, max_wait_percent, tmp_path
+):
     skip_without_disk(14.5 if words is FULL_SIZE else 0.1, tmp_path)
     (measured,) = run("state", *words, directory=tmp_path)
     ours, sizes = {name: figure["ours"] for name, figure in measured["figures"].items()}, measured["sizes"]
     assert ours["peak_memory_gb"] <= 1.2
-    assert ours["wait_percent"] <= most_waiting
+    assert ours["wait_percent"] <= max_wait_percent
     # Once each, less what is in memory when the epoch begins, and more what is read ahead when it ends.
     in_memory = sizes["budget_mb"] * 10**6 / (sizes["samples"] * 32)
     assert ours["blocks_read"] == pytest.approx(1, abs=in_memory)

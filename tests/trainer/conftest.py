@@ -70,9 +70,9 @@ def file_size_limit():
     """Let this process write only so many bytes to a file: it then fails half-way, as on a full disk."""
 
     @contextmanager
-    def limit(most_bytes):
+    def limit(max_bytes):
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, before[1]))
         try:
             yield
         finally:

@@ -35,7 +35,7 @@ from ...pipeline.sources.folder import FolderSource
 from ..progress import progress_bar
 
 HEIGHT, WIDTH = 300, 400
-"""Of the photographs that are made to measure with."""
+"""Size of the generated photographs, in pixels."""
 QUALITY = 90
 AHEAD = 2
 """Batches that a loader makes before they are asked for."""

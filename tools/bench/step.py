@@ -115,7 +115,7 @@ class BatchesInMemory:
     def __init__(self, kept: list[Batch], order: Order, after_step: Callable[[int], None]) -> None:
         self._kept, self._order, self._after_step = kept, order, after_step
         self.seconds: list[float] = []
-        """Of each step, from when its batch is handed out to when the next one is asked for."""
+        """Seconds of each step, from handing out its batch to the request for the next one."""
 
     @classmethod
     def of(cls, trainer: Trainer, after_step: Callable[[int], None] = lambda done: None) -> BatchesInMemory:

@@ -7,6 +7,7 @@ links.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import re
@@ -30,6 +31,9 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFLNK: "a link",
 }
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NotRegularFileError(OSError):
@@ -148,6 +152,29 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def written_through(directory: Path) -> Iterator[None]:
+    """Flush everything that the block wrote to the file system of `directory`, once the block succeeds.
+
+    One syncfs call covers files, names and directories. It is far faster than an fsync for each of a thousand files,
+    but also waits for what other programs wrote. Raises OSError if writing failed, for example on a full disk.
+    """
+    # Open first: a write-back error that occurs before a descriptor is opened is not reported to that descriptor.
+    opened = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield
+        sync_file_system(opened)
+    finally:
+        os.close(opened)
+
+
+def sync_file_system(opened: int) -> None:
+    """Flush the file system of an open file. Raises OSError."""
+    if _libc.syncfs(opened) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def sha256_of(*files: Path) -> str:

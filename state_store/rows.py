@@ -5,7 +5,7 @@ which only `Blocks` assigns.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .before_images import BeforeImages
 from .commit import ColumnPart
+from .history import Snapshot
 from .records import FLAGS, IDS, Floats, Words, aligned_words, are_finite, compiled, gather, scatter, to_columns
 from .sample_ids import Flags, IdArray
 from .schema import Schema
@@ -21,54 +22,67 @@ _BLOCKS_WRITTEN_AT_ONCE = 16
 """Neighbouring blocks that a snapshot writes together, to amortise zarr's cost per call."""
 
 
-class Blocks(Protocol):
-    """The blocks of a rank and where they are in memory."""
+class Window(Protocol):
+    """Blocks used by a range of consecutive steps."""
 
-    words: Words
-    """The records in memory, [any, row_words]."""
-    lock: threading.Condition
-    """Hold it while using a place, so that the record stays there."""
+    @property
+    def first_step(self) -> int: ...
+    @property
+    def last_step(self) -> int: ...
+    @property
+    def blocks(self) -> IdArray: ...
+
+
+class Blocks:
+    """A rank's blocks and where their records are in memory: here all of them, in order, at their initial values.
+
+    `WindowedBlocks` holds only some. Block numbers start at the rank's first block.
+    """
+
+    blocks_read = blocks_written = 0
+    """Blocks moved between memory and the disk."""
+
+    def __init__(self, schema: Schema, rows: int, block_rows: int) -> None:
+        self.words: Words = aligned_words(rows, schema.row_words)
+        self.words[:] = schema.initial_record()
+        self.lock = threading.Condition()
+        """Hold it while using a place, so that the record stays there."""
+        self._block_rows = block_rows
+        self._present: Flags = np.ones(-(-rows // block_rows), dtype=bool)
 
     def places(self, rows: IdArray, *, wait: bool) -> IdArray | None:
         """Return the places of the records of `rows` [b]. If some are not in memory, fetch them, or return None."""
+        return rows
 
     def changed(self, rows: IdArray) -> None:
         """Record that `rows` were written."""
 
     def in_memory(self) -> Flags:
         """Return which blocks are in memory, bool [blocks]."""
+        return self._present
 
     def records(self, block: int) -> Words:
         """Return the records of a block that is in memory, [rows of the block, row_words]."""
-
-    def fetched(self, block: int) -> Words:
-        """Return a copy of the records of a block that is not in memory. Call it without the lock."""
-
-
-class ResidentBlocks:
-    """All blocks in memory, in order; every row starts with its initial values."""
-
-    def __init__(self, schema: Schema, rows: int, block_rows: int) -> None:
-        self.words = aligned_words(rows, schema.row_words)
-        self.words[:] = schema.initial_record()
-        self.lock = threading.Condition()
-        self._block_rows = block_rows
-        self._all = np.ones(-(-rows // block_rows), dtype=bool)
-
-    def places(self, rows: IdArray, *, wait: bool) -> IdArray | None:
-        return rows
-
-    def changed(self, rows: IdArray) -> None:
-        pass
-
-    def in_memory(self) -> Flags:
-        return self._all
-
-    def records(self, block: int) -> Words:
         return self.words[block * self._block_rows : (block + 1) * self._block_rows]
 
     def fetched(self, block: int) -> Words:
+        """Return a copy of the records of a block that is not in memory. Call it without the lock."""
         raise AssertionError("every block is in memory")
+
+    def expect(self, windows: Iterable[Window]) -> None:
+        """Follow these windows, ordered by first step; their blocks are numbered over all ranks."""
+
+    def finished(self, step: int) -> None:
+        """Record that the put of `step` is in the rows."""
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Read blocks that were never changed from this snapshot from now on."""
+
+    def check(self) -> None:
+        """Raise BackgroundError, with its cause, if a thread has failed."""
+
+    def close(self) -> None:
+        """End the threads. Changes that no snapshot contains are lost."""
 
 
 class Rows:
@@ -79,8 +93,7 @@ class Rows:
     """
 
     def __init__(self, schema: Schema, owned: range, block_rows: int, blocks: Blocks) -> None:
-        self.schema, self.owned, self.block_rows = schema, owned, block_rows
-        self._blocks = blocks
+        self.schema, self.owned, self.block_rows, self.blocks = schema, owned, block_rows, blocks
         count = -(-len(owned) // block_rows)
         self._dirty = np.zeros(count, dtype=bool)  # changed since the last cut
         self._pending = np.zeros(count, dtype=bool)  # in the cut that is being written, not written yet
@@ -92,11 +105,11 @@ class Rows:
 
         Returns False, and reads nothing, if a row is not in memory and `wait` is False.
         """
-        with self._blocks.lock:
-            places = self._blocks.places(ids - self.owned.start, wait=wait)
+        with self.blocks.lock:
+            places = self.blocks.places(ids - self.owned.start, wait=wait)
             if places is None:
                 return False
-            gather(self._blocks.words, places, values, visits)
+            gather(self.blocks.words, places, values, visits)
         return True
 
     def scatter(self, ids: IdArray, values: Floats, step: int) -> Flags:
@@ -107,18 +120,18 @@ class Rows:
         rows = ids - self.owned.start
         accepted = are_finite(values)
         before = np.zeros(len(rows), dtype=bool)
-        with self._blocks.lock:
-            places = self._blocks.places(rows, wait=True)
+        with self.blocks.lock:
+            places = self.blocks.places(rows, wait=True)
             assert places is not None
             if _mark(rows, accepted, self.block_rows, self._dirty, self._pending, before):
-                self._before.save(self._blocks.words, places, rows, before)
-            scatter(self._blocks.words, places, values, accepted, np.uint32(step))
-            self._blocks.changed(rows)
+                self._before.save(self.blocks.words, places, rows, before)
+            scatter(self.blocks.words, places, values, accepted, np.uint32(step))
+            self.blocks.changed(rows)
         return ~accepted
 
     def cut(self) -> None:
         """Fix the content of the next snapshot as the current rows, and mark every block unchanged."""
-        with self._blocks.lock:
+        with self.blocks.lock:
             self._cut[:] = self._pending[:] = self._dirty
             self._dirty[:] = False
 
@@ -141,24 +154,24 @@ class Rows:
 
     def written(self) -> None:
         """Release the cut after its snapshot was committed."""
-        with self._blocks.lock:
+        with self.blocks.lock:
             self._cut[:] = False
             self._before.clear()
 
     def not_written(self) -> None:
         """Mark the blocks of the cut as changed again after its snapshot failed, so that the next one writes them."""
-        with self._blocks.lock:
+        with self.blocks.lock:
             self._dirty |= self._cut
             self._cut[:] = self._pending[:] = False
             self._before.clear()
 
     def _next_run(self) -> tuple[int, int] | None:
         """Choose up to 16 neighbouring pending blocks, first … end − 1."""
-        with self._blocks.lock:
+        with self.blocks.lock:
             if not self._pending.any():
                 return None
             # Blocks in memory first: they are being overwritten, and their before-images cost memory.
-            at_hand = self._pending & self._blocks.in_memory()
+            at_hand = self._pending & self.blocks.in_memory()
             first = int(np.argmax(at_hand if at_hand.any() else self._pending))
             end = first + 1
             while end < len(self._pending) and self._pending[end] and end - first < _BLOCKS_WRITTEN_AT_ONCE:
@@ -166,15 +179,15 @@ class Rows:
             return first, end
 
     def _copy_as_cut(self, block: int, columns: Words) -> None:
-        with self._blocks.lock:
-            if self._blocks.in_memory()[block]:
-                to_columns(self._blocks.records(block), columns)
+        with self.blocks.lock:
+            if self.blocks.in_memory()[block]:
+                to_columns(self.blocks.records(block), columns)
                 self._restore(block, columns)
                 return
         # Whatever happens to the block meanwhile, each row fetched here is unchanged since the cut or has a
         # before-image.
-        to_columns(self._blocks.fetched(block), columns)
-        with self._blocks.lock:
+        to_columns(self.blocks.fetched(block), columns)
+        with self.blocks.lock:
             self._restore(block, columns)
 
     def _restore(self, block: int, columns: Words) -> None:

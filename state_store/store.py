@@ -1,40 +1,29 @@
 """The state of every sample during training, read before each step and written after it, in the background."""
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
-import numpy as np
 import torch
 
-from ..lock import FileLock, LockedError
 from .background import BackgroundThread
 from .commit import ColumnPart
 from .durable import Repository
-from .errors import SnapshotError, StepError, StoreClosedError, StoreLockedError
+from .errors import SnapshotError, StepError, StoreClosedError
 from .history import Snapshot
-from .in_flight import InFlight, Prefetch
-from .loading import rows_at, slots_within
-from .ranks import Alone, Ranks, agreement
-from .rows import Rows
-from .sample_ids import Flags, IdArray, SampleIds, checked_ids, sorted_without_repeats
+from .opening import Share, open_share
+from .ranks import Ranks
+from .rows import Window
+from .sample_ids import SampleIds, checked_ids
 from .schema import Description, Schema
-from .staging import StagedRows, Staging
-from .windowed import Window, WindowedBlocks
-from .working_tier import discard
-
-T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
+from .transfer import Transfer
 
 _MAX_STEP = 2**32 - 1
 """last_step is a uint32."""
-_IDS_LOGGED = 20
 
 
 class StateStore:
@@ -47,26 +36,20 @@ class StateStore:
 
     samples: number of rows over all ranks. owned: ids of this rank. fields: names of the float32 fields.
     last_snapshot: the newest committed snapshot, or the one that the store was opened at.
-    refused_rows: rows rejected since the store was opened because a new value was not finite.
 
     With several ranks, all of them call `create`, `open`, `snapshot`, `retain` and `close`, in the same order.
     """
 
-    def __init__(
-        self, repository: Repository, description: Description, rows: Rows, windowed: WindowedBlocks | None,
-        staging: Staging, lock: FileLock | None, ranks: Ranks, last_snapshot: Snapshot,
-    ) -> None:  # fmt: skip
-        self.path = repository.path
-        self.samples = description.samples
-        self.owned = rows.owned
-        self.fields = description.schema.names
-        self.last_snapshot = last_snapshot
-        self.refused_rows = 0
-        self._repository, self._description, self._lock, self._ranks = repository, description, lock, ranks
-        self._rows, self._windowed, self._staging, self._in_flight = rows, windowed, staging, InFlight()
+    def __init__(self, share: Share) -> None:
+        self.path = share.repository.path
+        self.samples = share.repository.description.samples
+        self.owned = share.rows.owned
+        self.fields = share.rows.schema.names
+        self.last_snapshot = share.snapshot
+        self._repository, self._lock, self._ranks, self._rows = share.repository, share.lock, share.ranks, share.rows
         self._process = os.getpid()
         self._closed = False
-        self._rows_thread = BackgroundThread("rows")
+        self._transfer = Transfer(share.rows, share.staging)
         self._snapshot_thread = BackgroundThread("snapshot", goes_on=True)
         self._writes: list[tuple[int, Future[Snapshot]]] = []
         """Requested snapshots that are neither written nor failed, with their steps."""
@@ -88,12 +71,12 @@ class StateStore:
         a bad size.
         """
         path = Path(path)
-        return cls._assemble(
+        return cls(open_share(
             path,
             lambda: Description(samples, Schema(dict(fields)), block_rows, dataset_fingerprint),
             lambda description: Repository.create(path, description).resolve("latest"),
             device, memory_budget, ranks, owned,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     @classmethod
     def open(
@@ -127,45 +110,7 @@ class StateStore:
             repository.repair()
             return repository.resolve(at)
 
-        return cls._assemble(path, description, begin, device, memory_budget, ranks, owned)
-
-    @classmethod
-    def _assemble(
-        cls, path: Path, describe: Callable[[], Description], begin: Callable[[Description], Snapshot],
-        device: str | torch.device, memory_budget: int | None, ranks: Ranks | None, owned: range | None,
-    ) -> Self:  # fmt: skip
-        """Take the lock, create or find the first snapshot on rank 0, then load each rank's rows.
-
-        If a rank fails, all do. The store is created or undone only when nothing else can fail.
-        """
-        ranks = ranks or Alone()
-        with ExitStack() as undo:
-            lock, snapshot = None, None
-            with agreement(ranks):
-                description = describe()
-                if ranks.rank == 0:
-                    lock = _locked(path)
-                    undo.callback(lock.release)
-                    discard(path)
-                share = range(description.samples) if owned is None else owned
-                staging = Staging(description.schema, device)
-                slots = slots_within(memory_budget, description, share)
-            with agreement(ranks):
-                if ranks.rank == 0:
-                    snapshot = begin(description)
-            snapshot = ranks.broadcast(snapshot)
-            with agreement(ranks):
-                repository = Repository.open(path)
-                rows, windowed = rows_at(repository, description, snapshot, share, slots, ranks.rank)
-                if windowed is not None:
-                    undo.callback(windowed.close)
-            with agreement(ranks):
-                if ranks.rank == 0:
-                    repository.undo_after(snapshot)
-                    repository.forget_damaged()
-            store = cls(repository, description, rows, windowed, staging, lock, ranks, snapshot)
-            undo.pop_all()
-        return store
+        return cls(open_share(path, description, begin, device, memory_budget, ranks, owned))
 
     def expect(self, windows: Iterable[Window]) -> None:
         """Announce the blocks that coming steps use, so that they are read ahead and written back in time.
@@ -176,23 +121,27 @@ class StateStore:
         Does nothing if all rows are resident.
         """
         self._check_usable()
-        if self._windowed is not None:
-            self._windowed.expect(windows)
+        self._rows.blocks.expect(windows)
+
+    @property
+    def refused_rows(self) -> int:
+        """Rows rejected since the store was opened because a new value was not finite."""
+        return self._transfer.refused_rows
 
     @property
     def write_backlog(self) -> float:
         """Seconds since the oldest put that is not yet in the rows; 0 if there is none."""
-        return self._in_flight.seconds_behind()
+        return self._transfer.seconds_behind()
 
     @property
     def blocks_read(self) -> int:
         """Blocks read into memory since the store was opened; 0 if all rows are resident."""
-        return 0 if self._windowed is None else self._windowed.blocks_read
+        return self._rows.blocks.blocks_read
 
     @property
     def blocks_written(self) -> int:
         """Blocks written back from memory to the working tier since the store was opened."""
-        return 0 if self._windowed is None else self._windowed.blocks_written
+        return self._rows.blocks.blocks_written
 
     def prefetch(self, sample_ids: SampleIds) -> None:
         """Announce a `take` of exactly these ids, int64 [b], and gather their rows in the background.
@@ -201,8 +150,7 @@ class StateStore:
         Raises SampleIdError.
         """
         self._check_usable()
-        ids = checked_ids(sample_ids, self.owned)
-        self._in_flight.add_prefetch(ids, self._rows_thread.submit(self._gather, ids, wait=False))
+        self._transfer.prefetch(checked_ids(sample_ids, self.owned))
 
     def take(self, sample_ids: SampleIds) -> dict[str, torch.Tensor]:
         """Return the rows of `sample_ids`, int64 [b], in order: every field, float32 [b], and visits, int32 [b].
@@ -213,14 +161,7 @@ class StateStore:
         DamagedChunkError if a block cannot be fetched; the call may then be retried.
         """
         self._check_usable()
-        ids = checked_ids(sample_ids, self.owned)
-        prefetch = self._in_flight.claim(ids)
-        staged = None if prefetch is None else self._result(prefetch.staged)
-        if prefetch is None or staged is None:
-            staged = self._gather_now(ids)
-        else:
-            self._forward(prefetch, staged)
-        return self._staging.as_state(staged)
+        return self._transfer.take(checked_ids(sample_ids, self.owned))
 
     def put(self, sample_ids: SampleIds, state: Mapping[str, torch.Tensor], *, step: int) -> None:
         """Write new rows. Returns at once; the caller may reuse its tensors and ids.
@@ -233,11 +174,8 @@ class StateStore:
         """
         self._check_usable()
         ids = checked_ids(sample_ids, self.owned)
-        ascending = sorted_without_repeats(ids)
         _check_step(step)
-        values, copied = self._staging.download(state, len(ids))
-        done = self._rows_thread.submit(self._scatter, ids, values, copied, step)
-        self._in_flight.add_put(ascending, done)
+        self._transfer.put(ids, state, step)
 
     def snapshot(self, step: int, *, epoch: int, config_hash: str = "") -> "Future[Snapshot]":
         """Save the state after all puts so far as snapshot `step-N`. Returns at once, before it is written.
@@ -261,7 +199,7 @@ class StateStore:
                 "snapshot"
             )
         self._raise_unseen_failure()
-        cut = self._rows_thread.submit(self._cut, self._writes[-1][1] if self._writes else None)
+        cut = self._transfer.thread.submit(self._cut, self._writes[-1][1] if self._writes else None)
         write = self._snapshot_thread.submit(self._write_snapshot, cut, step=step, epoch=epoch, config_hash=config_hash)
         self._writes.append((step, write))
         return write
@@ -281,7 +219,8 @@ class StateStore:
     def flush(self) -> None:
         """Wait until every put is in the rows and every requested snapshot is committed; raises as they do."""
         self._check_usable()
-        wait([self._rows_thread.submit(lambda: None), self._snapshot_thread.submit(lambda: None)])
+        self._transfer.thread.drain()
+        self._snapshot_thread.drain()
         self._check_usable()
         self._snapshot_thread.check()
 
@@ -297,10 +236,9 @@ class StateStore:
         with ExitStack() as ends:
             if self._lock is not None:
                 ends.callback(self._lock.release)
-            if self._windowed is not None:
-                ends.callback(self._windowed.close)
+            ends.callback(self._rows.blocks.close)
             ends.callback(self._snapshot_thread.close)
-            ends.callback(self._rows_thread.close)
+            ends.callback(self._transfer.thread.close)
 
     def __enter__(self) -> Self:
         return self
@@ -314,9 +252,7 @@ class StateStore:
         self._check_process()
         if self._closed:
             raise StoreClosedError(f"the store {self.path} is closed; open it again")
-        self._rows_thread.check()
-        if self._windowed is not None:
-            self._windowed.check()
+        self._transfer.check()
 
     def _raise_unseen_failure(self) -> None:
         # Only with one rank: otherwise this rank would miss the collective calls that the others are about to make.
@@ -330,46 +266,6 @@ class StateStore:
                 f"the store {self.path} belongs to process {self._process} and is used in {os.getpid()}, forked from "
                 "it; start that process with spawn, and let one process write"
             )
-
-    def _gather(self, ids: IdArray, *, wait: bool = True) -> StagedRows | None:
-        staged = self._staging.rows(len(ids))
-        if not self._rows.gather(ids, staged.values.numpy(), staged.visits.numpy(), wait=wait):
-            return None
-        self._staging.upload(staged)
-        return staged
-
-    def _gather_now(self, ids: IdArray) -> StagedRows:
-        """Gather rows that were not prefetched, after the puts that they depend on."""
-        if self._windowed is not None:
-            # Wait for all puts, including other rows': blocks that those puts release make room for the missing ones.
-            self._rows_thread.drain()
-        for put in self._in_flight.puts_under_way(ids):
-            self._result(put.done)
-        staged = self._gather(ids)
-        assert staged is not None
-        return staged
-
-    def _forward(self, prefetch: Prefetch, staged: StagedRows) -> None:
-        """Replace staged rows that puts made after the prefetch have changed or will change."""
-        stale = np.zeros(len(prefetch.ids), dtype=bool)
-        for put, shared in self._in_flight.puts_after(prefetch):
-            self._result(put.done)
-            stale |= shared
-        if stale.any():
-            fresh = self._staging.rows(int(stale.sum()))
-            self._rows.gather(prefetch.ids[stale], fresh.values.numpy(), fresh.visits.numpy())
-            staged.values.numpy()[:, stale] = fresh.values.numpy()
-            staged.visits.numpy()[stale] = fresh.visits.numpy()
-            self._staging.upload(staged)
-
-    def _scatter(self, ids: IdArray, values: torch.Tensor, copied: torch.cuda.Event | None, step: int) -> None:
-        if copied is not None:
-            copied.synchronize()
-        refused = self._rows.scatter(ids, values.numpy(), step)
-        if refused.any():
-            self._note_refused(ids, refused, step)
-        if self._windowed is not None:
-            self._windowed.finished(step)
 
     def _cut(self, last_write: "Future[Snapshot] | None") -> None:
         if last_write is not None:
@@ -387,15 +283,14 @@ class StateStore:
         try:
             snapshot = self._repository.commit(
                 parts(), base=self.last_snapshot, step=step, epoch=epoch, config_hash=config_hash,
-                dataset_fingerprint=self._description.dataset_fingerprint, ranks=self._ranks,
+                dataset_fingerprint=self._repository.description.dataset_fingerprint, ranks=self._ranks,
             )  # fmt: skip
         except BaseException:
             self._rows.not_written()
             raise
         self.last_snapshot = snapshot
         self._rows.written()
-        if self._windowed is not None:
-            self._windowed.follow(snapshot)
+        self._rows.blocks.follow(snapshot)
         return snapshot
 
     def _delete_old_snapshots(self, keep_last: int, keep_every: int) -> None:
@@ -407,35 +302,7 @@ class StateStore:
         except Exception as error:
             raise SnapshotError(f"{self.path}: old snapshots could not be deleted: {error}") from error
 
-    def _note_refused(self, ids: IdArray, refused: Flags, step: int) -> None:
-        count = int(refused.sum())
-        self.refused_rows += count
-        named = ", ".join(map(str, ids[refused][:_IDS_LOGGED].tolist())) + (", …" if count > _IDS_LOGGED else "")
-        _log.warning(
-            "put of step %d: %d of %d new rows are not finite and were refused; sample ids: %s",
-            step, count, len(ids), named,
-        )  # fmt: skip
-
-    def _result(self, future: "Future[T]") -> T:
-        if not future.done():
-            wait([future])
-        self._check_usable()  # raises a failure with its advice
-        return future.result()
-
 
 def _check_step(step: int) -> None:
     if not 1 <= step <= _MAX_STEP:
         raise StepError(f"step {step} is outside 1 … {_MAX_STEP}; steps count from 1")
-
-
-def _locked(path: Path) -> FileLock:
-    """Take the writer lock, `<repository>.lock`. Readers need none: a committed snapshot never changes."""
-    file = path.with_name(path.name + ".lock")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        return FileLock(file)
-    except LockedError as error:
-        raise StoreLockedError(
-            f"{path} is being written by {error.holder} (lock: {file}). "
-            "Wait for it, stop it, or read the store with StateReader, which needs no lock"
-        ) from None

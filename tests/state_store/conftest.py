@@ -76,7 +76,7 @@ def hold_rows_thread():
             self.let_go.wait()
 
     gate = Gate()
-    logger = logging.getLogger("thermopile.state_store.store")
+    logger = logging.getLogger("thermopile.state_store.transfer")
     logger.addHandler(gate)
     yield gate
     gate.let_go.set()

@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from thermopile.state_store import SnapshotError, StateReader
-from thermopile.state_store.durable import ColumnPart, Description, Repository
+from thermopile.state_store.commit import ColumnPart
+from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import Alone
-from thermopile.state_store.schema import Schema
+from thermopile.state_store.schema import Description, Schema
 
 LIMIT = 160
 SCHEMA = Schema({"image/tau": 0.0})

@@ -18,6 +18,7 @@ from thermopile.state_store import (
     StateReader,
     StoreNotFoundError,
     history,
+    icechunk_files,
     list_snapshots,
 )
 from thermopile.state_store.durable import Repository
@@ -97,10 +98,10 @@ def test_an_index_and_a_copy_both_damaged_are_one_error_that_names_them(store, r
 
 
 def test_an_index_that_cannot_be_opened_for_want_of_descriptors_is_not_called_damaged(store, monkeypatch):
-    def fail(_path):
+    def fail(*_):
         raise OSError(24, os.strerror(24))
 
-    monkeypatch.setattr(history, "read_regular", fail)
+    monkeypatch.setattr(icechunk_files, "read_regular", fail)
     with pytest.raises(OSError, match="Too many open files"):
         list_snapshots(store)
 

@@ -13,9 +13,10 @@ import zarr
 from click.testing import CliRunner
 
 from thermopile.state_store import StateReader, StateStore, history, icechunk_files
-from thermopile.state_store.durable import ColumnPart, Description, Repository
+from thermopile.state_store.commit import ColumnPart
+from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import Alone
-from thermopile.state_store.schema import Schema
+from thermopile.state_store.schema import Description, Schema
 from thermopile.tools.cli import main
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run_directory import RunDirectory
@@ -252,8 +253,9 @@ def test_an_array_that_is_not_what_the_store_was_made_for_is_found(make_run, cha
     del group["image/u"]
     if changes:
         group.create_array("image/u", **{"shape": (SAMPLES,), "dtype": "float32", "chunks": (BLOCK,)} | changes)
-    info, files = icechunk_files.written_files(run / "state", session.flush("by hand"))
-    by_hand = replace(loaded.snapshots[-1], id=info.id, step=8, files=files)
+    snapshot_id = session.flush("by hand")
+    _, files = icechunk_files.written_files(run / "state", snapshot_id, {})
+    by_hand = replace(loaded.snapshots[-1], id=snapshot_id, step=8, files=files)
     history.replace(run / "state", replace(loaded, snapshots=(*loaded.snapshots, by_hand)))
     found, exit_code = findings(run)
     assert exit_code == 1
@@ -326,7 +328,7 @@ def test_a_state_without_any_snapshot_that_can_be_read_is_not_sound(damaged_run,
         path.unlink(missing_ok=True)
     done = state("check", run, *words)
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "has no readable snapshot: snapshot step-0" in done.stderr
+    assert "snapshot step-0 cannot be read" in done.stderr
     assert file in done.stderr
 
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from thermopile.pipeline.errors import DatasetError
 from thermopile.state_store import StateReader
-from thermopile.state_store.durable import ColumnPart, Description, Repository
+from thermopile.state_store.commit import ColumnPart
+from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import Alone
-from thermopile.state_store.schema import Schema
+from thermopile.state_store.schema import Description, Schema
 from thermopile.tools import state_blocks
 from thermopile.tools.inspection.rows_export import check_target, export_rows
 from thermopile.tools.inspection.run import Inspection, read_run

@@ -95,14 +95,11 @@ class Repository:
     def damage(self) -> list[str]:
         """Return what is wrong with the files shared by all snapshots: the index, its copy and the branch reference."""
         loaded, found = history.load(self.path)
-        problems = [found] if found else []
-        if not found and not history.copy_is_sound(self.path, loaded):
-            problems.append(f"{self.path}: {history.COPY} is damaged or missing; resuming the run rewrites it")
+        damaged = [] if found or history.copy_is_sound(self.path, loaded) else [history.COPY]
         if not icechunk_files.reference_is_sound(self.path):
-            problems.append(
-                f"{self.path}: {icechunk_files.REFERENCE} is damaged or missing; resuming the run rewrites it"
-            )
-        return problems
+            damaged.append(icechunk_files.REFERENCE)
+        told = [f"{self.path}: {file} is damaged or missing; resuming the run rewrites it" for file in damaged]
+        return [found, *told] if found else told
 
     def resolve(self, at: str) -> Snapshot:
         """Return the snapshot for `at`: `latest`, a tag `step-N`, or a snapshot id.
@@ -153,8 +150,8 @@ class Repository:
 
         Raises SnapshotError if the index cannot be replaced.
         """
-        loaded = self._load()
         with _refusing(f"{self.path}: the snapshots after {snapshot.tag} could not be undone"):
+            loaded = self._load()
             if loaded.snapshots[-1].step > snapshot.step:
                 self._replace(loaded, [entry for entry in loaded.snapshots if entry.step <= snapshot.step])
 
@@ -187,18 +184,13 @@ class Repository:
 
         keep_last: at least 1. keep_every: in steps; 0 keeps no others. Also deletes leftovers of crashes and failed
         commits. Readers of a kept snapshot are not disturbed. Verifies all files of the kept snapshots, except chunks,
-        before deleting anything. Raises ValueError, SnapshotError.
+        before deleting anything. Raises SnapshotError.
         """
-        if keep_last < 1 or keep_every < 0:
-            raise ValueError(f"keep_last {keep_last} must be at least 1, and keep_every {keep_every} at least 0")
         with _refusing(f"{self.path}: not all old snapshots were deleted"):
             loaded = self._load()
-            newest = loaded.snapshots[-keep_last:]
-            self._free_all_but(loaded, [
-                snapshot
-                for snapshot in loaded.snapshots
-                if snapshot in newest or snapshot.step == 0 or (keep_every and snapshot.step % keep_every == 0)
-            ])  # fmt: skip
+            kept = {0, *(snapshot.step for snapshot in loaded.snapshots[-keep_last:])}
+            kept |= {snapshot.step for snapshot in loaded.snapshots if keep_every and snapshot.step % keep_every == 0}
+            self._free_all_but(loaded, [snapshot for snapshot in loaded.snapshots if snapshot.step in kept])
 
     def _free_all_but(self, loaded: History, kept: Sequence[Snapshot]) -> None:
         """Make `kept` the history and delete all files that it does not need. No commit may be in progress."""
@@ -223,9 +215,7 @@ class Repository:
         this with its own parts, which may be an iterator; the other arguments count on rank 0 only.
         Raises SnapshotError on every rank if one fails, also in producing its parts, and then leaves nothing behind.
         """
-        about = {
-            "step": step, "epoch": epoch, "config_hash": config_hash, "dataset_fingerprint": dataset_fingerprint,
-        }  # fmt: skip
+        about = dict(step=step, epoch=epoch, config_hash=config_hash, dataset_fingerprint=dataset_fingerprint)  # noqa: C408
 
         @contextmanager
         def stage() -> Iterator[None]:

@@ -38,7 +38,7 @@ def compiled(result: str, *arguments: str) -> Callable[[F], F]:
     """Compile a loop for these types at import; compiling at the first call would stall the training thread."""
 
     def compile_now(function: F) -> F:
-        # No fastmath: it would let the compiler assume that all values are finite, and drop the test for it.
+        # No fastmath: it would let the compiler assume that all values are finite.
         return cast(F, njit(f"{result}({', '.join(arguments)})", cache=True, nogil=True)(function))
 
     return compile_now
@@ -61,16 +61,6 @@ def gather(words: Words, places: IdArray, values: Floats, visits: npt.NDArray[np
                 values[field, i] = record[field]
 
 
-@compiled(FLAGS, "float32[:,::1]")
-def are_finite(values: Floats) -> Flags:
-    """Return which rows of `values` [fields, b] have only finite values, bool [b]."""
-    finite = np.ones(values.shape[1], dtype=np.bool_)
-    for field in range(values.shape[0]):
-        for i in range(values.shape[1]):
-            finite[i] &= np.isfinite(values[field, i])
-    return finite
-
-
 @compiled("void", RECORDS, IDS, "float32[:,::1]", FLAGS, "uint32")
 def scatter(words: Words, places: IdArray, values: Floats, accepted: Flags, step: np.uint32) -> None:
     """Write `values` [fields, b] into the records at `places` [b] where `accepted`; update visits and last_step."""
@@ -88,13 +78,3 @@ def scatter(words: Words, places: IdArray, values: Floats, accepted: Flags, step
                 record = floats[np.uint64(places[i])]
                 for field in range(fields):
                     record[field] = values[field, i]
-
-
-@compiled("void", RECORDS, "uint32[:,:]")
-def to_columns(words: Words, columns: Words) -> None:
-    """Transpose the first words of the records [rows, row_words] into `columns` [columns, rows]."""
-    for start in range(0, words.shape[0], _TILE):
-        stop = min(start + _TILE, words.shape[0])
-        for column in range(columns.shape[0]):
-            for row in range(start, stop):
-                columns[column, row] = words[row, column]

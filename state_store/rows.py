@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .before_images import BeforeImages
 from .commit import ColumnPart
 from .history import Snapshot
-from .records import FLAGS, IDS, Floats, Words, aligned_words, are_finite, compiled, gather, scatter, to_columns
+from .records import Floats, Words, aligned_words, gather, scatter
 from .sample_ids import Flags, IdArray
 from .schema import Schema
 
@@ -118,12 +118,14 @@ class Rows:
         Rejects a row with any value that is not finite, and keeps its old row. Returns which were rejected, bool [b].
         """
         rows = ids - self.owned.start
-        accepted = are_finite(values)
-        before = np.zeros(len(rows), dtype=bool)
+        blocks = rows // self.block_rows
+        accepted: Flags = np.isfinite(values).all(axis=0)
         with self.blocks.lock:
             places = self.blocks.places(rows, wait=True)
             assert places is not None
-            if _mark(rows, accepted, self.block_rows, self._dirty, self._pending, before):
+            self._dirty[blocks[accepted]] = True
+            before = accepted & self._pending[blocks]  # rows of blocks that a snapshot still has to write
+            if before.any():
                 self._before.save(self.blocks.words, places, rows, before)
             scatter(self.blocks.words, places, values, accepted, np.uint32(step))
             self.blocks.changed(rows)
@@ -181,32 +183,15 @@ class Rows:
     def _copy_as_cut(self, block: int, columns: Words) -> None:
         with self.blocks.lock:
             if self.blocks.in_memory()[block]:
-                to_columns(self.blocks.records(block), columns)
+                columns[:] = self.blocks.records(block)[:, : len(columns)].T
                 self._restore(block, columns)
                 return
         # Whatever happens to the block meanwhile, each row fetched here is unchanged since the cut or has a
         # before-image.
-        to_columns(self.blocks.fetched(block), columns)
+        columns[:] = self.blocks.fetched(block)[:, : len(columns)].T
         with self.blocks.lock:
             self._restore(block, columns)
 
     def _restore(self, block: int, columns: Words) -> None:
         self._before.restore(block, columns)
         self._pending[block] = False
-
-
-@compiled("int64", IDS, FLAGS, "int64", FLAGS, FLAGS, FLAGS)
-def _mark(rows: IdArray, accepted: Flags, block_rows: int, dirty: Flags, pending: Flags, before: Flags) -> int:
-    """Mark the blocks of accepted rows dirty, and set `before` for rows whose block a snapshot still has to write.
-
-    Returns the number of rows set in `before`.
-    """
-    count = 0
-    for i in range(rows.shape[0]):
-        if accepted[i]:
-            block = rows[i] // block_rows
-            dirty[block] = True
-            if pending[block]:
-                before[i] = True
-                count += 1
-    return count

@@ -17,9 +17,6 @@ COUNTERS = (VISITS, LAST_STEP)
 """uint32 columns that the store maintains itself, at the end of each row: accepted puts, and the last put's step."""
 
 _FIELD_NAME = re.compile(r"[A-Za-z_]\w*(/[A-Za-z_]\w*)*")
-_WORD_BYTES = 4
-_HALF_LINE_BYTES = 32
-_CACHE_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -56,10 +53,7 @@ class Schema:
         Short rows share a cache line in pairs and long rows start on one, so no row straddles more lines than
         necessary.
         """
-        needed = len(self.columns) * _WORD_BYTES
-        if needed <= _HALF_LINE_BYTES:
-            return _HALF_LINE_BYTES // _WORD_BYTES
-        return math.ceil(needed / _CACHE_LINE_BYTES) * _CACHE_LINE_BYTES // _WORD_BYTES
+        return 8 if len(self.columns) <= 8 else math.ceil(len(self.columns) / 16) * 16
 
     def dtype(self, column: str) -> np.dtype[np.float32] | np.dtype[np.uint32]:
         return np.dtype(np.uint32) if column in COUNTERS else np.dtype(np.float32)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -13,7 +12,7 @@ import torch
 from .background import BackgroundThread
 from .commit import ColumnPart
 from .durable import Repository
-from .errors import SnapshotError, StepError, StoreClosedError
+from .errors import StepError, StoreClosedError
 from .history import Snapshot
 from .opening import Share, open_share
 from .ranks import Ranks
@@ -116,9 +115,8 @@ class StateStore:
         """Announce the blocks that coming steps use, so that they are read ahead and written back in time.
 
         windows: ordered by first step, each with first_step and last_step (inclusive, numbered as in `put`) and blocks,
-        int64 [any], numbered over all ranks: id // block_rows. Consumed lazily, so the iterable may be endless. A
-        hint that changes no result: rows outside the windows are read when taken, and `take` waits for them.
-        Does nothing if all rows are resident.
+        int64 [any], numbered over all ranks: id // block_rows. Consumed lazily, so the iterable may be endless. This is
+        a hint: `take` waits for rows outside the windows. Does nothing if all rows are resident.
         """
         self._check_usable()
         self._rows.blocks.expect(windows)
@@ -195,8 +193,7 @@ class StateStore:
         newest = max(self.last_snapshot.step, *(at for at, _ in self._writes), 0)
         if step <= newest:
             raise StepError(
-                f"cannot snapshot step {step} after step {newest}; use a later step, or open the store at an earlier "
-                "snapshot"
+                f"cannot snapshot step {step} after step {newest}; use a later one, or open the store at an earlier one"
             )
         self._raise_unseen_failure()
         cut = self._transfer.thread.submit(self._cut, self._writes[-1][1] if self._writes else None)
@@ -243,9 +240,7 @@ class StateStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_usable(self) -> None:
@@ -295,12 +290,8 @@ class StateStore:
 
     def _delete_old_snapshots(self, keep_last: int, keep_every: int) -> None:
         self._ranks.gather(None)  # every rank now reads from the newest snapshot
-        if self._ranks.rank != 0:
-            return
-        try:
+        if self._ranks.rank == 0:
             self._repository.retain(keep_last, keep_every)
-        except Exception as error:
-            raise SnapshotError(f"{self.path}: old snapshots could not be deleted: {error}") from error
 
 
 def _check_step(step: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from .background import BackgroundThread
 from .errors import MemoryBudgetError, StateStoreError
 from .history import Snapshot
-from .records import IDS, Words, aligned_words, compiled
+from .records import Words, aligned_words
 from .rows import Blocks, Window
 from .sample_ids import Flags, IdArray
 from .schema import Schema
@@ -65,13 +65,13 @@ class WindowedBlocks(Blocks):
         self._schedule()
 
     def places(self, rows: IdArray, *, wait: bool) -> IdArray | None:
-        """As `Blocks.places`. Raises MemoryBudgetError if the rows span more blocks than there are slots; OSError,
-        DamagedChunkError."""
-        places = np.empty_like(rows)
-        while (missing := _places(rows, self._slot_of, self._block_rows, places)) != _NONE:
+        """Raises MemoryBudgetError if the rows span more blocks than there are slots; OSError, DamagedChunkError."""
+        blocks, row_in_block = np.divmod(rows, self._block_rows)
+        while (absent := self._slot_of[blocks] == _NONE).any():
             if not wait:
                 return None
-            self._bring_in(missing, np.unique(rows // self._block_rows))
+            self._bring_in(int(blocks[absent][0]), np.unique(blocks))
+        places: IdArray = self._slot_of[blocks] * self._block_rows + row_in_block
         return places
 
     def changed(self, rows: IdArray) -> None:
@@ -251,15 +251,3 @@ class WindowedBlocks(Blocks):
     def _save(self, block: int, slot: int) -> None:
         self._tier.write(block, self._in_slot(slot, block))
         self.blocks_written += 1
-
-
-@compiled("int64", IDS, IDS, "int64", IDS)
-def _places(rows: IdArray, slot_of: IdArray, block_rows: int, places: IdArray) -> int:
-    """Write the places of `rows` into `places`. Returns the first block without a slot, or −1."""
-    for i in range(rows.shape[0]):
-        block = rows[i] // block_rows
-        slot = slot_of[block]
-        if slot < 0:
-            return int(block)
-        places[i] = slot * block_rows + rows[i] - block * block_rows
-    return _NONE

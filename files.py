@@ -1,8 +1,7 @@
 """Durable file operations that are safe on untrusted paths.
 
-Everything that touches a disk builds on this module. A directory from another person may hold links, pipes and
-devices, so a file is checked to be regular after it is opened, and nothing is written through a link. Reads follow
-links.
+A directory from another person may hold links, pipes and devices, so a file is checked to be regular after it is
+opened, and nothing is written through a link. Reads follow links.
 """
 
 from __future__ import annotations
@@ -23,14 +22,8 @@ MAX_TEXT_BYTES = 64 << 20
 _BESIDE = re.compile(r"\..+\.[0-9]+\.partial")
 """Names of the temporary files that `written_aside` writes."""
 
-_KINDS = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFLNK: "a link",
-}
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket",
+          stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}  # fmt: skip
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -112,7 +105,12 @@ def written_aside(to: Path) -> Iterator[BinaryIO]:
 
     Raises NotRegularFileError if `to` is a device, a pipe or a directory, since replacing it would destroy it.
     """
-    _refuse_to_replace(to)
+    with suppress(FileNotFoundError):
+        kind = stat.S_IFMT(to.lstat().st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFLNK):
+            raise NotRegularFileError(
+                f"{to} is {_KINDS.get(kind, 'not a regular file')}, which a file cannot replace; choose another name"
+            )
     # The process id keeps two writers of one name out of each other's file.
     beside = to.with_name(f".{to.name}.{os.getpid()}.partial")
     beside.unlink(missing_ok=True)
@@ -125,17 +123,6 @@ def written_aside(to: Path) -> Iterator[BinaryIO]:
     finally:
         beside.unlink(missing_ok=True)
     sync(to.parent)
-
-
-def _refuse_to_replace(path: Path) -> None:
-    try:
-        kind = stat.S_IFMT(path.lstat().st_mode)
-    except FileNotFoundError:
-        return
-    if kind not in (stat.S_IFREG, stat.S_IFLNK):
-        raise NotRegularFileError(
-            f"{path} is {_KINDS.get(kind, 'not a regular file')}, which a file cannot replace; choose another name"
-        )
 
 
 def remove_leftovers(directory: Path) -> None:
@@ -173,8 +160,7 @@ def written_through(directory: Path) -> Iterator[None]:
 def sync_file_system(opened: int) -> None:
     """Flush the file system of an open file. Raises OSError."""
     if _libc.syncfs(opened) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def sha256_of(*files: Path) -> str:

@@ -47,8 +47,7 @@ def write_initial_values(state: Path, description: Description, about: About) ->
                 filters=None,
             )
         snapshot_id = session.flush("the initial values", metadata=dict(about))
-    written_at, files = icechunk_files.written_files(state, snapshot_id, {})
-    return Snapshot(id=snapshot_id, written_at=written_at, bytes_written=0, files=files, **about)
+    return _read_back(state, snapshot_id, about, {}, 0)
 
 
 def fork(state: Path, base: Snapshot, world: int) -> list[icechunk.ForkSession]:
@@ -86,9 +85,12 @@ def merge(state: Path, shares: list[Share], base: Snapshot, about: About) -> Sna
         # icechunk rejects a commit without changes, which occurs if every row since the last snapshot was refused.
         zarr.open_group(session.store, mode="r+").update_attributes({"step": about["step"]})
         snapshot_id = session.flush(f"state after step {about['step']}", metadata=dict(about))
-    written_at, files = icechunk_files.written_files(state, snapshot_id, base.files)
-    written = sum(size for _, size in shares)
-    return Snapshot(id=snapshot_id, written_at=written_at, bytes_written=written, files=files, **about)
+    return _read_back(state, snapshot_id, about, base.files, sum(size for _, size in shares))
+
+
+def _read_back(state: Path, snapshot_id: str, about: About, base_files: Mapping[str, str], size: int) -> Snapshot:
+    written_at, files = icechunk_files.written_files(state, snapshot_id, base_files)
+    return Snapshot(id=snapshot_id, written_at=written_at, bytes_written=size, files=files, **about)
 
 
 def array_of(group: zarr.Group, column: str) -> "zarr.Array[Any]":

@@ -1,8 +1,4 @@
-"""The durable tier: an icechunk repository with one zarr array per column, and an index file that is its history.
-
-Only the index is ever overwritten, and only after everything that it names is on disk, so neither a crash nor a power
-failure can leave half a snapshot.
-"""
+"""The durable tier: an icechunk repository with one zarr array per column, and an index file that is its history."""
 
 import atexit
 import logging

@@ -1,8 +1,7 @@
 """The history of a store: a small index file that lists the snapshots and the files they need.
 
 A snapshot exists from the moment an index that names it replaces the previous one. Only this replacement must be
-atomic: a rename on a local disk, a conditional put on an object store. Every other file has a unique name and is
-written earlier.
+atomic. Every other file has a unique name and is written earlier.
 """
 
 import itertools

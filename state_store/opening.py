@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,17 +22,8 @@ _ROWS_LOADED_AT_ONCE = 1 << 20
 """Limits the memory that opening a store needs besides its rows."""
 
 
-@dataclass(frozen=True)
-class Share:
-    """What a rank holds of an open store."""
-
-    repository: Repository
-    snapshot: Snapshot
-    rows: Rows
-    staging: Staging
-    lock: FileLock | None
-    """Held by rank 0."""
-    ranks: Ranks
+Share = tuple[Repository, Snapshot, Rows, Staging, FileLock | None, Ranks]
+"""What a rank holds of an open store: its history, the snapshot it starts at, its rows, and on rank 0 the lock."""
 
 
 def open_share(
@@ -70,7 +60,7 @@ def open_share(
                 repository.forget_damaged()
         undo.pop_all()
     rows = Rows(description.schema, owned, description.block_rows, blocks)
-    return Share(repository, snapshot, rows, staging, lock, ranks)
+    return repository, snapshot, rows, staging, lock, ranks
 
 
 def _locked(path: Path) -> FileLock:
@@ -121,6 +111,5 @@ def _blocks_at(repository: Repository, snapshot: Snapshot, owned: range, slots: 
         rows_at_once = max(1, _ROWS_LOADED_AT_ONCE // block_rows) * block_rows
         for start in range(owned.start, owned.stop, rows_at_once):
             stop = min(start + rows_at_once, owned.stop)
-            records = resident.words[start - owned.start : stop - owned.start]
-            read_records(group, description, start, stop, records)
+            read_records(group, description, start, stop, resident.words[start - owned.start : stop - owned.start])
     return resident

@@ -30,8 +30,7 @@ class Ranks(Protocol):
 class Alone:
     """A run of one process."""
 
-    rank = 0
-    world = 1
+    rank, world = 0, 1
 
     def broadcast(self, value: Any) -> Any:
         return value

@@ -77,6 +77,5 @@ class StateReader:
             ) from error
 
     def _check_known(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in self.columns:
-                raise FieldError(f"the state has no column {name!r}; it has {list(self.columns)}")
+        if unknown := [name for name in names if name not in self.columns]:
+            raise FieldError(f"the state has no column {unknown[0]!r}; it has {list(self.columns)}")

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from .sample_ids import Flags, IdArray
-
+IdArray: TypeAlias = npt.NDArray[np.int64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
 Floats: TypeAlias = npt.NDArray[np.float32]
 Words: TypeAlias = npt.NDArray[np.uint32]
 

@@ -9,17 +9,18 @@ from typing import Self
 
 import torch
 
+from ..lock import FileLock
 from .background import BackgroundThread
 from .commit import ColumnPart
 from .durable import Repository
 from .errors import StepError, StoreClosedError
 from .history import Snapshot
-from .opening import Share, open_share
+from .opening import open_share
 from .ranks import Ranks
-from .rows import Window
-from .sample_ids import SampleIds, checked_ids
+from .rows import Rows, Window
 from .schema import Description, Schema
-from .transfer import Transfer
+from .staging import Staging
+from .transfer import SampleIds, Transfer, checked_ids
 
 _MAX_STEP = 2**32 - 1
 """last_step is a uint32."""
@@ -39,16 +40,17 @@ class StateStore:
     With several ranks, all of them call `create`, `open`, `snapshot`, `retain` and `close`, in the same order.
     """
 
-    def __init__(self, share: Share) -> None:
-        self.path = share.repository.path
-        self.samples = share.repository.description.samples
-        self.owned = share.rows.owned
-        self.fields = share.rows.schema.names
-        self.last_snapshot = share.snapshot
-        self._repository, self._lock, self._ranks, self._rows = share.repository, share.lock, share.ranks, share.rows
+    def __init__(
+        self, repository: Repository, snapshot: Snapshot, rows: Rows, staging: Staging, lock: FileLock | None,
+        ranks: Ranks,
+    ) -> None:  # fmt: skip
+        self.path, self.samples = repository.path, repository.description.samples
+        self.owned, self.fields = rows.owned, rows.schema.names
+        self.last_snapshot = snapshot
+        self._repository, self._rows, self._lock, self._ranks = repository, rows, lock, ranks
         self._process = os.getpid()
         self._closed = False
-        self._transfer = Transfer(share.rows, share.staging)
+        self._transfer = Transfer(rows, staging)
         self._snapshot_thread = BackgroundThread("snapshot", goes_on=True)
         self._writes: list[tuple[int, Future[Snapshot]]] = []
         """Requested snapshots that are neither written nor failed, with their steps."""
@@ -70,12 +72,14 @@ class StateStore:
         a bad size.
         """
         path = Path(path)
-        return cls(open_share(
-            path,
-            lambda: Description(samples, Schema(dict(fields)), block_rows, dataset_fingerprint),
-            lambda description: Repository.create(path, description).resolve("latest"),
-            device, memory_budget, ranks, owned,
-        ))  # fmt: skip
+
+        def describe() -> Description:
+            return Description(samples, Schema(dict(fields)), block_rows, dataset_fingerprint)
+
+        def begin(description: Description) -> Snapshot:
+            return Repository.create(path, description).resolve("latest")
+
+        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned))
 
     @classmethod
     def open(
@@ -95,7 +99,7 @@ class StateStore:
         """
         path = Path(path)
 
-        def description() -> Description:
+        def describe() -> Description:
             repository = Repository.open(path)
             repository.description.check_same(
                 samples=samples, schema=Schema(dict(fields)), dataset_fingerprint=dataset_fingerprint, path=path
@@ -109,7 +113,7 @@ class StateStore:
             repository.repair()
             return repository.resolve(at)
 
-        return cls(open_share(path, description, begin, device, memory_budget, ranks, owned))
+        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned))
 
     def expect(self, windows: Iterable[Window]) -> None:
         """Announce the blocks that coming steps use, so that they are read ahead and written back in time.

@@ -1,8 +1,4 @@
-"""Moving batches of rows between the store and its caller in the background, never a stale row.
-
-One thread gathers prefetched batches and writes new rows, in call order. What is pending is remembered, so that `take`
-waits only for the puts that share ids with its batch, and replaces only the rows that a prefetch has missed.
-"""
+"""Moving batches of rows between the store and its caller in the background; `take` never returns a stale row."""
 
 import logging
 import time
@@ -10,18 +6,20 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
 from .background import BackgroundThread
-from .records import IDS, compiled
+from .errors import DuplicateIdError, SampleIdError
+from .records import IDS, Flags, IdArray, compiled
 from .rows import Rows
-from .sample_ids import Flags, IdArray, found_in, sorted_without_repeats
 from .staging import StagedRows, Staging
 
 T = TypeVar("T")
+SampleIds: TypeAlias = IdArray | torch.Tensor
+"""int64 [b]: a numpy array or a CPU tensor."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +50,8 @@ class _Put:
 class Transfer:
     """Prefetches, takes and puts of one caller. Ids are validated, int64 [b].
 
-    thread: does the background work; after a failure there, every call raises BackgroundError.
+    `thread` gathers prefetched batches and writes new rows, in call order. What is pending is remembered, so that
+    `take` waits only for puts that share ids with its batch, and replaces only the rows that a prefetch has missed.
     """
 
     def __init__(self, rows: Rows, staging: Staging) -> None:
@@ -141,19 +140,15 @@ class Transfer:
     def _scatter(self, ids: IdArray, values: torch.Tensor, copied: torch.cuda.Event | None, step: int) -> None:
         if copied is not None:
             copied.synchronize()
-        refused = self._rows.scatter(ids, values.numpy(), step)
-        if refused.any():
-            self._note_refused(ids, refused, step)
+        refused = ids[self._rows.scatter(ids, values.numpy(), step)]
+        self.refused_rows += len(refused)
+        if len(refused):
+            named = ", ".join(map(str, refused[:_IDS_LOGGED].tolist())) + (", …" if len(refused) > _IDS_LOGGED else "")
+            _log.warning(
+                "put of step %d: %d of %d new rows are not finite and were refused; sample ids: %s",
+                step, len(refused), len(ids), named,
+            )  # fmt: skip
         self._rows.blocks.finished(step)
-
-    def _note_refused(self, ids: IdArray, refused: Flags, step: int) -> None:
-        count = int(refused.sum())
-        self.refused_rows += count
-        named = ", ".join(map(str, ids[refused][:_IDS_LOGGED].tolist())) + (", …" if count > _IDS_LOGGED else "")
-        _log.warning(
-            "put of step %d: %d of %d new rows are not finite and were refused; sample ids: %s",
-            step, count, len(ids), named,
-        )  # fmt: skip
 
     def _forget_old_puts(self) -> None:
         """Drop puts that are in the rows and in every prefetched batch; no take needs them any more."""
@@ -181,3 +176,44 @@ def _meet(ascending: IdArray, other: IdArray) -> bool:
         i += left < right  # branch-free: the branch would be unpredictable
         j += right < left
     return False
+
+
+def checked_ids(sample_ids: SampleIds, owned: range) -> IdArray:
+    """Return a private copy of `sample_ids`, int64 [b]; b may be 0.
+
+    Raises SampleIdError for a wrong dtype, more than one dimension, a GPU tensor, or an id outside `owned`.
+    """
+    if isinstance(sample_ids, torch.Tensor):
+        if sample_ids.device.type != "cpu":
+            raise SampleIdError(f"sample ids are on {sample_ids.device}; keep them on the CPU, where the rows are")
+        sample_ids = sample_ids.numpy()
+    # Copy: the caller may reuse its buffer before a background thread reads the ids.
+    ids = np.array(sample_ids)
+    if ids.dtype != np.int64 or ids.ndim != 1:
+        raise SampleIdError(f"sample ids are {ids.dtype} of shape {ids.shape}; pass int64 of shape [b]")
+    if len(ids) and (ids.min() < owned.start or ids.max() >= owned.stop):
+        outside = ids[(ids < owned.start) | (ids >= owned.stop)]
+        raise SampleIdError(
+            f"sample id {outside[0]} is outside {owned.start} … {owned.stop - 1}: the store holds {len(owned):,} "
+            "samples. Pass ids of the store's dataset, and to a rank those of its canonical shards"
+        )
+    return ids
+
+
+def sorted_without_repeats(ids: IdArray) -> IdArray:
+    """Return `ids` in ascending order. Raises DuplicateIdError naming the first repeated id."""
+    ascending = np.sort(ids)
+    repeated = ascending[1:] == ascending[:-1]
+    if repeated.any():
+        twice = ascending[1:][repeated][0]
+        places = np.flatnonzero(ids == twice).tolist()
+        raise DuplicateIdError(f"sample id {twice} occurs at positions {places} of one put; give each sample one row")
+    return ascending
+
+
+def found_in(ids: IdArray, ascending: IdArray) -> Flags:
+    """Return which of `ids` occur in `ascending`, bool [b]."""
+    if not len(ascending):
+        return np.zeros(len(ids), dtype=bool)
+    place = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)
+    return np.asarray(ascending[place] == ids)

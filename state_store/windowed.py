@@ -10,9 +10,8 @@ import numpy as np
 from .background import BackgroundThread
 from .errors import MemoryBudgetError, StateStoreError
 from .history import Snapshot
-from .records import Words, aligned_words
+from .records import Flags, IdArray, Words, aligned_words
 from .rows import Blocks, Window
-from .sample_ids import Flags, IdArray
 from .schema import Schema
 from .working_tier import WorkingTier
 
@@ -224,8 +223,7 @@ class WindowedBlocks(Blocks):
 
     def _slot_to_use(self, needed: IdArray) -> int:
         """Choose a free slot, else one whose window is over, else the one needed last."""
-        score = self._first_needed.copy()
-        score[self._last_needed <= self._step] = _NEVER
+        score = np.where(self._last_needed <= self._step, _NEVER, self._first_needed)
         score[self._block_in == _NONE] = _NEVER + 1
         score[np.isin(self._block_in, needed)] = -1
         return int(np.argmax(score))

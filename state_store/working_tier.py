@@ -14,16 +14,14 @@ from .chunks import read_records
 from .durable import Repository
 from .errors import DamagedChunkError
 from .history import Snapshot
-from .records import Words
-from .sample_ids import Flags
+from .records import Flags, Words
 
 
 class WorkingTier:
     """One zarr array of records with one chunk per block, rewritten in place. Private to a rank, useless after a crash.
 
     A block that was never written here is read from the last snapshot, where it is unchanged, so opening takes the same
-    time for any number of rows. Block numbers start at the rank's first block. Thread-safe, except for concurrent
-    writes of one block.
+    time for any number of rows. Thread-safe, except for concurrent writes of one block.
     """
 
     def __init__(self, repository: Repository, owned: range, snapshot: Snapshot, rank: int) -> None:

@@ -221,13 +221,6 @@ def test_retaining_keeps_the_last_ones_those_of_round_steps_and_the_first(reposi
         assert_all_rows(repository, f"step-{step}", step)
 
 
-def test_a_nonsense_retention_is_refused(repository):
-    for keep_last, keep_every in [(0, 0), (-1, 5), (1, -1)]:
-        with pytest.raises(ValueError, match=f"keep_last {keep_last} must be at least 1, and keep_every {keep_every}"):
-            repository.retain(keep_last, keep_every)
-    assert tags(repository) == ["step-0"]
-
-
 @pytest.mark.parametrize("snapshots", [10, pytest.param(50, marks=pytest.mark.soak)])
 def test_the_disk_holds_what_is_kept_and_little_more(path, snapshots):
     samples, block = 500_000, 65_536

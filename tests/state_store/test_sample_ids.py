@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thermopile.state_store import DuplicateIdError, SampleIdError
-from thermopile.state_store.sample_ids import checked_ids, found_in, sorted_without_repeats
+from thermopile.state_store.transfer import checked_ids, found_in, sorted_without_repeats
 
 ids_below_50 = st.lists(st.integers(0, 49)).map(lambda ids: np.array(ids, dtype=np.int64))
 

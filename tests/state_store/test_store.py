@@ -460,9 +460,11 @@ def test_retention_keeps_the_newest_the_multiples_and_the_first(create, path):
     assert [snapshot.step for snapshot in list_snapshots(path)] == [0, 3, 6, 7]
 
 
-def test_retention_of_nothing_is_refused(create):
-    with pytest.raises(ValueError, match="at least 1"):
-        create().retain(0)
+def test_a_retention_that_cannot_be_meant_is_refused(create):
+    store = create()
+    for keep_last, keep_every in [(0, 0), (-1, 5), (1, -1)]:
+        with pytest.raises(ValueError, match=f"keep_last {keep_last} must be at least 1, and keep_every {keep_every}"):
+            store.retain(keep_last, keep_every)
 
 
 @pytest.mark.parametrize("sizes", [{"samples": 0}, {"block_rows": 0}])

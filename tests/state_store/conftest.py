@@ -2,12 +2,18 @@
 
 import logging
 import math
+import multiprocessing
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from thermopile.state_store import StateStore
+
+# Programs that tests run in processes of their own.
+sys.path.insert(0, str(Path(__file__).parent))
 
 FIELDS = {"image/log_s": -math.inf, "image/tau": 0.05}
 
@@ -81,3 +87,26 @@ def hold_rows_thread():
     yield gate
     gate.let_go.set()
     logger.removeHandler(gate)
+
+
+@pytest.fixture(scope="session")
+def start():
+    """Start `function(connection, *arguments)` in a process of its own; return it and our end of the connection.
+
+    The processes are forks of one server, which imports torch and the store once.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "thermopile.state_store.store", "long_life_run"])
+    started = []
+
+    def start(function, *arguments):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=function, args=(theirs, *arguments))
+        process.start()
+        theirs.close()
+        started.append(process)
+        return process, ours
+
+    yield start
+    for process in started:
+        process.kill()

@@ -116,6 +116,12 @@ def starved(path, failures):
     return {"snapshots": len(committed), "failures": failed, "entries": len(list(path.rglob("*")))}
 
 
+def measured(connection, function, path, number):
+    """Call `function` with few descriptors, and send what it measured."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+    connection.send(function(path, number))
+
+
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
     print(json.dumps({"steady": steady, "starved": starved}[sys.argv[1]](Path(sys.argv[2]), int(sys.argv[3]))))

@@ -75,11 +75,14 @@ def small():
 
 
 @pytest.mark.timeout(1200)
-def test_two_epochs_under_a_budget_leave_the_rows_of_a_run_without_one(tmp_path):
-    # 64 MB of rows under 5 MB.
-    order = Order.create(2_000_000, 16_384, seed=0, canonical_shards=8, blocks_per_shard=60, window_blocks=2)
+@pytest.mark.parametrize(
+    ("samples", "batch", "blocks_per_shard"),
+    [(200_000, 4_096, 20), pytest.param(2_000_000, 16_384, 60, marks=pytest.mark.soak)],
+)
+def test_two_epochs_under_a_budget_leave_the_rows_of_a_run_without_one(tmp_path, samples, batch, blocks_per_shard):
+    order = Order.create(samples, batch, seed=0, canonical_shards=8, blocks_per_shard=blocks_per_shard, window_blocks=2)
     steps = Steps(order, epochs=2)
-    budget = 5_000_000 // (order.block_rows * ROW_BYTES)
+    budget = 37  # blocks, of 160 or 480
     with make_store(tmp_path / "windowed", order, budget) as store:
         store.expect(steps.windows())
         train(store, steps)

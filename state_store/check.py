@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .chunks import ADVICE
 from .errors import DamagedChunkError
 from .history import Snapshot
-from .reader import StateReader
+from .reader import ADVICE, StateReader
 from .schema import LAST_STEP, VISITS
 
 MAX_PROBLEMS = 20

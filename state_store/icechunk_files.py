@@ -1,12 +1,9 @@
 """The files of an icechunk repository: verified before icechunk parses them, deleted once no snapshot needs them.
 
-icechunk has checksums for no file: a flipped bit becomes a panic, a KeyError or wrong rows. Chunks carry zarr's.
-
-Nor is icechunk's garbage collection used. It takes as roots whatever references it can list at that moment, and deletes
-data whose reference it failed to open, for example when out of descriptors. Here every kept file is known by name: the
-history names a snapshot's files, and the manifests name the chunks. Each of these files is read and verified, and one
-that cannot be read is an error before anything is deleted. So is a directory that cannot be listed; an incomplete
-listing only leaves garbage.
+icechunk has checksums for no file: a flipped bit becomes a panic, a KeyError or wrong rows. Chunks carry zarr's. Its
+garbage collection is not used either: it takes as roots the references that it can list, and deletes the data of one
+that it failed to open, for example when out of descriptors. Here every kept file is known by name: the history names a
+snapshot's files, and the manifests name the chunks. One that cannot be read is an error before anything is deleted.
 """
 
 import errno

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from ..lock import FileLock, LockedError
-from .chunks import read_records
 from .durable import Repository
 from .errors import MemoryBudgetError, StoreLockedError
 from .history import Snapshot
 from .ranks import Alone, Ranks, agreement
+from .reader import read_records
 from .rows import Blocks, Rows
 from .schema import Description
 from .staging import Staging

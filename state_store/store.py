@@ -27,17 +27,15 @@ _MAX_STEP = 2**32 - 1
 
 
 class StateStore:
-    """The only writer of a run's state, or of one rank's share of it. Use `create` or `open`.
+    """The only writer of a run's state, or of one rank's share of it. Use `create` or `open`, from one thread.
 
-    One background thread gathers prefetched rows and writes new ones, in call order; a second writes snapshots; with a
-    memory budget, a third reads and writes blocks. Only committed snapshots are durable. Call it from one thread. After
-    a failure in the background, the next call and every later one raises BackgroundError; for a failed snapshot, see
-    `snapshot`.
+    Background threads gather and write rows, write snapshots and, with a memory budget, move blocks. Only committed
+    snapshots are durable. After a failure in the background, the next call and every later one raises BackgroundError;
+    for a failed snapshot, see `snapshot`. With several ranks, all of them call `create`, `open`, `snapshot`, `retain`
+    and `close`, in the same order.
 
     samples: number of rows over all ranks. owned: ids of this rank. fields: names of the float32 fields.
     last_snapshot: the newest committed snapshot, or the one that the store was opened at.
-
-    With several ranks, all of them call `create`, `open`, `snapshot`, `retain` and `close`, in the same order.
     """
 
     def __init__(
@@ -65,8 +63,7 @@ class StateStore:
 
         fields: path of each float32 field -> its initial value; the store adds `visits` and `last_step`. block_rows:
         rows per zarr chunk, the unit of writing. The first snapshot is `step-0`.
-        memory_budget: bytes of RAM for rows. All rows are resident if it is None or large enough; otherwise see
-        `expect`.
+        memory_budget: bytes of RAM for rows. All are resident if it is None or large enough; otherwise see `expect`.
         ranks, owned: the processes that share the store, and the ids of this one's rows, in whole blocks.
         Raises StoreExistsError, StoreLockedError, MemoryBudgetError, FieldError for a bad name or value, ValueError for
         a bad size.

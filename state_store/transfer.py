@@ -13,7 +13,7 @@ import torch
 
 from .background import BackgroundThread
 from .errors import DuplicateIdError, SampleIdError
-from .records import IDS, Flags, IdArray, compiled
+from .records import IDS, IdArray, compiled
 from .rows import Rows
 from .staging import StagedRows, Staging
 
@@ -32,10 +32,8 @@ _IDS_LOGGED = 20
 class _Prefetch:
     ids: IdArray
     ascending_ids: IdArray
-    puts_seen: int
-    """Number of the last put before it; the prefetch includes that put and all earlier ones."""
-    staged: "Future[StagedRows | None]"
-    """None if a row was not in memory."""
+    puts_seen: int  # number of the last put before it; the prefetch includes that put and all earlier ones
+    staged: "Future[StagedRows | None]"  # None if a row was not in memory
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,7 @@ class _Put:
     number: int
     ascending_ids: IdArray
     done: "Future[None]"
-    made_at: float
-    """Monotonic clock, in seconds."""
+    made_at: float  # by the monotonic clock
 
 
 class Transfer:
@@ -129,7 +126,7 @@ class Transfer:
         for put in self._puts:
             if put.number > prefetch.puts_seen and _meet(prefetch.ascending_ids, put.ascending_ids):
                 self._result(put.done)
-                stale |= found_in(prefetch.ids, put.ascending_ids)
+                stale |= np.isin(prefetch.ids, put.ascending_ids)
         if stale.any():
             fresh = self._staging.rows(int(stale.sum()))
             self._rows.gather(prefetch.ids[stale], fresh.values.numpy(), fresh.visits.numpy())
@@ -209,11 +206,3 @@ def sorted_without_repeats(ids: IdArray) -> IdArray:
         places = np.flatnonzero(ids == twice).tolist()
         raise DuplicateIdError(f"sample id {twice} occurs at positions {places} of one put; give each sample one row")
     return ascending
-
-
-def found_in(ids: IdArray, ascending: IdArray) -> Flags:
-    """Return which of `ids` occur in `ascending`, bool [b]."""
-    if not len(ascending):
-        return np.zeros(len(ids), dtype=bool)
-    place = np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)
-    return np.asarray(ascending[place] == ids)

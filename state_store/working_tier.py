@@ -10,10 +10,10 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from ..files import own_directory
-from .chunks import read_records
 from .durable import Repository
 from .errors import DamagedChunkError
 from .history import Snapshot
+from .reader import read_records
 from .records import Flags, Words
 
 

@@ -11,9 +11,13 @@ import pytest
 import torch
 
 from thermopile.state_store import StateStore
+from thermopile.state_store.durable import Repository
+from thermopile.state_store.schema import Description
 
-# Programs that tests run in processes of their own.
+# For the programs that tests run in processes of their own, and what tests share.
 sys.path.insert(0, str(Path(__file__).parent))
+
+from commits import BLOCK_ROWS, SAMPLES, SCHEMA
 
 FIELDS = {"image/log_s": -math.inf, "image/tau": 0.05}
 
@@ -26,6 +30,12 @@ def fields():
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "run" / "state"
+
+
+@pytest.fixture
+def repository(path):
+    """An empty repository, as `commits` describes it."""
+    return Repository.create(path, Description(SAMPLES, SCHEMA, BLOCK_ROWS, "glyphs-1"))
 
 
 @pytest.fixture

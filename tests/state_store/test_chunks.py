@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from zarr.storage import WrapperStore
 
 from thermopile.state_store import DamagedChunkError, SnapshotNotFoundError
-from thermopile.state_store.chunks import read_rows
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import Alone
+from thermopile.state_store.reader import read_rows
 from thermopile.state_store.schema import Description, Schema
 
 SAMPLES, BLOCK = 1000, 300

@@ -36,8 +36,8 @@ from thermopile.tools.cli import main
 
 SAMPLES = 160
 """Enough for a block of rows to be a file of its own: icechunk writes smaller ones into its manifests."""
-SECONDS_OF_COMMANDS = 120
-"""More than the commands on one file take on a busy machine: what takes longer hangs."""
+SECONDS_OF_COMMANDS, SECONDS_OF_SETUP = 120, 1200
+"""More than the commands on one file, and the set-up, take on a busy machine: what takes longer hangs."""
 
 DATASET_KINDS = {
     "index": "dataset.json",
@@ -151,13 +151,13 @@ def trained(run):
     return digest.hexdigest()
 
 
-def in_fork(work):
-    """What `work` returns in a forked process, or how that ended."""
+def in_fork(work, seconds):
+    """Return what `work` returns in a forked process, or how that ended; it is killed after `seconds`."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         os.close(reader)
         os.dup2(os.open(os.devnull, os.O_RDWR), 2)  # a library's last words; what commands say is captured
-        signal.alarm(SECONDS_OF_COMMANDS)
+        signal.alarm(seconds)
         try:
             answer = json.dumps(work()).encode()
         except BaseException as error:  # noqa: BLE001 (told)
@@ -186,7 +186,7 @@ def run_undamaged(material, folder):
     # Here, not in a fork: it compiles the decoder. It begins no thread that outlives it.
     done = CliRunner().invoke(main, ["show", str(folder / "data"), "--out", str(folder / "show.png")])
     assert done.exit_code == 0, done.output
-    expected, names = in_fork(lambda: outcomes_of_all_commands(material, folder))
+    expected, names = in_fork(lambda: outcomes_of_all_commands(material, folder), SECONDS_OF_SETUP)
     for name in names:
         with contextlib.suppress(ImportError):  # such as one that its own package has made
             importlib.import_module(name)
@@ -251,7 +251,7 @@ def main_program():
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if not material.exists():
         folder.mkdir()
-        made = in_fork(lambda: make_material(folder))
+        made = in_fork(lambda: make_material(folder), SECONDS_OF_SETUP)
         assert made is None, made
         folder.rename(material)
     expected = run_undamaged(material, folder)
@@ -265,7 +265,9 @@ def main_program():
             bit = chosen_bit(material / file, chance)
             fresh_copy(material, folder)
             flip(folder / file, bit)
-            found = in_fork(lambda commands=commands: [outcome_of(each, folder) for each in commands])
+            found = in_fork(
+                lambda commands=commands: [outcome_of(each, folder) for each in commands], SECONDS_OF_COMMANDS
+            )
             verdicts = found if isinstance(found, str) else [
                 {**each, "verdict": judge(each, expected[str(command)], named_as(kind, file))}
                 for each, command in zip(found, commands, strict=True)

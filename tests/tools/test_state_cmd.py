@@ -1,4 +1,4 @@
-"""`thermopile state`: what check and log print and refuse. What a check finds is tested in state_store/test_check.py."""
+"""`thermopile state`: what check and log print and refuse. What a check finds: state_store/test_check.py."""
 
 import json
 import os

@@ -18,9 +18,6 @@ MAX_PROBLEMS = 20
 MAX_IDS = 5
 """Sample ids named per problem."""
 
-Faults = Iterator[tuple[str, NDArray[np.bool_]]]
-"""What may be wrong with the rows of a block, and which rows it is wrong with, bool [rows]."""
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -141,33 +138,26 @@ def _read(reader: StateReader, column: ColumnReport, start: int, stop: int) -> N
 def _faults(
     reader: StateReader, name: str, values: NDArray[Any], visits: NDArray[np.uint32] | None,
     tau_bounds: Mapping[str, float],
-) -> Faults:  # fmt: skip
-    if name in reader.fields:
-        bounds = tau_bounds if name.split("/")[-1] == "tau" else {}
-        return _field_faults(values, reader.initial[name], visits, bounds)
-    return _last_step_faults(values, visits, reader.snapshot.step) if name == LAST_STEP else iter(())
-
-
-def _field_faults(
-    values: NDArray[np.float32], initial: float, visits: NDArray[np.uint32] | None, bounds: Mapping[str, float]
-) -> Faults:
-    """A field must be finite and hold its initial value until the first visit; a non-finite one only until then."""
-    fresh = values == np.float32(initial)
-    finite = np.isfinite(values)
+) -> Iterator[tuple[str, NDArray[np.bool_]]]:  # fmt: skip
+    """Yield what may be wrong with the rows of a block, and which rows it is wrong with, bool [rows]."""
+    if name == LAST_STEP:
+        yield f"later than the snapshot's step {reader.snapshot.step:,}", values > reader.snapshot.step
+        if visits is not None:
+            yield "never visited, but with a last step", (visits == 0) & (values > 0)
+            yield "visited, but without a last step", (visits > 0) & (values == 0)
+    if name not in reader.fields:
+        return
+    # A field must be finite and hold its initial value until the first visit; a non-finite one only until then.
+    initial = reader.initial[name]
+    fresh, finite = values == np.float32(initial), np.isfinite(values)
     yield "not finite", ~finite & ~fresh
     if visits is not None:
         yield f"never visited, but not at the initial value {initial:g}", (visits == 0) & finite & ~fresh
         if not math.isfinite(initial):
             yield f"visited, but still {initial:g}", (visits > 0) & fresh
     # Compare in float32, as the objective clamps: the float32 nearest to a bound may lie beyond it.
+    bounds = tau_bounds if name.split("/")[-1] == "tau" else {}
     if (lowest := bounds.get("tau_min")) is not None:
         yield f"below tau_min {lowest:g}", finite & ~fresh & (values < np.float32(lowest))
     if (highest := bounds.get("tau_max")) is not None:
         yield f"above tau_max {highest:g}", finite & ~fresh & (values > np.float32(highest))
-
-
-def _last_step_faults(last_step: NDArray[np.uint32], visits: NDArray[np.uint32] | None, step: int) -> Faults:
-    yield f"later than the snapshot's step {step:,}", last_step > step
-    if visits is not None:
-        yield "never visited, but with a last step", (visits == 0) & (last_step > 0)
-        yield "visited, but without a last step", (visits > 0) & (last_step == 0)

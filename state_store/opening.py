@@ -10,7 +10,7 @@ from ..lock import FileLock, LockedError
 from .durable import Repository
 from .errors import MemoryBudgetError, StoreLockedError
 from .history import Snapshot
-from .ranks import Alone, Ranks, agreement
+from .ranks import Ranks, agreement
 from .reader import read_records
 from .rows import Blocks, Rows
 from .schema import Description
@@ -34,7 +34,7 @@ def open_share(
 
     If a rank fails, all do. The store is created by `begin`, or undone, only when nothing else can fail.
     """
-    ranks = ranks or Alone()
+    ranks = ranks or Ranks()
     with ExitStack() as undo:
         lock, snapshot = None, None
         with agreement(ranks):

@@ -179,9 +179,9 @@ class StateStore:
     def snapshot(self, step: int, *, epoch: int, config_hash: str = "") -> "Future[Snapshot]":
         """Save the state after all puts so far as snapshot `step-N`. Returns at once, before it is written.
 
-        The future returns the Snapshot once it is committed, and cannot be cancelled. Later puts are not included.
+        The future returns the Snapshot once it is committed, and cannot be cancelled. If the previous snapshot is still
+        being written, this cut and later puts wait for it.
         step: of the last put, from 1, after the previous snapshot's. epoch, config_hash: stored with the snapshot.
-        If the previous snapshot is still being written, this cut and later puts wait for it.
 
         If writing fails, for example on a full disk, the future raises SnapshotError. The previous snapshot and the
         rows in memory are intact, and the next snapshot includes the unsaved rows. If the future is never queried, the

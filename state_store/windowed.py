@@ -152,11 +152,10 @@ class WindowedBlocks(Blocks):
         except BaseException:
             self._unsaved[slot] = True
             raise
-        finally:
-            with self.lock:
-                if not self._unsaved[slot] and self._last_needed[slot] <= self._step:
-                    self._release(slot)
-                self.lock.notify_all()
+        with self.lock:
+            if not self._unsaved[slot] and self._last_needed[slot] <= self._step:
+                self._release(slot)
+            self.lock.notify_all()
 
     def _block_to_read_ahead(self) -> tuple[int, int, Window] | None:
         """Reserve a free slot for the next block of the coming windows; extend the stay of blocks already in memory."""

@@ -4,7 +4,7 @@ import icechunk
 import numpy as np
 
 from thermopile.state_store.commit import ColumnPart, array_of
-from thermopile.state_store.ranks import Alone
+from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Schema
 
 SCHEMA = Schema({"image/log_s": -np.inf, "image/tau": 0.05})
@@ -24,7 +24,7 @@ def commit(repository, step, parts=None, **changes):
     """Commit a snapshot on top of the last one; by default all rows are set to the number of the step."""
     settings = {"base": repository.resolve("latest"), "epoch": 0, "config_hash": "", "dataset_fingerprint": "glyphs-1"}
     parts = [rows(step)] if parts is None else parts
-    return repository.commit(parts, step=step, ranks=Alone(), **(settings | changes))
+    return repository.commit(parts, step=step, ranks=Ranks(), **(settings | changes))
 
 
 def columns(repository, at="latest"):

@@ -18,7 +18,7 @@ import numpy as np
 from thermopile.state_store import SnapshotError, StateReader
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
-from thermopile.state_store.ranks import Alone
+from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
 
 LIMIT = 160
@@ -33,7 +33,7 @@ MAX_SECONDS_UNTIL_STARVED = 0.04
 def commit(repository, base, step):
     rows = ColumnPart(0, {name: np.full(SAMPLES, step, SCHEMA.dtype(name)) for name in SCHEMA.columns})
     return repository.commit(
-        [rows], base=base, step=step, epoch=0, config_hash="", dataset_fingerprint="", ranks=Alone()
+        [rows], base=base, step=step, epoch=0, config_hash="", dataset_fingerprint="", ranks=Ranks()
     )
 
 

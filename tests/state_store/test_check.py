@@ -11,7 +11,7 @@ from thermopile.state_store import StateReader, history, icechunk_files
 from thermopile.state_store.check import check_snapshot
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
-from thermopile.state_store.ranks import Alone
+from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
 
 FIELDS = {"image/log_s": -np.inf, "image/tau": 0.05, "image/u": 0.0}
@@ -45,7 +45,7 @@ def write_state(path):
 
 def commit(repository, parts, step, fingerprint="glyphs-1"):
     about = {"epoch": 2, "config_hash": "", "dataset_fingerprint": fingerprint}
-    repository.commit(parts, base=repository.resolve("latest"), step=step, ranks=Alone(), **about)
+    repository.commit(parts, base=repository.resolve("latest"), step=step, ranks=Ranks(), **about)
 
 
 def check(path, bounds=BOUNDS):

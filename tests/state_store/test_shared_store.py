@@ -7,7 +7,7 @@ import two_ranks_run
 from thermopile.state_store import StateReader, list_snapshots
 from thermopile.state_store.commit import array_of
 from thermopile.state_store.durable import Repository
-from thermopile.state_store.ranks import Alone
+from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description
 
 ORDER, KINDS = two_ranks_run.ORDER, sorted(two_ranks_run.BUDGETS)
@@ -36,7 +36,7 @@ ROW_BYTES = 3 * 4
 
 
 def test_a_run_of_one_process_hears_itself():
-    alone = Alone()
+    alone = Ranks()
     assert (alone.rank, alone.world) == (0, 1)
     assert alone.broadcast("value") == "value"
     assert alone.gather("value") == ["value"]
@@ -104,8 +104,8 @@ def take_all(store):
 def alone(tmp_path_factory):
     """The store of a process that made all the steps by itself."""
     path = tmp_path_factory.mktemp("alone") / "state"
-    with two_ranks_run.store_at(path, "resident", Alone()) as store:
-        two_ranks_run.train(store, Alone(), TWO_WENT_ON)
+    with two_ranks_run.store_at(path, "resident", Ranks()) as store:
+        two_ranks_run.train(store, Ranks(), TWO_WENT_ON)
     return path
 
 
@@ -115,9 +115,9 @@ def shared(run_two, tmp_path_factory):
     directory, taken = tmp_path_factory.mktemp("shared"), {}
     moved = run_two(two_ranks_run.train_both_kinds, directory, TWO_TRAINED)
     for kind in KINDS:
-        with two_ranks_run.store_at(directory / kind, kind, Alone()) as store:
+        with two_ranks_run.store_at(directory / kind, kind, Ranks()) as store:
             taken[kind] = take_all(store)
-            two_ranks_run.train(store, Alone(), ONE_TRAINED)
+            two_ranks_run.train(store, Ranks(), ONE_TRAINED)
     moved += run_two(two_ranks_run.train_both_kinds, directory, TWO_WENT_ON)
     return directory, taken, moved
 

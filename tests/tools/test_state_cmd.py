@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from thermopile.state_store import StateReader, StateStore
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
-from thermopile.state_store.ranks import Alone
+from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
 from thermopile.tools.cli import main
 from thermopile.trainer.config import load_config
@@ -50,7 +50,7 @@ def sound_columns(samples=SAMPLES, step=STEP):
 def write_state(path, columns, *, step=STEP, fingerprint="glyphs-1"):
     samples = len(columns["visits"])
     repository = Repository.create(path, Description(samples, Schema(FIELDS), BLOCK, fingerprint))
-    identity = {"base": repository.resolve("latest"), "dataset_fingerprint": fingerprint, "ranks": Alone()}
+    identity = {"base": repository.resolve("latest"), "dataset_fingerprint": fingerprint, "ranks": Ranks()}
     return repository.commit([ColumnPart(0, columns)], step=step, epoch=2, config_hash="", **identity)
 
 
@@ -164,7 +164,7 @@ def test_all_checks_every_snapshot_and_one_that_is_not_sound_decides(tmp_path):
     write_state(tmp_path / "state", columns)
     columns["image/u"][1] = np.nan
     repository = Repository.open(tmp_path / "state")
-    identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "glyphs-1", "ranks": Alone()}
+    identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "glyphs-1", "ranks": Ranks()}
     repository.commit([ColumnPart(0, columns)], step=8, epoch=2, config_hash="", **identity)
     done = state("check", tmp_path / "state", "--all", "--json")
     assert done.exit_code == 1

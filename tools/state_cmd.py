@@ -139,69 +139,53 @@ def _find(run: Path) -> tuple[Path, TrainConfig | None, list[str]]:
 
 def _reports(path: Path, config: TrainConfig | None, at: str, every: bool) -> Iterator[SnapshotReport]:
     from ..state_store import SnapshotNotFoundError, StateReader, list_snapshots
-    from ..state_store.check import check_snapshot
 
     found = [snapshot.id for snapshot in list_snapshots(path)] if every else []
     for asked in found or [at]:
         try:
-            reader = StateReader.open(path, asked)
-            notes: list[str] = []
-            bounds, problems = _tau_bounds(reader, config, notes), _dataset_problems(reader, config, notes)
-            with progress_bar(f"checking {reader.snapshot.tag}", reader.samples) as bar:
-                report = check_snapshot(reader, bounds, bar.update)
-            report.other_problems.extend(problems)
-            report.notes.extend(notes)
+            yield _check(StateReader.open(path, asked), config)
         except SnapshotNotFoundError as error:
             if not found:
                 raise
             click.echo(f"Note: {error}", err=True)  # the run may delete old snapshots while this runs
-        else:
-            yield report
 
 
-def _tau_bounds(reader: StateReader, config: TrainConfig | None, notes: list[str]) -> dict[str, float]:
-    if not any(name.split("/")[-1] == "tau" for name in reader.fields):
-        return {}
-    if config is None:
-        notes.append("No run settings were found beside the state, so tau was not checked against bounds.")
-        return {}
-    objective = config.objective
-    bounds = {name: objective.settings.get(name) for name in ("tau_min", "tau_max")}
-    notes += [
-        f"Objective {objective.name} has no {name}, so tau was not checked against one."
-        for name, bound in bounds.items()
-        if bound is None
-    ]
-    return {name: bound for name, bound in bounds.items() if bound is not None}
-
-
-def _dataset_problems(reader: StateReader, config: TrainConfig | None, notes: list[str]) -> list[str]:
+def _check(reader: StateReader, config: TrainConfig | None) -> SnapshotReport:
+    """Check a snapshot, with the bounds of tau and the dataset from the run's settings, if they are known."""
     from ..pipeline.dataset_index import read_index
     from ..pipeline.errors import DatasetError
+    from ..state_store.check import check_snapshot
 
+    settings = config.objective.settings if config else {}
+    bounds = {name: settings[name] for name in ("tau_min", "tau_max") if settings.get(name) is not None}
+    with progress_bar(f"checking {reader.snapshot.tag}", reader.samples) as bar:
+        report = check_snapshot(reader, bounds, bar.update)
+    has_tau = any(name.split("/")[-1] == "tau" for name in reader.fields)
     if config is None:
-        return []
+        if has_tau:
+            report.notes.append("No run settings were found beside the state, so tau was not checked against bounds.")
+        return report
+    for name in ("tau_min", "tau_max"):
+        if has_tau and name not in bounds:
+            report.notes.append(f"Objective {config.objective.name} has no {name}, so tau was not checked against one.")
+    made_for = reader.dataset_fingerprint
     try:
         index = read_index(Path(config.data.path))
     except DatasetError as error:
-        notes.append(f"The run's dataset was not compared, because it cannot be read: {error}")
-        return []
-    if index.fingerprint == reader.dataset_fingerprint:
-        return []
-    return [
-        f"the state is for dataset {reader.dataset_fingerprint[:12]}… with {reader.samples:,} samples, but "
-        f"{config.data.path} is {index.fingerprint[:12]}… with {index.n:,}"
-    ]
+        report.notes.append(f"The run's dataset was not compared, because it cannot be read: {error}")
+        return report
+    if index.fingerprint != made_for:
+        report.other_problems.append(
+            f"the state is for dataset {made_for[:12]}… with {reader.samples:,} samples, but {config.data.path} is "
+            f"{index.fingerprint[:12]}… with {index.n:,}"
+        )
+    return report
 
 
 def _print_report(report: SnapshotReport) -> None:
     snapshot = report.snapshot
     click.echo(f"{snapshot.tag}  epoch {snapshot.epoch:,}, {_local_time(snapshot)}, {snapshot.id}")
-    rows = [
-        (column.name, column.dtype, f"{column.rows:,}", f"{column.unseen:,}", _range(column), _verdict(column))
-        for column in report.columns
-    ]
-    print_table(("column", "dtype", ">rows", ">unseen", ">range", "verdict"), rows)
+    print_table(("column", "dtype", ">rows", ">unseen", ">range", "verdict"), [_row(each) for each in report.columns])
     for column in report.columns:
         for problem in column.problems:
             _print_line("problem", _in_words(column, problem))
@@ -218,15 +202,11 @@ def _print_line(kind: str, words: str) -> None:
     click.echo(f"{kind:<9} {plain_text(words, most=1000)}")
 
 
-def _range(column: ColumnReport) -> str:
-    return "–" if column.lowest is None else f"{column.lowest:.4g} … {column.highest:.4g}"
-
-
-def _verdict(column: ColumnReport) -> str:
-    if column.sound:
-        return "sound"
-    problems = len(column.problems) + column.problems_not_listed
-    return "1 problem" if problems == 1 else f"{problems:,} problems"
+def _row(column: ColumnReport) -> tuple[str, ...]:
+    values = "–" if column.lowest is None else f"{column.lowest:.4g} … {column.highest:.4g}"
+    count = len(column.problems) + column.problems_not_listed
+    verdict = "sound" if column.sound else "1 problem" if count == 1 else f"{count:,} problems"
+    return column.name, column.dtype, f"{column.rows:,}", f"{column.unseen:,}", values, verdict
 
 
 def _in_words(column: ColumnReport, problem: Problem) -> str:

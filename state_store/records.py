@@ -78,3 +78,13 @@ def scatter(words: Words, places: IdArray, values: Floats, accepted: Flags, step
                 record = floats[np.uint64(places[i])]
                 for field in range(fields):
                     record[field] = values[field, i]
+
+
+@compiled("void", RECORDS, "uint32[:,:]")
+def to_columns(words: Words, columns: Words) -> None:
+    """Transpose the first words of the records [rows, row_words] into `columns`, [columns, rows]; faster than numpy."""
+    for start in range(0, words.shape[0], _TILE):
+        stop = min(start + _TILE, words.shape[0])
+        for column in range(columns.shape[0]):
+            for row in range(start, stop):
+                columns[column, row] = words[row, column]

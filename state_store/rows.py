@@ -13,7 +13,20 @@ import numpy.typing as npt
 
 from .commit import ColumnPart
 from .history import Snapshot
-from .records import FLAGS, IDS, RECORDS, Flags, Floats, IdArray, Words, aligned_words, compiled, gather, scatter
+from .records import (
+    FLAGS,
+    IDS,
+    RECORDS,
+    Flags,
+    Floats,
+    IdArray,
+    Words,
+    aligned_words,
+    compiled,
+    gather,
+    scatter,
+    to_columns,
+)
 from .schema import Schema
 
 _BLOCKS_WRITTEN_AT_ONCE = 16
@@ -183,12 +196,12 @@ class Rows:
     def _copy_as_cut(self, block: int, columns: Words) -> None:
         with self.blocks.lock:
             if self.blocks.in_memory()[block]:
-                columns[:] = self.blocks.records(block)[:, : len(columns)].T
+                to_columns(self.blocks.records(block), columns)
                 self._restore(block, columns)
                 return
         # Whatever happens to the block meanwhile, each row fetched here is unchanged since the cut or has a
         # before-image.
-        columns[:] = self.blocks.fetched(block)[:, : len(columns)].T
+        to_columns(self.blocks.fetched(block), columns)
         with self.blocks.lock:
             self._restore(block, columns)
 

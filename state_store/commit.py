@@ -56,7 +56,8 @@ def fork(state: Path, base: Snapshot, world: int) -> list[icechunk.ForkSession]:
     Raises DamagedFileError if the base is damaged.
     """
     icechunk_files.refuse_links(state)
-    icechunk_files.verify(state, base.files)
+    for name, sha256 in base.files.items():
+        icechunk_files.verified(state, name, sha256)
     icechunk_files.point_reference_at(state, base.id)
     session = icechunk_files.open_repository(state).writable_session(icechunk_files.BRANCH)
     return [session.fork() for _ in range(world)]

@@ -261,7 +261,8 @@ class Repository:
     def _read(self, snapshot: Snapshot) -> Snapshot | UnreadableSnapshot | None:
         """Return the snapshot if its files, except chunks, are intact; None if it was deleted."""
         try:
-            icechunk_files.verify(self.path, snapshot.files)
+            for name, sha256 in snapshot.files.items():
+                icechunk_files.verified(self.path, name, sha256)
         except DamagedFileError as error:
             # Check again: a snapshot leaves the index before its files are deleted.
             if not self.holds(snapshot.id):

@@ -58,12 +58,6 @@ def verified(state: Path, name: str, sha256: str) -> bytes:
     return data
 
 
-def verify(state: Path, files: Mapping[str, str]) -> None:
-    """Check files of a snapshot, path -> sha256. Raises DamagedFileError for the first damaged one; OSError."""
-    for name, sha256 in files.items():
-        verified(state, name, sha256)
-
-
 def written_files(state: Path, snapshot_id: str, verified_before: Mapping[str, str]) -> tuple[datetime, dict[str, str]]:
     """Read back a snapshot just written: its time, and its files, path -> sha256.
 

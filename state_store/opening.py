@@ -54,12 +54,12 @@ def open_share(
             repository = Repository.open(path)
             blocks = _blocks_at(repository, snapshot, owned, slots, ranks.rank)
             undo.callback(blocks.close)
+            rows = Rows(description.schema, owned, description.block_rows, blocks)
         with agreement(ranks):
             if ranks.rank == 0:
                 repository.undo_after(snapshot)
                 repository.forget_damaged()
         undo.pop_all()
-    rows = Rows(description.schema, owned, description.block_rows, blocks)
     return repository, snapshot, rows, staging, lock, ranks
 
 

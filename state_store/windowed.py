@@ -47,15 +47,18 @@ class WindowedBlocks(Blocks):
         self._unsaved = np.zeros(slots, dtype=bool)  # newer than on disk
         self._first_needed, self._last_needed = np.zeros((2, slots), dtype=np.int64)
         self._step = step  # the last one whose put is in the rows
-        self._windows: Iterator[Window] = iter(())
-        self._window: Window | None = None  # the window being read, and the index of its next block
-        self._next_in_window = 0
+        self._coming: Iterator[tuple[int, Window]] = iter(())
         self._complaint = ""
 
     def expect(self, windows: Iterable[Window]) -> None:
         with self.lock:
-            self._windows = iter(windows)
-            self._window = None
+            # Lazily: a window that is over by the time it is reached is skipped.
+            self._coming = (
+                (int(block) - self._first_block, window)
+                for window in windows
+                if window.last_step > self._step
+                for block in window.blocks
+            )
         self._schedule()
 
     def finished(self, step: int) -> None:
@@ -160,30 +163,19 @@ class WindowedBlocks(Blocks):
     def _block_to_read_ahead(self) -> tuple[int, int, Window] | None:
         """Reserve a free slot for the next block of the coming windows; extend the stay of blocks already in memory."""
         free = np.flatnonzero(self._block_in == _NONE)
-        while len(free) and (window := self._current_window()) is not None:
-            block = int(window.blocks[self._next_in_window]) - self._first_block
+        while len(free) and (coming := next(self._coming, None)) is not None:
+            block, window = coming
             if not 0 <= block < len(self._slot_of):
                 first, end = self._first_block, self._first_block + len(self._slot_of)
                 raise StateStoreError(
                     f"a window has block {block + first}, but this process holds the blocks {first} … {end - 1}; "
                     "announce only this rank's windows"
                 )
-            self._next_in_window += 1
             if (slot := int(self._slot_of[block])) == _NONE:
                 self._block_in[free[0]] = block
                 return block, int(free[0]), window
             self._last_needed[slot] = max(self._last_needed[slot], window.last_step)
         return None
-
-    def _current_window(self) -> Window | None:
-        """Return the window with the next block to examine, or None if all windows have been read."""
-        while self._window is None or self._next_in_window == len(self._window.blocks):
-            self._window, self._next_in_window = next(self._windows, None), 0
-            if self._window is None:
-                return None
-            if self._window.last_step <= self._step:
-                self._window = None
-        return self._window
 
     def _read(self, block: int, slot: int, window: Window) -> None:
         try:

@@ -99,7 +99,7 @@ def _slots_within(memory_budget: int | None, description: Description, owned: ra
 
 
 def _blocks_at(repository: Repository, snapshot: Snapshot, owned: range, slots: int | None, rank: int) -> Blocks:
-    """Return the blocks of the ids `owned` as of `snapshot`; all in memory if `slots` is None, else so many of them."""
+    """Return the blocks of the ids `owned` as of `snapshot`; `slots` of them in memory, or all if it is None."""
     description = repository.description
     schema, block_rows = description.schema, description.block_rows
     if slots is not None:

@@ -57,7 +57,8 @@ class Blocks:
 
     def __init__(self, schema: Schema, rows: int, block_rows: int) -> None:
         self.words: Words = aligned_words(rows, schema.row_words)
-        self.words[:] = schema.initial_record()
+        self.words[:] = 0
+        self.words.view(np.float32)[:, : len(schema.names)] = list(schema.initial.values())
         self.lock = threading.Condition()
         """Hold it while using a place, so that the record stays there."""
         self._block_rows = block_rows

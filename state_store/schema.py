@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from .errors import FieldError, StoreMismatchError
 
@@ -60,12 +59,6 @@ class Schema:
 
     def fill_value(self, column: str) -> float | int:
         return 0 if column in COUNTERS else self.initial[column]
-
-    def initial_record(self) -> npt.NDArray[np.uint32]:
-        """Return the initial record of an unseen sample, [row_words]."""
-        record = np.zeros(self.row_words, dtype=np.uint32)
-        record.view(np.float32)[: len(self.initial)] = list(self.initial.values())
-        return record
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise FieldError unless `names` are exactly the fields; `visits` is also allowed."""

@@ -22,7 +22,7 @@ def cut_short(file):
 
 
 def damage(path, snapshot, how=cut_short):
-    """Damage the file of a snapshot, and return the repository opened anew."""
+    """Damage the file of a snapshot, and return the reopened repository."""
     how(path / "snapshots" / snapshot.id)
     return Repository.open(path)
 

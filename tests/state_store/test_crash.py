@@ -52,7 +52,7 @@ def assert_columns_equal(read, expected):
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["resident", "windowed"])
-@pytest.mark.parametrize("kills", [3, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.soak)])
 def test_a_killed_run_reopens_exactly_at_a_snapshot_no_older_than_the_last_announced(start, path, kind, kills):
     moments, expected, announced = random.Random(7), ExpectedState(), 0
     blocks_left = 0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ..state_store.ranks import Alone, Ranks, TorchRanks
+from ..state_store.ranks import Ranks, TorchRanks
 from .errors import ConfigError, RanksLostError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ SILENT_AFTER_SECONDS = 5.0
 LINGER_SECONDS = 2.0
 """How long rank 0, which may hold the store, stays for ranks that have yet to notice a lost neighbour."""
 
-_ALONE = Alone()
+_ALONE = Ranks()
 
 
 @dataclass(frozen=True)

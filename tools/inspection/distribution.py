@@ -57,7 +57,8 @@ class Distribution:
 
     def quantile(self, share: float) -> float:
         """Return a quantile of the finite values (at least one), to a relative precision of 2^-11."""
-        place = int(np.searchsorted(self._up_to, share * (self.count - 1), side="right")) - 1
+        rank = int(share * (self.count - 1))  # an integer: for a float, numpy would convert every bin
+        place = int(np.searchsorted(self._up_to, rank, side="right")) - 1
         return float(np.clip(_lower_edge(place), self.min, self.max))
 
     def bin_of(self, share: float) -> tuple[float, float]:

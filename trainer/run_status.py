@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import open_regular
 from ..state_store.errors import StateStoreError
-from .metrics_tail import last_lines, loss_curve
+from .metrics_file import last_lines, loss_curve
 from .run_directory import RunDirectory
 from .step_report import TIME, hints, split
 

@@ -62,6 +62,10 @@ class World:
             return [list(own)]
         return self.control.all_gather(own)
 
+    def any_rank(self, flag: bool) -> bool:
+        """Return whether the flag is set on any rank. Called by all ranks."""
+        return any(of_rank for (of_rank,) in self.all_gather([flag]))
+
     def lost_ranks(self) -> list[int]:
         """Return the lost ranks after a collective has failed; takes a few seconds."""
         return [] if self.heartbeats is None else self.heartbeats.lost()

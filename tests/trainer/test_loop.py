@@ -361,7 +361,7 @@ def test_the_checkpoints_and_the_snapshots_that_are_kept_are_of_the_same_steps(p
 
     def latest_is_whole(report):
         if report.step > 3:
-            trainer._end_checkpoint()
+            trainer.checkpointer.finish()
             assert snapshot_of_the_latest(run) in {snapshot.id for snapshot in list_snapshots(run.state)}
 
     with Trainer.open(config, run) as trainer:
@@ -379,7 +379,7 @@ def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pa
     config = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 1})
 
     def stop(report):
-        trainer._end_checkpoint()
+        trainer.checkpointer.finish()
         stop_at(11)(report)
 
     with pytest.raises(KeyboardInterrupt), Trainer.open(config, run, resume=True) as trainer:
@@ -396,7 +396,7 @@ def test_a_damaged_snapshot_kept_for_its_step_is_told_of_until_a_resume_forgets_
     config, run = small(pairs_dataset, checkpoint=keep), RunDirectory(tmp_path / "run")
 
     def damage(report):
-        trainer._end_checkpoint()
+        trainer.checkpointer.finish()
         if report.step == 10:
             info, _ = load_checkpoint(run.checkpoints / "step-6")
             (run.state / "snapshots" / info.snapshot).unlink()
@@ -438,7 +438,7 @@ def test_a_snapshot_that_fails_is_tried_again_and_training_goes_on(
 
     def report(report):
         if report.step in (6, 7, 9):
-            trainer._end_checkpoint()
+            trainer.checkpointer.finish()
         if report.step == 6:
             block(run)
         if report.step == 9:
@@ -462,7 +462,7 @@ def test_a_failed_attempt_is_not_repeated_at_every_step(pairs_dataset, tmp_path,
         if report.step == 2:
             block(run)
         if report.step == 3:
-            trainer._end_checkpoint()
+            trainer.checkpointer.finish()
         if report.step == 6:
             unblock(run)
 
@@ -477,7 +477,7 @@ def test_a_run_fails_whose_last_checkpoint_cannot_be_written_and_can_be_resumed(
 
     def report(report):
         if report.step == 14:
-            trainer._end_checkpoint()
+            trainer.checkpointer.finish()
             block(run)
 
     with pytest.raises(SnapshotError, match="snapshot of step 14"), Trainer.open(config, run) as trainer:
@@ -498,7 +498,7 @@ def test_a_model_part_that_fails_leaves_the_last_checkpoint_with_its_snapshot(
 
     def report(report):
         if report.step in (6, 7):
-            trainer._end_checkpoint()
+            trainer.checkpointer.finish()
         if report.step == 6:
             (run.checkpoints / ".step-6.partial").touch()  # a file where its directory belongs
         if report.step == 7:

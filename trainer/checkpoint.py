@@ -4,8 +4,6 @@ checkpoints/step-N/ holds `tensors.safetensors`, `training.json`, which describe
 `checkpoint.json`, with the digests of both and its own checksum. checkpoints/latest names the newest checkpoint.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

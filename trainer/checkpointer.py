@@ -1,7 +1,5 @@
 """Scheduling and writing checkpoints in the background; all ranks agree on the outcome."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import time

@@ -1,7 +1,5 @@
 """Merging settings from presets, TOML files and `key=value`, with the origin of each value."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

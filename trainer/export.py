@@ -3,8 +3,6 @@
 Neither needs thermopile to be read. The section Exporting of docs/operations.md describes the files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Messages for runs that had to end: the cause, what is intact and what to do."""
 
-from __future__ import annotations
-
 from ..pipeline.order import Order
 from .checkpoint import latest_checkpoint
 from .errors import RanksLostError, TrainingError

@@ -1,14 +1,12 @@
 """The training loop: epochs and steps, checkpoints and the log."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -22,14 +20,13 @@ from .config import TrainConfig
 from .encoders import Encoders
 from .encoders.data_parallel import batch_norm_advice, encoders_of_a_step
 from .encoders.initial_weights import load_initial_weights
-from .encoders.mixed_precision import MixedPrecision
 from .errors import NotFiniteError, RanksLostError, RunError, TrainingError
 from .evaluation.online import OnlineEvaluation
 from .failures import not_finite, ranks_lost, samples_after
 from .metrics_log import MetricsLog, Scalar
 from .objectives import FeaturesError, Outcome, Progress
 from .opening import find_start, open_store
-from .optim import create_optimizer, learning_rate
+from .optim import MixedPrecision, create_optimizer, learning_rate
 from .rank_differences import refuse_separate_directories
 from .run_directory import RunDirectory
 from .step_clock import StepClock
@@ -102,7 +99,7 @@ class Trainer:
             self._resources = opened.pop_all()
 
     @classmethod
-    def open(cls, config: TrainConfig, run: RunDirectory, *, resume: bool = False, world: World = ALONE) -> Trainer:
+    def open(cls, config: TrainConfig, run: RunDirectory, *, resume: bool = False, world: World = ALONE) -> Self:
         """Start a run with resolved settings (`resolve`), or resume it from its latest checkpoint.
 
         Writes nothing until the ranks are known to agree and all parts have been built. Called by all ranks.
@@ -328,7 +325,7 @@ class Trainer:
         """End the threads and release the run. Steps after the last checkpoint are lost."""
         self._resources.close()
 
-    def __enter__(self) -> Trainer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

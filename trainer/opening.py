@@ -1,7 +1,5 @@
 """Opening a run: what its ranks start from, and the samples' state at that point."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Comparing the ranks of a run before it begins: model, dataset, directory and checkpoint must be the same."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """Which settings may change on resume."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The files of a run directory. docs/formats.md describes each."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

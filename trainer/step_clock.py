@@ -1,7 +1,5 @@
 """Timing the parts of a step without synchronising with the device."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

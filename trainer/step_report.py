@@ -1,7 +1,5 @@
 """Summaries of a run's steps for people."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

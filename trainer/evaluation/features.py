@@ -1,7 +1,5 @@
 """Features of a dataset, or of chosen samples, from the encoders of a run's checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

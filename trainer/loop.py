@@ -27,11 +27,10 @@ from .metrics_log import MetricsLog, Scalar
 from .objectives import FeaturesError, Outcome, Progress
 from .opening import find_start, open_store
 from .optim import MixedPrecision, create_optimizer, learning_rate
-from .rank_differences import refuse_separate_directories
 from .run_directory import RunDirectory
 from .step_clock import StepClock
 from .step_report import StepReport, report_of
-from .world import ALONE, World
+from .world import ALONE, World, refuse_separate_directories
 
 MAX_SKIPPED = 10
 """Maximum number of consecutive skipped steps; corrupted weights never yield a finite step again."""

@@ -1,23 +1,30 @@
-"""Opening a run: what its ranks start from, and the samples' state at that point."""
+"""Opening a run: what its ranks start from, which must be the same, and the samples' state at that point."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from .._version import __version__
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import ORDER_VERSION, Order
 from ..state_store import DamagedChunkError, SnapshotNotFoundError, StateStore
 from ..state_store.ranks import agreement
-from .checkpoint import Loaded, checkpoints_in, latest_checkpoint, load_latest, remove_checkpoints
-from .config import TrainConfig
-from .errors import RunError
+from .checkpoint import CheckpointInfo, Loaded, checkpoints_in, latest_checkpoint, load_latest, remove_checkpoints
+from .config import TrainConfig, flat, to_tree
+from .errors import ConfigError, RunError
 from .objectives import Objective
-from .rank_differences import refuse_differences
 from .resume_settings import changes_since
 from .run_directory import RunDirectory
 from .world import World
+
+MAY_DIFFER = frozenset({"data.path", "data.workers", "evaluation.test", "evaluation.train"})
+"""Settings that may differ between ranks: dataset paths, because fingerprints are compared and only rank 0 evaluates,
+and the number of decoding cores. All others must be equal."""
+
+MAX_NAMED = 10
 
 _log = logging.getLogger(__name__)
 
@@ -108,3 +115,44 @@ def _check_settings(config: TrainConfig, start: Loaded, world: World) -> None:
             f"{start.path} was made with sample order {start.info.order_version}, but this version uses order "
             f"{ORDER_VERSION}; resume it with the version that started it"
         )
+
+
+def refuse_differences(world: World, config: TrainConfig, dataset: Dataset, checkpoint: CheckpointInfo | None) -> None:
+    """Raise ConfigError on every rank, naming rank and setting, if the ranks differ. Called by all ranks.
+
+    config: resolved. checkpoint: the one to resume from.
+    """
+    own = facts(config, dataset, checkpoint)
+    if found := differences(world.control.broadcast(world.control.gather(own))):
+        more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+        raise ConfigError(
+            f"the ranks differ: {'; '.join(found[:MAX_NAMED])}{more}. "
+            "Start them all with the same settings, the same dataset and the same thermopile"
+        )
+
+
+def facts(config: TrainConfig, dataset: Dataset, checkpoint: CheckpointInfo | None) -> dict[str, Any]:
+    """Return everything that must be equal on all ranks, by name; small and picklable."""
+    return {
+        "thermopile": __version__,
+        "order_version": ORDER_VERSION,
+        "dataset fingerprint": dataset.index.fingerprint,
+        "dataset samples": dataset.n,
+        "checkpoint": checkpoint and f"step-{checkpoint.step} with snapshot {checkpoint.snapshot}",
+        **{key: value for key, value in flat(to_tree(config)).items() if key not in MAY_DIFFER},
+    }
+
+
+def differences(of_ranks: Sequence[dict[str, Any]]) -> list[str]:
+    """Describe each difference from rank 0: which rank, which fact, both values."""
+    first, *others = of_ranks
+
+    def shown(value: object) -> str:
+        return "none" if value is None else repr(value)
+
+    return [
+        f"rank {rank} has {key} = {shown(own.get(key))}, rank 0 {shown(first.get(key))}"
+        for rank, own in enumerate(others, start=1)
+        for key in (first | own)
+        if own.get(key) != first.get(key)
+    ]

@@ -1,7 +1,7 @@
 """Encoders: images or tokens → features. Small built-ins, and transformers models as `hf:`, without downloads."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn

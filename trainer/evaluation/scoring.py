@@ -87,7 +87,8 @@ def sgd_probe(train: Tensor, labels: Tensor, test: Tensor, on_progress: OnCount,
     generator = torch.Generator().manual_seed(seed)
     for epoch in range(EPOCHS):
         shuffled = torch.randperm(len(train), generator=generator).to(train.device)
-        for rows in shuffled.split(BATCH):
+        for first in range(0, len(train), BATCH):
+            rows = shuffled[first : first + BATCH]
             loss = F.cross_entropy(model(train[rows]), labels[rows])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]

@@ -143,4 +143,7 @@ def _feature_gradients(pairs: Pairs, tau: Tensor, sums: Sums, step: Step) -> Ten
     """Return the gradients of this rank's features, [2, n, d]."""
     weights = Weights(sums.peak.flatten(), tau.flatten() * LN2, (step.negative_weight / sums.total).flatten())
     on_positives = step.negative_weight if step.positive_weight is None else step.positive_weight
-    return pairs.gradients(lambda *piece: grad_weights(*piece, weights), in_positives=-on_positives.sum(0))
+    return pairs.gradients(
+        lambda similarities, rows, block: grad_weights(similarities, rows, block, weights),
+        in_positives=-on_positives.sum(0),
+    )

@@ -14,7 +14,6 @@ from torch import Tensor
 from ..pipeline.batch import Batch
 from ..state_store.ranks import agreement
 from .build import create_order, device_named, objective_of, open_loader, windows_from
-from .checkpoint import Loaded
 from .checkpointer import Checkpointer
 from .config import TrainConfig
 from .encoders import Encoders
@@ -25,7 +24,7 @@ from .evaluation.online import OnlineEvaluation
 from .failures import not_finite, ranks_lost, samples_after
 from .metrics_log import MetricsLog, Scalar
 from .objectives import FeaturesError, Outcome, Progress
-from .opening import find_start, open_store
+from .opening import LOSS_SCALE, find_start, open_store, restore
 from .optim import MixedPrecision, create_optimizer, learning_rate
 from .run_directory import RunDirectory
 from .step_clock import StepClock
@@ -83,7 +82,8 @@ class Trainer:
             )
             opened.enter_context(self.store)
             if start is not None:
-                self._restore(start)
+                self._refused_rows = self._refused_before = restore(start, self.store, self._parts())
+                self.steps_done = start.info.step
             self.store.expect(windows_from(self.steps_done, self.order, config.epochs, world))
             self._prefetched = self.steps_done + 1  # the rows of that many steps need no prefetch
             with agreement(world.slow_group, RunError):  # reading a long log takes a while
@@ -293,32 +293,15 @@ class Trainer:
         of_evaluation = self.evaluation.notes if self.evaluation else []
         return self.objective.advice(self.config.batch_size) + of_norms + of_evaluation
 
-    def training_state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds besides the samples' state: tensors on the device, not copied."""
-        return {
-            "encoders": self.encoders.state_dict(),
-            "objective": self.objective.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "loss_scale": self.precision.scaler.state_dict(),
-            "refused_rows": self._refused_rows,
-        }
+    def _parts(self) -> dict[str, Any]:
+        """Return what a checkpoint holds besides the samples' state, by name; each has state_dict, load_state_dict."""
+        scaler = self.precision.scaler
+        return {"encoders": self.encoders, "objective": self.objective, "optimizer": self.optimizer, LOSS_SCALE: scaler}
 
-    def _restore(self, start: Loaded) -> None:
-        path, info, training, _ = start
-        if info.step != (taken_at := self.store.last_snapshot.step):
-            raise RunError(f"{path} is damaged: it is of step {info.step}, its state snapshot of step {taken_at}")
-        try:
-            self.encoders.load_state_dict(training["encoders"])
-            self.objective.load_state_dict(training["objective"])
-            self.optimizer.load_state_dict(training["optimizer"])
-            self._refused_rows = self._refused_before = int(training.get("refused_rows", 0))
-            if scale := training.get("loss_scale"):
-                self.precision.scaler.load_state_dict(scale)
-        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise RunError(f"{path} does not match the run's settings ({reason}): it is from another run or "
-                           "version of thermopile; resume it with the version that started it") from error  # fmt: skip
-        self.steps_done = info.step
+    def training_state(self) -> dict[str, Any]:
+        """Return the model's part of a checkpoint: tensors on the device, not copied."""
+        states = {name: part.state_dict() for name, part in self._parts().items()}
+        return states | {"refused_rows": self._refused_rows}
 
     def close(self) -> None:
         """End the threads and release the run. Steps after the last checkpoint are lost."""

@@ -25,6 +25,7 @@ MAY_DIFFER = frozenset({"data.path", "data.workers", "evaluation.test", "evaluat
 and the number of decoding cores. All others must be equal."""
 
 MAX_NAMED = 10
+LOSS_SCALE = "loss_scale"
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +90,27 @@ def open_store(
                 kept = {step for step in checkpoints_in(run.checkpoints) if step <= start.info.step}
                 remove_checkpoints(run.checkpoints, keep=kept)
             return store, start
+
+
+def restore(start: Loaded, store: StateStore, parts: dict[str, Any]) -> int:
+    """Load a checkpoint into the parts of the model, by name; return the number of rows refused until then.
+
+    Raises RunError if the checkpoint does not fit them or the samples' state.
+    """
+    path, info, training, _ = start
+    if info.step != (taken_at := store.last_snapshot.step):
+        raise RunError(f"{path} is damaged: it is of step {info.step}, its state snapshot of step {taken_at}")
+    try:
+        for name, part in parts.items():
+            if name != LOSS_SCALE or training.get(name):  # empty without fp16
+                part.load_state_dict(training[name])
+        return int(training.get("refused_rows", 0))
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(
+            f"{path} does not match the run's settings ({reason}): it is from another run or version of thermopile; "
+            "resume it with the version that started it"
+        ) from error
 
 
 def _earlier(config: TrainConfig, run: RunDirectory, world: World, start: Loaded) -> Loaded | None:

@@ -269,7 +269,9 @@ class Trainer:
 
     def _evaluate(self, should_stop: Callable[[], bool], on_evaluation: Callable[[dict[str, Any]], None]) -> None:
         """Score the encoders after this step, once its line is written, on rank 0; the others wait."""
-        scores = self.evaluation and self.evaluation.scores(self.encoders, self.steps_done, should_stop)
+        evaluation, scores = self.evaluation, None
+        if evaluation is not None:
+            scores = evaluation.scores(self.encoders, self.steps_done, should_stop)
         if scores is not None:
             on_evaluation(self.log.add_evaluation(self.steps_done, scores))
         self.world.slow_group.broadcast(None)

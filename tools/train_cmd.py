@@ -104,9 +104,8 @@ def train(
     from ..trainer.config_layers import Layers
     from ..trainer.errors import ConfigError
     from ..trainer.preemption import EXIT_CODE
-    from ..trainer.rank_differences import refuse_separate_directories
     from ..trainer.run_directory import RunDirectory
-    from ..trainer.world import joined_world
+    from ..trainer.world import joined_world, refuse_separate_directories
 
     run = None if out is None else RunDirectory(out)
     finished = True

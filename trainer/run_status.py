@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ..files import open_regular
 from ..lock import lock_holder
 from ..state_store.errors import StateStoreError
-from .metrics_tail import last_lines, loss_curve
+from .checkpoint import checkpoints_in
+from .metrics_file import last_lines, loss_curve
 from .run_directory import RunDirectory
 from .step_report import TIME, hints, split
 
@@ -34,7 +34,6 @@ COVERAGE_BLOCKS = 16
 """Evenly spaced blocks of the state from which the share of visited samples is estimated."""
 
 _WARNING_BYTES = 1 << 14
-_CHECKPOINT = re.compile(r"step-([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -249,12 +248,11 @@ def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str
 
 def _read_checkpoints(folder: Path) -> list[CheckpointStatus]:
     found = []
-    for path in folder.glob("step-*"):
-        if name := _CHECKPOINT.fullmatch(path.name):
-            with suppress(OSError):  # the run may be removing old ones; ignores what is not a directory
-                files = [file.stat() for file in path.iterdir()]
-                found.append(CheckpointStatus(int(name[1]), _age(path), sum(file.st_size for file in files)))
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    for step, path in sorted(checkpoints_in(folder).items()):
+        with suppress(OSError):  # the run may be removing old ones
+            size = sum(file.stat().st_size for file in path.iterdir())
+            found.append(CheckpointStatus(step, _age(path), size))
+    return found
 
 
 def _last_warnings(path: Path, notes: list[str]) -> list[str]:

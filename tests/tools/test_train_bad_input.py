@@ -130,7 +130,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
         trainer.run()
 
     def report(report):
-        trainer._checkpointer.wait()
+        trainer.checkpointer.wait()
         if report.step == 3:
             room_for_files(1)
         if report.step == 5:

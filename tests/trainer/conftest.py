@@ -1,10 +1,11 @@
-"""The program as processes of their own, without the seconds that its imports take."""
+"""The program as processes of their own, without the seconds that its imports and its first batch take."""
 
 import multiprocessing
 import os
 import resource
 from contextlib import contextmanager
 from itertools import count
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -49,12 +50,14 @@ class Program:
 
 
 @pytest.fixture(scope="session")
-def start_program(tmp_path_factory: pytest.TempPathFactory):
+def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
     """Return a function (*arguments, **environment) -> Program."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["thermopile.trainer.loop", "thermopile.pipeline.loading.ffcv_loader", "thermopile.tools.cli"]
-    )
+    context.set_forkserver_preload(["thermopile.trainer.loop", "thermopile.tools.cli", "warm_up"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        patch.setenv("WARM_UP_DATASET", str(pairs_dataset.path))
+        forkserver.ensure_running()
     folder, numbers = tmp_path_factory.mktemp("programs"), count()
 
     def start(*arguments, **environment) -> Program:

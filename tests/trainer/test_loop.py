@@ -1,31 +1,26 @@
-"""The run: the same losses however often it is killed, and state that agrees with the weights."""
+"""A run: a line for every step, the same losses for the same seed, and errors that say which step."""
 
 import json
-import random
-import re
-import shutil
-import time
 from dataclasses import replace
-from itertools import cycle
 
 import numpy as np
 import pytest
 
 from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.order import Order
-from thermopile.state_store import SnapshotError, StateReader, list_snapshots
-from thermopile.trainer import checkpointer, loop
-from thermopile.trainer.build import resolve, windows_from
-from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from thermopile.state_store import StateReader
+from thermopile.trainer.build import resolve
+from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config, to_toml
-from thermopile.trainer.errors import ConfigError, RunError, TrainingError
+from thermopile.trainer.errors import ConfigError, TrainingError
 from thermopile.trainer.loop import Trainer
-from thermopile.trainer.resume_settings import differences
 from thermopile.trainer.run_directory import RunDirectory
 
 
 def small(dataset: Dataset, **more):
-    tree = {"epochs": 2, "batch_size": 256, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 32}}
+    tree = {
+        "epochs": 2, "batch_size": 256, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 16},
+        "model": {"dim": 16, "image": {"config": {"width": 8}}},
+    }  # fmt: skip
     return resolve(load_config(tree | more), dataset)
 
 
@@ -34,16 +29,6 @@ def train(config, path):
     with Trainer.open(config, run) as trainer:
         trainer.run()
     return run
-
-
-def stop_at(step):
-    """A report that ends the run like Ctrl-C."""
-
-    def report(report):
-        if report.step == step:
-            raise KeyboardInterrupt
-
-    return report
 
 
 def lines(run):
@@ -118,7 +103,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_step_samples_and_the_last_
             TrainingError, match=rf"the loss of step 7 is nan\. The ids of its 256 samples begin with {ids}: .*step-6,"
         ):
             trainer.run()
-    assert checkpoints(run) == {3, 6}
+    assert {path.name for path in run.checkpoints.glob("step-*")} == {"step-3", "step-6"}
     assert [line["step"] for line in lines(run)] == list(range(1, 7))
 
 
@@ -166,86 +151,6 @@ def test_reports_count_the_steps_since_the_last_one(pairs_dataset, tmp_path):
     assert all(0 < sum(report.split.values()) - report.split["write_backlog"] <= 1.01 for report in reports)
 
 
-# A memory for part of the rows: 2,000 rows of 32 bytes are 64,000.
-
-WINDOWED = {"batch_size": 128, "canonical_shards": 2, "state": {"memory_budget": "40KB"}}
-
-
-def with_budget(config, budget, **more):
-    return config.model_copy(update={"state": config.state.model_copy(update={"memory_budget": budget} | more)})
-
-
-def assert_same_state(one, other):
-    one, other = StateReader.open(one.state), StateReader.open(other.state)
-    for column in (*one.fields, "visits", "last_step"):
-        np.testing.assert_array_equal(one.column(column), other.column(column))
-
-
-@pytest.fixture(scope="module")
-def resident(pairs_dataset, tmp_path_factory):
-    """2 epochs of a windowed order, every row in memory all the time."""
-    config = with_budget(small(pairs_dataset, **WINDOWED), None)
-    return train(config, tmp_path_factory.mktemp("runs") / "resident")
-
-
-def test_a_budget_for_fewer_rows_than_there_are_makes_the_order_windowed(pairs_dataset):
-    config = small(pairs_dataset, **WINDOWED)
-    assert (config.canonical_shards, config.window_blocks) == (2, 4)
-    assert config.blocks_per_shard > 10
-
-
-@pytest.mark.parametrize("budget", ["64KB", "1TB", "none"])
-def test_a_budget_for_all_rows_changes_nothing(pairs_dataset, budget):
-    assert with_budget(small(pairs_dataset, state={"memory_budget": budget}), None) == small(pairs_dataset)
-
-
-def test_a_run_with_few_rows_in_memory_equals_one_with_all_bit_for_bit(resident, pairs_dataset, tmp_path):
-    run = RunDirectory(tmp_path / "run")
-    with Trainer.open(small(pairs_dataset, **WINDOWED), run) as trainer:
-        trainer.run()
-        all_blocks = -(-pairs_dataset.n // trainer.order.block_rows)
-        # About once an epoch, not once a step: the store was told the windows.
-        assert all_blocks < trainer.store.blocks_read < 3 * all_blocks
-    assert losses(run) == losses(resident)
-    assert_same_state(run, resident)
-
-
-def test_a_windowed_run_stopped_within_an_epoch_goes_on_with_another_budget(resident, pairs_dataset, tmp_path):
-    config, run = small(pairs_dataset, **WINDOWED, checkpoint={"every_steps": 4}), RunDirectory(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
-        trainer.run(stop_at(11))
-    other = resolve(with_budget(config, 30_000, prefetch_steps=5), pairs_dataset)
-    assert differences(config, other) == []
-    with Trainer.open(other, run, resume=True) as trainer:
-        assert trainer.steps_done == 8
-        trainer.run()
-    assert losses(run) == losses(resident)
-    assert_same_state(run, resident)
-
-
-@pytest.mark.parametrize("tree", [{}, WINDOWED, {"window_blocks": 3, "blocks_per_shard": 7}, {"blocks_per_shard": 9}])
-def test_a_budget_too_small_for_the_order_is_refused_with_one_that_would_do(pairs_dataset, tree):
-    with pytest.raises(ConfigError, match=r"memory_budget = 300 holds 9 rows of 32 bytes, but") as refusal:
-        small(pairs_dataset, **tree | {"state": {"memory_budget": 300}})
-    enough = int(re.search(r"to at least ([\d,]+)", str(refusal.value))[1].replace(",", ""))
-    small(pairs_dataset, **tree | {"state": {"memory_budget": enough}})
-    with pytest.raises(ConfigError, match="at least"):
-        small(pairs_dataset, **tree | {"state": {"memory_budget": enough - 1}})
-
-
-@pytest.mark.parametrize("steps_done", [0, 1, 20, 29, 30, 31, 59])
-def test_the_store_is_told_the_windows_of_every_step_to_come_in_the_numbers_of_its_puts(steps_done):
-    order = Order.create(2_000, 64, canonical_shards=2, blocks_per_shard=20, window_blocks=4)
-    assert order.steps_per_epoch == 31
-    told = list(windows_from(steps_done, order, 2))
-    assert [window.first_step for window in told] == sorted(window.first_step for window in told)
-    for put in range(steps_done + 1, 2 * 31 + 1):
-        blocks = np.unique(order.batch_ids(*divmod(put - 1, 31)) // order.block_rows)
-        live = [window.blocks for window in told if window.first_step <= put <= window.last_step]
-        assert np.isin(blocks, np.concatenate(live)).all()
-    assert all(steps_done < window.last_step <= 2 * 31 for window in told)
-
-
 @pytest.mark.parametrize("ahead", [1, 5])
 def test_rows_of_each_step_are_prefetched_once_so_many_steps_ahead_also_across_epochs(
     pairs_dataset, tmp_path, monkeypatch, ahead
@@ -270,308 +175,3 @@ def test_rows_of_each_step_are_prefetched_once_so_many_steps_ahead_also_across_e
     for step in range(14):
         before_the_next = seen[: seen.index(("take", step + 1))] if step < 13 else seen
         assert max(before_the_next, key=lambda event: event[1])[1] == min(step + ahead, 13)
-
-
-def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(finished, pairs_dataset, tmp_path, caplog):
-    config, run = small(pairs_dataset, checkpoint={"every_steps": 3}), RunDirectory(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
-        trainer.run(stop_at(8))
-    (run.checkpoints / "step-6" / "tensors.safetensors").write_bytes(b"")
-    with Trainer.open(config, run, resume=True) as trainer:
-        assert trainer.steps_done == 3
-        assert checkpoints(run) == {3}, "a checkpoint is left whose state was undone"
-        trainer.run()
-    assert "step-6 is damaged" in caplog.text
-    assert losses(run) == losses(finished)
-    assert_same_state(run, finished)
-
-
-# Optimisers across a stop
-
-
-def test_a_run_stopped_within_an_epoch_goes_on_with_the_rates_and_losses_of_one_never_stopped(pairs_dataset, tmp_path):
-    tree = {
-        "objective": {"name": "fastclip_v3", "tau": 0.031, "eta": 1e-3},
-        "optimizer": {"name": "lamb", "lr": 1e-2, "lr_min": 1e-6, "warmup_epochs": 1},
-        "checkpoint": {"every_steps": 4},
-    }
-    config, broken = small(pairs_dataset, **tree), RunDirectory(tmp_path / "broken")
-    whole = train(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, broken) as trainer:
-        trainer.run(stop_at(10))
-    with Trainer.open(config, broken, resume=True) as trainer:
-        assert trainer.steps_done == 8
-        trainer.run()
-    first, second = (
-        [(line["learning_rate"], line["loss"], line.get("tau")) for line in lines(run)] for run in (whole, broken)
-    )
-    assert first == second
-    rates = [rate for rate, *_ in first]
-    assert rates[6] == max(rates) == config.optimizer.lr
-    assert rates == sorted(rates[:7]) + sorted(rates[7:], reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda training: training.pop("optimizer"), "'optimizer'"),
-        (
-            lambda training: training["optimizer"].update(name="sgd"),
-            "its optimiser is sgd .* but the settings have adamw",
-        ),
-        (lambda training: training.update(optimizer=training["optimizer"]["weights"]), "of an older format"),
-        (lambda training: training["encoders"].popitem(), "Missing key"),
-    ],
-)
-def test_a_checkpoint_of_other_settings_is_refused_with_its_name(finished, tmp_path, change, reason):
-    run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
-    info, training = load_checkpoint(latest_checkpoint(run.checkpoints))
-    change(training)
-    save_checkpoint(run.checkpoints, info, training)
-    with pytest.raises(RunError, match=rf"step-14 does not match the run's settings \(.*{reason}.*\).*resume it with"):
-        Trainer.open(run.config(), run, resume=True)
-
-
-# Checkpoints that go, and checkpoints that cannot come
-
-
-def checkpoints(run):
-    return {int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")}
-
-
-def snapshots(run):
-    return {snapshot.step for snapshot in list_snapshots(run.state)}
-
-
-def snapshot_of_the_latest(run):
-    info, _ = load_checkpoint(latest_checkpoint(run.checkpoints))
-    return info.snapshot
-
-
-@pytest.mark.parametrize(
-    ("keep", "kept"),
-    [
-        ({"keep_last": 1}, {14}),
-        ({"keep_last": 1, "keep_every": 6}, {6, 12, 14}),
-        ({"keep_last": 9}, {3, 6, 9, 12, 14}),
-    ],
-)
-def test_the_checkpoints_and_the_snapshots_that_are_kept_are_of_the_same_steps(pairs_dataset, tmp_path, keep, kept):
-    config, run = small(pairs_dataset, checkpoint={"every_steps": 3, **keep}), RunDirectory(tmp_path / "run")
-
-    def latest_is_whole(report):
-        if report.step > 3:
-            trainer._end_checkpoint()
-            assert snapshot_of_the_latest(run) in {snapshot.id for snapshot in list_snapshots(run.state)}
-
-    with Trainer.open(config, run) as trainer:
-        trainer.run(latest_is_whole)
-    assert checkpoints(run) == kept
-    assert snapshots(run) == kept | {0}
-
-
-def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pairs_dataset, tmp_path):
-    config, run = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 9}), RunDirectory(tmp_path / "run")
-    with Trainer.open(config, run) as trainer:
-        trainer.run()
-    for step in (9, 12, 14):
-        shutil.rmtree(run.checkpoints / f"step-{step}")
-    config = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 1})
-
-    def stop(report):
-        trainer._end_checkpoint()
-        stop_at(11)(report)
-
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run, resume=True) as trainer:
-        trainer.run(stop)
-    assert latest_checkpoint(run.checkpoints).name == "step-9"
-    assert checkpoints(run) == {9}
-    assert snapshots(run) == {0, 9}
-
-
-def test_a_damaged_snapshot_kept_for_its_step_is_told_of_until_a_resume_forgets_it_and_its_weights_stay(
-    pairs_dataset, tmp_path, caplog
-):
-    keep = {"every_steps": 3, "keep_last": 1, "keep_every": 6}
-    config, run = small(pairs_dataset, checkpoint=keep), RunDirectory(tmp_path / "run")
-
-    def damage(report):
-        trainer._end_checkpoint()
-        if report.step == 10:
-            info, _ = load_checkpoint(run.checkpoints / "step-6")
-            (run.state / "snapshots" / info.snapshot).unlink()
-        stop_at(13)(report)
-
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
-        trainer.run(damage)
-    assert caplog.messages
-    for warning in caplog.messages:
-        assert "not all old snapshots were deleted" in warning
-        assert "restore the file from a copy" in warning
-    assert snapshots(run) == {0, 9, 12}
-    caplog.clear()
-    with Trainer.open(config, run, resume=True) as trainer:
-        trainer.run()
-    [warning] = [record.getMessage() for record in caplog.records]
-    assert "snapshot step-6 is damaged" in warning
-    assert checkpoints(run) == {6, 12, 14}
-    assert snapshots(run) == {0, 12, 14}
-
-
-def block(run):
-    """Let no snapshot be written: it finds a file where its chunks belong."""
-    (run.state / "chunks").mkdir(exist_ok=True)
-    (run.state / "chunks").rename(run.state / "chunks-away")
-    (run.state / "chunks").touch()
-
-
-def unblock(run):
-    (run.state / "chunks").unlink()
-    (run.state / "chunks-away").rename(run.state / "chunks")
-
-
-def test_a_snapshot_that_fails_is_tried_again_and_training_goes_on(
-    finished, pairs_dataset, tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.0)
-    config, run = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 9}), RunDirectory(tmp_path / "run")
-
-    def report(report):
-        if report.step in (6, 7, 9):
-            trainer._end_checkpoint()
-        if report.step == 6:
-            block(run)
-        if report.step == 9:
-            assert latest_checkpoint(run.checkpoints).name == "step-3"
-            unblock(run)
-
-    with Trainer.open(config, run) as trainer:
-        trainer.run(report)
-    warned = [record.message for record in caplog.records if record.name == checkpointer.__name__]
-    assert [message.split(" was")[0] for message in warned] == ["the checkpoint of step 6", "the checkpoint of step 8"]
-    assert checkpoints(run) == {3, 9, 12, 14}
-    assert losses(run) == losses(finished)
-    assert_same_state(run, finished)
-
-
-def test_a_failed_attempt_is_not_repeated_at_every_step(pairs_dataset, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 1e9)
-    config, run = small(pairs_dataset, epochs=1, checkpoint={"every_steps": 2}), RunDirectory(tmp_path / "run")
-
-    def report(report):
-        if report.step == 2:
-            block(run)
-        if report.step == 3:
-            trainer._end_checkpoint()
-        if report.step == 6:
-            unblock(run)
-
-    with Trainer.open(config, run) as trainer:
-        trainer.run(report)
-    assert [record.name for record in caplog.records].count(checkpointer.__name__) == 1
-    assert checkpoints(run) == {7}
-
-
-def test_a_run_fails_whose_last_checkpoint_cannot_be_written_and_can_be_resumed(finished, pairs_dataset, tmp_path):
-    config, run = small(pairs_dataset, checkpoint={"every_steps": 5}), RunDirectory(tmp_path / "run")
-
-    def report(report):
-        if report.step == 14:
-            trainer._end_checkpoint()
-            block(run)
-
-    with pytest.raises(SnapshotError, match="snapshot of step 14"), Trainer.open(config, run) as trainer:
-        trainer.run(report)
-    unblock(run)
-    with Trainer.open(config, run, resume=True) as trainer:
-        assert trainer.steps_done == 10
-        trainer.run()
-    assert losses(run) == losses(finished)
-    assert_same_state(run, finished)
-
-
-def test_a_model_part_that_fails_leaves_the_last_checkpoint_with_its_snapshot(
-    pairs_dataset, tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.0)
-    config, run = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 2}), RunDirectory(tmp_path / "run")
-
-    def report(report):
-        if report.step in (6, 7):
-            trainer._end_checkpoint()
-        if report.step == 6:
-            (run.checkpoints / ".step-6.partial").touch()  # a file where its directory belongs
-        if report.step == 7:
-            assert latest_checkpoint(run.checkpoints).name == "step-3"
-            assert snapshot_of_the_latest(run) in {snapshot.id for snapshot in list_snapshots(run.state)}
-
-    with Trainer.open(config, run) as trainer:
-        trainer.run(report)
-    assert "the checkpoint of step 6 was not written" in caplog.text
-    assert checkpoints(run) == {12, 14}
-    assert snapshots(run) == {0, 12, 14}
-
-
-def test_a_run_that_another_process_has_just_saved_is_not_taken_back(finished, tmp_path, monkeypatch):
-    run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
-    create_order = loop.create_order
-
-    def meanwhile(*arguments):
-        (run.checkpoints / "step-15").mkdir()
-        return create_order(*arguments)
-
-    monkeypatch.setattr(loop, "create_order", meanwhile)
-    with pytest.raises(RunError, match="another process has just written a checkpoint"):
-        Trainer.open(run.config(), run, resume=True)
-    assert 14 in snapshots(run)
-
-
-# Kills
-
-
-KILLED = (
-    "batch_size=128", "log_every=1", "data.image_size=32", "checkpoint.every_steps=7",
-    "canonical_shards=2", "blocks_per_shard=15", "window_blocks=4",
-)  # fmt: skip
-
-
-@pytest.fixture
-def start(start_program, pairs_dataset):
-    """Return a function that starts or resumes a run, 15 steps an epoch, in a process of its own."""
-
-    def start(run, epochs, budget="none"):
-        all_settings = (*KILLED, f"epochs={epochs}", f"state.memory_budget={budget}")
-        settings = [part for setting in all_settings for part in ("--set", setting)]
-        return start_program("train", "--data", pairs_dataset.path, "--out", run.path, "--resume", *settings)
-
-    return start
-
-
-def finish(program):
-    code, _, errors = program.end()
-    assert code == 0, errors
-
-
-def kill_once_it_has_made(program, run, steps):
-    while len(run.metrics_file.read_text().splitlines()) < steps if run.metrics_file.exists() else True:
-        assert program.is_running(), program.end()
-        time.sleep(0.01)
-    program.kill()
-    program.end()
-
-
-@pytest.mark.parametrize(("kills", "epochs"), [(1, 4), pytest.param(100, 20, marks=pytest.mark.soak)])
-def test_a_run_killed_and_resumed_with_all_or_few_rows_in_memory_has_the_losses_of_one_never_killed(
-    start, tmp_path, kills, epochs
-):
-    whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    finish(start(whole, epochs))
-    steps = len(losses(whole))
-    assert steps == 15 * epochs
-    budgets = cycle(["40KB", "none"])
-    for target in sorted(random.Random(kills).sample(range(2, steps), kills)):
-        kill_once_it_has_made(start(broken, epochs, next(budgets)), broken, target)
-    finish(start(broken, epochs, next(budgets)))
-    assert [line["step"] for line in lines(broken)] == list(range(1, steps + 1))
-    assert losses(broken) == losses(whole)
-    assert_same_state(broken, whole)

@@ -1,6 +1,6 @@
 """Tiny encoders that are trained with every objective, by ranks under DDP or by one process alone.
 
-test_distributed starts this as a program, which forks 2 ranks, then 3, then 4; rank k of n writes what it saw to
+test_distributed starts this as a program, which forks 2 ranks, then 3; rank k of n writes what it saw to
 n/k.pt. What one process sees, test_distributed finds out by itself.
 """
 
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
 
-WORLDS = (2, 3, 4)
+WORLDS = (2, 3)
 SAMPLES, STEPS, INPUTS, WIDTH = 12, 3, 8, 6
 UNSEEN = 5
 """Every so manieth sample has not been seen before."""

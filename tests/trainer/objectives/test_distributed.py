@@ -1,4 +1,4 @@
-"""Two, three and four ranks that train under DDP, against one process that has the batches of all.
+"""Two and three ranks that train under DDP, against one process that has the batches of all.
 
 Both take the same steps of SGD from the same encoders, and pass on the state that they got back.
 """

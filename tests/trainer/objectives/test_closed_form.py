@@ -1,10 +1,10 @@
-"""Inside, float32 is float32; outside, everything is as it was."""
+"""Full precision: inside, float32 is float32; outside, everything is as it was."""
 
 from contextlib import suppress
 
 import torch
 
-from thermopile.trainer.objectives.precision import full_precision
+from thermopile.trainer.objectives.closed_form import full_precision
 
 BACKENDS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
 

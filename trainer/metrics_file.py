@@ -1,27 +1,34 @@
-"""Reading the end of metrics.jsonl and a sample of the rest, in bounded time and memory.
+"""The file metrics.jsonl: reading its end and a sample of the rest in bounded memory, and cutting it back to a step.
 
-The file may grow meanwhile, and resuming the run may truncate it. Partial lines, and lines that do not match their
-checksum, are skipped.
+A reader skips partial lines, and lines that do not match their checksum: the file may grow meanwhile, and resuming the
+run may truncate it.
 """
 
-from __future__ import annotations
-
 import json
+import logging
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from ..files import open_regular
-from ..sealed_json import verify
+from ..files import open_own, open_regular, refuse_link, written_aside
+from ..sealed_json import DamagedJSONError, verify
 
 BLOCK_BYTES = 1 << 20
 MAX_BYTES = 32 << 20
 """How far back from its end the file is searched: some 50,000 steps."""
 GLANCE_BYTES = 1 << 13
 """Bytes read per point of the curve if the file is too long to read entirely."""
+MAX_LINE_BYTES = 1 << 20
+"""Upper bound for the length of a valid line."""
+
+_STEP = re.compile(rb'\{"step": ([0-9]{1,18}), ')
+"""The start of a line. Ten million lines take about a minute this way, and about four when parsed as JSON."""
+
+_log = logging.getLogger(__name__)
 
 _EVALUATION, _CLOSING = b'"evaluation"', b'"}'
 """_CLOSING ends every complete line, because the last member is the checksum."""
@@ -128,3 +135,71 @@ def _parsed(text: bytes) -> dict[str, Any]:
 def _finite(number: str) -> float | None:
     value = float(number)  # integers too: they may be too large to compute with
     return value if math.isfinite(value) else None
+
+
+def cut_back(path: Path, keep_steps: int) -> bytes:
+    """Remove the lines of steps after `keep_steps`; return the last remaining line without its newline, or b"".
+
+    Unreadable lines move to metrics.damaged.jsonl, with a warning. Holds one line in memory at a time. The file is
+    truncated or replaced atomically, so a kill loses nothing. Raises OSError, also for a link.
+    """
+    refuse_link(path)
+    last, kept_bytes, end, damaged = b"", 0, 0, 0
+    with open_regular(path) as file:
+        for line, step in _lines(file):
+            if step is None:
+                damaged += 1
+            elif step <= keep_steps:
+                last, kept_bytes, end = line, kept_bytes + len(line) + 1, file.tell()
+    if damaged:
+        _set_aside(path)
+    if kept_bytes != end:
+        _rewrite(path, keep_steps)
+    else:  # the usual case, also after a kill: all lines to remove are at the end
+        with os.fdopen(open_own(path, os.O_WRONLY), "wb") as file:
+            file.truncate(end)
+    if damaged:
+        _log.warning(
+            "%s: %s cannot be read and moved to %s; all other lines are unchanged",
+            path, "a line" if damaged == 1 else f"{damaged:,} lines", _aside(path),
+        )  # fmt: skip
+    return last
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[bytes, int | None]]:
+    """Yield each line without its newline, and its step, None if unreadable; a very long line comes in pieces."""
+    begins = True
+    while piece := file.readline(MAX_LINE_BYTES):
+        line = piece.removesuffix(b"\n")
+        yield line, _step_of(line) if begins else None
+        begins = len(line) < len(piece)
+
+
+def _step_of(line: bytes) -> int | None:
+    try:
+        verify(line)
+    except DamagedJSONError:
+        return None
+    step = _STEP.match(line)
+    return int(step[1]) if step else None
+
+
+def _set_aside(path: Path) -> None:
+    """Append the unreadable lines to their own file."""
+    with (
+        open_regular(path) as file,
+        os.fdopen(open_own(_aside(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as aside,
+    ):
+        aside.writelines(line + b"\n" for line, step in _lines(file) if step is None)
+        aside.flush()
+        os.fsync(aside.fileno())
+
+
+def _rewrite(path: Path, keep_steps: int) -> None:
+    """Replace the file by one with only the lines to keep."""
+    with open_regular(path) as file, written_aside(path) as kept:
+        kept.writelines(line + b"\n" for line, step in _lines(file) if step is not None and step <= keep_steps)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name("metrics.damaged.jsonl")

@@ -9,8 +9,8 @@ import pytest
 
 from thermopile.files import NotRegularFileError
 from thermopile.sealed_json import seal_line
-from thermopile.trainer import metrics_tail
-from thermopile.trainer.metrics_tail import last_lines, loss_curve
+from thermopile.trainer import metrics_file
+from thermopile.trainer.metrics_file import last_lines, loss_curve
 
 
 def text_of(lines):
@@ -74,14 +74,14 @@ def test_numbers_that_are_not_finite_are_unknown(metrics):
 
 @pytest.mark.parametrize("block_bytes", [60, 61, 128, 1000])
 def test_blocks_of_any_size_above_a_line_give_the_same_lines(metrics, monkeypatch, block_bytes):
-    monkeypatch.setattr(metrics_tail, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(metrics_file, "BLOCK_BYTES", block_bytes)
     metrics.write_bytes(text_of({"step": step, "loss": 0.5 * step} for step in range(1, 41)))
     assert steps_of(last_lines(metrics, 100, 1)[0]) == list(range(1, 41))
 
 
 def test_the_search_for_evaluations_ends(metrics, monkeypatch):
-    monkeypatch.setattr(metrics_tail, "MAX_BYTES", 6000)
-    monkeypatch.setattr(metrics_tail, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(metrics_file, "MAX_BYTES", 6000)
+    monkeypatch.setattr(metrics_file, "BLOCK_BYTES", 1000)
     early = {"step": 1, "evaluation": {"knn": 0.5}}
     late = {"step": 300, "evaluation": {"knn": 0.6}}
     steps = [{"step": step, "loss": 1.0} for step in range(1, 401)]
@@ -99,7 +99,7 @@ def test_the_curve_of_a_short_file_is_the_mean_of_equal_groups(metrics):
 
 def test_the_curve_of_a_long_file_follows_the_loss_from_glances(metrics):
     metrics.write_bytes(text_of({"step": step, "loss": 1.0 - step / 20_000} for step in range(20_000)))
-    assert metrics.stat().st_size > 10 * metrics_tail.GLANCE_BYTES
+    assert metrics.stat().st_size > 10 * metrics_file.GLANCE_BYTES
     curve = loss_curve(metrics, 10)
     assert curve == pytest.approx([1.0 - place / 9 for place in range(10)], abs=0.06)  # lines differ in length
 

@@ -13,9 +13,10 @@ from .plain_text import plain_text
 from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
-    from .inspection.details import Details
     from .inspection.findings import Findings
-    from .inspection.history import History
+    from .inspection.run import Inspection
+    from .inspection.samples import Sample
+    from .inspection.survey import Survey
 
 LATEST = "latest"
 
@@ -85,7 +86,7 @@ def _report(
     as_json: bool,
 ) -> None:  # fmt: skip
     from .inspection.as_json import to_json
-    from .inspection.inspect_run import look
+    from .inspection.findings import look
     from .progress import working
     from .report.page import write_report
 
@@ -126,63 +127,54 @@ def _print_summary(findings: Findings) -> None:
     print_facts([*facts(findings.inspection, survey), *said])
     if survey is None or not survey.sides:
         return
-    rows = [[row.label, *row.cells] for row in table(findings.inspection, survey, TERMINAL_QUANTILES)]
-    rows.append(["lowest … highest", *(sparkline(side.tau) for side in survey.sides)])
     names = [f">{side.name}" for side in survey.sides]
+    ends = ["lowest … highest", *(sparkline(side.tau) for side in survey.sides)]
+    rows = [*table(findings.inspection, survey, TERMINAL_QUANTILES), ends]
     print_table(["tau of the visited samples", *names], rows)
     if drift := findings.drift:
-        moved = [[row.label, *row.cells] for row in drift_table(drift)]
-        print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], moved)
+        print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], drift_table(drift))
 
 
 def _print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, as_json: bool) -> None:
     from .inspection.as_json import samples_to_json
-    from .inspection.details import read_details
-    from .inspection.findings import Findings
-    from .inspection.history import read_histories
-    from .inspection.inspect_run import read_again, survey_with_progress
-    from .inspection.run import Inspection
+    from .inspection.findings import read_again, survey_with_progress
+    from .inspection.samples import read_histories
     from .inspection.summary import facts
-    from .report import samples_page
-    from .report.sheets import facts as facts_of_sample
+    from .report import samples_page, sheets
 
-    def read(inspection: Inspection) -> tuple[Findings, list[History], dict[int, Details]]:
+    def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[Sample]]:
         survey = survey_with_progress(inspection, ())
-        findings = Findings(inspection, survey, survey.notes if survey else inspection.notes)
-        histories = read_histories(inspection, ids, findings.notes, survey.sides if survey else ())
-        return findings, histories, read_details(inspection, ids)
+        return inspection, survey, read_histories(inspection, ids, survey.sides if survey else ())
 
     folder = None if as_json else _writable(run, to)
-    findings, histories, details = read_again(read, run, at, data)
+    inspection, survey, samples = read_again(read, run, at, data)
     if folder is None:
-        click.echo(json.dumps(samples_to_json(findings, details, histories), allow_nan=False))
+        click.echo(json.dumps(samples_to_json(inspection, samples), allow_nan=False))
         return
-    page = samples_page.write_samples(findings, details, histories, folder)
-    inspection = findings.inspection
-    print_facts([*facts(inspection, findings.survey), *(("note", note) for note in findings.notes)])
-    for history in histories:
+    page = samples_page.write_samples(inspection, survey, samples, folder)
+    print_facts([*facts(inspection, survey), *(("note", note) for note in inspection.notes)])
+    for sample in samples:
         click.echo()
-        print_facts([*facts_of_sample(details[history.sample_id]), *samples_page.ranks(inspection, history)])
-        if history.states:
-            head, rows = samples_page.history_table(history)
+        print_facts(sheets.facts(sample))
+        if sample.history:
+            head, rows = samples_page.history_table(sample)
             titles = [head[0], *(f">{word}" for word in head[1:])]
             print_table(titles, [[cell if isinstance(cell, str) else cell.shown for cell in row] for row in rows])
     click.echo(page)
 
 
 def _export(run: Path, to: Path, at: str, data: Path | None, overwrite: bool) -> None:
-    from .inspection.inspect_run import read_again
+    from .inspection.findings import read_again
     from .inspection.rows_export import check_target, export_rows
-    from .inspection.run import Inspection
     from .progress import progress_bar
 
-    def write(inspection: Inspection) -> Inspection:
-        with progress_bar("exporting", inspection.reader.samples if inspection.reader else 0) as bar:
+    def write(inspection: Inspection) -> tuple[Inspection, int]:
+        samples = inspection.reader.samples if inspection.reader else 0
+        with progress_bar("exporting", samples) as bar:
             export_rows(inspection, to, bar.update)
-        return inspection
+        return inspection, samples
 
     check_target(to, overwrite=overwrite)
-    inspection = read_again(write, run, at, data)
-    samples = inspection.reader.samples if inspection.reader else 0
+    inspection, samples = read_again(write, run, at, data)
     print_facts([("note", note) for note in inspection.notes])
     click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")

@@ -11,7 +11,7 @@ from ..inspection.groups import Band, Correlation, Groups
 from ..inspection.run import Inspection
 from ..inspection.survey import Side, Survey
 from .figures.by_group import MAX_INTERVALS, draw_tau_by_group
-from .html import Cell, count, figure, per_side, table
+from .html import Cell, Row, count, figure, per_side, table
 
 MAX_GROUP_ROWS = 1000
 """More rows make the page slow to open; beyond this, only the largest and the smallest groups are shown."""
@@ -79,12 +79,7 @@ def group_tables(survey: Survey, groups: Groups) -> str:
 
 
 def _band_table(sides: list[Side], groups: Groups) -> str:
-    head = [
-        "third of the classes" if groups.word == "class" else "third of the groups",
-        "groups",
-        "samples",
-        "all samples",
-    ]
+    head = [f"third of the {'classes' if groups.word == 'class' else 'groups'}", "groups", "samples", "all samples"]
     for side in sides:
         coldest, hottest = _ends(groups, side)
         head += [f"{side.name} tau", "±95%", f"coldest {coldest} ({side.name})", f"hottest {hottest} ({side.name})"]
@@ -103,8 +98,8 @@ def _ends(groups: Groups, side: Side) -> tuple[str, str]:
     return f"{tau.coldest.sum() / visited:.1%}", f"{tau.hottest.sum() / visited:.1%}"
 
 
-def _band_row(band: Band, sides: list[Side], total: int) -> list[str | Cell]:
-    row: list[str | Cell] = [band.name, count(band.groups), count(band.samples), _share(band.samples / total)]
+def _band_row(band: Band, sides: list[Side], total: int) -> Row:
+    row: Row = [band.name, count(band.groups), count(band.samples), _share(band.samples / total)]
     for side in sides:
         tau = band.tau[side.name]
         row += [_tau(tau.mean), _tau(tau.half_width), _share(tau.share_of_coldest), _share(tau.share_of_hottest)]
@@ -127,9 +122,9 @@ def _group_table(sides: list[Side], groups: Groups) -> str:
     return table(caption, head, [_group_row(groups, place, sides) for place in places])
 
 
-def _group_row(groups: Groups, place: int, sides: list[Side]) -> list[str | Cell]:
+def _group_row(groups: Groups, place: int, sides: list[Side]) -> Row:
     visited = int(groups.visited[place])
-    row: list[str | Cell] = [groups.names[place], count(groups.sizes[place]), count(visited)]
+    row: Row = [groups.names[place], count(groups.sizes[place]), count(visited)]
     for side in sides:
         tau = groups.tau[side.name]
         ends = (float(counts[place] / visited) if visited else None for counts in (tau.coldest, tau.hottest))

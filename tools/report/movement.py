@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from ..inspection import summary
-from ..inspection.drift import Drift, Mover, SideDrift
+from ..inspection.drift import Drift
 from ..inspection.run import Inspection
 from ..inspection.through_time import QUANTILES, ThroughTime
-from .figures.drift import draw_drift
+from .figures.joint import draw_drift
 from .figures.over_time import draw_tau_over_time
-from .html import Cell, count, figure, table, text
+from .html import Cell, Row, count, figure, table, text
 from .sheets import Cards
 
 
@@ -46,13 +46,9 @@ def _moments(found: ThroughTime) -> str:
     for side in found.sides:
         head += [f"{side} {share * 100:g}%" if share != 0.5 else f"{side} median" for share in QUANTILES]
         head.append(f"{side} at tau_min")
-    rows: list[list[str | Cell]] = []
+    rows: list[Row] = []
     for moment in found.moments:
-        row: list[str | Cell] = [
-            moment.snapshot.tag,
-            count(moment.snapshot.step),
-            count(moment.visited),
-        ]
+        row: Row = [moment.snapshot.tag, count(moment.snapshot.step), count(moment.visited)]
         for side in found.sides:
             tau = moment.tau[side]
             row += [Cell(summary.tau(value), value) for value in tau.quantiles]
@@ -67,22 +63,18 @@ def drift(inspection: Inspection, found: Drift) -> str:
         f"did not change. {found.visited:,} samples were visited by both. {summary.settings(inspection)}."
     )
     content = figure(partial(draw_drift, found), f"Tau at {found.earlier.tag} and at {found.later.tag}", caption)
-    rows = [[row.label, *row.cells] for row in summary.drift_table(found)]
     title = f"From {found.earlier.tag} to {found.later.tag}; tau has no unit."
-    return content + table(title, ["tau", *(side.name for side in found.sides)], rows)
+    return content + table(title, ["tau", *(side.name for side in found.sides)], summary.drift_table(found))
 
 
 def movers(found: Drift, cards: Cards) -> str:
     """Return contact sheets of the samples whose tau moved most."""
     return "".join(
-        _movers(side, direction, chosen, cards)
+        cards.sheet(
+            f"{side.name}: samples whose tau {direction} most", "",
+            [(mover.sample_id, f"tau {summary.tau(mover.before)} → {summary.tau(mover.after)}") for mover in most],
+        )
         for side in found.sides
-        for direction, chosen in (("rose", side.most_risen), ("fell", side.most_fallen))
-        if chosen
-    )
-
-
-def _movers(side: SideDrift, direction: str, chosen: list[Mover], cards: Cards) -> str:
-    title = f"{side.name}: samples whose tau {direction} most"
-    shown = [(m.sample_id, f"tau {summary.tau(m.before)} → {summary.tau(m.after)}") for m in chosen]
-    return cards.sheet(title, "", shown)
+        for direction, most in (("rose", side.most_risen), ("fell", side.most_fallen))
+        if most
+    )  # fmt: skip

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from ...files import write_atomically
 from ..inspection import summary
 from ..inspection.findings import Findings, shown_ids
 from ..inspection.groups import CLASS_COLUMN
 from . import grouping, movement, sections
-from .document import document
 from .figures.by_group import draw_tau_by_group
 from .figures.style import LIGHT
-from .html import MAX_CHARACTERS, facts_list
+from .html import MAX_CHARACTERS, document, facts_list
 from .pictures import data_uris, read_pictures
 from .sheets import Cards
 
@@ -42,24 +41,20 @@ def write_report(findings: Findings, folder: Path) -> Path:
 
 def build_page(findings: Findings) -> str:
     """Return the whole page. Pictures that cannot be shown are added to the findings' notes."""
-    leading, following = _leading(findings), _following(findings)
-    used = sum(len(content.encode()) for content in (*leading.values(), *following.values()))
-    sheets = _sheets(findings, MAX_BYTES - used)
-    if sheets.ends:
-        leading["Coldest and hottest"] = sheets.ends
-    if findings.drift:
-        following["Drift"] += sheets.movers
     inspection, survey = findings.inspection, findings.survey
-    facts = f"{_dataset_name(findings)}: {summary.what(inspection, survey)}" if survey else ""
+    leading = {f"By {groups.word}": grouping.by_group(inspection, survey, groups)
+               for groups in survey.groups} if survey else {}  # fmt: skip
+    following = _following(findings)
+    used = sum(len(content.encode()) for content in (*leading.values(), *following.values()))
+    ends, movers = _sheets(findings, MAX_BYTES - used)
+    if ends:
+        leading["Coldest and hottest"] = ends
+    if findings.drift:
+        following["Drift"] += movers
+    dataset = (inspection.dataset.path if inspection.dataset else Path(inspection.config.data.path)).resolve().name
+    facts = f"{dataset}: {summary.what(inspection, survey)}" if survey else ""
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
     return document("Temperatures of {}", name, grouping.lede(survey), facts, notes, leading | following)
-
-
-def _leading(findings: Findings) -> dict[str, str]:
-    """Return the sections before the contact sheets, by title."""
-    survey = findings.survey
-    found = survey.groups if survey else []
-    return {f"By {groups.word}": grouping.by_group(findings.inspection, survey, groups) for groups in found if survey}
 
 
 def _following(findings: Findings) -> dict[str, str]:
@@ -84,40 +79,26 @@ def _following(findings: Findings) -> dict[str, str]:
     return parts
 
 
-class _Sheets(NamedTuple):
-    """Contact sheets; empty if there are none."""
+def _sheets(findings: Findings, room: int) -> tuple[str, str]:
+    """Return contact sheets of the ends of tau and of the samples that moved most, empty if there are none.
 
-    ends: str
-    """The coldest, the hottest and random samples."""
-    movers: str
-    """Samples whose tau moved most."""
+    They fit `room` bytes: texts are cut to at most half of it, pictures are reduced.
+    """
+    survey, drift = findings.survey, findings.drift
+    if survey is None or not findings.samples:
+        return "", ""
 
-    @property
-    def size(self) -> int:
-        return sum(len(sheet.encode()) for sheet in self)
-
-
-def _sheets(findings: Findings, room: int) -> _Sheets:
-    """Return contact sheets within `room` bytes: texts are cut to at most half of it, pictures are reduced."""
-    survey, details = findings.survey, findings.details
-    if survey is None or not details:
-        return _Sheets("", "")
-
-    def built(cards: Cards) -> _Sheets:
-        return _Sheets(sections.sheets(survey, cards), movement.movers(findings.drift, cards) if findings.drift else "")
+    def built(pictures: Mapping[int, str], longest: int) -> tuple[str, str]:
+        cards = Cards(findings.samples, pictures, longest)
+        return sections.sheets(survey, cards), movement.movers(drift, cards) if drift else ""
 
     for longest in LONGEST_TEXTS:
-        without = built(Cards(details, {}, longest))
-        if without.size <= room // 2:
+        size = sum(len(sheets.encode()) for sheets in built({}, longest))
+        if size <= room // 2:
             break
-    dataset, shown = findings.inspection.dataset, shown_ids(survey, findings.drift)
+    dataset, shown = findings.inspection.dataset, shown_ids(survey, drift)
     pictures = read_pictures(dataset, shown, findings.notes) if dataset else {}
-    uris = data_uris(pictures, shown, room - without.size - IMAGE_TAG_BYTES * len(shown))
+    uris = data_uris(pictures, shown, room - size - IMAGE_TAG_BYTES * len(shown))
     if pictures and not uris:
         findings.notes.append("There is no room for pictures on the page; group by fewer columns.")
-    return built(Cards(details, uris, longest))
-
-
-def _dataset_name(findings: Findings) -> str:
-    dataset = findings.inspection.dataset
-    return (dataset.path if dataset else Path(findings.inspection.config.data.path)).resolve().name
+    return built(uris, longest)

@@ -1,21 +1,21 @@
-"""The page's sections: figures with captions, tables, contact sheets."""
+"""The page's sections on one snapshot: figures with captions, tables, contact sheets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..inspection import summary
-from ..inspection.details import Details
 from ..inspection.embedding_map import EmbeddingMap
 from ..inspection.run import Inspection
+from ..inspection.samples import Sample
 from ..inspection.survey import Sheet, Side, Survey
 from .figures.embedding_map import draw_embedding_map, kinds_legend
-from .figures.histograms import Panel, draw_histograms, draw_joint, draw_tau_histograms
-from .html import Cell, count, figure, per_side, table, text
+from .figures.histograms import Panel, draw_histograms, draw_tau_histograms
+from .figures.joint import draw_joint
+from .html import Cell, Row, count, figure, per_side, table, text
 from .sheets import Cards
 
 
@@ -24,8 +24,7 @@ def distribution(inspection: Inspection, survey: Survey) -> str:
     draw = partial(draw_tau_histograms, survey.sides, inspection.tau.start)
     content = figure(draw, "Histograms of tau", f"Number of samples by tau. {shown}.")
     head = ["tau of the visited samples", *(side.name for side in survey.sides)]
-    rows = [[row.label, *row.cells] for row in summary.table(inspection, survey)]
-    content += table("Temperatures of each side; tau has no unit.", head, rows)
+    content += table("Temperatures of each side; tau has no unit.", head, summary.table(inspection, survey))
     if survey.joint:
         names = [side.name for side in survey.sides]
         caption = (
@@ -70,24 +69,21 @@ def coverage(inspection: Inspection, survey: Survey) -> str:
 
 
 def sheets(survey: Survey, cards: Cards) -> str:
-    return "".join(cards.sheet(*_titled(sheet, survey, cards.details)) for sheet in survey.sheets)
+    return "".join(_sheet(sheet, survey, cards) for sheet in survey.sheets)
 
 
-def _titled(sheet: Sheet, survey: Survey, details: Mapping[int, Details]) -> tuple[str, str, list[tuple[int, str]]]:
-    count, side = len(sheet.sample_ids), sheet.side
-    if side is None:
-        title, words = f"{count} random samples, for comparison", ""
-    else:
-        title = f"{side.name}: the {count} samples with the {sheet.end} tau"
-        words = (f"{sheet.not_shown:,} more samples have the same tau as the last one here; the lowest ids are shown."
-                 if sheet.not_shown else "")  # fmt: skip
+def _sheet(sheet: Sheet, survey: Survey, cards: Cards) -> str:
+    number, side, words = len(sheet.sample_ids), sheet.side, ""
+    title = f"{side.name}: the {number} samples with the {sheet.end} tau" if side else (
+        f"{number} random samples, for comparison")  # fmt: skip
+    if sheet.not_shown:
+        words = f"{sheet.not_shown:,} more samples have the same tau as the last one here; the lowest ids are shown."
     shown = [side] if side else survey.sides
-    return title, words, [(id, _tau_words(details[id], shown)) for id in sheet.sample_ids]
+    return cards.sheet(title, words, [(id, _tau_words(cards.samples[id], shown)) for id in sheet.sample_ids])
 
 
-def _tau_words(details: Details, sides: list[Side]) -> str:
-    taus = {side.name: summary.tau(details.state[f"{side.name}/tau"]) for side in sides}
-    return f"tau {per_side(taus)}"
+def _tau_words(sample: Sample, sides: list[Side]) -> str:
+    return f"tau {per_side({side.name: summary.tau(sample.state[f'{side.name}/tau']) for side in sides})}"
 
 
 def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -> str:
@@ -120,6 +116,6 @@ def _similarities(found: EmbeddingMap) -> str:
     )
 
 
-def _similarity_row(name: str, values: NDArray[np.float32]) -> list[str | Cell]:
+def _similarity_row(name: str, values: NDArray[np.float32]) -> Row:
     mean, deviation = float(values.mean()), float(values.std())
     return [name, count(len(values)), Cell(f"{mean:.3f}", mean), Cell(f"{deviation:.3f}", deviation)]

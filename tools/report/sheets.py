@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..inspection.details import Details
+from ..inspection.samples import Sample
+from ..inspection.summary import share
 from .html import facts_list, text
 
 _TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "width": "width (pixels)",
@@ -17,7 +18,7 @@ _TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "w
 class Cards:
     """Builds the cards of samples."""
 
-    details: Mapping[int, Details]
+    samples: Mapping[int, Sample]
     pictures: Mapping[int, str]
     """Id -> data URI; some may be missing."""
     longest: int
@@ -30,25 +31,28 @@ class Cards:
         return f'<h3>{text(title)}</h3>{sentence}<ul class="sheet" aria-label="{text(title)}">{items}</ul>'
 
     def _card(self, sample_id: int, figure: str) -> str:
-        details = self.details[sample_id]
-        group, caption = details.table.get("group"), details.table.get("caption")
-        picture = self.pictures.get(sample_id)
+        sample, picture = self.samples[sample_id], self.pictures.get(sample_id)
+        group, caption = sample.table.get("group"), sample.table.get("caption")
         image = f'<img src="{picture}" alt="picture of sample {sample_id}" loading="lazy">' if picture else ""
         named = f'<bdi class="group">{text(group)}</bdi>' if group is not None else ""
         said = f'<bdi class="caption">{text(caption)}</bdi>' if caption is not None else ""
         return (
             f'<li>{image}<b>{text(figure)}</b>{named}{said}<span class="id">id {sample_id}</span>'
-            f"<details><summary>all</summary>{facts_list(facts(details), self.longest)}</details></li>"
+            f"<details><summary>all</summary>{facts_list(facts(sample), self.longest)}</details></li>"
         )
 
 
-def facts(details: Details) -> list[tuple[str, str]]:
+def facts(sample: Sample) -> list[tuple[str, str]]:
     """Return everything known about a sample, as (label, text) pairs."""
-    known = [("id", str(details.sample_id))]
-    known += [(word, str(details.table[name])) for name, word in _TABLE.items() if details.table.get(name) is not None]
+    known = [("id", str(sample.sample_id))]
+    known += [(word, str(sample.table[name])) for name, word in _TABLE.items() if sample.table.get(name) is not None]
     # Tau first: it is what readers look for.
-    state = sorted(details.state.items(), key=lambda item: not item[0].endswith("tau"))
-    return known + [(state_word(name), _number(value)) for name, value in state]
+    state = sorted(sample.state.items(), key=lambda item: not item[0].endswith("tau"))
+    known += [(state_word(name), number(value)) for name, value in state]
+    return known + [
+        (f"{side} tau among all", f"higher than {share(rank)} of the visited samples")
+        for side, rank in sample.ranks.items()
+    ]
 
 
 def state_word(column: str) -> str:
@@ -57,5 +61,5 @@ def state_word(column: str) -> str:
     return f"{side} {field}".strip().replace("_", " ")
 
 
-def _number(value: float | int) -> str:
+def number(value: float | int) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"

@@ -9,13 +9,8 @@ from scipy.stats import spearmanr
 from scipy.stats import t as student
 
 from thermopile.tools.inspection import groups as groups_module
-from thermopile.tools.inspection.groups import (
-    PERMUTATIONS,
-    GroupCounts,
-    TooManyGroupsError,
-    correlate,
-    mean_by_group,
-)
+from thermopile.tools.inspection.correlation import PERMUTATIONS, correlate, mean_by_group
+from thermopile.tools.inspection.groups import GroupCounts, TooManyGroupsError
 
 LIMITS = {"image": (0.3, 0.15, 0.55)}
 """The side's mean, what the coldest lie below, what the hottest do not lie below."""

@@ -7,12 +7,12 @@ import pytest
 from PIL import Image, ImageColor
 
 from thermopile.state_store import Snapshot
+from thermopile.tools.inspection.correlation import JointCounts
 from thermopile.tools.inspection.distribution import Distribution
 from thermopile.tools.inspection.drift import Drift, SideDrift
-from thermopile.tools.inspection.history import History, StateAt
-from thermopile.tools.inspection.joint import JointCounts
+from thermopile.tools.inspection.samples import StateAt
 from thermopile.tools.inspection.through_time import Moment, TauAt, ThroughTime
-from thermopile.tools.report.figures.drift import draw_drift
+from thermopile.tools.report.figures.joint import draw_drift
 from thermopile.tools.report.figures.over_time import draw_history, draw_tau_over_time
 from thermopile.tools.report.figures.style import DARK, LIGHT, narrow
 
@@ -54,7 +54,7 @@ def moved():
 
 def history(visits):
     rows = [{"visits": count, "image/tau": 0.05, "text/tau": 0.08} for count in visits]
-    return History(3, [StateAt(snapshot(100 * i), row) for i, row in enumerate(rows)], {})
+    return [StateAt(snapshot(100 * i), row) for i, row in enumerate(rows)]
 
 
 def opened(png):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from thermopile.tools.inspection.groups import Correlation
-from thermopile.tools.inspection.inspect_run import look
+from thermopile.tools.inspection.correlation import Correlation
+from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
 from thermopile.tools.report import grouping
@@ -290,9 +290,10 @@ def test_texts_of_any_length_and_kind_leave_a_page_below_8_mb(hostile_run):
     findings = look(hostile_run.path)
     # Shown as [U+202E], each of these characters takes eight bytes.
     hostile = {"caption": "\u202e" * 5000, "uri": "<" * 5000}
-    details = {i: dataclasses.replace(one, table=one.table | hostile) for i, one in findings.details.items()}
-    sheets = page_module._sheets(dataclasses.replace(findings, details=details), page_module.MAX_BYTES)
-    assert sheets.size < page_module.MAX_BYTES
-    assert sheets.ends.count("<img") == 5 * 66
-    assert "[U+202E]" * 500 in sheets.ends
-    assert "[U+202E]" * 501 not in sheets.ends
+    samples = {i: dataclasses.replace(one, table=one.table | hostile) for i, one in findings.samples.items()}
+    ends, movers = page_module._sheets(dataclasses.replace(findings, samples=samples), page_module.MAX_BYTES)
+    assert len(ends.encode()) < page_module.MAX_BYTES
+    assert ends.count("<img") == 5 * 66
+    assert "[U+202E]" * 500 in ends
+    assert "[U+202E]" * 501 not in ends
+    assert movers == ""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ...inspection.groups import Groups
 from ...inspection.survey import Side
-from .style import MARKERS, Style, drawing, finish
+from .style import MARKERS, Style, drawing, finish, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def draw_tau_by_group(sides: list[Side], groups: Groups, style: Style, note: str
         axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))  # tau is never negative, but an interval may reach below 0
         finish(axes, style)
         if len(sides) > 1:
-            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, handletextpad=0.2, borderaxespad=0.2)
+            legend(axes, ncols=2, handletextpad=0.2)
     return png.getvalue()
 
 

@@ -54,6 +54,19 @@ def narrow(style: Style) -> Style:
     return replace(style, width=3.7, height=3.5)
 
 
+def panels(figure: Figure, count: int, style: Style, *, shared: bool = False) -> list[Axes]:
+    """Return axes side by side, or one below the other in a narrow figure; shared: with common scales."""
+    grid = (count, 1) if style.narrow else (1, count)
+    axes: list[Axes] = figure.subplots(*grid, sharex=shared, sharey=shared, squeeze=False).ravel().tolist()
+    return axes
+
+
+def legend(axes: Axes, *, right: bool = False, **settings: Any) -> None:
+    """Put the legend above the axes, at the left or at the right end."""
+    side = "right" if right else "left"
+    axes.legend(loc=f"lower {side}", bbox_to_anchor=(int(right), 1), borderaxespad=0.2, **settings)
+
+
 @contextmanager
 def drawing(style: Style, note: str = "") -> Iterator[tuple[Figure, BytesIO]]:
     """Yield a figure to draw in and a buffer that holds its PNG after the block; `note` goes below the figure.

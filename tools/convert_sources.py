@@ -9,32 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ..pipeline.sources import Groups, Source
-
-
-class Opened(NamedTuple):
-    """An opened source."""
-
-    source: Source
-    test: Source | None = None
-    """The source's own test set, if any; it becomes OUT-test."""
-
-
-class Split(NamedTuple):
-    """One dataset to write."""
-
-    out: Path
-    source: Source
-    selection: NDArray[np.int64] | None
-    """Source indices; None for all."""
-    groups: Groups | None
-
-    @property
-    def samples(self) -> int:
-        return len(self.source) if self.selection is None else len(self.selection)
+    from ..pipeline.sources import Source
 
 
 class Kind(NamedTuple):
@@ -43,8 +18,8 @@ class Kind(NamedTuple):
     name: str
     help: str
     example: str
-    open: Callable[..., Opened]
-    """Called with the values of `parameters`; may be slow."""
+    open: Callable[..., tuple[Source, ...]]
+    """Called with the values of `parameters`; may be slow. Returns the source and, if it has one, its own test set."""
     parameters: tuple[click.Parameter, ...] = ()
     """SRC, if any, and the options specific to this kind."""
     captions: bool = False
@@ -78,40 +53,40 @@ def _files_of(given: Sequence[Path], pattern: str) -> list[Path]:
     return sorted(found)
 
 
-def _open_glyphs(seed: int) -> Opened:
+def _open_glyphs(seed: int) -> tuple[Source, ...]:
     from ..pipeline.sources.glyphs import GlyphSource
 
-    return Opened(GlyphSource(seed), GlyphSource(seed, test=True))
+    return GlyphSource(seed), GlyphSource(seed, test=True)
 
 
-def _open_folder(src: Path) -> Opened:
+def _open_folder(src: Path) -> tuple[Source, ...]:
     from ..pipeline.sources.folder import FolderSource
 
-    return Opened(FolderSource(src))
+    return (FolderSource(src),)
 
 
-def _open_cifar(src: Path) -> Opened:
+def _open_cifar(src: Path) -> tuple[Source, ...]:
     from ..pipeline.sources.cifar import CifarSource
 
-    return Opened(CifarSource(src, test=False), CifarSource(src, test=True))
+    return CifarSource(src, test=False), CifarSource(src, test=True)
 
 
-def _open_csv(src: Path, **columns: Any) -> Opened:
+def _open_csv(src: Path, **columns: Any) -> tuple[Source, ...]:
     from ..pipeline.sources.csv_source import CsvSource
 
-    return Opened(CsvSource(src, **columns))
+    return (CsvSource(src, **columns),)
 
 
-def _open_webdataset(src: Sequence[Path], **members: Any) -> Opened:
+def _open_webdataset(src: Sequence[Path], **members: Any) -> tuple[Source, ...]:
     from ..pipeline.sources.webdataset import WebDatasetSource
 
-    return Opened(WebDatasetSource(_files_of(src, "*.tar"), **members))
+    return (WebDatasetSource(_files_of(src, "*.tar"), **members),)
 
 
-def _open_parquet(src: Sequence[Path], **columns: Any) -> Opened:
+def _open_parquet(src: Sequence[Path], **columns: Any) -> tuple[Source, ...]:
     from ..pipeline.sources.parquet import ParquetSource
 
-    return Opened(ParquetSource(_files_of(src, "*.parquet"), **columns))
+    return (ParquetSource(_files_of(src, "*.parquet"), **columns),)
 
 
 KINDS = (

@@ -140,7 +140,7 @@ def _print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, 
     from .inspection.findings import read_again, survey_with_progress
     from .inspection.samples import read_histories
     from .inspection.summary import facts
-    from .report import samples_page, sheets
+    from .report import page, sheets
 
     def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[Sample]]:
         survey = survey_with_progress(inspection, ())
@@ -151,16 +151,16 @@ def _print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, 
     if folder is None:
         click.echo(json.dumps(samples_to_json(inspection, samples), allow_nan=False))
         return
-    page = samples_page.write_samples(inspection, survey, samples, folder)
+    path = page.write_samples(inspection, survey, samples, folder)
     print_facts([*facts(inspection, survey), *(("note", note) for note in inspection.notes)])
     for sample in samples:
         click.echo()
         print_facts(sheets.facts(sample))
         if sample.history:
-            head, rows = samples_page.history_table(sample)
+            head, rows = page.history_table(sample)
             titles = [head[0], *(f">{word}" for word in head[1:])]
             print_table(titles, [[cell if isinstance(cell, str) else cell.shown for cell in row] for row in rows])
-    click.echo(page)
+    click.echo(path)
 
 
 def _export(run: Path, to: Path, at: str, data: Path | None, overwrite: bool) -> None:

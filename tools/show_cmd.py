@@ -68,8 +68,7 @@ def show(
         raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
     opened = Dataset(dataset)
     chosen = _choose(opened.n, samples, ids, seed)
-    from .sample_sheet import draw_sheet
-    from .shown_samples import shown_samples  # last, because it imports torch
+    from .sample_sheet import draw_sheet, shown_samples  # last, because it imports torch
 
     recipe = recipe or ("clip" if opened.index.mode == "pairs" else "crop_flip")
     shown = shown_samples(opened, chosen, recipe, seed=seed, epoch=epoch, image_size=image_size)

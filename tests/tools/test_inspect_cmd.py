@@ -17,16 +17,10 @@ def inspect(*words):
     return CliRunner().invoke(main, ["inspect", *map(str, words)])
 
 
-@pytest.fixture(scope="module")
-def shown(hostile_run):
-    return inspect(hostile_run.path)
-
-
-def test_a_table_is_printed_and_the_last_line_is_the_report(shown, hostile_run):
-    assert shown.exit_code == 0
-    lines = shown.stdout.splitlines()
-    assert lines[-1] == str(hostile_run.report / "report.html")
-    assert (hostile_run.report / "report.html").is_file()
+def test_a_table_is_printed_and_the_last_line_is_the_report(inspected, hostile_report):
+    lines = inspected[1].stdout.splitlines()
+    assert lines[-1] == str(hostile_report)
+    assert hostile_report.is_file()
     table = [" ".join(line.split()) for line in lines]
     assert "tau of the visited samples image text" in table
     assert "samples 66, of which 100% visited, 1 time" in table
@@ -37,9 +31,9 @@ def test_a_table_is_printed_and_the_last_line_is_the_report(shown, hostile_run):
     assert next(line for line in table if line.startswith("lowest … highest")).count("█") >= 2
 
 
-def test_the_table_is_plain_where_stdout_is_no_terminal(shown):
-    assert "\x1b" not in shown.stdout
-    assert shown.stderr == ""
+def test_the_table_is_plain_where_stdout_is_no_terminal(inspected):
+    assert "\x1b" not in inspected[1].stdout
+    assert inspected[1].stderr == ""
 
 
 def test_json_is_one_object_with_every_figure(hostile_run, hostile_dataset):
@@ -116,17 +110,6 @@ def test_what_is_missing_is_noted_in_the_terminal(hostile_dataset, write_run, tm
     assert lines[-1] == str(run.report / "report.html")
 
 
-def test_a_report_with_pictures_needs_neither_torch_nor_ffcv(hostile_run):
-    program = (
-        "import sys; from thermopile.tools.cli import main\n"
-        f"main(['inspect', {str(hostile_run.path)!r}], standalone_mode=False)\n"
-        "sys.exit(str({'torch', 'ffcv'} & set(sys.modules)) if {'torch', 'ffcv'} & set(sys.modules) else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "picture of sample 0" in (hostile_run.report / "report.html").read_text("utf-8")
-
-
 @pytest.fixture(scope="module")
 def moved_run(hostile_dataset, tau_by_class_size, write_run, train_on, tmp_path_factory):
     """A run with a snapshot at step 5 and one at step 9, by which sample 3 had become the hottest of its side."""
@@ -138,16 +121,26 @@ def moved_run(hostile_dataset, tau_by_class_size, write_run, train_on, tmp_path_
     return run
 
 
+def test_a_report_on_two_snapshots_needs_neither_torch_nor_ffcv(moved_run):
+    program = (
+        "import sys; from thermopile.tools.cli import main\n"
+        f"main(['inspect', {str(moved_run.path)!r}, '--against', 'step-5'], standalone_mode=False)\n"
+        "sys.exit(str({'torch', 'ffcv'} & set(sys.modules)) if {'torch', 'ffcv'} & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    page = (moved_run.report / "report.html").read_text("utf-8")
+    assert "picture of sample 0" in page
+    assert "image: samples whose tau rose most" in page
+    assert "→ 0.9000</b>" in page
+
+
 def test_two_snapshots_are_compared_and_all_of_them_are_shown_through_time(moved_run):
     seen = json.loads(inspect(moved_run.path, "--against", "step-5", "--json").stdout)
     assert [at["tag"] for at in seen["through_time"]["snapshots"]] == ["step-5", "step-9"]
     drift = seen["drift"]
     assert (drift["from"], drift["to"], drift["visited"]) == ("step-5", "step-9", 66)
     assert [mover["sample_id"] for mover in drift["sides"]["image"]["most_risen"]] == [3]
-    assert inspect(moved_run.path, "--against", "step-5").exit_code == 0
-    page = (moved_run.report / "report.html").read_text("utf-8")
-    assert "image: samples whose tau rose most" in page
-    assert "→ 0.9000</b>" in page
 
 
 def test_comparing_a_snapshot_with_itself_is_wrong_usage(moved_run, assert_one_line):

@@ -33,7 +33,7 @@ def to_json(findings: Findings) -> dict[str, Any]:
         "objective": {"name": objective.name} | {name: objective.settings.get(name) for name in SETTINGS},
         "samples": survey and survey.samples,
         "share_visited": survey and survey.share_visited,
-        **(_survey(inspection, survey) if survey else NO_SURVEY),
+        **(_survey(survey) if survey else NO_SURVEY),
         "through_time": findings.through_time and _through_time(findings.through_time),
         "drift": findings.drift and _drift(findings.drift),
         "map": shown and {
@@ -75,26 +75,22 @@ def _snapshot(inspection: Inspection) -> dict[str, Any] | None:
     return {name: getattr(found, name) for name in names} | {"written_at": found.written_at.isoformat()}
 
 
-def _survey(inspection: Inspection, survey: Survey) -> dict[str, Any]:
+def _survey(survey: Survey) -> dict[str, Any]:
     return {
         "never_visited": survey.never_visited,
         "visits": _distribution(survey.visits),
         "staleness_steps": _distribution(survey.staleness),
         "fields": {name: _distribution(values) for name, values in survey.fields.items()},
-        "sides": {side.name: _side(inspection, survey, side) for side in survey.sides},
+        "sides": {side.name: _side(survey, side) for side in survey.sides},
         "image_and_text_spearman": survey.joint and survey.joint.spearman,
         "groups": [_groups(groups) for groups in survey.groups],
     }
 
 
-def _side(inspection: Inspection, survey: Survey, side: Side) -> dict[str, Any]:
-    bounds = inspection.tau
-    return {
-        "tau": _distribution(side.tau),
-        "share_at_tau_min": None if bounds.lowest is None else side.tau.share_at_most(bounds.lowest),
-        "share_at_tau_max": None if bounds.highest is None else side.tau.share_at_least(bounds.highest),
-        **{sheet.end: sheet.sample_ids for sheet in survey.sheets if sheet.side is side},
-    }
+def _side(survey: Survey, side: Side) -> dict[str, Any]:
+    ends: dict[str, list[int]] = {sheet.end: sheet.sample_ids for sheet in survey.sheets if sheet.side is side}
+    shares = {"share_at_tau_min": side.at_floor, "share_at_tau_max": side.at_ceiling}
+    return {"tau": _distribution(side.tau), **shares, **ends}
 
 
 def _distribution(values: Distribution) -> dict[str, float] | None:
@@ -136,7 +132,7 @@ def _through_time(found: ThroughTime) -> dict[str, Any]:
 
 
 def _drift(found: Drift) -> dict[str, Any]:
-    sides = {
+    sides: dict[str, dict[str, Any]] = {
         side.name: {
             "spearman": side.joint.spearman, "change": _distribution(side.change),
             "share_risen": side.share_risen, "share_fallen": side.share_fallen,

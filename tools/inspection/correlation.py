@@ -91,7 +91,9 @@ def mean_by_group(codes: NDArray[np.int64], tau: NDArray[np.float32], groups: in
     known = codes != NO_GROUP
     sums = np.bincount(codes[known], weights=tau[known], minlength=groups)
     counts = np.bincount(codes[known], minlength=groups)
-    return np.divide(sums, counts, out=np.full(groups, np.nan), where=counts > 0)
+    means = np.full(groups, np.nan)
+    np.divide(sums, counts, out=means, where=counts > 0)
+    return means
 
 
 def _spearman(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> float:

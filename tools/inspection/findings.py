@@ -147,8 +147,7 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
 
 def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
     bounds, rho = inspection.tau, inspection.config.objective.settings.get("rho")
-    low = side.tau.share_at_most(bounds.lowest) if bounds.lowest is not None else 0.0
-    high = side.tau.share_at_least(bounds.highest) if bounds.highest is not None else 0.0
+    low, high = side.at_floor or 0.0, side.at_ceiling or 0.0
     if low >= MANY_AT_BOUND:
         yield (f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {low:.0%} of the {side.name} "
                f"temperatures are at their floor, tau_min = {bounds.lowest:g}. The weights of their negatives "

@@ -77,9 +77,9 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
         rows.append([label, *(tau(of_side.quantile(at)) for of_side in taus)])
     rows.append(["highest", *(tau(of_side.max) for of_side in taus)])
     if (low := bounds.lowest) is not None:
-        rows.append([f"share at tau_min ({low:g})", *(share(of_side.share_at_most(low)) for of_side in taus)])
+        rows.append([f"share at tau_min ({low:g})", *(share(side.at_floor) for side in survey.sides)])
     if (high := bounds.highest) is not None:
-        rows.append([f"share at tau_max ({high:g})", *(share(of_side.share_at_least(high)) for of_side in taus)])
+        rows.append([f"share at tau_max ({high:g})", *(share(side.at_ceiling) for side in survey.sides)])
     for groups in survey.groups:
         found, word = [groups.correlation[side.name] for side in survey.sides], groups.word
         rows += [

@@ -15,7 +15,7 @@ from ..state_blocks import Rows, read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Smallest
 from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsError, check_columns
-from .run import Inspection
+from .run import Inspection, TauSettings
 
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20
@@ -35,6 +35,10 @@ class Side:
     """As in the state: `image`, `text` or `sample`."""
     tau: Distribution
     """Tau of the visited samples."""
+    at_floor: float | None
+    """Share of them at tau_min, 0 … 1; None if the objective has none."""
+    at_ceiling: float | None
+    """Share of them at tau_max."""
 
 
 class Sheet(NamedTuple):
@@ -107,7 +111,7 @@ def survey(
     for block, rows in read_blocks(reader, reader.columns):
         first.add(block, rows)
         on_progress(block.stop)
-    sides = first.sides()
+    sides = first.sides(inspection.tau)
     if not first.staleness.count:
         notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
     elif inspection.sides and not sides:
@@ -164,9 +168,16 @@ class _FirstPass:
         keys = np.random.default_rng((_SEED, block.start)).random(len(seen))[shown]
         self.pool.add(shown + block.start, keys)
 
-    def sides(self) -> list[Side]:
-        taus = [(name, self.fields[f"{name}/tau"]) for name in self._sides]
-        return [Side(name, tau) for name, tau in taus] if all(tau.count for _, tau in taus) else []
+    def sides(self, bounds: TauSettings) -> list[Side]:
+        taus = {name: self.fields[f"{name}/tau"] for name in self._sides}
+        if not all(tau.count for tau in taus.values()):
+            return []
+        low, high = bounds.lowest, bounds.highest
+        return [
+            Side(name, tau, None if low is None else tau.share_at_most(low),
+                 None if high is None else tau.share_at_least(high))
+            for name, tau in taus.items()
+        ]  # fmt: skip
 
 
 class _SecondPass:

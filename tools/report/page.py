@@ -1,22 +1,26 @@
-"""RUN/report: one self-contained HTML page, and the leading figure as a picture."""
+"""RUN/report: the page on a run with its leading figure as a picture, and the page on single samples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from ...files import write_atomically
 from ..inspection import summary
 from ..inspection.findings import Findings, shown_ids
 from ..inspection.groups import CLASS_COLUMN
-from . import grouping, movement, sections
+from ..inspection.run import Inspection
+from ..inspection.samples import Sample
+from ..inspection.survey import Survey
+from . import grouping, sections
 from .figures.by_group import draw_tau_by_group
+from .figures.over_time import draw_history
 from .figures.style import LIGHT
-from .html import MAX_CHARACTERS, document, facts_list
-from .pictures import data_uris, read_pictures
-from .sheets import Cards
+from .html import MAX_CHARACTERS, Cell, Row, data_uri, document, facts_list, figure, table
+from .sheets import Cards, data_uris, facts, number, read_pictures, state_word
 
-PAGE = "report.html"
+PAGE, SAMPLES_PAGE = "report.html", "samples.html"
 LEADING_FIGURE = "tau_by_class.png"
 MAX_BYTES = 7_800_000
 """Size limit of the page, so that it opens quickly and can be mailed. Pictures get the space that is left."""
@@ -66,9 +70,9 @@ def _following(findings: Findings) -> dict[str, str]:
         for groups in survey.groups:
             parts[f"Table by {groups.word}"] = grouping.group_tables(survey, groups)
     if findings.through_time:
-        parts["Through time"] = movement.through_time(inspection, findings.through_time)
+        parts["Through time"] = sections.through_time(inspection, findings.through_time)
     if findings.drift:
-        parts["Drift"] = movement.drift(inspection, findings.drift)
+        parts["Drift"] = sections.drift(inspection, findings.drift)
     if survey and findings.map:
         parts["Map"] = sections.embedding_map(inspection, survey, findings.map)
     if survey and survey.visited and (averages := sections.moving_averages(inspection, survey)):
@@ -90,7 +94,7 @@ def _sheets(findings: Findings, room: int) -> tuple[str, str]:
 
     def built(pictures: Mapping[int, str], longest: int) -> tuple[str, str]:
         cards = Cards(findings.samples, pictures, longest)
-        return sections.sheets(survey, cards), movement.movers(drift, cards) if drift else ""
+        return sections.sheets(survey, cards), sections.movers(drift, cards) if drift else ""
 
     for longest in LONGEST_TEXTS:
         size = sum(len(sheets.encode()) for sheets in built({}, longest))
@@ -102,3 +106,42 @@ def _sheets(findings: Findings, room: int) -> tuple[str, str]:
     if pictures and not uris:
         findings.notes.append("There is no room for pictures on the page; group by fewer columns.")
     return built(uris, longest)
+
+
+def write_samples(inspection: Inspection, survey: Survey | None, samples: Sequence[Sample], folder: Path) -> Path:
+    """Write the page into `folder` atomically and return its path. Pictures that cannot be shown are noted."""
+    folder.mkdir(exist_ok=True)
+    ids = [sample.sample_id for sample in samples]
+    pictures = read_pictures(inspection.dataset, ids, inspection.notes) if inspection.dataset else {}
+    parts = {f"Sample {sample.sample_id}": _part(inspection, sample, pictures) for sample in samples}
+    name, lede = inspection.run.path.resolve().name, f"Everything recorded about {len(ids):,} samples."
+    shown = summary.what(inspection, survey) if survey else ""
+    html = document("Samples of {}", name, lede, shown, inspection.notes, parts)
+    write_atomically(folder / SAMPLES_PAGE, html.encode())
+    return folder / SAMPLES_PAGE
+
+
+def _part(inspection: Inspection, sample: Sample, pictures: Mapping[int, bytes]) -> str:
+    content = ""
+    if jpeg := pictures.get(sample.sample_id):
+        uri, words = data_uri(jpeg, "image/jpeg"), f"picture of sample {sample.sample_id}"
+        content = f'<p class="picture"><img src="{uri}" alt="{words}"></p>'
+    content += facts_list(facts(sample))
+    if not sample.history:
+        return content
+    if inspection.sides:
+        caption = (
+            f"Tau of sample {sample.sample_id} at every snapshot ({len(sample.history)}); hollow before its first "
+            f"visit. {summary.settings(inspection)}."
+        )
+        draw = partial(draw_history, sample.history, inspection.sides)
+        content += figure(draw, f"Tau of sample {sample.sample_id}", caption)
+    return content + table("Its state at every snapshot.", *history_table(sample))
+
+
+def history_table(sample: Sample) -> tuple[list[str], list[Row]]:
+    """Return head and rows of a table, one row per snapshot (at least one), oldest first."""
+    rows: list[Row] = [
+        [at.snapshot.tag, *(Cell(number(value), float(value)) for value in at.values.values())] for at in sample.history
+    ]
+    return ["snapshot", *map(state_word, sample.history[0].values)], rows

@@ -11,7 +11,7 @@ from thermopile.tools.inspection.survey import Side
 from thermopile.tools.report.figures.embedding_map import KIND_COLOURS, draw_embedding_map, kinds_legend
 from thermopile.tools.report.figures.style import DARK, LIGHT, narrow
 
-SIDES = [Side("image", Distribution()), Side("text", Distribution())]
+SIDES = [Side(name, Distribution(), None, None) for name in ("image", "text")]
 NONE = np.zeros(60, np.bool_)
 
 
@@ -76,6 +76,6 @@ def test_one_side_of_one_tau_and_no_class_is_drawn_as_well(shown):
     alone = replace(shown, points={"sample": flat}, kinds=None, similarity=None)
     one, two = (
         pixels(draw_embedding_map(of, sides, narrow(LIGHT)))
-        for of, sides in ((alone, [Side("sample", Distribution())]), (shown, SIDES))
+        for of, sides in ((alone, [Side("sample", Distribution(), None, None)]), (shown, SIDES))
     )
     assert one.shape[0] < 0.6 * two.shape[0]

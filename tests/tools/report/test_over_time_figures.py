@@ -12,7 +12,7 @@ from thermopile.tools.inspection.distribution import Distribution
 from thermopile.tools.inspection.drift import Drift, SideDrift
 from thermopile.tools.inspection.samples import StateAt
 from thermopile.tools.inspection.through_time import Moment, TauAt, ThroughTime
-from thermopile.tools.report.figures.joint import draw_drift
+from thermopile.tools.report.figures.histograms import draw_drift
 from thermopile.tools.report.figures.over_time import draw_history, draw_tau_over_time
 from thermopile.tools.report.figures.style import DARK, LIGHT, narrow
 

@@ -4,7 +4,7 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from thermopile.tools.report.pictures import EDGES, data_uris, read_pictures, reduced
+from thermopile.tools.report.sheets import EDGES, data_uris, read_pictures, reduced
 
 
 def jpeg(size, comment=b""):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...inspection.correlation import NO_GROUP
 from ...inspection.embedding_map import EmbeddingMap, Kinds
@@ -15,6 +16,7 @@ from .style import COLOUR_MAP, MARKERS, Style, drawing, legend, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
 KIND_COLOURS = ("#56b4e9", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7")
@@ -61,10 +63,8 @@ def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side]
     drawn: Any = None
     for side, marker in zip(sides, MARKERS, strict=False):
         points = shown.points[side.name]
-        drawn = axes.scatter(
-            *points.xy.T, c=points.tau, cmap=COLOUR_MAP, vmin=low, vmax=high,
-            s=_DOT, marker=marker, edgecolors=style.ink, linewidths=_RIM,
-        )  # fmt: skip
+        drawn = _scatter(axes, points.xy, c=points.tau, cmap=COLOUR_MAP, vmin=low, vmax=high, s=_DOT, marker=marker,
+                         edgecolors=style.ink, linewidths=_RIM)  # fmt: skip
         if len(sides) > 1:
             axes.scatter([], [], s=2 * _DOT, marker=marker, color=style.ink, label=side.name)
     location = "bottom" if style.narrow else "right"
@@ -83,10 +83,8 @@ def _draw_kinds(axes: Axes, shown: EmbeddingMap, kinds: Kinds, sides: list[Side]
         if chosen.any():
             axes.scatter([], [], s=2 * _DOT, marker="s", color=colour, label=name)
             for side, marker in zip(sides, MARKERS, strict=False):
-                axes.scatter(
-                    *shown.points[side.name].xy[chosen].T,
-                    s=_DOT, color=colour, marker=marker, edgecolors=style.paper, linewidths=_RIM,
-                )  # fmt: skip
+                _scatter(axes, shown.points[side.name].xy[chosen], s=_DOT, color=colour, marker=marker,
+                         edgecolors=style.paper, linewidths=_RIM)  # fmt: skip
 
 
 def _mark(axes: Axes, shown: EmbeddingMap, colours: Sequence[str], labels: Sequence[str | None]) -> None:
@@ -96,9 +94,14 @@ def _mark(axes: Axes, shown: EmbeddingMap, colours: Sequence[str], labels: Seque
     hot = np.concatenate([of_side.xy[of_side.hottest] for of_side in points])
     for xy, marker, colour, label in zip((cold, hot), "v^", colours, labels, strict=True):
         if len(xy):
-            axes.scatter(
-                *xy.T, s=_MARK, marker=marker, facecolors="none", edgecolors=colour, linewidths=0.9, label=label
+            _scatter(
+                axes, xy, s=_MARK, marker=marker, facecolors="none", edgecolors=colour, linewidths=0.9, label=label
             )
+
+
+def _scatter(axes: Axes, xy: NDArray[np.float32], **settings: Any) -> PathCollection:
+    """Draw points, float32 [m, 2]."""
+    return axes.scatter(xy[:, 0], xy[:, 1], **settings)
 
 
 def _finish(axes: Axes, style: Style) -> None:

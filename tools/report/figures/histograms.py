@@ -1,19 +1,34 @@
-"""Histograms of tau, of the rest of the state, of visits and of staleness."""
+"""Histograms: of one column of the state, and of two temperatures per sample on a plane."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...inspection.correlation import Joint
 from ...inspection.distribution import Distribution
+from ...inspection.drift import Drift
 from ...inspection.survey import Side
-from .style import Style, drawing, finish, legend, panels
+from .style import COLOUR_MAP, DARK, Style, drawing, finish, legend, panels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
 
 BARS = 60
 TRIMMED = 0.005
 """Share of the values at each end put into the outermost bar, so that outliers do not squeeze the rest."""
+
+
+SQUARE_WIDTH = 5.0
+"""Inches, for a square plot."""
+TALLER = 1.6
+"""Stacked panels need more height to be readable."""
 
 
 class Panel(NamedTuple):
@@ -68,3 +83,63 @@ def _whole_edges(values: Distribution) -> NDArray[np.float64]:
     numbers = values.max - values.min + 1
     width = int(np.ceil(numbers / BARS))
     return np.asarray(values.min - 0.5 + width * np.arange(int(np.ceil(numbers / width)) + 1), np.float64)
+
+
+def draw_joint(joint: Joint, sides: list[str], style: Style) -> bytes:
+    """Draw tau of the first side against tau of the second as PNG, with counts on a log scale."""
+    with drawing(replace(style, width=min(style.width, SQUARE_WIDTH))) as (figure, png):
+        axes = figure.subplots()
+        mesh = _draw_plane(axes, joint, _sample_colours([joint]), style)
+        axes.set(xlabel=f"{sides[0]} tau (dimensionless)", ylabel=f"{sides[1]} tau (dimensionless)")
+        _colour_bar(figure, mesh, [axes], label="visited samples (log scale)")
+    return png.getvalue()
+
+
+def draw_drift(drift: Drift, style: Style) -> bytes:
+    """Draw the joint histogram of tau at the earlier and the later snapshot as PNG.
+
+    One panel per side, on one colour scale; samples that did not move lie on the dashed diagonal.
+    """
+    down = len(drift.sides) if style.narrow else 1
+    with drawing(replace(style, height=style.height * TALLER) if down > 1 else style) as (figure, png):
+        shown = panels(figure, len(drift.sides), style)
+        colours = _sample_colours([side.joint for side in drift.sides])
+        for axes, side in zip(shown, drift.sides, strict=True):
+            mesh = _draw_plane(axes, side.joint, colours, style)
+            axes.set_title(side.name, loc="left")
+        figure.supxlabel(f"tau at {drift.earlier.tag} (dimensionless)")
+        figure.supylabel(f"tau at {drift.later.tag} (dimensionless)")
+        _colour_bar(figure, mesh, shown, label="samples (log scale)", pad=0.02, aspect=20 * down)
+    return png.getvalue()
+
+
+def _draw_plane(axes: Axes, joint: Joint, colours: LogNorm, style: Style) -> QuadMesh:
+    """Draw the first value on x, the second on y; on the dashed diagonal both are equal."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    # On dark paper without the map's darkest part, which would hide bins of one sample.
+    darkest = 0.3 if style.paper == DARK.paper else 0.0
+    colour_map = ListedColormap(colormaps[COLOUR_MAP](np.linspace(darkest, 1, 256)))
+    across, up = joint.edges
+    mesh = axes.pcolormesh(
+        across, up, np.ma.masked_equal(joint.counts.T, 0), norm=colours, cmap=colour_map, zorder=2
+    )  # fmt: skip
+    axes.axline((across[0], across[0]), slope=1, color=style.ink, linewidth=1, linestyle=(0, (3, 2)), zorder=3)
+    axes.set(xlim=across[[0, -1]], ylim=up[[0, -1]])
+    finish(axes, style)
+    axes.locator_params(nbins=5)
+    return mesh
+
+
+def _sample_colours(joints: list[Joint]) -> LogNorm:
+    """Return one colour scale for all; at least 1 to 10, so that it has two ends even if no bin exceeds one sample."""
+    from matplotlib.colors import LogNorm
+
+    return LogNorm(1, max(10, *(int(joint.counts.max()) for joint in joints)))
+
+
+def _colour_bar(figure: Figure, mesh: QuadMesh, axes: list[Axes], **settings: Any) -> None:
+    bar = figure.colorbar(mesh, ax=axes, format="{x:,.0f}", **settings)
+    bar.ax.minorticks_off()
+    bar.outline.set_visible(False)

@@ -63,8 +63,8 @@ def panels(figure: Figure, count: int, style: Style, *, shared: bool = False) ->
 
 def legend(axes: Axes, *, right: bool = False, **settings: Any) -> None:
     """Put the legend above the axes, at the left or at the right end."""
-    side = "right" if right else "left"
-    axes.legend(loc=f"lower {side}", bbox_to_anchor=(int(right), 1), borderaxespad=0.2, **settings)
+    place: dict[str, Any] = {"loc": "lower right" if right else "lower left", "bbox_to_anchor": (int(right), 1)}
+    axes.legend(**place, borderaxespad=0.2, **settings)
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def _options(kind: Kind) -> Iterator[click.Option]:
     if not kind.own_test:
         yield click.Option(["--holdout"], type=float, callback=_number_or_share, metavar="N|FRACTION",
                            help="Hold out this many samples, or fraction, as OUT-test, class-balanced.")  # fmt: skip
-    if kind.labelled:
+    if kind.src:
         yield click.Option(["--longtail"], type=click.FloatRange(1, min_open=True), metavar="RATIO",
                            help="Cut the classes to an exponential long tail: the first is RATIO times the last. "
                            "Applied after --holdout; samples without a class are kept.")  # fmt: skip
@@ -71,17 +71,17 @@ def _options(kind: Kind) -> Iterator[click.Option]:
 
 
 def _command(kind: Kind) -> click.Command:
-    def run(out: Path, seed: int, **values: Any) -> None:
+    def run(out: Path, seed: int, src: Any = None, **values: Any) -> None:
         from . import converting
 
-        own = {name: values.pop(name) for parameter in kind.parameters if (name := parameter.name)}
-        converting.run(kind, own | ({"seed": seed} if kind.drawn else {}), out, seed=seed, **values)
+        own = {name: values.pop(name) for option in kind.options if (name := option.name)}
+        converting.run(kind, seed if kind.src is None else src, own, out, seed=seed, **values)
 
-    arguments = [parameter for parameter in kind.parameters if isinstance(parameter, click.Argument)]
-    options = [parameter for parameter in kind.parameters if isinstance(parameter, click.Option)]
+    many = kind.pattern is not None
+    src = [click.Argument(["src"], type=kind.src, nargs=-1 if many else 1, required=True)] if kind.src else []
     out = click.Argument(["out"], type=click.Path(path_type=Path))
     return click.Command(
-        kind.name, params=[*arguments, out, *options, *_options(kind)], callback=run, help=kind.help,
+        kind.name, params=[*src, out, *kind.options, *_options(kind)], callback=run, help=kind.help,
         epilog=f"\b\nExample:\n  thermopile convert {kind.name} {kind.example}",
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
 from typing import Any, NamedTuple
@@ -56,11 +56,12 @@ class Split(NamedTuple):
 
 
 def run(
-    kind: Kind, own: dict[str, Any], out: Path, *, seed: int, workers: int | None, resume: bool, overwrite: bool,
-    max_size: int, quality: int, holdout: float | None = None, longtail: float | None = None, **options: Any,
+    kind: Kind, src: Any, own: dict[str, Any], out: Path, *, seed: int, workers: int | None, resume: bool,
+    overwrite: bool, max_size: int, quality: int, holdout: float | None = None, longtail: float | None = None,
+    **options: Any,
 ) -> None:  # fmt: skip
-    """Convert a source of this kind, opened with its `own` options, to `out` and perhaps `out`-test."""
-    for value in own.values():
+    """Convert `src`, opened with the kind's `own` options, to `out` and perhaps `out`-test."""
+    for value in (src, *own.values()):
         for path in value if isinstance(value, tuple) else (value,):
             if isinstance(path, Path) and path.resolve().is_relative_to(out.resolve()):
                 raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
@@ -71,7 +72,7 @@ def run(
             refuse_existing(path, overwrite=overwrite)
     start_workers_early()
     with _told_when_slow(f"listing {kind.name} …"):
-        splits = _splits(kind.open(**own), outs, seed, holdout, longtail)
+        splits = _splits(kind.open(src, **own), outs, seed, holdout, longtail)
         _announce(splits)
     for split in splits:
         _convert(split, settings, workers=workers, resume=resume, overwrite=overwrite,
@@ -198,12 +199,9 @@ def _size(count: int) -> str:
 
 def bytes_written(folder: Path) -> int:
     """Return the bytes of all files in a folder, 0 if it is missing; files may vanish while they are counted."""
-    return sum(map(_file_size, folder.rglob("*")))
-
-
-def _file_size(file: Path) -> int:
-    try:
-        found = file.stat()
-    except OSError:
-        return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    total = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):
+            found = file.stat()
+            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total

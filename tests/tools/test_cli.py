@@ -147,7 +147,7 @@ def test_training_shows_progress_on_stderr_and_its_end_on_stdout(finished, pairs
         assert words in last
 
 
-def test_a_rho_that_can_never_bind_is_warned_of(pairs_dataset, tmp_path):
+def test_a_rho_that_can_never_bind_gives_a_warning(pairs_dataset, tmp_path):
     common = ("--data", pairs_dataset.path, "--set", "epochs=1", "--set", "data.image_size=32")
     result = run("train", *common, "--out", tmp_path / "high", "--set", "objective.rho=5.6")
     assert "Warning: rho 5.6 is not below log(255 negatives) = 5.54: it may never bind" in result.stderr

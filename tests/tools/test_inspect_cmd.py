@@ -65,7 +65,7 @@ def test_json_is_printed_and_nothing_is_written_also_where_the_run_is_read_only(
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_an_earlier_snapshot_is_looked_at_by_its_tag(hostile_run, tmp_path):
+def test_at_inspects_an_earlier_snapshot(hostile_run, tmp_path):
     run = shutil.copytree(hostile_run.path, tmp_path / "run")
     seen = json.loads(inspect(run, "--at", "step-0", "--json").stdout)
     assert (seen["snapshot"]["tag"], seen["share_visited"], seen["sides"]) == ("step-0", 0.0, {})
@@ -80,7 +80,7 @@ def test_a_dataset_that_was_moved_is_found_with_data(hostile_run, hostile_datase
     assert seen["dataset"] == str(hostile_dataset.path)
 
 
-def test_looking_changes_nothing_of_the_run_but_its_report(hostile_run):
+def test_inspect_changes_nothing_but_the_report(hostile_run):
     def files():
         paths = (path for path in hostile_run.path.rglob("*") if path.is_file())
         return {path: path.read_bytes() for path in paths if hostile_run.report not in path.parents}
@@ -90,20 +90,20 @@ def test_looking_changes_nothing_of_the_run_but_its_report(hostile_run):
     assert files() == before
 
 
-def test_no_run_is_one_clear_error(tmp_path):
+def test_a_directory_that_is_not_a_run_is_one_clear_error(tmp_path):
     done = inspect(tmp_path / "nothing")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "nothing is not a run" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_an_unknown_snapshot_is_an_error_that_lists_those_there_are(hostile_run):
+def test_an_unknown_snapshot_is_an_error_that_lists_the_snapshots(hostile_run):
     done = inspect(hostile_run.path, "--at", "step-7")
     assert done.exit_code == 1
     assert "step-0, step-5, latest" in done.stderr
 
 
-def test_what_is_missing_is_noted_in_the_terminal(hostile_dataset, write_run, tmp_path):
+def test_missing_parts_are_noted_in_the_terminal(hostile_dataset, write_run, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False)
     lines = inspect(run.path).stdout.splitlines()
     assert lines[3].startswith("note       The run has no snapshot of its state yet")
@@ -191,7 +191,7 @@ def test_samples_of_a_run_without_a_snapshot_are_shown_with_what_the_dataset_say
         (["--json", "--to", "."], "--to has no effect with --json"),
     ],
 )
-def test_what_cannot_be_shown_is_one_clear_error(hostile_run, assert_one_line, words, said):
+def test_wrong_usage_is_one_clear_error(hostile_run, assert_one_line, words, said):
     done = inspect(hostile_run.path, *words)
     assert_one_line(done, 2, said)
 
@@ -263,7 +263,7 @@ def test_a_run_of_images_is_shown_on_one_side(flat_dataset, write_run, tmp_path)
     assert "sample tau" in done.stdout
 
 
-def test_a_run_is_looked_at_while_it_trains(moved_run):
+def test_a_run_can_be_inspected_while_it_trains(moved_run):
     reader = StateReader.open(moved_run.state)
     identity = {"samples": reader.samples, "dataset_fingerprint": reader.dataset_fingerprint}
     with StateStore.open(moved_run.state, fields=reader.initial, **identity) as store:

@@ -256,7 +256,7 @@ def test_wrong_usage_is_one_line_and_writes_nothing(images_dataset, tmp_path, mo
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_no_dataset_is_one_line(tmp_path):
+def test_a_directory_that_is_not_a_dataset_is_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     assert_refused(show(tmp_path / "empty", "--out", tmp_path / "a.png"), 1, "is not a dataset: it has no dataset.json")
     assert_refused(show(tmp_path / "absent", "--out", tmp_path / "a.png"), 2, "does not exist")

@@ -73,11 +73,7 @@ def _control(found: Correlation) -> str:
     return f"{summary.correlation(found.permuted)}, from {low} to {high}"
 
 
-def group_tables(survey: Survey, groups: Groups) -> str:
-    return _band_table(survey.sides, groups) + _group_table(survey.sides, groups)
-
-
-def _band_table(sides: list[Side], groups: Groups) -> str:
+def band_table(sides: list[Side], groups: Groups) -> str:
     caption = (
         "Head, medium and tail are thirds of the groups by size. Shares are of all samples, of the coldest (tau up to "
         "the 5% quantile) and of the hottest (from the 95% quantile on); ties can make these more than 5%. A third "
@@ -96,7 +92,7 @@ def _band_table(sides: list[Side], groups: Groups) -> str:
     return table(caption, head, rows)
 
 
-def _group_table(sides: list[Side], groups: Groups) -> str:
+def group_table(sides: list[Side], groups: Groups) -> str:
     places, word, half = list(range(len(groups.names))), groups.word, MAX_GROUP_ROWS // 2
     caption = (
         f"Mean tau by {word}, {len(places):,} in all, largest first, and the share of each one’s samples among the "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..plain_text import plain_text
-from .figures.style import DARK, LIGHT, PIXELS_PER_INCH, Draw, narrow
+from .figures.style import DARK, LIGHT, PIXELS_PER_INCH, Draw, narrow, png_of
 
 MAX_CHARACTERS = 2000
 """Limit for texts shown in full."""
@@ -86,9 +86,9 @@ def figure(draw: Draw, alt: str, caption: str) -> str:
     """
     forms = ((f"{PHONE} and {DARK_SCREEN}", narrow(DARK)), (PHONE, narrow(LIGHT)), (DARK_SCREEN, DARK))
     sources = "".join(
-        f'<source media="{media}" srcset="{data_uri(draw(style), "image/png")}">' for media, style in forms
+        f'<source media="{media}" srcset="{data_uri(png_of(draw, style), "image/png")}">' for media, style in forms
     )
-    wide = draw(LIGHT)
+    wide = png_of(draw, LIGHT)
     width = int.from_bytes(wide[WIDTH_IN_PNG]) * CSS_PIXELS_PER_INCH // PIXELS_PER_INCH
     image = f'<img src="{data_uri(wide, "image/png")}" width="{width}" alt="{text(alt)}">'
     return f"<figure><picture>{sources}{image}</picture><figcaption>{text(caption, most=1000)}</figcaption></figure>"

@@ -16,7 +16,7 @@ from ..inspection.survey import Survey
 from . import grouping, sections
 from .figures.by_group import draw_tau_by_group
 from .figures.over_time import draw_history
-from .figures.style import LIGHT
+from .figures.style import LIGHT, png_of
 from .html import MAX_CHARACTERS, Cell, Row, data_uri, document, facts_list, figure, table
 from .sheets import Cards, data_uris, facts, number, read_pictures, state_word
 
@@ -35,8 +35,9 @@ def write_report(findings: Findings, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     write_atomically(folder / PAGE, build_page(findings).encode())
     if survey and survey.groups and survey.groups[0].column == CLASS_COLUMN:
-        figure = draw_tau_by_group(survey.sides, survey.groups[0], LIGHT, summary.what(findings.inspection, survey))
-        write_atomically(folder / LEADING_FIGURE, figure)
+        draw = partial(draw_tau_by_group, survey.sides, survey.groups[0])
+        leading = png_of(draw, LIGHT, summary.what(findings.inspection, survey))
+        write_atomically(folder / LEADING_FIGURE, leading)
     else:
         # A figure left by an earlier report would be mistaken for this one's.
         (folder / LEADING_FIGURE).unlink(missing_ok=True)
@@ -68,7 +69,8 @@ def _following(findings: Findings) -> dict[str, str]:
     if survey and survey.sides:
         parts["Distribution"] = sections.distribution(inspection, survey)
         for groups in survey.groups:
-            parts[f"Table by {groups.word}"] = grouping.group_tables(survey, groups)
+            tables = (grouping.band_table(survey.sides, groups), grouping.group_table(survey.sides, groups))
+            parts[f"Table by {groups.word}"] = "".join(tables)
     if findings.through_time:
         parts["Through time"] = sections.through_time(inspection, findings.through_time)
     if findings.drift:

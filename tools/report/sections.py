@@ -11,8 +11,7 @@ from ..inspection import summary
 from ..inspection.drift import Drift
 from ..inspection.embedding_map import EmbeddingMap
 from ..inspection.run import Inspection
-from ..inspection.samples import Sample
-from ..inspection.survey import Sheet, Side, Survey
+from ..inspection.survey import Sheet, Survey
 from ..inspection.through_time import QUANTILES, ThroughTime
 from .figures.embedding_map import draw_embedding_map, kinds_legend
 from .figures.histograms import Panel, draw_drift, draw_histograms, draw_joint, draw_tau_histograms
@@ -80,12 +79,12 @@ def _sheet(sheet: Sheet, survey: Survey, cards: Cards) -> str:
         f"{number} random samples, for comparison")  # fmt: skip
     if sheet.not_shown:
         words = f"{sheet.not_shown:,} more samples have the same tau as the last one here; the lowest ids are shown."
-    shown = [side] if side else survey.sides
-    return cards.sheet(title, words, [(id, _tau_words(cards.samples[id], shown)) for id in sheet.sample_ids])
-
-
-def _tau_words(sample: Sample, sides: list[Side]) -> str:
-    return f"tau {per_side({side.name: summary.tau(sample.state[f'{side.name}/tau']) for side in sides})}"
+    columns = {side.name: f"{side.name}/tau" for side in ([side] if side else survey.sides)}
+    shown = []
+    for id in sheet.sample_ids:
+        taus = {name: summary.tau(cards.samples[id].state[column]) for name, column in columns.items()}
+        shown.append((id, f"tau {per_side(taus)}"))
+    return cards.sheet(title, words, shown)
 
 
 def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -> str:

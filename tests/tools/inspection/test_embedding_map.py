@@ -20,7 +20,7 @@ from thermopile.trainer.run_directory import RunDirectory
 STEP = 5
 IMAGE_SIZE = 16
 SIZES = (34, 16, 8, 4, 2, 1)
-"""Of the hostile dataset's classes."""
+"""Sizes of the hostile dataset's classes."""
 
 
 def save_encoders(run, dataset, step=STEP, change=lambda weights: None):
@@ -130,7 +130,7 @@ def test_every_class_is_on_the_map_however_rare_and_again_the_same(saved_run, mo
     assert np.array_equal(again.points["image"].xy, shown.points["image"].xy)
 
 
-def test_few_classes_are_told_apart_by_name_and_many_by_how_frequent_they_are(found, saved_run, monkeypatch):
+def test_few_classes_are_coloured_by_name_and_many_by_frequency(found, saved_run, monkeypatch):
     assert found.kinds.are_classes
     assert np.bincount(found.kinds.codes + 1).tolist() == [1, *SIZES]
     monkeypatch.setattr(module, "MAX_CLASSES", 5)

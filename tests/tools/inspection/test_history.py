@@ -48,7 +48,7 @@ def test_the_rank_is_the_share_of_visited_samples_with_a_lower_tau_at_the_inspec
 
 
 @pytest.mark.parametrize("sample_id", [-1, 66])
-def test_an_id_that_is_not_there_is_refused_with_those_that_are(run, sample_id):
+def test_an_unknown_id_is_refused_with_the_range_of_ids(run, sample_id):
     with pytest.raises(ConfigError, match=rf"no such sample: {sample_id}; the run has 66 samples, with ids 0 … 65"):
         read_histories(read_run(run), [3, sample_id])
 

@@ -35,7 +35,7 @@ def test_the_folder_is_the_uri_up_to_its_last_slash(dataset):
     assert taken(dataset, "folder", 5) == [["cats", "cats", "dogs/young", "", ""]]
 
 
-def test_a_column_that_there_is_not_is_refused_with_those_there_are(dataset):
+def test_an_unknown_column_is_refused_with_the_list_of_columns(dataset):
     check_columns(dataset, ["group", "folder"])
     with pytest.raises(
         ConfigError, match=r"cannot be grouped by 'row', 'colour': .* has the columns uri, group, width, folder"

@@ -109,7 +109,7 @@ def test_samples_are_grouped_by_any_column_and_by_folder(hostile_run):
     assert sum(by_folder.sizes) == 66
 
 
-def test_a_column_that_there_is_not_is_an_error_that_lists_those_there_are(hostile_run):
+def test_an_unknown_column_is_an_error_that_lists_the_columns(hostile_run):
     with pytest.raises(
         ConfigError, match=r"cannot be grouped by 'colour': .* has the columns key, uri, caption, .*, folder"
     ):

@@ -46,7 +46,7 @@ def test_every_snapshot_has_the_quantiles_of_the_samples_visited_by_then(run):
             assert_quantiles(moment, taus[step])
 
 
-def test_the_share_at_tau_min_is_told_for_every_snapshot(hostile_dataset, write_run, train_on, tmp_path):
+def test_every_snapshot_has_its_share_at_tau_min(hostile_dataset, write_run, train_on, tmp_path):
     many, few = (np.where(np.arange(66) < count, 0.005, 0.05) for count in (33, 11))
     run = write_run(tmp_path / "run", hostile_dataset, {"image": many, "text": few})
     train_on(run, {"image": few, "text": few}, 9)

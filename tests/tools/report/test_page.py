@@ -3,6 +3,7 @@ import dataclasses
 import hashlib
 import re
 import shutil
+from functools import partial
 from html.parser import HTMLParser
 from io import BytesIO
 
@@ -17,7 +18,7 @@ from thermopile.tools.inspection.survey import survey
 from thermopile.tools.report import grouping
 from thermopile.tools.report import page as page_module
 from thermopile.tools.report.figures.by_group import draw_tau_by_group
-from thermopile.tools.report.figures.style import LIGHT
+from thermopile.tools.report.figures.style import LIGHT, png_of
 from thermopile.tools.report.page import write_report
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -173,21 +174,21 @@ def found(hostile_run):
 
 
 def test_classes_are_listed_by_size_with_the_mean_tau_of_both_sides(found):
-    rows = rows_of(grouping._group_table(found.sides, found.groups[0]))
+    rows = rows_of(grouping.group_table(found.sides, found.groups[0]))
     assert [row[0] for row in rows] == ["34", "16", "8", "4", "2", "1"]
     assert rows[0] == ["34", "34", "0.1000", "0.0000", "0.0%", "100.0%", "0.0500", "0.0000", "100.0%", "0.0%"]
     assert rows[-1][3] == "–"
 
 
 def test_a_cell_brings_the_number_by_which_it_is_sorted(found):
-    cells = Page(grouping._group_table(found.sides, found.groups[0])).of("td")
+    cells = Page(grouping.group_table(found.sides, found.groups[0])).of("td")
     assert [cell["data-value"] for cell in cells[:3]] == ["34", "34", "0.100000001"]
     assert cells[-3]["data-value"] == ""
 
 
-def test_of_very_many_classes_the_largest_and_the_smallest_are_listed(found, monkeypatch):
+def test_above_the_limit_only_the_largest_and_the_smallest_classes_are_listed(found, monkeypatch):
     monkeypatch.setattr(grouping, "MAX_GROUP_ROWS", 4)
-    table = grouping._group_table(found.sides, found.groups[0])
+    table = grouping.group_table(found.sides, found.groups[0])
     assert [row[0] for row in rows_of(table)] == ["34", "16", "2", "1"]
     caption = Page(table).text("caption")
     assert "Mean tau by class, 6 in all" in caption
@@ -196,11 +197,11 @@ def test_of_very_many_classes_the_largest_and_the_smallest_are_listed(found, mon
 
 def test_the_name_of_a_column_is_drawn_as_it_is(found):
     groups = dataclasses.replace(found.groups[0], column="$\\frac{1}$")
-    assert draw_tau_by_group(found.sides, groups, LIGHT).startswith(b"\x89PNG")
+    assert png_of(partial(draw_tau_by_group, found.sides, groups), LIGHT).startswith(b"\x89PNG")
 
 
 def test_head_medium_and_tail_are_a_row_each(found):
-    rows = rows_of(grouping._band_table(found.sides, found.groups[0]))
+    rows = rows_of(grouping.band_table(found.sides, found.groups[0]))
     assert [row[:2] for row in rows] == [["2", "50"], ["2", "12"], ["2", "3"]]
     assert rows[0][3] == f"{(34 * 0.1 + 16 * (0.01 + 0.09 * 16 / 34)) / 50:.4f}"
 

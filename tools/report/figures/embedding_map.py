@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from ...inspection.correlation import NO_GROUP
 from ...inspection.embedding_map import EmbeddingMap, Kinds
 from ...inspection.survey import Side
-from .style import COLOUR_MAP, MARKERS, Style, drawing, legend, panels
+from .style import COLOUR_MAP, MARKERS, Style, legend, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,20 +29,19 @@ _CLIPPED = 0.02
 """Clip the colour scale: otherwise a few extremes would leave all others one colour."""
 
 
-def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], style: Style) -> bytes:
-    """Draw the samples by tau and, if there are classes, by class, with the hottest and coldest marked, as PNG."""
+def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], figure: Figure, style: Style) -> None:
+    """Draw the samples by tau and, if there are classes, by class, with the hottest and coldest marked,."""
     count = 2 if shown.kinds else 1
     height = _NARROW_HEIGHT * count / 2 if style.narrow else _HEIGHT
-    with drawing(replace(style, height=height)) as (figure, png):
-        by_tau, *by_kind = panels(figure, count, style)
-        _draw_tau(figure, by_tau, shown, sides, style)
-        _mark(by_tau, shown, style.sides, ("lowest tau", "highest tau"))
-        if by_kind and shown.kinds:
-            _draw_kinds(by_kind[0], shown, shown.kinds, sides, style)
-            _mark(by_kind[0], shown, (style.ink, style.ink), (None, None))
-        for axes in (by_tau, *by_kind):
-            _finish(axes, style)
-    return png.getvalue()
+    figure.set_figheight(height)
+    by_tau, *by_kind = panels(figure, count, style)
+    _draw_tau(figure, by_tau, shown, sides, style)
+    _mark(by_tau, shown, style.sides, ("lowest tau", "highest tau"))
+    if by_kind and shown.kinds:
+        _draw_kinds(by_kind[0], shown, shown.kinds, sides, style)
+        _mark(by_kind[0], shown, (style.ink, style.ink), (None, None))
+    for axes in (by_tau, *by_kind):
+        _finish(axes, style)
 
 
 def kinds_legend(kinds: Kinds) -> list[tuple[str, str, str]]:

@@ -117,14 +117,12 @@ def _groups(groups: Groups) -> dict[str, Any]:
 
 
 def _through_time(found: ThroughTime) -> dict[str, Any]:
-    keys = [_quantile_key(share) for share in TIME_QUANTILES]
+    keys = [*map(_quantile_key, TIME_QUANTILES), "share_at_tau_min"]
     snapshots = [
         {
             "tag": moment.snapshot.tag, "step": moment.snapshot.step, "visited": moment.visited,
-            "tau": {
-                side: dict(zip(keys, at.quantiles, strict=True)) | {"share_at_tau_min": at.share_at_tau_min}
-                for side, at in moment.tau.items()
-            },
+            "tau": {side: dict(zip(keys, (*at.quantiles, at.share_at_tau_min), strict=True))
+                    for side, at in moment.tau.items()},
         }
         for moment in found.moments
     ]  # fmt: skip

@@ -117,6 +117,7 @@ def test_snapshots_while_windows_move_and_a_resume_from_one_change_nothing(tmp_p
         store.expect(steps.windows())
         train(store, steps, first=middle + 1)
         store.snapshot(len(steps), epoch=4).result()
+        assert store.blocks_read < 3 * 12, "blocks of windows that were over have been read"
     with make_store(tmp_path / "resident", small, None) as store:
         train(store, steps)
         store.snapshot(len(steps), epoch=4).result()

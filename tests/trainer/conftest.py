@@ -70,7 +70,7 @@ def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def file_size_limit():
-    """Let this process write only so many bytes to a file: it then fails half-way, as on a full disk."""
+    """Limit the size of the files that this process writes: a write then fails half-way, as on a full disk."""
 
     @contextmanager
     def limit(max_bytes):

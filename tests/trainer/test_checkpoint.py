@@ -195,7 +195,7 @@ def test_a_flipped_bit_is_an_error_or_a_warning_that_names_the_file_or_changes_n
         assert str(target) in caplog.text or bytes(flipped).strip() == whole.strip()
 
 
-# Of another format, or from somebody else
+# Another format, or another person's checkpoint
 
 
 def test_a_checkpoint_of_format_1_is_refused_with_the_version_that_reads_it(tmp_path):

@@ -14,7 +14,7 @@ from thermopile.trainer.run_directory import RunDirectory
 TOO_LARGE, HARMLESS = 2.0**40, 2.0**8
 """Scales of the loss whose gradients overflow at once, and do not."""
 CLIP = {"objective": {"name": "clip"}, "optimizer": {"lr": 1e-2, "warmup_steps": 0}}
-"""A loss that falls as it learns: iSogCLR's is weighted anew in every step."""
+"""A loss that falls as it learns: iSogCLR's has other weights in every step."""
 
 
 def tiny(dataset, precision, **more):

@@ -73,7 +73,7 @@ def memoryless_gradient(mode, tau, measured):
 
 
 def infonce_gradient(mode, tau, measured):
-    """Of clip or simclr, in the scale of the global loss: tau times it, and the sum of two sides instead of a mean."""
+    """The gradient of clip or simclr in the scale of the global loss: times tau, and summed over the sides."""
     if mode == "bimodal":
         objective = create_objective("clip", mode, log_logit_scale=-math.log(tau))
         return 2 * tau * mean_gradient(objective, {}, batches(measured, seed=2))
@@ -81,7 +81,7 @@ def infonce_gradient(mode, tau, measured):
 
 
 def full_data_gradient(mode, tau):
-    """Of the global contrastive loss: at gamma = 1 on all samples at once the estimator is the inner value itself."""
+    """The global contrastive loss's: at gamma = 1, on all samples at once, the estimator is the inner value."""
     objective = create_objective("sogclr", mode, tau=tau, gamma=1.0)
     return mean_gradient(objective, new_state(objective), [torch.arange(SAMPLES)])
 

@@ -35,8 +35,6 @@ _KEPT = ["jpeg_at", "jpeg_bytes", "tokens_at", "height", "width", "source_index"
 class FFCVTable:
     """The whole table of a shard, checked when opened: 36 bytes per row in memory."""
 
-    verified = False
-
     def __init__(self, path: Path, file: Descriptor, rows: int, extent: Extent) -> None:
         """Raises DatasetError if the file has another number of rows, is incomplete or damaged."""
         unfinished = f"{path} is incomplete or damaged"

@@ -14,10 +14,8 @@ from PIL import Image, UnidentifiedImageError
 
 from ..dataset_index import ImagePolicy
 from ..errors import BadSampleError
-from ..ffcv_api import imdecode
-from ..jpeg_size import size_in_header
-from ..row_records import MAX_PIXELS
-from .beton import MAX_JPEG_BYTES
+from ..jpeg import decode, size_in_header
+from ..row_records import MAX_JPEG_BYTES, MAX_PIXELS
 from .jpeg_markers import coding_of
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
@@ -93,11 +91,7 @@ def decodes(jpeg: bytes, height: int, width: int) -> bool:
     data = np.frombuffer(jpeg, np.uint8)
     if size_in_header(data) != (height, width):
         return False  # the decoder's buffer is sized by these
-    pixels = np.empty((height, width, 3), np.uint8)
-    result: int = imdecode(
-        data.ctypes.data, data.size, height, width, pixels.ctypes.data, height, width, 0, 0, 1, 1, False, False
-    )
-    return result == 0
+    return bool(decode(data, height, width, np.empty(3 * height * width, np.uint8), 1))
 
 
 def _refuse_bomb(image: Image.Image) -> None:

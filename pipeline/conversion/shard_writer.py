@@ -23,9 +23,9 @@ from ..dataset_index import CAPTIONS_PER_SAMPLE, SHARD_SUFFIXES
 from ..descriptor import Descriptor
 from ..errors import BadSampleError, DatasetError, SourceError
 from ..ffcv_table import FFCVTable
-from ..row_records import RECORD, Extent, RowRecords, write_row_records
+from ..row_records import MAX_BYTES, RECORD, Extent, RowRecords, write_row_records
 from ..sources import Sample, Source
-from ..stored_sample import checksum, read_jpeg, read_tokens
+from ..stored_sample import SOUND, Located, checksum, read_samples
 from ..tokenizer import encode, vocab_size_of
 from .bad_samples import BadSample
 from .beton import BetonRow, write_beton
@@ -198,16 +198,13 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: C
     read = np.empty(count, RECORD)
     if RowRecords(row_records, count, extent).read(np.arange(count), read) < count:
         raise _not_what_was_written(row_records)
-    vocab_size, tokens = vocab_size_of(tokenizer) if tokenizer else 0, np.empty(length, np.int32)
-    for record in read:
-        jpeg = np.empty(record["jpeg_bytes"], np.uint8)
-        fault = read_jpeg(
-            file.number, record["jpeg_at"], record["height"], record["width"], record["jpeg_checksum"], True, jpeg
-        ) or read_tokens(
-            file.number, record["tokens_at"], record["captions"], record["tokens_checksum"], True, vocab_size, tokens
-        )
-        if fault:
-            raise _not_what_was_written(beton)
+    located = Located.of(
+        read, file=file.number, verified=True, vocab_size=vocab_size_of(tokenizer) if tokenizer else 0,
+        context_length=length,
+    )  # fmt: skip
+    _, fault = read_samples(located, 0, count, located.jpeg_bytes, np.empty(MAX_BYTES, np.uint8))
+    if fault != SOUND:
+        raise _not_what_was_written(beton)
 
 
 def _not_what_was_written(file: Path) -> DatasetError:

@@ -164,7 +164,7 @@ def test_memory_is_not_taken_for_a_size_that_only_the_record_says(datasets, tmp_
     dataset = Dataset(tmp_path / "copy")
     order, limits = Order.create(N, N, canonical_shards=1), resource.getrlimit(resource.RLIMIT_AS)
     options = {"recipe": RECIPES["clip"], "image_size": 16, "views": 1, "workers": 1}
-    with FFCVLoader.open(dataset, order, **options) as loader:
+    with FFCVLoader(dataset, order, **options) as loader:
         loader.make(np.arange(ROW), 0)
         in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (in_use + 9_000 * 9_000, limits[1]))

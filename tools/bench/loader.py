@@ -16,7 +16,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -25,11 +24,12 @@ from ...pipeline.conversion.convert import ConvertSettings, convert
 from ...pipeline.cores import cores
 from ...pipeline.dataset import Dataset
 from ...pipeline.descriptor import read_at
-from ...pipeline.ffcv_api import imdecode
+from ...pipeline.jpeg import decode
 from ...pipeline.loading.ffcv_loader import FFCVLoader
 from ...pipeline.loading.pixels import gaussian_blur, normalise, recolour
 from ...pipeline.loading.resample import resample_into
 from ...pipeline.order import Order
+from ...pipeline.rng import compiled
 from ...pipeline.shard import Shard
 from ...pipeline.sources.folder import FolderSource
 from ..progress import progress_bar
@@ -69,7 +69,7 @@ Contender = Callable[[Work], AbstractContextManager[Serve]]
 @contextmanager
 def ffcv(work: Work) -> Iterator[Serve]:
     """The `ffcv` loader, on all cores."""
-    with FFCVLoader.open(
+    with FFCVLoader(
         work.dataset, work.order, recipe=RECIPES[work.recipe], image_size=work.image_size, views=work.views, ahead=AHEAD
     ) as loader:
         yield lambda number: loader.epoch(number, work.first_step)
@@ -81,7 +81,7 @@ def dali(work: Work) -> Iterator[Serve]:
     from ...pipeline.loading.dali_loader import DALILoader  # it takes a second to import
 
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
-    with DALILoader.open(
+    with DALILoader(
         work.dataset, work.order, recipe=RECIPES[work.recipe], image_size=work.image_size, views=work.views,
         ahead=AHEAD, device=device,
     ) as loader:  # fmt: skip
@@ -175,17 +175,15 @@ def decode_rows(shard: Shard, rows: NDArray[np.int64]) -> int:
     return damaged
 
 
-@njit(nogil=True)  # not cached: numba cannot cache calls into a C library
+@compiled
 def _decode_rows(
     file: int, at: NDArray[np.int64], size: NDArray[np.int64], height: NDArray[np.int64], width: NDArray[np.int64]
 ) -> int:
     picture, jpeg = np.empty(3 * (height * width).max(), np.uint8), np.empty(size.max(), np.uint8)
     damaged = 0
     for row in range(len(at)):
-        damaged += not read_at(file, at[row], jpeg[: size[row]]) or imdecode(
-            jpeg.ctypes.data, size[row], height[row], width[row], picture.ctypes.data, height[row], width[row],
-            0, 0, 1, 1, False, False,
-        ) != 0  # fmt: skip
+        memory = jpeg[: size[row]]
+        damaged += not (read_at(file, at[row], memory) and decode(memory, height[row], width[row], picture, 1))
     return damaged
 
 

@@ -5,13 +5,13 @@ import pytest
 from ffcv.fields.rgb_image import SimpleRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
 
-from thermopile.pipeline.conversion.beton import MAX_JPEG_BYTES, BetonRow, write_beton
+from thermopile.pipeline.conversion.beton import BetonRow, write_beton
 from thermopile.pipeline.conversion.images import to_stored
 from thermopile.pipeline.dataset_index import ImagePolicy
 from thermopile.pipeline.descriptor import Descriptor
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.ffcv_table import FFCVTable
-from thermopile.pipeline.row_records import RECORD, Extent
+from thermopile.pipeline.row_records import MAX_JPEG_BYTES, RECORD, Extent
 
 
 def rows_of(draw, count, tokens=True):

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from thermopile.pipeline.conversion import images
-from thermopile.pipeline.conversion.beton import MAX_JPEG_BYTES
 from thermopile.pipeline.conversion.images import MAX_PIXELS, decodes, to_stored
 from thermopile.pipeline.conversion.jpeg_markers import coding_of
 from thermopile.pipeline.dataset_index import ImagePolicy
 from thermopile.pipeline.errors import BadSampleError
+from thermopile.pipeline.row_records import MAX_JPEG_BYTES
 
 POLICY = ImagePolicy(max_size=64, quality=90)
 

@@ -18,7 +18,7 @@ LOADERS = {"ffcv": FFCVLoader, "dali": DALILoader}
 def begun(kind, path):
     """An epoch whose next batches are under way."""
     dataset = Dataset(path)
-    loader = LOADERS[kind].open(
+    loader = LOADERS[kind](
         dataset, Order.create(dataset.n, 32), recipe=RECIPES["simclr"], image_size=224, views=2, workers=2
     )
     batches = loader.epoch(0)

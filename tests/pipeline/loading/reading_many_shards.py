@@ -21,9 +21,7 @@ if __name__ == "__main__":
     dataset = Dataset(path)
     order = Order.create(dataset.n, 512)
     most = 0
-    with LOADERS[name].open(
-        dataset, order, recipe=RECIPES["clip"], image_size=8, views=1, workers=2, ahead=4
-    ) as loader:
+    with LOADERS[name](dataset, order, recipe=RECIPES["clip"], image_size=8, views=1, workers=2, ahead=4) as loader:
         for step, batch in enumerate(loader.epoch(0)):
             assert batch.sample_ids.tolist() == order.batch_ids(0, step).tolist()
             most = max(most, len(os.listdir("/proc/self/fd")))

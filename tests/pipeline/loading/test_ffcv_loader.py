@@ -32,7 +32,7 @@ def open_loader():
 
     def open_one(dataset, *, views=1, image_size=32, batch_size=64, recipe=PLAIN, seed=0, **options):
         order = Order.create(dataset.n, batch_size, seed)
-        loader = FFCVLoader.open(dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
+        loader = FFCVLoader(dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
         opened.append(loader)
         return loader
 
@@ -214,7 +214,7 @@ def test_a_closed_loader_holds_no_memory_of_views(open_loader, pairs_dataset):
 
 def test_an_order_for_another_number_of_samples_is_refused(pairs_dataset):
     with pytest.raises(DatasetError, match=r"order is for 1,999 samples.*holds 2,000"):
-        FFCVLoader.open(pairs_dataset, Order.create(1999, 64), recipe=PLAIN, image_size=32, views=1)
+        FFCVLoader(pairs_dataset, Order.create(1999, 64), recipe=PLAIN, image_size=32, views=1)
 
 
 def test_opening_the_loader_leaves_torch_its_threads():

@@ -59,7 +59,7 @@ def open_one():
 
     def open_one(kind, dataset, *, views=1, image_size=32, batch_size=32, recipe=PLAIN, seed=0, **options):
         order = Order.create(dataset.n, batch_size, seed)
-        loader = LOADERS[kind].open(dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
+        loader = LOADERS[kind](dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
         opened.append(loader)
         return loader
 
@@ -347,4 +347,4 @@ def test_a_sample_damaged_after_conversion_is_named_at_its_batch_and_the_loader_
 def test_an_order_for_another_number_of_samples_is_refused(open_one, pairs_dataset):
     for loader in LOADERS.values():
         with pytest.raises(DatasetError, match=r"order is for 1,999 samples.*holds 2,000"):
-            loader.open(pairs_dataset, Order.create(1999, 64), recipe=PLAIN, image_size=32, views=1)
+            loader(pairs_dataset, Order.create(1999, 64), recipe=PLAIN, image_size=32, views=1)

@@ -12,14 +12,14 @@ from typing import Self, TypeVar
 import numpy as np
 import torch
 
+from ..lock import FileLock, LockedError
 from .background import BackgroundThread
 from .commit import ColumnPart
 from .durable import Repository
-from .errors import SnapshotError, StepError, StoreClosedError
+from .errors import SnapshotError, StepError, StoreClosedError, StoreLockedError
 from .history import Snapshot
 from .in_flight import InFlight, Prefetch
 from .loading import rows_at, slots_within
-from .lock import WriterLock
 from .ranks import Alone, Ranks, agreement
 from .rows import Rows
 from .sample_ids import Flags, IdArray, SampleIds, checked_ids, sorted_without_repeats
@@ -54,7 +54,7 @@ class StateStore:
 
     def __init__(
         self, repository: Repository, description: Description, rows: Rows, windowed: WindowedBlocks | None,
-        staging: Staging, lock: WriterLock | None, ranks: Ranks, last_snapshot: Snapshot,
+        staging: Staging, lock: FileLock | None, ranks: Ranks, last_snapshot: Snapshot,
     ) -> None:  # fmt: skip
         self.path = repository.path
         self.samples = description.samples
@@ -144,7 +144,7 @@ class StateStore:
             with agreement(ranks):
                 description = describe()
                 if ranks.rank == 0:
-                    lock = WriterLock(path)
+                    lock = _locked(path)
                     undo.callback(lock.release)
                     discard(path)
                 share = range(description.samples) if owned is None else owned
@@ -426,3 +426,16 @@ class StateStore:
 def _check_step(step: int) -> None:
     if not 1 <= step <= _MAX_STEP:
         raise StepError(f"step {step} is outside 1 … {_MAX_STEP}; steps count from 1")
+
+
+def _locked(path: Path) -> FileLock:
+    """Take the writer lock, `<repository>.lock`. Readers need none: a committed snapshot never changes."""
+    file = path.with_name(path.name + ".lock")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return FileLock(file)
+    except LockedError as error:
+        raise StoreLockedError(
+            f"{path} is being written by {error.holder} (lock: {file}). "
+            "Wait for it, stop it, or read the store with StateReader, which needs no lock"
+        ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import open_regular
+from ..lock import lock_holder
 from ..state_store.errors import StateStoreError
 from .metrics_tail import last_lines, loss_curve
 from .run_directory import RunDirectory
@@ -119,7 +119,7 @@ def read_status(run: RunDirectory) -> RunStatus:
     total = _total_steps(config, sample_state, notes)
     checkpoints = _read_checkpoints(run.checkpoints)
     lock = run.state_lock
-    writer, is_held = _writer(lock)
+    writer, is_held = lock_holder(lock)
     silence = min(map(_age, filter(Path.exists, (lock, run.metrics_file))), default=0.0)
     seconds = steps.step_seconds if steps else None
     return RunStatus(
@@ -151,22 +151,6 @@ def _state(
     if checkpoints and checkpoints[-1].step == total:
         return "finished"
     return "stopped" if steps or checkpoints else "never started"
-
-
-def _writer(lock: Path) -> tuple[str | None, bool]:
-    """Return the process named in the state's lock, and whether it still holds it."""
-    try:
-        with open_regular(lock) as file:
-            holder = os.pread(file.fileno(), 256, 0).decode(errors="replace").strip()
-            if not holder:
-                return None, False  # released normally
-            # A shared lock, released at once: it could only block a writer that starts at this very moment.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return holder, True
-    except OSError:
-        return None, False
-    return holder, False
 
 
 def _read_metrics(path: Path, notes: list[str]) -> tuple[StepsStatus | None, list[dict[str, Any]]]:

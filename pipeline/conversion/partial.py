@@ -12,10 +12,8 @@ Every step can be repeated, so a conversion killed at any moment resumes where i
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +22,6 @@ from typing import Literal, NamedTuple
 from pydantic import TypeAdapter, ValidationError
 
 from ...files import (
-    open_own,
     open_regular,
     own_directory,
     read_regular,
@@ -33,6 +30,7 @@ from ...files import (
     write_atomically,
     written_aside,
 )
+from ...lock import FileLock, LockedError
 from ...sealed_json import DamagedJSONError, unseal
 from ..dataset_index import (
     ERRORS_FILE,
@@ -240,32 +238,21 @@ def claimed(out: Path) -> Iterator[Partial]:
     finally:
         if not partial.in_progress:
             shutil.rmtree(partial.path, ignore_errors=True)
-        os.close(lock)
+        lock.release()
 
 
-def _lock(partial: Partial) -> int:
-    file = partial.path / "lock"
+def _lock(partial: Partial) -> FileLock:
     while True:
         partial.path.parent.mkdir(parents=True, exist_ok=True)
         own_directory(partial.path)
         try:
-            lock = open_own(file, os.O_RDWR | os.O_CREAT)
+            return FileLock(partial.path / "lock")
         except FileNotFoundError:
             continue  # another conversion ended and removed the directory in between
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.exists(file) and os.path.samestat(os.stat(file), os.fstat(lock)):
-                break
-        except BlockingIOError:
-            holder = os.pread(lock, 256, 0).decode(errors="replace").strip() or "another process"
-            os.close(lock)
+        except LockedError as error:
             raise DatasetExistsError(
-                f"{partial.out} is being written by {holder}; wait for it, or choose another directory"
+                f"{partial.out} is being written by {error.holder}; wait for it, or choose another directory"
             ) from None
-        os.close(lock)
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-    return lock
 
 
 def _move(file: Path, to: Path) -> None:

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
+from thermopile.lock import FileLock
 from thermopile.sealed_json import seal_line
-from thermopile.state_store.lock import WriterLock
 from thermopile.tools.cli import main
 
 TOTAL = 80
@@ -38,7 +38,7 @@ def text_of(run_directory):
 @contextmanager
 def held(run_directory):
     """As by a process that trains."""
-    lock = WriterLock(run_directory.state)
+    lock = FileLock(run_directory.state_lock)
     try:
         yield
     finally:
@@ -233,4 +233,4 @@ def test_a_look_loads_no_torch_and_changes_nothing(made):
 def test_a_writer_may_begin_while_the_run_is_looked_at(made):
     (made.path / "state.lock").write_text("pid 1 on elsewhere\n")
     status_of(made)
-    WriterLock(made.state).release()  # would raise StoreLockedError
+    FileLock(made.state_lock).release()  # would raise LockedError

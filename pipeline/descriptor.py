@@ -1,7 +1,5 @@
 """A file open for random reads, also by compiled code; it closes when nothing refers to it."""
 
-from __future__ import annotations
-
 import os
 import weakref
 from pathlib import Path

@@ -5,8 +5,6 @@ and at the end the offset and length of every piece of data. It is not read with
 350 MB, and which trusts the header.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

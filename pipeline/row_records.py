@@ -4,8 +4,6 @@ A header and one 64-byte record per row, all numbers little-endian. A record end
 its row number, which detects changed and swapped records. Only the records used are read.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

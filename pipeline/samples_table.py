@@ -1,7 +1,5 @@
 """The samples table: human-readable facts about each sample, one Parquet file per shard, possibly untrusted."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A row of tokens is a caption, its closing token and padding. Readers find the en
 tokenizers pad differently, CLIP's even with the closing token itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple

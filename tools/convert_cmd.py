@@ -185,7 +185,7 @@ def _refuse_what_no_sample_has(source: Source, groups: Groups | None) -> None:
 
 def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: Any) -> None:
     from ..pipeline.conversion.convert import convert as convert_source
-    from ..pipeline.conversion.partial import partial_of
+    from ..pipeline.conversion.partial import Partial
     from ..pipeline.errors import DatasetExistsError
 
     try:
@@ -196,7 +196,7 @@ def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: An
     except DatasetExistsError:
         raise
     except (Exception, KeyboardInterrupt) as error:
-        if partial_of(split.out).in_progress and "--resume" not in str(error):
+        if Partial(split.out).in_progress and "--resume" not in str(error):
             click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
         raise
     say_summary(summary, split, settings)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def announce(splits: list[Split]) -> None:
     """Print one line per dataset on stderr, and a warning if the disk may be too small."""
-    from ..pipeline.conversion.partial import partial_of
+    from ..pipeline.conversion.partial import Partial
     from ..pipeline.conversion.plan import largest_bytes
 
     needed = 0
@@ -28,7 +28,7 @@ def announce(splits: list[Split]) -> None:
         here = None if stored is None else stored * split.samples // len(split.source)
         words = f"{split.out.name}: {split.samples:,} samples{_of_classes(split)}"
         if here is not None:
-            needed += (most := largest_bytes(split.samples, here)) - bytes_written(partial_of(split.out).path)
+            needed += (most := largest_bytes(split.samples, here)) - bytes_written(Partial(split.out).path)
             words += f", {size(here)} in the source, at most about {size(most)} in {split.out}"
         click.echo(words, err=True)
     folder = _existing(splits[0].out)

@@ -4,8 +4,6 @@ FFCV's DatasetWriter does everything that touches the file, but its worker proce
 sample raises. One process writes a shard; conversions run in parallel over shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple

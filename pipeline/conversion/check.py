@@ -1,7 +1,5 @@
 """Check a dataset by reading all of it: the index, every byte of every shard, every picture, every caption."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Colour profiles are not applied, as in nearly every loader.
 """
 
-from __future__ import annotations
-
 import io
 import warnings
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Source: ITU-T T.81, annex B.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -1,13 +1,11 @@
 """The plan of a conversion, made before it starts: which samples, in which order, in which shard."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +65,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def of(
         cls, source: Source, settings: ConvertSettings, selection: NDArray[np.int64] | None, tokenizer: Path | None
-    ) -> Plan:
+    ) -> Self:
         """Return the plan of a conversion; tokenizer: a file to use instead of training one."""
         selected = len(source) if selection is None else len(selection)
         pairs = source.mode == "pairs"
@@ -89,7 +87,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         """Return the sha256 that dataset.json records: equal plans give equal datasets."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
-    def differences(self, begun: Plan) -> list[str]:
+    def differences(self, begun: Self) -> list[str]:
         """Return readable differences from the plan that a conversion was started with."""
         now, then = _flat(self.model_dump(mode="json")), _flat(begun.model_dump(mode="json"))
         names = [name for name in now | then if now.get(name) != then.get(name)]

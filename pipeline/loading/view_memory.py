@@ -1,7 +1,5 @@
 """Reuse memory for views once nothing refers to it: fresh pages would cost a tenth of the loader's time."""
 
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from math import prod

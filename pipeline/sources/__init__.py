@@ -1,7 +1,5 @@
 """The interface of sources. A new source is one file, one entry in tools/convert_sources.py and one test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 

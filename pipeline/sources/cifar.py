@@ -3,15 +3,13 @@
 https://www.cs.toronto.edu/~kriz/cifar.html describes both. An archive is read in memory; nothing is unpacked to disk.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,7 +121,7 @@ class _Batch(NamedTuple):
     """[n], each below the number of classes"""
 
     @classmethod
-    def read(cls, layout: _Layout, name: str, data: bytes, classes: int) -> _Batch:
+    def read(cls, layout: _Layout, name: str, data: bytes, classes: int) -> Self:
         pixels, labels = (_binary if layout.label_bytes else _pickled)(layout, name, data)
         if len(labels) == 0 or pixels.shape != (len(labels), PIXELS):
             raise SourceError(f"{name} holds pixels of shape {pixels.shape} for {len(labels):,} labels; "

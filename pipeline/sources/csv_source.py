@@ -1,7 +1,5 @@
 """A csv or tsv file of image paths and captions, such as CC3M's lists after the download."""
 
-from __future__ import annotations
-
 import csv
 import mmap
 import os

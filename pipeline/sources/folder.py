@@ -1,7 +1,5 @@
 """A folder of pictures, nested or flat; the first subfolder on the way to a picture is its class."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from itertools import islice

@@ -4,8 +4,6 @@ It has 100 characters in the DejaVu fonts shipped with matplotlib. Class sizes f
 CIFAR100-LT with imbalance 100: 10,847 samples. The balanced test set has 20 samples per class.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterator
 from functools import cache

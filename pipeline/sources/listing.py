@@ -3,8 +3,6 @@
 Names are one pyarrow array, not Python objects, since 10⁷ of them are sent to every worker.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence

@@ -1,13 +1,11 @@
 """Parquet files with embedded pictures, such as Hugging Face datasets, with optional captions and classes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -159,7 +157,7 @@ class _Columns(NamedTuple):
     group: str | None
 
     @classmethod
-    def choose(cls, file: Path, schema: pa.Schema, image: str, caption: str | None, group: str | None) -> _Columns:
+    def choose(cls, file: Path, schema: pa.Schema, image: str, caption: str | None, group: str | None) -> Self:
         """Raises SourceError if there is no picture column, or if a column given as the only choice does not fit."""
         pictures = _column_of(file, schema, image, _holds_pictures, "pictures: bytes or {bytes, path}")
         if pictures is None:

@@ -1,7 +1,5 @@
 """Read files with untrusted names: missing files, folders, pipes, devices and huge files are refused."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

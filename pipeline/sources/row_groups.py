@@ -1,7 +1,5 @@
 """Read parquet files by row group."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,14 +1,12 @@
 """Group the members of a tar into samples and record their offsets."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +27,7 @@ class Part(NamedTuple):
     field: str | None
 
     @classmethod
-    def of(cls, option: str | None) -> Part:
+    def of(cls, option: str | None) -> Self:
         if option is not None and option.startswith("json:"):
             return cls((b"json",), option.removeprefix("json:"))
         return cls(tuple(suffix.lower().encode() for suffix in (option or "").split(";") if suffix), None)

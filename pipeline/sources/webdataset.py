@@ -3,8 +3,6 @@
 The tars are scanned once, header by header; members are then read by offset. Nothing is unpacked to disk.
 """
 
-from __future__ import annotations
-
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence

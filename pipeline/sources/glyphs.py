@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from . import Groups, Sample
+from . import Groups, Sample, Source
 
 # No two that differ only in size (o, O), nor look-alikes of different scripts (Latin B, Greek Β): drawings vary in
 # size and shift, so such pairs would be one class under two names.
@@ -36,7 +36,7 @@ def class_sizes() -> NDArray[np.int64]:
     return np.floor(LARGEST_CLASS * IMBALANCE**-rank + 1e-9).astype(np.int64)
 
 
-class GlyphSource:
+class GlyphSource(Source):
     """Class frequencies and all drawings depend only on the seed."""
 
     mode = "pairs"
@@ -60,9 +60,6 @@ class GlyphSource:
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         for index in indices.tolist():
             yield _caption(CHARACTERS[self._characters[index]], self._font_of(index))
-
-    def chunks(self) -> None:
-        return None
 
     def stored_bytes(self) -> int:
         return len(self) * IMAGE_SIZE**2 * 3

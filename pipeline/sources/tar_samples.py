@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+from numpy.lib import recfunctions as rf
 from numpy.typing import NDArray
 
+from ...files import open_regular
 from ..errors import BadSampleError, SourceError
 from .tar_members import BrokenTarError, TarMember, regular_members
 
@@ -66,22 +67,21 @@ class Scan(NamedTuple):
 
 def scan_shard(shard: Path, parts: Sequence[Part]) -> Scan:
     names: list[bytes] = []
-    places = [(array("q"), array("i")) for _ in parts]
+    places = [array("q") for _ in parts]
     broken = None
     try:
         for members in _samples(_members(shard)):
             found = [part.place(members) for part in parts]
             names.append(_name_of(members, found[0][0]))
-            for (offsets, sizes), (offset, size) in zip(places, found, strict=True):
-                offsets.append(offset)
-                sizes.append(size)
+            for numbers, place in zip(places, found, strict=True):
+                numbers.extend(place)
     except (BrokenTarError, OSError) as error:
         broken = str(error)
         names.append(b"")
-        for offsets, sizes in places:
-            offsets.append(-1)
-            sizes.append(0)
-    return Scan(pa.array(names, pa.large_binary()), [_as_places(*columns) for columns in places], broken)
+        for numbers in places:
+            numbers.extend((-1, 0))
+    found_at = [rf.unstructured_to_structured(np.array(part, np.int64).reshape(-1, 2), PLACE) for part in places]
+    return Scan(pa.array(names, pa.large_binary()), found_at, broken)
 
 
 def key_and_suffix(name: bytes) -> tuple[bytes, bytes]:
@@ -98,22 +98,17 @@ def joined_places(places: list[NDArray[np.void]]) -> NDArray[np.void] | None:
 
 
 def _members(shard: Path) -> Iterator[TarMember]:
-    found = os.stat(shard)
-    if not stat.S_ISREG(found.st_mode):
-        raise BrokenTarError("not a regular file")
-    if not found.st_size:
-        raise BrokenTarError("the file is empty")
-    file = os.open(shard, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        start = os.pread(file, 8, 0)
+    with open_regular(shard) as file:
+        number, size = file.fileno(), os.fstat(file.fileno()).st_size
+        if not size:
+            raise BrokenTarError("the file is empty")
+        start = os.pread(number, 8, 0)
         for mark, cure in _UNPACKED_BY.items():
             if start.startswith(mark):
                 raise SourceError(
                     f"{shard} is compressed, so its members cannot be read one by one; run {cure} on it first"
                 )
-        yield from regular_members(lambda offset, size: os.pread(file, size, offset), found.st_size)
-    finally:
-        os.close(file)
+        yield from regular_members(lambda offset, count: os.pread(number, count, offset), size)
 
 
 def _samples(members: Iterable[TarMember]) -> Iterator[dict[bytes, TarMember]]:
@@ -148,9 +143,3 @@ def _is_meta(name: bytes) -> bool:
 def _name_of(members: dict[bytes, TarMember], picture: int) -> bytes:
     named = (member.name for member in members.values())
     return next((member.name for member in members.values() if member.offset == picture), next(named))
-
-
-def _as_places(offsets: array[int], sizes: array[int]) -> NDArray[np.void]:
-    places = np.empty(len(offsets), PLACE)
-    places["offset"], places["size"] = offsets, sizes
-    return places

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from thermopile.pipeline.errors import BadSampleError
-from thermopile.pipeline.sources.regular_file import MAX_PICTURE_BYTES, estimated_bytes, read_regular_file
+from thermopile.pipeline.sources.listing import MAX_PICTURE_BYTES, estimated_bytes, read_regular_file
 
 
 def test_a_chain_of_links_to_a_file_is_followed(tmp_path):

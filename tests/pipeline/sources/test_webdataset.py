@@ -14,7 +14,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from thermopile.pipeline.errors import BadSampleError, SourceError
 from thermopile.pipeline.sources import webdataset as module
-from thermopile.pipeline.sources.regular_file import MAX_PICTURE_BYTES
+from thermopile.pipeline.sources.listing import MAX_PICTURE_BYTES
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 
 

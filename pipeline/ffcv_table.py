@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .descriptor import Descriptor, read_at
 from .errors import DatasetError
+from .raw_bytes import Descriptor, read_at
 from .row_records import RECORD, Extent, first_outside
 
 _VERSION = 2

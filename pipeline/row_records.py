@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .checksum import xxh64
-from .descriptor import Descriptor, read_at
 from .errors import DatasetError
+from .raw_bytes import Descriptor, read_at, xxh64
 from .rng import compiled
 
 MAX_PIXELS = 89_478_485

@@ -24,69 +24,94 @@ CAPTION, _CAPTIONS = "caption", "captions"
 
 
 class SamplesTable:
-    """The table of a dataset, opened shard by shard; each file's digest is checked when it is first opened."""
+    """The table of a dataset, opened shard by shard; each file's digest is checked when it is first opened.
+
+    Its methods raise DatasetError for an id out of range, a missing column or row, or a damaged file.
+    """
 
     def __init__(self, path: Path, index: DatasetIndex) -> None:
-        self._path, self._index = path, index
+        self.path, self.index = path, index
+        self.first_id = np.array(index.first_id, np.int64)
         self._verified: set[int] = set()
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return self.index.n
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return len(self.first_id) - 1
+
+    def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return shard and row of each id, both int64 [b]."""
+        if len(sample_ids) and (sample_ids.min() < 0 or sample_ids.max() >= self.n):
+            raise DatasetError(f"sample ids {sample_ids.min()} to {sample_ids.max()} are out of range: {self.path} "
+                               f"holds 0 to {self.n - 1}")  # fmt: skip
+        shard = np.searchsorted(self.first_id, sample_ids, side="right") - 1
+        return shard, sample_ids - self.first_id[shard]
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Names and types of the columns, from the first shard. Raises DatasetError."""
+        """Names and types of the columns, from the first shard."""
         with self._open(0) as parquet:
             return _seen(parquet.schema_arrow)
 
-    def pieces(self, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        """Yield columns, ordered by id, in tables of `rows` rows; the last may have fewer. Raises DatasetError."""
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return one column for all n samples, ordered by id."""
+        shards = [self.table_of(shard, [name])[name] for shard in range(self.shards)]
+        return pa.chunked_array([chunk for shard in shards for chunk in shard.chunks])
+
+    def tables(self, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
+        """Yield columns, ordered by id, in tables of `rows` rows; the last may have fewer."""
         pending, held = [], 0
-        for shard in range(len(self._index.shard_digests)):
-            for batch in self._batches(shard, names, rows):
-                pending.append(batch)
-                held += len(batch)
-                while held >= rows:
-                    table = pa.Table.from_batches(pending)
-                    yield table.slice(0, rows)
-                    pending, held = table.slice(rows).to_batches(), held - rows
+        for shard in range(self.shards):
+            with self._open(shard, names) as parquet:
+                for batch in parquet.iter_batches(batch_size=rows, columns=_stored(parquet.schema_arrow, names)):
+                    batch.validate(full=True)  # above all that text is UTF-8
+                    pending.append(_first_captions(batch).select(list(names)))
+                    held += len(batch)
+                    while held >= rows:
+                        table = pa.Table.from_batches(pending)
+                        yield table.slice(0, rows)
+                        pending, held = table.slice(rows).to_batches(), held - rows
         if held:
             yield pa.Table.from_batches(pending)
 
-    def take(self, shards: NDArray[np.int64], rows: NDArray[np.int64], names: Sequence[str]) -> pa.Table:
-        """Return columns of the samples at these rows of these shards, both int64 [b], in the given order.
-
-        Raises DatasetError.
-        """
+    def take(self, sample_ids: NDArray[np.int64], names: Sequence[str]) -> pa.Table:
+        """Return columns for ids, int64 [b], in the given order; reads only their shards."""
+        shards, rows = self.locate(sample_ids)
         by_shard = np.argsort(shards, kind="stable")
         first_of_shard = np.flatnonzero(np.diff(shards[by_shard], prepend=-1))
         pieces = []
         for places in np.split(by_shard, first_of_shard)[1:]:
-            pieces.append(self.whole(int(shards[places[0]]), names).take(rows[places]))
+            pieces.append(self.table_of(int(shards[places[0]]), names).take(rows[places]))
         table = pa.concat_tables(pieces) if pieces else self.schema.empty_table().select(list(names))
         in_order = bool((np.diff(shards) >= 0).all())  # then the texts need not be copied again
         return table if in_order else table.take(np.argsort(by_shard, kind="stable"))
 
-    def whole(self, shard: int, names: Sequence[str]) -> pa.Table:
-        """Return columns of all rows of a shard. Raises DatasetError."""
+    def rows(self, sample_ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the rows of a few ids, in the given order, each with its `sample_id`."""
+        table = self.take(np.array(sample_ids, np.int64), self.schema.names)
+        return [{"sample_id": int(id), **row} for id, row in zip(sample_ids, table.to_pylist(), strict=True)]
+
+    def table_of(self, shard: int, names: Sequence[str]) -> pa.Table:
+        """Return columns of all rows of a shard."""
         with self._open(shard, names) as parquet:
             table = parquet.read(columns=_stored(parquet.schema_arrow, names))
             table.validate(full=True)
-            return pa.Table.from_batches(
-                [_first_captions(batch) for batch in table.to_batches()], _seen(table.schema)
-            ).select(list(names))  # fmt: skip
-
-    def _batches(self, shard: int, names: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        with self._open(shard, names) as parquet:
-            for batch in parquet.iter_batches(batch_size=rows, columns=_stored(parquet.schema_arrow, names)):
-                batch.validate(full=True)  # above all that text is UTF-8
-                yield _first_captions(batch).select(list(names))
+            batches = [_first_captions(batch) for batch in table.to_batches()]
+            return pa.Table.from_batches(batches, _seen(table.schema)).select(list(names))
 
     @contextmanager
     def _open(self, shard: int, names: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
         """Open a shard's part of the table and check that it has these columns and every row."""
-        path = self._path / SHARD_FOLDER / shard_name(shard, "parquet")
-        wanted = self._index.first_id[shard + 1] - self._index.first_id[shard]
+        path = self.path / SHARD_FOLDER / shard_name(shard, "parquet")
+        rows = self.index.first_id[shard + 1] - self.index.first_id[shard]
         try:
             with open_regular(path) as file:
-                digest = self._index.shard_digests[shard].get("parquet")
+                digest = self.index.shard_digests[shard].get("parquet")
                 if digest and shard not in self._verified:
                     if hashlib.file_digest(cast(Any, file), "sha256").hexdigest() != digest:
                         raise DatasetError(f"{path} was changed after conversion: its sha256 differs from the one in "
@@ -97,12 +122,13 @@ class SamplesTable:
                     if missing := [name for name in names if name not in known]:
                         raise DatasetError(f"{path} has no column {', '.join(map(repr, missing))}; "
                                            f"it has {', '.join(known)}")  # fmt: skip
-                    if parquet.metadata.num_rows != wanted:
+                    if parquet.metadata.num_rows != rows:
                         raise DatasetError(f"{path} holds {parquet.metadata.num_rows:,} rows, but {INDEX_FILE} says "
-                                           f"{wanted:,}. Convert the dataset again.")  # fmt: skip
+                                           f"{rows:,}. Convert the dataset again.")  # fmt: skip
                     yield parquet
         except (pa.ArrowException, UnicodeError) as error:
-            raise DatasetError(f"{path} cannot be read: {_one_line(error)}. Convert the dataset again.") from error
+            reason = " ".join(str(error).split())
+            raise DatasetError(f"{path} cannot be read: {reason}. Convert the dataset again.") from error
 
 
 def _seen(schema: pa.Schema) -> pa.Schema:
@@ -127,7 +153,3 @@ def _first_captions(batch: pa.RecordBatch) -> pa.RecordBatch:
         raise pa.ArrowInvalid(f"{_CAPTIONS} has type {lists.type}, not lists of strings")
     starts = pc.if_else(pc.greater(pc.list_value_length(lists), 0), lists.offsets[:-1], pa.scalar(None, pa.int32()))
     return batch.set_column(place, CAPTION, lists.values.take(starts))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

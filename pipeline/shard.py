@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .dataset_index import SHARD_FOLDER, DatasetIndex, shard_name
-from .descriptor import Descriptor
 from .errors import DatasetError
 from .ffcv_table import FFCVTable
+from .raw_bytes import Descriptor
 from .row_records import RECORD, Extent, RowRecords
 from .stored_sample import REASONS, SOUND, Located, read_samples, read_tokens
 

@@ -9,9 +9,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .checksum import xxh64
-from .descriptor import read_at
 from .jpeg import size_in_header
+from .raw_bytes import read_at, xxh64
 from .rng import compiled
 
 SOUND, UNREADABLE, CHANGED, OTHER_SIZE, TOKENS_CHANGED, NO_TOKEN, UNDECODABLE = range(7)

@@ -117,7 +117,7 @@ def _check_table(
     digests: tuple[dict[str, str], ...] = tuple({} for _ in dataset.index.shard_digests)
     try:
         index = dataset.index.model_copy(update={"shard_digests": digests})
-        table = SamplesTable(dataset.path, index).whole(number, [*expected, CAPTION])
+        table = SamplesTable(dataset.path, index).table_of(number, [*expected, CAPTION])
     except (DatasetError, OSError) as error:
         return None, [Finding("table", name, str(error))]
     wrong = [column for column, values in expected.items() if not np.array_equal(table[column], values)]

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 from ...files import sha256_of, sync, write_atomically
 from ...sealed_json import seal_line
 from ..dataset_index import CAPTIONS_PER_SAMPLE, SHARD_SUFFIXES
-from ..descriptor import Descriptor
 from ..errors import BadSampleError, DatasetError, SourceError
 from ..ffcv_table import FFCVTable
+from ..raw_bytes import Descriptor
 from ..row_records import MAX_BYTES, RECORD, Extent, RowRecords, write_row_records
 from ..sources import Sample, Source
 from ..stored_sample import SOUND, Located, checksum, read_samples

@@ -1,7 +1,9 @@
 """The CPU loader: FFCV files and C decoders in the sample order, with one JPEG decode for all views of a sample."""
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import Self
 
 import numpy as np
@@ -21,11 +23,30 @@ from . import refuse_other_samples
 from .pixels import gaussian_blur, normalise, recolour, solarise
 from .reader import Reader, Reading
 from .resample import resample_into
-from .view_memory import ViewMemory
 
 Augmentation = Callable[[NDArray[np.float32], np.uint64], None]
 """A numba-compiled function that changes a view in place. It gets pixels, float32 [3, H, W] in 0 … 255, and the view's
 key for `rng.uniform(key, draw)`; use draws from 1,000 on, since the recipe uses those below."""
+
+
+class ViewMemory:
+    """A pool that keeps at most `spare` returned float32 arrays: fresh pages cost a tenth of the loader's time."""
+
+    def __init__(self, spare: int) -> None:
+        self._spare: deque[NDArray[np.float32]] = deque(maxlen=spare)
+
+    def lend(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Return an uninitialised array. Its memory returns to the pool once no view or tensor shares it."""
+        try:
+            owned = self._spare.pop()  # not a length check first: another thread could take the last one in between
+        except IndexError:
+            owned = np.empty(0, np.float32)
+        if owned.size != prod(shape):
+            owned = np.empty(prod(shape), np.float32)  # on huge pages, unlike torch.empty
+        # Through a memoryview, so that numpy and torch refer to `lent` and not directly to `owned`.
+        lent = np.frombuffer(owned.data, np.float32)
+        weakref.finalize(lent, self._spare.append, owned)
+        return lent.reshape(shape)
 
 
 class ViewMaker:

@@ -23,12 +23,12 @@ from ...pipeline.augment import RECIPES, ViewParameters, view_parameters
 from ...pipeline.conversion.convert import ConvertSettings, convert
 from ...pipeline.cores import cores
 from ...pipeline.dataset import Dataset
-from ...pipeline.descriptor import read_at
 from ...pipeline.jpeg import decode
 from ...pipeline.loading.ffcv_loader import FFCVLoader
 from ...pipeline.loading.pixels import gaussian_blur, normalise, recolour
 from ...pipeline.loading.resample import resample_into
 from ...pipeline.order import Order
+from ...pipeline.raw_bytes import read_at
 from ...pipeline.rng import compiled
 from ...pipeline.shard import Shard
 from ...pipeline.sources.folder import FolderSource

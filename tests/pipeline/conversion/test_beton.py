@@ -8,9 +8,9 @@ from ffcv.loader import Loader, OrderOption
 from thermopile.pipeline.conversion.beton import BetonRow, write_beton
 from thermopile.pipeline.conversion.images import to_stored
 from thermopile.pipeline.dataset_index import ImagePolicy
-from thermopile.pipeline.descriptor import Descriptor
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.ffcv_table import FFCVTable
+from thermopile.pipeline.raw_bytes import Descriptor
 from thermopile.pipeline.row_records import MAX_JPEG_BYTES, RECORD, Extent
 
 

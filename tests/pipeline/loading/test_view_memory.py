@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.pipeline.loading.view_memory import ViewMemory
+from thermopile.pipeline.loading.ffcv_loader import ViewMemory
 
 SHAPE = (2, 3, 4)
 

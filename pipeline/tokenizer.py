@@ -49,8 +49,7 @@ def train_tokenizer(captions: Iterable[str], *, vocab_size: int) -> Tokenizer:
         ),
     )
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{START} $A {END}",
-        special_tokens=[(START, START_ID), (END, END_ID)],
+        single=f"{START} $A {END}", special_tokens=[(START, START_ID), (END, END_ID)]
     )
     return tokenizer
 

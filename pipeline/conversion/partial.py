@@ -22,15 +22,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from ...files import (
-    open_regular,
-    own_directory,
-    read_regular,
-    remove_leftovers,
-    sync,
-    write_atomically,
-    written_aside,
-)
+from ...files import open_regular, own_directory, read_regular, remove_leftovers, sync, write_atomically, written_aside
 from ...lock import FileLock, LockedError
 from ...sealed_json import DamagedJSONError, parse, unseal
 from ..dataset_index import (

@@ -108,12 +108,7 @@ def largest_bytes(samples: int, stored_bytes: int) -> int:
 
 
 def cut_into_shards(
-    selected: NDArray[np.int64],
-    chunks: NDArray[np.int64] | None,
-    seed: int,
-    shards: int,
-    *,
-    picture_bytes: int = 0,
+    selected: NDArray[np.int64], chunks: NDArray[np.int64] | None, seed: int, shards: int, *, picture_bytes: int = 0
 ) -> list[NDArray[np.int64]]:
     """Return the source indices of every shard in row order; `selected` must be sorted.
 

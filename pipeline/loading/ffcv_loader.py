@@ -4,7 +4,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from math import prod
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -95,11 +95,11 @@ class ViewMaker:
         )
         std = np.array(recipe.std)
         gain, offset = (1 / (255 * std)).astype(np.float32), (-np.array(recipe.mean) / std).astype(np.float32)
-        kernel = _make_rows if self._augment is None else _make_rows_augmented
-        return pixels, self._reader.start(
-            ids, located, kernel, ids, views, pixels, recipe.has_colour, gain, offset,
-            self._augment, np.uint64(seed), np.uint64(epoch),
-        )  # fmt: skip
+        made = (views, pixels, recipe.has_colour, gain, offset)
+        if self._augment is None:
+            return pixels, self._reader.start(ids, located, _make_rows, *made)
+        keyed = (self._augment, np.uint64(seed), np.uint64(epoch), ids)
+        return pixels, self._reader.start(ids, located, _make_augmented_rows, *made, *keyed)
 
     def _finish(self, pixels: NDArray[np.float32], reading: Reading) -> Batch:
         self._reader.finish(reading)
@@ -147,10 +147,32 @@ class FFCVLoader(ViewMaker):
                     part.cancel()
 
 
-def _fill_rows(
-    located: Located, low: int, high: int, ids: NDArray[np.int64], views: tuple[ViewParameters, ...],
-    out: NDArray[np.float32], recolours: bool, gain: NDArray[np.float32], offset: NDArray[np.float32],
-    augment: Augmentation | None, seed: np.uint64, epoch: np.uint64,
+def _make_augmented_rows(
+    located: Located, low: int, high: int, views: tuple[ViewParameters, ...], out: NDArray[np.float32],
+    recolours: bool, gain: NDArray[np.float32], offset: NDArray[np.float32], *keyed: Any,
+) -> tuple[int, int]:  # fmt: skip
+    """As `_make_rows`, with a user's augmentation before the normalisation."""
+    row, fault = _make_rows(located, low, high, views, out, recolours, np.ones_like(gain), np.zeros_like(offset))
+    if fault == SOUND:
+        _augment_rows(low, high, out, gain, offset, *keyed)
+    return row, fault
+
+
+@njit(nogil=True)  # not cached: each process has another type for a user's function
+def _augment_rows(
+    low: int, high: int, out: NDArray[np.float32], gain: NDArray[np.float32], offset: NDArray[np.float32],
+    augment: Augmentation, seed: np.uint64, epoch: np.uint64, ids: NDArray[np.int64],
+) -> None:  # fmt: skip
+    for view in range(len(out)):
+        for row in range(low, high):
+            augment(out[view, row], view_key(seed, epoch, np.uint64(ids[row]), np.uint64(view)))
+            normalise(out[view, row], gain, offset)
+
+
+@compiled
+def _make_rows(
+    located: Located, low: int, high: int, views: tuple[ViewParameters, ...], out: NDArray[np.float32],
+    recolours: bool, gain: NDArray[np.float32], offset: NDArray[np.float32],
 ) -> tuple[int, int]:  # fmt: skip
     """Fill out[view, row] and the tokens for rows low … high - 1.
 
@@ -178,14 +200,8 @@ def _fill_rows(
                 gaussian_blur(pixels, drawn.blur[row])
             if drawn.solarise[row]:
                 solarise(pixels)
-            if augment is not None:
-                augment(pixels, view_key(seed, epoch, np.uint64(ids[row]), np.uint64(view)))
             normalise(pixels, gain, offset)
     return high, SOUND
-
-
-_make_rows = compiled(_fill_rows)
-_make_rows_augmented = njit(nogil=True)(_fill_rows)  # not cached: each process has another type for a user's function
 
 
 @compiled

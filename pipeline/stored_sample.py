@@ -103,8 +103,8 @@ def checksum(data: NDArray[np.uint8]) -> np.uint64:
     return xxh64(data, np.uint64(0))
 
 
-# For callers that are not compiled. When both kinds of callers shared a function, numba (0.68) once failed to find a
-# signature in its own table while compiling a third one.
+# For callers that are not compiled, and only for them: when several threads call a function for the first time, numba
+# (0.68) may corrupt its table of signatures, which it reads where compiled code calls that function.
 
 
 @compiled

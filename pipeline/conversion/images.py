@@ -8,11 +8,13 @@ import warnings
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from ..dataset_index import ImagePolicy
 from ..errors import BadSampleError
 from ..jpeg import decode, size_in_header
+from ..rng import compiled
 from ..row_records import MAX_JPEG_BYTES, MAX_PIXELS
 from .jpeg_markers import coding_of
 
@@ -86,10 +88,14 @@ def _kept_plain(picture: bytes, height: int, width: int, policy: ImagePolicy) ->
 
 def decodes(jpeg: bytes, height: int, width: int) -> bool:
     """Return whether training's decoder accepts these bytes without warnings and they have this size."""
-    data = np.frombuffer(jpeg, np.uint8)
-    if size_in_header(data) != (height, width):
+    return bool(_decodes(np.frombuffer(jpeg, np.uint8), height, width))
+
+
+@compiled
+def _decodes(jpeg: NDArray[np.uint8], height: int, width: int) -> bool:
+    if size_in_header(jpeg) != (height, width):
         return False  # the decoder's buffer is sized by these
-    return bool(decode(data, height, width, np.empty(3 * height * width, np.uint8), 1))
+    return decode(jpeg, height, width, np.empty(3 * height * width, np.uint8), 1)
 
 
 def _refuse_bomb(image: Image.Image) -> None:

@@ -1,10 +1,16 @@
 """FFCV's file format, written by one process, and its table read back."""
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
+import torch
 from ffcv.fields.rgb_image import SimpleRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
 
+from thermopile.pipeline import conversion
+from thermopile.pipeline.conversion import beton
 from thermopile.pipeline.conversion.beton import BetonRow, write_beton
 from thermopile.pipeline.conversion.images import to_stored
 from thermopile.pipeline.dataset_index import ImagePolicy
@@ -60,6 +66,20 @@ def test_ffcv_itself_reads_the_shard(tmp_path, draw):
     ((images,),) = list(loader)
     for i in range(8):
         assert np.abs(images[i].astype(int) - np.asarray(draw(i)).astype(int)).mean() < 8
+
+
+def test_importing_ffcv_leaves_torch_its_threads(monkeypatch):
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == "ffcv" or name == beton.__name__:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(conversion, "beton")  # put back afterwards
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        importlib.import_module(beton.__name__)
+        assert torch.get_num_threads() == threads + 1
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_row_that_fails_leaves_no_shared_memory_and_no_whole_file(tmp_path, draw):

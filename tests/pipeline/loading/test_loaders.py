@@ -133,20 +133,19 @@ def test_ranks_share_out_the_batch_of_one_rank(open_loader, photographs):
 
 @pytest.fixture(scope="module")
 def many_shards(tmp_path_factory):
-    """400 shards of 8 pairs: links to the files of one."""
+    """200 shards of 8 pairs: links to the files of one."""
     out = tmp_path_factory.mktemp("many") / "shards"
     convert(GlyphSource(0), out, ConvertSettings(), workers=1, selection=np.arange(0, 320, 40))
-    repeat_shard(out, 400)
+    repeat_shard(out, 200)
     return out
 
 
-@pytest.mark.parametrize("kind", LOADERS)
-def test_batches_of_more_shards_than_files_may_be_open_are_served(many_shards, kind):
+def test_batches_of_more_shards_than_files_may_be_open_are_served(many_shards):
     limit = 160
-    command = [sys.executable, str(Path(__file__).with_name("reading_many_shards.py")), many_shards, kind, str(limit)]
+    command = [sys.executable, str(Path(__file__).with_name("reading_many_shards.py")), many_shards, str(limit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout) < limit
+    assert max(map(int, done.stdout.split())) < limit
 
 
 def test_tokens_belong_to_their_ids(open_loader, pairs_dataset):
@@ -290,10 +289,9 @@ def test_epochs_broken_off_half_way_leave_threads_files_and_memory_as_they_were(
     assert threads_and_files() == before
 
 
-@pytest.mark.parametrize("kind", LOADERS)
-def test_a_loader_dropped_unclosed_ends_neither_the_process_nor_its_silence(kind, photographs):
+def test_loaders_dropped_unclosed_end_neither_the_process_nor_its_silence(photographs):
     _, dataset = photographs
-    command = [sys.executable, Path(__file__).with_name("dropping_run.py"), kind, dataset.path]
+    command = [sys.executable, Path(__file__).with_name("dropping_run.py"), dataset.path]
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
 

@@ -4,7 +4,7 @@ Compiled, so that waiting for a disk does not hold the GIL. The copy that is ret
 a file that changes meanwhile does no harm.
 """
 
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class Located(NamedTuple):
     ) -> Self:
         """Return where RECORD [b] points to, all in one file; its tokens are read if it has a context length."""
         tokens = np.empty((len(records), context_length), np.int32)
-        columns = [records[name].astype(kind) for name, kind in _COLUMNS.items()]
+        columns: list[Any] = [records[name].astype(kind) for name, kind in _COLUMNS.items()]
         return cls(np.full(len(records), file), verified, vocab_size, tokens, *columns)
 
 

@@ -60,15 +60,16 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
     if not picture:
         raise BadSampleError("the file is empty")
     coding = coding_of(picture) if picture.startswith(b"\xff\xd8") else None
-    if coding and coding.plain_size and (kept := _kept_plain(picture, *coding.plain_size, policy)):
-        return kept
+    if coding and coding.plain_size and (kept := _kept(picture, *coding.plain_size, policy)):
+        return kept  # without Pillow, which saves a tenth of a conversion's time
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about odd metadata, and about bombs, which _refuse_bomb handles
             with Image.open(io.BytesIO(picture), formats=FORMATS) as image:
                 _refuse_bomb(image)
-                if coding and coding.is_huffman and _can_be_kept(image, picture, policy):
-                    return StoredImage(picture, image.height, image.width)
+                can_stay = coding and coding.is_huffman and _is_plain_ycbcr(image) and _orientation(image) == 1
+                if can_stay and (kept := _kept(picture, image.height, image.width, policy)):
+                    return kept
                 return _encode(_rgb(_loaded_upright(image, policy)), policy)
     except BadSampleError:
         raise
@@ -80,8 +81,8 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
         raise BadSampleError(f"damaged or not supported{_known_cause(error)}") from error
 
 
-def _kept_plain(picture: bytes, height: int, width: int, policy: ImagePolicy) -> StoredImage | None:
-    """Keep a JPEG by its markers alone; None if Pillow is needed. Saves a tenth of a conversion's time."""
+def _kept(picture: bytes, height: int, width: int, policy: ImagePolicy) -> StoredImage | None:
+    """Return a Huffman-coded, upright YCbCr JPEG unchanged; None if it must be encoded again. The decoder decides."""
     fits = 0 < height * width <= MAX_PIXELS and min(height, width) <= policy.max_size and len(picture) <= MAX_JPEG_BYTES
     return StoredImage(picture, height, width) if fits and decodes(picture, height, width) else None
 
@@ -103,21 +104,10 @@ def _refuse_bomb(image: Image.Image) -> None:
         raise BadSampleError(f"too many pixels: {image.width}×{image.height} = {pixels:,}, above {MAX_PIXELS:,}")
 
 
-def _can_be_kept(image: Image.Image, data: bytes, policy: ImagePolicy) -> bool:
-    """Return whether a Huffman-coded JPEG may be stored unchanged; the decoder decides last."""
-    return (
-        image.format == "JPEG"
-        and image.mode == "RGB"
-        and min(image.size) <= policy.max_size
-        and len(data) <= MAX_JPEG_BYTES
-        and _is_ycbcr(image)
-        and _orientation(image) == 1
-        and decodes(data, image.height, image.width)
-    )
-
-
-def _is_ycbcr(image: Image.Image) -> bool:
-    """Return whether a JPEG's three channels are YCbCr, as decoders assume; Adobe's may be RGB."""
+def _is_plain_ycbcr(image: Image.Image) -> bool:
+    """Return whether this is a JPEG of one picture in YCbCr, as decoders assume; Adobe's channels may be RGB."""
+    if image.format != "JPEG" or image.mode != "RGB":
+        return False
     names = bytes(layer[0] for layer in image.layer)  # type: ignore[attr-defined]
     return image.info.get("adobe_transform", 1) == 1 and names != b"RGB"
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from ..files import read_regular
 from .errors import DatasetError
 
 PAD, START, END = "<pad>", "<start>", "<end>"
@@ -126,17 +127,12 @@ def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> Encoded:
 
 
 def _read(path: Path) -> Tokenizer:
-    cure = "Pass a tokenizer.json written by Hugging Face's `tokenizers`"
     try:
-        if not path.is_file():  # reading a pipe would block forever
-            raise DatasetError(f"{path} is not a file. {cure}")
-        if (size := path.stat().st_size) > MAX_FILE_BYTES:
-            raise DatasetError(f"{path} holds {size:,} bytes, above {MAX_FILE_BYTES:,}. {cure}")
-        return Tokenizer.from_buffer(path.read_bytes())
-    except DatasetError:
-        raise
+        return Tokenizer.from_buffer(read_regular(path, MAX_FILE_BYTES))
     except Exception as error:  # tokenizers raises nothing more special
-        raise DatasetError(f"{path} is not a tokenizer: {error}. {cure}") from error
+        raise DatasetError(
+            f"{path} is not a tokenizer: {error}. Pass a tokenizer.json written by Hugging Face's `tokenizers`"
+        ) from error
 
 
 def _pad_id_of(tokenizer: Tokenizer) -> int:

@@ -12,10 +12,9 @@ from tokenizers import Tokenizer
 
 from ...files import sha256_of
 from ..cores import cores
-from ..dataset import Dataset
+from ..dataset import CAPTION, PLACE_IN_SHARD, Dataset, SamplesTable
 from ..dataset_index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, ShardSuffix, TokenizerInfo, shard_name
 from ..errors import DatasetError
-from ..samples_table import CAPTION, PLACE_IN_SHARD, SamplesTable
 from ..shard import Shard
 from ..tokenizer import encode, end_id_of, load_tokenizer, vocab_size_of
 from .images import decodes

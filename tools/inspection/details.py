@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.samples_table import PLACE_IN_SHARD
+from ...pipeline.dataset import PLACE_IN_SHARD
 from ...state_store import StateReader
 from ..state_blocks import Rows
 from .run import Inspection

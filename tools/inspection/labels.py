@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...pipeline.dataset import Dataset
-from ...pipeline.samples_table import PLACE_IN_SHARD
+from ...pipeline.dataset import PLACE_IN_SHARD, Dataset
 from ...trainer.errors import ConfigError
 from ..state_blocks import ROWS_AT_ONCE
 

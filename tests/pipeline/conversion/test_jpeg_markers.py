@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from thermopile.pipeline.conversion import images
-from thermopile.pipeline.conversion.images import decodes, to_stored
-from thermopile.pipeline.conversion.jpeg_markers import coding_of
+from thermopile.pipeline.conversion.images import coding_of, decodes, to_stored
 from thermopile.pipeline.errors import BadSampleError
 
 from pictures import POLICY, as_bytes

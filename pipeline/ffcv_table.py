@@ -62,7 +62,9 @@ class FFCVTable:
             if of_tokens is None or (of_tokens != extent.tokens_bytes * extent.captions).any():
                 raise DatasetError(unfinished)
         self._captions = extent.captions
-        if (outside := first_outside(self._all(), extent)) < rows:
+        records = np.empty(rows, RECORD)
+        self.read(np.arange(rows), records)
+        if (outside := first_outside(records, extent)) < rows:
             raise DatasetError(f"{path}: row {outside:,} does not lead to a picture within the file's "
                                f"{extent.beton_bytes:,} bytes; it is damaged")  # fmt: skip
 
@@ -73,11 +75,6 @@ class FFCVTable:
             records[name] = self._kept[name][rows]
         records["captions"] = self._captions
         return len(rows)
-
-    def _all(self) -> NDArray[np.void]:
-        records = np.empty(len(self._kept), RECORD)
-        self.read(np.arange(len(records)), records)
-        return records
 
 
 def _items(file: Descriptor, at: int, count: int, dtype: np.dtype[Any], unfinished: str) -> NDArray[np.void]:

@@ -72,7 +72,8 @@ def scan_shard(shard: Path, parts: Sequence[Part]) -> Scan:
     try:
         for members in _samples(_members(shard)):
             found = [part.place(members) for part in parts]
-            names.append(_name_of(members, found[0][0]))
+            picture = (member.name for member in members.values() if member.offset == found[0][0])
+            names.append(next(picture, next(iter(members.values())).name))
             for numbers, place in zip(places, found, strict=True):
                 numbers.extend(place)
     except (BrokenTarError, OSError) as error:
@@ -120,7 +121,8 @@ def _samples(members: Iterable[TarMember]) -> Iterator[dict[bytes, TarMember]]:
     try:
         for member in members:
             prefix, suffix = key_and_suffix(member.name)
-            if not suffix or _is_meta(member.name):
+            top = member.name.partition(b"/")[0]
+            if not suffix or (top.startswith(b"__") and top.endswith(b"__")):  # WebDataset's own metadata
                 continue
             if sample and (prefix != key or suffix in sample):
                 yield sample
@@ -133,13 +135,3 @@ def _samples(members: Iterable[TarMember]) -> Iterator[dict[bytes, TarMember]]:
         yield sample
     if broken:
         raise broken
-
-
-def _is_meta(name: bytes) -> bool:
-    """Return whether the name is one of WebDataset's own metadata members."""
-    return name.startswith(b"__") and name.partition(b"/")[0].endswith(b"__")
-
-
-def _name_of(members: dict[bytes, TarMember], picture: int) -> bytes:
-    named = (member.name for member in members.values())
-    return next((member.name for member in members.values() if member.offset == picture), next(named))

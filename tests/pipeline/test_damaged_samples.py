@@ -24,7 +24,7 @@ from made import write_first_format
 
 ROW, N = 5, 32
 FIRST_ROW, LINE = 24 + 3 * 1041, 32
-"""Of FFCV's table: where it begins; a row is 1 mode, 2 width, 2 height, 8 where the JPEG is, 3 nothing, 8 tokens, 8."""
+"""Where FFCV's table begins; the bytes of a row: 1 mode, 2 width, 2 height, 8 for the JPEG, 3 unused, 8 tokens, 8."""
 
 
 @pytest.fixture(scope="module")

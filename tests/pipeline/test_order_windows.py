@@ -158,7 +158,7 @@ def test_a_memory_gets_the_widest_window_and_blocks_that_leave_a_third_for_readi
 
 @MANY
 @given(st.integers(5_000, 10**9), SHARDS, st.integers(16, 600), st.integers(1, 10**8))
-def test_what_a_memory_gets_fits_it_or_is_the_narrowest_there_is(
+def test_an_order_for_a_memory_fits_it_or_is_the_narrowest_possible(
     samples: int, shards: int, step_rows: int, rows: int
 ) -> None:
     samples = max(samples, 40 * shards * step_rows)

@@ -34,7 +34,7 @@ def test_a_picture_that_fits_no_page_of_the_shard_is_refused_with_the_cure():
         (bytes(5000), "not a JPEG"),
     ],
 )
-def test_what_is_no_picture_is_refused_with_the_reason(data, reason):
+def test_a_file_that_is_not_a_picture_is_refused_with_the_reason(data, reason):
     with pytest.raises(BadSampleError, match=reason):
         to_stored(data, POLICY)
 

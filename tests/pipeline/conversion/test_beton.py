@@ -99,7 +99,7 @@ def with_bytes(at, value):
 
 FIELD = 1 + 16 + 1024
 FIRST_ROW = 24 + 3 * FIELD
-"""Of a shard with tokens: its header, three fields, then a row of 1 mode, 2 width, 2 height, 8 data_ptr, 3, 8, 8."""
+"""A shard with tokens has a header, three fields, then a row of 1 mode, 2 width, 2 height, 8 data_ptr, 3, 8, 8."""
 
 
 @pytest.mark.parametrize("damage", [

@@ -170,7 +170,7 @@ def test_damaged_exif_does_not_cost_the_picture(draw):
 
 
 @pytest.mark.parametrize(("kind", "options"), [("GIF", {}), ("WEBP", {"lossless": True}), ("PNG", {}), ("TIFF", {})])
-def test_of_an_animation_the_first_picture_is_taken(draw, kind, options):
+def test_the_first_picture_of_an_animation_is_taken(draw, kind, options):
     film = as_bytes(draw(5), kind, save_all=True, append_images=[draw(6), draw(7)], **options)
     assert difference(to_stored(film, POLICY), draw(5)) < 8
 
@@ -181,7 +181,7 @@ def test_damaged_metadata_of_a_png_do_not_cost_the_picture(draw):
     assert difference(to_stored(damaged, POLICY), draw(4)) < 8
 
 
-def test_of_a_jpeg_with_several_pictures_the_first_is_taken(draw):
+def test_the_first_of_several_pictures_in_a_jpeg_is_taken(draw):
     film = as_bytes(draw(5), "MPO", save_all=True, append_images=[draw(6)], quality=95)
     stored = to_stored(film, POLICY)
     assert difference(stored, draw(5)) < 8

@@ -50,7 +50,7 @@ def test_an_arithmetic_coded_jpeg_is_encoded_again_for_decoders_that_lack_it():
     assert coding_of(stored.jpeg).is_huffman
 
 
-def test_a_plain_jpegs_size_is_told_by_its_markers_and_nothing_elses(draw):
+def test_only_a_plain_jpeg_has_its_size_read_from_its_markers(draw):
     exif = Image.Exif()
     exif[0x0112] = 6
     plain = as_bytes(draw(1), "JPEG", comment=b"seen")

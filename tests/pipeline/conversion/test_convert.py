@@ -152,17 +152,19 @@ def test_a_test_set_is_encoded_with_the_tokenizer_of_its_training_set(tmp_path, 
     assert info.truncated > 0
 
 
-def test_a_worker_that_is_killed_ends_the_conversion_and_what_was_done_is_kept(tmp_path, pairs_dataset):
+def test_a_worker_that_is_killed_ends_the_conversion_and_what_was_done_is_kept(
+    tmp_path, picture_folder, images_dataset
+):
     def kill_the_worker(counts):
         for process in multiprocessing.active_children():
             process.kill()
 
-    source, out = GlyphSource(0, test=True), tmp_path / "out"
+    source, out = FolderSource(picture_folder), tmp_path / "out"
     with pytest.raises(DatasetError, match="fewer --workers"):
         convert(source, out, ConvertSettings(), workers=1, on_progress=kill_the_worker)
     assert os.listdir(tmp_path) == [".out.partial"]
     convert(source, out, ConvertSettings(), workers=1, resume=True)
-    assert Dataset(out).index.fingerprint == pairs_dataset.index.fingerprint
+    assert Dataset(out).index.fingerprint == images_dataset.index.fingerprint
 
 
 def test_a_defect_of_a_source_ends_the_conversion_with_its_cause(tmp_path, monkeypatch):

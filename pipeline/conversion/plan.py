@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -147,16 +146,12 @@ def _mixed(
 ) -> NDArray[np.int64]:
     """Permute one shard's samples, given chunk by chunk, within windows of whole chunks with at least `window` rows."""
     chunk = np.searchsorted(chunks, indices, side="right")
-    ends = [*(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(indices)]
-    return np.concatenate([rng.permutation(indices[start:end]) for start, end in _windows(ends, window)])
-
-
-def _windows(ends: list[int], window: int) -> Iterator[tuple[int, int]]:
-    start = 0
-    for end in ends:
-        if end - start >= window or end == ends[-1]:
-            yield start, end
+    mixed, start = [], 0
+    for end in (*(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(indices)):
+        if end - start >= window or end == len(indices):
+            mixed.append(rng.permutation(indices[start:end]))
             start = end
+    return np.concatenate(mixed)
 
 
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:

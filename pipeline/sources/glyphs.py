@@ -65,16 +65,10 @@ class GlyphSource(Source):
         return len(self) * IMAGE_SIZE**2 * 3
 
     def __getitem__(self, index: int) -> Sample:
-        character = CHARACTERS[self._characters[index]]
-        name = unicodedata.name(character)
-        rng = np.random.default_rng([self.seed, 2 + self.test, index])
-        return Sample(
-            uri=self.uri(index),
-            key=self.key(index),
-            picture=_draw(character, self._font_of(index), rng),
-            caption=_caption(character, self._font_of(index)),
-            group=name,
-        )
+        character, font = CHARACTERS[self._characters[index]], self._font_of(index)
+        picture = _draw(character, font, np.random.default_rng([self.seed, 2 + self.test, index]))
+        caption = _caption(character, font)
+        return Sample(self.uri(index), self.key(index), picture, caption, group=unicodedata.name(character))
 
     def uri(self, index: int) -> str:
         return f"glyphs:U+{ord(CHARACTERS[self._characters[index]]):04X}/{index}"

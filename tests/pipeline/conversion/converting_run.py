@@ -1,6 +1,6 @@
 """A conversion with a test set held out, in many small shards; tests kill it. Arguments: pictures, OUT.
 
-It prints "ready", which takes seconds, unless Ctrl-C would reach the workers, and begins when a line comes in.
+It prints "ready" or that Ctrl-C would reach its workers, which takes seconds, and begins when a line comes in.
 """
 
 import signal
@@ -28,7 +28,7 @@ def convert_both(pictures, out, workers):
 if __name__ == "__main__":
     start_workers_early()
     with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
-        if signal.SIGINT in pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result():
-            print("ready", flush=True)
+        blocked = pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()
+    print("ready" if signal.SIGINT in blocked else "Ctrl-C would reach the workers", flush=True)
     sys.stdin.readline()
     convert_both(Path(sys.argv[1]), Path(sys.argv[2]), workers=2)

@@ -17,9 +17,9 @@ from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
 from ..state_blocks import ROWS_AT_ONCE
-from .details import read_ids
 from .rows_export import SAMPLE_ID, sample_columns
 from .run import LATEST, Inspection, read_run
+from .samples import read_ids
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -52,7 +52,7 @@ def read_csv_with_pandas(path):
 
 
 def assert_pandas_reads_the_same(path, whole):
-    """Of a missing text, CSV can tell pandas no more than that it is empty."""
+    """A missing text reads as an empty one: CSV does not distinguish them."""
     found = read_csv_with_pandas(path)
     assert list(found.columns) == whole.column_names
     for name in whole.column_names:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..pipeline.conversion.convert import ConvertSettings, Summary
 from ..pipeline.conversion.convert import convert as convert_source
-from ..pipeline.conversion.partial import partial_of, refuse_existing
+from ..pipeline.conversion.partial import Partial, refuse_existing
 from ..pipeline.conversion.plan import largest_bytes
 from ..pipeline.conversion.shard_pool import Counts, start_workers_early
 from ..pipeline.dataset_index import ERRORS_FILE, TOKENIZER_FILE, ImagePolicy
@@ -128,7 +128,7 @@ def _announce(splits: list[Split]) -> None:
         words = f"{split.out.name}: {split.samples:,} samples{split.classes}"
         if (stored := split.source.stored_bytes()) is not None:
             here = stored * split.samples // len(split.source)
-            needed += (most := largest_bytes(split.samples, here)) - bytes_written(partial_of(split.out).path)
+            needed += (most := largest_bytes(split.samples, here)) - bytes_written(Partial(split.out).path)
             words += f", {_size(here)} in the source, at most about {_size(most)} in {split.out}"
         click.echo(words, err=True)
     out = splits[0].out.absolute()
@@ -148,7 +148,7 @@ def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: An
     except DatasetExistsError:
         raise
     except (Exception, KeyboardInterrupt) as error:
-        if partial_of(split.out).in_progress and "--resume" not in str(error):
+        if Partial(split.out).in_progress and "--resume" not in str(error):
             click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
         raise
     _say_summary(summary, split, settings)

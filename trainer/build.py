@@ -145,11 +145,11 @@ def open_loader(
     if config.loader == "dali":
         from ..pipeline.loading.dali_loader import DALILoader
 
-        return DALILoader.open(dataset, order, **shared, device="cuda" if device.type == "cuda" else "cpu")
+        return DALILoader(dataset, order, **shared, device="cuda" if device.type == "cuda" else "cpu")
     from ..pipeline.loading.ffcv_loader import FFCVLoader
 
     augment = _augmentation_named(config.augmentation) if config.augmentation else None
-    return FFCVLoader.open(dataset, order, **shared, augment=augment)
+    return FFCVLoader(dataset, order, **shared, augment=augment)
 
 
 def _workers_beside_others(loader: str, world: World) -> int | None:

@@ -63,7 +63,7 @@ def test_recipe_epoch_seed_and_ids_are_what_is_shown(images_dataset, tmp_path):
 
 def test_the_views_are_those_that_training_makes(images_dataset):
     recipe, order = RECIPES["simclr"], Order.create(images_dataset.n, 32, seed=3)
-    with FFCVLoader.open(images_dataset, order, recipe=recipe, image_size=24, views=2) as loader:
+    with FFCVLoader(images_dataset, order, recipe=recipe, image_size=24, views=2) as loader:
         batch = next(loader.epoch(1))
     ids = batch.sample_ids.numpy()[[5, 0, 17]]
     shown = shown_samples(images_dataset, ids, "simclr", seed=3, epoch=1, image_size=24)

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -24,12 +23,13 @@ from ...pipeline.augment import RECIPES, ViewParameters, view_parameters
 from ...pipeline.conversion.convert import ConvertSettings, convert
 from ...pipeline.cores import cores
 from ...pipeline.dataset import Dataset
-from ...pipeline.descriptor import read_at
-from ...pipeline.ffcv_api import imdecode
+from ...pipeline.jpeg import decode
 from ...pipeline.loading.ffcv_loader import FFCVLoader
 from ...pipeline.loading.pixels import gaussian_blur, normalise, recolour
 from ...pipeline.loading.resample import resample_into
 from ...pipeline.order import Order
+from ...pipeline.raw_bytes import read_at
+from ...pipeline.rng import compiled
 from ...pipeline.shard import Shard
 from ...pipeline.sources.folder import FolderSource
 from ..progress import progress_bar
@@ -62,7 +62,7 @@ class Work:
 
     @property
     def views_asked(self) -> dict[str, Any]:
-        """Options of either loader's `open`."""
+        """Options of either loader."""
         recipe = RECIPES[self.recipe]
         return {"recipe": recipe, "image_size": self.image_size, "views": self.views, "ahead": AHEAD}
 
@@ -75,7 +75,7 @@ Contender = Callable[[Work], AbstractContextManager[Serve]]
 @contextmanager
 def ffcv(work: Work) -> Iterator[Serve]:
     """Serve with the `ffcv` loader, on all cores."""
-    with FFCVLoader.open(work.dataset, work.order, **work.views_asked) as loader:
+    with FFCVLoader(work.dataset, work.order, **work.views_asked) as loader:
         yield lambda number: loader.epoch(number, work.first_step)
 
 
@@ -85,7 +85,7 @@ def dali(work: Work) -> Iterator[Serve]:
     from ...pipeline.loading.dali_loader import DALILoader  # it takes a second to import
 
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
-    with DALILoader.open(work.dataset, work.order, device=device, **work.views_asked) as loader:
+    with DALILoader(work.dataset, work.order, device=device, **work.views_asked) as loader:
         yield lambda number: loader.epoch(number, work.first_step)
 
 
@@ -174,17 +174,15 @@ def decode_rows(shard: Shard, rows: NDArray[np.int64]) -> int:
     return damaged
 
 
-@njit(nogil=True)  # not cached: numba cannot cache calls into a C library
+@compiled
 def _decode_rows(
     file: int, at: NDArray[np.int64], size: NDArray[np.int64], height: NDArray[np.int64], width: NDArray[np.int64]
 ) -> int:
     picture, jpeg = np.empty(3 * (height * width).max(), np.uint8), np.empty(size.max(), np.uint8)
     damaged = 0
     for row in range(len(at)):
-        damaged += not read_at(file, at[row], jpeg[: size[row]]) or imdecode(
-            jpeg.ctypes.data, size[row], height[row], width[row], picture.ctypes.data, height[row], width[row],
-            0, 0, 1, 1, False, False,
-        ) != 0  # fmt: skip
+        memory = jpeg[: size[row]]
+        damaged += not (read_at(file, at[row], memory) and decode(memory, height[row], width[row], picture, 1))
     return damaged
 
 

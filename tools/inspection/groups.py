@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ...pipeline.dataset import Dataset
-from ...pipeline.samples_table import PLACE_IN_SHARD
+from ...pipeline.dataset import PLACE_IN_SHARD, Dataset
 from ...trainer.errors import ConfigError
 from ...trainer.evaluation.bands import BANDS, band_of_class
 from ..state_blocks import ROWS_AT_ONCE

@@ -12,7 +12,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from ...files import written_aside
-from ...pipeline.samples_table import PLACE_IN_SHARD
+from ...pipeline.dataset import PLACE_IN_SHARD
 from ...state_store import StateReader
 from ...trainer.errors import ConfigError, RunError
 from ..state_blocks import read_blocks

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from thermopile.pipeline.errors import BadSampleError
-from thermopile.pipeline.sources.regular_file import MAX_PICTURE_BYTES, estimated_bytes, read_regular_file
+from thermopile.pipeline.sources.listing import MAX_PICTURE_BYTES, estimated_bytes, read_regular_file
 
 
 def test_a_chain_of_links_to_a_file_is_followed(tmp_path):
@@ -15,7 +15,7 @@ def test_a_chain_of_links_to_a_file_is_followed(tmp_path):
     assert read_regular_file(os.fsencode(tmp_path / "again")) == b"pixels"
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path):
+def test_anything_but_a_regular_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "circle").symlink_to("circle")
     for name, reason in (("pipe", "not a regular"), ("", "not a regular"), ("circle", "symbolic links"),

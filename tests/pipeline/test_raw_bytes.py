@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from thermopile.pipeline.checksum import xxh64
+from thermopile.pipeline.raw_bytes import xxh64
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from ...state_store import Snapshot, StateReader, list_snapshots
 from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
-from ..state_blocks import read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Smallest
 from .run import Inspection
 from .samples import read_ids
+from .state_blocks import read_blocks
 from .survey import with_tau
 
 MOVERS = 24

@@ -15,8 +15,8 @@ from ...files import written_aside
 from ...pipeline.dataset import PLACE_IN_SHARD
 from ...state_store import StateReader
 from ...trainer.errors import ConfigError, RunError
-from ..state_blocks import read_blocks
 from .run import Inspection
+from .state_blocks import read_blocks
 
 SAMPLE_ID = "sample_id"
 

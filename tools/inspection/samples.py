@@ -13,8 +13,8 @@ from ...pipeline.dataset import PLACE_IN_SHARD
 from ...state_store import Snapshot, StateReader
 from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
-from ..state_blocks import Rows
 from .run import Inspection
+from .state_blocks import Rows
 from .survey import Side
 from .through_time import read_every_snapshot
 

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from ...state_store import StateReader
 from ...state_store.schema import LAST_STEP, VISITS
-from ..state_blocks import Rows, read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Smallest
 from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsError, check_columns
 from .run import Inspection, TauSettings
+from .state_blocks import Rows, read_blocks
 
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20

@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeVar
 from ...state_store import DamagedChunkError, Snapshot, SnapshotNotFoundError, StateReader, list_snapshots
 from ...state_store.durable import Repository
 from ...state_store.schema import VISITS
-from ..state_blocks import pieces
 from .distribution import Distribution
 from .run import Inspection
+from .state_blocks import pieces
 
 T = TypeVar("T")
 Progress = Callable[[int], None]

@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from thermopile.state_store import SnapshotNotFoundError
-from thermopile.tools import state_blocks
+from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection.drift import MOVERS, Mover, drift
 from thermopile.tools.inspection.run import read_run
 from thermopile.trainer.errors import ConfigError

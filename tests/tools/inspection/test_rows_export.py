@@ -20,7 +20,7 @@ from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
-from thermopile.tools import state_blocks
+from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection.rows_export import check_target, export_rows
 from thermopile.tools.inspection.run import Inspection, read_run
 from thermopile.trainer.config import load_config

@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from thermopile.state_store import StateReader
-from thermopile.tools import state_blocks
+from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection import survey as survey_module
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey

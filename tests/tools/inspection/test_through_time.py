@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from thermopile.state_store.durable import Repository
-from thermopile.tools import state_blocks
+from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection import through_time as module
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.through_time import QUANTILES, through_time

@@ -3,12 +3,17 @@
 import multiprocessing
 import os
 import resource
+import sys
 from contextlib import contextmanager
 from itertools import count
 from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from small_runs import small, train
 
 PROGRAM = """
 import os, sys
@@ -66,6 +71,12 @@ def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
         return Program(context, own, arguments, {name: str(value) for name, value in environment.items()})
 
     return start
+
+
+@pytest.fixture(scope="session")
+def finished(pairs_dataset, tmp_path_factory):
+    """A run that was never stopped: 2 epochs of 7 steps. Tests read it and change copies."""
+    return train(small(pairs_dataset), tmp_path_factory.mktemp("finished") / "run")
 
 
 @pytest.fixture

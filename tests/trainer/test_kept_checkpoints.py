@@ -1,54 +1,16 @@
 """Checkpoints that are dropped, and checkpoints that cannot be written."""
 
-import json
 import shutil
 
-import numpy as np
 import pytest
 
-from thermopile.pipeline.dataset import Dataset
-from thermopile.state_store import SnapshotError, StateReader, list_snapshots
+from thermopile.state_store import SnapshotError, list_snapshots
 from thermopile.trainer import checkpointer
-from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
-from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-
-def small(dataset: Dataset, **more):
-    tree = {
-        "epochs": 2, "batch_size": 256, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 16},
-        "model": {"dim": 16, "image": {"config": {"width": 8}}},
-    }  # fmt: skip
-    return resolve(load_config(tree | more), dataset)
-
-
-def train(config, path):
-    run = RunDirectory(path)
-    with Trainer.open(config, run) as trainer:
-        trainer.run()
-    return run
-
-
-def stop_at(step):
-    """A report that ends the run like Ctrl-C."""
-
-    def report(report):
-        if report.step == step:
-            raise KeyboardInterrupt
-
-    return report
-
-
-def losses(run):
-    return {line["step"]: line["loss"] for line in map(json.loads, run.metrics_file.read_text().splitlines())}
-
-
-def assert_same_state(one, other):
-    one, other = StateReader.open(one.state), StateReader.open(other.state)
-    for column in (*one.fields, "visits", "last_step"):
-        np.testing.assert_array_equal(one.column(column), other.column(column))
+from small_runs import assert_same_state, losses, small, stop_at
 
 
 def checkpoints(run):
@@ -62,12 +24,6 @@ def snapshots(run):
 def snapshot_of_the_latest(run):
     info, _ = load_checkpoint(latest_checkpoint(run.checkpoints))
     return info.snapshot
-
-
-@pytest.fixture(scope="module")
-def finished(pairs_dataset, tmp_path_factory):
-    """2 epochs of 7 steps, 256 pairs each."""
-    return train(small(pairs_dataset), tmp_path_factory.mktemp("runs") / "run")
 
 
 @pytest.mark.parametrize(

@@ -1,48 +1,18 @@
 """A run: a line for every step, the same losses for the same seed, and errors that say which step."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from thermopile.pipeline.dataset import Dataset
 from thermopile.state_store import StateReader
-from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
-from thermopile.trainer.config import load_config, to_toml
+from thermopile.trainer.config import to_toml
 from thermopile.trainer.errors import ConfigError, TrainingError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-
-def small(dataset: Dataset, **more):
-    tree = {
-        "epochs": 2, "batch_size": 256, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 16},
-        "model": {"dim": 16, "image": {"config": {"width": 8}}},
-    }  # fmt: skip
-    return resolve(load_config(tree | more), dataset)
-
-
-def train(config, path):
-    run = RunDirectory(path)
-    with Trainer.open(config, run) as trainer:
-        trainer.run()
-    return run
-
-
-def lines(run):
-    return [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
-
-
-def losses(run):
-    return {line["step"]: line["loss"] for line in lines(run)}
-
-
-@pytest.fixture(scope="module")
-def finished(pairs_dataset, tmp_path_factory):
-    """2 epochs of 7 steps, 256 pairs each."""
-    return train(small(pairs_dataset), tmp_path_factory.mktemp("runs") / "run")
+from small_runs import lines, losses, small, train
 
 
 def test_every_step_is_logged_once_with_loss_temperatures_and_waits(finished):

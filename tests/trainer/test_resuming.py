@@ -1,72 +1,24 @@
 """A resumed run: the losses and the state of one that was never stopped or killed."""
 
-import json
 import random
 import shutil
 import time
 from itertools import cycle
 
-import numpy as np
 import pytest
 
-from thermopile.pipeline.dataset import Dataset
-from thermopile.state_store import StateReader, list_snapshots
+from thermopile.state_store import list_snapshots
 from thermopile.trainer import loop
-from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-
-def small(dataset: Dataset, **more):
-    tree = {
-        "epochs": 2, "batch_size": 256, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 16},
-        "model": {"dim": 16, "image": {"config": {"width": 8}}},
-    }  # fmt: skip
-    return resolve(load_config(tree | more), dataset)
-
-
-def train(config, path):
-    run = RunDirectory(path)
-    with Trainer.open(config, run) as trainer:
-        trainer.run()
-    return run
-
-
-def stop_at(step):
-    """A report that ends the run like Ctrl-C."""
-
-    def report(report):
-        if report.step == step:
-            raise KeyboardInterrupt
-
-    return report
-
-
-def lines(run):
-    return [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
-
-
-def losses(run):
-    return {line["step"]: line["loss"] for line in lines(run)}
-
-
-def assert_same_state(one, other):
-    one, other = StateReader.open(one.state), StateReader.open(other.state)
-    for column in (*one.fields, "visits", "last_step"):
-        np.testing.assert_array_equal(one.column(column), other.column(column))
+from small_runs import assert_same_state, lines, losses, small, stop_at, train
 
 
 def checkpoints(run):
     return {int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")}
-
-
-@pytest.fixture(scope="module")
-def finished(pairs_dataset, tmp_path_factory):
-    """2 epochs of 7 steps, 256 pairs each."""
-    return train(small(pairs_dataset), tmp_path_factory.mktemp("runs") / "run")
 
 
 def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(finished, pairs_dataset, tmp_path, caplog):

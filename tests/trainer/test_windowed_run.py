@@ -1,62 +1,24 @@
 """Runs with memory for part of the rows. 2,000 rows of 32 bytes are 64,000."""
 
-import json
 import re
 
 import numpy as np
 import pytest
 
-from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
-from thermopile.state_store import StateReader
 from thermopile.trainer.build import resolve, windows_from
-from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.resume_settings import differences
 from thermopile.trainer.run_directory import RunDirectory
 
-
-def small(dataset: Dataset, **more):
-    tree = {
-        "epochs": 2, "batch_size": 256, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 16},
-        "model": {"dim": 16, "image": {"config": {"width": 8}}},
-    }  # fmt: skip
-    return resolve(load_config(tree | more), dataset)
-
-
-def train(config, path):
-    run = RunDirectory(path)
-    with Trainer.open(config, run) as trainer:
-        trainer.run()
-    return run
-
-
-def stop_at(step):
-    """A report that ends the run like Ctrl-C."""
-
-    def report(report):
-        if report.step == step:
-            raise KeyboardInterrupt
-
-    return report
-
-
-def losses(run):
-    return {line["step"]: line["loss"] for line in map(json.loads, run.metrics_file.read_text().splitlines())}
-
+from small_runs import assert_same_state, losses, small, stop_at, train
 
 WINDOWED = {"batch_size": 128, "canonical_shards": 2, "state": {"memory_budget": "40KB"}}
 
 
 def with_budget(config, budget, **more):
     return config.model_copy(update={"state": config.state.model_copy(update={"memory_budget": budget} | more)})
-
-
-def assert_same_state(one, other):
-    one, other = StateReader.open(one.state), StateReader.open(other.state)
-    for column in (*one.fields, "visits", "last_step"):
-        np.testing.assert_array_equal(one.column(column), other.column(column))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ deterministic.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
@@ -18,9 +18,11 @@ import nvidia.dali
 import nvidia.dali.math
 import torch
 from numpy.typing import NDArray
+from nvidia.dali.plugin.pytorch.torch_utils import feed_ndarray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from ...streams import Arriving, Copies
 from ..augment import Recipe, ViewParameters, view_parameters
 from ..batch import Batch
 from ..cores import cores
@@ -250,6 +252,21 @@ class DALILoader:
     def _forget_pipeline(self) -> None:
         self._pipeline = None
         self._scheduled.clear()
+
+
+def copy_outputs(outputs: Sequence[Any], copies: Copies, feed: Callable[..., object] = feed_ndarray) -> Arriving:
+    """Copy what a pipeline returned into memory of torch's.
+
+    DALI overwrites an output in the order of its own stream as soon as nothing in Python refers to it, though torch's
+    stream may still read it: the first layer's weight gradient does, at the end of the step. With a stream to copy on,
+    `feed` lets DALI's stream and the copies' wait for each other.
+    """
+    views = []
+    for output in outputs:
+        pixels = output.as_tensor()
+        views.append(copies.device.empty(pixels.shape(), torch.float32, copies.stream))
+        feed(pixels, views[-1], cuda_stream=copies.stream)
+    return copies.arriving(views)
 
 
 def _start(pipeline: Any, inputs: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ reproduce: .venv/ready
 
 # Two processes, a file in one of them: what a file makes once is not made twice.
 test: lint
-	$(PYTEST) -m "not soak and not wide" --numprocesses 2 --dist loadfile
+	$(PYTEST) -m "not soak and not wide" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # What needs a browser.
 test-wide: .venv/ready browser

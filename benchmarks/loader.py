@@ -178,7 +178,7 @@ def _open(name: str, path: Path, sizes: OpenSizes, held: ExitStack) -> Opened:
     before, began = memory_in_use(), time.perf_counter()
     dataset = Dataset(path)
     order = Order.create(dataset.n, sizes.batch)
-    loader = _loader(name).open(dataset, order, recipe=RECIPES["clip"], image_size=32, views=1)
+    loader = _loader(name)(dataset, order, recipe=RECIPES["clip"], image_size=32, views=1)
     held.enter_context(loader)
     batches = loader.epoch(0)
     next(batches)

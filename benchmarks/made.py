@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -80,7 +80,7 @@ class PairSource:
     """`samples` small pictures with captions, in 1,000 classes at most; class k, from 0, has about 1 / (k + 1) as many
     samples as the first."""
 
-    mode: Literal["pairs"] = "pairs"
+    mode = "pairs"
 
     def __init__(self, samples: int) -> None:
         share = 1 / np.arange(1, min(1000, samples) + 1)

@@ -4,8 +4,6 @@ A view is: crop and resize, flip, colour, clamp, blur, solarise, normalise. All 
 pixel and in the mean of the crop, so a sample's colour jitter is one pair of 3×3 matrices.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple, Self
 

@@ -2,43 +2,166 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from ..files import sha256_of
-from .dataset_index import INDEX_FILE, SHARD_FOLDER, SHARD_SUFFIXES, TOKENIZER_FILE, read_index, shard_name
+from ..files import open_regular, sha256_of
+from .dataset_index import (
+    INDEX_FILE,
+    SHARD_FOLDER,
+    SHARD_SUFFIXES,
+    TOKENIZER_FILE,
+    DatasetIndex,
+    read_index,
+    shard_name,
+)
 from .errors import DatasetError
-from .samples_table import SamplesTable
 
 if TYPE_CHECKING:
-    from .descriptor import Descriptor
+    from .raw_bytes import Descriptor
     from .shard import OpenShards, Shard
 
 _log = logging.getLogger(__name__)
 _told: set[str] = set()
 """Datasets of format 1 that this process has warned about."""
 
+PLACE_IN_SHARD = "row"
+"""The column with the row number in the shard."""
+CAPTION, _CAPTIONS = "caption", "captions"
+"""The column that readers see (a sample's first caption or null) and the stored one (a list of all captions)."""
 
-class Dataset:
-    """A converted dataset, opened for reading.
+
+class SamplesTable:
+    """Human-readable facts about each sample: one Parquet file per shard, possibly untrusted.
+
+    A file's digest is checked when it is first opened.
+
+    Its methods raise DatasetError for an id out of range, a missing column or row, or a damaged file.
+    """
+
+    def __init__(self, path: Path, index: DatasetIndex) -> None:
+        self.path, self.index = path, index
+        self.first_id = np.array(index.first_id, np.int64)
+        self._verified: set[int] = set()
+
+    @property
+    def n(self) -> int:
+        """Number of samples."""
+        return self.index.n
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return len(self.first_id) - 1
+
+    def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return shard and row of each id, both int64 [b]."""
+        if len(sample_ids) and (sample_ids.min() < 0 or sample_ids.max() >= self.n):
+            raise DatasetError(f"sample ids {sample_ids.min()} to {sample_ids.max()} are out of range: {self.path} "
+                               f"holds 0 to {self.n - 1}")  # fmt: skip
+        shard = np.searchsorted(self.first_id, sample_ids, side="right") - 1
+        return shard, sample_ids - self.first_id[shard]
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns, from the first shard."""
+        with self._open(0) as parquet:
+            return _seen(parquet.schema_arrow)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """Return one column for all n samples, ordered by id."""
+        shards = [self.table_of(shard, [name])[name] for shard in range(self.shards)]
+        return pa.chunked_array([chunk for shard in shards for chunk in shard.chunks])
+
+    def tables(self, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
+        """Yield columns, ordered by id, in tables of `rows` rows; the last may have fewer."""
+        pending, held = [], 0
+        for shard in range(self.shards):
+            with self._open(shard, names) as parquet:
+                for batch in parquet.iter_batches(batch_size=rows, columns=_stored(parquet.schema_arrow, names)):
+                    batch.validate(full=True)  # above all that text is UTF-8
+                    pending.append(_first_captions(batch).select(list(names)))
+                    held += len(batch)
+                    while held >= rows:
+                        table = pa.Table.from_batches(pending)
+                        yield table.slice(0, rows)
+                        pending, held = table.slice(rows).to_batches(), held - rows
+        if held:
+            yield pa.Table.from_batches(pending)
+
+    def take(self, sample_ids: NDArray[np.int64], names: Sequence[str]) -> pa.Table:
+        """Return columns for ids, int64 [b], in the given order; reads only their shards."""
+        shards, rows = self.locate(sample_ids)
+        by_shard = np.argsort(shards, kind="stable")
+        first_of_shard = np.flatnonzero(np.diff(shards[by_shard], prepend=-1))
+        pieces = []
+        for places in np.split(by_shard, first_of_shard)[1:]:
+            pieces.append(self.table_of(int(shards[places[0]]), names).take(rows[places]))
+        table = pa.concat_tables(pieces) if pieces else self.schema.empty_table().select(list(names))
+        in_order = bool((np.diff(shards) >= 0).all())  # then the texts need not be copied again
+        return table if in_order else table.take(np.argsort(by_shard, kind="stable"))
+
+    def rows(self, sample_ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the rows of a few ids, in the given order, each with its `sample_id`."""
+        table = self.take(np.array(sample_ids, np.int64), self.schema.names)
+        return [{"sample_id": int(id), **row} for id, row in zip(sample_ids, table.to_pylist(), strict=True)]
+
+    def table_of(self, shard: int, names: Sequence[str]) -> pa.Table:
+        """Return columns of all rows of a shard."""
+        with self._open(shard, names) as parquet:
+            table = parquet.read(columns=_stored(parquet.schema_arrow, names))
+            table.validate(full=True)
+            batches = [_first_captions(batch) for batch in table.to_batches()]
+            return pa.Table.from_batches(batches, _seen(table.schema)).select(list(names))
+
+    @contextmanager
+    def _open(self, shard: int, names: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+        """Open a shard's part of the table and check that it has these columns and every row."""
+        path = self.path / SHARD_FOLDER / shard_name(shard, "parquet")
+        rows = self.index.first_id[shard + 1] - self.index.first_id[shard]
+        try:
+            with open_regular(path) as file:
+                digest = self.index.shard_digests[shard].get("parquet")
+                if digest and shard not in self._verified:
+                    if hashlib.file_digest(cast(Any, file), "sha256").hexdigest() != digest:
+                        raise DatasetError(f"{path} was changed after conversion: its sha256 differs from the one in "
+                                           f"{INDEX_FILE}. Convert the dataset again.")  # fmt: skip
+                    self._verified.add(shard)
+                with pq.ParquetFile(file) as parquet:
+                    known = _seen(parquet.schema_arrow).names
+                    if missing := [name for name in names if name not in known]:
+                        raise DatasetError(f"{path} has no column {', '.join(map(repr, missing))}; "
+                                           f"it has {', '.join(known)}")  # fmt: skip
+                    if parquet.metadata.num_rows != rows:
+                        raise DatasetError(f"{path} holds {parquet.metadata.num_rows:,} rows, but {INDEX_FILE} says "
+                                           f"{rows:,}. Convert the dataset again.")  # fmt: skip
+                    yield parquet
+        except (pa.ArrowException, UnicodeError) as error:
+            reason = " ".join(str(error).split())
+            raise DatasetError(f"{path} cannot be read: {reason}. Convert the dataset again.") from error
+
+
+class Dataset(SamplesTable):
+    """A converted dataset, opened for reading: its samples table, pictures and tokens.
 
     Raises DatasetError if the directory is not a dataset, is incomplete, or has an unknown format.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        self.index = read_index(self.path)
-        self.first_id = np.array(self.index.first_id, np.int64)
+        super().__init__(Path(path), read_index(Path(path)))
         self._refuse_missing_files()
-        self._table = SamplesTable(self.path, self.index)
         if self.index.format == 1 and (name := os.path.realpath(self.path)) not in _told:
             _told.add(name)
             _log.warning("%s has format 1, which has no checksums: its samples are not verified. "
@@ -51,20 +174,9 @@ class Dataset:
             there = set(os.listdir(folder))  # one listing, however many shards there are
         except OSError as error:
             raise DatasetError(f"{folder} cannot be read: {error.strerror}. Convert the dataset again.") from error
-        for shard in range(self.shards):
-            for suffix in suffixes:
-                if (name := shard_name(shard, suffix)) not in there:
-                    raise DatasetError(
-                        f"{folder / name} is missing, but {INDEX_FILE} lists it. Convert the dataset again."
-                    )
-
-    @property
-    def n(self) -> int:
-        return self.index.n
-
-    @property
-    def shards(self) -> int:
-        return len(self.first_id) - 1
+        for name in (shard_name(shard, suffix) for shard in range(self.shards) for suffix in suffixes):
+            if name not in there:
+                raise DatasetError(f"{folder / name} is missing, but {INDEX_FILE} lists it. Convert the dataset again.")
 
     @cached_property
     def tokenizer_path(self) -> Path:
@@ -77,16 +189,6 @@ class Dataset:
         except OSError as error:
             raise DatasetError(f"{path} cannot be read: {error}. Convert the dataset again.") from error
         return path
-
-    def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return shard and row of each id, both int64 [b]. Raises DatasetError for an id out of range."""
-        if len(sample_ids) and (sample_ids.min() < 0 or sample_ids.max() >= self.n):
-            raise DatasetError(
-                f"sample ids {sample_ids.min()} to {sample_ids.max()} are out of range: {self.path} "
-                f"holds 0 to {self.n - 1}"
-            )
-        shard = np.searchsorted(self.first_id, sample_ids, side="right") - 1
-        return shard, sample_ids - self.first_id[shard]
 
     @cached_property
     def _open_shards(self) -> OpenShards:
@@ -116,35 +218,26 @@ class Dataset:
         shard, row = (int(place[0]) for place in self.locate(np.array([sample_id], np.int64)))
         return self.shard(shard).jpeg(row)
 
-    @property
-    def schema(self) -> pa.Schema:
-        """Names and types of the samples table's columns, from its first shard. Raises DatasetError."""
-        return self._table.schema
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        """Return one column of the samples table for all n samples, ordered by id. Raises DatasetError."""
-        return pa.chunked_array(
-            [chunk for shard in range(self.shards) for chunk in self._table.whole(shard, [name])[name].chunks]
-        )
+def _seen(schema: pa.Schema) -> pa.Schema:
+    """Return the schema that readers see."""
+    place = schema.get_field_index(_CAPTIONS)
+    return schema if place < 0 else schema.set(place, pa.field(CAPTION, pa.string()))
 
-    def tables(self, names: Sequence[str], rows: int) -> Iterator[pa.Table]:
-        """Yield columns of the samples table, ordered by id, in tables of `rows` rows; the last may have fewer.
 
-        Raises DatasetError if a column or a row is missing, or a file is damaged.
-        """
-        return self._table.pieces(names, rows)
+def _stored(schema: pa.Schema, names: Sequence[str]) -> list[str]:
+    """Return the stored columns behind those that readers see."""
+    has_list = _CAPTIONS in schema.names
+    return [_CAPTIONS if name == CAPTION and has_list else name for name in names]
 
-    def take(self, sample_ids: NDArray[np.int64], names: Sequence[str]) -> pa.Table:
-        """Return columns of the samples table for ids, int64 [b], in the given order; reads only their shards.
 
-        Raises DatasetError for an id out of range, a missing column or row, or a damaged file.
-        """
-        return self._table.take(*self.locate(sample_ids), names)
-
-    def rows(self, sample_ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the samples table's rows of a few ids, in the given order, each with its `sample_id`.
-
-        Raises DatasetError as `take` does.
-        """
-        table = self.take(np.array(sample_ids, np.int64), self.schema.names)
-        return [{"sample_id": int(id), **row} for id, row in zip(sample_ids, table.to_pylist(), strict=True)]
+def _first_captions(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Replace the list of captions, if any, by its first entry, or null."""
+    place = batch.schema.get_field_index(_CAPTIONS)
+    if place < 0:
+        return batch
+    lists = batch.column(place)
+    if not pa.types.is_list(lists.type) or not pa.types.is_string(lists.type.value_type):
+        raise pa.ArrowInvalid(f"{_CAPTIONS} has type {lists.type}, not lists of strings")
+    starts = pc.if_else(pc.greater(pc.list_value_length(lists), 0), lists.offsets[:-1], pa.scalar(None, pa.int32()))
+    return batch.set_column(place, CAPTION, lists.values.take(starts))

@@ -1,7 +1,5 @@
 """dataset.json, the index of a dataset. See docs/formats.md."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

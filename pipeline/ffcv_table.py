@@ -5,16 +5,14 @@ and at the end the offset and length of every piece of data. It is not read with
 350 MB, and which trusts the header.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .descriptor import Descriptor, read_at
 from .errors import DatasetError
+from .raw_bytes import Descriptor, read_at
 from .row_records import RECORD, Extent, first_outside
 
 _VERSION = 2
@@ -34,8 +32,6 @@ _KEPT = ["jpeg_at", "jpeg_bytes", "tokens_at", "height", "width", "source_index"
 
 class FFCVTable:
     """The whole table of a shard, checked when opened: 36 bytes per row in memory."""
-
-    verified = False
 
     def __init__(self, path: Path, file: Descriptor, rows: int, extent: Extent) -> None:
         """Raises DatasetError if the file has another number of rows, is incomplete or damaged."""
@@ -66,7 +62,9 @@ class FFCVTable:
             if of_tokens is None or (of_tokens != extent.tokens_bytes * extent.captions).any():
                 raise DatasetError(unfinished)
         self._captions = extent.captions
-        if (outside := first_outside(self._all(), extent)) < rows:
+        records = np.empty(rows, RECORD)
+        self.read(np.arange(rows), records)
+        if (outside := first_outside(records, extent)) < rows:
             raise DatasetError(f"{path}: row {outside:,} does not lead to a picture within the file's "
                                f"{extent.beton_bytes:,} bytes; it is damaged")  # fmt: skip
 
@@ -77,11 +75,6 @@ class FFCVTable:
             records[name] = self._kept[name][rows]
         records["captions"] = self._captions
         return len(rows)
-
-    def _all(self) -> NDArray[np.void]:
-        records = np.empty(len(self._kept), RECORD)
-        self.read(np.arange(len(records)), records)
-        return records
 
 
 def _items(file: Descriptor, at: int, count: int, dtype: np.dtype[Any], unfinished: str) -> NDArray[np.void]:

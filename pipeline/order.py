@@ -70,14 +70,9 @@ class Order:
 
     @classmethod
     def create(
-        cls,
-        samples: int,
-        batch_size: int,
-        seed: int = 0,
-        canonical_shards: int | None = None,
-        blocks_per_shard: int | None = None,
-        window_blocks: int | None = None,
-    ) -> Self:
+        cls, samples: int, batch_size: int, seed: int = 0, canonical_shards: int | None = None,
+        blocks_per_shard: int | None = None, window_blocks: int | None = None,
+    ) -> Self:  # fmt: skip
         """Create an order with defaults for omitted arguments.
 
         canonical_shards: 8, or the largest smaller power of two that divides batch_size and takes 16 ids a step.
@@ -85,11 +80,9 @@ class Order:
         window_blocks: a full shuffle, as is any window wider than a shard.
         """
         if canonical_shards is None:
-            canonical_shards = DEFAULT_CANONICAL_SHARDS
-            while canonical_shards > 1 and (
-                batch_size % canonical_shards or batch_size // canonical_shards < MIN_ROWS_PER_STEP
-            ):
-                canonical_shards //= 2
+            halves = (DEFAULT_CANONICAL_SHARDS >> k for k in range(DEFAULT_CANONICAL_SHARDS.bit_length()))
+            fits = (n for n in halves if batch_size % n == 0 and batch_size // n >= MIN_ROWS_PER_STEP)
+            canonical_shards = next(fits, 1)
         if blocks_per_shard is None:
             blocks_per_shard = max(1, -(-samples // max(1, canonical_shards * MAX_BLOCK_ROWS)))
         if window_blocks is None:
@@ -124,7 +117,11 @@ class Order:
         return cls(samples, batch_size, seed, shards, blocks, window)
 
     def __post_init__(self) -> None:
-        self._check_ranges()
+        for name in ("samples", "batch_size", "canonical_shards", "blocks_per_shard", "window_blocks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name):,}; it must be at least 1.")
+        if not 0 <= self.seed < 2**64:
+            raise ValueError(f"seed {self.seed} is out of range; it must be in 0 … 2**64 - 1.")
         self._check_batch()
         self._check_shards()
         self._check_window()
@@ -198,11 +195,6 @@ class Order:
             members += shard * self.blocks_per_shard
             yield Window(first_step, min((high - 1) // self.rows_per_step, last_step), np.sort(members))
 
-    def _fill_from_shard(self, out: NDArray[np.int64], shard: int, epoch: int, step: int) -> None:
-        ids, key = self.shard_ids(shard), self._key(shard, epoch)
-        place = step * out.size
-        fill_places(out, place, ids.start, len(ids), self.block_rows, self.window_blocks, self._lead(shard), key)
-
     def _key(self, shard: int, epoch: int) -> np.uint64:
         return np.uint64(shard_key(np.uint64(self.seed), np.uint64(epoch), np.uint64(shard)))
 
@@ -217,13 +209,6 @@ class Order:
             return 0
         turn = (shard + 1) % self.canonical_shards
         return -(turn * self.window_blocks // self.canonical_shards) % self.window_blocks
-
-    def _check_ranges(self) -> None:
-        for name in ("samples", "batch_size", "canonical_shards", "blocks_per_shard", "window_blocks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name):,}; it must be at least 1.")
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed {self.seed} is out of range; it must be in 0 … 2**64 - 1.")
 
     def _check_batch(self) -> None:
         batch, shards = self.batch_size, self.canonical_shards
@@ -303,5 +288,7 @@ def _batch_ids(order: Order, epoch: int, step: int, rank: int, world: int) -> ND
     shards = order._shards_of_rank(rank, world)
     ids = np.empty((len(shards), order.rows_per_step), dtype=np.int64)
     for row, shard in zip(ids, shards, strict=True):
-        order._fill_from_shard(row, shard, epoch, step)
+        of_shard, key = order.shard_ids(shard), order._key(shard, epoch)
+        fill_places(row, step * len(row), of_shard.start, len(of_shard), order.block_rows, order.window_blocks,
+                    order._lead(shard), key)  # fmt: skip
     return ids.reshape(-1)

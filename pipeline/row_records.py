@@ -4,23 +4,22 @@ A header and one 64-byte record per row, all numbers little-endian. A record end
 its row number, which detects changed and swapped records. Only the records used are read.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .checksum import xxh64
-from .descriptor import Descriptor, read_at
 from .errors import DatasetError
+from .raw_bytes import Descriptor, read_at, xxh64
 from .rng import compiled
 
 MAX_PIXELS = 89_478_485
 """Maximum pixels of a picture: Pillow's limit before it warns of a bomb, a quarter of a gigabyte as RGB."""
 MAX_BYTES = 1 << 21
 """Maximum bytes of a row in the .beton, which must fit one page."""
+MAX_JPEG_BYTES = MAX_BYTES - (1 << 16)
+"""Maximum bytes of a picture; this leaves room for its tokens."""
 
 RECORD = np.dtype([
     ("jpeg_at", "<u8"), ("jpeg_bytes", "<u4"), ("captions", "<u4"), ("tokens_at", "<u8"), ("height", "<u4"),
@@ -65,9 +64,6 @@ def write_row_records(path: Path, records: NDArray[np.void], beton_bytes: int) -
 
 class RowRecords:
     """The records of a shard, read on demand and not cached."""
-
-    verified = True
-    """The records have checksums of the data they point to."""
 
     def __init__(self, path: Path, rows: int, extent: Extent) -> None:
         """Raises DatasetError if the file has another number of rows or belongs to another .beton; OSError."""

@@ -1,15 +1,16 @@
-"""Read a sample's stored bytes and verify them: all readers of pictures and tokens go through here.
+"""Read the stored bytes of samples and verify them: all readers of pictures and tokens go through here.
 
 Compiled, so that waiting for a disk does not hold the GIL. The copy that is returned is the one that was verified, so
 a file that changes meanwhile does no harm.
 """
 
+from typing import Any, NamedTuple, Self
+
 import numpy as np
 from numpy.typing import NDArray
 
-from .checksum import xxh64
-from .descriptor import read_at
-from .jpeg_size import size_in_header
+from .jpeg import size_in_header
+from .raw_bytes import read_at, xxh64
 from .rng import compiled
 
 SOUND, UNREADABLE, CHANGED, OTHER_SIZE, TOKENS_CHANGED, NO_TOKEN, UNDECODABLE = range(7)
@@ -23,72 +24,109 @@ REASONS = {
 }
 """Fault -> message, to follow the sample's name."""
 
-_SEED = np.uint64(0)
+_COLUMNS = {
+    "jpeg_at": np.uint64, "jpeg_bytes": np.int64, "height": np.int64, "width": np.int64, "jpeg_checksum": np.uint64,
+    "tokens_at": np.uint64, "captions": np.int64, "tokens_checksum": np.uint64,
+}  # fmt: skip
+
+
+class Located(NamedTuple):
+    """Where b samples are stored, in a form that compiled code accepts."""
+
+    files: NDArray[np.int64]
+    """int64 [b]: descriptor of each sample's .beton."""
+    verified: bool
+    """Whether the records have checksums."""
+    vocab_size: int
+    """Vocabulary size; 0 without captions."""
+    tokens: NDArray[np.int32]
+    """int32 [b, L], filled when the samples are read; L is 0 without captions."""
+    jpeg_at: NDArray[np.uint64]
+    """This and the next fields are columns of RECORD, [b] each."""
+    jpeg_bytes: NDArray[np.int64]
+    height: NDArray[np.int64]
+    width: NDArray[np.int64]
+    jpeg_checksum: NDArray[np.uint64]
+    tokens_at: NDArray[np.uint64]
+    captions: NDArray[np.int64]
+    tokens_checksum: NDArray[np.uint64]
+
+    @classmethod
+    def of(
+        cls, records: NDArray[np.void], *, file: int = -1, verified: bool, vocab_size: int = 0, context_length: int = 0
+    ) -> Self:
+        """Return where RECORD [b] points to, all in one file; its tokens are read if it has a context length."""
+        tokens = np.empty((len(records), context_length), np.int32)
+        columns: list[Any] = [records[name].astype(kind) for name, kind in _COLUMNS.items()]
+        return cls(np.full(len(records), file), verified, vocab_size, tokens, *columns)
 
 
 @compiled
-def checksum(data: NDArray[np.uint8]) -> np.uint64:
-    """Return the checksum that a record stores for JPEG or token bytes, uint8 [any]."""
-    return xxh64(data, _SEED)
+def fetch(located: Located, row: int, jpeg: NDArray[np.uint8]) -> int:
+    """Read a sample's JPEG to the start of `jpeg`, uint8 [its bytes or more], and its tokens. Compiled callers only.
 
-
-@compiled
-def fetch_jpeg(
-    file: int, at: np.uint64, height: int | np.int64, width: int | np.int64, stored: np.uint64, verified: bool,
-    jpeg: NDArray[np.uint8],
-) -> int:  # fmt: skip
-    """Read a JPEG of this height and width into `jpeg`, uint8 [bytes]. Returns SOUND or the fault.
-
-    file: descriptor of the .beton. at: offset in it. stored: the checksum, if verified. If SOUND is returned, height
-    and width are not 0 and equal those in the JPEG's header.
+    Returns SOUND or the fault. If SOUND, height and width are not 0 and equal those in the JPEG's header.
     """
-    if not read_at(file, np.int64(at), jpeg):
+    jpeg = jpeg[: located.jpeg_bytes[row]]
+    if not read_at(located.files[row], np.int64(located.jpeg_at[row]), jpeg):
         return UNREADABLE
-    if verified and checksum(jpeg) != stored:
+    if located.verified and checksum(jpeg) != located.jpeg_checksum[row]:
         return CHANGED
-    found_height, found_width = size_in_header(jpeg)
-    if found_height == 0 or found_width == 0 or found_height != height or found_width != width:
+    height, width = size_in_header(jpeg)
+    if height == 0 or width == 0 or height != located.height[row] or width != located.width[row]:
         return OTHER_SIZE
-    return SOUND
+    return _fetch_tokens(located, row)
 
 
 @compiled
-def fetch_tokens(
-    file: int, at: np.uint64, captions: int | np.int64, stored: np.uint64, verified: bool, vocab_size: int,
-    tokens: NDArray[np.int32],
-) -> int:  # fmt: skip
-    """Read the tokens of a sample's first caption, int32 [L]. Returns SOUND or the fault; otherwise as fetch_jpeg."""
+def _fetch_tokens(located: Located, row: int) -> int:
+    """Read the tokens of a sample's first caption. Returns SOUND or the fault."""
+    tokens = located.tokens[row]
     if len(tokens) == 0:
         return SOUND
-    all_tokens = np.empty(captions * len(tokens), np.int32)
+    all_tokens = np.empty(located.captions[row] * len(tokens), np.int32)
     data = all_tokens.view(np.uint8)
-    if not read_at(file, np.int64(at), data):
+    if not read_at(located.files[row], np.int64(located.tokens_at[row]), data):
         return UNREADABLE
-    if verified and checksum(data) != stored:
+    if located.verified and checksum(data) != located.tokens_checksum[row]:
         return TOKENS_CHANGED
     for place in range(len(tokens)):
-        if not 0 <= all_tokens[place] < vocab_size:
+        if not 0 <= all_tokens[place] < located.vocab_size:
             return NO_TOKEN
         tokens[place] = all_tokens[place]
     return SOUND
 
 
-# For callers that are not compiled. When both kinds of callers shared a function, numba (0.68) once failed to find a
-# signature in its own table while compiling a third one.
+@compiled
+def checksum(data: NDArray[np.uint8]) -> np.uint64:
+    """Return the checksum that a record stores for JPEG or token bytes, uint8 [any]."""
+    return xxh64(data, np.uint64(0))
+
+
+# For callers that are not compiled, and only for them: when several threads call a function for the first time, numba
+# (0.68) may corrupt its table of signatures, which it reads where compiled code calls that function.
 
 
 @compiled
-def read_jpeg(
-    file: int, at: np.uint64, height: int, width: int, stored: np.uint64, verified: bool, jpeg: NDArray[np.uint8]
-) -> int:  # fmt: skip
-    """fetch_jpeg for uncompiled callers."""
-    return fetch_jpeg(file, at, np.int64(height), np.int64(width), stored, verified, jpeg)
+def read_samples(
+    located: Located, low: int, high: int, ends: NDArray[np.int64], jpegs: NDArray[np.uint8]
+) -> tuple[int, int]:
+    """Read the JPEGs of rows low … high - 1 into `jpegs`, uint8 [any], ending at `ends`, int64 [b], and their tokens.
+
+    Returns the first damaged row and its fault, or (high, SOUND).
+    """
+    for row in range(low, high):
+        fault = fetch(located, row, jpegs[ends[row] - located.jpeg_bytes[row] : ends[row]])
+        if fault != SOUND:
+            return row, fault
+    return high, SOUND
 
 
 @compiled
-def read_tokens(
-    file: int, at: np.uint64, captions: int, stored: np.uint64, verified: bool, vocab_size: int,
-    tokens: NDArray[np.int32],
-) -> int:  # fmt: skip
-    """fetch_tokens for uncompiled callers."""
-    return fetch_tokens(file, at, np.int64(captions), stored, verified, vocab_size, tokens)
+def read_tokens(located: Located) -> tuple[int, int]:
+    """Fill located.tokens. Returns the first damaged row and its fault, or (b, SOUND)."""
+    for row in range(len(located.files)):
+        fault = _fetch_tokens(located, row)
+        if fault != SOUND:
+            return row, fault
+    return len(located.files), SOUND

@@ -4,8 +4,6 @@ A row of tokens is a caption, its closing token and padding. Readers find the en
 tokenizers pad differently, CLIP's even with the closing token itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from ..files import read_regular
 from .errors import DatasetError
 
 PAD, START, END = "<pad>", "<start>", "<end>"
@@ -51,8 +50,7 @@ def train_tokenizer(captions: Iterable[str], *, vocab_size: int) -> Tokenizer:
         ),
     )
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{START} $A {END}",
-        special_tokens=[(START, START_ID), (END, END_ID)],
+        single=f"{START} $A {END}", special_tokens=[(START, START_ID), (END, END_ID)]
     )
     return tokenizer
 
@@ -129,17 +127,12 @@ def encode(tokenizer: Tokenizer, captions: Sequence[str]) -> Encoded:
 
 
 def _read(path: Path) -> Tokenizer:
-    cure = "Pass a tokenizer.json written by Hugging Face's `tokenizers`"
     try:
-        if not path.is_file():  # reading a pipe would block forever
-            raise DatasetError(f"{path} is not a file. {cure}")
-        if (size := path.stat().st_size) > MAX_FILE_BYTES:
-            raise DatasetError(f"{path} holds {size:,} bytes, above {MAX_FILE_BYTES:,}. {cure}")
-        return Tokenizer.from_buffer(path.read_bytes())
-    except DatasetError:
-        raise
+        return Tokenizer.from_buffer(read_regular(path, MAX_FILE_BYTES))
     except Exception as error:  # tokenizers raises nothing more special
-        raise DatasetError(f"{path} is not a tokenizer: {error}. {cure}") from error
+        raise DatasetError(
+            f"{path} is not a tokenizer: {error}. Pass a tokenizer.json written by Hugging Face's `tokenizers`"
+        ) from error
 
 
 def _pad_id_of(tokenizer: Tokenizer) -> int:

@@ -48,15 +48,13 @@ class BackgroundThread:
             try:
                 if self._failure is not None:
                     raise self._error()
-                result = job(*args, **kwargs)
+                outcome.set_result(job(*args, **kwargs))
             except BaseException as error:  # noqa: BLE001 (handed on: to the future, and to the next `check`)
                 if self._goes_on:
                     self._failed.append(outcome)
                 else:
                     self._failure = self._failure or error
                 outcome.set_exception(error)
-            else:
-                outcome.set_result(result)
 
         self._executor.submit(run)
         return outcome
@@ -67,8 +65,7 @@ class BackgroundThread:
             self._raised = True
             raise self._error()
         while self._failed:
-            outcome = self._failed.pop(0)
-            if not outcome.asked:
+            if not (outcome := self._failed.pop(0)).asked:
                 outcome.result()
 
     def drain(self) -> None:

@@ -1,43 +1,24 @@
-"""The durable tier: an icechunk repository with one zarr array per column, and an index file that is its history.
-
-Only the index is ever overwritten, and only after everything that it names is on disk, so neither a crash nor a power
-failure can leave half a snapshot.
-"""
+"""The durable tier: an icechunk repository with one zarr array per column, and an index file that is its history."""
 
 import atexit
 import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import icechunk
 import zarr
 
-from ..files import refuse_link
-from . import disk, garbage, history, icechunk_files
-from .commit import (
-    ColumnPart,
-    Failure,
-    Label,
-    Share,
-    array_of,
-    attempt,
-    fork,
-    merge,
-    reason_of,
-    write_initial_values,
-    write_parts,
-)
-from .errors import DamagedFileError, SnapshotError, SnapshotNotFoundError, StoreExistsError
+from ..files import refuse_link, sync
+from . import history, icechunk_files
+from .commit import ColumnPart, fork, merge, write_initial_values, write_parts
+from .errors import DamagedFileError, SnapshotError, SnapshotNotFoundError, StateStoreError, StoreExistsError
 from .history import History, Snapshot, UnreadableSnapshot
-from .ranks import Ranks
+from .ranks import Ranks, agreement
 from .schema import Description
-
-__all__ = ["ColumnPart", "Description", "Repository", "Snapshot", "UnreadableSnapshot", "array_of", "list_snapshots"]
 
 _log = logging.getLogger(__name__)
 
@@ -79,10 +60,10 @@ class Repository:
             refuse_link(path)
             refuse_link(building)
             shutil.rmtree(building, ignore_errors=True)
-            first = write_initial_values(building, description, Label(0, 0, "", description.dataset_fingerprint))
-            history.replace(building, History(description, (first,)))
+            about = {"step": 0, "epoch": 0, "config_hash": "", "dataset_fingerprint": description.dataset_fingerprint}
+            history.replace(building, History(description, (write_initial_values(building, description, about),)))
             building.rename(path)
-            disk.sync(path.parent)
+            sync(path.parent)
         return cls.open(path)
 
     @classmethod
@@ -110,14 +91,11 @@ class Repository:
     def damage(self) -> list[str]:
         """Return what is wrong with the files shared by all snapshots: the index, its copy and the branch reference."""
         loaded, found = history.load(self.path)
-        problems = [found] if found else []
-        if not found and not history.copy_is_sound(self.path, loaded):
-            problems.append(f"{self.path}: {history.COPY} is damaged or missing; resuming the run rewrites it")
+        damaged = [] if found or history.copy_is_sound(self.path, loaded) else [history.COPY]
         if not icechunk_files.reference_is_sound(self.path):
-            problems.append(
-                f"{self.path}: {icechunk_files.REFERENCE} is damaged or missing; resuming the run rewrites it"
-            )
-        return problems
+            damaged.append(icechunk_files.REFERENCE)
+        told = [f"{self.path}: {file} is damaged or missing; resuming the run rewrites it" for file in damaged]
+        return [found, *told] if found else told
 
     def resolve(self, at: str) -> Snapshot:
         """Return the snapshot for `at`: `latest`, a tag `step-N`, or a snapshot id.
@@ -125,26 +103,21 @@ class Repository:
         `latest` skips damaged snapshots with a warning. Raises SnapshotNotFoundError that lists the existing tags, or
         names the damaged file of the requested snapshot.
         """
-        if at == "latest":
-            return self._latest()
-        for snapshot in self._load().snapshots:
-            if at not in (snapshot.tag, snapshot.id):
+        unreadable: list[UnreadableSnapshot] = []
+        for snapshot in reversed(self._load().snapshots):
+            if at not in (snapshot.tag, snapshot.id, "latest"):
                 continue
             if isinstance(entry := self._read(snapshot), Snapshot):
                 return entry
             if entry is not None:
-                readable = ", ".join(found.tag for found in self.snapshots())
-                raise SnapshotNotFoundError(f"{self.path}: {entry}; readable snapshots: {readable or 'none'}")
+                unreadable.append(entry)
+                if at == "latest":
+                    _log.warning("%s: %s; skipping it", self.path, entry)
         tags = ", ".join(entry.tag for entry in self.snapshots())
+        if unreadable:
+            damage = "; ".join(map(str, unreadable))
+            raise SnapshotNotFoundError(f"{self.path}: {damage}; readable snapshots: {tags or 'none'}")
         raise SnapshotNotFoundError(f"{self.path} has no snapshot {at!r}; available: {tags}, latest")
-
-    def _latest(self) -> Snapshot:
-        entries = self.history()
-        for entry in reversed(entries):
-            if isinstance(entry, Snapshot):
-                return entry
-            _log.warning("%s: %s; skipping it", self.path, entry)
-        raise SnapshotNotFoundError(f"{self.path} has no readable snapshot: {'; '.join(map(str, entries))}")
 
     def group(self, snapshot: Snapshot) -> zarr.Group:
         """Return the arrays of `snapshot`, read-only.
@@ -160,13 +133,12 @@ class Repository:
             return zarr.open_group(session.store, mode="r")
 
     def repair(self) -> None:
-        """Rewrite the index, its copy and icechunk's reference where they are damaged. Raises SnapshotError."""
+        """Rewrite the index, its copy and icechunk's reference if one is damaged. Raises SnapshotError."""
         with _refusing(f"{self.path}: the state could not be prepared for writing"):
             icechunk_files.refuse_links(self.path)
-            loaded, found = history.load(self.path)
-            if found or not history.copy_is_sound(self.path, loaded):
+            if self.damage():
+                loaded, _ = history.load(self.path)
                 history.replace(self.path, loaded)
-            if not icechunk_files.reference_is_sound(self.path):
                 icechunk_files.point_reference_at(self.path, loaded.snapshots[-1].id)
 
     def undo_after(self, snapshot: Snapshot) -> None:
@@ -174,11 +146,10 @@ class Repository:
 
         Raises SnapshotError if the index cannot be replaced.
         """
-        loaded = self._load()
         with _refusing(f"{self.path}: the snapshots after {snapshot.tag} could not be undone"):
-            if later := [entry for entry in loaded.snapshots if entry.step > snapshot.step]:
-                icechunk_files.refuse_links(self.path)
-                history.replace(self.path, replace(loaded, snapshots=loaded.snapshots[: -len(later)]))
+            loaded = self._load()
+            if loaded.snapshots[-1].step > snapshot.step:
+                self._replace(loaded, [entry for entry in loaded.snapshots if entry.step <= snapshot.step])
 
     def forget_damaged(self) -> None:
         """Drop damaged snapshots before the last one from the history, with a warning for each.
@@ -189,19 +160,19 @@ class Repository:
         """
         with _refusing(f"{self.path}: the damaged snapshots could not be dropped from the history"):
             loaded = self._load()
-            if len(loaded.snapshots) == 1:
+            present, damaged = icechunk_files.present_files(self.path), dict[str, DamagedFileError]()
+            for snapshot in loaded.snapshots:
+                try:
+                    icechunk_files.needed_files(self.path, [snapshot.files], present)
+                except DamagedFileError as found:
+                    damaged[snapshot.tag] = found
+            if not damaged or loaded.snapshots[-1].tag in damaged:
                 return
-            damaged = list(garbage.find_damaged(self.path, loaded.snapshots))
-            forgotten = [snapshot for snapshot, _ in damaged]
-            if not damaged or loaded.snapshots[-1] in forgotten:
-                return
-            icechunk_files.refuse_links(self.path)
-            sound = tuple(snapshot for snapshot in loaded.snapshots if snapshot not in forgotten)
-            history.replace(self.path, replace(loaded, snapshots=sound))
-        for snapshot, error in damaged:
+            self._replace(loaded, [snapshot for snapshot in loaded.snapshots if snapshot.tag not in damaged])
+        for tag, error in damaged.items():
             _log.warning(
                 "%s: snapshot %s is damaged (%s). The run continues without it: it was dropped from the history; its "
-                "files will be deleted with the next old snapshots", self.path, snapshot.tag, error,
+                "files will be deleted with the next old snapshots", self.path, tag, error,
             )  # fmt: skip
 
     def retain(self, keep_last: int, keep_every: int = 0) -> None:
@@ -209,30 +180,29 @@ class Repository:
 
         keep_last: at least 1. keep_every: in steps; 0 keeps no others. Also deletes leftovers of crashes and failed
         commits. Readers of a kept snapshot are not disturbed. Verifies all files of the kept snapshots, except chunks,
-        before deleting anything. Raises ValueError, SnapshotError.
+        before deleting anything. Raises SnapshotError.
         """
-        if keep_last < 1 or keep_every < 0:
-            raise ValueError(f"keep_last {keep_last} must be at least 1, and keep_every {keep_every} at least 0")
         with _refusing(f"{self.path}: not all old snapshots were deleted"):
             loaded = self._load()
-            newest = loaded.snapshots[-keep_last:]
-            kept = tuple(
-                snapshot
-                for snapshot in loaded.snapshots
-                if snapshot in newest or snapshot.step == 0 or (keep_every and snapshot.step % keep_every == 0)
-            )
-            self._free_all_but(replace(loaded, snapshots=kept), loaded)
+            kept = {0, *(snapshot.step for snapshot in loaded.snapshots[-keep_last:])}
+            kept |= {snapshot.step for snapshot in loaded.snapshots if keep_every and snapshot.step % keep_every == 0}
+            self._free_all_but(loaded, [snapshot for snapshot in loaded.snapshots if snapshot.step in kept])
 
-    def _free_all_but(self, kept: History, loaded: History) -> None:
+    def _free_all_but(self, loaded: History, kept: Sequence[Snapshot]) -> None:
         """Make `kept` the history and delete all files that it does not need. No commit may be in progress."""
         icechunk_files.refuse_links(self.path)
-        unneeded = garbage.find_garbage(self.path, kept.snapshots)
-        if kept != loaded:
-            history.replace(self.path, kept)
-        garbage.delete(unneeded)
+        unneeded = icechunk_files.find_garbage(self.path, (snapshot.files for snapshot in kept))
+        if len(kept) < len(loaded.snapshots):
+            self._replace(loaded, kept)
+        for file in unneeded:
+            file.unlink(missing_ok=True)
+
+    def _replace(self, loaded: History, snapshots: Iterable[Snapshot]) -> None:
+        icechunk_files.refuse_links(self.path)
+        history.replace(self.path, History(loaded.description, tuple(snapshots)))
 
     def commit(
-        self, parts: Iterable[ColumnPart], *, base: Snapshot | None, step: int, epoch: int, config_hash: str,
+        self, parts: Iterable[ColumnPart], *, base: Snapshot, step: int, epoch: int, config_hash: str,
         dataset_fingerprint: str, ranks: Ranks,
     ) -> Snapshot:  # fmt: skip
         """Write a snapshot of `base` with all ranks' `parts` applied; durable on return.
@@ -241,53 +211,45 @@ class Repository:
         this with its own parts, which may be an iterator; the other arguments count on rank 0 only.
         Raises SnapshotError on every rank if one fails, also in producing its parts, and then leaves nothing behind.
         """
-        label = Label(step, epoch, config_hash, dataset_fingerprint)
-        columns = self.description.schema.columns
-        # A rank that fails still takes part in these three exchanges, because the others wait for it.
-        forks = ranks.broadcast(attempt(ranks, fork, self.path, base, ranks.world) if ranks.rank == 0 else None)
-        share = (
-            forks
-            if isinstance(forks, Failure)
-            else attempt(ranks, write_parts, self.path, forks[ranks.rank], columns, parts)
-        )
-        shares = ranks.gather(share)
-        outcome = ranks.broadcast(self._finish(shares, base, label, ranks) if ranks.rank == 0 else None)
-        if isinstance(outcome, Snapshot):
-            return outcome
-        raise SnapshotError(
-            f"{self.path}: the snapshot of step {step} was not written. {outcome.reason}"
-        ) from outcome.error
+        about = dict(step=step, epoch=epoch, config_hash=config_hash, dataset_fingerprint=dataset_fingerprint)  # noqa: C408
 
-    def _finish(
-        self, shares: list[Share | Failure], base: Snapshot | None, label: Label, ranks: Ranks
-    ) -> Snapshot | Failure:
-        """Commit and announce what the ranks have written, or discard it; on rank 0."""
-        # Deduplicated: a failure to begin is every rank's share.
-        failures = list(dict.fromkeys(share for share in shares if isinstance(share, Failure)))
-        if not failures:
-            assert base is not None, "a fork was made without a base"
-            written = [share for share in shares if isinstance(share, Share)]
-            outcome = attempt(ranks, self._merge_and_announce, written, base, label)
-            if isinstance(outcome, Snapshot):
-                return outcome
-            failures = [outcome]
-        # Report why the commit failed, not this cleanup. `retain` collects any chunk that zarr is still writing.
-        with suppress(Exception):
-            loaded = self._load()
-            self._free_all_but(loaded, loaded)
-        return Failure(ranks.rank, _why(failures), failures[0].error)
+        @contextmanager
+        def stage() -> Iterator[None]:
+            what = f"{self.path}: the snapshot of step {step}, which builds on {base.tag}, was not written"
+            with agreement(ranks, SnapshotError), _refusing(what, Exception):
+                yield
 
-    def _merge_and_announce(self, shares: list[Share], base: Snapshot, label: Label) -> Snapshot:
-        snapshot = merge(self.path, shares, base, label)
+        forks, snapshot = None, None
+        try:  # every exchange stands between the stages: a rank that failed alone would leave the others waiting
+            with stage():
+                if ranks.rank == 0:
+                    forks = fork(self.path, base, ranks.world)
+            session = ranks.broadcast(forks)[ranks.rank]
+            with stage():
+                share = write_parts(self.path, session, self.description.schema.columns, parts)
+            shares = ranks.gather(share)
+            with stage():
+                if ranks.rank == 0:
+                    snapshot = merge(self.path, shares, base, about)
+                    self._announce(snapshot, base)
+        except SnapshotError:
+            if ranks.rank == 0:
+                # Report why the commit failed, not this cleanup. `retain` collects any chunk that zarr still writes.
+                with suppress(Exception):
+                    loaded = self._load()
+                    self._free_all_but(loaded, loaded.snapshots)
+            raise
+        written: Snapshot = ranks.broadcast(snapshot)
+        return written
+
+    def _announce(self, snapshot: Snapshot, base: Snapshot) -> None:
         loaded = self._load()
-        before = tuple(entry for entry in loaded.snapshots if entry.step <= base.step)
         try:
-            history.replace(self.path, replace(loaded, snapshots=(*before, snapshot)))
+            self._replace(loaded, [*(entry for entry in loaded.snapshots if entry.step <= base.step), snapshot])
         except OSError:
             with suppress(OSError):  # the rename may have succeeded and only the flush failed
                 history.replace(self.path, loaded)
             raise
-        return snapshot
 
     def _load(self) -> History:
         loaded, damage = history.load(self.path)
@@ -299,7 +261,8 @@ class Repository:
     def _read(self, snapshot: Snapshot) -> Snapshot | UnreadableSnapshot | None:
         """Return the snapshot if its files, except chunks, are intact; None if it was deleted."""
         try:
-            icechunk_files.verify(self.path, snapshot.files)
+            for name, sha256 in snapshot.files.items():
+                icechunk_files.verified(self.path, name, sha256)
         except DamagedFileError as error:
             # Check again: a snapshot leaves the index before its files are deleted.
             if not self.holds(snapshot.id):
@@ -316,15 +279,11 @@ def list_snapshots(path: str | os.PathLike[str]) -> list[Snapshot]:
     return Repository.open(Path(path)).snapshots()
 
 
-def _why(failures: list[Failure]) -> str:
-    if isinstance(failures[0].error, SnapshotError):
-        return failures[0].reason  # its base is damaged, which explains all other failures
-    return "; ".join(f"rank {failure.rank}: {failure.reason}" for failure in failures) + ". The last snapshot is intact"
-
-
 @contextmanager
-def _refusing(what: str) -> Iterator[None]:
-    """Turn errors of the disk, a file or icechunk into SnapshotError, saying that `what` failed."""
+def _refusing(
+    what: str, errors: type[Exception] | tuple[type[Exception], ...] = (OSError, icechunk.IcechunkError)
+) -> Iterator[None]:
+    """Turn these errors, by default of the disk and icechunk, and damaged files, into SnapshotError: `what` failed."""
     try:
         yield
     except DamagedFileError as error:
@@ -332,5 +291,14 @@ def _refusing(what: str) -> Iterator[None]:
             f"{what}: {error}. Stop the run, restore the file from a copy of the run, and resume. Without a copy, "
             "resume anyway: that drops the damaged snapshots, which `thermopile state check RUN --all` lists"
         ) from error
-    except (OSError, icechunk.IcechunkError) as error:
-        raise SnapshotError(f"{what}: {reason_of(error)}") from error
+    except errors as error:
+        raise SnapshotError(f"{what}: {_reason_of(error)}") from error
+
+
+def _reason_of(error: Exception) -> str:
+    """Return the root cause in one line."""
+    if isinstance(error, icechunk.IcechunkError):
+        # icechunk formats the error as a tree over several lines; the last line is the root cause.
+        lines = str(error).strip().splitlines()
+        return lines[-1].partition("`-> ")[2] or lines[0].removeprefix("x ")
+    return str(error) if isinstance(error, StateStoreError) else f"{type(error).__name__}: {error}"

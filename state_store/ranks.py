@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .errors import StateStoreError
 
@@ -10,37 +10,24 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class Ranks(Protocol):
-    """The processes that share one store; all of them make the same calls in the same order.
+class Ranks:
+    """The processes that share one store; all make the same calls in the same order. This class: a run of one process.
 
     Values are small and picklable.
     """
 
-    rank: int
-    """Rank of this process, 0 … world − 1."""
-    world: int
+    rank, world = 0, 1
 
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's value on every rank; other values are ignored."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in rank order, on rank 0; an empty list elsewhere."""
-
-
-class Alone:
-    """A run of one process."""
-
-    rank = 0
-    world = 1
-
-    def broadcast(self, value: Any) -> Any:
         return value
 
     def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, in rank order, on rank 0; an empty list elsewhere."""
         return [value]
 
 
-class TorchRanks:
+class TorchRanks(Ranks):
     """The ranks of a torch.distributed CPU process group (gloo) used for nothing else.
 
     Snapshots are written in a thread; in a group shared with the training loop, their messages would mix.
@@ -52,7 +39,7 @@ class TorchRanks:
         self.world = group.size()
 
     def broadcast(self, value: Any) -> Any:
-        from torch.distributed import broadcast_object_list  # imported here: Alone and the readers work without torch
+        from torch.distributed import broadcast_object_list  # imported here: readers work without torch
 
         values = [value if self.rank == 0 else None]
         broadcast_object_list(values, group=self._group, group_src=0)

@@ -1,18 +1,40 @@
-"""Reading a store's snapshots without a lock, torch or any change to it; works while a run trains."""
+"""Reading a store's snapshots without a lock, torch or any change to it; works while a run trains.
+
+A damaged chunk is an error that names it and its file.
+"""
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import icechunk
+import numpy as np
 import numpy.typing as npt
 import zarr
+from zarr.abc.store import SuffixByteRequest
+from zarr.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 
-from .chunks import read_rows
 from .commit import array_of
 from .durable import Repository
 from .errors import DamagedChunkError, FieldError, SnapshotNotFoundError
 from .history import Snapshot
+from .icechunk_files import is_damage
+from .schema import Description
+
+_UNREADABLE = (icechunk.IcechunkError, ValueError)
+"""Errors that a damaged chunk causes: icechunk cannot find the file, or a zarr codec rejects its bytes."""
+_FILE = re.compile(r"\b(chunk|manifest|snapshot)(?:s/|_id=)([0-9A-Z]{20})\b")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_LENGTH = re.compile(r"range=(\d+)\.\.")
+
+ADVICE = (
+    "Snapshots that do not share this chunk are still readable: `thermopile state log` lists the snapshots, "
+    "`thermopile state check --all` checks each"
+)
+"""The end of every DamagedChunkError message."""
 
 
 class StateReader:
@@ -77,6 +99,83 @@ class StateReader:
             ) from error
 
     def _check_known(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in self.columns:
-                raise FieldError(f"the state has no column {name!r}; it has {list(self.columns)}")
+        if unknown := [name for name in names if name not in self.columns]:
+            raise FieldError(f"the state has no column {unknown[0]!r}; it has {list(self.columns)}")
+
+
+def read_records(
+    group: zarr.Group, description: Description, start: int, stop: int, records: npt.NDArray[np.uint32]
+) -> None:
+    """Read rows start … stop − 1 of all columns into `records`, [stop − start, row_words]. Raises as `read_rows`."""
+    for place, column in enumerate(description.schema.columns):
+        records[:, place] = read_rows(group, description, column, start, stop).view(np.uint32)
+
+
+def read_rows(
+    group: zarr.Group, description: Description, column: str, start: int, stop: int
+) -> npt.NDArray[np.generic]:
+    """Return rows start … stop − 1 of one column, [stop − start], float32 or uint32.
+
+    A block that was never written has no file and reads as initial values. Raises DamagedChunkError, naming array,
+    chunk and file, if a chunk is missing, truncated or fails its checksum; OSError if the process cannot read, for
+    example because it is out of file descriptors, and the chunk may be intact.
+    """
+    try:
+        array = array_of(group, column)
+    except (*_UNREADABLE, KeyError) as error:
+        raise DamagedChunkError(
+            f"array {column!r} is missing, or its metadata is damaged: {error!r}. {ADVICE}"
+        ) from error
+    try:
+        return np.asarray(array[start:stop])
+    except _UNREADABLE:
+        # Retry chunk by chunk: the error does not say which chunk failed.
+        block_rows = description.block_rows
+        chunks = range(start // block_rows, -(-stop // block_rows))
+        pieces = [_read_chunk(array, chunk * block_rows, block_rows) for chunk in chunks]
+        skipped = chunks.start * block_rows
+        return np.concatenate(pieces)[start - skipped : stop - skipped]
+
+
+def _read_chunk(array: "zarr.Array[Any]", start: int, block_rows: int) -> npt.NDArray[np.generic]:
+    stop, chunk = min(start + block_rows, array.shape[0]), start // block_rows
+    try:
+        return np.asarray(array[start:stop])
+    except _UNREADABLE as error:
+        damage = _damage(error) if isinstance(error, icechunk.IcechunkError) else _damaged_bytes(array, chunk)
+        raise DamagedChunkError(
+            f"array {array.path!r}, chunk {chunk} (rows {start} … {stop - 1}) cannot be read: {damage}. {ADVICE}"
+        ) from error
+
+
+def _damage(error: icechunk.IcechunkError, reason: str | None = None) -> str:
+    """Return the file that an error is about, and what is wrong with it. Raises OSError if the file may be intact."""
+    text = str(error)
+    # A resume falls back to an older snapshot if one is damaged. Running out of descriptors or memory is not damage.
+    if found := _OS_ERROR.search(text):
+        failure = OSError(int(found[1]), os.strerror(int(found[1])))
+        if not is_damage(failure):
+            raise failure from error
+    file = _FILE.search(text)
+    # icechunk formats the error as a tree over several lines; the last line is the root cause.
+    reason = reason or text.strip().splitlines()[-1].strip(" |`->")
+    return f"{f'{file[1]}s/{file[2]}' if file else 'a file'} in the state directory: {reason}"
+
+
+def _damaged_bytes(array: "zarr.Array[Any]", chunk: int) -> str:
+    """Find the file whose bytes fail their checksum."""
+    key = f"{array.path}/{array.metadata.encode_chunk_key((chunk,))}"
+    reason = "its checksum does not match"
+    try:
+        held = sync(array.store.get(key, default_buffer_prototype()))
+    except icechunk.IcechunkError as error:
+        return _damage(error)
+    try:
+        # Only icechunk's errors name a chunk's file, and it rejects a read of zero bytes, so this provokes one.
+        sync(array.store.get(key, default_buffer_prototype(), SuffixByteRequest(0)))
+    except icechunk.IcechunkError as refusal:
+        length = _LENGTH.search(str(refusal))
+        if held is not None and length and len(held) < int(length[1]):
+            reason = f"it holds {len(held):,} of the {int(length[1]):,} bytes written"
+        return _damage(refusal, reason)
+    return f"the manifest that holds it in the state directory: {reason}"

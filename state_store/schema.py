@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from .errors import FieldError, StoreMismatchError
 
@@ -17,9 +16,6 @@ COUNTERS = (VISITS, LAST_STEP)
 """uint32 columns that the store maintains itself, at the end of each row: accepted puts, and the last put's step."""
 
 _FIELD_NAME = re.compile(r"[A-Za-z_]\w*(/[A-Za-z_]\w*)*")
-_WORD_BYTES = 4
-_HALF_LINE_BYTES = 32
-_CACHE_LINE_BYTES = 64
 
 
 @dataclass(frozen=True)
@@ -56,22 +52,13 @@ class Schema:
         Short rows share a cache line in pairs and long rows start on one, so no row straddles more lines than
         necessary.
         """
-        needed = len(self.columns) * _WORD_BYTES
-        if needed <= _HALF_LINE_BYTES:
-            return _HALF_LINE_BYTES // _WORD_BYTES
-        return math.ceil(needed / _CACHE_LINE_BYTES) * _CACHE_LINE_BYTES // _WORD_BYTES
+        return 8 if len(self.columns) <= 8 else math.ceil(len(self.columns) / 16) * 16
 
     def dtype(self, column: str) -> np.dtype[np.float32] | np.dtype[np.uint32]:
         return np.dtype(np.uint32) if column in COUNTERS else np.dtype(np.float32)
 
     def fill_value(self, column: str) -> float | int:
         return 0 if column in COUNTERS else self.initial[column]
-
-    def initial_record(self) -> npt.NDArray[np.uint32]:
-        """Return the initial record of an unseen sample, [row_words]."""
-        record = np.zeros(self.row_words, dtype=np.uint32)
-        record.view(np.float32)[: len(self.initial)] = list(self.initial.values())
-        return record
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise FieldError unless `names` are exactly the fields; `visits` is also allowed."""

@@ -4,40 +4,26 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
 from .background import BackgroundThread
 from .errors import MemoryBudgetError, StateStoreError
 from .history import Snapshot
-from .records import IDS, Words, aligned_words, compiled
-from .sample_ids import Flags, IdArray
+from .records import Flags, IdArray, Words, aligned_words
+from .rows import Blocks, Window
 from .schema import Schema
 from .working_tier import WorkingTier
 
 _log = logging.getLogger(__name__)
 
-_ABSENT = -1
-_FREE = -1
+_NONE = -1
+"""No slot holds the block, or no block is in the slot."""
 _NEVER = 1 << 62
 """A step that is never reached."""
-_STEPS_KEPT = 1
-"""A block fetched outside any window stays until the put of the step that took it."""
 
 
-class Window(Protocol):
-    """Blocks used by a range of consecutive steps."""
-
-    @property
-    def first_step(self) -> int: ...
-    @property
-    def last_step(self) -> int: ...
-    @property
-    def blocks(self) -> IdArray: ...
-
-
-class WindowedBlocks:
+class WindowedBlocks(Blocks):
     """The blocks of the windows passed to `expect`, each in a slot of memory.
 
     A thread reads the blocks of coming windows into free slots, and writes back and frees blocks whose window is over.
@@ -46,62 +32,55 @@ class WindowedBlocks:
     block needed last. The thread does not raise its I/O errors: the caller that needs the block repeats the read and
     raises.
 
-    Block numbers start at the rank's first block. `lock` guards everything. Only a caller whose block is missing waits
-    for the disk while holding it.
+    `lock` guards everything. Only a caller whose block is missing waits for the disk while holding it.
     """
 
-    def __init__(
-        self, schema: Schema, rows: int, block_rows: int, slots: int, tier: WorkingTier, first_block: int, step: int
-    ) -> None:
+    def __init__(self, schema: Schema, owned: range, block_rows: int, slots: int, tier: WorkingTier, step: int) -> None:
         self.words = aligned_words(slots * block_rows, schema.row_words)
         self.lock = threading.Condition()
-        self.blocks_read = self.blocks_written = 0
-        self._rows, self._block_rows, self._tier = rows, block_rows, tier
+        self._rows, self._block_rows, self._tier = len(owned), block_rows, tier
+        self._first_block = owned.start // block_rows
         self._thread = BackgroundThread("blocks")
-        self._scheduled = False
-        self._ended = False
-        self._slot_of = np.full(-(-rows // block_rows), _ABSENT, dtype=np.int64)
-        self._block_in = np.full(slots, _FREE, dtype=np.int64)
+        self._scheduled = self._ended = False
+        self._slot_of = np.full(-(-len(owned) // block_rows), _NONE, dtype=np.int64)
+        self._block_in = np.full(slots, _NONE, dtype=np.int64)
         self._unsaved = np.zeros(slots, dtype=bool)  # newer than on disk
-        self._first_needed = np.zeros(slots, dtype=np.int64)
-        self._last_needed = np.zeros(slots, dtype=np.int64)
+        self._first_needed, self._last_needed = np.zeros((2, slots), dtype=np.int64)
         self._step = step  # the last one whose put is in the rows
-        self._first_block = first_block
-        self._windows: Iterator[Window] = iter(())
-        self._window: Window | None = None  # the window being read, and the index of its next block
-        self._next_in_window = 0
+        self._coming: Iterator[tuple[int, Window]] = iter(())
         self._complaint = ""
 
     def expect(self, windows: Iterable[Window]) -> None:
-        """Follow these windows, ordered by first step; their blocks are numbered over all ranks."""
         with self.lock:
-            self._windows = iter(windows)
-            self._window = None
+            # Lazily: a window that is over by the time it is reached is skipped.
+            self._coming = (
+                (int(block) - self._first_block, window)
+                for window in windows
+                if window.last_step > self._step
+                for block in window.blocks
+            )
         self._schedule()
 
     def finished(self, step: int) -> None:
-        """Record that the put of `step` is in the rows, so that blocks no later step needs can be evicted."""
         with self.lock:
             self._step = max(self._step, step)
         self._schedule()
 
     def places(self, rows: IdArray, *, wait: bool) -> IdArray | None:
-        """Return the places of the records of `rows` [b], [b]. Fetches missing blocks, or returns None without `wait`.
-
-        Raises MemoryBudgetError if the rows span more blocks than there are slots; OSError, DamagedChunkError.
-        """
-        places = np.empty_like(rows)
-        while (missing := _places(rows, self._slot_of, self._block_rows, places)) != _ABSENT:
+        """Raises MemoryBudgetError if the rows span more blocks than there are slots; OSError, DamagedChunkError."""
+        blocks, row_in_block = np.divmod(rows, self._block_rows)
+        while (absent := self._slot_of[blocks] == _NONE).any():
             if not wait:
                 return None
-            self._bring_in(missing, np.unique(rows // self._block_rows))
+            self._bring_in(int(blocks[absent][0]), np.unique(blocks))
+        places: IdArray = self._slot_of[blocks] * self._block_rows + row_in_block
         return places
 
     def changed(self, rows: IdArray) -> None:
         self._unsaved[self._slot_of[rows // self._block_rows]] = True
 
     def in_memory(self) -> Flags:
-        present: Flags = self._slot_of != _ABSENT
+        present: Flags = self._slot_of != _NONE
         return present
 
     def records(self, block: int) -> Words:
@@ -111,11 +90,9 @@ class WindowedBlocks:
         return self._tier.read(block)
 
     def follow(self, snapshot: Snapshot) -> None:
-        """Read blocks that were never changed from this snapshot from now on."""
         self._tier.follow(snapshot)
 
     def check(self) -> None:
-        """Raise BackgroundError, with its cause, if the thread ended because the windows were invalid."""
         self._thread.check()
 
     def close(self) -> None:
@@ -138,7 +115,11 @@ class WindowedBlocks:
             try:
                 job()
             except Exception as error:  # noqa: BLE001 (whoever needs the block repeats this, and raises)
-                self._give_up_for_now(error)
+                with self.lock:
+                    self._rest()
+                if str(error) != self._complaint:
+                    self._complaint = str(error)
+                    _log.warning("the state's working tier %s: %s", self._tier.path, error)
                 return
 
     def _next_job(self) -> Callable[[], None] | None:
@@ -146,8 +127,9 @@ class WindowedBlocks:
         with self.lock:
             try:
                 if not self._ended:
-                    if (over := self._slot_that_is_over()) is not None:
-                        return partial(self._write_back, over)
+                    over = (self._block_in != _NONE) & (self._last_needed <= self._step)
+                    if over.any():
+                        return partial(self._write_back, int(np.argmax(over)))
                     if (coming := self._block_to_read_ahead()) is not None:
                         return partial(self._read, *coming)
             except BaseException:
@@ -158,21 +140,9 @@ class WindowedBlocks:
             self._rest()
             return None
 
-    def _give_up_for_now(self, error: Exception) -> None:
-        with self.lock:
-            self._rest()
-        if str(error) != self._complaint:
-            self._complaint = str(error)
-            _log.warning("the state's working tier %s: %s", self._tier.path, error)
-
     def _rest(self) -> None:
         self._scheduled = False
         self.lock.notify_all()
-
-    def _slot_that_is_over(self) -> int | None:
-        """Choose a slot whose block no coming step needs."""
-        over = (self._block_in != _FREE) & (self._last_needed <= self._step)
-        return int(np.argmax(over)) if over.any() else None
 
     def _write_back(self, slot: int) -> None:
         """Save the block in `slot` if it changed, and free the slot unless it is needed again by then."""
@@ -185,48 +155,33 @@ class WindowedBlocks:
         except BaseException:
             self._unsaved[slot] = True
             raise
-        finally:
-            with self.lock:
-                if not self._unsaved[slot] and self._last_needed[slot] <= self._step:
-                    self._release(slot)
-                self.lock.notify_all()
+        with self.lock:
+            if not self._unsaved[slot] and self._last_needed[slot] <= self._step:
+                self._release(slot)
+            self.lock.notify_all()
 
     def _block_to_read_ahead(self) -> tuple[int, int, Window] | None:
         """Reserve a free slot for the next block of the coming windows; extend the stay of blocks already in memory."""
-        free = np.flatnonzero(self._block_in == _FREE)
-        while len(free) and (window := self._current_window()) is not None:
-            block = int(window.blocks[self._next_in_window]) - self._first_block
+        free = np.flatnonzero(self._block_in == _NONE)
+        while len(free) and (coming := next(self._coming, None)) is not None:
+            block, window = coming
             if not 0 <= block < len(self._slot_of):
                 first, end = self._first_block, self._first_block + len(self._slot_of)
                 raise StateStoreError(
                     f"a window has block {block + first}, but this process holds the blocks {first} … {end - 1}; "
                     "announce only this rank's windows"
                 )
-            self._next_in_window += 1
-            slot = int(self._slot_of[block])
-            if slot != _ABSENT:
-                self._last_needed[slot] = max(self._last_needed[slot], window.last_step)
-                continue
-            slot = int(free[0])
-            self._block_in[slot] = block
-            return block, slot, window
+            if (slot := int(self._slot_of[block])) == _NONE:
+                self._block_in[free[0]] = block
+                return block, int(free[0]), window
+            self._last_needed[slot] = max(self._last_needed[slot], window.last_step)
         return None
-
-    def _current_window(self) -> Window | None:
-        """Return the window with the next block to examine, or None if all windows have been read."""
-        while self._window is None or self._next_in_window == len(self._window.blocks):
-            self._window, self._next_in_window = next(self._windows, None), 0
-            if self._window is None:
-                return None
-            if self._window.last_step <= self._step:
-                self._window = None
-        return self._window
 
     def _read(self, block: int, slot: int, window: Window) -> None:
         try:
             self._load(block, slot)
         except BaseException:
-            self._block_in[slot] = _FREE
+            self._block_in[slot] = _NONE
             raise
         with self.lock:
             self._occupy(slot, block, window.first_step, window.last_step)
@@ -237,31 +192,30 @@ class WindowedBlocks:
     def _bring_in(self, block: int, needed: IdArray) -> None:
         """Fetch a block that no window announced, or wait for the thread to bring an announced one."""
         if len(needed) > len(self._block_in):
-            have, row_bytes = len(self._block_in), self.words.shape[1] * 4
+            row_bytes = self.words.shape[1] * 4
             raise MemoryBudgetError(
                 f"one batch needs {len(needed):,} blocks of {self._block_rows:,} rows, but the memory budget holds "
-                f"{have:,}. Raise memory_budget to at least {len(needed) * self._block_rows * row_bytes:,} bytes, or "
-                "give the order a narrower window"
+                f"{len(self._block_in):,}. Raise memory_budget to at least "
+                f"{len(needed) * self._block_rows * row_bytes:,} bytes, or give the order a narrower window"
             )
         if self._scheduled:
             # The thread is late, not idle. Fetching here what it is about to read would read it twice.
             self.lock.wait()
             return
         slot = self._slot_to_use(needed)
-        if self._block_in[slot] != _FREE:
+        if self._block_in[slot] != _NONE:
             if self._unsaved[slot]:
                 self._save(int(self._block_in[slot]), slot)
                 self._unsaved[slot] = False
             self._release(slot)
         self._load(block, slot)
         self._block_in[slot] = block
-        self._occupy(slot, block, self._step, self._step + _STEPS_KEPT)
+        self._occupy(slot, block, self._step, self._step + 1)  # it stays until the put of the step that took it
 
     def _slot_to_use(self, needed: IdArray) -> int:
         """Choose a free slot, else one whose window is over, else the one needed last."""
-        score = self._first_needed.copy()
-        score[self._last_needed <= self._step] = _NEVER
-        score[self._block_in == _FREE] = _NEVER + 1
+        score = np.where(self._last_needed <= self._step, _NEVER, self._first_needed)
+        score[self._block_in == _NONE] = _NEVER + 1
         score[np.isin(self._block_in, needed)] = -1
         return int(np.argmax(score))
 
@@ -272,8 +226,8 @@ class WindowedBlocks:
         self._first_needed[slot], self._last_needed[slot] = first_step, last_step
 
     def _release(self, slot: int) -> None:
-        self._slot_of[self._block_in[slot]] = _ABSENT
-        self._block_in[slot] = _FREE
+        self._slot_of[self._block_in[slot]] = _NONE
+        self._block_in[slot] = _NONE
 
     def _in_slot(self, slot: int, block: int) -> Words:
         rows = min(self._block_rows, self._rows - block * self._block_rows)
@@ -286,15 +240,3 @@ class WindowedBlocks:
     def _save(self, block: int, slot: int) -> None:
         self._tier.write(block, self._in_slot(slot, block))
         self.blocks_written += 1
-
-
-@compiled("int64", IDS, IDS, "int64", IDS)
-def _places(rows: IdArray, slot_of: IdArray, block_rows: int, places: IdArray) -> int:
-    """Write the places of `rows` into `places`. Returns the first block without a slot, or −1."""
-    for i in range(rows.shape[0]):
-        block = rows[i] // block_rows
-        slot = slot_of[block]
-        if slot < 0:
-            return int(block)
-        places[i] = slot * block_rows + rows[i] - block * block_rows
-    return _ABSENT

@@ -10,27 +10,23 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from ..files import own_directory
-from .chunks import read_rows
 from .durable import Repository
 from .errors import DamagedChunkError
 from .history import Snapshot
-from .records import Words
-from .sample_ids import Flags
-from .schema import Description
+from .reader import read_records
+from .records import Flags, Words
 
 
 class WorkingTier:
     """One zarr array of records with one chunk per block, rewritten in place. Private to a rank, useless after a crash.
 
     A block that was never written here is read from the last snapshot, where it is unchanged, so opening takes the same
-    time for any number of rows. Block numbers start at the rank's first block. Thread-safe, except for concurrent
-    writes of one block.
+    time for any number of rows. Thread-safe, except for concurrent writes of one block.
     """
 
-    def __init__(
-        self, repository: Repository, description: Description, owned: range, snapshot: Snapshot, rank: int
-    ) -> None:
-        self._repository, self._description, self._owned = repository, description, owned
+    def __init__(self, repository: Repository, owned: range, snapshot: Snapshot, rank: int) -> None:
+        self._repository, self._owned = repository, owned
+        self._description = description = repository.description
         self.path = own_directory(_directory(repository.path)) / f"rank-{rank}"
         self.path.mkdir()  # must not exist: leftovers of killed runs, or planted files, have been discarded
         rows, words = len(owned), description.schema.row_words
@@ -58,10 +54,14 @@ class WorkingTier:
         stop = min(start + self._description.block_rows, len(self._owned))
         if self._written[block]:
             return self._read_own(block, start, stop)
+        words = np.zeros((stop - start, self._description.schema.row_words), dtype=np.uint32)
         while True:
-            snapshot = self._snapshot
+            snapshot, opened, first = self._snapshot, self._opened, self._owned.start
             try:
-                return self._read_snapshot(snapshot, self._owned.start + start, self._owned.start + stop)
+                if opened is None or opened[0] is not snapshot:
+                    opened = self._opened = (snapshot, self._repository.group(snapshot))
+                read_records(opened[1], self._description, first + start, first + stop, words)
+                return words
             except Exception:
                 # Another thread may have switched to a newer snapshot and collected this one.
                 if snapshot is self._snapshot:
@@ -90,15 +90,6 @@ class WorkingTier:
                 f"block {block} of the working tier cannot be read from {file}: {error}. "
                 "Resume at the last snapshot, which does not need it"
             ) from error
-
-    def _read_snapshot(self, snapshot: Snapshot, start: int, stop: int) -> Words:
-        if self._opened is None or self._opened[0] is not snapshot:
-            self._opened = (snapshot, self._repository.group(snapshot))
-        group, schema = self._opened[1], self._description.schema
-        words = np.zeros((stop - start, schema.row_words), dtype=np.uint32)
-        for place, column in enumerate(schema.columns):
-            words[:, place] = read_rows(group, self._description, column, start, stop).view(np.uint32)
-        return words
 
 
 def discard(repository: Path) -> None:

@@ -34,6 +34,13 @@ from thermopile.pipeline.dataset_index import SHARD_SUFFIXES, seal_index, shard_
 from thermopile.pipeline.sources.folder import FolderSource  # noqa: E402
 from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
 
+LONGEST = ("test_claim.py", "test_ranks.py", "test_bit_flips.py", "test_scripts.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the longest files: at the end, one process would work on them while the other waits."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
 
 def noise(seed: int, height: int = 24, width: int = 32) -> Image.Image:
     """A picture that no other seed gives: smooth, so that JPEG keeps it."""

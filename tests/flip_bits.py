@@ -1,7 +1,7 @@
-"""Flips single bits in the files of a dataset and of a run, and tells what every command makes of it.
+"""Flip single bits in the files of a dataset and of a run, and judge what every command makes of it.
 
-One process imports all that the commands need; each flip is made in a fork of it, so that a crash ends the fork alone
-and a command takes a second, not ten. Prints one JSON object a flip.
+One process imports all that the commands need. Each flip is tried in a fork of it, so that a crash ends only the fork,
+and a command takes a second instead of ten. Prints one JSON object per flip.
 
     python tests/flip_bits.py FOLDER --flips 20 --seed 0 --kinds manifest,chunk
 """
@@ -35,9 +35,9 @@ from thermopile.state_store import StateReader
 from thermopile.tools.cli import main
 
 SAMPLES = 160
-"""So many that a block of rows is a file of its own: icechunk writes smaller ones into its manifests."""
-SECONDS_OF_COMMANDS = 120
-"""More than the commands on one file take on a busy machine: what takes longer hangs."""
+"""Enough for a block of rows to be a file of its own: icechunk writes smaller ones into its manifests."""
+SECONDS_OF_COMMANDS, SECONDS_OF_SETUP = 120, 1200
+"""More than the commands on one file, and the set-up, take on a busy machine: what takes longer hangs."""
 
 DATASET_KINDS = {
     "index": "dataset.json",
@@ -151,13 +151,13 @@ def trained(run):
     return digest.hexdigest()
 
 
-def in_fork(work):
-    """What `work` returns in a forked process, or how that ended."""
+def in_fork(work, seconds):
+    """Return what `work` returns in a forked process, or how that ended; it is killed after `seconds`."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         os.close(reader)
         os.dup2(os.open(os.devnull, os.O_RDWR), 2)  # a library's last words; what commands say is captured
-        signal.alarm(SECONDS_OF_COMMANDS)
+        signal.alarm(seconds)
         try:
             answer = json.dumps(work()).encode()
         except BaseException as error:  # noqa: BLE001 (told)
@@ -180,21 +180,29 @@ def fresh_copy(material, folder):
     shutil.copytree(material, folder, symlinks=True)
 
 
-def warm_up(material, folder):
-    """Compile and import, once for all forks, what commands need; nothing here may begin a thread that outlives it."""
+def run_undamaged(material, folder):
+    """Return the outcome of every command without a flip; compile and import what commands need, once for all forks."""
     fresh_copy(material, folder)
+    # Here, not in a fork: it compiles the decoder. It begins no thread that outlives it.
     done = CliRunner().invoke(main, ["show", str(folder / "data"), "--out", str(folder / "show.png")])
     assert done.exit_code == 0, done.output
-    for name in in_fork(lambda: modules_of_commands(folder)):
+    expected, names = in_fork(lambda: outcomes_of_all_commands(material, folder), SECONDS_OF_SETUP)
+    for name in names:
         with contextlib.suppress(ImportError):  # such as one that its own package has made
             importlib.import_module(name)
+    failed = [outcome for outcome in expected.values() if outcome["exit_code"] != 0]
+    assert not failed, failed
+    return expected
 
 
-def modules_of_commands(folder):
-    for kind in ("index", "settings"):
+def outcomes_of_all_commands(material, folder):
+    outcomes = {}
+    for kind in ("index", "settings", "chunk"):  # which together need every command
+        fresh_copy(material, folder)
         for command in commands_on(kind, folder):
-            outcome_of(command, folder)
-    return list(sys.modules)
+            if str(command) not in outcomes:
+                outcomes[str(command)] = outcome_of(command, folder)
+    return outcomes, list(sys.modules)
 
 
 def chosen_bit(file, chance):
@@ -243,16 +251,12 @@ def main_program():
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if not material.exists():
         folder.mkdir()
-        made = in_fork(lambda: make_material(folder))
+        made = in_fork(lambda: make_material(folder), SECONDS_OF_SETUP)
         assert made is None, made
         folder.rename(material)
-    warm_up(material, folder)
+    expected = run_undamaged(material, folder)
     for kind in arguments.kinds.split(","):
-        root = Path("data" if kind in DATASET_KINDS else "run")
-        fresh_copy(material, folder)
-        expected = in_fork(lambda kind=kind: [outcome_of(each, folder) for each in commands_on(kind, folder)])
-        assert isinstance(expected, list), expected
-        assert all(each["exit_code"] == 0 for each in expected), expected
+        root, commands = Path("data" if kind in DATASET_KINDS else "run"), commands_on(kind, folder)
         files = sorted(path.relative_to(material) for path in (material / root).glob(KINDS[kind]) if path.is_file())
         assert files, f"no file of the kind {kind}"
         chance = random.Random(f"{kind}/{arguments.seed}")
@@ -261,10 +265,12 @@ def main_program():
             bit = chosen_bit(material / file, chance)
             fresh_copy(material, folder)
             flip(folder / file, bit)
-            found = in_fork(lambda kind=kind: [outcome_of(each, folder) for each in commands_on(kind, folder)])
+            found = in_fork(
+                lambda commands=commands: [outcome_of(each, folder) for each in commands], SECONDS_OF_COMMANDS
+            )
             verdicts = found if isinstance(found, str) else [
-                {**each, "verdict": judge(each, of, named_as(kind, file))}
-                for each, of in zip(found, expected, strict=True)
+                {**each, "verdict": judge(each, expected[str(command)], named_as(kind, file))}
+                for each, command in zip(found, commands, strict=True)
             ]  # fmt: skip
             print(json.dumps({"kind": kind, "file": str(file), "bit": bit, "found": verdicts,
                               "seconds": round(time.monotonic() - began, 2)}), flush=True)  # fmt: skip

@@ -1,10 +1,12 @@
 """The ground floor: regular files only, nothing written through a link, files whole or absent."""
 
+import errno
 import os
 import socket
 
 import pytest
 
+from thermopile import files
 from thermopile.files import (
     NotRegularFileError,
     open_own,
@@ -115,3 +117,11 @@ def test_a_directory_that_is_a_link_or_a_file_is_refused(tmp_path):
 def test_a_failing_sync_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         sync(tmp_path / "missing")
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        files.sync_file_system(-1)
+
+
+def test_what_fails_halfway_is_not_synced(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "sync_file_system", lambda opened: pytest.fail("synced"))
+    with pytest.raises(KeyError), files.written_through(tmp_path):
+        raise KeyError

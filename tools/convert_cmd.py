@@ -1,28 +1,21 @@
-"""`thermopile convert`: write a dataset directory from a source, and a test set on request."""
+"""`thermopile convert`: write a dataset directory from a source, and a test set on request; check one."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import Iterator
 from pathlib import Path
-from threading import Timer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from .convert_check import check
-from .convert_report import announce, say_next, say_summary
-from .convert_sources import KINDS, Kind, Opened, Split
+from .convert_sources import KINDS, Kind
+from .dataset_path import DatasetPath
+from .plain_text import plain_text
 from .progress import progress_bar
 
-if TYPE_CHECKING:
-    from ..pipeline.conversion.convert import ConvertSettings
-    from ..pipeline.conversion.shard_pool import Counts
-    from ..pipeline.sources import Groups, Source
-
-SECONDS_UNTIL_TOLD = 2.0
+MAX_OF_A_KIND = 10
+"""Findings of a kind that `check` prints."""
 
 
 @click.group(
@@ -47,11 +40,11 @@ def _number_or_share(context: click.Context, parameter: click.Parameter, value: 
 
 
 def _options(kind: Kind) -> Iterator[click.Option]:
-    """Yield the options shared by several kinds, named as the parameters of `_run`."""
+    """Yield the options shared by several kinds, named as the parameters of `converting.run`."""
     if not kind.own_test:
         yield click.Option(["--holdout"], type=float, callback=_number_or_share, metavar="N|FRACTION",
                            help="Hold out this many samples, or fraction, as OUT-test, class-balanced.")  # fmt: skip
-    if kind.labelled:
+    if kind.src:
         yield click.Option(["--longtail"], type=click.FloatRange(1, min_open=True), metavar="RATIO",
                            help="Cut the classes to an exponential long tail: the first is RATIO times the last. "
                            "Applied after --holdout; samples without a class are kept.")  # fmt: skip
@@ -78,154 +71,61 @@ def _options(kind: Kind) -> Iterator[click.Option]:
 
 
 def _command(kind: Kind) -> click.Command:
-    def run(out: Path, seed: int, **values: Any) -> None:
-        own = {name: values.pop(name) for parameter in kind.parameters if (name := parameter.name)}
-        if kind.drawn:
-            own["seed"] = seed
-        _run(kind, own, out, seed=seed, **values)
+    def run(out: Path, seed: int, src: Any = None, **values: Any) -> None:
+        from . import converting
 
-    arguments = [parameter for parameter in kind.parameters if isinstance(parameter, click.Argument)]
-    options = [parameter for parameter in kind.parameters if isinstance(parameter, click.Option)]
+        own = {name: values.pop(name) for option in kind.options if (name := option.name)}
+        converting.run(kind, seed if kind.src is None else src, own, out, seed=seed, **values)
+
+    many = kind.pattern is not None
+    src = [click.Argument(["src"], type=kind.src, nargs=-1 if many else 1, required=True)] if kind.src else []
     out = click.Argument(["out"], type=click.Path(path_type=Path))
     return click.Command(
-        kind.name,
-        params=[*arguments, out, *options, *_options(kind)],
-        callback=run,
-        help=kind.help,
+        kind.name, params=[*src, out, *kind.options, *_options(kind)], callback=run, help=kind.help,
         epilog=f"\b\nExample:\n  thermopile convert {kind.name} {kind.example}",
-    )
+    )  # fmt: skip
 
 
 for _kind in KINDS:
     convert.add_command(_command(_kind))
-convert.add_command(check)
 
 
-def _run(
-    kind: Kind,
-    own: dict[str, Any],
-    out: Path,
-    *,
-    seed: int,
-    workers: int | None,
-    resume: bool,
-    overwrite: bool,
-    holdout: float | None = None,
-    longtail: float | None = None,
-    **settings: Any,
-) -> None:
-    from ..pipeline.conversion.partial import refuse_existing
-    from ..pipeline.conversion.shard_pool import start_workers_early
-    from ..pipeline.dataset_index import TOKENIZER_FILE
+@convert.command(
+    short_help="Check that a dataset is sound.",
+    epilog="\b\nExamples:\n"
+    "  thermopile convert check data/pictures\n"
+    "  thermopile convert check data/pictures --json\n\n"
+    "Exit codes: 0 sound, 1 not sound or not found, 2 wrong usage.",
+)
+@click.argument("dataset", type=DatasetPath())
+@click.option("--workers", type=click.IntRange(1), help="Threads. Default: one per core.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
+@click.pass_context
+def check(context: click.Context, dataset: Path, workers: int | None, as_json: bool) -> None:
+    """Check that DATASET is sound: read every byte and decode every picture.
 
-    _refuse_to_swallow(own, out)
-    convert_settings = _settings(seed, settings)
-    outs = [out, out.with_name(f"{out.name}-test")] if kind.own_test or holdout else [out]
-    if not resume:
-        for path in outs:
-            refuse_existing(path, overwrite=overwrite)
-    start_workers_early()
-    with _told_when_slow(f"listing {kind.name} …"):
-        splits = _splits(kind.open(**own), outs, seed, holdout, longtail)
-        announce(splits)
-    for split in splits:
-        _convert(split, convert_settings, workers=workers, resume=resume, overwrite=overwrite,
-                 tokenizer_from=None if split.out == out else out / TOKENIZER_FILE)  # fmt: skip
-    say_next(out)
+    Compares shards with their digests, tables with the FFCV files, pictures with their recorded sizes and tokens with
+    the captions. Ids must be dense, and no source sample may occur twice.
+    """
+    from ..pipeline.dataset_index import read_index
 
+    samples = read_index(dataset).n
+    from ..pipeline.conversion.check import check_dataset  # late, because it imports torch
 
-def _refuse_to_swallow(own: dict[str, Any], out: Path) -> None:
-    paths = [path for value in own.values() for path in (value if isinstance(value, tuple) else [value])]
-    for path in paths:
-        if isinstance(path, Path) and path.resolve().is_relative_to(out.resolve()):
-            raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
-
-
-def _settings(seed: int, options: dict[str, Any]) -> ConvertSettings:
-    from ..pipeline.conversion.convert import ConvertSettings
-    from ..pipeline.dataset_index import ImagePolicy
-
-    image = ImagePolicy(max_size=options.pop("max_size"), quality=options.pop("quality"))
-    return ConvertSettings(seed=seed, image=image, **options)
-
-
-def _splits(opened: Opened, outs: list[Path], seed: int, holdout: float | None, longtail: float | None) -> list[Split]:
-    """Return the datasets to write. The test set is held out first; the long tail is cut from the rest."""
-    import numpy as np
-
-    from ..pipeline.sources.selection import hold_out, long_tail
-
-    source, groups = opened.source, opened.source.groups()
-    _refuse_what_no_sample_has(source, groups)
-    train, test = None, None
-    if holdout:
-        train, test = hold_out(len(source), groups, holdout, seed)
-    if longtail:
-        if groups is None:
-            raise click.UsageError("--longtail needs classes, and this source has none")
-        train = long_tail(np.arange(len(source)) if train is None else train, groups, longtail, seed)
-    splits = [Split(outs[0], source, train, groups)]
-    if opened.test is not None:
-        splits.append(Split(outs[1], opened.test, None, opened.test.groups()))
-    elif holdout:
-        splits.append(Split(outs[1], source, test, groups))
-    return splits
-
-
-def _refuse_what_no_sample_has(source: Source, groups: Groups | None) -> None:
-    """Refuse names given on the command line that no sample has, as they may be mistyped; defaults may be absent."""
-    from ..pipeline.errors import SourceError
-
-    context = click.get_current_context()
-    for option, found in (("caption", source.mode == "pairs"), ("group", groups is not None)):
-        given, by = context.params.get(option), context.get_parameter_source(option)
-        if given and not found and by is ParameterSource.COMMANDLINE:
-            raise SourceError(f"--{option} {given!r} matches no sample; choose another, or none: --{option} ''")
-
-
-def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: Any) -> None:
-    from ..pipeline.conversion.convert import convert as convert_source
-    from ..pipeline.conversion.partial import partial_of
-    from ..pipeline.errors import DatasetExistsError
-
-    try:
-        with progress_bar(f"converting {split.out.name}", split.samples) as bar:
-            bar.update(0, "preparing")
-            summary = convert_source(split.source, split.out, settings, selection=split.selection, resume=resume,
-                                     on_progress=_Shown(bar.update), **how)  # fmt: skip
-    except DatasetExistsError:
-        raise
-    except (Exception, KeyboardInterrupt) as error:
-        if partial_of(split.out).in_progress and "--resume" not in str(error):
-            click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
-        raise
-    say_summary(summary, split, settings)
-
-
-class _Shown:
-    """Shows a conversion's progress, rate and number of samples left out on a bar."""
-
-    def __init__(self, update: Callable[[int, str], None]) -> None:
-        self._update = update
-        self._started: float | None = None
-        self._first = self._last = 0
-
-    def __call__(self, counts: Counts) -> None:
-        if self._started is None or counts.done == self._first:  # the workers are still starting
-            self._started, self._first = time.monotonic(), counts.done
-        elif counts.done != self._last:
-            rate = (counts.done - self._first) / (time.monotonic() - self._started)
-            left_out = f", {counts.left_out:,} left out" if counts.left_out else ""
-            self._update(counts.done, f"{rate:,.0f} img/s{left_out}")
-        self._last = counts.done
-
-
-@contextmanager
-def _told_when_slow(words: str) -> Iterator[None]:
-    timer = Timer(SECONDS_UNTIL_TOLD, click.echo, [words], {"err": True})
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    with progress_bar(f"checking {dataset.name}", samples) as bar:
+        findings = list(check_dataset(dataset, workers=workers, on_progress=bar.update))
+    if as_json:
+        found = [finding._asdict() for finding in findings]
+        click.echo(json.dumps({"dataset": str(dataset), "samples": samples, "sound": not found, "findings": found}))
+    elif not findings:
+        click.echo(f"{dataset} is sound: {samples:,} samples")
+    else:
+        for kind in dict.fromkeys(finding.kind for finding in findings):
+            of_kind = [finding for finding in findings if finding.kind == kind]
+            for finding in of_kind[:MAX_OF_A_KIND]:
+                click.echo(f"{kind}: {finding.where}: {plain_text(finding.what)}")
+            if len(of_kind) > MAX_OF_A_KIND:
+                click.echo(f"{kind}: and {len(of_kind) - MAX_OF_A_KIND:,} more")
+        click.echo("Not sound. Convert the dataset again, or copy it again from its origin.")
+    if findings:
+        context.exit(1)

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from ..pipeline.sources import Groups, Source
-
-
-class Opened(NamedTuple):
-    """An opened source."""
-
-    source: Source
-    test: Source | None = None
-    """The source's own test set, if any; it becomes OUT-test."""
-
-
-class Split(NamedTuple):
-    """One dataset to write."""
-
-    out: Path
-    source: Source
-    selection: NDArray[np.int64] | None
-    """Source indices; None for all."""
-    groups: Groups | None
-
-    @property
-    def samples(self) -> int:
-        return len(self.source) if self.selection is None else len(self.selection)
+    from ..pipeline.sources import Source
 
 
 class Kind(NamedTuple):
@@ -43,16 +19,32 @@ class Kind(NamedTuple):
     name: str
     help: str
     example: str
-    open: Callable[..., Opened]
-    """Called with the values of `parameters`; may be slow."""
-    parameters: tuple[click.Parameter, ...] = ()
-    """SRC, if any, and the options specific to this kind."""
+    source: str
+    """`module:class` in pipeline/sources, imported when it is opened."""
+    src: click.Path | None
+    """Type of SRC; None if the samples are drawn from the seed, with a long tail of their own."""
+    options: tuple[click.Option, ...] = ()
+    """Specific to this kind; keywords of the class."""
+    pattern: str | None = None
+    """If given, SRC are files and folders, in which the files of this pattern count."""
     captions: bool = False
     own_test: bool = False
-    labelled: bool = True
-    """Whether its samples can have classes, so that --longtail applies."""
-    drawn: bool = False
-    """Whether the samples are generated from the seed; `open` then also takes the seed."""
+    """Whether the class takes `test`, and its own test set becomes OUT-test."""
+
+    def open(self, src: Any, **options: Any) -> tuple[Source, ...]:
+        """Return the source and its own test set, if it has one. May be slow. src: SRC, or the seed to draw from."""
+        module, _, name = self.source.partition(":")
+        source = getattr(import_module(f"..pipeline.sources.{module}", __package__), name)
+        if self.pattern:
+            src = _files_of(src, self.pattern)
+        if self.own_test:
+            return source(src, test=False, **options), source(src, test=True, **options)
+        return (source(src, **options),)
+
+
+def _files_of(given: Sequence[Path], pattern: str) -> list[Path]:
+    """Return the given files and those in the given folders, sorted, so the shell's order does not matter."""
+    return sorted({file for path in given for file in (path.rglob(pattern) if path.is_dir() else [path])})
 
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -60,58 +52,12 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _EITHER = click.Path(exists=True, path_type=Path)
 
 
-def _option(*names: str, **settings: Any) -> click.Option:
-    return click.Option(names, show_default="default" in settings, **settings)
-
-
 def _none_if_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     return value or None
 
 
 def _part(name: str, default: str | None, help: str) -> click.Option:
-    return _option(f"--{name}", default=default, callback=_none_if_empty, help=help)
-
-
-def _files_of(given: Sequence[Path], pattern: str) -> list[Path]:
-    """Return the given files and those in the given folders, sorted, so the shell's order does not matter."""
-    found = {file for path in given for file in (path.rglob(pattern) if path.is_dir() else [path])}
-    return sorted(found)
-
-
-def _open_glyphs(seed: int) -> Opened:
-    from ..pipeline.sources.glyphs import GlyphSource
-
-    return Opened(GlyphSource(seed), GlyphSource(seed, test=True))
-
-
-def _open_folder(src: Path) -> Opened:
-    from ..pipeline.sources.folder import FolderSource
-
-    return Opened(FolderSource(src))
-
-
-def _open_cifar(src: Path) -> Opened:
-    from ..pipeline.sources.cifar import CifarSource
-
-    return Opened(CifarSource(src, test=False), CifarSource(src, test=True))
-
-
-def _open_csv(src: Path, **columns: Any) -> Opened:
-    from ..pipeline.sources.csv_source import CsvSource
-
-    return Opened(CsvSource(src, **columns))
-
-
-def _open_webdataset(src: Sequence[Path], **members: Any) -> Opened:
-    from ..pipeline.sources.webdataset import WebDatasetSource
-
-    return Opened(WebDatasetSource(_files_of(src, "*.tar"), **members))
-
-
-def _open_parquet(src: Sequence[Path], **columns: Any) -> Opened:
-    from ..pipeline.sources.parquet import ParquetSource
-
-    return Opened(ParquetSource(_files_of(src, "*.parquet"), **columns))
+    return click.Option([f"--{name}"], default=default, show_default=True, callback=_none_if_empty, help=help)
 
 
 KINDS = (
@@ -119,31 +65,32 @@ KINDS = (
         "folder",
         "Convert a folder of pictures, nested or flat. The first folder below SRC is a picture's class.",
         "~/pictures data/pictures --holdout 0.05",
-        _open_folder,
-        (click.Argument(["src"], type=_FOLDER),),
+        "folder:FolderSource",
+        _FOLDER,
     ),
     Kind(
         "cifar",
         "Convert CIFAR-10 or -100, python or binary: the downloaded archive or its folder. The test batch is OUT-test.",
         "cifar-100-python.tar.gz data/cifar100-lt --longtail 100",
-        _open_cifar,
-        (click.Argument(["src"], type=_EITHER),),
+        "cifar:CifarSource",
+        _EITHER,
         own_test=True,
     ),
     Kind(
         "csv",
         "Convert a csv or tsv file that lists image paths and captions.",
         "cc3m/train.tsv data/cc3m --vocab-size 16384 --context-length 64",
-        _open_csv,
+        "csv_source:CsvSource",
+        _FILE,
         (
-            click.Argument(["src"], type=_FILE),
             _part("image", "filepath", "Column with the picture's path."),
             _part("caption", "title", "Column with the caption; empty for images only."),
             _part("group", None, "Column with the class, if any."),
-            _option(
-                "--separator", help="Column separator. Default: a tab for .tsv or if the header has one, else a comma."
+            click.Option(
+                ["--separator"],
+                help="Column separator. Default: a tab for .tsv or if the header has one, else a comma.",
             ),
-            _option("--root", type=_FOLDER, help="Base folder of relative paths. Default: the folder of SRC."),
+            click.Option(["--root"], type=_FOLDER, help="Base folder of relative paths. Default: the folder of SRC."),
         ),
         captions=True,
     ),
@@ -151,26 +98,28 @@ KINDS = (
         "webdataset",
         "Convert WebDataset tar shards, such as img2dataset writes: files, or folders of them.",
         "cc12m/*.tar data/cc12m --caption json:caption",
-        _open_webdataset,
+        "webdataset:WebDatasetSource",
+        _EITHER,
         (
-            click.Argument(["src"], nargs=-1, required=True, type=_EITHER),
             _part("image", "jpg;jpeg;png;webp", "Suffixes of pictures; the first that a sample has is used."),
             _part("caption", "txt", "Suffix of the caption, or json:FIELD; empty for images only."),
             _part("group", "cls", "Suffix of the class, or json:FIELD."),
         ),
+        pattern="*.tar",
         captions=True,
     ),
     Kind(
         "parquet",
         "Convert Parquet files with embedded pictures, such as Hugging Face datasets: files, or folders of them.",
         "food101/data/train-*.parquet data/food101 --holdout 50",
-        _open_parquet,
+        "parquet:ParquetSource",
+        _EITHER,
         (
-            click.Argument(["src"], nargs=-1, required=True, type=_EITHER),
             _part("image", "image;jpg;jpeg;png;webp;img", "Column with the picture; the first that exists is used."),
             _part("caption", "caption;text", "Column with the caption; images only if empty or not found."),
             _part("group", "label;cls", "Column with the class; the first that exists is used."),
         ),
+        pattern="*.parquet",
         captions=True,
     ),
     Kind(
@@ -178,10 +127,9 @@ KINDS = (
         "Draw the embedded example: 100 characters with captions, class sizes from 500 down to 5; no download. "
         "OUT-test has 20 samples per class.",
         "data/glyphs   # and data/glyphs-test",
-        _open_glyphs,
+        "glyphs:GlyphSource",
+        None,
         captions=True,
         own_test=True,
-        labelled=False,
-        drawn=True,
     ),
 )

@@ -17,9 +17,9 @@ class DatasetPath(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not os.path.isfile(os.path.join(value, "dataset.json")):
-            from ..pipeline.conversion.partial import partial_of
+            from ..pipeline.conversion.partial import Partial
 
-            if partial_of(Path(value)).in_progress:
+            if Partial(Path(value)).in_progress:
                 self.fail(f"{value} is incomplete: its conversion was interrupted or is still running; continue it "
                           f"with `thermopile convert … {value} --resume`", param, ctx)  # fmt: skip
         return super().convert(value, param, ctx)

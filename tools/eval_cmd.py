@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .dataset_path import DatasetPath
+from .progress import ProgressBar, progress_bar
+from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
     from ..trainer.evaluation.evaluate import Evaluation
@@ -76,8 +78,6 @@ def eval_(
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """Show a bar on stderr for the current task."""
-    from .progress import ProgressBar, progress_bar
-
     with ExitStack() as open_bar:
         bars: dict[str, ProgressBar] = {}
 
@@ -91,11 +91,11 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
 
 def _to_json(run: Path, evaluation: Evaluation) -> dict[str, Any]:
+    sets = {"train": evaluation.train, "test": evaluation.test}
     return {
         "run": str(run),
         "checkpoint": evaluation.checkpoint,
-        "train": {"path": str(evaluation.train.path), "samples": evaluation.train.n},
-        "test": {"path": str(evaluation.test.path), "samples": evaluation.test.n},
+        **{word: {"path": str(dataset.path), "samples": dataset.n} for word, dataset in sets.items()},
         "classes_of_band": evaluation.classes_of_band,
         "scores": evaluation.scores,
         "notes": evaluation.notes,
@@ -103,27 +103,15 @@ def _to_json(run: Path, evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _print_scores(run: Path, evaluation: Evaluation) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    from .plain_text import plain_text
-
-    facts = {"run": f"{run}, {evaluation.checkpoint}"} | {
-        word: f"{dataset.path}, {dataset.n:,} samples"
-        for word, dataset in (("train", evaluation.train), ("test", evaluation.test))
-    }
-    for word, value in [*facts.items(), *(("note", note) for note in evaluation.notes)]:
-        click.echo(f"{word:10}{plain_text(value, most=1000)}")
-    if not evaluation.scores:
-        return
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
-    shown.add_column("% right")
-    shown.add_column("all", justify="right")
-    for band, classes in evaluation.classes_of_band.items():
-        shown.add_column(f"{band} ({classes:,})", justify="right")
-    for method, variants in evaluation.scores.items():
-        for variant, scores in variants.items():
-            cells = ("–" if share is None else f"{100 * share:.1f}" for share in scores.values())
-            shown.add_row(LABELS[method].format(_PROBES.get(variant, variant)), *cells)
-    Console(highlight=False).print(shown)
+    facts = [("run", f"{run}, {evaluation.checkpoint}")]
+    for word, dataset in (("train", evaluation.train), ("test", evaluation.test)):
+        facts.append((word, f"{dataset.path}, {dataset.n:,} samples"))
+    print_facts([*facts, *(("note", note) for note in evaluation.notes)])
+    if evaluation.scores:
+        bands = (f">{band} ({classes:,})" for band, classes in evaluation.classes_of_band.items())
+        print_table(["% right", ">all", *bands], [
+            [LABELS[method].format(_PROBES.get(variant, variant)),
+             *("–" if share is None else f"{100 * share:.1f}" for share in scores.values())]
+            for method, variants in evaluation.scores.items()
+            for variant, scores in variants.items()
+        ])  # fmt: skip

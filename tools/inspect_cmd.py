@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-
-from .plain_text import plain_text
-from .terminal import print_facts, print_table
-
-if TYPE_CHECKING:
-    from .inspection.details import Details
-    from .inspection.findings import Findings
-    from .inspection.history import History
 
 LATEST = "latest"
 
@@ -58,19 +47,21 @@ def inspect(
 
     Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU.
     """
+    from . import inspecting
+
     if more_ids and not ids:
         raise click.UsageError(f"unexpected argument {more_ids[0]}; sample ids come after --sample")
     if as_json:
         _refuse(context, "--json", "to")
     if rows_file:
         _refuse(context, "--export", "ids", "against", "by", "with_map", "to", "as_json")
-        _export(run, rows_file, at, data, overwrite)
+        inspecting.export(run, rows_file, at, data, overwrite)
     elif ids:
         _refuse(context, "--sample", "against", "by", "with_map", "overwrite")
-        _print_samples(run, (*ids, *more_ids), at, data, to, as_json)
+        inspecting.print_samples(run, (*ids, *more_ids), at, data, to, as_json)
     else:
         _refuse(context, "a report", "overwrite")
-        _report(run, at, against, tuple(dict.fromkeys(by)), with_map, data, to, as_json)
+        inspecting.report(run, at, against, tuple(dict.fromkeys(by)), with_map, data, to, as_json)
 
 
 def _refuse(context: click.Context, what: str, *names: str) -> None:
@@ -78,111 +69,3 @@ def _refuse(context: click.Context, what: str, *names: str) -> None:
     given = {name for name in names if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
     if extra := [option.opts[0] for option in context.command.params if option.name in given]:
         raise click.UsageError(f"{', '.join(extra)} has no effect with {what}; leave out one of them")
-
-
-def _report(
-    run: Path, at: str, against: str | None, by: tuple[str, ...], with_map: bool, data: Path | None, to: Path | None,
-    as_json: bool,
-) -> None:  # fmt: skip
-    from .inspection.as_json import to_json
-    from .inspection.inspect_run import look
-    from .progress import working
-    from .report.page import write_report
-
-    folder = None if as_json else _writable(run, to)
-    findings = look(run, at=at, against=against, by=by, with_map=with_map, data=data)
-    if folder is None:
-        click.echo(json.dumps(to_json(findings), allow_nan=False))
-        return
-    with working("drawing the report"):
-        report = write_report(findings, folder)
-    _print_summary(findings)
-    click.echo(report)
-
-
-def _writable(run: Path, to: Path | None) -> Path:
-    """Return the page's directory. Raises RunError if it is not writable: now rather than after minutes of work.
-
-    Raises NotRegularFileError if RUN/report is a link.
-    """
-    from ..files import refuse_link
-    from ..trainer.errors import RunError
-    from ..trainer.run_directory import RunDirectory
-
-    folder = to or RunDirectory(run).report
-    if to is None:
-        refuse_link(folder)
-    nearest = folder if folder.exists() else run
-    if run.is_dir() and not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        raise RunError(f"the page cannot be written to {folder}; choose another directory with --to")
-    return folder
-
-
-def _print_summary(findings: Findings) -> None:
-    from .inspection.summary import TERMINAL_QUANTILES, drift_table, facts, sparkline, table
-
-    survey = findings.survey
-    said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
-    print_facts([*facts(findings.inspection, survey), *said])
-    if survey is None or not survey.sides:
-        return
-    rows = [[row.label, *row.cells] for row in table(findings.inspection, survey, TERMINAL_QUANTILES)]
-    rows.append(["lowest … highest", *(sparkline(side.tau) for side in survey.sides)])
-    names = [f">{side.name}" for side in survey.sides]
-    print_table(["tau of the visited samples", *names], rows)
-    if drift := findings.drift:
-        moved = [[row.label, *row.cells] for row in drift_table(drift)]
-        print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], moved)
-
-
-def _print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, as_json: bool) -> None:
-    from .inspection.as_json import samples_to_json
-    from .inspection.details import read_details
-    from .inspection.findings import Findings
-    from .inspection.history import read_histories
-    from .inspection.inspect_run import read_again, survey_with_progress
-    from .inspection.run import Inspection
-    from .inspection.summary import facts
-    from .report import samples_page
-    from .report.sheets import facts as facts_of_sample
-
-    def read(inspection: Inspection) -> tuple[Findings, list[History], dict[int, Details]]:
-        survey = survey_with_progress(inspection, ())
-        findings = Findings(inspection, survey, survey.notes if survey else inspection.notes)
-        histories = read_histories(inspection, ids, findings.notes, survey.sides if survey else ())
-        return findings, histories, read_details(inspection, ids)
-
-    folder = None if as_json else _writable(run, to)
-    findings, histories, details = read_again(read, run, at, data)
-    if folder is None:
-        click.echo(json.dumps(samples_to_json(findings, details, histories), allow_nan=False))
-        return
-    page = samples_page.write_samples(findings, details, histories, folder)
-    inspection = findings.inspection
-    print_facts([*facts(inspection, findings.survey), *(("note", note) for note in findings.notes)])
-    for history in histories:
-        click.echo()
-        print_facts([*facts_of_sample(details[history.sample_id]), *samples_page.ranks(inspection, history)])
-        if history.states:
-            head, rows = samples_page.history_table(history)
-            titles = [head[0], *(f">{word}" for word in head[1:])]
-            print_table(titles, [[cell if isinstance(cell, str) else cell.shown for cell in row] for row in rows])
-    click.echo(page)
-
-
-def _export(run: Path, to: Path, at: str, data: Path | None, overwrite: bool) -> None:
-    from .inspection.inspect_run import read_again
-    from .inspection.rows_export import check_target, export_rows
-    from .inspection.run import Inspection
-    from .progress import progress_bar
-
-    def write(inspection: Inspection) -> Inspection:
-        with progress_bar("exporting", inspection.reader.samples if inspection.reader else 0) as bar:
-            export_rows(inspection, to, bar.update)
-        return inspection
-
-    check_target(to, overwrite=overwrite)
-    inspection = read_again(write, run, at, data)
-    samples = inspection.reader.samples if inspection.reader else 0
-    print_facts([("note", note) for note in inspection.notes])
-    click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Self
 
 from PIL import ImageDraw, ImageFont
 
@@ -17,36 +18,26 @@ _NOT_FOR_READING = ("lastresort", "adobeblank")
 
 @dataclass(frozen=True)
 class Lettering:
-    """Fonts for a set of texts: DejaVu, which comes with matplotlib, and system fonts for the rest."""
+    """Letters of DejaVu, which comes with matplotlib, and of system fonts for what it lacks."""
 
+    size: int
+    """Pixels."""
+    bold: bool
     fallback: Mapping[str, str]
     """Character that DejaVu lacks → system font file that has it."""
 
     @classmethod
-    def covering(cls, texts: Iterable[str]) -> Lettering:
+    def covering(cls, texts: Iterable[str], size: int) -> Self:
         """Find system fonts for the characters of `texts` that DejaVu lacks."""
         missing = {character for text in texts for character in text if ord(character) not in _dejavu_characters()}
-        return cls(_found_in(_system_fonts(), missing) if missing else {})
+        return cls(size, False, _found_in(_system_fonts(), missing) if missing else {})
 
     def drawable(self, text: str) -> str:
         """Return `text` with characters that no font has written as [U+65E5 U+672C]."""
-        runs = ((known, "".join(run)) for known, run in groupby(text, self._is_known))
-        return "".join(run if known else f"[{' '.join(f'U+{ord(one):04X}' for one in run)}]" for known, run in runs)
-
-    def line(self, size: int, *, bold: bool = False) -> Letters:
-        return Letters(size, bold, self.fallback)
-
-    def _is_known(self, character: str) -> bool:
-        return ord(character) in _dejavu_characters() or character in self.fallback
-
-
-@dataclass(frozen=True)
-class Letters:
-    """Draws lines of text at one size, in pixels."""
-
-    size: int
-    bold: bool
-    fallback: Mapping[str, str]
+        runs = groupby(text, lambda one: ord(one) in _dejavu_characters() or one in self.fallback)
+        return "".join(
+            "".join(run) if known else f"[{' '.join(f'U+{ord(one):04X}' for one in run)}]" for known, run in runs
+        )
 
     def length(self, text: str) -> float:
         """Return the width of a line in pixels."""
@@ -54,18 +45,31 @@ class Letters:
 
     def draw(self, onto: ImageDraw.ImageDraw, at: tuple[int, int], text: str, colour: str) -> None:
         """Draw a line with its top left corner at `at`."""
-        left, baseline = at[0], at[1] + self._font(None).getmetrics()[0]
-        drawn = 0.0
+        left, baseline = float(at[0]), at[1] + self._font(None).getmetrics()[0]
         for font, run in self._runs(text):
-            onto.text((left + drawn, baseline), run, colour, font, anchor="ls")
-            drawn += font.getlength(run)
+            onto.text((left, baseline), run, colour, font, anchor="ls")
+            left += font.getlength(run)
 
-    def _runs(self, text: str) -> Iterable[tuple[ImageFont.FreeTypeFont, str]]:
+    def wrapped(self, text: str, width: int, lines: int) -> list[str]:
+        """Wrap `text` into at most `lines` lines of `width` pixels, at spaces if possible; cut with an ellipsis."""
+        broken: list[str] = []
+        while text and len(broken) < lines:
+            if self.length(text) <= width:
+                return [*broken, text]
+            last, mark = len(broken) == lines - 1, "…"
+            fits = next(n for n in range(len(text) - 1, -1, -1) if n <= 1 or self.length(text[:n] + mark) <= width)
+            space = text.rfind(" ", 1, fits + 1)
+            end = fits if last or space < 0 else space
+            broken.append(text[:end].rstrip() + (mark if last else ""))
+            text = text[end:].lstrip()
+        return broken
+
+    def _runs(self, text: str) -> Iterator[tuple[ImageFont.FreeTypeFont, str]]:
         for file, run in groupby(text, self.fallback.get):
             yield self._font(file), "".join(run)
 
     def _font(self, file: str | None) -> ImageFont.FreeTypeFont:
-        return _font(file or str(_dejavu("DejaVuSans-Bold.ttf" if self.bold else "DejaVuSans.ttf")), self.size)
+        return _font(file or _dejavu("DejaVuSans-Bold.ttf" if self.bold else "DejaVuSans.ttf"), self.size)
 
 
 def _found_in(files: Iterable[str], missing: set[str]) -> dict[str, str]:
@@ -96,13 +100,13 @@ def _system_fonts() -> list[str]:
 def _dejavu_characters() -> frozenset[int]:
     from matplotlib.ft2font import FT2Font
 
-    return frozenset(FT2Font(str(_dejavu("DejaVuSans.ttf"))).get_charmap())
+    return frozenset(FT2Font(_dejavu("DejaVuSans.ttf")).get_charmap())
 
 
-def _dejavu(name: str) -> Path:
+def _dejavu(name: str) -> str:
     import matplotlib
 
-    return Path(matplotlib.get_data_path()) / "fonts" / "ttf" / name
+    return str(Path(matplotlib.get_data_path(), "fonts", "ttf", name))
 
 
 @cache

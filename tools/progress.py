@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar in a terminal, occasional lines elsewhere."""
+"""Progress on stderr: a bar in a terminal, occasional lines elsewhere; durations for people."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.status import Status
 from rich.text import Text
-
-from .duration import duration
 
 FIRST_LINE, LONGEST_GAP = 10.0, 600.0
 """Seconds. Each line comes after twice the time of the one before, so a log of minutes and one of a week stay short."""
@@ -87,3 +85,13 @@ def working(words: str) -> Iterator[Status]:
     """
     with Console(stderr=True).status(words) as status:
         yield status
+
+
+def duration(seconds: float) -> str:
+    """Return the two largest units of days, hours and minutes; seconds below a minute."""
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{seconds:.0f} s"

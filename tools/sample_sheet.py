@@ -1,15 +1,25 @@
-"""Draw a contact sheet: stored pictures beside their augmented views, with each sample's id, class and caption.
+"""A contact sheet: stored pictures beside the views that training makes, with each sample's id, class and caption.
 
 Drawn with Pillow, because matplotlib would read a `$` in a caption as mathematics.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from io import BytesIO
 from typing import NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from .lettering import Lettering, Letters
+from ..pipeline.augment import RECIPES, Recipe, view_parameters
+from ..pipeline.dataset import Dataset
+from ..pipeline.loading.ffcv_loader import ViewMaker
+from .lettering import Lettering
+from .plain_text import plain_text
 
 PAPER, INK, FAINT, FRAME = "#ffffff", "#33373d", "#767b83", "#e3e5e8"
 VIEW_COLOURS = ("#0072b2", "#d55e00")
@@ -39,41 +49,79 @@ class ShownSample(NamedTuple):
     """Empty if the sample has none, like the caption."""
     caption: str
     stored: Image.Image
-    views: tuple[ShownView, ...]
+    views: Sequence[ShownView]
+
+
+def shown_samples(
+    dataset: Dataset, sample_ids: NDArray[np.int64], recipe_name: str, *, seed: int, epoch: int, image_size: int
+) -> list[ShownSample]:
+    """Return the samples with two views each, as training with that seed sees them; sample_ids int64 [b].
+
+    Images have two views per epoch; pairs have one, so this epoch's and the next one's are shown.
+    """
+    recipe, rows = RECIPES[recipe_name], dataset.rows(sample_ids.tolist())
+    pairs = dataset.index.mode == "pairs"
+    drawn = [(epoch, 0, f"epoch {epoch}"), (epoch + 1, 0, f"epoch {epoch + 1}")] if pairs else [
+        (epoch, 0, "view 1"), (epoch, 1, "view 2"),
+    ]  # fmt: skip
+    heights, widths = (np.array([row[side] for row in rows], np.int64) for side in ("height", "width"))
+    columns = []
+    with ViewMaker(dataset, seed=seed, recipe=recipe, image_size=image_size, views=1 if pairs else 2) as maker:
+        for of_epoch, view, name in drawn:
+            pixels = maker.make(sample_ids, of_epoch).views[view]
+            boxes = view_parameters(recipe, seed, of_epoch, sample_ids, heights, widths, view).box
+            columns.append([
+                ShownView(name, _picture(one, recipe), (left, top, left + width, top + height))
+                for one, (top, left, height, width) in zip(pixels, boxes.tolist(), strict=True)
+            ])  # fmt: skip
+    return [
+        ShownSample(
+            row["sample_id"], plain_text(row["group"] or ""), plain_text(row["caption"] or ""),
+            Image.open(BytesIO(dataset.jpeg(row["sample_id"])), formats=["JPEG"]), views,
+        )
+        for row, *views in zip(rows, *columns, strict=True)
+    ]  # fmt: skip
+
+
+def _picture(pixels: torch.Tensor, recipe: Recipe) -> Image.Image:
+    """Undo the normalisation of a view, float32 [3, H, W]."""
+    mean, std = (torch.tensor(channels).view(3, 1, 1) for channels in (recipe.mean, recipe.std))
+    shown = ((pixels * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+    return Image.fromarray(shown.permute(1, 2, 0).contiguous().numpy())
 
 
 def draw_sheet(title: str, facts: str, samples: list[ShownSample]) -> Image.Image:
     """Draw at least one sample, in rows at most WIDEST wide, below a title and a line of facts."""
-    letters = Lettering.covering([title, facts, *(sample.group + sample.caption for sample in samples)])
-    side = _tile_side(samples[0].views[0].picture.width)
-    tiles = 1 + len(samples[0].views)
-    cell_width = tiles * side + (tiles - 1) * GAP
+    small = Lettering.covering([title, facts, *(sample.group + sample.caption for sample in samples)], 15)
+    image_size = samples[0].views[0].picture.width
+    side = image_size * -(-SMALLEST_TILE // image_size) if image_size < SMALLEST_TILE else min(image_size, LARGEST_TILE)
+    cell_width = side + len(samples[0].views) * (GAP + side)
     columns = max(1, min(len(samples), (WIDEST + GUTTER) // (cell_width + GUTTER)))
     caption_lines = CAPTION_LINES if any(sample.caption for sample in samples) else 0
     cell_height = LINE + side + GAP + LINE * (1 + caption_lines)
     width = columns * (cell_width + GUTTER) - GUTTER
-    headline, small = letters.line(22, bold=True), letters.line(15)
-    facts_lines = wrapped(letters.drawable(facts), small, width, 3)
+    facts_lines = small.wrapped(small.drawable(facts), width, 3)
     top = MARGIN + 32 + LINE * len(facts_lines) + GUTTER // 2
     rows = -(-len(samples) // columns)
     sheet = Image.new("RGB", (width + 2 * MARGIN, top + rows * (cell_height + GUTTER) - GUTTER + MARGIN), PAPER)
     draw = ImageDraw.Draw(sheet)
-    for line in wrapped(letters.drawable(title), headline, width, lines=1):
+    headline = replace(small, size=22, bold=True)
+    for line in headline.wrapped(small.drawable(title), width, lines=1):
         headline.draw(draw, (MARGIN, MARGIN), line, INK)
     for i, line in enumerate(facts_lines):
         small.draw(draw, (MARGIN, MARGIN + 34 + i * LINE), line, FAINT)
     for i, sample in enumerate(samples):
         at = (MARGIN + i % columns * (cell_width + GUTTER), top + i // columns * (cell_height + GUTTER))
-        _draw_sample(sheet, draw, at, side, cell_width, sample, letters)
+        _draw_sample(sheet, draw, at, side, cell_width, sample, small)
     return sheet
 
 
 def _draw_sample(
     sheet: Image.Image, draw: ImageDraw.ImageDraw, corner: tuple[int, int], side: int, width: int, sample: ShownSample,
-    letters: Lettering,
+    small: Lettering,
 ) -> None:  # fmt: skip
     (left, top), below = corner, corner[1] + LINE + side + GAP
-    tiny, small, bold = letters.line(13), letters.line(15), letters.line(15, bold=True)
+    tiny, bold = replace(small, size=13), replace(small, bold=True)
     tiny.draw(draw, (left, top), f"stored {sample.stored.width}×{sample.stored.height}", FAINT)
     _draw_stored(sheet, draw, left, top + LINE, side, sample)
     for i, (view, colour) in enumerate(zip(sample.views, VIEW_COLOURS, strict=False), start=1):
@@ -82,9 +130,9 @@ def _draw_sample(
         sheet.paste(_resized(view.picture, (side, side)), (at, top + LINE))
     bold.draw(draw, (left, below), f"id {sample.sample_id}", INK)
     group_at = left + round(bold.length(f"id {sample.sample_id}")) + 2 * GAP
-    for line in wrapped(letters.drawable(sample.group), small, width - (group_at - left), lines=1):
+    for line in small.wrapped(small.drawable(sample.group), width - (group_at - left), lines=1):
         small.draw(draw, (group_at, below), line, FAINT)
-    for i, line in enumerate(wrapped(letters.drawable(sample.caption), small, width, CAPTION_LINES), start=1):
+    for i, line in enumerate(small.wrapped(small.drawable(sample.caption), width, CAPTION_LINES), start=1):
         small.draw(draw, (left, below + i * LINE), line, INK)
 
 
@@ -111,24 +159,3 @@ def _resized(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
     """Resize a picture; small ones are enlarged without smoothing, so that pixels show as squares."""
     magnified = size[0] >= 2 * picture.width
     return picture.resize(size, Image.Resampling.NEAREST if magnified else Image.Resampling.LANCZOS)
-
-
-def wrapped(text: str, letters: Letters, width: int, lines: int) -> list[str]:
-    """Wrap `text` into at most `lines` lines of `width` pixels, at spaces if possible; cut with an ellipsis."""
-    broken: list[str] = []
-    while text and len(broken) < lines:
-        if letters.length(text) <= width:
-            return [*broken, text]
-        last, mark = len(broken) == lines - 1, "…"
-        fits = next(n for n in range(len(text) - 1, -1, -1) if n <= 1 or letters.length(text[:n] + mark) <= width)
-        space = text.rfind(" ", 1, fits + 1)
-        end = fits if last or space < 0 else space
-        broken.append(text[:end].rstrip() + (mark if last else ""))
-        text = text[end:].lstrip()
-    return broken
-
-
-def _tile_side(image_size: int) -> int:
-    if image_size < SMALLEST_TILE:
-        return image_size * -(-SMALLEST_TILE // image_size)
-    return min(image_size, LARGEST_TILE)

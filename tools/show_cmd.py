@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from .dataset_path import DatasetPath
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 RECIPE_NAMES = ("clip", "crop_flip", "simclr", "simclr_cifar", "moco_v3", "vicreg")
 """Names from pipeline/augment.py, repeated here because importing it loads numba and would slow `--help`."""
@@ -56,6 +51,8 @@ def show(
     The views are the ones that training with this seed makes in this epoch; frames on the stored picture mark the
     crops. Pairs have one view per epoch, so this epoch's and the next one's are shown.
     """
+    import numpy as np
+
     from ..files import write_atomically
     from ..pipeline.dataset import Dataset
     from .plain_text import plain_text
@@ -67,25 +64,17 @@ def show(
     if out.exists() and not overwrite:
         raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
     opened = Dataset(dataset)
-    chosen = _choose(opened.n, samples, ids, seed)
-    from .sample_sheet import draw_sheet
-    from .shown_samples import shown_samples  # last, because it imports torch
+    if outside := [sample_id for sample_id in ids or () if not 0 <= sample_id < opened.n]:
+        raise click.UsageError(f"--ids: sample {outside[0]} does not exist; the dataset holds 0 to {opened.n - 1}")
+    if ids is None:
+        ids = sorted(np.random.default_rng(seed).choice(opened.n, min(samples, opened.n), replace=False).tolist())
+    from .sample_sheet import draw_sheet, shown_samples  # last, because it imports torch
 
     recipe = recipe or ("clip" if opened.index.mode == "pairs" else "crop_flip")
-    shown = shown_samples(opened, chosen, recipe, seed=seed, epoch=epoch, image_size=image_size)
-    number = f"{len(chosen):,} of {opened.n:,} samples"
+    shown = shown_samples(opened, np.array(ids, np.int64), recipe, seed=seed, epoch=epoch, image_size=image_size)
+    number = f"{len(ids):,} of {opened.n:,} samples"
     facts = f"recipe {recipe}  ·  views {image_size}×{image_size}  ·  seed {seed}  ·  epoch {epoch}  ·  {number}"
     png = BytesIO()
     draw_sheet(plain_text(dataset.resolve().name), facts, shown).save(png, "PNG")
     write_atomically(out, png.getvalue())
     click.echo(f"{out}: {number}, recipe {recipe}")
-
-
-def _choose(n: int, samples: int, ids: list[int] | None, seed: int) -> NDArray[np.int64]:
-    import numpy as np
-
-    if ids is None:
-        return np.sort(np.random.default_rng(seed).choice(n, min(samples, n), replace=False)).astype(np.int64)
-    if outside := [sample_id for sample_id in ids if not 0 <= sample_id < n]:
-        raise click.UsageError(f"--ids: sample {outside[0]} does not exist; the dataset holds 0 to {n - 1}")
-    return np.array(ids, np.int64)

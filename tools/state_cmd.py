@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,10 +17,9 @@ from .progress import progress_bar
 from .terminal import print_table
 
 if TYPE_CHECKING:
-    from ..state_store import Snapshot
-    from ..state_store.history import UnreadableSnapshot
+    from ..state_store import Snapshot, StateReader
+    from ..state_store.check import ColumnReport, Problem, SnapshotReport
     from ..trainer.config import TrainConfig
-    from .state_findings import SnapshotReport
 
 _RUN = click.argument("run", type=click.Path(path_type=Path))
 _LATEST = "latest"
@@ -57,7 +57,6 @@ def check(context: click.Context, run: Path, at: str, every: bool, as_json: bool
     if every and at != _LATEST:
         raise click.UsageError("--at selects one snapshot and --all selects every one; pass only one of them")
     from ..state_store.durable import Repository
-    from .state_findings import report_to_json, unreadable_to_json
 
     path, config, notes = _find(run)
     reports = []
@@ -72,15 +71,17 @@ def check(context: click.Context, run: Path, at: str, every: bool, as_json: bool
     sound = all(report.sound for report in reports) and not unreadable and not damage
     if as_json:
         findings = {
-            "snapshots": [report_to_json(report) for report in reports],
-            "unreadable": [unreadable_to_json(snapshot) for snapshot in unreadable],
+            "snapshots": [_report_json(report) for report in reports],
+            "unreadable": [asdict(snapshot) for snapshot in unreadable],
             "damage": damage,
         }
         click.echo(json.dumps({"state": str(path), "sound": sound, **findings}, allow_nan=False))
     else:
-        _print_unreadable(unreadable)
+        for snapshot in unreadable:
+            _print_line("problem", str(snapshot))
+            click.echo(f"{snapshot.tag} is NOT SOUND")
         for words in damage:
-            click.echo(f"problem   {plain_text(words, most=1000)}")
+            _print_line("problem", words)
     context.exit(0 if sound else 1)
 
 
@@ -94,7 +95,6 @@ def log(run: Path, as_json: bool) -> None:
     """List the snapshots of RUN, oldest first, with the time and the bytes written for each."""
     from ..state_store import Snapshot
     from ..state_store.durable import Repository
-    from .state_findings import snapshot_to_json, unreadable_to_json
 
     path, _, _ = _find(run)
     history = Repository.open(path).history()
@@ -103,12 +103,18 @@ def log(run: Path, as_json: bool) -> None:
     size = _size_on_disk(path)
     if as_json:
         listed = {
-            "snapshots": [snapshot_to_json(snapshot) for snapshot in snapshots],
-            "unreadable": [unreadable_to_json(snapshot) for snapshot in unreadable],
+            "snapshots": [_snapshot_json(snapshot) for snapshot in snapshots],
+            "unreadable": [asdict(snapshot) for snapshot in unreadable],
         }
         click.echo(json.dumps({"state": str(path), "bytes_on_disk": size, **listed}, allow_nan=False))
         return
-    print_table(("tag", ">step", ">epoch", "when", ">written", "id"), [_log_row(entry) for entry in history])
+    rows = [
+        (entry.tag, f"{entry.step:,}", f"{entry.epoch:,}", _local_time(entry), _bytes(entry.bytes_written), entry.id)
+        if isinstance(entry, Snapshot)
+        else (entry.tag, "–", "–", "unreadable", "–", entry.id)
+        for entry in history
+    ]
+    print_table(("tag", ">step", ">epoch", "when", ">written", "id"), rows)
     noun = "snapshot" if len(snapshots) == 1 else "snapshots"
     beside = f" and {len(unreadable):,} unreadable" if unreadable else ""
     click.echo(f"{len(snapshots):,} {noun}{beside}, {_bytes(size)} on disk in {plain_text(str(path), most=1000)}")
@@ -133,56 +139,97 @@ def _find(run: Path) -> tuple[Path, TrainConfig | None, list[str]]:
 
 def _reports(path: Path, config: TrainConfig | None, at: str, every: bool) -> Iterator[SnapshotReport]:
     from ..state_store import SnapshotNotFoundError, StateReader, list_snapshots
-    from .state_check import check_snapshot
 
     found = [snapshot.id for snapshot in list_snapshots(path)] if every else []
     for asked in found or [at]:
         try:
-            reader = StateReader.open(path, asked)
-            with progress_bar(f"checking {reader.snapshot.tag}", reader.samples) as bar:
-                report = check_snapshot(reader, config, bar.update)
+            yield _check(StateReader.open(path, asked), config)
         except SnapshotNotFoundError as error:
             if not found:
                 raise
             click.echo(f"Note: {error}", err=True)  # the run may delete old snapshots while this runs
-        else:
-            yield report
+
+
+def _check(reader: StateReader, config: TrainConfig | None) -> SnapshotReport:
+    """Check a snapshot, with the bounds of tau and the dataset from the run's settings, if they are known."""
+    from ..pipeline.dataset_index import read_index
+    from ..pipeline.errors import DatasetError
+    from ..state_store.check import check_snapshot
+
+    settings = config.objective.settings if config else {}
+    bounds = {name: settings[name] for name in ("tau_min", "tau_max") if settings.get(name) is not None}
+    with progress_bar(f"checking {reader.snapshot.tag}", reader.samples) as bar:
+        report = check_snapshot(reader, bounds, bar.update)
+    has_tau = any(name.split("/")[-1] == "tau" for name in reader.fields)
+    if config is None:
+        if has_tau:
+            report.notes.append("No run settings were found beside the state, so tau was not checked against bounds.")
+        return report
+    for name in ("tau_min", "tau_max"):
+        if has_tau and name not in bounds:
+            report.notes.append(f"Objective {config.objective.name} has no {name}, so tau was not checked against one.")
+    made_for = reader.dataset_fingerprint
+    try:
+        index = read_index(Path(config.data.path))
+    except DatasetError as error:
+        report.notes.append(f"The run's dataset was not compared, because it cannot be read: {error}")
+        return report
+    if index.fingerprint != made_for:
+        report.other_problems.append(
+            f"the state is for dataset {made_for[:12]}… with {reader.samples:,} samples, but {config.data.path} is "
+            f"{index.fingerprint[:12]}… with {index.n:,}"
+        )
+    return report
 
 
 def _print_report(report: SnapshotReport) -> None:
     snapshot = report.snapshot
     click.echo(f"{snapshot.tag}  epoch {snapshot.epoch:,}, {_local_time(snapshot)}, {snapshot.id}")
-    rows = [
-        (column.name, column.dtype, f"{column.rows:,}", f"{column.unseen:,}", column.range, column.verdict)
-        for column in report.columns
-    ]
-    print_table(("column", "dtype", ">rows", ">unseen", ">range", "verdict"), rows)
+    print_table(("column", "dtype", ">rows", ">unseen", ">range", "verdict"), [_row(each) for each in report.columns])
     for column in report.columns:
         for problem in column.problems:
-            click.echo(f"problem   {plain_text(str(problem), most=1000)}")
-        if column.not_listed:
-            click.echo(f"problem   array {column.name!r}: {column.not_listed:,} more, in later chunks")
+            _print_line("problem", _in_words(column, problem))
+        if column.problems_not_listed:
+            _print_line("problem", f"array {column.name!r}: {column.problems_not_listed:,} more, in later chunks")
     for words in report.other_problems:
-        click.echo(f"problem   {plain_text(words, most=1000)}")
+        _print_line("problem", words)
     for note in report.notes:
-        click.echo(f"note      {plain_text(note, most=1000)}")
+        _print_line("note", note)
     click.echo(f"{snapshot.tag} is {'sound' if report.sound else 'NOT SOUND'}")
 
 
-def _log_row(entry: Snapshot | UnreadableSnapshot) -> tuple[str, ...]:
-    from ..state_store import Snapshot
-
-    if not isinstance(entry, Snapshot):
-        return entry.tag, "–", "–", "unreadable", "–", entry.id
-    return (
-        entry.tag, f"{entry.step:,}", f"{entry.epoch:,}", _local_time(entry), _bytes(entry.bytes_written), entry.id,
-    )  # fmt: skip
+def _print_line(kind: str, words: str) -> None:
+    click.echo(f"{kind:<9} {plain_text(words, most=1000)}")
 
 
-def _print_unreadable(unreadable: Sequence[UnreadableSnapshot]) -> None:
-    for snapshot in unreadable:
-        click.echo(f"problem   {plain_text(str(snapshot), most=1000)}")
-        click.echo(f"{snapshot.tag} is NOT SOUND")
+def _row(column: ColumnReport) -> tuple[str, ...]:
+    values = "–" if column.lowest is None else f"{column.lowest:.4g} … {column.highest:.4g}"
+    count = len(column.problems) + column.problems_not_listed
+    verdict = "sound" if column.sound else "1 problem" if count == 1 else f"{count:,} problems"
+    return column.name, column.dtype, f"{column.rows:,}", f"{column.unseen:,}", values, verdict
+
+
+def _in_words(column: ColumnReport, problem: Problem) -> str:
+    if not problem.rows:
+        return problem.what
+    ids = ", ".join(map(str, problem.first_ids)) + (", …" if problem.rows > len(problem.first_ids) else "")
+    noun = "row" if problem.rows == 1 else "rows"
+    return f"array {column.name!r}, chunk {problem.chunk}: {problem.rows:,} {noun} {problem.what}; ids {ids}"
+
+
+def _report_json(report: SnapshotReport) -> dict[str, Any]:
+    return {
+        **_snapshot_json(report.snapshot),
+        "sound": report.sound,
+        "columns": [{**asdict(column), "sound": column.sound} for column in report.columns],
+        "other_problems": report.other_problems,
+        "notes": report.notes,
+    }
+
+
+def _snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
+    facts = {name: value for name, value in asdict(snapshot).items() if name != "files"}
+    return {"tag": snapshot.tag, **facts, "written_at": snapshot.written_at.isoformat()}
 
 
 def _size_on_disk(path: Path) -> int:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .duration import duration
 from .plain_text import plain_text
+from .progress import duration
 
 if TYPE_CHECKING:
-    from ..trainer.run_status import CheckpointStatus, RunStatus, StepsStatus
+    from ..trainer.run_status import RunStatus, StepsStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MAX_LISTED = 6
@@ -52,7 +52,12 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
     yield "state", _state(run)
     if run.steps:
         yield from _steps_lines(run, run.steps)
-    yield "checkpoints", _checkpoints(run.checkpoints)
+    if run.checkpoints:
+        last, kept = run.checkpoints[-1], _listed([f"{checkpoint.step:,}" for checkpoint in run.checkpoints])
+        size = f"{last.bytes / 1e6:,.1f} MB"
+        yield "checkpoints", f"step {last.step:,}, {duration(last.age_seconds)} ago, {size}; kept: {kept}"
+    else:
+        yield "checkpoints", "none yet"
     if run.sample_state:
         tags = [tag for tag in run.sample_state.snapshots if tag != "step-0"]
         yield "samples", f"{run.sample_state.samples:,}, visited {run.sample_state.coverage:.0%} at the last snapshot"
@@ -104,14 +109,6 @@ def _steps_lines(run: RunStatus, steps: StepsStatus) -> Iterator[tuple[str, str]
         yield "refused", f"{steps.refused_rows:,} rows of state that were not finite"
 
 
-def _checkpoints(checkpoints: list[CheckpointStatus]) -> str:
-    if not checkpoints:
-        return "none yet"
-    last = checkpoints[-1]
-    kept = _listed([f"{checkpoint.step:,}" for checkpoint in checkpoints])
-    return f"step {last.step:,}, {duration(last.age_seconds)} ago, {last.bytes / 1e6:,.1f} MB; kept: {kept}"
-
-
 def _listed(names: list[str]) -> str:
     earlier = f"{len(names) - _MAX_LISTED:,} earlier, " if len(names) > _MAX_LISTED else ""
     return earlier + ", ".join(names[-_MAX_LISTED:])
@@ -119,8 +116,6 @@ def _listed(names: list[str]) -> str:
 
 def _sparkline(values: list[float]) -> str:
     """Return one block character per value, scaled from the lowest to the highest."""
-    if not values:
-        return ""
-    low, high = min(values), max(values)
+    low, high = min(values, default=0.0), max(values, default=0.0)
     height = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * height)] for value in values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,8 +32,10 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     """
     pairs = dataset.index.mode == "pairs"
     mode = config.objective.mode
-    if mode == "auto":
-        mode = _natural_mode(config.objective.name, pairs)
+    if mode == "auto":  # what fits the data, or the objective's only mode
+        known = OBJECTIVES.get(config.objective.name)
+        modes = known.settings_of_mode.keys() if known else {"bimodal", "unimodal"}
+        mode = "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
     if mode == "bimodal" and not pairs:
         raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.path} has only images")
     resolved = config.model_copy(
@@ -72,12 +74,6 @@ def recipe_named(name: str) -> Recipe:
     if name not in RECIPES:
         raise ConfigError(f"data.recipe = {name!r} is unknown; available: auto, {', '.join(RECIPES)}")
     return RECIPES[name]
-
-
-def _natural_mode(objective: str, pairs: bool) -> Literal["bimodal", "unimodal"]:
-    """Return the mode that fits the data, or the objective's only mode."""
-    modes = OBJECTIVES[objective].settings_of_mode.keys() if objective in OBJECTIVES else {"bimodal", "unimodal"}
-    return "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
 
 
 def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALONE) -> Iterator[Window]:
@@ -149,11 +145,11 @@ def open_loader(
     if config.loader == "dali":
         from ..pipeline.loading.dali_loader import DALILoader
 
-        return DALILoader.open(dataset, order, **shared, device="cuda" if device.type == "cuda" else "cpu")
+        return DALILoader(dataset, order, **shared, device="cuda" if device.type == "cuda" else "cpu")
     from ..pipeline.loading.ffcv_loader import FFCVLoader
 
     augment = _augmentation_named(config.augmentation) if config.augmentation else None
-    return FFCVLoader.open(dataset, order, **shared, augment=augment)
+    return FFCVLoader(dataset, order, **shared, augment=augment)
 
 
 def _workers_beside_others(loader: str, world: World) -> int | None:

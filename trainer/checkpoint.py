@@ -4,8 +4,6 @@ checkpoints/step-N/ holds `tensors.safetensors`, `training.json`, which describe
 `checkpoint.json`, with the digests of both and its own checksum. checkpoints/latest names the newest checkpoint.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import logging
@@ -15,7 +13,7 @@ import shutil
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, NonNegativeInt
 
@@ -175,8 +173,14 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return found[max(found)] if found else None
 
 
-Loaded = tuple[Path, CheckpointInfo, dict[str, Any]]
-"""A checkpoint's directory and content."""
+class Loaded(NamedTuple):
+    """A checkpoint's directory and content."""
+
+    path: Path
+    info: CheckpointInfo
+    training: dict[str, Any]
+    newest: Path
+    """The newest checkpoint at that time, which may be damaged."""
 
 
 def load_latest(folder: Path, *, before: Path | None = None) -> Loaded | None:
@@ -189,7 +193,7 @@ def load_latest(folder: Path, *, before: Path | None = None) -> Loaded | None:
     damages: list[DamagedCheckpointError] = []
     for step in sorted(found, reverse=True):
         try:
-            loaded = found[step], *load_checkpoint(found[step])
+            loaded = Loaded(found[step], *load_checkpoint(found[step]), newest=found[max(found)])
         except DamagedCheckpointError as error:
             damages.append(error)
             continue

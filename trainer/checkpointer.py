@@ -1,10 +1,9 @@
 """Scheduling and writing checkpoints in the background; all ranks agree on the outcome."""
 
-from __future__ import annotations
-
+import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import IntEnum
 from typing import Any
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ..pipeline.order import ORDER_VERSION
-from ..state_store import Snapshot, SnapshotError, StateStoreError, list_snapshots
+from ..state_store import Snapshot, SnapshotError, StateStore, StateStoreError, list_snapshots
 from .checkpoint import CheckpointInfo, checkpoints_in, remove_checkpoints, retained_steps, save_checkpoint
-from .config import TrainConfig, to_tree
+from .config import TrainConfig, to_toml, to_tree
 from .metrics_log import MetricsLog
 from .run_directory import RunDirectory
 from .world import World
@@ -69,12 +68,15 @@ class WriteState(IntEnum):
 
 
 class Checkpointer:
-    """Writes one checkpoint at a time in a thread. If another comes due meanwhile, it waits."""
+    """Writes one checkpoint at a time in a thread. All ranks make the same calls, and agree on how it went."""
 
-    def __init__(self, config: TrainConfig, run: RunDirectory, log: MetricsLog, world: World) -> None:
+    def __init__(
+        self, config: TrainConfig, run: RunDirectory, store: StateStore, log: MetricsLog, world: World,
+        dataset_fingerprint: str,
+    ) -> None:  # fmt: skip
         """log: made durable before each checkpoint, up to the checkpoint's step."""
-        self._config, self._run, self._log, self._world = config.checkpoint, run, log, world
-        self._settings = to_tree(config)
+        self._config, self._run, self._store, self._log, self._world = config, run, store, log, world
+        self._keep, self._dataset_fingerprint = config.checkpoint, dataset_fingerprint
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="thermopile-checkpoint")
         self._begun_at = time.monotonic()
         self._retry_at: float | None = None  # set if the last one could not be written
@@ -85,9 +87,9 @@ class Checkpointer:
         """Return whether to checkpoint after this step; with several ranks, rank 0's answer counts."""
         if self._retry_at is not None:
             return time.monotonic() >= self._retry_at
-        if self._config.every_steps and step % self._config.every_steps == 0:
+        if self._keep.every_steps and step % self._keep.every_steps == 0:
             return True
-        return bool(self._config.every_minutes) and time.monotonic() - self._begun_at >= 60 * self._config.every_minutes
+        return bool(self._keep.every_minutes) and time.monotonic() - self._begun_at >= 60 * self._keep.every_minutes
 
     @property
     def write_state(self) -> WriteState:
@@ -97,20 +99,29 @@ class Checkpointer:
             return WriteState.WRITING
         return WriteState.FAILED if self._writing.exception() else WriteState.WRITTEN
 
-    def begin(
-        self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None, dataset_fingerprint: str
-    ) -> None:
+    def save(self, step: int, epoch: int, training_state: Callable[[], dict[str, Any]], *, is_last: bool) -> None:
+        """Cut the state and copy the model at this step boundary; both are written while training continues.
+
+        A previous checkpoint is waited for. is_last: wait for this one too; it must succeed, or SnapshotError or
+        OSError is raised.
+        """
+        self.finish()
+        config_hash = hashlib.sha256(to_toml(self._config).encode()).hexdigest()
+        snapshot = self._store.snapshot(step, epoch=epoch, config_hash=config_hash)
+        self.begin(step, snapshot, CopyOnHost(training_state()) if self._world.is_first else None)
+        if is_last:
+            self.finish(must_succeed=True)
+
+    def begin(self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None) -> None:
         """Write the checkpoint of `step` in the background. The previous one must be settled.
 
         snapshot: of the same step boundary. training: the model's part, None if another rank writes it.
         """
         assert self._writing is None
         self._step, self._begun_at, self._retry_at = step, time.monotonic(), None
-        self._writing = self._thread.submit(self._write, step, snapshot, training, dataset_fingerprint)
+        self._writing = self._thread.submit(self._write, step, snapshot, training)
 
-    def _write(
-        self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None, dataset_fingerprint: str
-    ) -> None:
+    def _write(self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None) -> None:
         committed = snapshot.result()
         if training is None:
             return
@@ -119,16 +130,16 @@ class Checkpointer:
             step=step,
             snapshot=committed.id,
             order_version=ORDER_VERSION,
-            dataset_fingerprint=dataset_fingerprint,
-            settings=self._settings,
+            dataset_fingerprint=self._dataset_fingerprint,
+            settings=to_tree(self._config),
         )
         save_checkpoint(self._run.checkpoints, info, training.result())
         self._remove_old(step)
 
     def _remove_old(self, newest: int) -> None:
         """Remove old checkpoints before their snapshots; never the newest, which `latest` names."""
+        keep_last, keep_every = self._keep.keep_last, self._keep.keep_every
         try:
-            keep_last, keep_every = self._config.keep_last, self._config.keep_every
             snapshots = (snapshot.step for snapshot in list_snapshots(self._run.state))
             kept = retained_steps(snapshots, keep_last, keep_every) | {newest}
             if keep_every:  # including those whose snapshot is damaged: the weights are intact
@@ -138,26 +149,33 @@ class Checkpointer:
             _log.warning(_NOT_REMOVED, error)
 
     def wait(self) -> bool:
-        """Wait for the pending checkpoint, successful or not; return False if there is none. Called by all ranks."""
+        """Wait for the pending checkpoint, successful or not; return False if there is none."""
         if self._writing is None:
             return False
         wait([self._writing])
         return True
 
-    def settle(self, of_ranks: list[int], *, must_succeed: bool = False) -> bool:
-        """Clear the checkpoint that every rank has finished, and return whether it was written.
+    def finish(self, *, must_succeed: bool = False) -> None:
+        """Wait for the pending checkpoint, if any, and settle it."""
+        if self.wait():
+            write_states = [state for (state,) in self._world.all_gather([self.write_state])]
+            self.settle(write_states, must_succeed=must_succeed)
+
+    def settle(self, of_ranks: list[int], *, must_succeed: bool = False) -> None:
+        """Clear the checkpoint once every rank has finished it, and drop the snapshots that it replaces.
 
         of_ranks: `write_state` of each rank. A failed one is logged as a warning and due again after RETRY_SECONDS;
         with must_succeed its error is raised: SnapshotError or OSError.
         """
         if self._writing is None or WriteState.WRITING in of_ranks:
-            return False
+            return
         error, self._writing = self._writing.exception(), None
         if error is None and WriteState.FAILED in of_ranks:
             rank = of_ranks.index(WriteState.FAILED)
             error = SnapshotError(f"rank {rank} could not write its part; see its messages")
         if error is None:
-            return True
+            self._store.retain(self._keep.keep_last, self._keep.keep_every).add_done_callback(_warn_of_failure)
+            return
         if must_succeed or not isinstance(error, SnapshotError | StateStoreError | OSError):
             raise error
         self._retry_at = time.monotonic() + RETRY_SECONDS
@@ -166,14 +184,12 @@ class Checkpointer:
                 "the checkpoint of step %d was not written: %s. Training continues; next attempt in %.0f seconds",
                 self._step, error, RETRY_SECONDS,
             )  # fmt: skip
-        return False
 
     def close(self) -> None:
         """Finish pending writes and end the thread."""
         self._thread.shutdown(wait=True)
 
 
-def warn_of_failure(removed: Future[None]) -> None:
-    """Log a warning if old snapshots could not be removed; a callback for the future of `StateStore.retain`."""
+def _warn_of_failure(removed: Future[None]) -> None:
     if error := removed.exception():
         _log.warning(_NOT_REMOVED, error)

@@ -1,7 +1,5 @@
 """A run's settings: frozen models, validated as a whole, and written in full to RUN/config.toml."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches

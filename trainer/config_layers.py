@@ -1,7 +1,5 @@
 """Merging settings from presets, TOML files and `key=value`, with the origin of each value."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -85,10 +83,9 @@ def preset_names() -> list[str]:
 
 def read_preset(name: str) -> dict[str, Any]:
     """Return the settings of a preset, merged over the preset that it extends. Raises ConfigError as `preset_chain`."""
-    tree: dict[str, Any] = {}
-    for _, own in preset_chain(name):
-        merge(tree, own)
-    return tree
+    layers = Layers()
+    layers.add_preset(name)
+    return layers.tree
 
 
 def preset_chain(name: str, extended_by: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:

@@ -3,8 +3,6 @@
 Neither needs thermopile to be read. The section Exporting of docs/operations.md describes the files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -15,17 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from safetensors import SafetensorError
-from tokenizers import Tokenizer
 from torch import nn
 
 from .._version import __version__
 from ..files import sync
 from ..pipeline.dataset import Dataset
-from ..pipeline.dataset_index import TokenizerInfo
 from .build import recipe_named
 from .checkpoint import LATEST
 from .config import EncoderConfig, TrainConfig
-from .encoders import HF, Encoder, Encoders, is_directory
+from .encoders import HF, Encoder, is_directory
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
@@ -36,43 +32,16 @@ Format = Literal["hf", "safetensors"]
 
 
 @dataclass(frozen=True)
-class _Texts:
-    """How the run tokenised its texts."""
+class _Side:
+    """One encoder of a checkpoint, and the metadata that a reader of its weights needs, as JSON values."""
 
-    tokenizer: Tokenizer
-    sizes: TokenizerInfo
-    file: Path
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """What can be exported: a checkpoint's encoders and their metadata."""
-
-    config: TrainConfig
-    step: int
-    encoders: Encoders
-    texts: _Texts | None
-
-    @property
-    def sides(self) -> dict[str, tuple[EncoderConfig, Encoder]]:
-        """By name: image and, for a bimodal run, text."""
-        image = {"image": (self.config.model.image, self.encoders.image)}
-        return image if self.encoders.text is None else image | {"text": (self.config.model.text, self.encoders.text)}
-
-    def facts(self, side: str) -> dict[str, Any]:
-        """Return the metadata that a reader of one side's weights needs, as JSON values."""
-        model, data, (encoder, module) = self.config.model, self.config.data, self.sides[side]
-        # For a local model only the directory's name: its path is private and of no use elsewhere.
-        name = HF + Path(encoder.name).name if is_directory(encoder.name) else encoder.name
-        facts: dict[str, Any] = {
-            "encoder": name, "config": encoder.config, "width": module.backbone.width, "head": model.head,
-            "head_width": model.head_width, "dim": model.dim, "step": self.step, "thermopile": __version__,
-        }  # fmt: skip
-        if side == "image":
-            recipe = recipe_named(data.recipe)
-            return facts | {"image_size": data.image_size, "mean": recipe.mean, "std": recipe.std}
-        assert self.texts is not None  # guaranteed by the text encoder
-        return facts | self.texts.sizes.model_dump(include={"vocab_size", "context_length", "end_id"})
+    name: str
+    """image or text."""
+    encoder: Encoder
+    facts: dict[str, Any]
+    tokenizer: Path | None = None
+    """For texts, the file with the run's tokenizer."""
+    pad_token: str = ""
 
 
 def export(run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, data: Path | None = None) -> list[Path]:
@@ -88,11 +57,14 @@ def export(run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, dat
     config = run.config()
     if format == "hf":
         _check_transformers_has_them(config)
-    trained = _restore(run, config, at, data)
-    write = _write_hf if format == "hf" else _write_safetensors
+    sides = _restore(run, config, at, data)
     with _written_aside(to) as folder:
-        for side in trained.sides:
-            write(trained, side, folder)
+        for side in sides:
+            if format == "hf":
+                _write_hf(side, folder / side.name)
+            else:
+                _save(side.encoder, folder / f"{side.name}.safetensors", side.facts)
+                _copy_tokenizer(side, folder)
     return sorted(path for path in to.rglob("*") if path.is_file())
 
 
@@ -110,44 +82,59 @@ def _check_transformers_has_them(config: TrainConfig) -> None:
         raise ConfigError(f"the run's {side} encoder is {what}; export it with --format safetensors")
 
 
-def _restore(run: RunDirectory, config: TrainConfig, at: str, data: Path | None) -> _Trained:
+def _restore(run: RunDirectory, config: TrainConfig, at: str, data: Path | None) -> list[_Side]:
     checkpoint = find_checkpoint(run, at)
     info, training = load_found(checkpoint)
-    texts = None
-    if config.objective.mode == "bimodal":
-        folder = data or Path(config.data.path)
-        texts = _Texts(*tokenizer_of(folder, info), Dataset(folder).tokenizer_path)
-    encoders = restore_encoders(config, checkpoint, training, texts.sizes if texts else None)
+    folder = data or Path(config.data.path)
+    tokenizer, sizes = tokenizer_of(folder, info) if config.objective.mode == "bimodal" else (None, None)
+    encoders = restore_encoders(config, checkpoint, training, sizes)
     for name, weights in encoders.state_dict().items():
         if not weights.isfinite().all():
             raise RunError(
                 f"{checkpoint} holds weights that are not finite ({name}); nothing was written. Export an older "
                 "checkpoint with --at"
             )
-    return _Trained(config, info.step, encoders, texts)
+    recipe = recipe_named(config.data.recipe)
+    facts = {"image_size": config.data.image_size, "mean": recipe.mean, "std": recipe.std}
+    image = _Side("image", encoders.image, _facts(config, config.model.image, encoders.image, info.step) | facts)
+    if encoders.text is None or tokenizer is None or sizes is None:
+        return [image]
+    facts = sizes.model_dump(include={"vocab_size", "context_length", "end_id"})
+    facts = _facts(config, config.model.text, encoders.text, info.step) | facts
+    pad_token = (tokenizer.padding or {})["pad_token"]
+    return [image, _Side("text", encoders.text, facts, Dataset(folder).tokenizer_path, pad_token)]
 
 
-def _write_safetensors(trained: _Trained, side: str, folder: Path) -> None:
-    _save(trained.sides[side][1], folder / f"{side}.safetensors", trained.facts(side))
-    if side == "text" and trained.texts:
-        shutil.copyfile(trained.texts.file, folder / trained.texts.file.name)
+def _facts(config: TrainConfig, encoder: EncoderConfig, module: Encoder, step: int) -> dict[str, Any]:
+    model = config.model
+    # For a local model only the directory's name: its path is private and of no use elsewhere.
+    name = HF + Path(encoder.name).name if is_directory(encoder.name) else encoder.name
+    return {
+        "encoder": name, "config": encoder.config, "width": module.backbone.width, "head": model.head,
+        "head_width": model.head_width, "dim": model.dim, "step": step, "thermopile": __version__,
+    }  # fmt: skip
 
 
-def _write_hf(trained: _Trained, side: str, folder: Path) -> None:
+def _write_hf(side: _Side, folder: Path) -> None:
     from .encoders.hf_directory import quiet
 
-    folder /= side
-    encoder, facts = trained.sides[side][1], trained.facts(side)
-    model: Any = encoder.backbone.model
+    model: Any = side.encoder.backbone.model
     with quiet():
         model.save_pretrained(folder)
-    _save(encoder.head, folder / "head.safetensors", facts)
-    if side == "image":
-        _write_json(folder / "preprocessor_config.json", _preprocessor(facts))
-    elif trained.texts:
-        shutil.copyfile(trained.texts.file, folder / trained.texts.file.name)
-        _write_json(folder / "tokenizer_config.json", _tokenizer_settings(trained.texts))
-    (folder / "README.md").write_text(_card(side, facts, type(model).__name__), "utf-8")
+    _save(side.encoder.head, folder / "head.safetensors", side.facts)
+    if side.tokenizer is None:
+        _write_json(folder / "preprocessor_config.json", _preprocessor(side.facts))
+    else:
+        _copy_tokenizer(side, folder)
+        # With these, AutoTokenizer uses tokenizer.json unchanged, and pads and truncates.
+        settings = {"model_max_length": side.facts["context_length"], "pad_token": side.pad_token}
+        _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | settings)
+    (folder / "README.md").write_text(_card(side, type(model).__name__), "utf-8")
+
+
+def _copy_tokenizer(side: _Side, folder: Path) -> None:
+    if side.tokenizer is not None:
+        shutil.copyfile(side.tokenizer, folder / side.tokenizer.name)
 
 
 def _save(module: nn.Module, path: Path, facts: dict[str, Any]) -> None:
@@ -168,16 +155,8 @@ def _preprocessor(facts: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tokenizer_settings(texts: _Texts) -> dict[str, Any]:
-    """Settings with which AutoTokenizer uses tokenizer.json unchanged, and pads and truncates."""
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": texts.sizes.context_length,
-        "pad_token": (texts.tokenizer.padding or {})["pad_token"],
-    }
-
-
-def _card(side: str, facts: dict[str, Any], model_class: str) -> str:
+def _card(side: _Side, model_class: str) -> str:
+    facts = side.facts
     outputs = {
         "ResNetModel": "`pooler_output.flatten(1)`",
         "ViTModel": "`pooler_output`",
@@ -192,7 +171,7 @@ def _card(side: str, facts: dict[str, Any], model_class: str) -> str:
 library_name: transformers
 ---
 
-# The {side} encoder of a thermopile run
+# The {side.name} encoder of a thermopile run
 
 A `{model_class}`, trained contrastively to step {facts["step"]:,}. `transformers.AutoModel.from_pretrained` loads it.
 

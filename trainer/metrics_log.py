@@ -1,6 +1,6 @@
-"""Writing metrics.jsonl: one line per step and per evaluation, although the device is read only now and then.
+"""Writing metrics.jsonl and RUN/tensorboard/: each step and evaluation, although the device is read only now and then.
 
-Each line ends with its own checksum.
+Each line of metrics.jsonl ends with its own checksum.
 """
 
 from __future__ import annotations
@@ -8,23 +8,30 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from io import FileIO
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from ..files import open_own, open_regular, refuse_link, written_aside
-from ..sealed_json import DamagedJSONError, seal_line, verify
-from .errors import NotFiniteError
+from ..files import open_own, own_directory
+from ..sealed_json import seal_line
+from .errors import ConfigError, NotFiniteError
+from .metrics_file import cut_back, numbers_in
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 Scalar = Tensor | float | Callable[[], float] | None
 """A value on any device, or a function that returns one once the device is done."""
+
+FLUSH_SECONDS = 30
+QUEUE = 10_000
+"""Maximum number of queued scalars; a step has about a dozen and never waits."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,13 +42,14 @@ class MetricsLog:
     `flush` reads values back and so synchronises with the device; a step does not.
     """
 
-    def __init__(self, path: Path | None, *, keep_steps: int) -> None:
+    def __init__(self, path: Path | None, tensorboard: Path | None = None, *, keep_steps: int) -> None:
         """Open the log after dropping lines of steps after keep_steps, as `cut_back` does. None: no file.
 
-        Raises OSError if it cannot be written, or is a link.
+        tensorboard: a directory for the same numbers. Raises OSError if they cannot be written, or are links.
         """
         self.has_evaluation = False
         """Whether the step at which the log was opened has been evaluated."""
+        self._board = None if tensorboard is None else TensorBoardLog(tensorboard, keep_steps=keep_steps)
         self._file: FileIO | None = None
         if path is not None:
             last = cut_back(path, keep_steps) if path.exists() else b""
@@ -79,6 +87,8 @@ class MetricsLog:
         if len(good) < len(lines):
             bad = lines[len(good)]
             raise NotFiniteError(int(bad["step"]), bad["loss"])
+        if self._board:
+            self._board.add(lines)
         return lines
 
     def add_evaluation(self, step: int, scores: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,6 +100,8 @@ class MetricsLog:
         line = {"step": step, "evaluation": scores}
         self._unwritten += seal_line(line) + b"\n"
         self._write_or_keep()
+        if self._board:
+            self._board.add([line])
         return line
 
     def sync(self) -> None:
@@ -101,28 +113,24 @@ class MetricsLog:
         os.fsync(self._file.fileno())
 
     def _write_or_keep(self) -> None:
+        if self._file is None:
+            self._unwritten = b""
+        self._failure = None
         try:
-            self._failure = None
-            self._write()
+            while self._file is not None and self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
         except OSError as error:
             self._failure = error
             _log.warning("metrics.jsonl cannot be written: %s. Its lines are kept and written later", error)
 
-    def _write(self) -> None:
-        if self._file is None:
-            self._unwritten = b""
-            return
-        while self._unwritten:
-            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
+        if self._board is not None:
+            self._board.close()
 
 
 def _ready(value: Any) -> Any:
@@ -130,78 +138,49 @@ def _ready(value: Any) -> Any:
     return value() if callable(value) else value
 
 
-MAX_LINE_BYTES = 1 << 20
-"""Upper bound for the length of a valid line."""
+class TensorBoardLog:
+    """Writes each number of a line as a scalar at the line's step; those of an evaluation as evaluation/….
 
-_STEP = re.compile(rb'\{"step": ([0-9]{1,18}), ')
-"""The start of a line. Ten million lines take about a minute this way, and about four when parsed as JSON."""
-
-_log = logging.getLogger(__name__)
-
-
-def cut_back(path: Path, keep_steps: int) -> bytes:
-    """Remove the lines of steps after `keep_steps`; return the last remaining line without its newline, or b"".
-
-    Unreadable lines move to metrics.damaged.jsonl, with a warning. Holds one line in memory at a time. The file is
-    truncated or replaced atomically, so a kill loses nothing. Raises OSError, also for a link.
+    If the disk is full the log ends with a warning, but the run continues: metrics.jsonl has the same numbers.
     """
-    refuse_link(path)
-    last, kept_bytes, end, damaged = b"", 0, 0, 0
-    with open_regular(path) as file:
-        for line, step in _lines(file):
-            if step is None:
-                damaged += 1
-            elif step <= keep_steps:
-                last, kept_bytes, end = line, kept_bytes + len(line) + 1, file.tell()
-    if damaged:
-        _set_aside(path)
-    if kept_bytes != end:
-        _rewrite(path, keep_steps)
-    else:  # the usual case, also after a kill: all lines to remove are at the end
-        with os.fdopen(open_own(path, os.O_WRONLY), "wb") as file:
-            file.truncate(end)
-    if damaged:
-        _log.warning(
-            "%s: %s cannot be read and moved to %s; all other lines are unchanged",
-            path, "a line" if damaged == 1 else f"{damaged:,} lines", _aside(path),
-        )  # fmt: skip
-    return last
 
+    def __init__(self, path: Path, *, keep_steps: int) -> None:
+        """Open the log in the directory `path`; existing steps after keep_steps are hidden.
 
-def _lines(file: BinaryIO) -> Iterator[tuple[bytes, int | None]]:
-    """Yield each line without its newline, and its step, None if unreadable; a very long line comes in pieces."""
-    begins = True
-    while piece := file.readline(MAX_LINE_BYTES):
-        line = piece.removesuffix(b"\n")
-        yield line, _step_of(line) if begins else None
-        begins = len(line) < len(piece)
+        Raises ConfigError if the package tensorboard is missing, NotRegularFileError if `path` is a link.
+        """
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                f"tensorboard = true, but the package is missing ({error}): "
+                "pip install 'thermopile[tensorboard]', or set tensorboard = false"
+            ) from None
+        self._path = path
+        self._writer: SummaryWriter | None = SummaryWriter(
+            str(own_directory(path)), purge_step=keep_steps + 1, max_queue=QUEUE, flush_secs=FLUSH_SECONDS
+        )
 
+    def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Write lines in the format of metrics.jsonl; each has a `step`. Null values are omitted."""
+        if self._writer is None:
+            return
+        try:
+            for line in lines:
+                for name, value in numbers_in({name: value for name, value in line.items() if name != "step"}):
+                    self._writer.add_scalar(name, value, line["step"])
+        except OSError as error:
+            _log.warning("%s cannot be written: %s. Logging continues in metrics.jsonl only", self._path, error)
+            writer, self._writer = self._writer, None
+            with suppress(OSError):
+                writer.close()
 
-def _step_of(line: bytes) -> int | None:
-    try:
-        verify(line)
-    except DamagedJSONError:
-        return None
-    step = _STEP.match(line)
-    return int(step[1]) if step else None
-
-
-def _set_aside(path: Path) -> None:
-    """Append the unreadable lines to their own file."""
-    with (
-        open_regular(path) as file,
-        os.fdopen(open_own(_aside(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as aside,
-    ):
-        aside.writelines(line + b"\n" for line, step in _lines(file) if step is None)
-        aside.flush()
-        os.fsync(aside.fileno())
-
-
-def _rewrite(path: Path, keep_steps: int) -> None:
-    """Replace the file by one with only the lines to keep."""
-    with open_regular(path) as file, written_aside(path) as kept:
-        kept.writelines(line + b"\n" for line, step in _lines(file) if step is not None and step <= keep_steps)
-
-
-def _aside(path: Path) -> Path:
-    return path.with_name("metrics.damaged.jsonl")
+    def close(self) -> None:
+        """Write queued scalars and end the thread."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        try:
+            writer.close()
+        except OSError as error:
+            _log.warning("%s is incomplete: %s. metrics.jsonl has all values", self._path, error)

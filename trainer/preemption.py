@@ -1,7 +1,5 @@
 """Signals that request a stop: the run checkpoints at the next step boundary; a second signal ends it at once."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from types import FrameType, TracebackType

@@ -1,7 +1,5 @@
 """Which settings may change on resume."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,26 +10,20 @@ from .encoders import is_directory
 from .encoders.initial_weights import is_same_source
 from .errors import ConfigError, RunError
 
-_ORDER = "it determines the order of the samples"
-_WEIGHTS = "the checkpoint's weights and state depend on it"
-_BROUGHT = "it is restored from the checkpoint"
+_RESTORED = "it is restored from the checkpoint"
+_OPTIMIZER = ("weight_decay", "betas", "eps", "momentum", "trust_coefficient")
 
 FIXED = {
-    "seed": _ORDER,
-    "batch_size": _ORDER,
-    "canonical_shards": _ORDER,
-    "blocks_per_shard": _ORDER,
-    "window_blocks": _ORDER,
-    "model": _WEIGHTS,
-    "objective.name": _WEIGHTS,
-    "objective.mode": _WEIGHTS,
+    **dict.fromkeys(
+        ("seed", "batch_size", "canonical_shards", "blocks_per_shard", "window_blocks"),
+        "it determines the order of the samples",
+    ),
+    **dict.fromkeys(
+        ("model", "objective.name", "objective.mode", "optimizer.name"),
+        "the checkpoint's weights and state depend on it",
+    ),
     "objective.tau_init": "unseen samples have the run's value",
-    "optimizer.name": _WEIGHTS,
-    "optimizer.weight_decay": _BROUGHT,
-    "optimizer.betas": _BROUGHT,
-    "optimizer.eps": _BROUGHT,
-    "optimizer.momentum": _BROUGHT,
-    "optimizer.trust_coefficient": _BROUGHT,
+    **{f"optimizer.{name}": _RESTORED for name in _OPTIMIZER},
     "init_from": "the run continues with its own weights",
 }
 """Settings, and tables of settings, that must not change on resume, with the reason."""
@@ -106,14 +98,12 @@ def allowed_changes(run: Path, recorded: TrainConfig, asked: TrainConfig, allowe
     allowed: settings, or tables of settings, that may change. Raises ConfigError naming every other change.
     """
     changes = differences(recorded, asked)
-    fixed = _fixed_settings(recorded)
-    impossible = [(change, never) for change in changes if (never := _reason(change.key, fixed))]
-    unnamed = [change for change in changes if not _reason(change.key, fixed) and not _within(change.key, allowed)]
+    impossible = _impossible(changes, recorded)
+    unnamed = [change for change in changes if change.key not in impossible and not _within(change.key, allowed)]
     if impossible or unnamed:
-        found = [f"{change} (cannot change: {never})" for change, never in impossible]
         names = " ".join(f"--allow-change {change.key}" for change in unnamed)
         raise ConfigError(
-            f"{run} cannot be resumed with other settings: {'; '.join([*found, *map(str, unnamed)])}. "
+            f"{run} cannot be resumed with other settings: {'; '.join([*impossible.values(), *map(str, unnamed)])}. "
             f"Omit them{f', allow them with {names},' if names else ''} or start a new run with another --out."
         )
     return changes
@@ -131,26 +121,28 @@ def changes_since(checkpoint: Path, settings: Mapping[str, Any], now: TrainConfi
         raise RunError(
             f"{checkpoint} is from another version of thermopile ({error}); resume it with that one"
         ) from None
-    changes, fixed = differences(before, now), _fixed_settings(before)
-    if impossible := [f"{change} (cannot change: {why})" for change in changes if (why := _reason(change.key, fixed))]:
+    changes = differences(before, now)
+    if impossible := _impossible(changes, before):
         raise ConfigError(
-            f"{checkpoint} was made with settings other than those in config.toml: {'; '.join(impossible)}. Copy the "
-            "checkpoint's settings into config.toml and resume with --accept-config"
+            f"{checkpoint} was made with settings other than those in config.toml: {'; '.join(impossible.values())}. "
+            "Copy the checkpoint's settings into config.toml and resume with --accept-config"
         )
     return changes
 
 
-def _fixed_settings(recorded: TrainConfig) -> dict[str, str]:
-    """Return FIXED plus the values that the run's objective learns: their initial values no longer matter."""
+def _impossible(changes: list[Change], recorded: TrainConfig) -> dict[str, str]:
+    """Return key → why a change cannot be made, for those that cannot: FIXED, and values that the objective learns."""
     objective = objective_of(recorded)
-    learned = [name for name, _ in objective.named_parameters()]
+    learned = [name for name, _ in objective.named_parameters()]  # their initial values no longer matter
     if objective.temperature_rate is not None:
         learned += ["eta", "betas"]  # the checkpoint restores the temperature's optimiser
-    return FIXED | {f"objective.{name}": _BROUGHT for name in learned}
-
-
-def _reason(key: str, reasons: dict[str, str]) -> str | None:
-    return next((why for name, why in reasons.items() if _within(key, [name])), None)
+    reasons = FIXED | {f"objective.{name}": _RESTORED for name in learned}
+    return {
+        change.key: f"{change} (cannot change: {why})"
+        for change in changes
+        for name, why in reasons.items()
+        if _within(change.key, [name])
+    }
 
 
 def _within(key: str, names: Iterable[str]) -> bool:

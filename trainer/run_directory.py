@@ -1,13 +1,10 @@
 """The files of a run directory. docs/formats.md describes each."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,47 +20,18 @@ _SEAL = re.compile(rb'# sha256 = "([0-9a-f]{64})"\n\Z')
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class RunDirectory:
     """The paths of a run."""
 
-    path: Path
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def warnings_file(self) -> Path:
-        return self.path / "warnings.log"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def state(self) -> Path:
-        return self.path / "state"
-
-    @property
-    def state_lock(self) -> Path:
-        return self.path / "state.lock"
-
-    @property
-    def state_working(self) -> Path:
-        return self.path / "state.working"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.toml"
+        self.metrics_file = path / "metrics.jsonl"
+        self.warnings_file = path / "warnings.log"
+        self.tensorboard = path / "tensorboard"
+        self.state, self.state_lock, self.state_working = path / "state", path / "state.lock", path / "state.working"
+        self.checkpoints = path / "checkpoints"
+        self.report = path / "report"
 
     def exists(self) -> bool:
         return self.config_file.exists() or self.config_file.is_symlink()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -14,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import open_regular
+from ..lock import lock_holder
 from ..state_store.errors import StateStoreError
-from .metrics_tail import last_lines, loss_curve
+from .checkpoint import checkpoints_in
+from .metrics_file import last_lines, loss_curve
 from .run_directory import RunDirectory
 from .step_report import TIME, hints, split
 
@@ -34,7 +34,6 @@ COVERAGE_BLOCKS = 16
 """Evenly spaced blocks of the state from which the share of visited samples is estimated."""
 
 _WARNING_BYTES = 1 << 14
-_CHECKPOINT = re.compile(r"step-([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def read_status(run: RunDirectory) -> RunStatus:
     total = _total_steps(config, sample_state, notes)
     checkpoints = _read_checkpoints(run.checkpoints)
     lock = run.state_lock
-    writer, is_held = _writer(lock)
+    writer, is_held = lock_holder(lock)
     silence = min(map(_age, filter(Path.exists, (lock, run.metrics_file))), default=0.0)
     seconds = steps.step_seconds if steps else None
     return RunStatus(
@@ -151,22 +150,6 @@ def _state(
     if checkpoints and checkpoints[-1].step == total:
         return "finished"
     return "stopped" if steps or checkpoints else "never started"
-
-
-def _writer(lock: Path) -> tuple[str | None, bool]:
-    """Return the process named in the state's lock, and whether it still holds it."""
-    try:
-        with open_regular(lock) as file:
-            holder = os.pread(file.fileno(), 256, 0).decode(errors="replace").strip()
-            if not holder:
-                return None, False  # released normally
-            # A shared lock, released at once: it could only block a writer that starts at this very moment.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return holder, True
-    except OSError:
-        return None, False
-    return holder, False
 
 
 def _read_metrics(path: Path, notes: list[str]) -> tuple[StepsStatus | None, list[dict[str, Any]]]:
@@ -265,12 +248,11 @@ def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str
 
 def _read_checkpoints(folder: Path) -> list[CheckpointStatus]:
     found = []
-    for path in folder.glob("step-*"):
-        if name := _CHECKPOINT.fullmatch(path.name):
-            with suppress(OSError):  # the run may be removing old ones; ignores what is not a directory
-                files = [file.stat() for file in path.iterdir()]
-                found.append(CheckpointStatus(int(name[1]), _age(path), sum(file.st_size for file in files)))
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    for step, path in sorted(checkpoints_in(folder).items()):
+        with suppress(OSError):  # the run may be removing old ones
+            size = sum(file.stat().st_size for file in path.iterdir())
+            found.append(CheckpointStatus(step, _age(path), size))
+    return found
 
 
 def _last_warnings(path: Path, notes: list[str]) -> list[str]:

@@ -1,10 +1,10 @@
 """Timing the parts of a step without synchronising with the device."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import starmap
 
 import torch
 
@@ -70,8 +70,8 @@ class StepClock:
         times: dict[str, Seconds] = {"step_seconds": ended - self._step_ended}
         times |= {f"{part}_seconds": seconds for part, seconds in self._waits.items()}
         for part in COMPUTATION:
-            within = "communication" if part == "forward_backward" else None
-            later = _Sum(spans[part], spans[within] if within else [])
+            # Communication happens within the backward pass.
+            later = partial(_seconds, spans[part], spans["communication"] if part == "forward_backward" else [])
             times[f"{part}_seconds"] = later if self._on_gpu else later()
         self._step_ended = ended
         self._restart()
@@ -83,18 +83,12 @@ class StepClock:
         self._spans: dict[str, list[tuple[Mark, Mark]]] = {part: [] for part in COMPUTATION}
 
 
-class _Sum:
-    """The time in some spans minus that in others."""
-
-    def __init__(self, spans: list[tuple[Mark, Mark]], without: list[tuple[Mark, Mark]]) -> None:
-        self._spans, self._without = spans, without
-
-    def __call__(self) -> float:
-        return sum(map(_seconds, self._spans)) - sum(map(_seconds, self._without))
+def _seconds(spans: list[tuple[Mark, Mark]], without: list[tuple[Mark, Mark]]) -> float:
+    """Return the time in `spans` minus that in `without`."""
+    return sum(starmap(_between, spans)) - sum(starmap(_between, without))
 
 
-def _seconds(span: tuple[Mark, Mark]) -> float:
-    began, ended = span
+def _between(began: Mark, ended: Mark) -> float:
     if isinstance(began, torch.cuda.Event) and isinstance(ended, torch.cuda.Event):
         ended.synchronize()  # no wait if the log has read a value back, but skipped steps have none
         return float(began.elapsed_time(ended)) / 1000

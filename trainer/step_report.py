@@ -1,7 +1,5 @@
 """Summaries of a run's steps for people."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,17 +7,8 @@ from typing import Any
 
 TIME = "step_seconds"
 
-PARTS = {
-    "data_wait": "data_wait_seconds",
-    "store_wait": "store_wait_seconds",
-    "forward_backward": "forward_backward_seconds",
-    "optimizer": "optimizer_seconds",
-    "communication": "communication_seconds",
-}
-"""Share → its key in metrics.jsonl. The rest of a step is `other`: checkpoints and the log."""
-
-BACKLOG = {"write_backlog": "write_backlog_seconds"}
-"""Runs concurrently, so it is not one of PARTS."""
+PARTS = ("data_wait", "store_wait", "forward_backward", "optimizer", "communication")
+"""In metrics.jsonl as `data_wait_seconds` …. The rest of a step is `other`: checkpoints and the log."""
 
 TOO_LONG = 0.1
 """Share of the time above which a wait gets a hint."""
@@ -43,9 +32,9 @@ def split(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if total <= 0:
         return {}
     shares = {
-        name: sum(line.get(key) or 0.0 for line in timed) / total
-        for name, key in (PARTS | BACKLOG).items()
-        if any(line.get(key) is not None for line in timed)
+        name: sum(line.get(f"{name}_seconds") or 0.0 for line in timed) / total
+        for name in (*PARTS, "write_backlog")  # the backlog is written concurrently, so it is no part of a step
+        if any(line.get(f"{name}_seconds") is not None for line in timed)
     }
     # The clocks are read at slightly different times, so the sum of the parts may slightly exceed the total.
     return shares | {"other": max(0.0, 1.0 - sum(shares.get(name, 0.0) for name in PARTS))}

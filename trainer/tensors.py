@@ -1,7 +1,5 @@
 """Tensor trees on disk: tensors in a safetensors file, everything else as JSON."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """warnings.log: a record of problems that did not end the run."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator

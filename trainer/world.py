@@ -1,19 +1,21 @@
-"""The ranks of a run: who they are, how they communicate, and which of them are lost."""
+"""The ranks of a run: who they are, how they communicate, whether they share a disk, and which of them are lost."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..state_store.ranks import Alone, Ranks, TorchRanks
-from .errors import ConfigError, RanksLostError
+from ..state_store.ranks import Ranks, TorchRanks, agreement
+from .errors import ConfigError, RanksLostError, RunError
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -29,8 +31,10 @@ SILENT_AFTER_SECONDS = 5.0
 """A rank without a heartbeat for this long is lost."""
 LINGER_SECONDS = 2.0
 """How long rank 0, which may hold the store, stays for ranks that have yet to notice a lost neighbour."""
+SEEN_WITHIN_SECONDS = 5.0
+"""Time within which a file written on one machine must be visible on the others."""
 
-_ALONE = Alone()
+_ALONE = Ranks()
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class World:
         if not isinstance(self.control, TorchRanks):
             return [list(own)]
         return self.control.all_gather(own)
+
+    def any_rank(self, flag: bool) -> bool:
+        """Return whether the flag is set on any rank. Called by all ranks."""
+        return any(of_rank for (of_rank,) in self.all_gather([flag]))
 
     def lost_ranks(self) -> list[int]:
         """Return the lost ranks after a collective has failed; takes a few seconds."""
@@ -182,3 +190,41 @@ class Heartbeats:
 
     def _beats(self) -> list[int]:
         return [self._store.add(f"beats/{rank}", 0) for rank in range(self._size)]
+
+
+def refuse_separate_directories(world: World, folder: Path) -> None:
+    """Raise ConfigError on every rank, naming ranks, unless all see the same directory. Called by all ranks.
+
+    Each rank writes its rows of a snapshot there and reads those of the others. folder: exists on rank 0.
+    Raises RunError or OSError if rank 0 cannot write to it.
+    """
+    if world.size == 1:
+        return
+    host, written = socket.gethostname(), None
+    with ExitStack() as end:
+        with agreement(world.control, RunError):
+            if world.is_first:
+                # A name that no copy of the directory contains, and that remove_leftovers removes after a kill.
+                file = folder / f".ranks.{secrets.randbits(64)}.partial"
+                file.touch(exist_ok=False)
+                end.callback(file.unlink, missing_ok=True)
+                written = file.name, host
+        name, host_of_first = world.control.broadcast(written)
+        separate = None if _is_seen(folder / name) else f"rank {world.rank} (on {host})"
+        found = [rank for rank in world.control.broadcast(world.control.gather(separate)) if rank]
+    if found:
+        raise ConfigError(
+            f"{' and '.join(found)} cannot see files that rank 0 (on {host_of_first}) writes in its run directory, "
+            f"{folder}: set --out to a directory on a disk that all machines share"
+        )
+
+
+def _is_seen(file: Path) -> bool:
+    end = time.monotonic() + SEEN_WITHIN_SECONDS
+    while not (is_seen := file.exists()) and time.monotonic() < end:
+        # A network disk caches that a file is missing, and refreshes this when a directory is listed.
+        for folder in (file.parent.parent, file.parent):
+            with suppress(OSError):
+                os.listdir(folder)
+        time.sleep(0.1)
+    return is_seen

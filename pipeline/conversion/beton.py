@@ -4,31 +4,28 @@ FFCV's DatasetWriter does everything that touches the file, but its worker proce
 sample raises. One process writes a shard; conversions run in parallel over shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..dataset_index import CAPTIONS_PER_SAMPLE
-from ..ffcv_api import (
-    DatasetWriter,
-    FieldDescType,
-    HeaderType,
-    IntField,
-    MemoryAllocator,
-    NDArrayField,
-    RGBImageField,
-    handle_sample,
-)
 from ..row_records import MAX_BYTES
 
-PAGE_SIZE = MAX_BYTES
-MAX_JPEG_BYTES = PAGE_SIZE - (1 << 16)
-"""A sample must fit one page of the file; this leaves room for its tokens."""
+# Importing ffcv sets torch and numba to one thread for the whole process.
+_torch_threads, _numba_threads = torch.get_num_threads(), numba.get_num_threads()
+
+from ffcv.fields import IntField, NDArrayField, RGBImageField  # noqa: E402
+from ffcv.memory_allocator import MemoryAllocator  # noqa: E402
+from ffcv.types import FieldDescType, HeaderType  # noqa: E402
+from ffcv.writer import DatasetWriter, handle_sample  # noqa: E402
+
+torch.set_num_threads(_torch_threads)
+numba.set_num_threads(_numba_threads)
 
 _RGB_IMAGE_TYPE_ID = 2
 _JPEG_MODE = 0
@@ -99,4 +96,4 @@ def write_beton(path: Path, rows: Iterable[BetonRow], *, most_rows: int, context
     if context_length is not None:
         fields["tokens"] = NDArrayField(np.dtype("<i4"), (CAPTIONS_PER_SAMPLE, context_length))
     fields["source_index"] = IntField()
-    return _ShardWriter(str(path), fields, page_size=PAGE_SIZE, num_workers=1).write(rows, most_rows)
+    return _ShardWriter(str(path), fields, page_size=MAX_BYTES, num_workers=1).write(rows, most_rows)

@@ -5,8 +5,6 @@ interruptions. plan.py decides which sample goes where, shard_pool.py and shard_
 partial.py keeps finished work and renames it in the end.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -15,28 +13,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...files import sha256_of, sync, write_atomically
 from ..cores import cores
-from ..dataset_index import (
-    CAPTIONS_PER_SAMPLE,
-    ERRORS_FILE,
-    FORMAT,
-    TokenizerInfo,
-    read_index,
-    seal_index,
-)
+from ..dataset_index import CAPTIONS_PER_SAMPLE, ERRORS_FILE, FORMAT, TokenizerInfo, read_index, seal_index
 from ..errors import DatasetError, SourceError
 from ..sources import Source
 from ..tokenizer import end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
-from .bad_samples import BadSample, count_reasons, read_bad_samples
-from .partial import Partial, ShardResult, claimed, refuse_existing
+from .partial import BadSample, Partial, claimed, count_reasons, read_bad_samples, refuse_existing
 from .plan import ConvertSettings, Plan, cut_into_shards
-from .shard_pool import Counts, Job, convert_shards
+from .shard_pool import Counts, convert_shards
 
 __all__ = ["ConvertSettings", "Summary", "convert"]
 
@@ -61,17 +50,10 @@ class Summary:
 
 
 def convert(
-    source: Source,
-    out: Path,
-    settings: ConvertSettings,
-    *,
-    workers: int | None = None,
-    overwrite: bool = False,
-    resume: bool = False,
-    selection: NDArray[np.int64] | None = None,
-    tokenizer_from: Path | None = None,
+    source: Source, out: Path, settings: ConvertSettings, *, workers: int | None = None, overwrite: bool = False,
+    resume: bool = False, selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
-) -> Summary:
+) -> Summary:  # fmt: skip
     """Write the dataset directory `out` atomically.
 
     overwrite: replace `out` if it is a dataset, once the new one is complete; start over after an interruption.
@@ -85,30 +67,34 @@ def convert(
     version 0.1.0 wrote the dataset; SourceError if a sample, or too many of them, cannot be used; DatasetError if a
     worker dies or the disk is full or failing.
     """
-    started = time.monotonic()
+    started, seen = time.monotonic(), 0
     tokenizer = tokenizer_from or settings.tokenizer
     if tokenizer and source.mode == "pairs":
         load_tokenizer(tokenizer, context_length=settings.context_length)  # fail here rather than in every worker
     plan = Plan.of(source, settings, selection, tokenizer)
     if not plan.selected:
         raise SourceError("no samples are selected; there is nothing to convert")
-    seen = 0
-    with _told_where_no_room_is_left(out), claimed(out) as partial:
+    selected = np.arange(len(source)) if selection is None else selection
+    with _full_disk_explained(out), claimed(out) as partial:
         if not (resume and not partial.in_progress and _was_made_by(plan, out)):
-            run = _Run(source, np.arange(len(source)) if selection is None else selection, settings, plan, partial)
-            run.begin(tokenizer, overwrite, resume)
-            if partial.is_whole:
-                partial.refuse_other_format()
+            refuse_existing(out, overwrite=overwrite, resume=resume)
+            if resume and partial.in_progress:
+                partial.resume(plan)
             else:
-                seen = run.write_shards(workers or cores(), on_progress)
-                run.assemble()
+                partial.clear()
+                if source.mode == "pairs":
+                    _prepare_tokenizer(partial.tokenizer, tokenizer, source, selected, settings)
+                partial.record(plan)
+            if not partial.is_whole:
+                seen = _write_shards(source, selected, settings, plan, partial, workers or cores(), on_progress)
+                _assemble(settings, plan, partial, source.mode)
             partial.publish()
         partial.remove_replaced()
     return _summary(out, seen, started)
 
 
 @contextmanager
-def _told_where_no_room_is_left(out: Path) -> Iterator[None]:
+def _full_disk_explained(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -128,129 +114,96 @@ def _was_made_by(plan: Plan, out: Path) -> bool:
     return index.format == FORMAT and index.source.get("plan") == plan.digest()
 
 
+def _prepare_tokenizer(
+    path: Path, given: Path | None, source: Source, selected: NDArray[np.int64], settings: ConvertSettings
+) -> None:
+    if given is not None:
+        shutil.copyfile(given, path)
+        sync(path)
+    else:
+        tokenizer = train_tokenizer(source.captions(selected), vocab_size=settings.vocab_size)
+        # Not with its own `save`, whose errors do not report a full disk.
+        write_atomically(path, tokenizer.to_str(pretty=True).encode())
+
+
 class _TooManyBadSamplesError(Exception):
     pass
 
 
-@dataclass(frozen=True)
-class _Run:
-    """The steps of one conversion, in order; another process can resume each."""
+def _write_shards(
+    source: Source, selected: NDArray[np.int64], settings: ConvertSettings, plan: Plan, partial: Partial, workers: int,
+    on_progress: Callable[[Counts], None],
+) -> int:  # fmt: skip
+    """Write the shards that are not done yet and return their number of samples."""
+    picture_bytes = (source.stored_bytes() or 0) // len(source)
+    listings = cut_into_shards(selected, source.chunks(), settings.seed, plan.shards, picture_bytes=picture_bytes)
+    parts = partial.parts(plan.shards)
+    results = [part.result() for part in parts]
+    missing = [pair for pair, result in zip(zip(parts, listings, strict=True), results, strict=True) if not result]
+    seen = sum(len(listing) for _, listing in missing)
 
-    source: Source
-    chosen: NDArray[np.int64]
-    settings: ConvertSettings
-    plan: Plan
-    partial: Partial
+    def watch(counts: Counts) -> None:
+        on_progress(counts)
+        if counts.left_out > settings.max_error_rate * plan.selected + 1e-9:
+            raise _TooManyBadSamplesError
 
-    def begin(self, tokenizer: Path | None, overwrite: bool, resume: bool) -> None:
-        """Prepare to write shards: in an empty directory, or resuming a conversion with the same plan."""
-        refuse_existing(self.partial.out, overwrite=overwrite, resume=resume)
-        if resume and self.partial.in_progress:
-            self.partial.refuse_other(self.plan)
-            self.partial.sweep()
-            return
-        self.partial.clear()
-        if self.source.mode == "pairs":
-            self._prepare_tokenizer(tokenizer)
-        self.partial.record(self.plan)
-
-    def _prepare_tokenizer(self, given: Path | None) -> None:
-        path = self.partial.tokenizer
-        if given is not None:
-            shutil.copyfile(given, path)
-        else:
-            captions = self.source.captions(self.chosen)
-            tokenizer = train_tokenizer(captions, vocab_size=self.settings.vocab_size)
-            # Not with its own `save`, whose errors do not report a full disk.
-            write_atomically(path, tokenizer.to_str(pretty=True).encode())
-        sync(path)
-
-    def write_shards(self, workers: int, on_progress: Callable[[Counts], None]) -> int:
-        """Write the shards that are not done yet and return their number of samples."""
-        picture_bytes = (self.source.stored_bytes() or 0) // len(self.source)
-        listings = cut_into_shards(
-            self.chosen, self.source.chunks(), self.settings.seed, self.plan.shards, picture_bytes=picture_bytes
-        )
-        shards = list(zip(self.partial.parts(self.plan.shards), listings, strict=True))
-        done = [result for part, _ in shards if (result := part.result())]
-        missing = [(part, listing) for part, listing in shards if part.result() is None]
-        seen = sum(len(listing) for _, listing in missing)
-
-        def watch(counts: Counts) -> None:
-            on_progress(counts)
-            if counts.left_out > self.settings.max_error_rate * self.plan.selected + 1e-9:
-                raise _TooManyBadSamplesError
-
-        counted = Counts(self.plan.selected - seen, sum(result.left_out for result in done))
-        try:
-            watch(counted)
-            if missing:
-                job = Job(self.source, self.settings, self.partial.tokenizer)
-                convert_shards(job, missing, counted, workers, watch)
-        except _TooManyBadSamplesError:
-            raise SourceError(self._too_many()) from None
-        return seen
-
-    def _too_many(self) -> str:
-        bad = self._list_bad_samples()
+    counted = Counts(plan.selected - seen, sum(result.left_out for result in results if result))
+    try:
+        watch(counted)
+        if missing:
+            convert_shards((source, settings, partial.tokenizer), missing, counted, workers, watch)
+    except _TooManyBadSamplesError:
+        bad = _bad_samples(plan, partial)
         first = "; ".join(f"{sample.uri!r}: {sample.reason}" for sample in bad[:FIRST_REASONS])
-        return (
-            f"at least {len(bad):,} of {self.plan.selected:,} samples cannot be used; --max-error-rate "
-            f"allows {self.settings.max_error_rate:.3g} of them. The first: {first}. All are listed in "
-            f"{self.partial.errors}. Fix the source, or continue with --resume and a higher --max-error-rate"
-        )
+        raise SourceError(
+            f"at least {len(bad):,} of {plan.selected:,} samples cannot be used; --max-error-rate allows "
+            f"{settings.max_error_rate:.3g} of them. The first: {first}. All are listed in {partial.errors}. "
+            "Fix the source, or continue with --resume and a higher --max-error-rate"
+        ) from None
+    return seen
 
-    def _list_bad_samples(self) -> list[BadSample]:
-        """Return all samples left out so far, and keep them in a file."""
-        self.partial.gather_errors(self.partial.parts(self.plan.shards), self.partial.errors)
-        return list(read_bad_samples(self.partial.errors))
 
-    def assemble(self) -> None:
-        """Complete the dataset's directory from the finished shards."""
-        parts = self.partial.parts(self.plan.shards)
-        results = [result for part in parts if (result := part.result())]
-        kept = [result for result in results if result.rows]
-        if not kept:
-            first = self._list_bad_samples()[0]
-            raise SourceError(
-                f"none of the {self.plan.selected:,} samples is usable; the first: {first.uri!r}: {first.reason}"
-            )
-        pairs = self.source.mode == "pairs"
-        index = seal_index({
-            "n": sum(result.rows for result in kept),
-            "mode": self.source.mode,
-            "captions_per_sample": CAPTIONS_PER_SAMPLE if pairs else 0,
-            "first_id": np.cumsum([0, *(result.rows for result in kept)]).tolist(),
-            "image": self.settings.image.model_dump(),
-            "tokenizer": self._tokenizer_info(kept) if pairs else None,
-            "tokenizer_digest": sha256_of(self.partial.tokenizer) if pairs else None,
-            "shard_digests": [result.digests for result in kept],
-            "grown_from": None,
-            "source": self.plan.source
-            | {"samples": self.plan.samples, "permutation_seed": self.plan.seed, "plan": self.plan.digest()},
-        })  # fmt: skip
-        self.partial.assemble(parts, results, index)
+def _bad_samples(plan: Plan, partial: Partial) -> list[BadSample]:
+    """Return all samples left out so far, and keep them in a file."""
+    partial.gather_errors(partial.parts(plan.shards), partial.errors)
+    return list(read_bad_samples(partial.errors))
 
-    def _tokenizer_info(self, results: list[ShardResult]) -> dict[str, Any]:
-        tokenizer = load_tokenizer(self.partial.tokenizer, context_length=self.settings.context_length)
-        return TokenizerInfo(
-            vocab_size=vocab_size_of(tokenizer),
-            context_length=self.settings.context_length,
-            end_id=end_id_of(tokenizer),
-            truncated=sum(result.truncated for result in results),
-        ).model_dump()
+
+def _assemble(settings: ConvertSettings, plan: Plan, partial: Partial, mode: str) -> None:
+    """Complete the dataset's directory from the finished shards."""
+    parts = partial.parts(plan.shards)
+    results = [result for part in parts if (result := part.result())]
+    kept = [result for result in results if result.rows]
+    if not kept:
+        first = _bad_samples(plan, partial)[0]
+        raise SourceError(f"none of the {plan.selected:,} samples is usable; the first: {first.uri!r}: {first.reason}")
+    info = None
+    if mode == "pairs":
+        tokenizer = load_tokenizer(partial.tokenizer, context_length=settings.context_length)
+        info = TokenizerInfo(
+            vocab_size=vocab_size_of(tokenizer), context_length=settings.context_length, end_id=end_id_of(tokenizer),
+            truncated=sum(result.truncated for result in kept),
+        )  # fmt: skip
+    index = seal_index({
+        "n": sum(result.rows for result in kept),
+        "mode": mode,
+        "captions_per_sample": CAPTIONS_PER_SAMPLE if info else 0,
+        "first_id": np.cumsum([0, *(result.rows for result in kept)]).tolist(),
+        "image": settings.image.model_dump(),
+        "tokenizer": info.model_dump() if info else None,
+        "tokenizer_digest": sha256_of(partial.tokenizer) if info else None,
+        "shard_digests": [result.digests for result in kept],
+        "grown_from": None,
+        "source": plan.source | {"samples": plan.samples, "permutation_seed": plan.seed, "plan": plan.digest()},
+    })  # fmt: skip
+    partial.assemble(parts, results, index)
 
 
 def _summary(out: Path, seen: int, started: float) -> Summary:
     index = read_index(out)
     reasons = count_reasons(read_bad_samples(out / ERRORS_FILE))
     return Summary(
-        path=out,
-        samples=index.n,
-        shards=len(index.first_id) - 1,
-        left_out=reasons.total(),
-        reasons=reasons.most_common(FIRST_REASONS),
-        truncated=index.tokenizer.truncated if index.tokenizer else 0,
-        seen=seen,
-        seconds=time.monotonic() - started,
-    )
+        path=out, samples=index.n, shards=len(index.first_id) - 1, left_out=reasons.total(),
+        reasons=reasons.most_common(FIRST_REASONS), truncated=index.tokenizer.truncated if index.tokenizer else 0,
+        seen=seen, seconds=time.monotonic() - started,
+    )  # fmt: skip

@@ -1,29 +1,46 @@
 """Convert any picture that Pillow opens to an upright RGB JPEG that the loaders can decode, or say why not.
 
-Colour profiles are not applied, as in nearly every loader.
+Colour profiles are not applied, as in nearly every loader. Markers tell a JPEG's coding and number of scans, which
+Pillow does not; source: ITU-T T.81, annex B.
 """
 
-from __future__ import annotations
-
 import io
+import re
 import warnings
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from ..dataset_index import ImagePolicy
 from ..errors import BadSampleError
-from ..ffcv_api import imdecode
-from ..jpeg_size import size_in_header
-from ..row_records import MAX_PIXELS
-from .beton import MAX_JPEG_BYTES
-from .jpeg_markers import coding_of
+from ..jpeg import decode, size_in_header
+from ..rng import compiled
+from ..row_records import MAX_JPEG_BYTES, MAX_PIXELS
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Other formats are refused: for some Pillow starts other programs. MPO is a JPEG followed by more pictures."""
 MAX_SIDE = 65_500
 """libjpeg's limit; FFCV stores a side in 16 bits."""
+
+MAX_SCANS = 100
+"""JPEGs have about ten; each costs a pass over all pixels, but only a hundred bytes of the file."""
+MAX_SEGMENTS = 10_000
+"""Segments hold up to 64 KB each: far more than fits a page of the dataset's file."""
+MAX_FILL = 1_000
+"""Limit of meaningless bytes between two segments; there should be none, and Pillow scans each."""
+
+_SOI, _EOI, _SOS = 0xD8, 0xD9, 0xDA
+_APP0, _APP1, _APP15 = 0xE0, 0xE1, 0xEF
+_JFIF_BYTES = 16
+"""Length of the first segment of nearly every JPEG, if it has no thumbnail."""
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_ONE_PASS_FRAMES = (0xC0, 0xC1)
+_HUFFMAN_FRAMES = (0xC0, 0xC1, 0xC2)
+"""Baseline, extended and progressive."""
+# Excludes stuffed zeros and restarts, which occur in coded data, and fill bytes.
+_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]")
 
 _OTHER_FILES = {b"%PDF": "a PDF document", b"%!PS": "a PostScript document", b"PK\x03\x04": "a zip archive",
                 b"\x1f\x8b": "a gzip archive", b"#!": "a script"}  # fmt: skip
@@ -62,15 +79,16 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
     if not picture:
         raise BadSampleError("the file is empty")
     coding = coding_of(picture) if picture.startswith(b"\xff\xd8") else None
-    if coding and coding.plain_size and (kept := _kept_plain(picture, *coding.plain_size, policy)):
-        return kept
+    if coding and coding.plain_size and (kept := _kept(picture, *coding.plain_size, policy)):
+        return kept  # without Pillow, which saves a tenth of a conversion's time
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about odd metadata, and about bombs, which _refuse_bomb handles
             with Image.open(io.BytesIO(picture), formats=FORMATS) as image:
                 _refuse_bomb(image)
-                if coding and coding.is_huffman and _can_be_kept(image, picture, policy):
-                    return StoredImage(picture, image.height, image.width)
+                can_stay = coding and coding.is_huffman and _is_plain_ycbcr(image) and _orientation(image) == 1
+                if can_stay and (kept := _kept(picture, image.height, image.width, policy)):
+                    return kept
                 return _encode(_rgb(_loaded_upright(image, policy)), policy)
     except BadSampleError:
         raise
@@ -82,22 +100,22 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
         raise BadSampleError(f"damaged or not supported{_known_cause(error)}") from error
 
 
-def _kept_plain(picture: bytes, height: int, width: int, policy: ImagePolicy) -> StoredImage | None:
-    """Keep a JPEG by its markers alone; None if Pillow is needed. Saves a tenth of a conversion's time."""
+def _kept(picture: bytes, height: int, width: int, policy: ImagePolicy) -> StoredImage | None:
+    """Return a Huffman-coded, upright YCbCr JPEG unchanged; None if it must be encoded again. The decoder decides."""
     fits = 0 < height * width <= MAX_PIXELS and min(height, width) <= policy.max_size and len(picture) <= MAX_JPEG_BYTES
     return StoredImage(picture, height, width) if fits and decodes(picture, height, width) else None
 
 
 def decodes(jpeg: bytes, height: int, width: int) -> bool:
     """Return whether training's decoder accepts these bytes without warnings and they have this size."""
-    data = np.frombuffer(jpeg, np.uint8)
-    if size_in_header(data) != (height, width):
+    return bool(_decodes(np.frombuffer(jpeg, np.uint8), height, width))
+
+
+@compiled
+def _decodes(jpeg: NDArray[np.uint8], height: int, width: int) -> bool:
+    if size_in_header(jpeg) != (height, width):
         return False  # the decoder's buffer is sized by these
-    pixels = np.empty((height, width, 3), np.uint8)
-    result: int = imdecode(
-        data.ctypes.data, data.size, height, width, pixels.ctypes.data, height, width, 0, 0, 1, 1, False, False
-    )
-    return result == 0
+    return decode(jpeg, height, width, np.empty(3 * height * width, np.uint8), 1)
 
 
 def _refuse_bomb(image: Image.Image) -> None:
@@ -105,21 +123,10 @@ def _refuse_bomb(image: Image.Image) -> None:
         raise BadSampleError(f"too many pixels: {image.width}×{image.height} = {pixels:,}, above {MAX_PIXELS:,}")
 
 
-def _can_be_kept(image: Image.Image, data: bytes, policy: ImagePolicy) -> bool:
-    """Return whether a Huffman-coded JPEG may be stored unchanged; the decoder decides last."""
-    return (
-        image.format == "JPEG"
-        and image.mode == "RGB"
-        and min(image.size) <= policy.max_size
-        and len(data) <= MAX_JPEG_BYTES
-        and _is_ycbcr(image)
-        and _orientation(image) == 1
-        and decodes(data, image.height, image.width)
-    )
-
-
-def _is_ycbcr(image: Image.Image) -> bool:
-    """Return whether a JPEG's three channels are YCbCr, as decoders assume; Adobe's may be RGB."""
+def _is_plain_ycbcr(image: Image.Image) -> bool:
+    """Return whether this is a JPEG of one picture in YCbCr, as decoders assume; Adobe's channels may be RGB."""
+    if image.format != "JPEG" or image.mode != "RGB":
+        return False
     names = bytes(layer[0] for layer in image.layer)  # type: ignore[attr-defined]
     return image.info.get("adobe_transform", 1) == 1 and names != b"RGB"
 
@@ -203,3 +210,54 @@ def _what_it_is(data: bytes) -> str:
 def _known_cause(error: Exception) -> str:
     """Return Pillow's message only if it is one of these: others may quote the file."""
     return next((f": {cause}" for cause in ("truncated", "too large") if cause in str(error).lower()), "")
+
+
+class Coding(NamedTuple):
+    """How the first picture in a JPEG file is coded."""
+
+    is_huffman: bool
+    """Baseline or progressive, which every decoder supports; not arithmetic or lossless, which hardware lacks."""
+    scans: int
+    """Number of passes over the whole picture."""
+    plain_size: tuple[int, int] | None = None
+    """Height and width of a baseline JPEG of 8-bit YCbCr in one scan with a minimal header: no EXIF, no Adobe or other
+    application marker, and no bytes between segments, on which decoders disagree."""
+
+
+def coding_of(jpeg: bytes) -> Coding:
+    """Walk the markers: to the first scan if the header shows that it is the only one, else to the end.
+
+    Raises BadSampleError for decoder bombs: too many scans, segments or fill bytes.
+    """
+    frame, scans, place, header, is_plain = 0, 0, 0, b"", True
+    for _ in range(MAX_SEGMENTS):
+        found = _MARKER.search(jpeg, place)
+        if not found or found.end() + 8 > len(jpeg) or (marker := jpeg[found.end() - 1]) == _EOI:
+            return Coding(frame in _HUFFMAN_FRAMES, scans)
+        if not scans and found.start() - place > MAX_FILL:
+            raise BadSampleError(f"a bomb: more than {MAX_FILL:,} bytes between two parts of its header")
+        is_plain &= found.start() == place and not _APP1 <= marker <= _APP15
+        place = found.end()
+        if marker == _SOI:
+            continue
+        if marker in _FRAMES:
+            frame, header = marker, jpeg[place + 2 : place + 17]
+        length = int.from_bytes(jpeg[place : place + 2], "big")
+        is_plain &= marker != _APP0 or length == _JFIF_BYTES
+        if marker == _SOS:
+            scans += 1
+            if scans > MAX_SCANS:
+                raise BadSampleError(f"a bomb: more than {MAX_SCANS} scans")
+            if frame in _ONE_PASS_FRAMES and jpeg[place + 2] == header[5]:
+                # The coded data follows, which is slow to search.
+                return Coding(is_huffman=True, scans=1, plain_size=_size_of_ycbcr(header) if is_plain else None)
+        place += length
+    raise BadSampleError(f"a bomb: more than {MAX_SEGMENTS:,} segments")
+
+
+def _size_of_ycbcr(header: bytes) -> tuple[int, int] | None:
+    """Return height and width from a frame header with three 8-bit components not named R, G and B; else None."""
+    precision, components, names = header[0], header[5], header[6::3]
+    if precision != 8 or components != 3 or names == b"RGB":
+        return None
+    return int.from_bytes(header[1:3], "big"), int.from_bytes(header[3:5], "big")

@@ -10,30 +10,21 @@
 Every step can be repeated, so a conversion killed at any moment resumes where it was. Nothing is written through links.
 """
 
-from __future__ import annotations
-
-import fcntl
+import json
 import os
+import re
 import shutil
-import socket
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from ...files import (
-    open_own,
-    open_regular,
-    own_directory,
-    read_regular,
-    remove_leftovers,
-    sync,
-    write_atomically,
-    written_aside,
-)
-from ...sealed_json import DamagedJSONError, unseal
+from ...files import open_regular, own_directory, read_regular, remove_leftovers, sync, write_atomically, written_aside
+from ...lock import FileLock, LockedError
+from ...sealed_json import DamagedJSONError, parse, unseal
 from ..dataset_index import (
     ERRORS_FILE,
     FORMAT,
@@ -63,6 +54,20 @@ class ShardResult(NamedTuple):
     """Number of truncated captions."""
 
 
+_RESULT = TypeAdapter(ShardResult)
+
+
+class BadSample(NamedTuple):
+    """A line of errors.jsonl, which lists the samples left out in the order of the ids they would have had."""
+
+    uri: str
+    key: str
+    reason: str
+
+    def line(self) -> str:
+        return json.dumps(self._asdict(), ensure_ascii=False) + "\n"
+
+
 class Part(NamedTuple):
     """The files of one shard; its final number depends on how many earlier shards have samples."""
 
@@ -84,44 +89,30 @@ class Part(NamedTuple):
             return None
 
 
-_RESULT = TypeAdapter(ShardResult)
-
-
-class Partial(NamedTuple):
+class Partial:
     """The directory where `out` is built."""
 
-    out: Path
-    path: Path
-
-    @property
-    def dataset(self) -> Path:
-        return self.path / "dataset"
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.dataset / TOKENIZER_FILE
-
-    @property
-    def errors(self) -> Path:
-        """List of the samples left out so far, if the conversion failed."""
-        return self.path / ERRORS_FILE
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.path = out.with_name(f".{out.name}.partial")
+        self.dataset = self.path / "dataset"
+        self.tokenizer = self.dataset / TOKENIZER_FILE
+        self.errors = self.path / ERRORS_FILE
+        self._plan, self._parts = self.path / "plan.json", self.path / "parts"
+        self._replaced = out.with_name(f".{out.name}.replaced")
 
     @property
     def in_progress(self) -> bool:
         """Whether there is a conversion to resume: earlier there is no plan, later dataset/ is gone."""
-        return self._plan_file.is_file() and self.dataset.is_dir()
+        return self._plan.is_file() and self.dataset.is_dir()
 
     @property
     def is_whole(self) -> bool:
         """Whether only the final rename is left."""
         return (self.dataset / INDEX_FILE).is_file()
 
-    @property
-    def _plan_file(self) -> Path:
-        return self.path / "plan.json"
-
     def parts(self, shards: int) -> list[Part]:
-        return [Part(self.path / "parts", shard) for shard in range(shards)]
+        return [Part(self._parts, shard) for shard in range(shards)]
 
     def clear(self) -> None:
         """Empty the directory for a new conversion; the lock stays."""
@@ -131,33 +122,35 @@ class Partial(NamedTuple):
             elif path.name != "lock":
                 path.unlink()
         (self.dataset / SHARD_FOLDER).mkdir(parents=True)
-        (self.path / "parts").mkdir()
+        self._parts.mkdir()
 
     def record(self, plan: Plan) -> None:
         """Write the plan; from then on the conversion can be resumed."""
         sync(self.dataset)
-        write_atomically(self._plan_file, plan.model_dump_json(indent=1).encode())
+        write_atomically(self._plan, plan.model_dump_json(indent=1).encode())
 
-    def sweep(self) -> None:
-        """Remove files left half-written by killed workers. Raises NotRegularFileError if a directory is a link."""
-        for directory in (self.path / "parts", self.dataset, self.dataset / SHARD_FOLDER):
-            own_directory(directory)
-            remove_leftovers(directory)
-        for file in (self.path / "parts").glob("*.writing"):
-            file.unlink()
+    def resume(self, plan: Plan) -> None:
+        """Remove files left half-written by killed workers.
 
-    def refuse_other(self, plan: Plan) -> None:
-        """Raise DatasetExistsError if this conversion was started with another plan, saying what differs."""
+        Raises DatasetExistsError if the conversion was started with another plan, or the complete dataset here has
+        another format than this version writes; NotRegularFileError if a directory is a link.
+        """
         cure = f"Use the same settings, or {_START_OVER}"
         try:
-            begun = Plan.model_validate_json(read_regular(self._plan_file))
+            begun = Plan.model_validate_json(read_regular(self._plan))
         except (ValidationError, OSError) as error:
-            raise DatasetExistsError(f"{self._plan_file} is damaged. {cure}") from error
+            raise DatasetExistsError(f"{self._plan} is damaged. {cure}") from error
         if differences := plan.differences(begun):
             raise DatasetExistsError(f"{self.path} was started with other settings: {'; '.join(differences)}. {cure}")
+        for directory in (self._parts, self.dataset, self.dataset / SHARD_FOLDER):
+            own_directory(directory)
+            remove_leftovers(directory)
+        for file in self._parts.glob("*.writing"):
+            file.unlink()
+        if self.is_whole:
+            self._refuse_other_format()
 
-    def refuse_other_format(self) -> None:
-        """Raise DatasetExistsError if the complete dataset here has another format than this version writes."""
+    def _refuse_other_format(self) -> None:
         try:
             made = read_index(self.dataset).format
         except DatasetError as error:
@@ -197,21 +190,13 @@ class Partial(NamedTuple):
         """Remove the dataset that was moved aside; only call this after the new one is in place."""
         shutil.rmtree(self._replaced, ignore_errors=True)
 
-    @property
-    def _replaced(self) -> Path:
-        return self.out.with_name(f".{self.out.name}.replaced")
-
-
-def partial_of(out: Path) -> Partial:
-    return Partial(out, out.with_name(f".{out.name}.partial"))
-
 
 def refuse_existing(out: Path, *, overwrite: bool = False, resume: bool = False) -> None:
     """Raise DatasetExistsError if `out` or an unfinished conversion to it exists.
 
     With overwrite, only if `out` is not a dataset; with resume, an unfinished conversion is allowed.
     """
-    partial = partial_of(out)
+    partial = Partial(out)
     if partial.in_progress and not (overwrite or resume):
         raise DatasetExistsError(
             f"{partial.path} holds an unfinished conversion; continue it with --resume, or start over with --overwrite"
@@ -233,39 +218,28 @@ def claimed(out: Path) -> Iterator[Partial]:
 
     Raises DatasetExistsError if another process is converting to `out`.
     """
-    partial = partial_of(out)
+    partial = Partial(out)
     lock = _lock(partial)
     try:
         yield partial
     finally:
         if not partial.in_progress:
             shutil.rmtree(partial.path, ignore_errors=True)
-        os.close(lock)
+        lock.release()
 
 
-def _lock(partial: Partial) -> int:
-    file = partial.path / "lock"
+def _lock(partial: Partial) -> FileLock:
     while True:
         partial.path.parent.mkdir(parents=True, exist_ok=True)
         own_directory(partial.path)
         try:
-            lock = open_own(file, os.O_RDWR | os.O_CREAT)
+            return FileLock(partial.path / "lock")
         except FileNotFoundError:
             continue  # another conversion ended and removed the directory in between
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.exists(file) and os.path.samestat(os.stat(file), os.fstat(lock)):
-                break
-        except BlockingIOError:
-            holder = os.pread(lock, 256, 0).decode(errors="replace").strip() or "another process"
-            os.close(lock)
+        except LockedError as error:
             raise DatasetExistsError(
-                f"{partial.out} is being written by {holder}; wait for it, or choose another directory"
+                f"{partial.out} is being written by {error.holder}; wait for it, or choose another directory"
             ) from None
-        os.close(lock)
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-    return lock
 
 
 def _move(file: Path, to: Path) -> None:
@@ -275,3 +249,18 @@ def _move(file: Path, to: Path) -> None:
         file.rename(to)
     elif not to.exists():
         raise DatasetError(f"{file} is missing, but its shard was finished; start over with --overwrite")
+
+
+def read_bad_samples(file: Path) -> Iterator[BadSample]:
+    """Yield the lines of errors.jsonl. Raises DatasetError for a damaged line."""
+    with open_regular(file) as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield BadSample(**{name: str(text) for name, text in parse(line).items()})
+            except (DamagedJSONError, AttributeError, TypeError) as error:
+                raise DatasetError(f"{file}, line {number:,}, is damaged: {error}") from error
+
+
+def count_reasons(samples: Iterable[BadSample]) -> Counter[str]:
+    """Count samples per reason; reasons that differ only in numbers count as one, with N in their place."""
+    return Counter(re.sub(r"\d[\d,.]*", "N", sample.reason) for sample in samples)

@@ -1,13 +1,10 @@
 """The plan of a conversion, made before it starts: which samples, in which order, in which shard."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +64,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     @classmethod
     def of(
         cls, source: Source, settings: ConvertSettings, selection: NDArray[np.int64] | None, tokenizer: Path | None
-    ) -> Plan:
+    ) -> Self:
         """Return the plan of a conversion; tokenizer: a file to use instead of training one."""
         selected = len(source) if selection is None else len(selection)
         pairs = source.mode == "pairs"
@@ -89,7 +86,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         """Return the sha256 that dataset.json records: equal plans give equal datasets."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
-    def differences(self, begun: Plan) -> list[str]:
+    def differences(self, begun: Self) -> list[str]:
         """Return readable differences from the plan that a conversion was started with."""
         now, then = _flat(self.model_dump(mode="json")), _flat(begun.model_dump(mode="json"))
         names = [name for name in now | then if now.get(name) != then.get(name)]
@@ -110,12 +107,7 @@ def largest_bytes(samples: int, stored_bytes: int) -> int:
 
 
 def cut_into_shards(
-    selected: NDArray[np.int64],
-    chunks: NDArray[np.int64] | None,
-    seed: int,
-    shards: int,
-    *,
-    picture_bytes: int = 0,
+    selected: NDArray[np.int64], chunks: NDArray[np.int64] | None, seed: int, shards: int, *, picture_bytes: int = 0
 ) -> list[NDArray[np.int64]]:
     """Return the source indices of every shard in row order; `selected` must be sorted.
 
@@ -154,16 +146,12 @@ def _mixed(
 ) -> NDArray[np.int64]:
     """Permute one shard's samples, given chunk by chunk, within windows of whole chunks with at least `window` rows."""
     chunk = np.searchsorted(chunks, indices, side="right")
-    ends = [*(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(indices)]
-    return np.concatenate([rng.permutation(indices[start:end]) for start, end in _windows(ends, window)])
-
-
-def _windows(ends: list[int], window: int) -> Iterator[tuple[int, int]]:
-    start = 0
-    for end in ends:
-        if end - start >= window or end == ends[-1]:
-            yield start, end
+    mixed, start = [], 0
+    for end in (*(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(indices)):
+        if end - start >= window or end == len(indices):
+            mixed.append(rng.permutation(indices[start:end]))
             start = end
+    return np.concatenate(mixed)
 
 
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:

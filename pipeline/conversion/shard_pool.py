@@ -13,7 +13,6 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, Thr
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing import forkserver, get_context, parent_process, resource_tracker
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,15 +29,8 @@ if TYPE_CHECKING:
     from .shard_writer import Conversion
 
 SECONDS_BETWEEN_LOOKS = 0.2
-
-
-class Job(NamedTuple):
-    """The job description that every worker gets."""
-
-    source: Source
-    settings: ConvertSettings
-    tokenizer: Path
-    """The tokenizer's file; does not exist if the samples have no captions."""
+Job = tuple[Source, ConvertSettings, Path]
+"""What every worker gets. The path is that of the tokenizer, which does not exist if the samples have no captions."""
 
 
 class Counts(NamedTuple):
@@ -74,7 +66,7 @@ def start_workers_early() -> None:
     Workers are forked from a server process that has only imported ffcv and the like, once for all conversions of this
     process. This process itself cannot be forked: torch and numba may run threads in it, which do not survive a fork.
     """
-    _context().set_forkserver_preload([f"{__package__}.shard_writer"])
+    get_context("forkserver").set_forkserver_preload([f"{__package__}.shard_writer"])
     resource_tracker.ensure_running()  # otherwise the fork server starts it, which undoes the blocking
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -85,12 +77,9 @@ def start_workers_early() -> None:
 
 
 def convert_shards(
-    job: Job,
-    shards: list[tuple[Part, NDArray[np.int64]]],
-    counted: Counts,
-    workers: int,
+    job: Job, shards: list[tuple[Part, NDArray[np.int64]]], counted: Counts, workers: int,
     on_progress: Callable[[Counts], None],
-) -> None:
+) -> None:  # fmt: skip
     """Write every shard, given as the part's files and its source indices.
 
     counted: what earlier processes have done. Calls on_progress with the counts a few times a second and at the end;
@@ -98,15 +87,19 @@ def convert_shards(
     Raises DatasetError if a worker dies.
     """
     start_workers_early()
-    context = _context()
+    context = get_context("forkserver")
     shared = _Shared(context.Value("Q", counted.done), context.Value("Q", counted.left_out),
                      context.Value("b", 0, lock=False))  # fmt: skip
     pool = ProcessPoolExecutor(min(workers, len(shards)), context, _start_worker, (job, shared))
+
+    def submit_all() -> set[Future[None]]:
+        return {pool.submit(_write_shard, *shard) for shard in shards}
+
     try:
         with ThreadPoolExecutor(1) as starter:
             # Ctrl-C interrupts only the main thread. There it could arrive while a worker gets its job, or before the
             # pool knows of the worker, and the pool would then not wait for it.
-            waiting = starter.submit(_submit, pool, shards).result()
+            waiting = starter.submit(submit_all).result()
         while waiting:
             finished, waiting = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_EXCEPTION)
             for future in finished:
@@ -120,14 +113,6 @@ def convert_shards(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _submit(pool: ProcessPoolExecutor, shards: list[tuple[Part, NDArray[np.int64]]]) -> set[Future[None]]:
-    return {pool.submit(_write_shard, *shard) for shard in shards}
-
-
-def _context() -> ForkServerContext:
-    return get_context("forkserver")
-
-
 _conversion: Conversion
 
 
@@ -137,9 +122,9 @@ def _start_worker(job: Job, shared: _Shared) -> None:
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # parallelism comes from processes
-    length = job.settings.context_length
-    tokenizer = load_tokenizer(job.tokenizer, context_length=length) if job.tokenizer.exists() else None
-    _conversion = Conversion(job.source, job.settings, tokenizer, shared.add_one)
+    source, settings, file = job
+    tokenizer = load_tokenizer(file, context_length=settings.context_length) if file.exists() else None
+    _conversion = Conversion(source, settings, tokenizer, shared.add_one)
 
 
 def _end_with_parent() -> None:

@@ -1,10 +1,8 @@
 """Write one shard, from samples to verified files on disk; runs in the worker processes."""
 
-from __future__ import annotations
-
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -20,17 +18,16 @@ from tokenizers import Tokenizer
 from ...files import sha256_of, sync, write_atomically
 from ...sealed_json import seal_line
 from ..dataset_index import CAPTIONS_PER_SAMPLE, SHARD_SUFFIXES
-from ..descriptor import Descriptor
 from ..errors import BadSampleError, DatasetError, SourceError
 from ..ffcv_table import FFCVTable
-from ..row_records import RECORD, Extent, RowRecords, write_row_records
+from ..raw_bytes import Descriptor
+from ..row_records import MAX_BYTES, RECORD, Extent, RowRecords, write_row_records
 from ..sources import Sample, Source
-from ..stored_sample import checksum, read_jpeg, read_tokens
+from ..stored_sample import SOUND, Located, checksum, read_samples
 from ..tokenizer import encode, vocab_size_of
-from .bad_samples import BadSample
 from .beton import BetonRow, write_beton
-from .images import StoredImage, to_stored
-from .partial import Part, PartSuffix, ShardResult
+from .images import to_stored
+from .partial import BadSample, Part, PartSuffix, ShardResult
 from .plan import ConvertSettings
 
 TABLE_SCHEMA = pa.schema([
@@ -50,12 +47,6 @@ class Conversion(NamedTuple):
     tokenizer: Tokenizer | None
     count_one: Callable[[bool], None]
     """Called after every sample with whether it was left out; an exception from it ends the shard."""
-
-
-class _Row(NamedTuple):
-    source_index: int
-    sample: Sample
-    image: StoredImage
 
 
 def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conversion) -> None:
@@ -100,22 +91,25 @@ class _Rows:
     def __iter__(self) -> Iterator[BetonRow]:
         usable = self._usable()
         while some := list(islice(usable, ENCODED_AT_ONCE)):
-            tokens = self._tokens_of([row.sample.caption or "" for row in some])
-            for (source_index, sample, image), its_tokens in zip(some, tokens, strict=True):
-                row = BetonRow(image.jpeg, image.height, image.width, its_tokens, source_index)
+            if self._tokenizer is not None:
+                tokens, truncated = encode(self._tokenizer, [sample.caption or "" for sample, _ in some])
+                self.truncated += truncated
+                encoded = zip(some, tokens[:, None], strict=True)
+                some = [(sample, row._replace(tokens=of_row)) for (sample, row), of_row in encoded]
+            for sample, row in some:
                 self._note(sample, row)
                 yield row
 
-    def _usable(self) -> Iterator[_Row]:
+    def _usable(self) -> Iterator[tuple[Sample, BetonRow]]:
         for source_index in self._source_indices.tolist():
             try:
                 sample = self._source[source_index]
-                image = to_stored(sample.picture, self._settings.image)
+                jpeg, height, width = to_stored(sample.picture, self._settings.image)
             except BadSampleError as error:
                 self._leave_out(source_index, str(error))
                 continue
             self._count_one(False)
-            yield _Row(source_index, sample._replace(picture=b""), image)
+            yield sample._replace(picture=b""), BetonRow(jpeg, height, width, None, source_index)
 
     def _leave_out(self, source_index: int, reason: str) -> None:
         uri, key = self._source.uri(source_index), self._source.key(source_index)
@@ -126,24 +120,9 @@ class _Rows:
         self.left_out += 1
         self._count_one(True)
 
-    def _tokens_of(self, captions: list[str]) -> Iterable[NDArray[np.int32] | None]:
-        if self._tokenizer is None:
-            return [None] * len(captions)
-        tokens, truncated = encode(self._tokenizer, captions)
-        self.truncated += truncated
-        return tokens[:, None]
-
     def _note(self, sample: Sample, row: BetonRow) -> None:
         captions = [] if sample.caption is None else [sample.caption]
-        record = (
-            len(self.source_index),
-            sample.key,
-            sample.uri,
-            captions,
-            sample.group,
-            row.width,
-            row.height,
-        )
+        record = (len(self.source_index), sample.key, sample.uri, captions, sample.group, row.width, row.height)
         for column, value in zip(self.table.values(), record, strict=True):
             column.append(value)
         self.source_index.append(row.source_index)
@@ -183,31 +162,23 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: C
     file, tokenizer, count = Descriptor(beton), conversion.tokenizer, len(rows.source_index)
     length = conversion.settings.context_length if tokenizer else 0
     extent = Extent(file.bytes, 4 * length, CAPTIONS_PER_SAMPLE if tokenizer else 0)
-    records = np.empty(count, RECORD)
+    records, read = np.empty(count, RECORD), np.empty(count, RECORD)
     try:
         FFCVTable(beton, file, count, extent).read(np.arange(count), records)
     except DatasetError as error:
         raise _not_what_was_written(beton) from error
-    for name, noted in (
-        ("source_index", rows.source_index), ("width", rows.table["width"]), ("height", rows.table["height"])
-    ):  # fmt: skip
-        if not np.array_equal(records[name], noted):
-            raise _not_what_was_written(beton)
+    noted = {"source_index": rows.source_index, "width": rows.table["width"], "height": rows.table["height"]}
+    if not all(np.array_equal(records[name], values) for name, values in noted.items()):
+        raise _not_what_was_written(beton)
     records["jpeg_checksum"], records["tokens_checksum"] = rows.jpeg_checksums, rows.tokens_checksums
     write_row_records(row_records, records, file.bytes)
-    read = np.empty(count, RECORD)
     if RowRecords(row_records, count, extent).read(np.arange(count), read) < count:
         raise _not_what_was_written(row_records)
-    vocab_size, tokens = vocab_size_of(tokenizer) if tokenizer else 0, np.empty(length, np.int32)
-    for record in read:
-        jpeg = np.empty(record["jpeg_bytes"], np.uint8)
-        fault = read_jpeg(
-            file.number, record["jpeg_at"], record["height"], record["width"], record["jpeg_checksum"], True, jpeg
-        ) or read_tokens(
-            file.number, record["tokens_at"], record["captions"], record["tokens_checksum"], True, vocab_size, tokens
-        )
-        if fault:
-            raise _not_what_was_written(beton)
+    vocab_size = vocab_size_of(tokenizer) if tokenizer else 0
+    located = Located.of(read, file=file.number, verified=True, vocab_size=vocab_size, context_length=length)
+    _, fault = read_samples(located, 0, count, located.jpeg_bytes, np.empty(MAX_BYTES, np.uint8))
+    if fault != SOUND:
+        raise _not_what_was_written(beton)
 
 
 def _not_what_was_written(file: Path) -> DatasetError:

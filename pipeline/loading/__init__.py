@@ -1,11 +1,12 @@
 """Turn a dataset into batches of views, in the sample order: `ffcv_loader` and `dali_loader`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Protocol, Self
 
 from ..batch import Batch
+from ..dataset import Dataset
+from ..errors import DatasetError
+from ..order import Order
 
 
 class Loader(Protocol):
@@ -23,3 +24,9 @@ class Loader(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+def refuse_other_samples(order: Order, dataset: Dataset) -> None:
+    """Raise DatasetError if the order was made for another number of samples."""
+    if order.samples != dataset.n:
+        raise DatasetError(f"the order is for {order.samples:,} samples, but {dataset.path} holds {dataset.n:,}")

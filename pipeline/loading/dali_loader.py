@@ -4,13 +4,10 @@ A JPEG is decoded once for all views. The random choices of a view are inputs be
 deterministic.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -19,41 +16,29 @@ import nvidia.dali.math
 import torch
 from numpy.typing import NDArray
 from nvidia.dali.plugin.pytorch.torch_utils import feed_ndarray
-from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from ...streams import Arriving, Copies
+from ...streams import Arriving, Copies, CudaDevice
 from ..augment import Recipe, ViewParameters, view_parameters
 from ..batch import Batch
 from ..cores import cores
 from ..dataset import Dataset
-from ..errors import DatasetError
 from ..order import Order
-from ..rng import compiled
-from ..stored_sample import SOUND, UNDECODABLE
-from .locate import Placed, Placer, fetch
+from ..stored_sample import UNDECODABLE, read_samples
+from . import refuse_other_samples
+from .reader import Reader
 
 dali: Any = nvidia.dali  # its own types know neither its constants nor conditionals
 fn, types = dali.fn, dali.types
 
 
-class _Reading(NamedTuple):
-    """A batch being read."""
+class _Read(NamedTuple):
+    """A batch that was read."""
 
     sample_ids: NDArray[np.int64]
-    read: Future[tuple[dict[str, Any], Placed]]
-    """The pipeline's inputs and the tokens, or DatasetError."""
-
-
-class _Scheduled(NamedTuple):
-    """A batch that the pipeline is processing, unless it has an error."""
-
-    sample_ids: NDArray[np.int64]
-    tokens: Tensor | None
+    tokens: NDArray[np.int32] | None
     inputs: dict[str, Any]
-    """Input name -> values by sample."""
-    error: DatasetError | None = None
-    """Raised when the batch is requested."""
+    """Name of the pipeline's input -> values by sample."""
 
 
 class DALILoader:
@@ -65,24 +50,9 @@ class DALILoader:
 
     def __init__(
         self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
-        workers: int, ahead: int, rank: int, world: int, device: Literal["cpu", "cuda"],
-    ) -> None:  # fmt: skip
-        self.order, self.recipe, self.image_size, self.views = order, recipe, image_size, views
-        self.rank, self.world, self.device = rank, world, device
-        self._placer, self._workers, self._ahead = Placer(dataset, workers), workers, ahead
-        self._batches = ThreadPoolExecutor(1, "thermopile-batches")  # reads one batch at a time
-        self._readers = ThreadPoolExecutor(workers, "thermopile-reader")  # share that batch's rows
-        self._pipeline: Any = None  # built when an epoch begins
-        self._reading: deque[_Reading] = deque()  # this and the next, oldest first
-        self._scheduled: deque[_Scheduled] = deque()
-        self._turn = 0
-
-    @classmethod
-    def open(
-        cls, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
         workers: int | None = None, ahead: int = 2, rank: int = 0, world: int = 1,
         device: Literal["cpu", "cuda"] = "cpu",
-    ) -> Self:  # fmt: skip
+    ) -> None:  # fmt: skip
         """Open a loader.
 
         image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
@@ -91,12 +61,18 @@ class DALILoader:
         device: where to decode and augment; "cuda" is torch's current CUDA device.
         Raises DatasetError if the order was made for another number of samples.
         """
-        if order.samples != dataset.n:
-            raise DatasetError(f"the order is for {order.samples:,} samples, but {dataset.path} holds {dataset.n:,}")
-        return cls(
-            dataset, order, recipe=recipe, image_size=image_size, views=views, workers=workers or cores() + 1,
-            ahead=ahead, rank=rank, world=world, device=device,
-        )  # fmt: skip
+        refuse_other_samples(order, dataset)
+        self.order, self._recipe, self._image_size, self._views = order, recipe, image_size, views
+        self._rank, self._world, self._on_gpu = rank, world, device == "cuda"
+        self._workers, self._ahead = workers or cores() + 1, ahead
+        self._reader = Reader(dataset, self._workers)
+        self._batches = ThreadPoolExecutor(1, "thermopile-batches")  # reads one batch at a time
+        self._copies = Copies(CudaDevice(torch.device("cuda", torch.cuda.current_device()))) if self._on_gpu else None
+        self._pipeline: Any = None  # built when an epoch begins
+        self._reading: deque[Future[_Read]] = deque()  # this and the next, oldest first
+        self._scheduled: deque[Future[_Read]] = deque()
+        """Batches that the pipeline is processing, unless they hold an error, which is raised when they are due."""
+        self._turn = 0
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from first_step on. Starting an epoch ends the previous one.
@@ -133,7 +109,7 @@ class DALILoader:
         self._drain()
         self._pipeline = None
         self._batches.shutdown()
-        self._readers.shutdown()
+        self._reader.close()
 
     def __enter__(self) -> Self:
         return self
@@ -143,82 +119,65 @@ class DALILoader:
 
     def _build(self) -> Any:
         pipeline = _views_of_jpegs(
-            self.recipe, self.image_size, self.views, self.device == "cuda",
-            batch_size=self.order.batch_size // self.world, num_threads=self._workers,
-            device_id=torch.cuda.current_device() if self.device == "cuda" else None,
+            self._recipe, self._image_size, self._views, self._on_gpu,
+            batch_size=self.order.batch_size // self._world, num_threads=self._workers,
+            device_id=torch.cuda.current_device() if self._on_gpu else None,
             prefetch_queue_depth=1,  # runs that start with the first; later ones are scheduled explicitly
         )  # fmt: skip
         pipeline.build()
         return pipeline
 
     def _start_reading(self, epoch: int, step: int) -> None:
-        ids = self.order.batch_ids(epoch, step, self.rank, self.world)
-        self._reading.append(_Reading(ids, self._batches.submit(self._read, epoch, ids)))
+        ids = self.order.batch_ids(epoch, step, self._rank, self._world)
+        self._reading.append(self._batches.submit(self._read, epoch, ids))
 
-    def _read(self, epoch: int, ids: NDArray[np.int64]) -> tuple[dict[str, Any], Placed]:
-        """Return the pipeline's inputs for a batch, and its tokens in Placed; the readers share the rows.
-
-        Raises DatasetError for a damaged sample.
-        """
-        placed = self._placer.place(ids)
-        ends = np.cumsum(placed.jpeg_bytes)
+    def _read(self, epoch: int, ids: NDArray[np.int64]) -> _Read:
+        """Read a batch, whose rows the reader's threads share. Raises DatasetError for a damaged sample."""
+        located = self._reader.locate(ids)
+        heights, widths, ends = located.height, located.width, np.cumsum(located.jpeg_bytes)
         memory = np.empty(ends[-1], np.uint8)
-        cuts = np.linspace(0, len(ids), self._workers + 1).astype(int).tolist()
-        parts = [
-            self._readers.submit(_read_part, self._placer, placed, low, high, ends, memory)
-            for low, high in pairwise(cuts)
-        ]
-        for row, fault in [part.result() for part in parts]:
-            if fault:
-                raise self._placer.damaged(int(ids[row]), fault)
+        self._reader.finish(self._reader.start(ids, located, read_samples, ends, memory))
         inputs: dict[str, Any] = {
             "jpeg": np.split(memory, ends[:-1]),
-            "sides": np.stack([placed.height, placed.width], axis=1).astype(np.float32),
+            "sides": np.stack([heights, widths], axis=1).astype(np.float32),
         }
-        for view in range(self.views):
-            drawn = view_parameters(self.recipe, self.order.seed, epoch, ids, placed.height, placed.width, view)
-            inputs |= {f"{name}{view}": values for name, values in _inputs_of_view(self.recipe, drawn).items()}
-        return inputs, placed
+        for view in range(self._views):
+            drawn = view_parameters(self._recipe, self.order.seed, epoch, ids, heights, widths, view)
+            inputs |= {f"{name}{view}": values for name, values in _inputs_of_view(self._recipe, drawn).items()}
+        return _Read(ids, located.tokens if located.vocab_size else None, inputs)
 
     def _schedule(self) -> None:
         """Wait for the oldest batch being read and feed it to the pipeline."""
-        ids, read = self._reading.popleft()
-        try:
-            inputs, placed = read.result()
-        except DatasetError as error:
-            self._scheduled.append(_Scheduled(ids, None, {}, error))
-            return
-        try:
-            _start(self._pipeline, inputs)
-        except BaseException:  # a half-fed pipeline would pair pixels with other samples' choices
-            self._forget_pipeline()
-            raise
-        self._scheduled.append(_Scheduled(ids, self._as_tensor(placed), inputs))
-
-    def _as_tensor(self, placed: Placed) -> Tensor | None:
-        if not placed.vocab_size:
-            return None
-        tokens = torch.from_numpy(placed.tokens)
-        return tokens.pin_memory() if self.device == "cuda" else tokens
+        batch = self._reading.popleft()
+        if batch.exception() is None:
+            try:
+                _start(self._pipeline, batch.result().inputs)
+            except BaseException:  # a half-fed pipeline would pair pixels with other samples' choices
+                self._forget_pipeline()
+                raise
+        self._scheduled.append(batch)
 
     def _collect(self) -> Batch:
-        batch = self._scheduled.popleft()
-        if batch.error:
-            raise batch.error
+        batch = self._scheduled.popleft().result()
         try:
             outputs = self._take_outputs()
         except RuntimeError as error:
             if (row := self._first_refused(batch.inputs)) is not None:
-                raise self._placer.damaged(int(batch.sample_ids[row]), UNDECODABLE) from error
+                raise self._reader.damaged(int(batch.sample_ids[row]), UNDECODABLE) from error
             raise
-        # The tensors share DALI's memory and own it as long as they live.
-        views = tuple(from_dlpack(output.as_tensor()) for output in outputs)
-        return Batch(torch.from_numpy(batch.sample_ids), views, batch.tokens)
+        if self._copies is None:  # the tensors share DALI's memory and own it as long as they live
+            views = tuple(from_dlpack(output.as_tensor()) for output in outputs)
+        else:
+            views = tuple(copy_outputs(outputs, self._copies).here())
+        tokens = None if batch.tokens is None else torch.from_numpy(batch.tokens)
+        if tokens is not None and self._on_gpu:
+            tokens = tokens.pin_memory()
+        return Batch(torch.from_numpy(batch.sample_ids), views, tokens)
 
     def _take_outputs(self) -> tuple[Any, ...]:
         """Return the oldest run's outputs. DALI pipelines do not survive an error: the next epoch builds a new one."""
         try:
-            stream = torch.cuda.current_stream() if self.device == "cuda" else None
+            stream = None if self._copies is None else self._copies.stream
             outputs: tuple[Any, ...] = self._pipeline.share_outputs(cuda_stream=stream)
             self._pipeline.release_outputs()
         except BaseException:
@@ -241,13 +200,12 @@ class DALILoader:
     def _drain(self) -> None:
         """Discard everything still being read or scheduled."""
         while self._reading:
-            self._reading.popleft().read.cancel()
+            self._reading.popleft().cancel()
         while self._scheduled:
-            if self._scheduled.popleft().error:
-                continue
-            # A damaged sample that nobody requested, or a pipeline that DALI ended at interpreter exit.
-            with suppress(RuntimeError, AttributeError):
-                self._take_outputs()
+            if self._scheduled.popleft().exception() is None:
+                # A damaged sample that nobody requested, or a pipeline that DALI ended at interpreter exit.
+                with suppress(RuntimeError, AttributeError):
+                    self._take_outputs()
 
     def _forget_pipeline(self) -> None:
         self._pipeline = None
@@ -273,32 +231,6 @@ def _start(pipeline: Any, inputs: dict[str, Any]) -> None:
     for name, values in inputs.items():
         pipeline.feed_input(name, values)
     pipeline.schedule_run()
-
-
-def _read_part(
-    placer: Placer, placed: Placed, low: int, high: int, ends: NDArray[np.int64], memory: NDArray[np.uint8]
-) -> tuple[int, int]:
-    """Read rows low … high - 1 like `_read_rows`, with few files open at a time."""
-    for start, end in placer.runs(placed, low, high):
-        row, fault = _read_rows(placed, start, end, ends, memory)
-        if fault:
-            return row, fault
-    return high, SOUND
-
-
-@compiled
-def _read_rows(
-    placed: Placed, low: int, high: int, ends: NDArray[np.int64], memory: NDArray[np.uint8]
-) -> tuple[int, int]:
-    """Read the JPEGs of rows low … high - 1 into `memory`, ending at `ends`, and their tokens.
-
-    Returns the first damaged row and its fault, or (high, SOUND).
-    """
-    for row in range(low, high):
-        fault = fetch(placed, row, memory[ends[row] - placed.jpeg_bytes[row] : ends[row]])
-        if fault != SOUND:
-            return row, fault
-    return high, SOUND
 
 
 def _inputs_of_view(recipe: Recipe, drawn: ViewParameters) -> dict[str, NDArray[Any]]:

@@ -1,7 +1,6 @@
 """The interface of sources. A new source is one file, one entry in tools/convert_sources.py and one test."""
 
-from __future__ import annotations
-
+from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
@@ -39,41 +38,49 @@ class Groups(NamedTuple):
 class Source(Protocol):
     """A listing of samples, sent to the worker processes: it must be compact and picklable.
 
-    source[i] raises BadSampleError if sample i cannot be read.
+    source[i] raises BadSampleError if sample i cannot be read. A subclass inherits what is not abstract.
     """
 
-    @property
-    def mode(self) -> str:
-        """`images` or `pairs`."""
+    mode: str
+    """`images` or `pairs`."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def __getitem__(self, index: int) -> Sample: ...
 
+    @abstractmethod
     def uri(self, index: int) -> str:
         """Return the origin of sample i, even if it cannot be read."""
 
+    @abstractmethod
     def key(self, index: int) -> str:
         """Return the source's own name for sample i."""
 
     def groups(self) -> Groups | None:
         """Return the samples' classes; None if the source has none."""
+        return None
 
     def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
         """Yield the captions of these samples, to train a tokenizer; none if the mode is `images`.
 
         Unreadable captions are skipped.
         """
+        return ()
 
     def chunks(self) -> NDArray[np.int64] | None:
         """Return prefix sums, int64 [chunks + 1], of chunks whose samples are cheap only if read in sequence.
 
         None if random access costs the same.
         """
+        return None
 
     def stored_bytes(self) -> int | None:
         """Return the bytes of all pictures in the source, for an estimate; None if unknown."""
+        return None
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return what dataset.json records about the source, as JSON values.
 

@@ -3,13 +3,11 @@
 https://www.cs.toronto.edu/~kriz/cifar.html describes both. An archive is read in memory; nothing is unpacked to disk.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import pickle
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import BadSampleError, SourceError
-from . import Groups, Sample
-from .listing import as_text, listing_digest
-from .regular_file import read_regular_file
+from . import Groups, Sample, Source
+from .listing import as_text, listing_digest, locate, read_regular_file
 from .restricted_pickle import PickledArray, load_restricted
 from .tar_members import BrokenTarError, regular_members
 
@@ -30,6 +27,8 @@ PIXELS = 3 * SIDE * SIDE
 
 MAX_UNPACKED = 256 << 20
 """Limit of an unpacked archive; the largest of the four has 186 MB."""
+_Batch = tuple[NDArray[np.uint8], NDArray[np.int32]]
+"""Pixels [n, PIXELS], and labels [n], each below the number of classes."""
 
 
 class _Layout(NamedTuple):
@@ -57,7 +56,7 @@ _LAYOUTS = (
 )  # fmt: skip
 
 
-class CifarSource:
+class CifarSource(Source):
     """The training set, or with `test` the test batch, held in memory: 150 MB for 50,000 pictures.
 
     root: the downloaded .tar.gz, the folder in it, or that folder's parent. Classes are the fine ones.
@@ -76,10 +75,10 @@ class CifarSource:
             raise SourceError(f"{root} is {layout.kind} but lacks {', '.join(missing)}; download it again")
         self.kind = layout.kind
         self._names = _class_names(layout, files[layout.names_file])
-        parts = [_Batch.read(layout, name, files.pop(name), len(self._names)) for name in self._batches]
-        self._pixels = np.concatenate([part.pixels for part in parts])
-        self._labels = np.concatenate([part.labels for part in parts])
-        self._first = np.cumsum([0] + [len(part.labels) for part in parts])
+        parts = [_read_batch(layout, name, files.pop(name), len(self._names)) for name in self._batches]
+        self._pixels = np.concatenate([pixels for pixels, _ in parts])
+        self._labels = np.concatenate([labels for _, labels in parts])
+        self._first = np.cumsum([0] + [len(labels) for _, labels in parts])
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -89,20 +88,14 @@ class CifarSource:
         return Sample(self.uri(index), self.key(index), picture, caption=None, group=self._names[self._labels[index]])
 
     def uri(self, index: int) -> str:
-        return f"{as_text(os.fsencode(self.root.name))}/{self.key(index)}"
+        return f"{as_text(self.root.name)}/{self.key(index)}"
 
     def key(self, index: int) -> str:
-        batch = int(np.searchsorted(self._first, index, side="right")) - 1
-        return f"{self._batches[batch].removesuffix('.bin')}/{index - self._first[batch]}"
+        batch, place = locate(self._first, index)
+        return f"{self._batches[batch].removesuffix('.bin')}/{place}"
 
     def groups(self) -> Groups:
         return Groups(self._names, self._labels)
-
-    def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
-        return ()
-
-    def chunks(self) -> None:
-        return None
 
     def stored_bytes(self) -> int:
         return self._pixels.nbytes
@@ -110,30 +103,23 @@ class CifarSource:
     def describe(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
-            "root": as_text(os.fsencode(self.root.resolve())),
+            "root": as_text(self.root.resolve()),
             "split": "test" if self.test else "train",
             "listing": listing_digest(self._labels, self._pixels),
         }
 
 
-class _Batch(NamedTuple):
-    pixels: NDArray[np.uint8]
-    """[n, PIXELS]"""
-    labels: NDArray[np.int32]
-    """[n], each below the number of classes"""
-
-    @classmethod
-    def read(cls, layout: _Layout, name: str, data: bytes, classes: int) -> _Batch:
-        pixels, labels = (_binary if layout.label_bytes else _pickled)(layout, name, data)
-        if len(labels) == 0 or pixels.shape != (len(labels), PIXELS):
-            raise SourceError(f"{name} holds pixels of shape {pixels.shape} for {len(labels):,} labels; "
-                              f"CIFAR has {PIXELS} for each")  # fmt: skip
-        if not 0 <= labels.min() <= labels.max() < classes:
-            raise SourceError(f"{name} has labels {labels.min()} to {labels.max()} for {classes} classes")
-        return cls(pixels, labels)
+def _read_batch(layout: _Layout, name: str, data: bytes, classes: int) -> _Batch:
+    pixels, labels = (_binary if layout.label_bytes else _pickled)(layout, name, data)
+    if len(labels) == 0 or pixels.shape != (len(labels), PIXELS):
+        raise SourceError(f"{name} holds pixels of shape {pixels.shape} for {len(labels):,} labels; "
+                          f"CIFAR has {PIXELS} for each")  # fmt: skip
+    if not 0 <= labels.min() <= labels.max() < classes:
+        raise SourceError(f"{name} has labels {labels.min()} to {labels.max()} for {classes} classes")
+    return pixels, labels
 
 
-def _binary(layout: _Layout, name: str, data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+def _binary(layout: _Layout, name: str, data: bytes) -> _Batch:
     record = layout.label_bytes + PIXELS
     if len(data) % record:
         raise SourceError(f"{name} has {len(data):,} bytes, not a multiple of {record:,}; download it again")
@@ -141,7 +127,7 @@ def _binary(layout: _Layout, name: str, data: bytes) -> tuple[NDArray[np.uint8],
     return records[:, layout.label_bytes :], records[:, layout.label_bytes - 1].astype(np.int32)
 
 
-def _pickled(layout: _Layout, name: str, data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+def _pickled(layout: _Layout, name: str, data: bytes) -> _Batch:
     match _unpickled(name, data):
         case {"data": PickledArray() as array, layout.labels_key: list(labels)} if _all_are(int, labels):
             try:

@@ -1,7 +1,5 @@
 """A csv or tsv file of image paths and captions, such as CC3M's lists after the download."""
 
-from __future__ import annotations
-
 import csv
 import mmap
 import os
@@ -16,9 +14,8 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from ..errors import BadSampleError, SourceError
-from . import Groups, Sample
-from .listing import as_text, caption_text, groups_by_name, listing_digest
-from .regular_file import estimated_bytes, read_regular_file
+from . import Groups, Sample, Source
+from .listing import as_text, caption_text, estimated_bytes, groups_by_name, listing_digest, read_regular_file
 
 MAX_MALFORMED = 10_000
 """Limit of rows with a wrong number of columns; beyond it the separator must be wrong."""
@@ -26,7 +23,7 @@ _BLOCK_BYTES = 16 << 20
 """Maximum length of a row."""
 
 
-class CsvSource:
+class CsvSource(Source):
     """Holds the requested columns. Rows are numbered from 0 below the header; rows with a wrong number of columns come
     last, as unreadable samples.
 
@@ -36,15 +33,9 @@ class CsvSource:
     """
 
     def __init__(
-        self,
-        file: Path,
-        *,
-        image: str = "filepath",
-        caption: str | None = "title",
-        group: str | None = None,
-        separator: str | None = None,
-        root: Path | None = None,
-    ) -> None:
+        self, file: Path, *, image: str = "filepath", caption: str | None = "title", group: str | None = None,
+        separator: str | None = None, root: Path | None = None,
+    ) -> None:  # fmt: skip
         self.file, self.root = file, root or file.parent
         self.mode = "images" if caption is None else "pairs"
         self._columns = {"image": image, "caption": caption, "group": group}
@@ -86,9 +77,6 @@ class CsvSource:
             except BadSampleError:
                 continue
 
-    def chunks(self) -> None:
-        return None
-
     def stored_bytes(self) -> int:
         return estimated_bytes(self._path, len(self._paths)) if len(self._paths) else 0
 
@@ -96,8 +84,8 @@ class CsvSource:
         columns = [column for column in (self._paths, self._captions, self._groups) if column is not None]
         return {
             "kind": "csv",
-            "file": as_text(os.fsencode(self.file.resolve())),
-            "root": as_text(os.fsencode(self.root.resolve())),
+            "file": as_text(self.file.resolve()),
+            "root": as_text(self.root.resolve()),
             **self._columns,
             "listing": listing_digest(*columns),
         }

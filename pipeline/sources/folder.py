@@ -1,27 +1,21 @@
 """A folder of pictures, nested or flat; the first subfolder on the way to a picture is its class."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from ..errors import SourceError
-from . import Groups, Sample
-from .listing import as_text, groups_by_name, listing_digest
-from .regular_file import estimated_bytes, read_regular_file
+from . import Groups, Sample, Source
+from .listing import as_text, binary_array, estimated_bytes, groups_by_name, listing_digest, read_regular_file
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 
-class FolderSource:
+class FolderSource(Source):
     """Lists the pictures once, sorted by the bytes of their names, so that every machine numbers them alike.
 
     Raises SourceError if the folder is missing, a subfolder cannot be listed, or there are no pictures.
@@ -34,7 +28,8 @@ class FolderSource:
         if not root.is_dir():
             raise SourceError(f"{root} is not a folder; pass the folder that holds the pictures")
         self.root = root
-        self._paths = _listing(os.fsencode(root))
+        paths = binary_array(_pictures_below(os.fsencode(root)))
+        self._paths = paths.take(pc.array_sort_indices(paths))
         if not len(self._paths):
             raise SourceError(f"{root} holds no picture: no file below it ends in {', '.join(sorted(SUFFIXES))}")
 
@@ -57,18 +52,11 @@ class FolderSource:
         flat = pc.equal(pc.list_value_length(parts), 1)
         return groups_by_name(pc.if_else(flat, pa.scalar(b"", pa.large_binary()), pc.list_element(parts, 0)))
 
-    def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
-        return ()
-
-    def chunks(self) -> None:
-        return None
-
     def stored_bytes(self) -> int:
         return estimated_bytes(self._file, len(self))
 
     def describe(self) -> dict[str, Any]:
-        root = as_text(os.fsencode(self.root.resolve()))
-        return {"kind": "folder", "root": root, "listing": listing_digest(self._paths)}
+        return {"kind": "folder", "root": as_text(self.root.resolve()), "listing": listing_digest(self._paths)}
 
     def _path(self, index: int) -> bytes:
         path: bytes = self._paths[index].as_py()
@@ -76,14 +64,6 @@ class FolderSource:
 
     def _file(self, index: int) -> bytes:
         return os.path.join(os.fsencode(self.root), self._path(index))
-
-
-def _listing(root: bytes) -> pa.LargeBinaryArray:
-    found, parts = _pictures_below(root), [pa.array([], pa.large_binary())]
-    while some := list(islice(found, 1 << 16)):
-        parts.append(pa.array(some, pa.large_binary()))
-    paths = pa.concat_arrays(parts)
-    return paths.take(pc.array_sort_indices(paths))
 
 
 def _pictures_below(root: bytes) -> Iterator[bytes]:

@@ -4,8 +4,6 @@ It has 100 characters in the DejaVu fonts shipped with matplotlib. Class sizes f
 CIFAR100-LT with imbalance 100: 10,847 samples. The balanced test set has 20 samples per class.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
@@ -16,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from . import Groups, Sample
+from . import Groups, Sample, Source
 
 # No two that differ only in size (o, O), nor look-alikes of different scripts (Latin B, Greek Β): drawings vary in
 # size and shift, so such pairs would be one class under two names.
@@ -38,7 +36,7 @@ def class_sizes() -> NDArray[np.int64]:
     return np.floor(LARGEST_CLASS * IMBALANCE**-rank + 1e-9).astype(np.int64)
 
 
-class GlyphSource:
+class GlyphSource(Source):
     """Class frequencies and all drawings depend only on the seed."""
 
     mode = "pairs"
@@ -63,23 +61,14 @@ class GlyphSource:
         for index in indices.tolist():
             yield _caption(CHARACTERS[self._characters[index]], self._font_of(index))
 
-    def chunks(self) -> None:
-        return None
-
     def stored_bytes(self) -> int:
         return len(self) * IMAGE_SIZE**2 * 3
 
     def __getitem__(self, index: int) -> Sample:
-        character = CHARACTERS[self._characters[index]]
-        name = unicodedata.name(character)
-        rng = np.random.default_rng([self.seed, 2 + self.test, index])
-        return Sample(
-            uri=self.uri(index),
-            key=self.key(index),
-            picture=_draw(character, self._font_of(index), rng),
-            caption=_caption(character, self._font_of(index)),
-            group=name,
-        )
+        character, font = CHARACTERS[self._characters[index]], self._font_of(index)
+        picture = _draw(character, font, np.random.default_rng([self.seed, 2 + self.test, index]))
+        caption = _caption(character, font)
+        return Sample(self.uri(index), self.key(index), picture, caption, group=unicodedata.name(character))
 
     def uri(self, index: int) -> str:
         return f"glyphs:U+{ord(CHARACTERS[self._characters[index]]):04X}/{index}"

@@ -1,13 +1,13 @@
-"""Shared by listings: names and captions as text, classes, and a digest that reveals changes.
+"""Shared by sources: names and captions as text, classes, a digest that reveals changes, and files of untrusted names.
 
 Names are one pyarrow array, not Python objects, since 10⁷ of them are sent to every worker.
 """
 
-from __future__ import annotations
-
+import errno
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ...files import NotRegularFileError, open_regular
 from ..errors import BadSampleError
 from . import Groups
 
 MAX_TEXT_BYTES = 1 << 20
 """Larger captions, classes and JSON members are refused."""
+MAX_PICTURE_BYTES = 256 << 20
+"""No photograph is larger; a worker would hold the file and its unpacked picture in memory."""
+_ESTIMATED_FROM = 1000
 
 
-def as_text(name: bytes) -> str:
+def as_text(name: bytes | str | Path) -> str:
     """Decode a file name, which need not be UTF-8, for parquet and JSON, which must be."""
-    return name.decode("utf-8", "backslashreplace")
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def caption_text(raw: bytes | str | None) -> str:
@@ -47,7 +51,21 @@ def caption_text(raw: bytes | str | None) -> str:
 def names_below_common_folder(files: Sequence[Path]) -> list[str]:
     """Return file names relative to the deepest common folder."""
     common = os.path.commonpath([file.parent.absolute() for file in files])
-    return [as_text(os.fsencode(os.path.relpath(file.absolute(), common))) for file in files]
+    return [as_text(os.path.relpath(file.absolute(), common)) for file in files]
+
+
+def binary_array(names: Iterable[bytes]) -> pa.LargeBinaryArray:
+    """Collect names in one array, without a list of all of them."""
+    parts, left = [pa.array([], pa.large_binary())], iter(names)
+    while some := list(islice(left, 1 << 16)):
+        parts.append(pa.array(some, pa.large_binary()))
+    return pa.concat_arrays(parts)
+
+
+def locate(first: NDArray[np.int64], index: int) -> tuple[int, int]:
+    """Return the part that holds an index, and the place in it; first: prefix sums of the parts' sizes."""
+    part = int(np.searchsorted(first, index, side="right")) - 1
+    return part, index - int(first[part])
 
 
 def groups_by_name(names: pa.LargeBinaryArray) -> Groups | None:
@@ -75,3 +93,34 @@ def listing_digest(*columns: pa.LargeBinaryArray | NDArray[Any]) -> str:
         digest.update(np.diff(offsets).data)
         digest.update(memoryview(data or b"")[offsets[0] : offsets[-1]])
     return digest.hexdigest()
+
+
+def read_regular_file(path: bytes) -> bytes:
+    """Return the bytes of a regular file with an untrusted name; links are followed.
+
+    Raises BadSampleError for anything else, for unreadable files, and above MAX_PICTURE_BYTES.
+    """
+    try:
+        with open_regular(os.fsdecode(path)) as file:
+            if (size := os.fstat(file.fileno()).st_size) > MAX_PICTURE_BYTES:
+                raise BadSampleError(f"{size:,} bytes, too large for a picture")
+            return file.read(size)
+    except OSError as error:
+        if isinstance(error, NotRegularFileError) or error.errno == errno.ENXIO:  # a socket cannot even be opened
+            raise BadSampleError("not a regular file") from None
+        raise BadSampleError(f"cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # a name with a zero byte
+        raise BadSampleError(f"not the name of a file: {error}") from error
+
+
+def estimated_bytes(path_of: Callable[[int], bytes], files: int) -> int:
+    """Estimate the total size from a thousand files: asking for all takes minutes on a network disk."""
+    asked = np.unique(np.linspace(0, files - 1, min(files, _ESTIMATED_FROM)).astype(np.int64))
+    return round(sum(_size(path_of(index)) for index in asked.tolist()) * files / len(asked))
+
+
+def _size(path: bytes) -> int:
+    try:
+        return os.stat(path).st_size
+    except (OSError, ValueError):
+        return 0

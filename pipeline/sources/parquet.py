@@ -1,13 +1,11 @@
 """Parquet files with embedded pictures, such as Hugging Face datasets, with optional captions and classes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -16,13 +14,12 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from ..errors import BadSampleError, SourceError
-from . import Groups, Sample
-from .listing import as_text, caption_text, groups_by_name, names_below_common_folder
-from .regular_file import read_regular_file
+from . import Groups, Sample, Source
+from .listing import as_text, caption_text, groups_by_name, locate, names_below_common_folder, read_regular_file
 from .row_groups import RowGroup, RowGroups, row_groups_of
 
 
-class ParquetSource:
+class ParquetSource(Source):
     """Reads whole row groups, so rows are cheap only in sequence: see chunks().
 
     image, caption, group: column names; of several separated by `;`, the first that fits. Pictures are bytes or Hugging
@@ -33,13 +30,9 @@ class ParquetSource:
     """
 
     def __init__(
-        self,
-        files: Sequence[Path],
-        *,
-        image: str = "image;jpg;jpeg;png;webp;img",
-        caption: str | None = "caption;text",
-        group: str | None = "label;cls",
-    ) -> None:
+        self, files: Sequence[Path], *, image: str = "image;jpg;jpeg;png;webp;img",
+        caption: str | None = "caption;text", group: str | None = "label;cls",
+    ) -> None:  # fmt: skip
         if not files:
             raise SourceError("there are no parquet files to read")
         self.files = tuple(files)
@@ -65,7 +58,7 @@ class ParquetSource:
         return int(self._chunks[-1])
 
     def __getitem__(self, index: int) -> Sample:
-        chunk, row = self._locate(index)
+        chunk, row = locate(self._chunks, index)
         table = self._row_groups.table(chunk, [name for name in self._columns if name is not None])
         if row >= len(table):
             raise BadSampleError("its row group has fewer rows than the file says")
@@ -82,10 +75,10 @@ class ParquetSource:
         )
 
     def uri(self, index: int) -> str:
-        return f"{self._file_names[self._row_groups.parts[self._locate(index)[0]].file]}/{self.key(index)}"
+        return f"{self._file_names[self._row_groups.parts[locate(self._chunks, index)[0]].file]}/{self.key(index)}"
 
     def key(self, index: int) -> str:
-        chunk, row = self._locate(index)
+        chunk, row = locate(self._chunks, index)
         return str(self._row_groups.parts[chunk].first_row + row)
 
     def groups(self) -> Groups | None:
@@ -119,19 +112,13 @@ class ParquetSource:
         return sum(part.picture_bytes for part in self._row_groups.parts)
 
     def describe(self) -> dict[str, Any]:
-        root = os.path.commonpath([file.parent.resolve() for file in self.files])
         return {
             "kind": "parquet",
-            "root": as_text(os.fsencode(root)),
+            "root": as_text(os.path.commonpath([file.parent.resolve() for file in self.files])),
             "files": len(self.files),
             **self._columns._asdict(),
             "listing": self._listing,
         }
-
-    def _locate(self, index: int) -> tuple[int, int]:
-        """Return the row group and the row in it."""
-        chunk = int(np.searchsorted(self._chunks, index, side="right")) - 1
-        return chunk, index - int(self._chunks[chunk])
 
     def _column(self, name: str) -> Iterator[tuple[int, pa.Array]]:
         """Yield the whole column in parts, each with its first index; null where it cannot be read."""
@@ -159,7 +146,7 @@ class _Columns(NamedTuple):
     group: str | None
 
     @classmethod
-    def choose(cls, file: Path, schema: pa.Schema, image: str, caption: str | None, group: str | None) -> _Columns:
+    def choose(cls, file: Path, schema: pa.Schema, image: str, caption: str | None, group: str | None) -> Self:
         """Raises SourceError if there is no picture column, or if a column given as the only choice does not fit."""
         pictures = _column_of(file, schema, image, _holds_pictures, "pictures: bytes or {bytes, path}")
         if pictures is None:

@@ -4,8 +4,6 @@ A pickle is a program that names functions and calls them. Every name except tho
 those are replaced by plain records, so that hostile values do not even reach numpy's code.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import pickletools

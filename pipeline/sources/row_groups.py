@@ -1,7 +1,5 @@
 """Read parquet files by row group."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +34,8 @@ def row_groups_of(path: Path, file: int, metadata: pq.FileMetaData, image: str) 
     for number in range(metadata.num_row_groups):
         part = metadata.row_group(number)
         columns = [part.column(i) for i in range(part.num_columns)]
-        size = sum(column.total_uncompressed_size for column in columns if _is_of(column.path_in_schema, image))
+        leaves = [column for column in columns if f"{column.path_in_schema}.".startswith(f"{image}.")]  # image.bytes
+        size = sum(leaf.total_uncompressed_size for leaf in leaves)
         if size > MAX_BYTES:
             raise SourceError(
                 f"{path}: row group {number} holds {size / 1e9:.1f} GB of pictures, above {MAX_BYTES / 1e9:.1f}; "
@@ -96,8 +95,3 @@ class RowGroups:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowGroups, (self._files, self.parts)
-
-
-def _is_of(path: str, column: str) -> bool:
-    """Return whether a leaf belongs to a column, as `image.bytes` to `image`."""
-    return path == column or path.startswith(f"{column}.")

@@ -1,7 +1,5 @@
 """Select samples of a source: hold out a test set, cut a long tail. Pure functions of listing and seed."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -4,8 +4,6 @@ Python's tarfile takes four times as long, which matters when converting a pictu
 silently at a damaged header and trusts headers on how much to read into memory.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple

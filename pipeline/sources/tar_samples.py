@@ -1,19 +1,18 @@
 """Group the members of a tar into samples and record their offsets."""
 
-from __future__ import annotations
-
 import json
 import os
-import stat
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
+from numpy.lib import recfunctions as rf
 from numpy.typing import NDArray
 
+from ...files import open_regular
 from ..errors import BadSampleError, SourceError
 from .tar_members import BrokenTarError, TarMember, regular_members
 
@@ -29,7 +28,7 @@ class Part(NamedTuple):
     field: str | None
 
     @classmethod
-    def of(cls, option: str | None) -> Part:
+    def of(cls, option: str | None) -> Self:
         if option is not None and option.startswith("json:"):
             return cls((b"json",), option.removeprefix("json:"))
         return cls(tuple(suffix.lower().encode() for suffix in (option or "").split(";") if suffix), None)
@@ -68,22 +67,22 @@ class Scan(NamedTuple):
 
 def scan_shard(shard: Path, parts: Sequence[Part]) -> Scan:
     names: list[bytes] = []
-    places = [(array("q"), array("i")) for _ in parts]
+    places = [array("q") for _ in parts]
     broken = None
     try:
         for members in _samples(_members(shard)):
             found = [part.place(members) for part in parts]
-            names.append(_name_of(members, found[0][0]))
-            for (offsets, sizes), (offset, size) in zip(places, found, strict=True):
-                offsets.append(offset)
-                sizes.append(size)
+            picture = (member.name for member in members.values() if member.offset == found[0][0])
+            names.append(next(picture, next(iter(members.values())).name))
+            for numbers, place in zip(places, found, strict=True):
+                numbers.extend(place)
     except (BrokenTarError, OSError) as error:
         broken = str(error)
         names.append(b"")
-        for offsets, sizes in places:
-            offsets.append(-1)
-            sizes.append(0)
-    return Scan(pa.array(names, pa.large_binary()), [_as_places(*columns) for columns in places], broken)
+        for numbers in places:
+            numbers.extend((-1, 0))
+    found_at = [rf.unstructured_to_structured(np.array(part, np.int64).reshape(-1, 2), PLACE) for part in places]
+    return Scan(pa.array(names, pa.large_binary()), found_at, broken)
 
 
 def key_and_suffix(name: bytes) -> tuple[bytes, bytes]:
@@ -100,22 +99,17 @@ def joined_places(places: list[NDArray[np.void]]) -> NDArray[np.void] | None:
 
 
 def _members(shard: Path) -> Iterator[TarMember]:
-    found = os.stat(shard)
-    if not stat.S_ISREG(found.st_mode):
-        raise BrokenTarError("not a regular file")
-    if not found.st_size:
-        raise BrokenTarError("the file is empty")
-    file = os.open(shard, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        start = os.pread(file, 8, 0)
+    with open_regular(shard) as file:
+        number, size = file.fileno(), os.fstat(file.fileno()).st_size
+        if not size:
+            raise BrokenTarError("the file is empty")
+        start = os.pread(number, 8, 0)
         for mark, cure in _UNPACKED_BY.items():
             if start.startswith(mark):
                 raise SourceError(
                     f"{shard} is compressed, so its members cannot be read one by one; run {cure} on it first"
                 )
-        yield from regular_members(lambda offset, size: os.pread(file, size, offset), found.st_size)
-    finally:
-        os.close(file)
+        yield from regular_members(lambda offset, count: os.pread(number, count, offset), size)
 
 
 def _samples(members: Iterable[TarMember]) -> Iterator[dict[bytes, TarMember]]:
@@ -127,7 +121,8 @@ def _samples(members: Iterable[TarMember]) -> Iterator[dict[bytes, TarMember]]:
     try:
         for member in members:
             prefix, suffix = key_and_suffix(member.name)
-            if not suffix or _is_meta(member.name):
+            top = member.name.partition(b"/")[0]
+            if not suffix or (top.startswith(b"__") and top.endswith(b"__")):  # WebDataset's own metadata
                 continue
             if sample and (prefix != key or suffix in sample):
                 yield sample
@@ -140,19 +135,3 @@ def _samples(members: Iterable[TarMember]) -> Iterator[dict[bytes, TarMember]]:
         yield sample
     if broken:
         raise broken
-
-
-def _is_meta(name: bytes) -> bool:
-    """Return whether the name is one of WebDataset's own metadata members."""
-    return name.startswith(b"__") and name.partition(b"/")[0].endswith(b"__")
-
-
-def _name_of(members: dict[bytes, TarMember], picture: int) -> bytes:
-    named = (member.name for member in members.values())
-    return next((member.name for member in members.values() if member.offset == picture), next(named))
-
-
-def _as_places(offsets: array[int], sizes: array[int]) -> NDArray[np.void]:
-    places = np.empty(len(offsets), PLACE)
-    places["offset"], places["size"] = offsets, sizes
-    return places

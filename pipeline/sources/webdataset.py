@@ -3,8 +3,6 @@
 The tars are scanned once, header by header; members are then read by offset. Nothing is unpacked to disk.
 """
 
-from __future__ import annotations
-
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -16,23 +14,25 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ..errors import BadSampleError, SourceError
-from . import Groups, Sample
+from . import Groups, Sample, Source
 from .listing import (
+    MAX_PICTURE_BYTES,
     MAX_TEXT_BYTES,
     as_text,
+    binary_array,
     caption_text,
     groups_by_name,
     listing_digest,
+    locate,
     names_below_common_folder,
 )
-from .regular_file import MAX_PICTURE_BYTES
 from .tar_samples import Part, joined_places, key_and_suffix, scan_shard
 
 OPEN_SHARDS = 64
 _IMAGE, _CAPTION, _GROUP = range(3)
 
 
-class WebDatasetSource:
+class WebDatasetSource(Source):
     """Lists the samples of all shards, in the order of the shards and of each tar.
 
     image: suffixes of pictures; the first that a sample has is used. caption: suffixes, or json:FIELD for a field of
@@ -43,14 +43,9 @@ class WebDatasetSource:
     """
 
     def __init__(
-        self,
-        shards: Sequence[Path],
-        *,
-        image: str = "jpg;jpeg;png;webp",
-        caption: str | None = "txt",
-        group: str | None = "cls",
-        on_progress: Callable[[int], None] = lambda done: None,
-    ) -> None:
+        self, shards: Sequence[Path], *, image: str = "jpg;jpeg;png;webp", caption: str | None = "txt",
+        group: str | None = "cls", on_progress: Callable[[int], None] = lambda done: None,
+    ) -> None:  # fmt: skip
         if not shards:
             raise SourceError("there are no tar files to read")
         self.shards = tuple(shards)
@@ -84,7 +79,7 @@ class WebDatasetSource:
         return Sample(self.uri(index), self.key(index), picture, caption, self._group_of(index) or None)
 
     def uri(self, index: int) -> str:
-        shard = self._shard_names[self._shard(index)]
+        shard = self._shard_names[locate(self._first, index)[0]]
         return shard if index in self._broken else f"{shard}/{as_text(self._names[index].as_py())}"
 
     def key(self, index: int) -> str:
@@ -93,11 +88,7 @@ class WebDatasetSource:
     def groups(self) -> Groups | None:
         if self._places[_GROUP] is None:
             return None
-        parts = []
-        for start in range(0, len(self), 1 << 16):
-            names = [self._group_or_none(index) for index in range(start, min(len(self), start + (1 << 16)))]
-            parts.append(pa.array(names, pa.large_binary()))
-        return groups_by_name(pa.concat_arrays(parts))
+        return groups_by_name(binary_array(self._group_or_none(index) for index in range(len(self))))
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self.mode != "pairs":
@@ -108,26 +99,19 @@ class WebDatasetSource:
             except BadSampleError:
                 continue
 
-    def chunks(self) -> None:
-        return None
-
     def stored_bytes(self) -> int:
         pictures = self._places[_IMAGE]
         return 0 if pictures is None else int(pictures["size"].sum(dtype=np.int64))
 
     def describe(self) -> dict[str, Any]:
-        root = os.path.commonpath([shard.parent.resolve() for shard in self.shards])
         places = [places for places in self._places if places is not None]
         return {
             "kind": "webdataset",
-            "root": as_text(os.fsencode(root)),
+            "root": as_text(os.path.commonpath([shard.parent.resolve() for shard in self.shards])),
             "shards": len(self.shards),
             **self._options,
             "listing": listing_digest(self._names, self._first, *places),
         }
-
-    def _shard(self, index: int) -> int:
-        return int(np.searchsorted(self._first, index, side="right")) - 1
 
     def _member(self, part: int, index: int, most: int) -> bytes | None:
         """Return the bytes of a part's member; None if the sample has none."""
@@ -137,7 +121,7 @@ class WebDatasetSource:
         offset, size = places[index].tolist()
         if size > most:
             raise BadSampleError(f"a member of {size:,} bytes, above {most:,}")
-        return self._files.read(self._shard(index), offset, size)
+        return self._files.read(locate(self._first, index)[0], offset, size)
 
     def _caption_of(self, index: int) -> str:
         raw = self._member(_CAPTION, index, MAX_TEXT_BYTES)

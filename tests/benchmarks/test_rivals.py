@@ -20,7 +20,7 @@ def test_pillow_makes_the_crops_that_our_loader_makes(tmp_path):
     files, ids = [tmp_path / "files" / key for key in dataset.column("key").to_pylist()], np.arange(16)
     views = PillowViews(files, "crop_flip", 2, 64).__getitems__([(3, int(sample_id)) for sample_id in ids])
     recipe, order = RECIPES["crop_flip"], Order.create(16, 16)
-    with FFCVLoader.open(dataset, order, recipe=recipe, image_size=64, views=2) as loader:
+    with FFCVLoader(dataset, order, recipe=recipe, image_size=64, views=2) as loader:
         batch = loader.make(ids, 3)
     std = np.array(recipe.std, np.float32).reshape(1, 3, 1, 1)
     for view in range(2):

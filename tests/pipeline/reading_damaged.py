@@ -16,7 +16,7 @@ from thermopile.pipeline.order import Order
 
 def loaded(kind, dataset):
     order = Order.create(dataset.n, dataset.n, canonical_shards=1)
-    with kind.open(dataset, order, recipe=RECIPES["clip"], image_size=16, views=1, workers=1, ahead=1) as loader:
+    with kind(dataset, order, recipe=RECIPES["clip"], image_size=16, views=1, workers=1, ahead=1) as loader:
         for _ in loader.epoch(0):
             pass
 

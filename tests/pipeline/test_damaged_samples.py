@@ -24,7 +24,7 @@ from made import write_first_format
 
 ROW, N = 5, 32
 FIRST_ROW, LINE = 24 + 3 * 1041, 32
-"""Of FFCV's table: where it begins; a row is 1 mode, 2 width, 2 height, 8 where the JPEG is, 3 nothing, 8 tokens, 8."""
+"""Where FFCV's table begins; the bytes of a row: 1 mode, 2 width, 2 height, 8 for the JPEG, 3 unused, 8 tokens, 8."""
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_memory_is_not_taken_for_a_size_that_only_the_record_says(datasets, tmp_
     dataset = Dataset(tmp_path / "copy")
     order, limits = Order.create(N, N, canonical_shards=1), resource.getrlimit(resource.RLIMIT_AS)
     options = {"recipe": RECIPES["clip"], "image_size": 16, "views": 1, "workers": 1}
-    with FFCVLoader.open(dataset, order, **options) as loader:
+    with FFCVLoader(dataset, order, **options) as loader:
         loader.make(np.arange(ROW), 0)
         in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (in_use + 9_000 * 9_000, limits[1]))

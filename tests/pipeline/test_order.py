@@ -7,69 +7,20 @@ from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
 from thermopile.pipeline.bijection import shuffled
-from thermopile.pipeline.order import MAX_BLOCK_ROWS, ORDER_VERSION, Order, Window
+from thermopile.pipeline.order import MAX_BLOCK_ROWS, ORDER_VERSION, Order
 
-RELAXED = settings(deadline=None)  # the first example compiles
-
-SHARDS = st.sampled_from([1, 2, 3, 4, 8])
-SEEDS = st.integers(0, 2**64 - 1)
-
-
-@st.composite
-def full_shuffles(draw: st.DrawFn) -> Order:
-    """Orders of any geometry: short last blocks, last shards that lack blocks, steps longer than a block."""
-    shards, blocks, step_rows = draw(SHARDS), draw(st.integers(1, 9)), draw(st.integers(16, 40))
-    block_rows = draw(st.integers(-(-step_rows // blocks), 90))
-    most_missing = min(shards * blocks - 1, blocks * block_rows - step_rows)
-    samples = shards * blocks * block_rows - draw(st.integers(0, most_missing))
-    return Order.create(samples, shards * step_rows, draw(SEEDS), shards, blocks)
-
-
-@st.composite
-def windowed(draw: st.DrawFn) -> Order:
-    """Windowed orders, up to the widest window allowed and steps as long as a block."""
-    shards, blocks, step_rows = draw(SHARDS), draw(st.integers(2, 48)), draw(st.integers(16, 24))
-    block_rows = draw(st.integers(step_rows, 64))
-    most_missing = min(shards * blocks - 1, blocks * block_rows - step_rows)
-    samples = shards * blocks * block_rows - draw(st.integers(0, most_missing))
-    window = draw(st.integers(1, min(blocks - 1, 2 * shards)))
-    return Order.create(samples, shards * step_rows, draw(SEEDS), shards, blocks, window)
-
-
-ORDERS = st.one_of(full_shuffles(), windowed())
-EPOCHS = st.integers(0, 1_000)
+from orders import EPOCHS, ORDERS, SEEDS, SHARDS, SOME, epoch_ids, shard_sequence
 
 GOLDEN_FULL_START = [307, 1999, 3280, 4668, 5772, 6918, 9370, 10371]
 GOLDEN_FULL_END = [730, 2555, 3666, 4817, 5973, 7722, 8506, 9679]
 GOLDEN_WINDOWS = [653, 1646, 4788, 3303, 6347, 5671, 8625, 10137]
 GOLDEN_HUGE = [51998236, 205876379, 371631854, 458422748, 582008363, 671446947, 789451430, 979995108]
-
-
-def epoch_ids(order: Order, epoch: int) -> NDArray[np.int64]:
-    """All batches of an epoch: int64 [steps, batch_size]."""
-    return np.stack([order.batch_ids(epoch, step) for step in range(order.steps_per_epoch)])
-
-
-def shard_sequence(order: Order, epoch: int, shard: int) -> NDArray[np.int64]:
-    """The ids of one canonical shard in the order of their use."""
-    return epoch_ids(order, epoch).reshape(order.steps_per_epoch, order.canonical_shards, -1)[:, shard].reshape(-1)
-
-
-def most_live_blocks(order: Order, epoch: int) -> int:
-    """Most blocks between their first and last use at one step, from the ids alone."""
-    blocks = epoch_ids(order, epoch) // order.block_rows
-    changes = np.zeros(len(blocks) + 1, dtype=np.int64)
-    for block in np.unique(blocks):
-        steps = np.flatnonzero((blocks == block).any(axis=1))
-        changes[steps[0]] += 1
-        changes[steps[-1] + 1] -= 1
-    return int(changes.cumsum().max())
 
 
 def fits_uniform(counts: NDArray[np.int64]) -> bool:
@@ -79,7 +30,7 @@ def fits_uniform(counts: NDArray[np.int64]) -> bool:
 # Which ids
 
 
-@RELAXED
+@SOME
 @given(ORDERS, EPOCHS)
 def test_an_epoch_never_repeats_an_id_and_stays_in_range(order: Order, epoch: int) -> None:
     ids = epoch_ids(order, epoch).reshape(-1)
@@ -89,14 +40,14 @@ def test_an_epoch_never_repeats_an_id_and_stays_in_range(order: Order, epoch: in
     assert ids.max() < order.samples
 
 
-@RELAXED
+@SOME
 @given(ORDERS, EPOCHS)
 def test_every_step_takes_as_many_ids_of_each_shard_in_shard_order(order: Order, epoch: int) -> None:
     shards = epoch_ids(order, epoch) // order.shard_rows
     assert (shards == np.repeat(np.arange(order.canonical_shards), order.rows_per_step)).all()
 
 
-@RELAXED
+@SOME
 @given(ORDERS)
 def test_shards_and_blocks_cut_the_ids_into_equal_contiguous_ranges_but_for_the_last(order: Order) -> None:
     shards = [order.shard_ids(shard) for shard in range(order.canonical_shards)]
@@ -106,7 +57,7 @@ def test_shards_and_blocks_cut_the_ids_into_equal_contiguous_ranges_but_for_the_
     assert order.steps_per_epoch == len(shards[-1]) // order.rows_per_step
 
 
-@RELAXED
+@SOME
 @given(SHARDS, st.integers(16, 24), st.integers(1, 5), st.integers(1, 6), st.integers(1, 6), SEEDS)
 def test_an_epoch_covers_every_id_when_steps_divide_the_shards(
     shards: int, step_rows: int, steps_per_block: int, blocks: int, window: int, seed: int
@@ -117,7 +68,7 @@ def test_an_epoch_covers_every_id_when_steps_divide_the_shards(
     assert (np.sort(epoch_ids(order, 3), axis=None) == np.arange(samples)).all()
 
 
-@RELAXED
+@SOME
 @given(ORDERS, EPOCHS, st.data())
 def test_the_ranks_joined_are_the_batch_of_one_process_for_any_world(
     order: Order, epoch: int, data: st.DataObject
@@ -145,7 +96,7 @@ def test_the_order_of_version_1_never_changes() -> None:
     assert huge.batch_ids(9, 200_000)[::512].tolist() == GOLDEN_HUGE
 
 
-@RELAXED
+@SOME
 @given(ORDERS, EPOCHS)
 def test_another_epoch_or_seed_gives_another_order(order: Order, epoch: int) -> None:
     other_seed = Order(**(asdict(order) | {"seed": order.seed ^ 1}))
@@ -178,7 +129,7 @@ def test_a_small_domain_sends_every_place_everywhere_equally_often(size: int) ->
     assert fits_uniform(np.bincount((images[:, 1] - images[:, 0]) % size, minlength=size)[1:])
 
 
-@RELAXED
+@SOME
 @given(st.integers(1, 3_000), SEEDS)
 def test_the_keyed_shuffle_is_a_bijection(size: int, key: int) -> None:
     assert sorted(shuffled(place, size, np.uint64(key)) for place in range(size)) == list(range(size))
@@ -214,123 +165,7 @@ def test_the_short_last_block_lands_at_every_turn_equally_often() -> None:
     assert fits_uniform(np.bincount(turns, minlength=5))
 
 
-# Windows
-
-
-@settings(RELAXED, max_examples=500)
-@given(windowed(), EPOCHS)
-def test_live_blocks_never_exceed_window_plus_two_per_shard(order: Order, epoch: int) -> None:
-    assert most_live_blocks(order, epoch) <= (order.window_blocks + 2) * order.canonical_shards
-
-
-@pytest.mark.parametrize("window", range(1, 17))
-def test_live_blocks_stay_bounded_when_the_short_block_moves_the_last_shards_windows(window: int) -> None:
-    order = Order.create(8 * 24 * 260 - 190, 8 * 256, canonical_shards=8, blocks_per_shard=24, window_blocks=window)
-    assert order.block_rows == 260
-    assert max(most_live_blocks(order, epoch) for epoch in range(4)) <= (window + 2) * 8
-
-
-def test_a_window_mixes_all_its_blocks() -> None:
-    order = Order.create(8 * 64, 64, canonical_shards=4, blocks_per_shard=8, window_blocks=4)
-    in_a_window = shard_sequence(order, 0, shard=3)[: order.block_rows] // order.block_rows
-    assert len(np.unique(in_a_window)) == 4
-
-
-def test_a_window_as_wide_as_the_shard_is_a_full_shuffle() -> None:
-    full = Order.create(10_000, 128, blocks_per_shard=6)
-    assert full.window_blocks == 6
-    assert Order.create(10_000, 128, blocks_per_shard=6, window_blocks=6) == full
-    assert Order.create(10_000, 128, blocks_per_shard=6, window_blocks=99) == full
-    assert len(np.unique(shard_sequence(full, 0, shard=0)[:100] // full.block_rows)) == 6
-
-
-# Which blocks a step needs
-
-
-def windows(order: Order, epoch: int, rank: int = 0, world: int = 1) -> list[Window]:
-    return list(order.windows(epoch, rank, world))
-
-
-@settings(RELAXED, max_examples=300)
-@given(ORDERS, EPOCHS)
-def test_a_window_lasts_exactly_from_the_first_to_the_last_step_that_serves_an_id_of_it(
-    order: Order, epoch: int
-) -> None:
-    blocks = epoch_ids(order, epoch) // order.block_rows
-    for window in windows(order, epoch):
-        steps = np.flatnonzero(np.isin(blocks, window.blocks).any(axis=1))
-        assert (window.first_step, window.last_step) == (steps[0], steps[-1])
-
-
-@settings(RELAXED, max_examples=300)
-@given(ORDERS, EPOCHS)
-def test_every_block_is_in_one_window_unless_the_epoch_ends_before_it(order: Order, epoch: int) -> None:
-    used = np.unique(epoch_ids(order, epoch) // order.block_rows)
-    listed = np.concatenate([window.blocks for window in order.windows(epoch)])
-    assert listed.dtype == np.int64
-    assert len(np.unique(listed)) == len(listed)
-    assert np.isin(used, listed).all()
-    assert 0 <= listed.min() <= listed.max() <= (order.samples - 1) // order.block_rows
-
-
-@RELAXED
-@given(ORDERS, EPOCHS)
-def test_windows_come_in_the_order_of_their_first_steps_with_ascending_blocks_of_one_shard(
-    order: Order, epoch: int
-) -> None:
-    made = windows(order, epoch)
-    assert [window.first_step for window in made] == sorted(window.first_step for window in made)
-    for window in made:
-        assert (np.diff(window.blocks) > 0).all()
-        assert len(window.blocks) <= order.window_blocks
-        assert len(np.unique(window.blocks // order.blocks_per_shard)) == 1
-
-
-@RELAXED
-@given(full_shuffles(), EPOCHS)
-def test_a_full_shuffle_has_one_window_a_shard_that_lasts_the_whole_epoch(order: Order, epoch: int) -> None:
-    made = windows(order, epoch)
-    assert len(made) == order.canonical_shards
-    assert {(window.first_step, window.last_step) for window in made} == {(0, order.steps_per_epoch - 1)}
-    blocks = np.concatenate([window.blocks for window in made])
-    assert (blocks == np.arange(-(-order.samples // order.block_rows))).all()
-
-
-@RELAXED
-@given(ORDERS, EPOCHS, st.data())
-def test_a_rank_has_the_windows_and_the_ids_of_its_own_shards(order: Order, epoch: int, data: st.DataObject) -> None:
-    world = data.draw(st.sampled_from([w for w in range(1, 9) if order.canonical_shards % w == 0]))
-    owned = [order.rank_ids(rank, world) for rank in range(world)]
-    assert [i for ids in owned for i in ids] == list(range(order.samples))
-    assert all(ids.start % order.block_rows == 0 for ids in owned)
-    for rank, ids in enumerate(owned):
-        served = order.batch_ids(epoch, 0, rank, world)
-        assert ids.start <= served.min() <= served.max() < ids.stop
-        mine = [w for w in order.windows(epoch) if w.blocks[0] * order.block_rows in ids]
-        assert [str(w) for w in order.windows(epoch, rank, world)] == [str(w) for w in mine]
-
-
-def test_live_rows_bound_the_rows_of_the_live_windows() -> None:
-    order = Order.create(8 * 24 * 260 - 190, 8 * 256, canonical_shards=8, blocks_per_shard=24, window_blocks=16)
-    assert order.live_rows == 18 * 8 * 260
-    for step in range(order.steps_per_epoch):
-        live = [window for window in order.windows(0) if window.first_step <= step <= window.last_step]
-        assert sum(len(window.blocks) for window in live) * order.block_rows <= order.live_rows
-    assert Order.create(8_000, 128, blocks_per_shard=5).live_rows == 8_000
-
-
 # Size
-
-
-def test_the_windows_of_a_billion_ids_are_made_one_by_one() -> None:
-    next(Order.create(1_000, 128).windows(0))  # compiling takes memory of its own
-    tracemalloc.start()
-    order = Order.create(10**9, 4096, window_blocks=16)
-    counted = sum(len(window.blocks) for window in order.windows(10**6))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert counted == 8 * order.blocks_per_shard
-    assert peak < 100_000
 
 
 @pytest.mark.parametrize("batch_size", [4096, 32768])
@@ -360,55 +195,13 @@ def test_shards_default_to_eight_or_the_largest_power_of_two_that_the_batch_allo
     assert Order.create(100_000, batch_size).canonical_shards == shards
 
 
-@RELAXED
+@SOME
 @given(st.integers(128, 10**10))
 def test_blocks_default_to_the_fewest_that_keep_a_block_within_65_536_rows(samples: int) -> None:
     order = Order.create(max(samples, 1_000), 128)
     assert order.block_rows <= MAX_BLOCK_ROWS
     fewer = order.blocks_per_shard - 1
     assert fewer == 0 or order.samples > fewer * 8 * MAX_BLOCK_ROWS
-
-
-# A memory that holds fewer rows than there are samples
-
-
-@pytest.mark.parametrize(
-    ("samples", "batch_size", "rows"),
-    [(200_000_000, 16_384, 16_000_000), (2_000_000, 512, 156_250), (2_000_000, 4_096, 156_250), (10**9, 4_096, 10**7)],
-)
-def test_a_memory_gets_the_widest_window_and_blocks_that_leave_a_third_for_reading_ahead(
-    samples: int, batch_size: int, rows: int
-) -> None:
-    order = Order.for_memory(rows, samples, batch_size)
-    assert (order.canonical_shards, order.window_blocks) == (8, 16)
-    assert order.rows_per_step <= order.block_rows <= MAX_BLOCK_ROWS
-    assert 0.54 * rows < order.live_rows <= rows * 2 / 3
-    assert order.steps_per_epoch * batch_size > 0.999 * samples
-
-
-@settings(RELAXED, max_examples=300)
-@given(st.integers(5_000, 10**9), SHARDS, st.integers(16, 600), st.integers(1, 10**8))
-def test_what_a_memory_gets_fits_it_or_is_the_narrowest_there_is(
-    samples: int, shards: int, step_rows: int, rows: int
-) -> None:
-    samples = max(samples, 40 * shards * step_rows)
-    order = Order.for_memory(rows, samples, shards * step_rows, 5, shards)
-    assert order.block_rows >= step_rows
-    if rows >= samples:
-        assert order == Order.create(samples, shards * step_rows, 5, shards)
-    elif order.live_rows > rows * 2 / 3:
-        assert order.window_blocks == 1
-        with pytest.raises(ValueError, match="more than a block"):
-            Order.create(samples, shards * step_rows, 5, shards, order.blocks_per_shard + 1, 1)
-    else:
-        assert order.window_blocks <= 2 * shards
-
-
-def test_a_narrower_window_is_taken_where_the_widest_would_need_blocks_shorter_than_a_step() -> None:
-    order = Order.for_memory(30_000, 10**6, 2_048)
-    assert order.rows_per_step == 256
-    assert (order.window_blocks, order.block_rows) == (7, 270)
-    assert order.live_rows <= 20_000
 
 
 @pytest.mark.parametrize(

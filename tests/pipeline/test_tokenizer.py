@@ -222,11 +222,12 @@ def test_a_hostile_tokenizer_file_is_one_clear_error(tmp_path, name):
         load_tokenizer(path, context_length=8)
 
 
-def test_what_is_no_file_or_too_large_a_one_is_not_read(tmp_path):
+def test_a_pipe_a_directory_and_a_file_that_is_too_large_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "large").open("wb") as file:
         file.truncate(300 << 20)
-    for name, message in (("pipe", "not a file"), (".", "not a file"), ("absent", "not a file"), ("large", "above")):
+    refused = {"pipe": "a named pipe", ".": "a directory", "absent": "No such file", "large": "larger than the limit"}
+    for name, message in refused.items():
         with pytest.raises(DatasetError, match=message):
             load_tokenizer(tmp_path / name, context_length=8)
 

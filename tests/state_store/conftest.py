@@ -2,12 +2,22 @@
 
 import logging
 import math
+import multiprocessing
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from thermopile.state_store import StateStore
+from thermopile.state_store.durable import Repository
+from thermopile.state_store.schema import Description
+
+# For the programs that tests run in processes of their own, and what tests share.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from commits import BLOCK_ROWS, SAMPLES, SCHEMA
 
 FIELDS = {"image/log_s": -math.inf, "image/tau": 0.05}
 
@@ -20,6 +30,12 @@ def fields():
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "run" / "state"
+
+
+@pytest.fixture
+def repository(path):
+    """An empty repository, as `commits` describes it."""
+    return Repository.create(path, Description(SAMPLES, SCHEMA, BLOCK_ROWS, "glyphs-1"))
 
 
 @pytest.fixture
@@ -76,8 +92,31 @@ def hold_rows_thread():
             self.let_go.wait()
 
     gate = Gate()
-    logger = logging.getLogger("thermopile.state_store.store")
+    logger = logging.getLogger("thermopile.state_store.transfer")
     logger.addHandler(gate)
     yield gate
     gate.let_go.set()
     logger.removeHandler(gate)
+
+
+@pytest.fixture(scope="session")
+def start():
+    """Start `function(connection, *arguments)` in a process of its own; return it and our end of the connection.
+
+    The processes are forks of one server, which imports torch and the store once.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "thermopile.state_store.store", "long_life_run"])
+    started = []
+
+    def start(function, *arguments):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=function, args=(theirs, *arguments))
+        process.start()
+        theirs.close()
+        started.append(process)
+        return process, ours
+
+    yield start
+    for process in started:
+        process.kill()

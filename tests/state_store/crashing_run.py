@@ -1,14 +1,8 @@
-"""A run that trains in a windowed order, with snapshots and the deletion of old ones, until it is killed.
-
-test_crash starts it as a process. Arguments: the store's path, and `resident` or `windowed`.
-Prints `ready` once the store is open, then the step of each snapshot once its future has resolved.
-"""
+"""A run that trains in a windowed order, with snapshots and the deletion of old ones, until test_crash kills it."""
 
 import math
-import sys
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -43,11 +37,8 @@ def windows_after(step):
                 yield replace(window, first_step=first + window.first_step, last_step=first + window.last_step)
 
 
-def announce(snapshot):
-    print(snapshot.result().step, flush=True)
-
-
-def run(path, kind):
+def run(connection, path, kind):
+    """Say `ready`, then the step of every committed snapshot, until killed."""
     made_for = {"samples": SAMPLES, "fields": FIELDS, "dataset_fingerprint": "crash"}
     made_for["memory_budget"] = MEMORY_BUDGETS[kind]
     store = (
@@ -59,7 +50,7 @@ def run(path, kind):
     store.expect(windows_after(step))
     for ahead in range(1, STEPS_PREFETCHED + 1):
         store.prefetch(ids_of_step(step + ahead))
-    print("ready", flush=True)
+    connection.send("ready")
     while True:
         step += 1
         ids, rows = batch_of_step(step)
@@ -68,9 +59,5 @@ def run(path, kind):
         store.put(ids, {name: torch.from_numpy(row) for name, row in rows.items()}, step=step)
         if step % STEPS_BETWEEN_SNAPSHOTS == 0 and (snapshot is None or snapshot.done()):
             snapshot = store.snapshot(step, epoch=0)
-            snapshot.add_done_callback(announce)
+            snapshot.add_done_callback(lambda snapshot: connection.send(snapshot.result().step))
             store.retain(2)
-
-
-if __name__ == "__main__":
-    run(Path(sys.argv[1]), sys.argv[2])

@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from thermopile.state_store import SnapshotError, StateReader
-from thermopile.state_store.durable import ColumnPart, Description, Repository
-from thermopile.state_store.ranks import Alone
-from thermopile.state_store.schema import Schema
+from thermopile.state_store.commit import ColumnPart
+from thermopile.state_store.durable import Repository
+from thermopile.state_store.ranks import Ranks
+from thermopile.state_store.schema import Description, Schema
 
 LIMIT = 160
 SCHEMA = Schema({"image/tau": 0.0})
@@ -32,7 +33,7 @@ MAX_SECONDS_UNTIL_STARVED = 0.04
 def commit(repository, base, step):
     rows = ColumnPart(0, {name: np.full(SAMPLES, step, SCHEMA.dtype(name)) for name in SCHEMA.columns})
     return repository.commit(
-        [rows], base=base, step=step, epoch=0, config_hash="", dataset_fingerprint="", ranks=Alone()
+        [rows], base=base, step=step, epoch=0, config_hash="", dataset_fingerprint="", ranks=Ranks()
     )
 
 
@@ -113,6 +114,12 @@ def starved(path, failures):
     repository.retain(KEEP_LAST)
     assert_whole(path, [snapshot.step for snapshot in repository.snapshots()])
     return {"snapshots": len(committed), "failures": failed, "entries": len(list(path.rglob("*")))}
+
+
+def measured(connection, function, path, number):
+    """Call `function` with few descriptors, and send what it measured."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+    connection.send(function(path, number))
 
 
 if __name__ == "__main__":

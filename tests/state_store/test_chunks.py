@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from zarr.storage import WrapperStore
 
 from thermopile.state_store import DamagedChunkError, SnapshotNotFoundError
-from thermopile.state_store.chunks import read_rows
-from thermopile.state_store.durable import ColumnPart, Description, Repository
-from thermopile.state_store.ranks import Alone
-from thermopile.state_store.schema import Schema
+from thermopile.state_store.commit import ColumnPart
+from thermopile.state_store.durable import Repository
+from thermopile.state_store.ranks import Ranks
+from thermopile.state_store.reader import read_rows
+from thermopile.state_store.schema import Description, Schema
 
 SAMPLES, BLOCK = 1000, 300
 """Blocks of 300, 300, 300 and 100 rows."""
@@ -36,7 +37,7 @@ def commit(repository, step, blocks, block_rows=BLOCK, offset=0.0):
         parts.append(ColumnPart(start, columns))
     base = repository.resolve("latest")
     return repository.commit(
-        parts, base=base, step=step, epoch=0, config_hash="", dataset_fingerprint="", ranks=Alone()
+        parts, base=base, step=step, epoch=0, config_hash="", dataset_fingerprint="", ranks=Ranks()
     )
 
 

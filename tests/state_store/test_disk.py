@@ -1,6 +1,5 @@
 """A power failure keeps what was synced, and of the rest whatever it likes: here it may come before any sync."""
 
-import errno
 import os
 import shutil
 from contextlib import contextmanager
@@ -10,10 +9,12 @@ import icechunk
 import numpy as np
 import pytest
 
-from thermopile.state_store import StoreNotFoundError, disk
-from thermopile.state_store.durable import ColumnPart, Description, Repository
-from thermopile.state_store.ranks import Alone
-from thermopile.state_store.schema import Schema
+from thermopile import files
+from thermopile.state_store import StoreNotFoundError
+from thermopile.state_store.commit import ColumnPart
+from thermopile.state_store.durable import Repository
+from thermopile.state_store.ranks import Ranks
+from thermopile.state_store.schema import Description, Schema
 
 SCHEMA = Schema({"image/tau": 0.0})
 # Chunks of 1 KB: icechunk keeps those of up to 512 B in its manifests.
@@ -25,7 +26,7 @@ def commit(repository, step):
     rows = ColumnPart(0, {name: np.full(SAMPLES, step, SCHEMA.dtype(name)) for name in SCHEMA.columns})
     return repository.commit(
         [rows], base=repository.resolve("latest"), step=step, epoch=0, config_hash="", dataset_fingerprint="glyphs-1",
-        ranks=Alone(),
+        ranks=Ranks(),
     )  # fmt: skip
 
 
@@ -82,7 +83,6 @@ class Disk:
 
 def _inode(path):
     stat = path.lstat()
-    # The time tells a file from an earlier one whose inode it has been given.
     # The time tells a file from an earlier one whose inode it has been given; a new name leaves it as it is.
     return ("directory", stat.st_ino) if path.is_dir() else ("file", stat.st_ino, stat.st_mtime_ns)
 
@@ -138,7 +138,7 @@ def power(tmp_path, monkeypatch):
 
         def watched(*arguments, **settings):
             if failures.checking:
-                return None if owner in (disk, os) else original(*arguments, **settings)
+                return None if owner in (files, os) else original(*arguments, **settings)
             path = path_of(*arguments)
             failures.happens(name, path)
             result = original(*arguments, **settings)
@@ -152,7 +152,7 @@ def power(tmp_path, monkeypatch):
         return Path(f"/proc/self/fd/{descriptor}").readlink()
 
     watch(os, "fsync", opened, lambda descriptor: failures.disk.sync(opened(descriptor)))
-    watch(disk, "sync_file_system", after=lambda descriptor: failures.disk.sync_all())
+    watch(files, "sync_file_system", after=lambda descriptor: failures.disk.sync_all())
     watch(icechunk.Session, "flush")
     for method in ("rename", "replace", "unlink"):
         watch(Path, method, lambda path, *_arguments: path)
@@ -162,7 +162,7 @@ def power(tmp_path, monkeypatch):
 def test_a_power_failure_at_any_moment_leaves_every_announced_snapshot_and_no_broken_one(power, tmp_path):
     repository = Repository.create(tmp_path / "disk" / "run" / "state", Description(SAMPLES, SCHEMA, BLOCK_ROWS, "g"))
     power.announced = {0}
-    for step in (1, 2, 3):
+    for step in (1, 2):
         commit(repository, step)
         power.announced.add(step)
     power.announced = {0, 1}
@@ -207,17 +207,3 @@ def test_what_is_synced_when(power, tmp_path):
     with logged():
         repository.undo_after(repository.resolve("step-0"))
     assert power.log == announced
-
-
-def test_a_failing_sync_is_an_error(tmp_path):
-    with pytest.raises(OSError, match=os.strerror(errno.EBADF)) as caught:
-        disk.sync_file_system(-1)
-    assert caught.value.errno == errno.EBADF
-    with pytest.raises(FileNotFoundError):
-        disk.sync(tmp_path / "missing")
-
-
-def test_what_fails_halfway_is_not_synced(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "sync_file_system", lambda opened: pytest.fail("synced"))
-    with pytest.raises(KeyError), disk.written_through(tmp_path):
-        raise KeyError

@@ -3,12 +3,14 @@
 import json
 import os
 import re
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 
 import icechunk
 import numpy as np
 import pytest
+import torch
 
 from thermopile.sealed_json import seal_document, unseal
 from thermopile.state_store import (
@@ -16,8 +18,10 @@ from thermopile.state_store import (
     SnapshotError,
     SnapshotNotFoundError,
     StateReader,
+    StateStore,
     StoreNotFoundError,
     history,
+    icechunk_files,
     list_snapshots,
 )
 from thermopile.state_store.durable import Repository
@@ -28,14 +32,25 @@ from thermopile.state_store.schema import Description, Schema
 DESCRIPTION = Description(100, Schema({"image/log_s": -np.inf, "image/tau": 0.05}), 16, "glyphs-1")
 
 
-@pytest.fixture
-def store(create, path, new_rows):
-    """A closed store with the snapshots step-0, step-1 and step-2."""
-    with create() as store:
+def make_store(path, samples, block_rows):
+    """Create a store and close it with the snapshots step-0, step-1 and step-2."""
+    fields = dict(DESCRIPTION.schema.initial)
+    with StateStore.create(path, samples, fields, block_rows=block_rows, dataset_fingerprint="glyphs-1") as store:
         for step in (1, 2):
-            store.put(np.arange(100), new_rows(100, float(step)), step=step)
+            rows = {name: torch.full((samples,), float(step)) for name in fields}
+            store.put(np.arange(samples), rows, step=step)
             store.snapshot(step, epoch=0).result()
     return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("made") / "state", samples=100, block_rows=16)
+
+
+@pytest.fixture
+def store(made, path):
+    return shutil.copytree(made, path)
 
 
 def flip(file, bit=777):
@@ -97,10 +112,10 @@ def test_an_index_and_a_copy_both_damaged_are_one_error_that_names_them(store, r
 
 
 def test_an_index_that_cannot_be_opened_for_want_of_descriptors_is_not_called_damaged(store, monkeypatch):
-    def fail(_path):
+    def fail(*_):
         raise OSError(24, os.strerror(24))
 
-    monkeypatch.setattr(history, "read_regular", fail)
+    monkeypatch.setattr(icechunk_files, "read_regular", fail)
     with pytest.raises(OSError, match="Too many open files"):
         list_snapshots(store)
 
@@ -238,14 +253,15 @@ def test_undoing_is_one_replacement_of_the_index(store, monkeypatch):
 # Damaged snapshots that are kept for their step
 
 
+@pytest.fixture(scope="module")
+def made_chunked(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("made") / "state", samples=200, block_rows=200)
+
+
 @pytest.fixture
-def chunked(create, path, new_rows):
+def chunked(made_chunked, path):
     """As `store`, with chunks that are files: they are too large to stand in the manifest."""
-    with create(samples=200, block_rows=200) as store:
-        for step in (1, 2):
-            store.put(np.arange(200), new_rows(200, float(step)), step=step)
-            store.snapshot(step, epoch=0).result()
-    return path
+    return shutil.copytree(made_chunked, path)
 
 
 def file_of(chunked, tag, kind):

@@ -1,12 +1,9 @@
 """A run of weeks: what a state takes does not grow with its age, and nothing that goes wrong loses a snapshot."""
 
-import json
 import random
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
+import long_life_run
 import numpy as np
 import pytest
 
@@ -14,18 +11,19 @@ from thermopile.state_store import DamagedChunkError, SnapshotNotFoundError, Sta
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.history import COPY
 
-RUN = Path(__file__).with_name("long_life_run.py")
 
-
-def run(kind, path, number):
-    done = subprocess.run([sys.executable, RUN, kind, path, str(number)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+def run(start, function, *arguments):
+    process, connection = start(long_life_run.measured, function, *arguments)
+    try:
+        return connection.recv()
+    except EOFError:
+        process.join()
+        pytest.fail(f"it ended with exit code {process.exitcode}; its error is on stderr")
 
 
 @pytest.mark.parametrize("snapshots", [40, pytest.param(5_000, marks=pytest.mark.soak)])
-def test_with_few_descriptors_every_snapshot_succeeds_and_nothing_grows(tmp_path, snapshots):
-    early, late = run("steady", tmp_path / "state", snapshots)
+def test_with_few_descriptors_every_snapshot_succeeds_and_nothing_grows(start, tmp_path, snapshots):
+    early, late = run(start, long_life_run.steady, tmp_path / "state", snapshots)
     print(f"{snapshots} snapshots: {early} -> {late}")
     for what in ("entries", "descriptors", "threads"):
         assert late[what] <= early[what] + 10, what
@@ -33,8 +31,8 @@ def test_with_few_descriptors_every_snapshot_succeeds_and_nothing_grows(tmp_path
 
 
 @pytest.mark.parametrize("failures", [15, pytest.param(200, marks=pytest.mark.soak)])
-def test_snapshots_that_fail_for_want_of_descriptors_lose_nothing(tmp_path, failures):
-    measured = run("starved", tmp_path / "state", failures)
+def test_snapshots_that_fail_for_want_of_descriptors_lose_nothing(start, tmp_path, failures):
+    measured = run(start, long_life_run.starved, tmp_path / "state", failures)
     print(measured)
     assert measured["entries"] < 60, "what failed was not freed"
 

@@ -24,7 +24,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from thermopile.state_store import SnapshotError, StateReader, StateStore, commit, disk, durable, list_snapshots
+from thermopile import files
+from thermopile.state_store import SnapshotError, StateReader, StateStore, commit, durable, list_snapshots
 
 SAMPLES, BLOCK_ROWS, MAX_IDS = 66, 5, 6
 BLOCKS = -(-SAMPLES // BLOCK_ROWS)
@@ -40,7 +41,7 @@ FAILURES = {
     "the fork": (durable, "fork", lambda world: 1),
     "opening the columns": (commit, "array_of", lambda world: 4 * world),
     "writing a part": (icechunk.IcechunkStore, "set", lambda world: 4 * world),
-    "the sync": (disk, "sync_file_system", lambda world: world + 1),
+    "the sync": (files, "sync_file_system", lambda world: world + 1),
     "the merge": (durable, "merge", lambda world: 1),
 }
 """What of a snapshot may fail, in the order in which it happens, and how many calls every snapshot makes of it."""
@@ -158,7 +159,7 @@ class SharedStore:
         """Let the puts and cuts asked for meanwhile stay queued."""
         let_go = threading.Event()
         for store in self.stores:
-            store._rows_thread.submit(let_go.wait)
+            store._transfer.thread.submit(let_go.wait)
         try:
             yield
         finally:
@@ -353,7 +354,7 @@ class StoreAgainstArrays(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("examples", [15, pytest.param(400, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [8, pytest.param(400, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_store_does_what_plain_arrays_do(kind, examples):
     machine = type("StoreAgainstArrays", (StoreAgainstArrays,), {"first_kind": kind})

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.state_store.rows import ResidentBlocks, Rows
+from thermopile.state_store.rows import Blocks, Rows
 from thermopile.state_store.schema import Schema
 
 SAMPLES, BLOCK_ROWS, FIRST_ID = 50, 8, 16
@@ -14,7 +14,7 @@ IDS = range(FIRST_ID, FIRST_ID + SAMPLES)
 
 def make_rows(fields=3):
     schema = Schema({f"field_{i}": i / 2 for i in range(fields)})
-    return Rows(schema, IDS, BLOCK_ROWS, ResidentBlocks(schema, SAMPLES, BLOCK_ROWS))
+    return Rows(schema, IDS, BLOCK_ROWS, Blocks(schema, SAMPLES, BLOCK_ROWS))
 
 
 def gathered(rows, ids):
@@ -45,7 +45,7 @@ some_floats = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 @pytest.mark.parametrize("fields", [1, 6, 7, 20])
 def test_records_begin_at_a_cache_line_and_none_straddles_two_if_it_fits_one(fields):
-    words = ResidentBlocks(Schema({f"field_{i}": 0.0 for i in range(fields)}), SAMPLES, BLOCK_ROWS).words
+    words = Blocks(Schema({f"field_{i}": 0.0 for i in range(fields)}), SAMPLES, BLOCK_ROWS).words
     assert words.ctypes.data % 64 == 0
     assert words.strides[0] in (32, 64, 128)
 

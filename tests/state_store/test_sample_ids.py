@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thermopile.state_store import DuplicateIdError, SampleIdError
-from thermopile.state_store.sample_ids import checked_ids, found_in, sorted_without_repeats
+from thermopile.state_store.transfer import checked_ids, sorted_without_repeats
 
 ids_below_50 = st.lists(st.integers(0, 49)).map(lambda ids: np.array(ids, dtype=np.int64))
 
@@ -57,8 +57,3 @@ def test_a_repeated_id_is_refused_and_distinct_ones_are_sorted(ids):
 def test_the_repeated_id_is_named_with_its_places():
     with pytest.raises(DuplicateIdError, match=r"sample id 7 occurs at positions \[0, 2\]"):
         sorted_without_repeats(np.array([7, 3, 7]))
-
-
-@given(ids_below_50, ids_below_50)
-def test_found_in_agrees_with_a_set(ids, others):
-    assert found_in(ids, np.sort(others)).tolist() == [i in set(others.tolist()) for i in ids.tolist()]

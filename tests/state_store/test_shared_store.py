@@ -1,46 +1,96 @@
 """A store that two processes share, against one of a single process that trains in the same order."""
 
-import importlib.util
-import json
-import subprocess
-import sys
-from contextlib import ExitStack
-from pathlib import Path
-
 import numpy as np
 import pytest
+import two_ranks_run
 
 from thermopile.state_store import StateReader, list_snapshots
-from thermopile.state_store.ranks import Alone
+from thermopile.state_store.commit import array_of
+from thermopile.state_store.durable import Repository
+from thermopile.state_store.ranks import Ranks
+from thermopile.state_store.schema import Description
 
-PROGRAM = Path(__file__).with_name("shared_store_run.py")
-_spec = importlib.util.spec_from_file_location("shared_store_run", PROGRAM)
-shared_store_run = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(shared_store_run)
-
-ORDER, KINDS = shared_store_run.ORDER, sorted(shared_store_run.BUDGETS)
-COLUMNS = [*shared_store_run.FIELDS, "visits", "last_step"]
-TWO_TRAINED, ONE_TRAINED, TWO_WENT_ON = 40, 60, 80
+ORDER, KINDS = two_ranks_run.ORDER, sorted(two_ranks_run.BUDGETS)
+COLUMNS = [*two_ranks_run.FIELDS, "visits", "last_step"]
+TWO_TRAINED, ONE_TRAINED, TWO_WENT_ON = 20, 30, 40
 
 
-def run_two(directory, *task):
-    """Run the program in two processes; return what each told, or kill both where one waits for ever."""
-    meeting_point = directory / f"meeting point {' '.join(task)}"
-    with ExitStack() as processes:
-        both = [
-            subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(rank), str(meeting_point), str(directory), *task],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        for process in both:
-            processes.enter_context(process)
-            processes.callback(process.kill)
-        outputs = [process.communicate(timeout=60)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    return [[json.loads(line) for line in output.splitlines()] for output in outputs]
+@pytest.fixture(scope="module")
+def run_two(start, tmp_path_factory):
+    """Call a function of the program in two ranks; return what each returned."""
+    meeting_point = tmp_path_factory.mktemp("ranks") / "meeting_point"
+    both = [start(two_ranks_run.serve, rank, meeting_point)[1] for rank in range(2)]
+
+    def run(function, *arguments):
+        for connection in both:
+            connection.send((function, arguments))
+        assert all(connection.poll(60) for connection in both), "a rank waits for ever"
+        return [connection.recv() for connection in both]
+
+    return run
+
+
+# Snapshots that both commit
+
+ROW_BYTES = 3 * 4
+
+
+def test_a_run_of_one_process_hears_itself():
+    alone = Ranks()
+    assert (alone.rank, alone.world) == (0, 1)
+    assert alone.broadcast("value") == "value"
+    assert alone.gather("value") == ["value"]
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    description = Description(two_ranks_run.SAMPLES, two_ranks_run.SCHEMA, two_ranks_run.BLOCK_ROWS, "glyphs-1")
+    return Repository.create(tmp_path_factory.mktemp("commits") / "state", description)
+
+
+@pytest.fixture(scope="module")
+def told(repository, run_two):
+    """What rank 0 and rank 1 made of each commit of the program."""
+    first, second = run_two(two_ranks_run.commit_all, repository.path)
+    return {name: (first[name], second[name]) for name in first}
+
+
+def column(repository, at):
+    return array_of(repository.group(repository.resolve(at)), "image/tau")[:]
+
+
+def test_the_rows_of_all_ranks_are_in_one_snapshot(repository, told):
+    assert told["both"] == (["step-1", 2_000 * ROW_BYTES],) * 2
+    np.testing.assert_array_equal(column(repository, "step-1"), np.repeat([10, 11], [1_024, 976]))
+    assert repository.resolve("step-1").epoch == 1
+
+
+def test_a_rank_may_have_nothing_to_write(repository, told):
+    assert told["rank 0 alone has rows"] == (["step-2", 1_024 * ROW_BYTES],) * 2
+    np.testing.assert_array_equal(column(repository, "step-2"), np.repeat([20, 11], [1_024, 976]))
+
+
+@pytest.mark.parametrize(("commit", "failing"), [("rank 0 fails", {0}), ("rank 1 fails", {1}), ("both fail", {0, 1})])
+def test_when_a_rank_fails_every_rank_is_told_which_and_why(repository, told, commit, failing):
+    def message(rank):
+        return (
+            f"{repository.path}: the snapshot of step 3, which builds on step-2, was not written: UnpicklableError: "
+            f"rank {rank} lost its rows"
+        )
+
+    for rank, [raised] in enumerate(told[commit]):
+        assert raised == (message(rank) if rank in failing else f"rank {1 - rank}: {message(1 - rank)}")
+
+
+def test_a_failed_commit_leaves_no_tag_and_the_next_one_goes_on(repository, told):
+    assert told["after the failures"] == (["step-3", 2_000 * ROW_BYTES],) * 2
+    assert [snapshot.tag for snapshot in repository.snapshots()] == ["step-0", "step-1", "step-2", "step-3"]
+    np.testing.assert_array_equal(column(repository, "step-3"), np.repeat([30, 31], [1_024, 976]))
+    chunks = list((repository.path / "chunks").iterdir())
+    assert len(chunks) == 3 * (8 + 4 + 8), "columns × blocks of the three snapshots"
+
+
+# Stores that both train
 
 
 def take_all(store):
@@ -54,58 +104,49 @@ def take_all(store):
 def alone(tmp_path_factory):
     """The store of a process that made all the steps by itself."""
     path = tmp_path_factory.mktemp("alone") / "state"
-    with shared_store_run.store_at(path, "resident", Alone()) as store:
-        shared_store_run.train(store, Alone(), TWO_WENT_ON)
+    with two_ranks_run.store_at(path, "resident", Ranks()) as store:
+        two_ranks_run.train(store, Ranks(), TWO_WENT_ON)
     return path
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """Stores that two processes trained, then one, then two again; and what was told of each on the way."""
-    directory, told = tmp_path_factory.mktemp("shared"), {}
-    told["two"] = run_two(directory, "train", str(TWO_TRAINED))
+def shared(run_two, tmp_path_factory):
+    """Stores that two processes trained, then one, then two again; the rows between, and which moved blocks."""
+    directory, taken = tmp_path_factory.mktemp("shared"), {}
+    moved = run_two(two_ranks_run.train_both_kinds, directory, TWO_TRAINED)
     for kind in KINDS:
-        with shared_store_run.store_at(directory / kind, kind, Alone()) as store:
-            told[kind] = take_all(store)
-            shared_store_run.train(store, Alone(), ONE_TRAINED)
-    told["two again"] = run_two(directory, "train", str(TWO_WENT_ON))
-    return directory, told
+        with two_ranks_run.store_at(directory / kind, kind, Ranks()) as store:
+            taken[kind] = take_all(store)
+            two_ranks_run.train(store, Ranks(), ONE_TRAINED)
+    moved += run_two(two_ranks_run.train_both_kinds, directory, TWO_WENT_ON)
+    return directory, taken, moved
 
 
 @pytest.mark.parametrize("step", [TWO_TRAINED, ONE_TRAINED, TWO_WENT_ON])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_is_that_of_a_run_of_one_process(alone, shared, kind, step):
-    directory, _ = shared
-    ours, expected = StateReader.open(directory / kind, f"step-{step}"), StateReader.open(alone, f"step-{step}")
+    ours, expected = StateReader.open(shared[0] / kind, f"step-{step}"), StateReader.open(alone, f"step-{step}")
     for name in COLUMNS:
         np.testing.assert_array_equal(ours.column(name), expected.column(name), err_msg=name)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_process_takes_the_rows_that_two_have_put(alone, shared, kind):
-    _, told = shared
     expected = StateReader.open(alone, f"step-{TWO_TRAINED}")
-    for name, rows in told[kind].items():
+    for name, rows in shared[1][kind].items():
         np.testing.assert_array_equal(rows, expected.column(name), err_msg=name)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_snapshots_kept_are_those_that_were_to_be(shared, kind):
-    directory, _ = shared
-    assert [snapshot.step for snapshot in list_snapshots(directory / kind)] == [0, 20, 40, 60, 80]
+def test_ranks_delete_the_snapshots_that_need_not_be_kept(shared, kind):
+    assert [snapshot.step for snapshot in list_snapshots(shared[0] / kind)] == [0, 10, 20, 30, 40]
 
 
 def test_only_windowed_ranks_read_and_write_blocks(shared):
-    _, told = shared
-    assert told["two"] == told["two again"] == 2 * [[["resident", False, False], ["windowed", True, True]]]
+    assert shared[2] == 4 * [{"resident": (False, False), "windowed": (True, True)}]
 
 
-@pytest.fixture(scope="module")
-def refusals(tmp_path_factory):
-    """What either rank raised, by what was wrong: {what: (of rank 0, of rank 1)}."""
-    outputs = run_two(tmp_path_factory.mktemp("refusals"), "refuse")
-    return {first[0]: (first[1:], second[1:]) for first, second in zip(*outputs, strict=True)}
-
+# Settings that one rank has wrong
 
 ERRORS = {
     "dataset_fingerprint": ("StoreMismatchError", "the store has shared, this run has another"),
@@ -114,12 +155,18 @@ ERRORS = {
 }
 
 
+@pytest.fixture(scope="module")
+def refusals(run_two, tmp_path_factory):
+    """What either rank raised, by what was wrong and on which rank."""
+    return run_two(two_ranks_run.make_mistakes, tmp_path_factory.mktemp("refusals"))
+
+
 @pytest.mark.parametrize("wrong", [0, 1])
-@pytest.mark.parametrize(("call", "setting"), [(call, setting) for call, setting, _ in shared_store_run.MISTAKES])
+@pytest.mark.parametrize(("call", "setting"), [(call, setting) for call, setting, _ in two_ranks_run.MISTAKES])
 def test_what_is_wrong_on_one_rank_is_raised_by_both_and_both_can_try_again(refusals, call, setting, wrong):
-    raised = refusals[f"{call}, {setting} of rank {wrong}"]
-    (own_error, own_reason), other = raised[wrong], raised[1 - wrong]
+    raised = [of_rank[call, setting, wrong] for of_rank in refusals]
+    own_error, own_reason = raised[wrong]
     error, reason = ERRORS[setting]
     assert own_error == error
     assert reason in own_reason
-    assert other == ["StateStoreError", f"rank {wrong}: {own_reason}"]
+    assert raised[1 - wrong] == ("StateStoreError", f"rank {wrong}: {own_reason}")

@@ -75,11 +75,14 @@ def small():
 
 
 @pytest.mark.timeout(1200)
-def test_two_epochs_under_a_budget_leave_the_rows_of_a_run_without_one(tmp_path):
-    # 64 MB of rows under 5 MB.
-    order = Order.create(2_000_000, 16_384, seed=0, canonical_shards=8, blocks_per_shard=60, window_blocks=2)
+@pytest.mark.parametrize(
+    ("samples", "batch", "blocks_per_shard"),
+    [(200_000, 4_096, 20), pytest.param(2_000_000, 16_384, 60, marks=pytest.mark.soak)],
+)
+def test_two_epochs_under_a_budget_leave_the_rows_of_a_run_without_one(tmp_path, samples, batch, blocks_per_shard):
+    order = Order.create(samples, batch, seed=0, canonical_shards=8, blocks_per_shard=blocks_per_shard, window_blocks=2)
     steps = Steps(order, epochs=2)
-    budget = 5_000_000 // (order.block_rows * ROW_BYTES)
+    budget = 37  # blocks, of 160 or 480
     with make_store(tmp_path / "windowed", order, budget) as store:
         store.expect(steps.windows())
         train(store, steps)
@@ -114,6 +117,7 @@ def test_snapshots_while_windows_move_and_a_resume_from_one_change_nothing(tmp_p
         store.expect(steps.windows())
         train(store, steps, first=middle + 1)
         store.snapshot(len(steps), epoch=4).result()
+        assert store.blocks_read < 3 * 12, "blocks of windows that were over have been read"
     with make_store(tmp_path / "resident", small, None) as store:
         train(store, steps)
         store.snapshot(len(steps), epoch=4).result()
@@ -190,7 +194,7 @@ def test_a_full_disk_stops_the_take_that_needs_room_and_training_goes_on_after(t
                 store.put(blocks[step], {name: state[name] + step for name in FIELDS}, step=step)
             with pytest.raises(OSError, match="No space left on device"):
                 store.take(blocks[3])
-            store._windowed._thread.drain()
+            store._rows.blocks._thread.drain()
             assert "No space left on device" in caplog.text
         assert store.take(blocks[3])["field_0"].tolist() == [0.0] * small.block_rows
         assert store.take(blocks[1])["field_0"].tolist() == [1.0] * small.block_rows
@@ -209,7 +213,7 @@ def test_windows_that_cannot_be_followed_are_raised_with_their_cause(tmp_path, s
     store = make_store(tmp_path / "windowed", small, budget_blocks=3)
     store.expect(broken())
     if drained:
-        store._windowed._thread.drain()
+        store._rows.blocks._thread.drain()
     else:
         store.take(np.array([0]))  # what it needs comes all the same
     with pytest.raises(BackgroundError, match="no such epoch") as raised:
@@ -229,7 +233,7 @@ def test_windows_of_another_rank_are_refused_and_touch_no_row(tmp_path, small):
         owned=range(120, 240),
     )
     store.expect(small.windows(0))
-    store._windowed._thread.drain()
+    store._rows.blocks._thread.drain()
     with pytest.raises(BackgroundError, match=r"block \d+, but this process holds the blocks 6 … 11"):
         store.take(np.array([130]))
     store.close()
@@ -242,7 +246,7 @@ def test_a_damaged_block_of_the_working_tier_is_an_error_that_names_its_file(tmp
             ids = np.arange(block * small.block_rows, (block + 1) * small.block_rows)
             store.put(ids, store.take(ids), step=step)
         store.flush()
-        store._windowed._thread.drain()
+        store._rows.blocks._thread.drain()
         file = tmp_path / "windowed.working" / "rank-0" / "c" / "0" / "0"
         whole = file.read_bytes()
         file.unlink()

@@ -117,10 +117,15 @@ def hostile_run(hostile_dataset, tau_by_class_size, write_run, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
-def hostile_report(hostile_run, tmp_path_factory):
-    """The report on that run, made once by the command; the run's name is written from right to left."""
+def inspected(hostile_run, tmp_path_factory):
+    """A copy of that run whose name is written from right to left, and what `inspect` printed about it."""
     folder = tmp_path_factory.mktemp("named") / "مرحبا \u202e<b>"
     shutil.copytree(hostile_run.path, folder, ignore=shutil.ignore_patterns("report"))
     done = CliRunner().invoke(main, ["inspect", str(folder)])
     assert done.exit_code == 0, done.output
-    return RunDirectory(folder).report / "report.html"
+    return RunDirectory(folder), done
+
+
+@pytest.fixture(scope="session")
+def hostile_report(inspected):
+    return inspected[0].report / "report.html"

@@ -60,7 +60,7 @@ def test_a_step_is_measured_with_each_encoder_and_its_time_is_shared_out():
     assert sum(share for part, share in conv["shares"].items() if part != "write_backlog") == pytest.approx(1, abs=0.05)
 
 
-def test_the_loaders_are_measured_on_a_dataset_of_ones_own_beside_the_decoder_alone(images_dataset):
+def test_the_loaders_are_measured_on_ones_own_dataset_beside_the_decoder(images_dataset):
     words = ["bench", "loader", "--data", str(images_dataset.path), "--batch", "16", "--image-size", "32",
              "--rounds", "1"]  # fmt: skip
     done = CliRunner().invoke(main, words)

@@ -20,8 +20,8 @@ from click.testing import CliRunner
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.tools.cli import main
-from thermopile.tools.convert_report import bytes_written
 from thermopile.tools.convert_sources import KINDS
+from thermopile.tools.converting import bytes_written
 
 
 def run(*arguments):
@@ -71,7 +71,7 @@ def test_a_conversion_is_announced_and_summed_up(tmp_path, classes):
     assert f"next: thermopile show {tmp_path / 'out'} --out out.png" in result.stdout
 
 
-def test_a_disk_that_is_too_small_is_warned_of(tmp_path, classes, monkeypatch):
+def test_a_disk_that_is_too_small_gives_a_warning(tmp_path, classes, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage._replace(free=2_000_000))
     assert re.search(
@@ -132,7 +132,7 @@ def test_a_test_set_is_held_out_of_every_class_alike_before_a_long_tail_is_cut(t
 
 
 @pytest.mark.parametrize("share", ["0", "1.5", "-3", "nan", "many"])
-def test_a_share_that_is_none_is_wrong_usage(tmp_path, classes, share, assert_one_line):
+def test_an_invalid_share_is_wrong_usage(tmp_path, classes, share, assert_one_line):
     assert_one_line(run("folder", classes, tmp_path / "out", "--holdout", share), 2, "--holdout")
 
 
@@ -216,7 +216,7 @@ def test_a_caption_that_was_not_asked_for_need_not_be_there(tmp_path, draw):
     assert Dataset(tmp_path / "out").index.mode == "images"
 
 
-def test_names_in_a_strangers_file_move_no_cursor_where_they_are_told(tmp_path, assert_one_line):
+def test_control_characters_in_an_untrusted_file_are_escaped_in_the_error(tmp_path, assert_one_line):
     pq.write_table(pa.table({"photo": [{"\x1b[31mred": 1}]}), tmp_path / "in.parquet")
     result = CliRunner().invoke(
         main, ["convert", "parquet", str(tmp_path / "in.parquet"), str(tmp_path / "out")], color=True
@@ -237,7 +237,7 @@ def test_the_test_batch_of_cifar_becomes_a_dataset_of_its_own_and_is_not_cut(tmp
     assert sizes(tmp_path / "out-test") == {f"kind {i}": 4 for i in range(10)}
 
 
-def test_a_tokenizer_of_ones_own_is_used(tmp_path, draw, pairs_dataset):
+def test_the_users_own_tokenizer_is_used(tmp_path, draw, pairs_dataset):
     (tmp_path / "in").mkdir()
     source, options = write_csv(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
     converted(*source, tmp_path / "out", *options, "--tokenizer", pairs_dataset.tokenizer_path)
@@ -283,7 +283,7 @@ def test_a_job_that_is_started_again_with_resume_says_that_nothing_is_left(tmp_p
     assert "out-test: 6 samples of 3 classes in 1 shard" in lines[1]
 
 
-def test_a_conversion_interrupted_says_so_in_a_word_and_how_to_go_on(tmp_path, assert_one_line):
+def test_an_interrupted_conversion_says_how_to_continue(tmp_path, assert_one_line):
     command = [sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs", str(tmp_path / "glyphs")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     parts = tmp_path / ".glyphs.partial" / "parts"
@@ -322,7 +322,7 @@ def test_what_the_check_finds_is_named_and_is_a_failure(tmp_path, images_dataset
     assert findings["findings"][0]["kind"] == "digest"
 
 
-def test_of_many_findings_of_a_kind_only_some_are_shown(tmp_path, images_dataset):
+def test_only_some_of_many_findings_of_a_kind_are_shown(tmp_path, images_dataset):
     copy = shutil.copytree(images_dataset.path, tmp_path / "copy")
     beton = copy / "shards" / "shard-00000.beton"
     beton.write_bytes(beton.read_bytes().replace(b"\xff\xd8\xff\xe0", b"\xff\xd8\xff\xff"))

@@ -1,6 +1,6 @@
-"""Runs that somebody sends: links, pipes, devices and nonsense in the place of every file, before every command.
+"""Runs from an untrusted sender: links, pipes, devices and nonsense in place of every file, before every command.
 
-A command ends in one line of error or does what it should; nothing outside of the run changes, and nothing hangs.
+A command ends in one line of error or does what it should. Nothing outside of the run changes, and nothing hangs.
 """
 
 import os
@@ -39,7 +39,7 @@ def trained(hostile_dataset, tmp_path_factory):
 
 @pytest.fixture
 def sent(trained, tmp_path):
-    """A copy for one test, beside files that are none of its business."""
+    """A copy for one test, beside files outside of the run."""
     outside = tmp_path / "outside"
     (outside / "folder").mkdir(parents=True)
     (outside / "file").write_text("precious\n" * 100)
@@ -204,9 +204,7 @@ def named(cases):
 
 
 @pytest.mark.parametrize(("kind", "name", "command", "words"), named(REFUSED))
-def test_what_is_no_file_of_the_runs_own_is_refused_in_a_line_that_names_it(
-    sent, hostile_dataset, kind, name, command, words
-):
+def test_a_replaced_file_is_refused_in_one_line_that_names_it(sent, hostile_dataset, kind, name, command, words):
     put(kind, sent, name)
     code, said = outcome(command, sent, hostile_dataset)
     assert code != 0
@@ -243,7 +241,7 @@ def test_a_run_may_itself_be_reached_by_a_link(sent, hostile_dataset, tmp_path):
 # Names that are no text
 
 
-def test_a_path_that_is_no_utf_8_is_shown_escaped(sent, tmp_path):
+def test_a_path_that_is_not_utf_8_is_shown_escaped(sent, tmp_path):
     odd = RunDirectory(sent.path.rename(tmp_path / "caf\udce9"))
     resumed = run("train", "--out", odd.path, "--resume")
     assert f"{tmp_path}/caf\\udce9: finished" in resumed.stdout, resumed.stderr

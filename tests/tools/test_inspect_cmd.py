@@ -17,16 +17,10 @@ def inspect(*words):
     return CliRunner().invoke(main, ["inspect", *map(str, words)])
 
 
-@pytest.fixture(scope="module")
-def shown(hostile_run):
-    return inspect(hostile_run.path)
-
-
-def test_a_table_is_printed_and_the_last_line_is_the_report(shown, hostile_run):
-    assert shown.exit_code == 0
-    lines = shown.stdout.splitlines()
-    assert lines[-1] == str(hostile_run.report / "report.html")
-    assert (hostile_run.report / "report.html").is_file()
+def test_a_table_is_printed_and_the_last_line_is_the_report(inspected, hostile_report):
+    lines = inspected[1].stdout.splitlines()
+    assert lines[-1] == str(hostile_report)
+    assert hostile_report.is_file()
     table = [" ".join(line.split()) for line in lines]
     assert "tau of the visited samples image text" in table
     assert "samples 66, of which 100% visited, 1 time" in table
@@ -37,9 +31,9 @@ def test_a_table_is_printed_and_the_last_line_is_the_report(shown, hostile_run):
     assert next(line for line in table if line.startswith("lowest … highest")).count("█") >= 2
 
 
-def test_the_table_is_plain_where_stdout_is_no_terminal(shown):
-    assert "\x1b" not in shown.stdout
-    assert shown.stderr == ""
+def test_the_table_is_plain_where_stdout_is_no_terminal(inspected):
+    assert "\x1b" not in inspected[1].stdout
+    assert inspected[1].stderr == ""
 
 
 def test_json_is_one_object_with_every_figure(hostile_run, hostile_dataset):
@@ -71,7 +65,7 @@ def test_json_is_printed_and_nothing_is_written_also_where_the_run_is_read_only(
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-def test_an_earlier_snapshot_is_looked_at_by_its_tag(hostile_run, tmp_path):
+def test_at_inspects_an_earlier_snapshot(hostile_run, tmp_path):
     run = shutil.copytree(hostile_run.path, tmp_path / "run")
     seen = json.loads(inspect(run, "--at", "step-0", "--json").stdout)
     assert (seen["snapshot"]["tag"], seen["share_visited"], seen["sides"]) == ("step-0", 0.0, {})
@@ -86,7 +80,7 @@ def test_a_dataset_that_was_moved_is_found_with_data(hostile_run, hostile_datase
     assert seen["dataset"] == str(hostile_dataset.path)
 
 
-def test_looking_changes_nothing_of_the_run_but_its_report(hostile_run):
+def test_inspect_changes_nothing_but_the_report(hostile_run):
     def files():
         paths = (path for path in hostile_run.path.rglob("*") if path.is_file())
         return {path: path.read_bytes() for path in paths if hostile_run.report not in path.parents}
@@ -96,35 +90,24 @@ def test_looking_changes_nothing_of_the_run_but_its_report(hostile_run):
     assert files() == before
 
 
-def test_no_run_is_one_clear_error(tmp_path):
+def test_a_directory_that_is_not_a_run_is_one_clear_error(tmp_path):
     done = inspect(tmp_path / "nothing")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "nothing is not a run" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_an_unknown_snapshot_is_an_error_that_lists_those_there_are(hostile_run):
+def test_an_unknown_snapshot_is_an_error_that_lists_the_snapshots(hostile_run):
     done = inspect(hostile_run.path, "--at", "step-7")
     assert done.exit_code == 1
     assert "step-0, step-5, latest" in done.stderr
 
 
-def test_what_is_missing_is_noted_in_the_terminal(hostile_dataset, write_run, tmp_path):
+def test_missing_parts_are_noted_in_the_terminal(hostile_dataset, write_run, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, snapshot=False)
     lines = inspect(run.path).stdout.splitlines()
     assert lines[3].startswith("note       The run has no snapshot of its state yet")
     assert lines[-1] == str(run.report / "report.html")
-
-
-def test_a_report_with_pictures_needs_neither_torch_nor_ffcv(hostile_run):
-    program = (
-        "import sys; from thermopile.tools.cli import main\n"
-        f"main(['inspect', {str(hostile_run.path)!r}], standalone_mode=False)\n"
-        "sys.exit(str({'torch', 'ffcv'} & set(sys.modules)) if {'torch', 'ffcv'} & set(sys.modules) else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "picture of sample 0" in (hostile_run.report / "report.html").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -138,16 +121,26 @@ def moved_run(hostile_dataset, tau_by_class_size, write_run, train_on, tmp_path_
     return run
 
 
+def test_a_report_on_two_snapshots_needs_neither_torch_nor_ffcv(moved_run):
+    program = (
+        "import sys; from thermopile.tools.cli import main\n"
+        f"main(['inspect', {str(moved_run.path)!r}, '--against', 'step-5'], standalone_mode=False)\n"
+        "sys.exit(str({'torch', 'ffcv'} & set(sys.modules)) if {'torch', 'ffcv'} & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    page = (moved_run.report / "report.html").read_text("utf-8")
+    assert "picture of sample 0" in page
+    assert "image: samples whose tau rose most" in page
+    assert "→ 0.9000</b>" in page
+
+
 def test_two_snapshots_are_compared_and_all_of_them_are_shown_through_time(moved_run):
     seen = json.loads(inspect(moved_run.path, "--against", "step-5", "--json").stdout)
     assert [at["tag"] for at in seen["through_time"]["snapshots"]] == ["step-5", "step-9"]
     drift = seen["drift"]
     assert (drift["from"], drift["to"], drift["visited"]) == ("step-5", "step-9", 66)
     assert [mover["sample_id"] for mover in drift["sides"]["image"]["most_risen"]] == [3]
-    assert inspect(moved_run.path, "--against", "step-5").exit_code == 0
-    page = (moved_run.report / "report.html").read_text("utf-8")
-    assert "image: samples whose tau rose most" in page
-    assert "→ 0.9000</b>" in page
 
 
 def test_comparing_a_snapshot_with_itself_is_wrong_usage(moved_run, assert_one_line):
@@ -198,7 +191,7 @@ def test_samples_of_a_run_without_a_snapshot_are_shown_with_what_the_dataset_say
         (["--json", "--to", "."], "--to has no effect with --json"),
     ],
 )
-def test_what_cannot_be_shown_is_one_clear_error(hostile_run, assert_one_line, words, said):
+def test_wrong_usage_is_one_clear_error(hostile_run, assert_one_line, words, said):
     done = inspect(hostile_run.path, *words)
     assert_one_line(done, 2, said)
 
@@ -270,7 +263,7 @@ def test_a_run_of_images_is_shown_on_one_side(flat_dataset, write_run, tmp_path)
     assert "sample tau" in done.stdout
 
 
-def test_a_run_is_looked_at_while_it_trains(moved_run):
+def test_a_run_can_be_inspected_while_it_trains(moved_run):
     reader = StateReader.open(moved_run.state)
     identity = {"samples": reader.samples, "dataset_fingerprint": reader.dataset_fingerprint}
     with StateStore.open(moved_run.state, fields=reader.initial, **identity) as store:

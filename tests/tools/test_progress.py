@@ -3,8 +3,7 @@
 import pytest
 
 from thermopile.tools import progress
-from thermopile.tools.duration import duration
-from thermopile.tools.progress import progress_bar
+from thermopile.tools.progress import duration, progress_bar
 
 
 @pytest.fixture

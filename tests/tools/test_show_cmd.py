@@ -3,7 +3,6 @@
 import io
 import re
 import shutil
-from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -21,16 +20,15 @@ from thermopile.pipeline.order import Order
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.tools import lettering
 from thermopile.tools.cli import main
-from thermopile.tools.lettering import Lettering, Letters
+from thermopile.tools.lettering import Lettering
 from thermopile.tools.plain_text import plain_text
-from thermopile.tools.sample_sheet import ShownSample, ShownView, draw_sheet, wrapped
+from thermopile.tools.sample_sheet import ShownSample, ShownView, draw_sheet, shown_samples
 from thermopile.tools.show_cmd import RECIPE_NAMES
-from thermopile.tools.shown_samples import shown_samples
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 
 FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-BODY = Letters(15, bold=False, fallback={})
+BODY = Lettering(15, bold=False, fallback={})
 STORED, FIRST, SECOND = (250, 0, 0), (0, 250, 0), (0, 0, 250)
 
 
@@ -65,7 +63,7 @@ def test_recipe_epoch_seed_and_ids_are_what_is_shown(images_dataset, tmp_path):
 
 def test_the_views_are_those_that_training_makes(images_dataset):
     recipe, order = RECIPES["simclr"], Order.create(images_dataset.n, 32, seed=3)
-    with FFCVLoader.open(images_dataset, order, recipe=recipe, image_size=24, views=2) as loader:
+    with FFCVLoader(images_dataset, order, recipe=recipe, image_size=24, views=2) as loader:
         batch = next(loader.epoch(1))
     ids = batch.sample_ids.numpy()[[5, 0, 17]]
     shown = shown_samples(images_dataset, ids, "simclr", seed=3, epoch=1, image_size=24)
@@ -166,18 +164,17 @@ def test_a_dataset_of_one_sample_is_shown(tmp_path):
 
 def test_characters_that_no_font_has_are_written_by_their_numbers(monkeypatch):
     monkeypatch.setattr(lettering, "_system_fonts", list)
-    drawable = partial(Lettering.drawable, Lettering.covering(["日本 été \U0001f9a5"]))
-    assert drawable("日本 été \U0001f9a5") == "[U+65E5 U+672C] été [U+1F9A5]"
-    assert drawable("a dog") == "a dog"
+    letters = Lettering.covering(["日本 été \U0001f9a5"], 15)
+    assert letters.drawable("日本 été \U0001f9a5") == "[U+65E5 U+672C] été [U+1F9A5]"
+    assert letters.drawable("a dog") == "a dog"
 
 
 def test_characters_that_another_font_of_the_system_has_are_drawn_in_it(monkeypatch):
     script = "\U0001d49c"  # a letter of STIX's, not of DejaVu's
     damaged = Path(__file__)
     monkeypatch.setattr(lettering, "_system_fonts", lambda: [str(damaged), str(FONTS / "STIXGeneral.ttf")])
-    letters = Lettering.covering([f"a{script}b"])
-    assert letters.drawable(f"a{script}b") == f"a{script}b"
-    line = letters.line(15)
+    line = Lettering.covering([f"a{script}b"], 15)
+    assert line.drawable(f"a{script}b") == f"a{script}b"
     assert line.length(f"a{script}b") == pytest.approx(BODY.length("ab") + line.length(script))
     assert line.length(script) != BODY.length(script)
     (plain, shown) = (draw_sheet("t", "f", [sample(caption=text)]) for text in ("a b", f"a{script}b"))
@@ -209,7 +206,7 @@ def test_any_text_is_drawn_without_harm():
 @given(text=st.text(max_size=60), width=st.integers(20, 300), lines=st.integers(1, 4))
 def test_wrapped_lines_fit_and_nothing_is_lost_without_a_mark(text, width, lines):
     text = plain_text(text)
-    broken = wrapped(text, BODY, width, lines)
+    broken = BODY.wrapped(text, width, lines)
     assert len(broken) <= lines
     assert all(BODY.length(line) <= width or len(line) <= 2 for line in broken)
     if not any(line.endswith("…") for line in broken):
@@ -217,8 +214,8 @@ def test_wrapped_lines_fit_and_nothing_is_lost_without_a_mark(text, width, lines
 
 
 def test_lines_are_broken_between_words():
-    assert wrapped("a dog on the grass", BODY, 90, lines=3) == ["a dog on", "the grass"]
-    assert wrapped("a dog on the grass", BODY, 90, lines=1) == ["a dog on…"]
+    assert BODY.wrapped("a dog on the grass", 90, lines=3) == ["a dog on", "the grass"]
+    assert BODY.wrapped("a dog on the grass", 90, lines=1) == ["a dog on…"]
 
 
 def assert_refused(done, exit_code, message):
@@ -259,7 +256,7 @@ def test_wrong_usage_is_one_line_and_writes_nothing(images_dataset, tmp_path, mo
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_no_dataset_is_one_line(tmp_path):
+def test_a_directory_that_is_not_a_dataset_is_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     assert_refused(show(tmp_path / "empty", "--out", tmp_path / "a.png"), 1, "is not a dataset: it has no dataset.json")
     assert_refused(show(tmp_path / "absent", "--out", tmp_path / "a.png"), 2, "does not exist")

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
+from thermopile.lock import FileLock
 from thermopile.sealed_json import seal_line
-from thermopile.state_store.lock import WriterLock
 from thermopile.tools.cli import main
 
 TOTAL = 80
@@ -38,7 +38,7 @@ def text_of(run_directory):
 @contextmanager
 def held(run_directory):
     """As by a process that trains."""
-    lock = WriterLock(run_directory.state)
+    lock = FileLock(run_directory.state_lock)
     try:
         yield
     finally:
@@ -113,7 +113,7 @@ def test_a_process_that_writes_nothing_for_long_is_silent(made):
         assert status_of(made)["state"] == "running"
 
 
-def test_a_run_that_was_stopped_is_told_from_one_that_was_killed(made):
+def test_a_stopped_run_differs_from_a_killed_one(made):
     write_lines(made, [line(1)])
     assert (status_of(made)["state"], status_of(made)["writer"]) == ("stopped", None)
     (made.path / "state.lock").write_text("pid 1 on elsewhere\n")
@@ -216,7 +216,7 @@ def test_a_directory_that_is_no_run_is_one_clear_line(tmp_path):
     assert "is not a run" in result.stderr
 
 
-def test_a_look_loads_no_torch_and_changes_nothing(made):
+def test_status_loads_no_torch_and_changes_nothing(made):
     write_lines(made, [line(1)])
     (made.path / "state.lock").write_text("pid 1 on elsewhere\n")
     before = {path: path.stat().st_mtime_ns for path in made.path.rglob("*")}
@@ -230,7 +230,7 @@ def test_a_look_loads_no_torch_and_changes_nothing(made):
     assert {path: path.stat().st_mtime_ns for path in made.path.rglob("*")} == before
 
 
-def test_a_writer_may_begin_while_the_run_is_looked_at(made):
+def test_a_writer_may_start_while_status_reads_the_run(made):
     (made.path / "state.lock").write_text("pid 1 on elsewhere\n")
     status_of(made)
-    WriterLock(made.state).release()  # would raise StoreLockedError
+    FileLock(made.state_lock).release()  # would raise LockedError

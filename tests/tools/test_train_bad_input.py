@@ -13,8 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.pipeline.dataset_index import seal_index
 from thermopile.sealed_json import seal_document, unseal
 from thermopile.tools.cli import main
 from thermopile.trainer import checkpointer
@@ -130,7 +129,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
         trainer.run()
 
     def report(report):
-        trainer._checkpointer.wait()
+        trainer.checkpointer.wait()
         if report.step == 3:
             room_for_files(1)
         if report.step == 5:
@@ -159,7 +158,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
         lambda path: (path / "training.json").unlink(),
     ],
 )
-def test_a_damaged_checkpoint_is_told_of_and_the_run_goes_on_from_the_one_before(run, further, damage):
+def test_a_damaged_checkpoint_is_reported_and_the_run_resumes_from_the_one_before(run, further, damage):
     damage(run.checkpoints / "step-7")
     result = resume(run)
     assert result.exit_code == 0, result.stderr
@@ -240,9 +239,11 @@ def test_a_dataset_that_was_moved_is_found_with_data_and_missed_by_its_path_with
     assert losses(run) == further
 
 
-def test_another_dataset_of_the_same_size_is_refused_by_its_fingerprint(run, tmp_path):
-    other = tmp_path / "other"
-    convert(GlyphSource(1, test=True), other, ConvertSettings(), workers=1)
+def test_another_dataset_of_the_same_size_is_refused_by_its_fingerprint(run, pairs_dataset, tmp_path):
+    other = shutil.copytree(pairs_dataset.path, tmp_path / "other")
+    index = pairs_dataset.index.model_dump(exclude={"format", "fingerprint"})
+    index["shard_digests"][0]["beton"] = "0" * 64  # as of other pixels
+    (other / "dataset.json").write_bytes(seal_index(index))
     before = run.metrics_file.read_bytes()
     refused(resume(run, "--data", other), 2, run.state, "dataset")
     assert run.metrics_file.read_bytes() == before
@@ -253,7 +254,7 @@ def test_another_dataset_of_the_same_size_is_refused_by_its_fingerprint(run, tmp
 
 
 @pytest.mark.parametrize("garbage", [b'{"step": 8, "lo', b"[" * 100_000 + b"\n"])
-def test_a_log_that_ends_in_half_a_line_or_in_none_is_told_of_and_goes_on(run, further, garbage):
+def test_a_log_that_ends_in_an_unreadable_line_is_reported_and_continued(run, further, garbage):
     with run.metrics_file.open("ab") as file:
         file.write(garbage)
     result = resume(run)

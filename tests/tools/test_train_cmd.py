@@ -98,7 +98,7 @@ def test_a_run_without_a_directory_is_wrong_usage(pairs_dataset):
 # Going on with other settings
 
 
-def test_a_change_that_is_allowed_is_made_told_and_recorded(finished):
+def test_an_allowed_change_is_made_shown_and_recorded(finished):
     refused(train("--out", finished, "--resume", *sets("epochs=2")), "--allow-change epochs")
     result = train("--out", finished, "--resume", *sets("epochs=2"), "--allow-change", "epochs")
     assert result.exit_code == 0, result.stderr

@@ -1,13 +1,19 @@
-"""The program as processes of their own, without the seconds that its imports take."""
+"""The program as processes of their own, without the seconds that its imports and its first batch take."""
 
 import multiprocessing
 import os
 import resource
+import sys
 from contextlib import contextmanager
 from itertools import count
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from small_runs import small, train
 
 PROGRAM = """
 import os, sys
@@ -49,12 +55,14 @@ class Program:
 
 
 @pytest.fixture(scope="session")
-def start_program(tmp_path_factory: pytest.TempPathFactory):
+def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
     """Return a function (*arguments, **environment) -> Program."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["thermopile.trainer.loop", "thermopile.pipeline.loading.ffcv_loader", "thermopile.tools.cli"]
-    )
+    context.set_forkserver_preload(["thermopile.trainer.loop", "thermopile.tools.cli", "warm_up"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        patch.setenv("WARM_UP_DATASET", str(pairs_dataset.path))
+        forkserver.ensure_running()
     folder, numbers = tmp_path_factory.mktemp("programs"), count()
 
     def start(*arguments, **environment) -> Program:
@@ -65,9 +73,15 @@ def start_program(tmp_path_factory: pytest.TempPathFactory):
     return start
 
 
+@pytest.fixture(scope="session")
+def finished(pairs_dataset, tmp_path_factory):
+    """A run that was never stopped: 2 epochs of 7 steps. Tests read it and change copies."""
+    return train(small(pairs_dataset), tmp_path_factory.mktemp("finished") / "run")
+
+
 @pytest.fixture
 def file_size_limit():
-    """Let this process write only so many bytes to a file: it then fails half-way, as on a full disk."""
+    """Limit the size of the files that this process writes: a write then fails half-way, as on a full disk."""
 
     @contextmanager
     def limit(max_bytes):

@@ -133,7 +133,7 @@ def test_where_the_newest_checkpoint_is_damaged_the_newest_whole_one_is_taken(tm
         save(tmp_path, step)
     cut_short(tmp_path / "step-5")
     damage(tmp_path / "step-40")
-    path, loaded, training = load_latest(tmp_path)
+    path, loaded, training, _ = load_latest(tmp_path)
     assert (path.name, loaded.step, training["weights"][0]) == ("step-3", 3, 3)
     for step in (40, 5):
         assert f"step-{step} is damaged" in caplog.text
@@ -189,13 +189,13 @@ def test_a_flipped_bit_is_an_error_or_a_warning_that_names_the_file_or_changes_n
             with pytest.raises(RunError, match=rf"{re.escape(str(path))} is damaged .*{file}"):
                 load_latest(tmp_path)
             continue
-        _, loaded, training = load_latest(tmp_path)
+        _, loaded, training, _ = load_latest(tmp_path)
         assert loaded.model_copy(update={"files": {}}) == before
         assert training["weights"].tolist() == [3, 3, 3]
         assert str(target) in caplog.text or bytes(flipped).strip() == whole.strip()
 
 
-# Of another format, or from somebody else
+# Another format, or another person's checkpoint
 
 
 def test_a_checkpoint_of_format_1_is_refused_with_the_version_that_reads_it(tmp_path):

@@ -161,11 +161,22 @@ def clock(monkeypatch):
     return clock
 
 
+class Store:
+    """Counts how often old snapshots are dropped: once for each checkpoint that was written."""
+
+    def __init__(self):
+        self.retained = 0
+
+    def retain(self, keep_last, keep_every):
+        self.retained += 1
+        return written()
+
+
 @pytest.fixture
 def make(request, tmp_path):
     def make(world=ALONE, **config):
-        log = MetricsLog(None, keep_steps=0)
-        made = Checkpointer(load_config({"checkpoint": config}), RunDirectory(tmp_path), log, world)
+        settings, log = load_config({"checkpoint": config}), MetricsLog(None, keep_steps=0)
+        made = Checkpointer(settings, RunDirectory(tmp_path), Store(), log, world, "fingerprint")
         request.addfinalizer(made.close)
         return made
 
@@ -187,7 +198,7 @@ def failed(error):
 
 def ended(checkpointer, snapshot, step=1):
     """The checkpointer of a rank that writes no model part, at the end of a checkpoint."""
-    checkpointer.begin(step, snapshot, None, "fingerprint")
+    checkpointer.begin(step, snapshot, None)
     assert checkpointer.wait()
     return checkpointer
 
@@ -207,14 +218,16 @@ def test_one_is_due_after_so_many_steps_or_so_many_minutes_since_the_last_one_be
 def test_one_that_failed_is_warned_of_and_due_again_a_minute_later_and_not_before(make, clock, caplog):
     made = ended(make(every_steps=1), failed(OSError("disk full")), step=3)
     assert made.write_state == WriteState.FAILED
-    assert not made.settle([WriteState.FAILED])
+    made.settle([WriteState.FAILED])
     assert "the checkpoint of step 3 was not written: disk full. Training continues" in caplog.text
     clock.now += checkpointer.RETRY_SECONDS - 1
     assert not made.is_due(4)
     clock.now += 1
     assert made.is_due(5)
-    assert ended(made, written(), step=5).settle([WriteState.WRITTEN])
+    assert made._store.retained == 0
+    ended(made, written(), step=5).settle([WriteState.WRITTEN])
     assert made.write_state == WriteState.NONE
+    assert made._store.retained == 1
 
 
 def test_where_it_must_succeed_its_error_is_raised(make):
@@ -229,10 +242,11 @@ def test_an_unexpected_error_is_raised_in_any_case(make):
 
 def test_it_is_settled_only_once_every_rank_is_done_and_only_the_first_one_warns(make, caplog):
     own = ended(make(World(rank=1, size=2)), written())
-    assert not own.settle([WriteState.WRITING, WriteState.WRITTEN])
+    own.settle([WriteState.WRITING, WriteState.WRITTEN])
     assert own.write_state == WriteState.WRITTEN
-    assert not own.settle([WriteState.FAILED, WriteState.WRITTEN])
+    own.settle([WriteState.FAILED, WriteState.WRITTEN])
     assert own.write_state == WriteState.NONE
+    assert own._store.retained == 0
     assert not caplog.records
     last = ended(make(World(rank=0, size=2)), written())
     with caplog.at_level(logging.WARNING), pytest.raises(SnapshotError, match="rank 1 could not write its part"):
@@ -242,4 +256,6 @@ def test_it_is_settled_only_once_every_rank_is_done_and_only_the_first_one_warns
 def test_without_one_there_is_nothing_to_wait_for(make):
     none = make()
     assert not none.wait()
-    assert not none.settle([WriteState.NONE])
+    none.finish(must_succeed=True)
+    none.settle([WriteState.NONE])
+    assert none._store.retained == 0

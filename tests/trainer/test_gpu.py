@@ -60,7 +60,7 @@ def test_a_step_between_two_lines_of_the_log_does_not_wait_for_the_gpu(pairs_dat
         try:
             for batch in batches[2:5]:
                 trainer.step(batch)
-            CopyOnHost(trainer._training_state())
+            CopyOnHost(trainer.training_state())
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

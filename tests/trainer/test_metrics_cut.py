@@ -8,8 +8,8 @@ import tracemalloc
 import pytest
 
 from thermopile.sealed_json import seal_line
-from thermopile.trainer import metrics_log
-from thermopile.trainer.metrics_log import cut_back
+from thermopile.trainer import metrics_file
+from thermopile.trainer.metrics_file import cut_back
 
 
 def line(step, **more):
@@ -116,7 +116,7 @@ def test_a_flipped_bit_costs_no_line_but_its_own_and_its_neighbour_and_is_told(p
 def test_a_kill_at_any_write_loses_no_line(path, aside, monkeypatch):
     path.write_bytes(b"damaged\n" + path.read_bytes())
     before = path.read_bytes()
-    monkeypatch.setattr(metrics_log.os, "fsync", lambda _: (_ for _ in ()).throw(OSError("no space left")))
+    monkeypatch.setattr(metrics_file.os, "fsync", lambda _: (_ for _ in ()).throw(OSError("no space left")))
     with pytest.raises(OSError, match="no space left"):
         cut_back(path, 5)
     assert path.read_bytes() == before

@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
 from thermopile.state_store import StateReader
+from thermopile.tools.cli import main
 from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import load_checkpoint
 from thermopile.trainer.config import load_config
@@ -107,24 +109,31 @@ def test_a_run_that_resumes_after_a_skipped_step_has_the_losses_of_one_never_sto
     assert_same_state(StateReader.open(broken.state), StateReader.open(whole.state))
 
 
+WINDOWED = {"epochs": 3, "batch_size": 128, "canonical_shards": 2, "blocks_per_shard": 15, "window_blocks": 4}
+"""Steps of 128 of 2,000 samples: in 3 epochs every row is taken again after a step that did not put it."""
+SKIPPED = [1, 2, 6, 7, 8, 16, 29, 30]
+
+
+@pytest.fixture(scope="module")
+def without_prefetch(pairs_dataset, tmp_path_factory):
+    """A run with all rows in memory, which gathers each step's when they are asked for."""
+    run = RunDirectory(tmp_path_factory.mktemp("runs") / "plain")
+    with Trainer.open(small(pairs_dataset, **WINDOWED), run) as trainer, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer.store, "prefetch", lambda sample_ids: None)
+        poison(trainer, SKIPPED)
+        trainer.run()
+    return run
+
+
 @pytest.mark.parametrize("ahead", [1, 5])
 def test_rows_prefetched_for_skipped_steps_and_windows_passed_in_them_leave_no_stale_row(
-    pairs_dataset, tmp_path, monkeypatch, ahead
+    without_prefetch, pairs_dataset, tmp_path, ahead
 ):
-    # Steps of 128 of 2,000 samples: in 3 epochs every row is taken again after a step that did not put it.
-    tree = {"epochs": 3, "batch_size": 128, "canonical_shards": 2, "blocks_per_shard": 15, "window_blocks": 4}
-    skipped = [1, 2, 6, 7, 8, 16, 29, 30]
-    plain, run = RunDirectory(tmp_path / "plain"), RunDirectory(tmp_path / "run")
-    with Trainer.open(small(pairs_dataset, **tree), plain) as trainer:
-        monkeypatch.setattr(trainer.store, "prefetch", lambda sample_ids: None)
-        poison(trainer, skipped)
-        trainer.run()
-    run = train(
-        small(pairs_dataset, **tree, state={"memory_budget": "40KB", "prefetch_steps": ahead}), run.path, skipped
-    )
-    assert [line["step"] for line in lines(run) if line["loss"] is None] == skipped
-    assert losses(run) == losses(plain)
-    assert_same_state(StateReader.open(run.state), StateReader.open(plain.state))
+    state = {"memory_budget": "40KB", "prefetch_steps": ahead}
+    run = train(small(pairs_dataset, **WINDOWED, state=state), tmp_path / "run", SKIPPED)
+    assert [line["step"] for line in lines(run) if line["loss"] is None] == SKIPPED
+    assert losses(run) == losses(without_prefetch)
+    assert_same_state(StateReader.open(run.state), StateReader.open(without_prefetch.state))
 
 
 def test_ten_steps_in_a_row_may_be_skipped_and_the_eleventh_ends_the_run(pairs_dataset, tmp_path):
@@ -140,13 +149,13 @@ def test_ten_steps_in_a_row_may_be_skipped_and_the_eleventh_ends_the_run(pairs_d
 
 
 @pytest.mark.parametrize("choice", ["skip", "stop"])
-def test_the_command_line_has_it_as_an_option(start_program, choice):
-    code, out, errors = start_program("train", "--print-config", "--on-nan", choice).end()
-    assert code == 0, errors
-    assert f'on_nan = "{choice}" # --on-nan' in " ".join(out.split())
+def test_the_command_line_has_it_as_an_option(choice):
+    done = CliRunner().invoke(main, ["train", "--print-config", "--on-nan", choice])
+    assert done.exit_code == 0, done.output
+    assert f'on_nan = "{choice}" # --on-nan' in " ".join(done.output.split())
 
 
-def test_the_command_line_refuses_another_choice(start_program):
-    code, _, errors = start_program("train", "--print-config", "--on-nan", "ignore").end()
-    assert code == 2
-    assert "'ignore' is not one of 'stop', 'skip'" in errors
+def test_the_command_line_refuses_another_choice():
+    done = CliRunner().invoke(main, ["train", "--print-config", "--on-nan", "ignore"])
+    assert done.exit_code == 2
+    assert "'ignore' is not one of 'stop', 'skip'" in done.output

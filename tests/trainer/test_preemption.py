@@ -58,8 +58,11 @@ def test_a_second_signal_ends_the_process_whatever_it_is_at(second):
 
 
 def small(dataset):
-    tree = {"epochs": 4, "batch_size": 256, "log_every": 1, "checkpoint": {"every_minutes": 0}}
-    return resolve(load_config(tree | {"data": {"path": str(dataset.path), "image_size": 32}}), dataset)
+    tree = {
+        "epochs": 4, "batch_size": 256, "log_every": 1, "checkpoint": {"every_minutes": 0},
+        "data": {"path": str(dataset.path), "image_size": 16}, "model": {"dim": 16, "image": {"config": {"width": 8}}},
+    }  # fmt: skip
+    return resolve(load_config(tree), dataset)
 
 
 def losses(run):
@@ -89,7 +92,7 @@ def test_a_run_stopped_by_every_signal_in_turn_has_the_losses_of_one_never_stopp
 
 def test_the_command_ends_with_a_code_of_its_own_and_says_how_to_go_on(start_program, pairs_dataset, tmp_path):
     run = RunDirectory(tmp_path / "run")
-    settings = [part for setting in ("epochs=50", "log_every=1", "data.image_size=32") for part in ("--set", setting)]
+    settings = [part for setting in ("epochs=50", "log_every=1", "data.image_size=16") for part in ("--set", setting)]
     program = start_program("train", "--data", pairs_dataset.path, "--out", run.path, *settings)
     while not run.metrics_file.exists() or not losses(run):
         assert program.is_running(), program.end()

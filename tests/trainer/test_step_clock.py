@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def passing(monkeypatch):
-    """Return a function that lets so many seconds pass on the clock."""
+    """Return a function that advances the clock by some seconds."""
     now = [100.0]
     monkeypatch.setattr(step_clock.time, "perf_counter", lambda: now[0])
 

@@ -4,12 +4,13 @@ import logging
 import sys
 import threading
 import time
+from contextlib import closing
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from thermopile.trainer.errors import ConfigError
-from thermopile.trainer.tensorboard_log import TensorBoardLog
+from thermopile.trainer.metrics_log import TensorBoardLog
 
 
 def lines(first, last, loss):
@@ -23,7 +24,7 @@ def seen(path):
 
 
 def test_every_number_of_a_line_is_a_scalar_of_its_step(tmp_path):
-    with TensorBoardLog(tmp_path / "tensorboard", keep_steps=0) as log:
+    with closing(TensorBoardLog(tmp_path / "tensorboard", keep_steps=0)) as log:
         log.add(lines(1, 2, loss=0.5))
         log.add(
             [{"step": 3, "loss": None, "skipped": True}, {"step": 3, "evaluation": {"knn": {"10": 0.75}, "of": "t"}}]
@@ -34,9 +35,9 @@ def test_every_number_of_a_line_is_a_scalar_of_its_step(tmp_path):
 
 
 def test_a_resumed_run_replaces_the_steps_after_its_checkpoint(tmp_path):
-    with TensorBoardLog(tmp_path, keep_steps=0) as log:
+    with closing(TensorBoardLog(tmp_path, keep_steps=0)) as log:
         log.add(lines(1, 5, loss=1.0))
-    with TensorBoardLog(tmp_path, keep_steps=3) as log:
+    with closing(TensorBoardLog(tmp_path, keep_steps=3)) as log:
         log.add(lines(4, 6, loss=2.0))
     assert seen(tmp_path)["loss"] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0), (6, 2.0)]
 
@@ -54,7 +55,7 @@ def test_a_directory_that_cannot_be_written_ends_the_log_with_one_warning_and_no
     caplog.set_level(logging.WARNING)
     path = tmp_path / "tensorboard"
     others = set(threading.enumerate())
-    with TensorBoardLog(path, keep_steps=0) as log:
+    with closing(TensorBoardLog(path, keep_steps=0)) as log:
         path.rename(tmp_path / "away")  # at once: the writer may be adding a file
         deadline = time.monotonic() + 120
         while not caplog.records and time.monotonic() < deadline:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +32,6 @@ _DIRECTORY = click.option(
     "--dir", "directory", type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
     help="Where temporary files go.",
 )  # fmt: skip
-_PARTS_OF_A_STEP = {
-    "forward_backward": "forward and backward",
-    "optimizer": "optimizer",
-    "store_wait": "store wait",
-    "other": "other",
-}
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
@@ -63,8 +60,6 @@ def step(
     The trainer takes real steps, objective, optimizer and state store included, on batches that lie in memory. Let
     nothing else run meanwhile.
     """
-    from copy import deepcopy
-
     import torch
 
     from ...trainer.config import load_config
@@ -79,7 +74,7 @@ def step(
     costs, failed = [], {}
     with TemporaryDirectory(prefix="thermopile-bench-", dir=directory) as temporary:
         dataset = glyphs(Path(temporary), samples=4 * load_config(settings).batch_size)
-        for image, device in [(i, d) for i in images or (None,) for d in devices or (None,)]:
+        for image, device in product(images or (None,), devices or (None,)):
             own = deepcopy(settings)
             merge(own, {"model": {"image": {"name": image}}} if image else {})
             merge(own, {"device": device} if device else {})
@@ -104,7 +99,9 @@ def _print_step(cost: StepCost) -> None:
     click.echo(f"\n{cost.image} on {cost.device}, {cost.parameters / 1e6:,.1f} million parameters, "
                f"batch {cost.batch_size:,}: {cost.step_ms:,.1f} ms a step, "
                f"{cost.samples_per_second:,.0f} samples a second{memory}")  # fmt: skip
-    click.echo("  " + ", ".join(f"{words} {cost.shares.get(part, 0):.1%}" for part, words in _PARTS_OF_A_STEP.items()))
+    parts = {"forward_backward": "forward and backward", "optimizer": "optimizer", "store_wait": "store wait",
+             "other": "other"}  # fmt: skip
+    click.echo("  " + ", ".join(f"{words} {cost.shares.get(part, 0):.1%}" for part, words in parts.items()))
 
 
 @bench.command(
@@ -131,8 +128,6 @@ def loader(
     The loaders take turns, and so does libjpeg-turbo that only decodes, the limit on a CPU. Let nothing else run
     meanwhile.
     """
-    from statistics import median
-
     from ...pipeline.dataset import Dataset
     from ...pipeline.order import Order
     from ...trainer.build import recipe_named

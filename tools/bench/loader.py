@@ -1,4 +1,4 @@
-"""What this machine can feed: images a second of both loaders, beside the decoder alone, and where the time goes."""
+"""Measure what this machine can feed: images per second of both loaders and of the decoder alone, by part."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -24,12 +23,13 @@ from ...pipeline.augment import RECIPES, ViewParameters, view_parameters
 from ...pipeline.conversion.convert import ConvertSettings, convert
 from ...pipeline.cores import cores
 from ...pipeline.dataset import Dataset
-from ...pipeline.descriptor import read_at
-from ...pipeline.ffcv_api import imdecode
+from ...pipeline.jpeg import decode
 from ...pipeline.loading.ffcv_loader import FFCVLoader
 from ...pipeline.loading.pixels import gaussian_blur, normalise, recolour
 from ...pipeline.loading.resample import resample_into
 from ...pipeline.order import Order
+from ...pipeline.raw_bytes import read_at
+from ...pipeline.rng import compiled
 from ...pipeline.shard import Shard
 from ...pipeline.sources.folder import FolderSource
 from ..progress import progress_bar
@@ -57,8 +57,14 @@ class Work:
 
     @property
     def first_step(self) -> int:
-        """Where to enter an epoch, so that it ends with the round."""
+        """Step of an epoch to start at, so that it ends with the round."""
         return self.order.steps_per_epoch - WARM_UP - self.batches
+
+    @property
+    def views_asked(self) -> dict[str, Any]:
+        """Options of either loader."""
+        recipe = RECIPES[self.recipe]
+        return {"recipe": recipe, "image_size": self.image_size, "views": self.views, "ahead": AHEAD}
 
 
 Serve = Callable[[int], Iterator[object]]
@@ -68,29 +74,24 @@ Contender = Callable[[Work], AbstractContextManager[Serve]]
 
 @contextmanager
 def ffcv(work: Work) -> Iterator[Serve]:
-    """The `ffcv` loader, on all cores."""
-    with FFCVLoader.open(
-        work.dataset, work.order, recipe=RECIPES[work.recipe], image_size=work.image_size, views=work.views, ahead=AHEAD
-    ) as loader:
+    """Serve with the `ffcv` loader, on all cores."""
+    with FFCVLoader(work.dataset, work.order, **work.views_asked) as loader:
         yield lambda number: loader.epoch(number, work.first_step)
 
 
 @contextmanager
 def dali(work: Work) -> Iterator[Serve]:
-    """The `dali` loader, on the GPU where there is one."""
+    """Serve with the `dali` loader, on the GPU if there is one."""
     from ...pipeline.loading.dali_loader import DALILoader  # it takes a second to import
 
     device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
-    with DALILoader.open(
-        work.dataset, work.order, recipe=RECIPES[work.recipe], image_size=work.image_size, views=work.views,
-        ahead=AHEAD, device=device,
-    ) as loader:  # fmt: skip
+    with DALILoader(work.dataset, work.order, device=device, **work.views_asked) as loader:
         yield lambda number: loader.epoch(number, work.first_step)
 
 
 @contextmanager
 def decode_only(work: Work) -> Iterator[Serve]:
-    """libjpeg-turbo on all cores: JPEGs of the first shard whole, once each, which no loader can surpass on a CPU."""
+    """Decode JPEGs of the first shard whole, once each, on all cores: no loader can be faster on a CPU."""
     shard = work.dataset.shard(0)
     with ThreadPoolExecutor(cores()) as pool:
 
@@ -107,8 +108,8 @@ LOADERS: dict[str, Contender] = {"ffcv": ffcv, "dali": dali, "decode": decode_on
 
 
 def rates(contenders: Mapping[str, Contender], work: Work, rounds: int) -> dict[str, list[float]]:
-    """Images a second of each, round by round, in turns after a round that warms up."""
-    torch.set_num_threads(1)  # FFCV sets as much where it is imported; the others decode in threads of their own
+    """Return each one's images per second, round by round; they take turns, after a round of warm-up."""
+    torch.set_num_threads(1)  # as importing FFCV does; the others decode in threads of their own
     found: dict[str, list[float]] = {name: [] for name in contenders}
     with ExitStack() as opened, progress_bar("rounds", 1 + rounds) as bar:
         serves = {name: opened.enter_context(contender(work)) for name, contender in contenders.items()}
@@ -120,18 +121,16 @@ def rates(contenders: Mapping[str, Contender], work: Work, rounds: int) -> dict[
 
 
 def _images_per_second(batches: Iterator[object], work: Work) -> float:
+    def now() -> float:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
     for _ in range(WARM_UP):
         next(batches)
-    _finish()
-    began = time.perf_counter()
+    began = now()
     served = sum(1 for _ in batches)
-    _finish()
-    return served * work.order.batch_size / (time.perf_counter() - began)
-
-
-def _finish() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    return served * work.order.batch_size / (now() - began)
 
 
 def photographs(directory: Path, images: int) -> Dataset:
@@ -145,7 +144,7 @@ def photographs(directory: Path, images: int) -> Dataset:
 
 
 def jpegs(count: int) -> Iterator[bytes]:
-    """`count` different JPEG files of HEIGHT × WIDTH, the same at every call: crops of two photographs, recoloured."""
+    """Yield `count` different JPEG files of HEIGHT × WIDTH, the same each time: recoloured crops of two photographs."""
     from sklearn.datasets import load_sample_images
 
     originals = load_sample_images().images  # of 427 × 640 pixels: a flower, and a temple
@@ -168,41 +167,39 @@ def _jpeg(original: NDArray[np.uint8], number: int) -> bytes:
 
 
 def decode_rows(shard: Shard, rows: NDArray[np.int64]) -> int:
-    """Read and decode these rows on this core, and compare nothing. Return how many are damaged."""
+    """Read and decode these rows on this core. Return how many are damaged."""
     records = shard.records(rows)
     columns = (records[name].astype(np.int64) for name in ("jpeg_at", "jpeg_bytes", "height", "width"))
     damaged: int = _decode_rows(shard.file.number, *columns)
     return damaged
 
 
-@njit(nogil=True)  # not cached: numba cannot cache calls into a C library
+@compiled
 def _decode_rows(
     file: int, at: NDArray[np.int64], size: NDArray[np.int64], height: NDArray[np.int64], width: NDArray[np.int64]
 ) -> int:
     picture, jpeg = np.empty(3 * (height * width).max(), np.uint8), np.empty(size.max(), np.uint8)
     damaged = 0
     for row in range(len(at)):
-        damaged += not read_at(file, at[row], jpeg[: size[row]]) or imdecode(
-            jpeg.ctypes.data, size[row], height[row], width[row], picture.ctypes.data, height[row], width[row],
-            0, 0, 1, 1, False, False,
-        ) != 0  # fmt: skip
+        memory = jpeg[: size[row]]
+        damaged += not (read_at(file, at[row], memory) and decode(memory, height[row], width[row], picture, 1))
     return damaged
 
 
 def costs(work: Work, images: int, rounds: int) -> dict[str, float]:
-    """Milliseconds of one core that `ffcv` spends on an image, by part: the median of the rounds.
+    """Return the milliseconds of one core that `ffcv` spends on an image, by part: the median of the rounds.
 
-    Each part's own function runs alone over the same images, after a round that warms up.
+    Each part's own function runs alone over the same images, after a round of warm-up.
     """
-    parts = _parts(work, np.arange(min(images, len(work.dataset.shard(0)))))
+    ids = np.arange(min(images, len(work.dataset.shard(0))))
+    parts = _parts(work, ids)
     took: dict[str, list[float]] = {name: [] for name in parts}
     for _ in range(1 + rounds):
         for name, part in parts.items():
             began = time.perf_counter()
             part()
             took[name].append(time.perf_counter() - began)
-    counted = min(images, len(work.dataset.shard(0)))
-    return {name: 1e3 * median(seconds[1:]) / counted for name, seconds in took.items()}
+    return {name: 1e3 * median(seconds[1:]) / len(ids) for name, seconds in took.items()}
 
 
 def _parts(work: Work, ids: NDArray[np.int64]) -> dict[str, Callable[[], object]]:
@@ -226,18 +223,15 @@ def _parts(work: Work, ids: NDArray[np.int64]) -> dict[str, Callable[[], object]
         if of_view.blur[image] > 0:
             gaussian_blur(view, of_view.blur[image])
 
-    def every_view(part: Callable[[ViewParameters, int], None]) -> Callable[[], None]:
-        def all_images() -> None:
-            for image in range(len(ids)):
-                for of_view in drawn:
-                    part(of_view, image)
-
-        return all_images
+    def every_view(part: Callable[[ViewParameters, int], None]) -> None:
+        for image in range(len(ids)):
+            for of_view in drawn:
+                part(of_view, image)
 
     return {
         "decode": lambda: decode_rows(shard, ids),
-        "resize": every_view(resize),
-        "colour": every_view(colour),
-        "blur": every_view(blur),
-        "normalise": every_view(lambda of_view, image: normalise(view, gain, offset)),
+        "resize": lambda: every_view(resize),
+        "colour": lambda: every_view(colour),
+        "blur": lambda: every_view(blur),
+        "normalise": lambda: every_view(lambda of_view, image: normalise(view, gain, offset)),
     }

@@ -10,7 +10,7 @@ from ...pipeline.cores import cores
 
 
 def describe_machine(*packages: str) -> dict[str, Any]:
-    """CPU model, cores that this process may use, RAM in bytes, the GPU or None, and the versions of `packages`."""
+    """Return CPU model, cores this process may use, RAM in bytes, the GPU or None, and the versions of `packages`."""
     import torch
 
     return {
@@ -23,25 +23,18 @@ def describe_machine(*packages: str) -> dict[str, Any]:
 
 
 def words_of(machine: dict[str, Any]) -> str:
-    """What describe_machine found, in one line."""
-    versions = [
-        f"{name} {value}" for name, value in machine.items() if name not in ("cpu", "cores", "ram_bytes", "gpu")
-    ]
-    return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_bytes'] / 1e9:,.0f} GB, "
-        f"GPU: {machine['gpu'] or 'none'}; {', '.join(versions)}"
-    )
+    """Return what describe_machine found, in one line."""
+    versions = (f"{name} {machine[name]}" for name in machine if name not in ("cpu", "cores", "ram_bytes", "gpu"))
+    return (f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_bytes'] / 1e9:,.0f} GB, "
+            f"GPU: {machine['gpu'] or 'none'}; {', '.join(versions)}")  # fmt: skip
 
 
 def proc_bytes(file: str, key: str) -> int:
-    """The value of `key` in /proc/`file`, which counts in kB."""
+    """Return the value of `key` in /proc/`file`, which counts in kB."""
     return int(_lines(file)[key].removesuffix("kB")) * 1024
 
 
 def _lines(file: str) -> dict[str, str]:
-    """The lines `key: value` of a file of /proc; the first of a key counts."""
-    found: dict[str, str] = {}
-    for line in Path("/proc", file).read_text().splitlines():
-        key, _, value = line.partition(":")
-        found.setdefault(key.strip(), value.strip())
-    return found
+    """Return the lines `key: value` of a file of /proc; the first of a key counts."""
+    lines = Path("/proc", file).read_text().splitlines()
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}

@@ -1,4 +1,4 @@
-"""What a training step costs: the real trainer on batches that lie in memory, so that no loader works meanwhile."""
+"""Measure a training step: the real trainer on batches kept in memory, so that no loader runs beside it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ...trainer.step_clock import COMPUTATION
 from ...trainer.step_report import split
 
 _WARM_UP = 5
-"""Steps that are not counted: in them torch sets up what it needs once."""
+"""Steps that are not counted: torch initialises itself in them."""
 _KEPT_BATCHES = 4
 _NO_CHECKPOINT = {"checkpoint": {"every_steps": 0, "every_minutes": 0}}
 
@@ -52,9 +52,9 @@ class StepCost:
 
 
 def step_cost(dataset: Dataset, settings: dict[str, Any], steps: int, directory: Path) -> StepCost:
-    """Train `steps` steps in `directory`, without checkpoints, and say what one costs.
+    """Train `steps` steps in `directory`, without checkpoints, and return the cost of one.
 
-    settings: as in a run's config.toml. Raises ConfigError where they do not fit, and torch.OutOfMemoryError.
+    settings: as in a run's config.toml. Raises ConfigError if they do not fit, and torch.OutOfMemoryError.
     """
     merge(settings, _NO_CHECKPOINT)
     with open_trainer(dataset, settings, _WARM_UP + steps, directory) as trainer:
@@ -78,21 +78,21 @@ def step_cost(dataset: Dataset, settings: dict[str, Any], steps: int, directory:
 
 
 def _seconds_of(line: dict[str, Any]) -> float:
-    """How long the step of a line of metrics.jsonl took. A GPU may still compute what the process has asked for."""
+    """Return how long a step of metrics.jsonl took; a GPU may still be computing when the process is done."""
     computed = sum(line[f"{part}_seconds"] for part in COMPUTATION)
     return max(float(line["step_seconds"] - line["data_wait_seconds"]), float(computed))
 
 
 def glyphs(directory: Path, samples: int) -> Dataset:
-    """A dataset in `directory` of the first glyphs, `samples` at most: pictures of 32 pixels with captions."""
+    """Write a dataset of the first glyphs, `samples` at most, to `directory`: pictures of 32 pixels with captions."""
     source = GlyphSource(0)
-    wanted = np.arange(min(samples, len(source)))
-    convert(source, directory / "glyphs", ConvertSettings(), workers=1, selection=wanted)
+    chosen = np.arange(min(samples, len(source)))
+    convert(source, directory / "glyphs", ConvertSettings(), workers=1, selection=chosen)
     return Dataset(directory / "glyphs")
 
 
 def open_trainer(dataset: Dataset, settings: dict[str, Any], steps: int, directory: Path) -> Trainer:
-    """A trainer at the start of a run of at least `steps` steps in `directory`/run."""
+    """Return a trainer at the start of a run of at least `steps` steps in `directory`/run."""
     tree = {**settings, "data": {**settings.get("data", {}), "path": str(dataset.path)}}
     tree["epochs"] = 1 + 2 * steps * load_config(tree).batch_size // dataset.n
     return Trainer.open(resolve(load_config(tree), dataset), RunDirectory(directory / "run"))
@@ -101,7 +101,7 @@ def open_trainer(dataset: Dataset, settings: dict[str, Any], steps: int, directo
 def run(trainer: Trainer, steps: int, after_step: Callable[[int], None] = lambda done: None) -> list[float]:
     """Train, and return the seconds of each of the first `steps` steps.
 
-    after_step is told how many steps are done, while the trainer waits for its next batch; its time is not counted.
+    Calls after_step with the steps done while the trainer waits for its next batch; its time is not counted.
     """
     batches = BatchesInMemory.of(trainer, after_step)
     # The time of a step is known when the next batch is asked for, so one more step is made.
@@ -110,7 +110,7 @@ def run(trainer: Trainer, steps: int, after_step: Callable[[int], None] = lambda
 
 
 class BatchesInMemory:
-    """In place of a loader: a few batches of pictures and captions over and over, with the ids of each step."""
+    """Stands in for a loader: repeats a few batches of pictures and captions, with the ids of each step."""
 
     def __init__(self, kept: list[Batch], order: Order, after_step: Callable[[int], None]) -> None:
         self._kept, self._order, self._after_step = kept, order, after_step
@@ -119,22 +119,18 @@ class BatchesInMemory:
 
     @classmethod
     def of(cls, trainer: Trainer, after_step: Callable[[int], None] = lambda done: None) -> BatchesInMemory:
-        """Let a trainer's loader make a few batches, close it, and take its place."""
+        """Make a few batches with a trainer's loader, close it, and take its place."""
         batches = cls(list(islice(trainer.loader.epoch(0), _KEPT_BATCHES)), trainer.order, after_step)
         trainer.loader.close()
         trainer.loader = batches  # type: ignore[assignment]  # all that the trainer asks of a loader from here on
         return batches
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from its step `first_step`."""
+        """Yield the batches of an epoch from its step `first_step`."""
         for step in range(first_step, self._order.steps_per_epoch):
-            batch = self.batch(epoch * self._order.steps_per_epoch + step)
+            kept = self._kept[(epoch * self._order.steps_per_epoch + step) % len(self._kept)]
+            batch = replace(kept, sample_ids=torch.from_numpy(self._order.batch_ids(epoch, step)))
             began = time.perf_counter()
             yield batch
             self.seconds.append(time.perf_counter() - began)
             self._after_step(len(self.seconds))
-
-    def batch(self, step: int) -> Batch:
-        """The batch of the step after `step` others, over all epochs."""
-        ids = self._order.batch_ids(*divmod(step, self._order.steps_per_epoch))
-        return replace(self._kept[step % len(self._kept)], sample_ids=torch.from_numpy(ids))

@@ -1,4 +1,4 @@
-"""Distribution of one column's values, counted in one pass with constant memory."""
+"""One column's values in one pass with constant memory: their distribution, and the k smallest."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ RELATIVE_PRECISION = 2.0**-MANTISSA_BITS
 _DROPPED_BITS = 23 - MANTISSA_BITS
 _BINS = 1 << (32 - _DROPPED_BITS)
 _SIGN = np.uint32(1 << 31)
+_MIN_PENDING = 1 << 16
 
 
 class Distribution:
@@ -57,7 +58,8 @@ class Distribution:
 
     def quantile(self, share: float) -> float:
         """Return a quantile of the finite values (at least one), to a relative precision of 2^-11."""
-        place = int(np.searchsorted(self._up_to, share * (self.count - 1), side="right")) - 1
+        rank = int(share * (self.count - 1))  # an integer: for a float, numpy would convert every bin
+        place = int(np.searchsorted(self._up_to, rank, side="right")) - 1
         return float(np.clip(_lower_edge(place), self.min, self.max))
 
     def bin_of(self, share: float) -> tuple[float, float]:
@@ -115,3 +117,33 @@ def _lower_edge(places: ArrayLike) -> NDArray[np.float64]:
     ascending = np.asarray(places, np.uint32) << np.uint32(_DROPPED_BITS)
     bits = np.where(ascending & _SIGN, ascending ^ _SIGN, ~ascending)
     return bits.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+class Smallest:
+    """Keeps the `count` ids with the smallest keys; ties go to the lowest ids. Ids must be added in ascending order."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._ids: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+        self._keys: list[NDArray[np.float64]] = [np.empty(0)]
+        self._pending = 0
+        self._limit = np.inf  # keys at or above this cannot be selected
+
+    def add(self, ids: NDArray[np.int64], keys: NDArray[np.floating]) -> None:
+        """Add ids, int64 [m], all higher than earlier ones, with their keys, [m]."""
+        keep = keys < self._limit
+        self._ids.append(ids[keep])
+        self._keys.append(keys[keep].astype(np.float64))
+        self._pending += int(keep.sum())
+        if self._pending > max(_MIN_PENDING, self._count):
+            self.chosen()
+
+    def chosen(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the ids, int64 [at most count], ordered by key, and the keys, float64."""
+        ids, keys = np.concatenate(self._ids), np.concatenate(self._keys)
+        # Ids ascend among equal keys, so a stable sort keeps the lowest ids first.
+        order = np.argsort(keys, kind="stable")[: self._count]
+        self._ids, self._keys, self._pending = [ids[order]], [keys[order]], 0
+        if len(order) == self._count and self._count:
+            self._limit = float(keys[order[-1]])
+        return self._ids[0], self._keys[0]

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from ...state_store import Snapshot, StateReader, list_snapshots
 from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
-from ..state_blocks import read_blocks
-from .distribution import Distribution
-from .joint import Joint, JointCounts
+from .correlation import Joint, JointCounts
+from .distribution import Distribution, Smallest
 from .run import Inspection
-from .smallest_k import Smallest
+from .samples import read_ids
+from .state_blocks import read_blocks
 from .survey import with_tau
 
 MOVERS = 24
@@ -62,9 +62,7 @@ class Drift:
     sides: list[SideDrift]
 
 
-def drift(
-    inspection: Inspection, against: str, notes: list[str], on_progress: Callable[[int], None] = lambda done: None
-) -> Drift | None:
+def drift(inspection: Inspection, against: str, on_progress: Callable[[int], None] = lambda done: None) -> Drift | None:
     """Compare the inspection's snapshot with another one of its run, given by tag or id, in two passes over both.
 
     Returns None, with a note, if no sample was visited by both, and None if the run has no tau. Memory does not grow
@@ -75,23 +73,29 @@ def drift(
     if inspection.reader is None or not inspection.sides:
         return None
     earlier, later = in_order(inspection, inspection.reader, against)
-    sides = [_SideCounts(name) for name in inspection.sides]
-    visited = 0
+    counts = {name: _SideCounts() for name in inspection.sides}
     for block, ids, before, after in _blocks(earlier, later, inspection.sides):
-        visited += len(ids)
-        for side in sides:
-            side.add(ids, before[side.name], after[side.name])
+        for name, side in counts.items():
+            side.add(ids, before[name], after[name])
         on_progress(block.stop)
+    visited = counts[inspection.sides[0]].change.count
     if not visited:
-        notes.append(f"No sample was visited by both {earlier.snapshot.tag} and {later.snapshot.tag}, so "
-                     "there is no drift to show.")  # fmt: skip
+        inspection.notes.append(f"No sample was visited by both {earlier.snapshot.tag} and {later.snapshot.tag}, so "
+                                "there is no drift to show.")  # fmt: skip
         return None
-    joints = [_JointSide(side) for side in sides]
-    for block, ids, before, after in _blocks(earlier, later, inspection.sides):
-        for joint in joints:
-            joint.add(ids, before[joint.side.name], after[joint.side.name])
+    joints = {name: JointCounts(side.before, side.after) for name, side in counts.items()}
+    for block, _, before, after in _blocks(earlier, later, inspection.sides):
+        for name, joint in joints.items():
+            joint.add(before[name], after[name])
         on_progress(earlier.samples + block.stop)
-    return Drift(earlier.snapshot, later.snapshot, visited, [joint.result() for joint in joints])
+    sides = [
+        SideDrift(
+            name, joints[name].result(), side.change, side.risen / visited, side.fallen / visited,
+            *(_movers(earlier, later, f"{name}/tau", most) for most in (side.most_risen, side.most_fallen)),
+        )
+        for name, side in counts.items()
+    ]  # fmt: skip
+    return Drift(earlier.snapshot, later.snapshot, visited, sides)
 
 
 def in_order(inspection: Inspection, reader: StateReader, against: str) -> tuple[StateReader, StateReader]:
@@ -119,10 +123,9 @@ def _blocks(
 
 
 class _SideCounts:
-    """First pass over all rows."""
+    """Figures of one side from the first pass over all rows."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self.before, self.after, self.change = Distribution(), Distribution(), Distribution()
         self.risen = self.fallen = 0
         self.most_risen, self.most_fallen = Smallest(MOVERS), Smallest(MOVERS)
@@ -139,29 +142,7 @@ class _SideCounts:
         self.most_fallen.add(ids[fell], change[fell])
 
 
-class _JointSide:
-    """Second pass over all rows, which needs the results of the first."""
-
-    def __init__(self, side: _SideCounts) -> None:
-        self.side = side
-        self._counts = JointCounts(side.before, side.after)
-        self._risen, self._fallen = (most.chosen()[0].tolist() for most in (side.most_risen, side.most_fallen))
-        self._movers: dict[int, Mover] = {}
-
-    def add(self, ids: NDArray[np.int64], before: NDArray[np.float32], after: NDArray[np.float32]) -> None:
-        self._counts.add(before, after)
-        for place in np.flatnonzero(np.isin(ids, self._risen + self._fallen)).tolist():
-            mover = Mover(int(ids[place]), float(before[place]), float(after[place]))
-            self._movers[mover.sample_id] = mover
-
-    def result(self) -> SideDrift:
-        side = self.side
-        return SideDrift(
-            name=side.name,
-            joint=self._counts.result(),
-            change=side.change,
-            share_risen=side.risen / side.change.count,
-            share_fallen=side.fallen / side.change.count,
-            most_risen=[self._movers[sample_id] for sample_id in self._risen],
-            most_fallen=[self._movers[sample_id] for sample_id in self._fallen],
-        )
+def _movers(earlier: StateReader, later: StateReader, column: str, most: Smallest) -> list[Mover]:
+    ids = most.chosen()[0]
+    before, after = (read_ids(reader, ids, [column])[column].tolist() for reader in (earlier, later))
+    return list(map(Mover, ids.tolist(), before, after))

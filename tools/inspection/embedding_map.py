@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
 from ...state_store import Snapshot
+from ...trainer.checkpoint import LATEST, checkpoints_in
 from ...trainer.errors import ConfigError, RunError
 from ...trainer.evaluation.bands import BANDS, band_of_class
-from ...trainer.run_directory import RunDirectory
-from .groups import CLASS_COLUMN, NO_GROUP, Groups
+from ...trainer.run_directory import find_checkpoint, load_found
+from .correlation import NO_GROUP
+from .groups import CLASS_COLUMN, Groups
 from .run import Inspection
 from .survey import Pool, Survey
 
@@ -79,23 +81,22 @@ class EmbeddingMap:
 
 
 def embedding_map(
-    inspection: Inspection, survey: Survey, notes: list[str],
-    on_progress: OnProgress = lambda what, done, total: None,
-) -> EmbeddingMap | None:  # fmt: skip
+    inspection: Inspection, survey: Survey, on_progress: OnProgress = lambda what, done, total: None
+) -> EmbeddingMap | None:
     """Embed up to 2,000 stratified samples and the coldest and hottest of each side, and project them by t-SNE.
 
     All samples come from the survey's pool. Runs on the CPU, since the run may still be training on the GPU. Returns
-    None if no map can be made; `notes` gets the reason, and any caveat about a map.
+    None if no map can be made; the inspection's notes get the reason, and any caveat about a map.
     Source: iSogCLR (ICML 2023) Figures 5 and 6, right.
     """
     try:
-        return _made(inspection, survey, notes, on_progress)
+        return _made(inspection, survey, on_progress)
     except (RunError, ConfigError, DatasetError, OSError) as error:
-        notes.append(f"There is no map of the embeddings: {error}")
+        inspection.notes.append(f"There is no map of the embeddings: {error}")
         return None
 
 
-def _made(inspection: Inspection, survey: Survey, notes: list[str], on_progress: OnProgress) -> EmbeddingMap:
+def _made(inspection: Inspection, survey: Survey, on_progress: OnProgress) -> EmbeddingMap:
     pool, visited = survey.pool, len(survey.pool.sample_ids)
     if not survey.sides or inspection.reader is None:
         raise RunError("no sample has a temperature to show")
@@ -103,12 +104,13 @@ def _made(inspection: Inspection, survey: Survey, notes: list[str], on_progress:
         raise RunError("it needs the run's dataset; pass its path with --data")
     if visited < MIN_SAMPLES:
         raise RunError(f"it needs {MIN_SAMPLES} visited samples, but there are only {visited}; try again later")
-    named = (groups for groups in survey.groups if groups.column == CLASS_COLUMN and len(groups.names) > 1)
-    classes = next(named, None)
+    classes = next((g for g in survey.groups if g.column == CLASS_COLUMN and len(g.names) > 1), None)
     ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
     places = np.union1d(_stratified(pool, classes), np.concatenate([end for both in ends.values() for end in both]))
-    checkpoint = _checkpoint_of(inspection.run, inspection.reader.snapshot)
-    features = _embed(inspection, inspection.dataset, checkpoint, pool.sample_ids[places], notes, on_progress)
+    # The checkpoint of the snapshot's step, else the latest.
+    run, snapshot = inspection.run, inspection.reader.snapshot
+    checkpoint = checkpoints_in(run.checkpoints).get(snapshot.step) or find_checkpoint(run, LATEST)
+    features = _embed(inspection, snapshot, inspection.dataset, checkpoint, pool.sample_ids[places], on_progress)
     perplexity = min(PERPLEXITY, (len(features) * len(places) - 1) / 3)
     on_progress("t-SNE", 0, 1)
     xy = np.split(_project(np.concatenate(features), perplexity, checkpoint), len(features))
@@ -164,16 +166,8 @@ def _kinds(classes: Groups | None, places: NDArray[np.int64]) -> Kinds | None:
     return Kinds(list(BANDS), np.append(band_of_class(classes.sizes), NO_GROUP)[codes], are_classes=False)
 
 
-def _checkpoint_of(run: RunDirectory, snapshot: Snapshot) -> Path:
-    """Return the checkpoint of the snapshot's step, else the latest. Raises RunError if there is none."""
-    from ...trainer.checkpoint import LATEST, checkpoints_in
-    from ...trainer.run_directory import find_checkpoint
-
-    return checkpoints_in(run.checkpoints).get(snapshot.step) or find_checkpoint(run, LATEST)
-
-
 def _embed(
-    inspection: Inspection, dataset: Dataset, checkpoint: Path, sample_ids: NDArray[np.int64], notes: list[str],
+    inspection: Inspection, snapshot: Snapshot, dataset: Dataset, checkpoint: Path, sample_ids: NDArray[np.int64],
     on_progress: OnProgress,
 ) -> list[NDArray[np.float32]]:  # fmt: skip
     """Return each side's features, float32 [m, d], rows of norm 1. Raises RunError, ConfigError, DatasetError."""
@@ -181,13 +175,12 @@ def _embed(
 
     from ...trainer.build import recipe_named
     from ...trainer.evaluation.features import restore_encoders, sample_features
-    from ...trainer.run_directory import load_found
 
-    config, snapshot = inspection.config, inspection.reader and inspection.reader.snapshot
+    config = inspection.config
     info, training = load_found(checkpoint)
-    if snapshot and info.snapshot != snapshot.id:
-        notes.append(f"No checkpoint belongs to the snapshot {snapshot.tag}: the map shows its temperatures on the "
-                     f"embeddings of checkpoint {checkpoint.name}.")  # fmt: skip
+    if info.snapshot != snapshot.id:
+        inspection.notes.append(f"No checkpoint belongs to the snapshot {snapshot.tag}: the map shows its temperatures "
+                                f"on the embeddings of checkpoint {checkpoint.name}.")  # fmt: skip
     encoders = restore_encoders(config, checkpoint, training, dataset.index.tokenizer)
     features = sample_features(
         encoders, dataset, sample_ids, recipe_named(config.data.recipe), config.data.image_size, torch.device("cpu"),

@@ -1,41 +1,162 @@
-"""The result of inspecting a run."""
+"""Inspect a run: collect everything requested, with progress on stderr."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
 
-from .advice import warnings
-from .details import Details
-from .drift import Drift
-from .embedding_map import EmbeddingMap
-from .run import Inspection
-from .survey import Survey
-from .through_time import ThroughTime
+from ...state_store import SnapshotNotFoundError
+from ...state_store.durable import Repository
+from ...trainer.run_directory import RunDirectory
+from ..progress import progress_bar, working
+from .drift import Drift, drift, in_order
+from .embedding_map import EmbeddingMap, embedding_map
+from .groups import CLASS_COLUMN
+from .run import LATEST, Inspection, read_run
+from .samples import Sample, read_samples
+from .survey import Side, Survey, survey
+from .through_time import ThroughTime, through_time
+
+T = TypeVar("T")
+
+TRIES = 5
+"""A run that keeps few snapshots may delete the one being read."""
+ROWS_IN_TWO_SECONDS = 1_000_000
+"""Shorter work needs no progress bar."""
+MANY_AT_BOUND = 0.5
+"""Share of the samples. Some samples at the floor are normal: rare ones."""
+SOME_AT_TOP = 0.05
+"""Share of the samples. None should be at the ceiling, which is only a safeguard."""
+NARROW = 1.1
+"""Ratio of the 95 % quantile to the 5 % one; below it the temperatures are practically equal."""
+FEW_VISITED = 0.5
 
 
 @dataclass(frozen=True)
 class Findings:
-    """A run and its findings; parts that do not exist or were not requested are None."""
+    """A run and its findings; parts that do not exist or were not requested are None, and notes say why."""
 
     inspection: Inspection
     survey: Survey | None
-    notes: list[str]
-    """Why parts are missing."""
     drift: Drift | None = None
-    details: Mapping[int, Details] = field(default_factory=dict)
-    """Id -> details of the samples shown with pictures."""
+    samples: Mapping[int, Sample] = field(default_factory=dict)
+    """The samples shown with pictures, by id."""
     through_time: ThroughTime | None = None
     map: EmbeddingMap | None = None
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings from `advice`."""
-        return warnings(self.inspection, self.survey) if self.survey else []
+        """What was found that needs attention, what it means and what to try."""
+        return list(_warnings(self.inspection, self.survey)) if self.survey else []
+
+    @property
+    def notes(self) -> list[str]:
+        return self.inspection.notes
+
+
+def look(
+    run: Path, *, at: str = LATEST, against: str | None = None, by: Sequence[str] = (CLASS_COLUMN,),
+    with_map: bool = False, data: Path | None = None,
+) -> Findings:  # fmt: skip
+    """Inspect a run at one snapshot, and its history up to it.
+
+    at, against: tags, ids, or `latest`. by: columns to group the samples by. data: new path of the dataset.
+    Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot.
+    """
+    if with_map:  # the map draws and colours its samples by class
+        by = tuple(dict.fromkeys((*by, CLASS_COLUMN)))
+
+    def read(inspection: Inspection) -> Findings:
+        """Read everything that the run may delete meanwhile."""
+        if against and inspection.reader:
+            in_order(inspection, inspection.reader, against)  # fail on a wrong name before reading all rows
+        found, moved = survey_with_progress(inspection, by), None
+        if found is None or not found.sides:
+            return Findings(inspection, found)
+        if against:
+            with _progress("comparing snapshots", 2 * found.samples, 2 * found.samples) as on_progress:
+                moved = drift(inspection, against, on_progress)
+        return Findings(inspection, found, moved, read_samples(inspection, shown_ids(found, moved)))
+
+    findings = read_again(read, run, at, data)
+    inspection, found = findings.inspection, findings.survey
+    if found is None or not found.sides:
+        return findings
+    history = Repository.open(inspection.run.state).history()
+    with _progress("reading all snapshots", len(history), found.samples) as on_progress:
+        findings = replace(findings, through_time=through_time(inspection, on_progress))
+    if with_map:
+        with working("map of the embeddings") as status:
+
+            def show(what: str, done: int, total: int) -> None:
+                status.update(f"map of the embeddings: {what} {done:,}/{total:,}")
+
+            findings = replace(findings, map=embedding_map(inspection, found, show))
+    return findings
+
+
+def read_again(read: Callable[[Inspection], T], run: Path, at: str, data: Path | None) -> T:
+    """Return `read` of a run's snapshot; if `latest` is deleted meanwhile, retry with the new latest.
+
+    Raises what `read` and `read_run` raise.
+    """
+    for _ in range(TRIES - 1):
+        try:
+            return read(read_run(RunDirectory(run), at=at, data=data))
+        except SnapshotNotFoundError:
+            if at != LATEST:
+                raise
+    return read(read_run(RunDirectory(run), at=at, data=data))
+
+
+def survey_with_progress(inspection: Inspection, by: Sequence[str]) -> Survey | None:
+    samples = inspection.reader.samples if inspection.reader else 0
+    with _progress("reading the state", 2 * samples, 2 * samples) as on_progress:
+        return survey(inspection, by, on_progress)
+
+
+@contextmanager
+def _progress(title: str, total: int, rows: int) -> Iterator[Callable[[int], None]]:
+    with progress_bar(title, total, hidden=rows < ROWS_IN_TWO_SECONDS) as bar:
+        yield bar.update
 
 
 def shown_ids(survey: Survey, drift: Drift | None) -> list[int]:
     """Return the ids of samples shown with pictures, repeated as often as they are shown."""
-    sides = drift.sides if drift else []
-    movers = [mover for side in sides for mover in (*side.most_risen, *side.most_fallen)]
-    return [sample_id for sheet in survey.sheets for sample_id in sheet.sample_ids] + [m.sample_id for m in movers]
+    movers = [mover for side in (drift.sides if drift else ()) for mover in (*side.most_risen, *side.most_fallen)]
+    return [id for sheet in survey.sheets for id in sheet.sample_ids] + [mover.sample_id for mover in movers]
+
+
+def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
+    if 0 < survey.share_visited < FEW_VISITED:
+        yield (f"Only {survey.visited:,} of the {survey.samples:,} samples have been visited. All figures cover those; "
+               "the others still hold their initial values.")  # fmt: skip
+    for name, values in survey.fields.items():
+        if values.not_finite:
+            yield (f"{values.not_finite:,} visited samples have a non-finite {name} and are left out. "
+                   f"`thermopile state check {inspection.run.path}` lists them.")  # fmt: skip
+    if survey.sides and inspection.config.objective.settings.get("eta") == 0:
+        yield "eta is 0: every tau keeps its initial value."
+    else:
+        for side in survey.sides:
+            yield from _warnings_of_side(inspection, side)
+
+
+def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
+    bounds, rho = inspection.tau, inspection.config.objective.settings.get("rho")
+    low, high = side.at_floor or 0.0, side.at_ceiling or 0.0
+    if low >= MANY_AT_BOUND:
+        yield (f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {low:.0%} of the {side.name} "
+               f"temperatures are at their floor, tau_min = {bounds.lowest:g}. The weights of their negatives "
+               "never move as far from uniform as rho allows, so nothing raises tau. "
+               "Lower rho or raise the batch size.")  # fmt: skip
+    if high >= SOME_AT_TOP:
+        yield (f"{high:.0%} of the {side.name} temperatures are at their ceiling, tau_max = {bounds.highest:g}, "
+               "and no longer distinguish these samples. Raise rho or tau_max, or lower eta.")  # fmt: skip
+    cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)
+    if hot < NARROW * cold and low < MANY_AT_BOUND and high < MANY_AT_BOUND:
+        yield (f"The {side.name} temperatures hardly differ: 90% lie between {cold:.4f} and {hot:.4f}. "
+               "Train longer or raise eta.")  # fmt: skip

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ...pipeline.dataset import PLACE_IN_SHARD, Dataset
+from ...trainer.errors import ConfigError
 from ...trainer.evaluation.bands import BANDS, band_of_class
+from .correlation import NO_GROUP, Correlation, correlate
+from .state_blocks import ROWS_AT_ONCE
 
 MAX_GROUPS = 100_000
-PERMUTATIONS = 20
 CONFIDENCE = 0.95
-FEW_GROUPS = 20
-NO_GROUP = -1
 CLASS_COLUMN = "group"
 """Column of the samples table: the class or folder in the source."""
+FOLDER = "folder"
+"""Group by the uri up to its last slash."""
 
 
 class TooManyGroupsError(Exception):
     """A column has too many values to read or to keep in memory."""
-
-
-class Correlation(NamedTuple):
-    """Spearman's rank correlation of group size and the group's mean tau, over the groups."""
-
-    spearman: float
-    p_value: float
-    """Two-sided, for independent groups; for fewer than 20 groups from permutations, all or 9,999."""
-    permuted: float | None
-    """The correlation expected by chance: mean over 20 permutations of the visited samples' groups. None if no
-    permutation leaves two groups to rank."""
-    permuted_range: tuple[float, float] | None
-    """Lowest and highest of the 20."""
 
 
 class GroupTau(NamedTuple):
@@ -111,8 +101,7 @@ class GroupCounts:
     def __init__(self, column: str, limits: Mapping[str, Sequence[float]]) -> None:
         self._column, self._limits = column, limits
         self._codes: dict[str, int] = {}
-        self._sizes = np.zeros(MAX_GROUPS, np.int64)
-        self._visited = np.zeros(MAX_GROUPS, np.int64)
+        self._sizes, self._visited = np.zeros((2, MAX_GROUPS), np.int64)
         # By side: sums of tau and of its square, both relative to the mean, and counts of the coldest and the hottest.
         self._sums = {side: np.zeros((4, MAX_GROUPS)) for side in limits}
         self._pool: list[NDArray[np.int64]] = []
@@ -123,9 +112,7 @@ class GroupCounts:
     ) -> None:  # fmt: skip
         """Count a block of m samples: labels are strings (null: no group), visited is bool, tau is float32 by side.
 
-        pooled: indices within the block of samples in the pool.
-
-        Raises TooManyGroupsError beyond 100,000 groups.
+        pooled: indices within the block of samples in the pool. Raises TooManyGroupsError beyond 100,000 groups.
         """
         codes = self._code(labels)
         self._pool.append(codes[pooled])
@@ -135,23 +122,19 @@ class GroupCounts:
         self._visited += np.bincount(codes[seen], minlength=MAX_GROUPS)
         for side, (mean, low, high) in self._limits.items():
             values = tau[side][seen].astype(np.float64)
-            for sums, weights in zip(
-                self._sums[side], (values - mean, (values - mean) ** 2, values < low, values >= high), strict=True
-            ):
-                sums += np.bincount(codes[seen], weights, minlength=MAX_GROUPS)
+            weights = (values - mean, (values - mean) ** 2, values < low, values >= high)
+            self._sums[side] += [np.bincount(codes[seen], of_one, minlength=MAX_GROUPS) for of_one in weights]
 
     def _code(self, labels: pa.Array) -> NDArray[np.int64]:
         encoded = labels.dictionary_encode()
-        names = encoded.dictionary.to_pylist()
         # One extra element, so that code -1 maps to itself.
-        codes = np.full(len(names) + 1, NO_GROUP, np.int64)
-        codes[:-1] = [self._codes.setdefault(name, len(self._codes)) for name in names]
+        codes = [self._codes.setdefault(name, len(self._codes)) for name in encoded.dictionary.to_pylist()] + [NO_GROUP]
         if len(self._codes) > MAX_GROUPS:
             raise TooManyGroupsError(
                 f"The column {self._column} has more than {MAX_GROUPS:,} values, too many to group tau by."
             )
         places: NDArray[np.int64] = encoded.indices.fill_null(NO_GROUP).to_numpy().astype(np.int64)
-        return codes[places]
+        return np.array(codes, np.int64)[places]
 
     def result(self, pool_tau: Mapping[str, NDArray[np.float32]]) -> Groups | None:
         """Return the figures; None if no sample has a group. pool_tau: tau of the pool by side, in pool order."""
@@ -179,30 +162,20 @@ class GroupCounts:
     def _bands(
         self, sizes: NDArray[np.int64], visited: NDArray[np.int64], sums: Mapping[str, NDArray[np.float64]]
     ) -> list[Band]:
-        band_of, made = band_of_class(sizes), []
+        band_of, bands = band_of_class(sizes), []
         for band, name in enumerate(BANDS):
-            inside = band_of == band
-            tau = {side: self._band_tau(side, visited, of_side, inside) for side, of_side in sums.items()}
-            counts = int(inside.sum()), int(sizes[inside].sum()), int(visited[inside].sum())
-            made.append(Band(name, *counts, tau))
-        return made
-
-    def _band_tau(
-        self, side: str, visited: NDArray[np.int64], sums: NDArray[np.float64], inside: NDArray[np.bool_]
-    ) -> BandTau:
-        whole = sums[:, inside].sum(axis=1, keepdims=True)
-        found = _group_tau(self._limits[side][0], visited[inside].sum(keepdims=True), whole)
-        coldest, hottest = sums[2].sum(), sums[3].sum()
-        return BandTau(
-            _known(found.mean[0]),
-            _known(found.half_width[0]),
-            float(found.coldest[0] / coldest) if coldest else None,
-            float(found.hottest[0] / hottest) if hottest else None,
-        )
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+            inside, tau = band_of == band, {}
+            for side, of_side in sums.items():
+                whole = of_side[:, inside].sum(axis=1, keepdims=True)
+                found = _group_tau(self._limits[side][0], visited[inside].sum(keepdims=True), whole)
+                mean, half_width = (None if np.isnan(of_one) else float(of_one[0]) for of_one in found[:2])
+                coldest, hottest = (
+                    float(here / everywhere) if everywhere else None
+                    for here, everywhere in zip(whole[2:, 0], of_side[2:].sum(axis=1), strict=True)
+                )
+                tau[side] = BandTau(mean, half_width, coldest, hottest)
+            bands.append(Band(name, int(inside.sum()), int(sizes[inside].sum()), int(visited[inside].sum()), tau))
+        return bands
 
 
 def _group_tau(middle: float, visited: NDArray[np.int64], sums: NDArray[np.float64]) -> GroupTau:
@@ -217,60 +190,30 @@ def _group_tau(middle: float, visited: NDArray[np.int64], sums: NDArray[np.float
     return GroupTau(middle + offset, half_width, sums[2].astype(np.int64), sums[3].astype(np.int64))
 
 
-def correlate(
-    sizes: NDArray[np.int64], mean_tau: NDArray[np.float64], codes: NDArray[np.int64], tau: NDArray[np.float32]
-) -> Correlation | None:
-    """Compute Spearman's correlation of group size and mean tau, and its control; None if there is nothing to rank.
+def check_columns(dataset: Dataset, columns: Sequence[str]) -> None:
+    """Raise ConfigError for a column that samples cannot be grouped by."""
+    known = [name for name in dataset.schema.names if name != PLACE_IN_SHARD] + [FOLDER]
+    if unknown := [column for column in columns if column not in known]:
+        raise ConfigError(f"samples cannot be grouped by {', '.join(map(repr, unknown))}: {dataset.path} has the "
+                          f"columns {', '.join(known)}")  # fmt: skip
 
-    sizes int64, mean_tau float64 [groups]; NaN means not visited. codes, tau: [p], of the pool: all visited samples or
-    a random million of them. The control permutes `codes`: group sizes stay, and every group becomes a random draw of
-    samples. If tau is skewed to low values, the control lies below 0, because the mean of a few such samples is more
-    often above than below the mean of many.
+
+class Labels:
+    """Yields the labels of all samples of a dataset, ordered by id, piece by piece.
+
+    column: one of the samples table, or `folder`.
     """
-    spearman = _spearman(sizes, mean_tau)
-    if np.isnan(spearman):
-        return None
-    # Seeded by tau itself: reproducible, with independent permutations for every side and run.
-    rng = np.random.default_rng(zlib.crc32(tau.tobytes()))
-    shuffled = (mean_by_group(rng.permutation(codes), tau, len(sizes)) for _ in range(PERMUTATIONS))
-    control = [_spearman(sizes, means) for means in shuffled]
-    known = [value for value in control if not np.isnan(value)]
-    chance = (float(np.mean(known)), (min(known), max(known))) if known else (None, None)
-    return Correlation(spearman, _p_value(sizes, mean_tau), *chance)
 
+    def __init__(self, dataset: Dataset, column: str) -> None:
+        self.column = column
+        self._source = "uri" if column == FOLDER else column
+        self._tables = dataset.tables([self._source], ROWS_AT_ONCE)
+        self._held = pa.chunked_array([pa.array([], pa.string())])
 
-def mean_by_group(codes: NDArray[np.int64], tau: NDArray[np.float32], groups: int) -> NDArray[np.float64]:
-    """Return the mean of tau, float32 [m], per group, float64 [groups]; NaN for a group without samples."""
-    known = codes != NO_GROUP
-    sums = np.bincount(codes[known], weights=tau[known], minlength=groups)
-    counts = np.bincount(codes[known], minlength=groups)
-    means = np.full(groups, np.nan)
-    np.divide(sums, counts, out=means, where=counts > 0)
-    return means
-
-
-def _spearman(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> float:
-    """Return NaN for fewer than two distinct sizes or two distinct means."""
-    from scipy.stats import rankdata
-
-    known = ~np.isnan(mean_tau)
-    ranks = [rankdata(values[known]) for values in (sizes, mean_tau)]
-    if any(len(np.unique(of_one)) < 2 for of_one in ranks):
-        return float("nan")
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
-def _p_value(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> float:
-    """Return the two-sided p-value of an existing Spearman correlation."""
-    from scipy.stats import permutation_test, rankdata, spearmanr
-
-    known = ~np.isnan(mean_tau)
-    if known.sum() >= FEW_GROUPS:
-        return float(spearmanr(sizes[known], mean_tau[known]).pvalue)
-    # Student's t, which spearmanr uses, is inaccurate for few groups.
-    ranks = rankdata(mean_tau[known])
-    found = permutation_test(
-        (rankdata(sizes[known]),), lambda of_sizes, axis: (of_sizes * ranks).sum(axis=axis),
-        permutation_type="pairings", rng=np.random.default_rng(0),
-    )  # fmt: skip
-    return float(found.pvalue)
+    def take(self, count: int) -> pa.Array:
+        """Return the next `count` labels, strings; null for samples without one."""
+        while len(self._held) < count:
+            found = next(self._tables)[self._source].cast(pa.string())
+            self._held = pa.chunked_array([*self._held.chunks, *found.chunks])
+        taken, self._held = self._held.slice(0, count).combine_chunks(), self._held.slice(count)
+        return pc.replace_substring_regex(taken, "/?[^/]*$", "") if self.column == FOLDER else taken

@@ -16,10 +16,10 @@ from ...state_store.errors import FieldError, SampleIdError
 from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
-from ..state_blocks import ROWS_AT_ONCE
-from .details import read_ids
 from .rows_export import SAMPLE_ID, sample_columns
 from .run import LATEST, Inspection, read_run
+from .samples import read_ids
+from .state_blocks import ROWS_AT_ONCE
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,11 +12,11 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from ...files import written_aside
-from ...pipeline.samples_table import PLACE_IN_SHARD
+from ...pipeline.dataset import PLACE_IN_SHARD
 from ...state_store import StateReader
 from ...trainer.errors import ConfigError, RunError
-from ..state_blocks import read_blocks
 from .run import Inspection
+from .state_blocks import read_blocks
 
 SAMPLE_ID = "sample_id"
 
@@ -55,10 +55,10 @@ def export_rows(inspection: Inspection, to: Path, on_progress: Callable[[int], N
     if inspection.reader is None:
         raise RunError(f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
                        "the first checkpoint writes one")  # fmt: skip
-    schema = _schema(inspection)
+    schema = _schema(inspection, inspection.reader)
     with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
         done = 0
-        for table in _tables(inspection, schema):
+        for table in _tables(inspection, inspection.reader, schema):
             writer.write_table(table)
             done += len(table)
             on_progress(done)
@@ -72,18 +72,21 @@ def sample_columns(inspection: Inspection) -> list[str]:
     return [name for name in inspection.dataset.schema.names if name not in left_out]
 
 
-def _schema(inspection: Inspection) -> pa.Schema:
-    assert inspection.reader is not None
-    sample_id, *state = whole = _state_schema(inspection.reader, inspection.reader.columns)
-    names, dataset = sample_columns(inspection), inspection.dataset
-    table = [dataset.schema.field(name) for name in names] if dataset else []
-    return pa.schema([sample_id, *table, *state], metadata=whole.metadata)
+def _schema(inspection: Inspection, reader: StateReader) -> pa.Schema:
+    """Return the columns' names and types; metadata names snapshot and dataset."""
+    dataset, snapshot = inspection.dataset, reader.snapshot
+    table = [dataset.schema.field(name) for name in sample_columns(inspection)] if dataset else []
+    state = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in reader.columns]
+    metadata = {
+        "thermopile.snapshot": snapshot.id, "thermopile.tag": snapshot.tag, "thermopile.step": str(snapshot.step),
+        "thermopile.dataset_fingerprint": reader.dataset_fingerprint,
+    }  # fmt: skip
+    return pa.schema([(SAMPLE_ID, pa.int64()), *table, *state], metadata=metadata)
 
 
-def _tables(inspection: Inspection, schema: pa.Schema) -> Iterator[pa.Table]:
+def _tables(inspection: Inspection, reader: StateReader, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield all rows of the export, block by block."""
-    reader, dataset, names = inspection.reader, inspection.dataset, sample_columns(inspection)
-    assert reader is not None
+    dataset, names = inspection.dataset, sample_columns(inspection)
     samples: Iterator[pa.Table] | None = None
     for block, rows in read_blocks(reader, reader.columns):
         columns = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64), **rows}
@@ -93,17 +96,3 @@ def _tables(inspection: Inspection, schema: pa.Schema) -> Iterator[pa.Table]:
             found = next(samples)
             columns |= {name: found[name] for name in names}
         yield pa.table(columns, schema=schema)
-
-
-def _state_schema(reader: StateReader, columns: Sequence[str]) -> pa.Schema:
-    """Return the schema: sample_id, int64, and `columns`, float32 or uint32; metadata names snapshot and dataset."""
-    types = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in columns]
-    return pa.schema(
-        [(SAMPLE_ID, pa.int64()), *types],
-        metadata={
-            "thermopile.snapshot": reader.snapshot.id,
-            "thermopile.tag": reader.snapshot.tag,
-            "thermopile.step": str(reader.snapshot.step),
-            "thermopile.dataset_fingerprint": reader.dataset_fingerprint,
-        },
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from .distribution import Distribution
 from .drift import Drift
@@ -17,12 +16,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 16
 
 
-class Row(NamedTuple):
-    """One line of the summary table."""
-
-    label: str
-    cells: list[str]
-    """One cell per side."""
+Row = list[str]
+"""One line of a summary table: its label, and a cell per side."""
 
 
 def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]]:
@@ -76,18 +71,22 @@ def _coverage(survey: Survey) -> str:
 def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = QUANTILES) -> list[Row]:
     """Return the figures of every side; there must be at least one side."""
     taus, bounds = [side.tau for side in survey.sides], inspection.tau
-    rows = [Row("mean", [tau(values.mean) for values in taus]), Row("lowest", [tau(values.min) for values in taus])]
-    rows += [Row(_quantile_word(at), [tau(values.quantile(at)) for values in taus]) for at in quantiles]
-    rows.append(Row("highest", [tau(values.max) for values in taus]))
+    rows = [["mean", *(tau(of_side.mean) for of_side in taus)], ["lowest", *(tau(of_side.min) for of_side in taus)]]
+    for at in quantiles:
+        label = "median" if at == 0.5 else f"{100 * at:g}% quantile"
+        rows.append([label, *(tau(of_side.quantile(at)) for of_side in taus)])
+    rows.append(["highest", *(tau(of_side.max) for of_side in taus)])
     if (low := bounds.lowest) is not None:
-        rows.append(Row(f"share at tau_min ({low:g})", [share(values.share_at_most(low)) for values in taus]))
+        rows.append([f"share at tau_min ({low:g})", *(share(side.at_floor) for side in survey.sides)])
     if (high := bounds.highest) is not None:
-        rows.append(Row(f"share at tau_max ({high:g})", [share(values.share_at_least(high)) for values in taus]))
+        rows.append([f"share at tau_max ({high:g})", *(share(side.at_ceiling) for side in survey.sides)])
     for groups in survey.groups:
         found, word = [groups.correlation[side.name] for side in survey.sides], groups.word
-        rows.append(Row(f"Spearman, {word} size and mean tau", [correlation(c and c.spearman) for c in found]))
-        rows.append(Row("its p-value", [p_value(c and c.p_value) for c in found]))
-        rows.append(Row(f"with {word} labels permuted", [correlation(c and c.permuted) for c in found]))
+        rows += [
+            [f"Spearman, {word} size and mean tau", *(correlation(c and c.spearman) for c in found)],
+            ["its p-value", *(p_value(c and c.p_value) for c in found)],
+            [f"with {word} labels permuted", *(correlation(c and c.permuted) for c in found)],
+        ]
     return rows
 
 
@@ -95,12 +94,12 @@ def drift_table(found: Drift) -> list[Row]:
     """Return how far tau moved, by side."""
     sides = found.sides
     return [
-        Row("Spearman, tau before and after", [correlation(side.joint.spearman) for side in sides]),
-        Row("mean change", [f"{side.change.mean:+.4f}" for side in sides]),
-        Row("5% quantile of the change", [f"{side.change.quantile(0.05):+.4f}" for side in sides]),
-        Row("95% quantile of the change", [f"{side.change.quantile(0.95):+.4f}" for side in sides]),
-        Row("share that rose", [share(side.share_risen) for side in sides]),
-        Row("share that fell", [share(side.share_fallen) for side in sides]),
+        ["Spearman, tau before and after", *(correlation(side.joint.spearman) for side in sides)],
+        ["mean change", *(f"{side.change.mean:+.4f}" for side in sides)],
+        ["5% quantile of the change", *(f"{side.change.quantile(0.05):+.4f}" for side in sides)],
+        ["95% quantile of the change", *(f"{side.change.quantile(0.95):+.4f}" for side in sides)],
+        ["share that rose", *(share(side.share_risen) for side in sides)],
+        ["share that fell", *(share(side.share_fallen) for side in sides)],
     ]
 
 
@@ -110,10 +109,6 @@ def sparkline(values: Distribution) -> str:
     most = max(1, int(counts.max()))
     # Round up, so that every non-empty bar is visible.
     return "".join(_BARS[-(-int(count) * (len(_BARS) - 1) // most)] if count else "·" for count in counts)
-
-
-def _quantile_word(share: float) -> str:
-    return "median" if share == 0.5 else f"{100 * share:g}% quantile"
 
 
 def tau(value: float | None) -> str:

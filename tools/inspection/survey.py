@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 
 from ...state_store import StateReader
 from ...state_store.schema import LAST_STEP, VISITS
-from ..state_blocks import Rows, read_blocks
-from .distribution import Distribution
-from .groups import CLASS_COLUMN, GroupCounts, Groups, TooManyGroupsError
-from .joint import Joint, JointCounts
-from .labels import Labels, check_columns
-from .run import Inspection
-from .smallest_k import Smallest
+from .correlation import Joint, JointCounts
+from .distribution import Distribution, Smallest
+from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsError, check_columns
+from .run import Inspection, TauSettings
+from .state_blocks import Rows, read_blocks
 
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20
@@ -37,6 +35,10 @@ class Side:
     """As in the state: `image`, `text` or `sample`."""
     tau: Distribution
     """Tau of the visited samples."""
+    at_floor: float | None
+    """Share of them at tau_min, 0 … 1; None if the objective has none."""
+    at_ceiling: float | None
+    """Share of them at tau_max."""
 
 
 class Sheet(NamedTuple):
@@ -63,7 +65,7 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True)
 class Survey:
-    """Figures of one snapshot. `notes` say why parts are missing."""
+    """Figures of one snapshot."""
 
     samples: int
     never_visited: list[int]
@@ -81,7 +83,6 @@ class Survey:
     pool: Pool
     groups: list[Groups]
     """One entry per requested column that has groups."""
-    notes: list[str]
 
     @property
     def visited(self) -> int:
@@ -97,11 +98,11 @@ def survey(
 ) -> Survey | None:
     """Survey the inspection's whole snapshot; None if it has none. `by`: columns to group the samples by.
 
-    Calls on_progress with the rows read so far, out of twice the number of samples.
+    Notes why parts are missing. Calls on_progress with the rows read so far, out of twice the number of samples.
     Raises ConfigError for an unknown column, DamagedChunkError, SnapshotNotFoundError if the run deletes the snapshot
     meanwhile, DatasetError.
     """
-    reader = inspection.reader
+    reader, notes = inspection.reader, inspection.notes
     if reader is None:
         return None
     if inspection.dataset:
@@ -110,30 +111,20 @@ def survey(
     for block, rows in read_blocks(reader, reader.columns):
         first.add(block, rows)
         on_progress(block.stop)
-    notes = list(inspection.notes)
-    sides = first.sides()
+    sides = first.sides(inspection.tau)
     if not first.staleness.count:
         notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
     elif inspection.sides and not sides:
         notes.append("No visited sample has a finite tau. `thermopile state check` lists them.")
-    second = _SecondPass(first, sides, inspection, by, notes)
+    second = _SecondPass(first, sides, inspection, by)
     for block, rows in read_blocks(reader, [*(f"{side.name}/tau" for side in sides), VISITS]) if sides else ():
         second.add(block, rows)
         on_progress(reader.samples + block.stop)
-    pool = second.pool()
+    pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     return Survey(
-        samples=reader.samples,
-        never_visited=first.never_visited,
-        visits=first.visits,
-        staleness=first.staleness,
-        fields=first.fields,
-        sides=sides,
-        joint=second.joint.result() if second.joint else None,
-        sheets=second.sheets(),
-        pool=pool,
-        groups=second.groups(pool),
-        notes=notes,
-    )
+        reader.samples, first.never_visited, first.visits, first.staleness, first.fields, sides,
+        second.joint.result() if second.joint else None, second.sheets(), pool, second.groups(pool),
+    )  # fmt: skip
 
 
 def with_tau(rows: Rows, sides: Iterable[str]) -> NDArray[np.bool_]:
@@ -148,15 +139,13 @@ def with_tau(rows: Rows, sides: Iterable[str]) -> NDArray[np.bool_]:
 
 
 class _FirstPass:
-    """First pass over all rows."""
+    """Figures from the first pass over all rows."""
 
     def __init__(self, reader: StateReader, sides: tuple[str, ...]) -> None:
         self._step, self._sides = reader.snapshot.step, sides
         self.visits, self.staleness = Distribution(), Distribution()
         self.fields = {name: Distribution() for name in reader.fields}
-        self.ends: dict[tuple[str, End], Smallest] = {
-            (side, end): Smallest(SHEET_SAMPLES) for side in sides for end in ENDS
-        }
+        self.ends: dict[tuple[str, End], Smallest] = {(s, end): Smallest(SHEET_SAMPLES) for s in sides for end in ENDS}
         self.pool = Smallest(POOL_SAMPLES)
         self.never_visited: list[int] = []
 
@@ -179,21 +168,26 @@ class _FirstPass:
         keys = np.random.default_rng((_SEED, block.start)).random(len(seen))[shown]
         self.pool.add(shown + block.start, keys)
 
-    def sides(self) -> list[Side]:
-        if not all(self.fields[f"{name}/tau"].count for name in self._sides):
+    def sides(self, bounds: TauSettings) -> list[Side]:
+        taus = {name: self.fields[f"{name}/tau"] for name in self._sides}
+        if not all(tau.count for tau in taus.values()):
             return []
-        return [Side(name, self.fields[f"{name}/tau"]) for name in self._sides]
+        low, high = bounds.lowest, bounds.highest
+        return [
+            Side(name, tau, None if low is None else tau.share_at_most(low),
+                 None if high is None else tau.share_at_least(high))
+            for name, tau in taus.items()
+        ]  # fmt: skip
 
 
 class _SecondPass:
-    """Second pass over all rows, which needs the results of the first."""
+    """Figures from the second pass over all rows, which need those of the first."""
 
-    def __init__(self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str],
-                 notes: list[str]) -> None:  # fmt: skip
-        self._sides, self._notes = sides, notes
+    def __init__(self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str]) -> None:
+        self._sides, self._notes = sides, inspection.notes
         drawn = first.pool.chosen()[0]
-        self._pool, self._random = np.sort(drawn), drawn[:SHEET_SAMPLES].tolist()
-        self._pool_tau: dict[str, list[NDArray[np.float32]]] = {side.name: [] for side in sides}
+        self.pool, self._random = np.sort(drawn), drawn[:SHEET_SAMPLES].tolist()
+        self.pool_tau: dict[str, list[NDArray[np.float32]]] = {side.name: [] for side in sides}
         self.joint = JointCounts(sides[0].tau, sides[1].tau) if len(sides) == 2 else None
         self._ends = {key: end.chosen() for key, end in first.ends.items()} if sides else {}
         self._equal = dict.fromkeys(self._ends, 0)  # number of samples with the same tau as the last one chosen
@@ -202,23 +196,21 @@ class _SecondPass:
         self._grouping = [(GroupCounts(column, limits), Labels(dataset, column)) for column in by if dataset]
 
     def add(self, block: range, rows: Rows) -> None:
-        seen = with_tau(rows, [side.name for side in self._sides])
         tau = {side.name: rows[f"{side.name}/tau"] for side in self._sides}
-        inside = np.searchsorted(self._pool, (block.start, block.stop))
-        pooled = self._pool[slice(*inside)] - block.start
-        for name, parts in self._pool_tau.items():
+        seen = with_tau(rows, tau)
+        pooled = self.pool[slice(*np.searchsorted(self.pool, (block.start, block.stop)))] - block.start
+        for name, parts in self.pool_tau.items():
             parts.append(tau[name][pooled])
         if self.joint:
-            self.joint.add(*(tau[side.name][seen] for side in self._sides))
+            self.joint.add(*(of_side[seen] for of_side in tau.values()))
         for (name, end), (_, keys) in self._ends.items():
             self._equal[name, end] += int((tau[name][seen] == np.float32(abs(keys[-1]))).sum())
-        for entry in list(self._grouping):
-            counts, names = entry
+        for counts, labels in list(self._grouping):
             try:
-                counts.add(names.take(len(block)), seen, tau, pooled)
+                counts.add(labels.take(len(block)), seen, tau, pooled)
             except TooManyGroupsError as error:
                 self._notes.append(str(error))
-                self._grouping.remove(entry)
+                self._grouping.remove((counts, labels))
 
     def sheets(self) -> list[Sheet]:
         sheets = []
@@ -229,18 +221,15 @@ class _SecondPass:
                 sheets.append(Sheet(side, end, ids.tolist(), not_shown))
         return [*sheets, Sheet(None, "random", self._random, 0)] if sheets else []
 
-    def pool(self) -> Pool:
-        return Pool(self._pool, {name: np.concatenate(parts) for name, parts in self._pool_tau.items()})
-
     def groups(self, pool: Pool) -> list[Groups]:
         found = []
-        for counts, names in self._grouping:
+        for counts, labels in self._grouping:
             if groups := counts.result(pool.tau):
                 found.append(groups)
+            elif labels.column == CLASS_COLUMN:
+                self._notes.append("The dataset has no classes, so tau cannot be compared with class size.")
             else:
                 self._notes.append(
-                    "The dataset has no classes, so tau cannot be compared with class size."
-                    if names.column == CLASS_COLUMN
-                    else f"No sample has a value in the column {names.column}, so tau cannot be grouped by it."
+                    f"No sample has a value in the column {labels.column}, so tau cannot be grouped by it."
                 )
         return found

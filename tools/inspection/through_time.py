@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ...state_store import DamagedChunkError, Snapshot, SnapshotNotFoundError, StateReader, list_snapshots
 from ...state_store.durable import Repository
 from ...state_store.schema import VISITS
-from ..state_blocks import pieces
 from .distribution import Distribution
 from .run import Inspection
+from .state_blocks import pieces
 
 T = TypeVar("T")
 Progress = Callable[[int], None]
@@ -55,55 +54,47 @@ class ThroughTime:
     """Per snapshot."""
 
 
-def through_time(
-    inspection: Inspection, notes: list[str], on_progress: Progress = lambda done: None
-) -> ThroughTime | None:
+def through_time(inspection: Inspection, on_progress: Progress = lambda done: None) -> ThroughTime | None:
     """Read tau at every snapshot of the inspection's run; None if there is no tau or no sample was ever visited.
 
     Memory does not grow with the samples. A snapshot that is damaged, or that the run deletes meanwhile, is left out
     and noted. Calls on_progress after each snapshot with the number done.
     """
-    sides = inspection.sides
-    if inspection.reader is None or not sides:
+    reader, sides = inspection.reader, inspection.sides
+    if reader is None or not sides:
         return None
-    blocks, every = _blocks_to_read(inspection.reader, len(list_snapshots(inspection.run.state)))
+    whole, snapshots = pieces(reader), len(list_snapshots(inspection.run.state))
+    every = min(len(whole), -(-reader.samples * snapshots // MAX_ROWS))
+    blocks = whole[::every]
 
     def read(reader: StateReader) -> Moment | None:
         return _read_moment(reader, blocks, sides, inspection.tau.lowest)
 
-    found = read_every_snapshot(inspection.run.state, read, notes, on_progress)
-    moments = [moment for moment in found if moment]
+    moments = [moment for moment in read_every_snapshot(inspection, read, on_progress) if moment]
     return ThroughTime(sides, moments, every, sum(map(len, blocks))) if moments else None
 
 
 def read_every_snapshot(
-    path: Path, read: Callable[[StateReader], T], notes: list[str], on_progress: Progress = lambda done: None
+    inspection: Inspection, read: Callable[[StateReader], T], on_progress: Progress = lambda done: None
 ) -> list[T]:
-    """Apply `read` to every snapshot of the state at `path`, oldest first.
+    """Apply `read` to every snapshot of the inspection's run, oldest first.
 
     A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
     """
-    found, history = [], Repository.open(path).history()
-    for done, entry in enumerate(history, start=1):
+    found, path = [], inspection.run.state
+    for done, entry in enumerate(Repository.open(path).history(), start=1):
         try:
             # Reopen each time, so that snapshots deleted since the listing are noticed.
             if isinstance(entry, Snapshot):
                 found.append(read(StateReader.open(path, entry.id)))
             else:
-                notes.append(f"{entry.tag} is left out: {entry}.")
+                inspection.notes.append(f"{entry.tag} is left out: {entry}.")
         except SnapshotNotFoundError:
-            notes.append(f"{entry.tag} is left out: the run deleted it while it was being read.")
+            inspection.notes.append(f"{entry.tag} is left out: the run deleted it while it was being read.")
         except DamagedChunkError as error:
-            notes.append(f"{entry.tag} is left out: {error}.")
+            inspection.notes.append(f"{entry.tag} is left out: {error}.")
         on_progress(done)
     return found
-
-
-def _blocks_to_read(reader: StateReader, snapshots: int) -> tuple[list[range], int]:
-    """Return the blocks of rows to read of each snapshot, and N if they are one in N."""
-    whole = pieces(reader)
-    every = min(len(whole), -(-reader.samples * snapshots // MAX_ROWS))
-    return whole[::every], every
 
 
 def _read_moment(
@@ -120,9 +111,9 @@ def _read_moment(
             distribution.add(rows[f"{side}/tau"][seen])
     if not all(distribution.count for distribution in tau.values()):
         return None
-    return Moment(reader.snapshot, visited, {side: _tau_at(found, tau_min) for side, found in tau.items()})
-
-
-def _tau_at(tau: Distribution, tau_min: float | None) -> TauAt:
-    at_floor = None if tau_min is None else tau.share_at_most(tau_min)
-    return TauAt(tuple(tau.quantile(share) for share in QUANTILES), at_floor)
+    found = {
+        side: TauAt(tuple(map(of_side.quantile, QUANTILES)),
+                    None if tau_min is None else of_side.share_at_most(tau_min))
+        for side, of_side in tau.items()
+    }  # fmt: skip
+    return Moment(reader.snapshot, visited, found)

@@ -7,11 +7,12 @@ from functools import partial
 import numpy as np
 
 from ..inspection import summary
-from ..inspection.groups import Band, Correlation, Groups
+from ..inspection.correlation import Correlation
+from ..inspection.groups import Groups
 from ..inspection.run import Inspection
 from ..inspection.survey import Side, Survey
 from .figures.by_group import MAX_INTERVALS, draw_tau_by_group
-from .html import Cell, count, figure, per_side, table
+from .html import Cell, Row, count, figure, per_side, table
 
 MAX_GROUP_ROWS = 1000
 """More rows make the page slow to open; beyond this, only the largest and the smallest groups are shown."""
@@ -46,17 +47,15 @@ def _relation(correlations: list[Correlation], plural: str) -> str:
 
 
 def by_group(inspection: Inspection, survey: Survey, groups: Groups) -> str:
-    caption = f"Each dot is a {groups.word}: its mean tau"
-    if len(groups.names) <= MAX_INTERVALS:
-        caption += ", with its 95% interval,"
-    caption += (
-        f" against its number of samples. {correlation_words(survey.sides, groups)} {summary.what(inspection, survey)}."
+    interval = ", with its 95% interval," if len(groups.names) <= MAX_INTERVALS else ""
+    caption = (
+        f"Each dot is a {groups.word}: its mean tau{interval} against its number of samples. "
+        f"{_correlation_words(survey.sides, groups)} {summary.what(inspection, survey)}."
     )
-    draw = partial(draw_tau_by_group, survey.sides, groups)
-    return figure(draw, f"Mean tau by {groups.word} size", caption)
+    return figure(partial(draw_tau_by_group, survey.sides, groups), f"Mean tau by {groups.word} size", caption)
 
 
-def correlation_words(sides: list[Side], groups: Groups) -> str:
+def _correlation_words(sides: list[Side], groups: Groups) -> str:
     known = {side.name: c for side in sides if (c := groups.correlation[side.name])}
     if not known:
         return "There is no correlation: that needs visited groups of at least two sizes and two mean temperatures."
@@ -74,73 +73,47 @@ def _control(found: Correlation) -> str:
     return f"{summary.correlation(found.permuted)}, from {low} to {high}"
 
 
-def group_tables(survey: Survey, groups: Groups) -> str:
-    return _band_table(survey.sides, groups) + _group_table(survey.sides, groups)
-
-
-def _band_table(sides: list[Side], groups: Groups) -> str:
-    head = [
-        "third of the classes" if groups.word == "class" else "third of the groups",
-        "groups",
-        "samples",
-        "all samples",
-    ]
-    for side in sides:
-        coldest, hottest = _ends(groups, side)
-        head += [f"{side.name} tau", "±95%", f"coldest {coldest} ({side.name})", f"hottest {hottest} ({side.name})"]
+def band_table(sides: list[Side], groups: Groups) -> str:
     caption = (
         "Head, medium and tail are thirds of the groups by size. Shares are of all samples, of the coldest (tau up to "
         "the 5% quantile) and of the hottest (from the 95% quantile on); ties can make these more than 5%. A third "
         "with a larger share of the coldest than of all samples is colder than average."
     )
-    total = int(groups.sizes.sum())
-    return table(caption, head, [_band_row(band, sides, total) for band in groups.bands if band.groups])
-
-
-def _ends(groups: Groups, side: Side) -> tuple[str, str]:
-    """Return the shares of the visited samples counted as coldest and as hottest."""
-    tau, visited = groups.tau[side.name], groups.visited.sum()
-    return f"{tau.coldest.sum() / visited:.1%}", f"{tau.hottest.sum() / visited:.1%}"
-
-
-def _band_row(band: Band, sides: list[Side], total: int) -> list[str | Cell]:
-    row: list[str | Cell] = [band.name, count(band.groups), count(band.samples), _share(band.samples / total)]
+    bands, total = [band for band in groups.bands if band.groups], int(groups.sizes.sum())
+    head = [f"third of the {'classes' if groups.word == 'class' else 'groups'}", "groups", "samples", "all samples"]
+    rows: list[Row] = [[b.name, count(b.groups), count(b.samples), _share(b.samples / total)] for b in bands]
     for side in sides:
-        tau = band.tau[side.name]
-        row += [_tau(tau.mean), _tau(tau.half_width), _share(tau.share_of_coldest), _share(tau.share_of_hottest)]
-    return row
+        tau, name = groups.tau[side.name], side.name
+        coldest, hottest = (f"{counts.sum() / groups.visited.sum():.1%}" for counts in (tau.coldest, tau.hottest))
+        head += [f"{name} tau", "±95%", f"coldest {coldest} ({name})", f"hottest {hottest} ({name})"]
+        for row, band in zip(rows, bands, strict=True):
+            mean, half_width, *shares = band.tau[name]
+            row += [_tau(mean), _tau(half_width), *map(_share, shares)]
+    return table(caption, head, rows)
 
 
-def _group_table(sides: list[Side], groups: Groups) -> str:
-    places, word = list(range(len(groups.names))), groups.word
+def group_table(sides: list[Side], groups: Groups) -> str:
+    places, word, half = list(range(len(groups.names))), groups.word, MAX_GROUP_ROWS // 2
     caption = (
         f"Mean tau by {word}, {len(places):,} in all, largest first, and the share of each one’s samples among the "
         "coldest and the hottest of all (iSogCLR Figure 5, left)."
     )
     if len(places) > MAX_GROUP_ROWS:
-        places = places[: MAX_GROUP_ROWS // 2] + places[-MAX_GROUP_ROWS // 2 :]
-        half = MAX_GROUP_ROWS // 2
+        places = places[:half] + places[-half:]
         caption += f" Only the {half:,} largest and the {half:,} smallest are shown."
     head = [word, "samples", "visited"]
+    rows: list[Row] = [[groups.names[i], count(groups.sizes[i]), count(groups.visited[i])] for i in places]
     for side in sides:
         head += [f"{side.name} tau", "±95%", f"{side.name} coldest", f"{side.name} hottest"]
-    return table(caption, head, [_group_row(groups, place, sides) for place in places])
-
-
-def _group_row(groups: Groups, place: int, sides: list[Side]) -> list[str | Cell]:
-    visited = int(groups.visited[place])
-    row: list[str | Cell] = [groups.names[place], count(groups.sizes[place]), count(visited)]
-    for side in sides:
-        tau = groups.tau[side.name]
-        ends = (float(counts[place] / visited) if visited else None for counts in (tau.coldest, tau.hottest))
-        row += [_tau(tau.mean[place]), _tau(tau.half_width[place]), *map(_share, ends)]
-    return row
+        for row, place in zip(rows, places, strict=True):
+            visited = groups.visited[place]
+            mean, half_width, *ends = (values[place] for values in groups.tau[side.name])
+            row += [_tau(mean), _tau(half_width), *(_share(float(end / visited) if visited else None) for end in ends)]
+    return table(caption, head, rows)
 
 
 def _tau(value: float | None) -> Cell:
-    if value is None or np.isnan(value):
-        return Cell("–", None)
-    return Cell(summary.tau(value), float(value))
+    return Cell("–", None) if value is None or np.isnan(value) else Cell(summary.tau(value), float(value))
 
 
 def _share(value: float | None) -> Cell:

@@ -1,23 +1,26 @@
-"""RUN/report: one self-contained HTML page, and the leading figure as a picture."""
+"""RUN/report: the page on a run with its leading figure as a picture, and the page on single samples."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from ...files import write_atomically
 from ..inspection import summary
 from ..inspection.findings import Findings, shown_ids
 from ..inspection.groups import CLASS_COLUMN
-from . import grouping, movement, sections
-from .document import document
+from ..inspection.run import Inspection
+from ..inspection.samples import Sample
+from ..inspection.survey import Survey
+from . import grouping, sections
 from .figures.by_group import draw_tau_by_group
-from .figures.style import LIGHT
-from .html import MAX_CHARACTERS, facts_list
-from .pictures import data_uris, read_pictures
-from .sheets import Cards
+from .figures.over_time import draw_history
+from .figures.style import LIGHT, png_of
+from .html import MAX_CHARACTERS, Cell, Row, data_uri, document, facts_list, figure, table
+from .sheets import Cards, data_uris, facts, number, read_pictures, state_word
 
-PAGE = "report.html"
+PAGE, SAMPLES_PAGE = "report.html", "samples.html"
 LEADING_FIGURE = "tau_by_class.png"
 MAX_BYTES = 7_800_000
 """Size limit of the page, so that it opens quickly and can be mailed. Pictures get the space that is left."""
@@ -32,8 +35,9 @@ def write_report(findings: Findings, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     write_atomically(folder / PAGE, build_page(findings).encode())
     if survey and survey.groups and survey.groups[0].column == CLASS_COLUMN:
-        figure = draw_tau_by_group(survey.sides, survey.groups[0], LIGHT, summary.what(findings.inspection, survey))
-        write_atomically(folder / LEADING_FIGURE, figure)
+        draw = partial(draw_tau_by_group, survey.sides, survey.groups[0])
+        leading = png_of(draw, LIGHT, summary.what(findings.inspection, survey))
+        write_atomically(folder / LEADING_FIGURE, leading)
     else:
         # A figure left by an earlier report would be mistaken for this one's.
         (folder / LEADING_FIGURE).unlink(missing_ok=True)
@@ -42,24 +46,20 @@ def write_report(findings: Findings, folder: Path) -> Path:
 
 def build_page(findings: Findings) -> str:
     """Return the whole page. Pictures that cannot be shown are added to the findings' notes."""
-    leading, following = _leading(findings), _following(findings)
-    used = sum(len(content.encode()) for content in (*leading.values(), *following.values()))
-    sheets = _sheets(findings, MAX_BYTES - used)
-    if sheets.ends:
-        leading["Coldest and hottest"] = sheets.ends
-    if findings.drift:
-        following["Drift"] += sheets.movers
     inspection, survey = findings.inspection, findings.survey
-    facts = f"{_dataset_name(findings)}: {summary.what(inspection, survey)}" if survey else ""
+    leading = {f"By {groups.word}": grouping.by_group(inspection, survey, groups)
+               for groups in survey.groups} if survey else {}  # fmt: skip
+    following = _following(findings)
+    used = sum(len(content.encode()) for content in (*leading.values(), *following.values()))
+    ends, movers = _sheets(findings, MAX_BYTES - used)
+    if ends:
+        leading["Coldest and hottest"] = ends
+    if findings.drift:
+        following["Drift"] += movers
+    dataset = (inspection.dataset.path if inspection.dataset else Path(inspection.config.data.path)).resolve().name
+    facts = f"{dataset}: {summary.what(inspection, survey)}" if survey else ""
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
     return document("Temperatures of {}", name, grouping.lede(survey), facts, notes, leading | following)
-
-
-def _leading(findings: Findings) -> dict[str, str]:
-    """Return the sections before the contact sheets, by title."""
-    survey = findings.survey
-    found = survey.groups if survey else []
-    return {f"By {groups.word}": grouping.by_group(findings.inspection, survey, groups) for groups in found if survey}
 
 
 def _following(findings: Findings) -> dict[str, str]:
@@ -69,11 +69,12 @@ def _following(findings: Findings) -> dict[str, str]:
     if survey and survey.sides:
         parts["Distribution"] = sections.distribution(inspection, survey)
         for groups in survey.groups:
-            parts[f"Table by {groups.word}"] = grouping.group_tables(survey, groups)
+            tables = (grouping.band_table(survey.sides, groups), grouping.group_table(survey.sides, groups))
+            parts[f"Table by {groups.word}"] = "".join(tables)
     if findings.through_time:
-        parts["Through time"] = movement.through_time(inspection, findings.through_time)
+        parts["Through time"] = sections.through_time(inspection, findings.through_time)
     if findings.drift:
-        parts["Drift"] = movement.drift(inspection, findings.drift)
+        parts["Drift"] = sections.drift(inspection, findings.drift)
     if survey and findings.map:
         parts["Map"] = sections.embedding_map(inspection, survey, findings.map)
     if survey and survey.visited and (averages := sections.moving_averages(inspection, survey)):
@@ -84,40 +85,65 @@ def _following(findings: Findings) -> dict[str, str]:
     return parts
 
 
-class _Sheets(NamedTuple):
-    """Contact sheets; empty if there are none."""
+def _sheets(findings: Findings, room: int) -> tuple[str, str]:
+    """Return contact sheets of the ends of tau and of the samples that moved most, empty if there are none.
 
-    ends: str
-    """The coldest, the hottest and random samples."""
-    movers: str
-    """Samples whose tau moved most."""
+    They fit `room` bytes: texts are cut to at most half of it, pictures are reduced.
+    """
+    survey, drift = findings.survey, findings.drift
+    if survey is None or not findings.samples:
+        return "", ""
 
-    @property
-    def size(self) -> int:
-        return sum(len(sheet.encode()) for sheet in self)
-
-
-def _sheets(findings: Findings, room: int) -> _Sheets:
-    """Return contact sheets within `room` bytes: texts are cut to at most half of it, pictures are reduced."""
-    survey, details = findings.survey, findings.details
-    if survey is None or not details:
-        return _Sheets("", "")
-
-    def built(cards: Cards) -> _Sheets:
-        return _Sheets(sections.sheets(survey, cards), movement.movers(findings.drift, cards) if findings.drift else "")
+    def built(pictures: Mapping[int, str], longest: int) -> tuple[str, str]:
+        cards = Cards(findings.samples, pictures, longest)
+        return sections.sheets(survey, cards), sections.movers(drift, cards) if drift else ""
 
     for longest in LONGEST_TEXTS:
-        without = built(Cards(details, {}, longest))
-        if without.size <= room // 2:
+        size = sum(len(sheets.encode()) for sheets in built({}, longest))
+        if size <= room // 2:
             break
-    dataset, shown = findings.inspection.dataset, shown_ids(survey, findings.drift)
+    dataset, shown = findings.inspection.dataset, shown_ids(survey, drift)
     pictures = read_pictures(dataset, shown, findings.notes) if dataset else {}
-    uris = data_uris(pictures, shown, room - without.size - IMAGE_TAG_BYTES * len(shown))
+    uris = data_uris(pictures, shown, room - size - IMAGE_TAG_BYTES * len(shown))
     if pictures and not uris:
         findings.notes.append("There is no room for pictures on the page; group by fewer columns.")
-    return built(Cards(details, uris, longest))
+    return built(uris, longest)
 
 
-def _dataset_name(findings: Findings) -> str:
-    dataset = findings.inspection.dataset
-    return (dataset.path if dataset else Path(findings.inspection.config.data.path)).resolve().name
+def write_samples(inspection: Inspection, survey: Survey | None, samples: Sequence[Sample], folder: Path) -> Path:
+    """Write the page into `folder` atomically and return its path. Pictures that cannot be shown are noted."""
+    folder.mkdir(exist_ok=True)
+    ids = [sample.sample_id for sample in samples]
+    pictures = read_pictures(inspection.dataset, ids, inspection.notes) if inspection.dataset else {}
+    parts = {f"Sample {sample.sample_id}": _part(inspection, sample, pictures) for sample in samples}
+    name, lede = inspection.run.path.resolve().name, f"Everything recorded about {len(ids):,} samples."
+    shown = summary.what(inspection, survey) if survey else ""
+    html = document("Samples of {}", name, lede, shown, inspection.notes, parts)
+    write_atomically(folder / SAMPLES_PAGE, html.encode())
+    return folder / SAMPLES_PAGE
+
+
+def _part(inspection: Inspection, sample: Sample, pictures: Mapping[int, bytes]) -> str:
+    content = ""
+    if jpeg := pictures.get(sample.sample_id):
+        uri, words = data_uri(jpeg, "image/jpeg"), f"picture of sample {sample.sample_id}"
+        content = f'<p class="picture"><img src="{uri}" alt="{words}"></p>'
+    content += facts_list(facts(sample))
+    if not sample.history:
+        return content
+    if inspection.sides:
+        caption = (
+            f"Tau of sample {sample.sample_id} at every snapshot ({len(sample.history)}); hollow before its first "
+            f"visit. {summary.settings(inspection)}."
+        )
+        draw = partial(draw_history, sample.history, inspection.sides)
+        content += figure(draw, f"Tau of sample {sample.sample_id}", caption)
+    return content + table("Its state at every snapshot.", *history_table(sample))
+
+
+def history_table(sample: Sample) -> tuple[list[str], list[Row]]:
+    """Return head and rows of a table, one row per snapshot (at least one), oldest first."""
+    rows: list[Row] = [
+        [at.snapshot.tag, *(Cell(number(value), float(value)) for value in at.values.values())] for at in sample.history
+    ]
+    return ["snapshot", *map(state_word, sample.history[0].values)], rows

@@ -1,21 +1,22 @@
-"""The page's sections: figures with captions, tables, contact sheets."""
+"""The page's sections but those on groups: figures with captions, tables, contact sheets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..inspection import summary
-from ..inspection.details import Details
+from ..inspection.drift import Drift
 from ..inspection.embedding_map import EmbeddingMap
 from ..inspection.run import Inspection
-from ..inspection.survey import Sheet, Side, Survey
+from ..inspection.survey import Sheet, Survey
+from ..inspection.through_time import QUANTILES, ThroughTime
 from .figures.embedding_map import draw_embedding_map, kinds_legend
-from .figures.histograms import Panel, draw_histograms, draw_joint, draw_tau_histograms
-from .html import Cell, count, figure, per_side, table, text
+from .figures.histograms import Panel, draw_drift, draw_histograms, draw_joint, draw_tau_histograms
+from .figures.over_time import draw_tau_over_time
+from .html import Cell, Row, count, figure, per_side, table, text
 from .sheets import Cards
 
 
@@ -24,8 +25,7 @@ def distribution(inspection: Inspection, survey: Survey) -> str:
     draw = partial(draw_tau_histograms, survey.sides, inspection.tau.start)
     content = figure(draw, "Histograms of tau", f"Number of samples by tau. {shown}.")
     head = ["tau of the visited samples", *(side.name for side in survey.sides)]
-    rows = [[row.label, *row.cells] for row in summary.table(inspection, survey)]
-    content += table("Temperatures of each side; tau has no unit.", head, rows)
+    content += table("Temperatures of each side; tau has no unit.", head, summary.table(inspection, survey))
     if survey.joint:
         names = [side.name for side in survey.sides]
         caption = (
@@ -70,24 +70,21 @@ def coverage(inspection: Inspection, survey: Survey) -> str:
 
 
 def sheets(survey: Survey, cards: Cards) -> str:
-    return "".join(cards.sheet(*_titled(sheet, survey, cards.details)) for sheet in survey.sheets)
+    return "".join(_sheet(sheet, survey, cards) for sheet in survey.sheets)
 
 
-def _titled(sheet: Sheet, survey: Survey, details: Mapping[int, Details]) -> tuple[str, str, list[tuple[int, str]]]:
-    count, side = len(sheet.sample_ids), sheet.side
-    if side is None:
-        title, words = f"{count} random samples, for comparison", ""
-    else:
-        title = f"{side.name}: the {count} samples with the {sheet.end} tau"
-        words = (f"{sheet.not_shown:,} more samples have the same tau as the last one here; the lowest ids are shown."
-                 if sheet.not_shown else "")  # fmt: skip
-    shown = [side] if side else survey.sides
-    return title, words, [(id, _tau_words(details[id], shown)) for id in sheet.sample_ids]
-
-
-def _tau_words(details: Details, sides: list[Side]) -> str:
-    taus = {side.name: summary.tau(details.state[f"{side.name}/tau"]) for side in sides}
-    return f"tau {per_side(taus)}"
+def _sheet(sheet: Sheet, survey: Survey, cards: Cards) -> str:
+    number, side, words = len(sheet.sample_ids), sheet.side, ""
+    title = f"{side.name}: the {number} samples with the {sheet.end} tau" if side else (
+        f"{number} random samples, for comparison")  # fmt: skip
+    if sheet.not_shown:
+        words = f"{sheet.not_shown:,} more samples have the same tau as the last one here; the lowest ids are shown."
+    columns = {side.name: f"{side.name}/tau" for side in ([side] if side else survey.sides)}
+    shown = []
+    for id in sheet.sample_ids:
+        taus = {name: summary.tau(cards.samples[id].state[column]) for name, column in columns.items()}
+        shown.append((id, f"tau {per_side(taus)}"))
+    return cards.sheet(title, words, shown)
 
 
 def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -> str:
@@ -120,6 +117,72 @@ def _similarities(found: EmbeddingMap) -> str:
     )
 
 
-def _similarity_row(name: str, values: NDArray[np.float32]) -> list[str | Cell]:
+def _similarity_row(name: str, values: NDArray[np.float32]) -> Row:
     mean, deviation = float(values.mean()), float(values.std())
     return [name, count(len(values)), Cell(f"{mean:.3f}", mean), Cell(f"{deviation:.3f}", deviation)]
+
+
+def through_time(inspection: Inspection, found: ThroughTime) -> str:
+    steps = [moment.snapshot.step for moment in found.moments]
+    caption = (
+        f"Quantiles of tau over the samples visited by then, at every snapshot with visited samples ({len(steps)}), "
+        f"step {steps[0]:,} to {steps[-1]:,}; {found.samples_read:,} samples of each"
+    )
+    if found.every > 1:
+        caption += f", one in {found.every} blocks of the state"
+    caption += f". {summary.settings(inspection)}."
+    content = figure(partial(draw_tau_over_time, found), "Tau over the steps of the run", caption)
+    words = [_last_move(found, side) for side in found.sides] if len(found.moments) > 1 else []
+    said = f"<p>{text(' '.join(words), most=1000)}</p>" if words else ""
+    return content + said + _moments(found)
+
+
+def _last_move(found: ThroughTime, side: str) -> str:
+    """Describe how far the quantiles moved since the previous snapshot; near 0 tau has settled overall."""
+    before, after = found.moments[-2:]
+    moved = [
+        f"{new / old - 1:+.1%} ({share * 100:g}%)"
+        for share, old, new in zip(QUANTILES, before.tau[side].quantiles, after.tau[side].quantiles, strict=True)
+    ]
+    steps = after.snapshot.step - before.snapshot.step
+    return (f"From {before.snapshot.tag} to {after.snapshot.tag}, {steps:,} steps, the quantiles of the {side} "
+            f"temperatures moved by {', '.join(moved)}.")  # fmt: skip
+
+
+def _moments(found: ThroughTime) -> str:
+    head = ["snapshot", "step", "visited"]
+    for side in found.sides:
+        head += [f"{side} {share * 100:g}%" if share != 0.5 else f"{side} median" for share in QUANTILES]
+        head.append(f"{side} at tau_min")
+    rows: list[Row] = []
+    for moment in found.moments:
+        row: Row = [moment.snapshot.tag, count(moment.snapshot.step), count(moment.visited)]
+        for side in found.sides:
+            tau = moment.tau[side]
+            row += [Cell(summary.tau(value), value) for value in tau.quantiles]
+            row.append(Cell(summary.share(tau.share_at_tau_min), tau.share_at_tau_min))
+        rows.append(row)
+    return table("Quantiles of tau at every snapshot; tau has no unit.", head, rows)
+
+
+def drift(inspection: Inspection, found: Drift) -> str:
+    caption = (
+        f"Tau of every sample at {found.earlier.tag} against its tau at {found.later.tag}; on the dashed line it "
+        f"did not change. {found.visited:,} samples were visited by both. {summary.settings(inspection)}."
+    )
+    content = figure(partial(draw_drift, found), f"Tau at {found.earlier.tag} and at {found.later.tag}", caption)
+    title = f"From {found.earlier.tag} to {found.later.tag}; tau has no unit."
+    return content + table(title, ["tau", *(side.name for side in found.sides)], summary.drift_table(found))
+
+
+def movers(found: Drift, cards: Cards) -> str:
+    """Return contact sheets of the samples whose tau moved most."""
+    return "".join(
+        cards.sheet(
+            f"{side.name}: samples whose tau {direction} most", "",
+            [(mover.sample_id, f"tau {summary.tau(mover.before)} → {summary.tau(mover.after)}") for mover in most],
+        )
+        for side in found.sides
+        for direction, most in (("rose", side.most_risen), ("fell", side.most_fallen))
+        if most
+    )  # fmt: skip

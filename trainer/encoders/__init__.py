@@ -1,9 +1,7 @@
 """Encoders: images or tokens → features. Small built-ins, and transformers models as `hf:`, without downloads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +14,10 @@ from ..errors import ConfigError
 from .backbones import Backbone, conv, mean_embedding
 from .projection_heads import HEADS
 
-IMAGE_ENCODERS: dict[str, Callable[..., Backbone]] = {"conv": conv}
-TEXT_ENCODERS: dict[str, Callable[..., Backbone]] = {"mean_embedding": mean_embedding}
+BUILT_IN: dict[str, dict[str, Callable[..., Backbone]]] = {
+    "image": {"conv": conv},
+    "text": {"mean_embedding": mean_embedding},
+}
 HF = "hf:"
 
 
@@ -27,8 +27,9 @@ def with_names(config: ModelConfig) -> ModelConfig:
     Raises ConfigError if a local directory holds no model for its side.
     """
     named = {}
-    for side, encoder, default in (("image", config.image, "conv"), ("text", config.text, "mean_embedding")):
-        named[side] = encoder.model_copy(update={"name": default}) if encoder.name == "auto" else encoder
+    for side, encoder in (("image", config.image), ("text", config.text)):
+        first = next(iter(BUILT_IN[side]))
+        named[side] = encoder.model_copy(update={"name": first}) if encoder.name == "auto" else encoder
         if is_directory(encoder.name):
             from .hf_directory import with_architecture
 
@@ -55,50 +56,28 @@ class Encoder(nn.Module):
         return features
 
 
-def create_image_encoder(config: ModelConfig, image_size: int, *, pretrained: bool = True) -> Encoder:
-    """Create an encoder float32 [b, 3, H, W] → [b, dim]. Raises ConfigError for an unknown name or setting.
+def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *, pretrained: bool = True) -> Encoder:
+    """Create an image encoder float32 [b, 3, H, W] → [b, dim], or a text encoder int [b, L] → [b, dim].
 
-    pretrained: load the weights of a local directory; else initialise them, for a checkpoint to replace.
+    given: the side length of an image in pixels, or the tokenizer. pretrained: load the weights of a local directory;
+    else initialise them, for a checkpoint to replace. Raises ConfigError for an unknown name or setting.
     """
-    name, own = config.image.name, config.image.config
-    if name.startswith(HF):
-        from .hf_encoders import HFImageBackbone
+    encoder, recompute = getattr(config, side), config.activation_checkpointing
+    if encoder.name.startswith(HF):
+        from .hf_encoders import HF_BACKBONES
 
-        backbone: Backbone = HFImageBackbone(
-            name.removeprefix(HF), own, config.activation_checkpointing, image_size, pretrained
-        )
+        backbone: Backbone = HF_BACKBONES[side](encoder.name[len(HF) :], encoder.config, recompute, given, pretrained)
+    elif encoder.name in (known := BUILT_IN[side]):
+        sizes = {} if isinstance(given, int) else {"vocab_size": given.vocab_size, "end_id": given.end_id}
+        try:
+            backbone = known[encoder.name](recompute=recompute, **sizes, **encoder.config)
+        except TypeError as error:
+            raise ConfigError(f"model.{side}.config: {error}") from None
     else:
-        backbone = _built_in(IMAGE_ENCODERS, "model.image", name, own, recompute=config.activation_checkpointing)
-    return _with_head(backbone, config)
-
-
-def create_text_encoder(config: ModelConfig, tokenizer: TokenizerInfo, *, pretrained: bool = True) -> Encoder:
-    """Create an encoder int [b, L] → [b, dim]. Raises, and pretrained, as create_image_encoder."""
-    name, own = config.text.name, config.text.config
-    if name.startswith(HF):
-        from .hf_encoders import HFTextBackbone
-
-        backbone: Backbone = HFTextBackbone(
-            name.removeprefix(HF), own, config.activation_checkpointing, tokenizer, pretrained
+        raise ConfigError(
+            f"model.{side}.name = {encoder.name!r}: unknown encoder; available: {', '.join(known)}, hf:<model>"
         )
-    else:
-        sizes = {"vocab_size": tokenizer.vocab_size, "end_id": tokenizer.end_id}
-        backbone = _built_in(TEXT_ENCODERS, "model.text", name, own, recompute=config.activation_checkpointing, **sizes)
-    return _with_head(backbone, config)
-
-
-def _with_head(backbone: Backbone, config: ModelConfig) -> Encoder:
     return Encoder(backbone, HEADS[config.head](backbone.width, config.dim, config.head_width or None))
-
-
-def _built_in(known: dict[str, Callable[..., Backbone]], where: str, name: str, config: dict[str, Any],
-              **given: int) -> Backbone:  # fmt: skip
-    if name not in known:
-        raise ConfigError(f"{where}.name = {name!r}: unknown encoder; available: {', '.join(known)}, hf:<model>")
-    try:
-        return known[name](**given, **config)
-    except TypeError as error:
-        raise ConfigError(f"{where}.config: {error}") from None
 
 
 class Encoders(nn.Module):
@@ -113,19 +92,19 @@ class Encoders(nn.Module):
     def create(
         cls, config: ModelConfig, mode: str, image_size: int, tokenizer: TokenizerInfo | None, *,
         pretrained: bool = True,
-    ) -> Encoders:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """Create an image and a text encoder if bimodal, one image encoder for both views if unimodal.
 
-        pretrained: as create_image_encoder. If False, a local model's directory need not exist any more.
+        pretrained: as create_encoder. If False, a local model's directory need not exist any more.
         Raises ConfigError if the settings do not give encoders that fit into memory.
         """
         if mode == "bimodal" and tokenizer is None:
             raise ConfigError("objective.mode = 'bimodal' needs captions, but the dataset has only images")
         try:
-            image = create_image_encoder(config, image_size, pretrained=pretrained)
+            image = create_encoder("image", config, image_size, pretrained=pretrained)
             if mode == "unimodal" or tokenizer is None:
                 return cls(image, None)
-            return cls(image, create_text_encoder(config, tokenizer, pretrained=pretrained))
+            return cls(image, create_encoder("text", config, tokenizer, pretrained=pretrained))
         except (RuntimeError, OverflowError) as error:  # torch raises these for negative sizes and when out of memory
             reason = str(error).splitlines()[0][:200]
             raise ConfigError(f"the encoders cannot be created from the settings of `model`: {reason}") from error

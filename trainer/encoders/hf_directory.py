@@ -3,8 +3,6 @@
 Nothing in it is executed: the architecture must be one of MODEL_TYPES, and the weights are safetensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,6 @@
 """Encoders from Hugging Face transformers: untrained by name, or from a local directory. Nothing is downloaded."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ from transformers import AutoConfig, AutoModel
 
 from ...pipeline.dataset_index import TokenizerInfo
 from ..errors import ConfigError
-from .activation_checkpointing import run_blocks
-from .backbones import Backbone, caption_mask
+from .backbones import Backbone, caption_mask, run_blocks
 from .hf_directory import MODEL_TYPE, MODEL_TYPES, load_model
 
 _BASIC = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
@@ -112,6 +110,9 @@ class HFTextBackbone(Backbone):
         place = real.sum(1) - 1 if self.reads_at_end else 0
         pooled: Tensor = states[torch.arange(len(tokens), device=tokens.device), place]
         return pooled
+
+
+HF_BACKBONES: dict[str, Callable[..., Backbone]] = {"image": HFImageBackbone, "text": HFTextBackbone}
 
 
 def _is_directory(name: str) -> bool:

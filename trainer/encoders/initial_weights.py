@@ -1,7 +1,5 @@
 """Initialising a new run's encoders from another run: `--init-from`."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

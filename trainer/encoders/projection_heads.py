@@ -1,7 +1,5 @@
 """Projection heads by name, from a backbone's features to the objective's space."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from torch import nn

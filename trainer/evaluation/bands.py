@@ -1,7 +1,5 @@
 """The classes of the training set, in bands by frequency: head, medium, tail."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Evaluating a run's checkpoint on a training and a test set."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,9 +20,9 @@ from ..checkpoint import LATEST, CheckpointInfo
 from ..config import DataConfig
 from ..encoders import Encoders
 from ..run_directory import RunDirectory, find_checkpoint, load_found
-from . import knn, probe, retrieval, zero_shot
 from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
 from .features import image_features, restore_encoders, text_features
+from .scoring import LBFGS_ITERATIONS, TEMPLATES, knn, lbfgs_probe, retrieval_ranks, sgd_probe, zero_shot
 
 NEIGHBOURS = (10, 20, 100, 200)
 RECALL_AT = (1, 5, 10)
@@ -67,7 +65,7 @@ class Evaluation:
 
 def evaluate(
     run: RunDirectory, train: Dataset, test: Dataset, *, at: str = LATEST, data: Path | None = None,
-    templates: Sequence[str] = zero_shot.TEMPLATES, on_progress: OnProgress = lambda what, done, total: None,
+    templates: Sequence[str] = TEMPLATES, on_progress: OnProgress = lambda what, done, total: None,
 ) -> Evaluation:  # fmt: skip
     """Evaluate a run's checkpoint, `latest` or step-N, by every method that its mode and the datasets allow.
 
@@ -116,7 +114,7 @@ def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
 
 def score_encoders(
     result: Evaluation, encoders: Encoders, data: DataConfig, device: torch.device, tokenizer: Tokenizer | None,
-    templates: Sequence[str] = zero_shot.TEMPLATES, *, with_probes: bool = True,
+    templates: Sequence[str] = TEMPLATES, *, with_probes: bool = True,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> None:  # fmt: skip
     """Add the scores of encoders, in evaluation mode and on `device`, to `result`.
@@ -138,7 +136,7 @@ def score_encoders(
     if not result.not_classified:
         labelled = result.classes.test != NONE
         encode_prompts = partial(encode, on_progress=partial(on_progress, "prompts"))
-        predicted = zero_shot.predict(test_images[labelled], result.classes.names, templates, encode_prompts)
+        predicted = zero_shot(test_images[labelled], result.classes.names, templates, encode_prompts)
         result.add("zero_shot", "top1", predicted.cpu().numpy() == result.classes.test[labelled], labelled)
 
 
@@ -174,17 +172,17 @@ def _classify(
         result.notes.append(f"There is no k-NN for k = {', '.join(left_out)}: the training set has {len(train):,} "
                             "samples with a class.")  # fmt: skip
     if ks:
-        for k, predicted in knn.predict(train, labels, test, ks, partial(on_progress, "k-NN")).items():
+        for k, predicted in knn(train, labels, test, ks, partial(on_progress, "k-NN")).items():
             add("knn", k, predicted)
     if not with_probes:
         return
     on_progress("linear probe, L-BFGS", 0, 1)
-    predicted, converged = probe.predict_lbfgs(train, labels, test)
+    predicted, converged = lbfgs_probe(train, labels, test)
     on_progress("linear probe, L-BFGS", 1, 1)
     add("probe", "lbfgs", predicted)
     if not converged:
-        result.notes.append(f"The L-BFGS probe had not converged after {probe.LBFGS_ITERATIONS:,} iterations.")
-    add("probe", "sgd", probe.predict_sgd(train, labels, test, partial(on_progress, "linear probe, SGD")))
+        result.notes.append(f"The L-BFGS probe had not converged after {LBFGS_ITERATIONS:,} iterations.")
+    add("probe", "sgd", sgd_probe(train, labels, test, partial(on_progress, "linear probe, SGD")))
 
 
 def _retrieve(
@@ -201,8 +199,8 @@ def _retrieve(
     of_picture = torch.tensor([place[caption] for caption in captions if caption is not None], device=images.device)
     of_text = torch.arange(len(texts), device=images.device)
     pictures, features = images[has_caption], encode(texts)
-    to_text = retrieval.ranks(pictures, features, of_picture, of_text, partial(on_progress, "image to text"))
-    to_image = retrieval.ranks(features, pictures, of_text, of_picture, partial(on_progress, "text to image"))
+    to_text = retrieval_ranks(pictures, features, of_picture, of_text, partial(on_progress, "image to text"))
+    to_image = retrieval_ranks(features, pictures, of_text, of_picture, partial(on_progress, "text to image"))
     # Each image's caption is one query, so that all samples have equal weight in both directions.
     for direction, found in (("image_to_text", to_text), ("text_to_image", to_image[of_picture])):
         for k in RECALL_AT:

@@ -1,7 +1,5 @@
 """Features of a dataset, or of chosen samples, from the encoders of a run's checkpoint."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from ...pipeline.tokenizer import encode
 from ..config import TrainConfig
 from ..encoders import Encoders
 from ..errors import RunError
+from .scoring import OnCount
 
 BATCH = 256
 
@@ -53,28 +52,23 @@ def evaluation_recipe(trained: Recipe) -> Recipe:
 
 
 def image_features(
-    encoder: nn.Module, dataset: Dataset, recipe: Recipe, image_size: int, device: torch.device,
-    on_progress: Callable[[int, int], None],
-) -> Tensor:  # fmt: skip
+    encoder: nn.Module, dataset: Dataset, recipe: Recipe, image_size: int, device: torch.device, on_progress: OnCount
+) -> Tensor:
     """Return the features of all n images, in id order, float32 [n, d] on `device`, rows of norm 1.
 
     on_progress: called with the number of images done, and n. Raises DatasetError for an image that does not decode,
     RunError if a feature is not finite.
     """
-    (features,) = _of_samples(
-        lambda batch: [encoder(batch.views[0].to(device))],
-        dataset,
-        np.arange(dataset.n),
-        recipe,
-        image_size,
-        on_progress,
-    )
-    return features
+
+    def embed(batch: Batch) -> list[Tensor]:
+        return [encoder(batch.views[0].to(device))]
+
+    return _of_samples(embed, dataset, np.arange(dataset.n), recipe, image_size, on_progress)[0]
 
 
 def sample_features(
     encoders: Encoders, dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe, image_size: int,
-    device: torch.device, on_progress: Callable[[int, int], None],
+    device: torch.device, on_progress: OnCount,
 ) -> list[Tensor]:  # fmt: skip
     """Return the features of chosen samples as the objective sees them: of their images and, for pairs, their captions.
 
@@ -93,13 +87,10 @@ def sample_features(
 
 def _of_samples(
     embed: Callable[[Batch], Sequence[Tensor]], dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe,
-    image_size: int, on_progress: Callable[[int, int], None],
+    image_size: int, on_progress: OnCount,
 ) -> list[Tensor]:  # fmt: skip
-    parts = []
-    with (
-        ViewMaker(dataset, recipe=evaluation_recipe(recipe), image_size=image_size, views=1) as maker,
-        torch.inference_mode(),
-    ):
+    parts, still = [], evaluation_recipe(recipe)
+    with ViewMaker(dataset, recipe=still, image_size=image_size, views=1) as maker, torch.inference_mode():
         for first in range(0, len(sample_ids), BATCH):
             ids = sample_ids[first : first + BATCH]
             parts.append(embed(maker.make(ids, epoch=0)))
@@ -108,9 +99,8 @@ def _of_samples(
 
 
 def text_features(
-    encoder: nn.Module, tokenizer: Tokenizer, texts: Sequence[str], device: torch.device,
-    on_progress: Callable[[int, int], None],
-) -> Tensor:  # fmt: skip
+    encoder: nn.Module, tokenizer: Tokenizer, texts: Sequence[str], device: torch.device, on_progress: OnCount
+) -> Tensor:
     """Return the features of texts (at least one), in order, float32 [texts, d] on `device`, rows of norm 1.
 
     tokenizer: from load_tokenizer. on_progress: called with the number of texts done, and the total.

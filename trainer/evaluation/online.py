@@ -1,7 +1,5 @@
 """Scoring the encoders during training, at regular steps."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +16,9 @@ from ...pipeline.tokenizer import load_tokenizer
 from ..config import DataConfig, TrainConfig
 from ..encoders import Encoders
 from ..errors import ConfigError, RunError
-from . import zero_shot
 from .bands import Scores
 from .evaluate import Evaluation, compared, score_encoders
+from .scoring import TEMPLATES
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +57,7 @@ class OnlineEvaluation:
                 f"evaluation.test = {wanted.test!r} gives nothing to score: {sets.not_classified}, and there are no "
                 "captions for the run to retrieve; choose another dataset, or set evaluation.every_steps to 0"
             )
-        return cls(sets, config.data, device, tokenizer, wanted.templates or zero_shot.TEMPLATES)
+        return cls(sets, config.data, device, tokenizer, wanted.templates or TEMPLATES)
 
     @property
     def notes(self) -> list[str]:

@@ -7,12 +7,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from .base import Objective, Outcome, Progress, Settings, count_visit, working_dtype
-from .closed_form import attach_gradients
+from .base import Computed, Objective, Progress, Settings, scalar_parameter
 from .gathering import GlobalBatch
 from .pairs import Block, Pairs
-from .precision import full_precision
-from .temperatures import scalar_parameter
 
 
 class AucClSettings(Settings, frozen=True):
@@ -38,31 +35,26 @@ class AucCl(Objective):
     settings: AucClSettings
 
     def __init__(self, mode: str, settings: AucClSettings) -> None:
-        super().__init__()
-        self.settings, self.fields = settings, {}
+        super().__init__(mode, settings)
+        self.across = True
         self.b = scalar_parameter(settings.b)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
-    def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
-        """See Objective. Computes in the features' dtype, at least float32."""
-        global_batch, dtype = GlobalBatch.of_this_process(self.communicating), working_dtype(first, second)
-        self.check(first, second, global_batch)
-        with torch.no_grad(), full_precision(first.device.type):
-            self.project()
-            features = global_batch.gather(torch.stack([first, second])).to(dtype)
-            own = global_batch.own(len(first))
-            pairs = Pairs(features, own, across=True, budget=self.settings.similarity_budget)
-            b, positive = self.b.to(dtype), (features[0] * features[1]).sum(1)
-            squares, differences, peak = global_batch.gather(_row_sums(pairs, b))
-            value = self._value(b, positive, squares, differences)
+    def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
+        b, positive = self.b.to(pairs.features.dtype), (pairs.features[0] * pairs.features[1]).sum(1)
+        squares, differences, peak = batch.gather(_row_sums(pairs, b))
+
+        def feature_gradients() -> Tensor:
             in_positives = 2 * (positive - self.settings.a - self.settings.alpha)
             gradients = pairs.gradients(lambda *piece: self._grad_weights(pairs, b, *piece), in_positives)
-            gradients.mul_(global_batch.world / features.shape[1])
-            in_b = -2 * differences.mean()
-        loss = attach_gradients(value, [first, second, self.b], [*gradients.unbind(), in_b])
-        new_state = {"visits": count_visit(state["visits"])} if "visits" in state else {}
-        found = (positive > peak).to(dtype).mean()
-        return Outcome(loss, new_state, {"b": self.b.detach().clone(), "sample/retrieval_accuracy": found})
+            return gradients.mul_(batch.world / len(positive))
+
+        found = (positive > peak).to(positive.dtype).mean()
+        return Computed(
+            value=self._value(b, positive, squares, differences),
+            feature_gradients=feature_gradients,
+            parameter_gradients=[-2 * differences.mean()],
+            metrics={"b": self.b.detach().clone(), "sample/retrieval_accuracy": found},
+        )
 
     def project(self) -> None:
         self.b.clamp_(-1.0, 1.0)

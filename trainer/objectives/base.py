@@ -1,15 +1,19 @@
-"""The interface of an objective: settings, inputs, outcome."""
+"""The interface of an objective: settings, inputs, outcome; and the step that all of them share."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import cos, pi
 from typing import ClassVar
 
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
+from .closed_form import attach_gradients, full_precision
 from .gathering import GlobalBatch
+from .pairs import Pairs
 
 
 class FeaturesError(ValueError):
@@ -27,15 +31,19 @@ class Progress:
 
     def __post_init__(self) -> None:
         if self.step < 0 or self.steps_per_epoch < 1:
-            raise ValueError(
-                f"Progress(step={self.step}, steps_per_epoch={self.steps_per_epoch}): "
-                "step counts from 0 and steps_per_epoch from 1"
-            )
+            raise ValueError(f"{self}: step counts from 0 and steps_per_epoch from 1")
 
     @property
     def epoch(self) -> int:
         """Completed epochs."""
         return self.step // self.steps_per_epoch
+
+    def cosine(self, start: float, end: float, epochs: int) -> float:
+        """Return half a cosine from `start` in epoch 0 to `end` in epoch `epochs`, and `end` afterwards.
+
+        Constant within an epoch. Source: FastCLIP section 5, for gamma from 1 to gamma_min.
+        """
+        return end if self.epoch >= epochs else end + 0.5 * (1.0 + cos(pi * self.epoch / epochs)) * (start - end)
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,21 @@ class TemperatureRate:
     """The learning rate is divided by 3 while the temperature is below this; None: never."""
 
 
+@dataclass
+class Computed:
+    """What an objective computes from the similarities of the global batch."""
+
+    value: Tensor
+    """Scalar: the reported loss."""
+    feature_gradients: Callable[[], Tensor]
+    """Returns those of this rank's features, [2, n, d], times the number of ranks: DDP averages over ranks."""
+    parameter_gradients: list[Tensor] = field(default_factory=list)
+    """In the order of `parameters()`."""
+    state: dict[str, Tensor] = field(default_factory=dict)
+    """New rows of this rank's samples, without `visits`."""
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+
+
 class Objective(nn.Module):
     """A loss on two batches of features that reads and updates the state of the batch's samples.
 
@@ -94,21 +117,14 @@ class Objective(nn.Module):
 
     _looked_at_features = False
 
-    def check(self, first: Tensor, second: Tensor, global_batch: GlobalBatch) -> None:
-        """Raise ValueError unless both are unit-norm [b, d] of equal shape, on all ranks, of 2 samples or more in all.
-
-        On a GPU values are checked only in the first step, because reading them synchronises with the device.
-        """
-        check_shapes(first, second)
-        first_step = not self._looked_at_features
-        if first_step:
-            global_batch.check_alike(first)
-        if len(first) * global_batch.world < 2:
-            raise ValueError(f"features: a batch of {len(first)} sample has no negatives; use a batch of at least 2")
-        if first_step or first.device.type == "cpu":
-            check_unit_norm("first", first)
-            check_unit_norm("second", second)
-        self._looked_at_features = True
+    def __init__(self, mode: str, settings: Settings, **initial: float) -> None:
+        """initial: per-sample state fields with their initial values for unseen samples."""
+        super().__init__()
+        self.settings = settings
+        self.sides = ("image", "text") if mode == "bimodal" else ("sample",)
+        self.across = mode == "bimodal"  # whether similarities within a side are left out
+        self.row_fields = tuple(initial)
+        self.fields = {f"{side}/{name}": value for side in self.sides for name, value in initial.items()}
 
     def project(self) -> None:
         """Clamp the objective's own parameters to their range, in place. Every step starts with this."""
@@ -117,9 +133,68 @@ class Objective(nn.Module):
         """Return warnings for a run with global batches of this size; empty if there are none."""
         return []
 
+    @abstractmethod
+    def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
+        """Return value, gradients and new state. Called without autograd; all ranks of the batch make the same calls.
+
+        state: as in `forward`, this rank's.
+        """
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
     def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
-        """Return loss, gradients and new state of one step. Raises ValueError for shapes or state that do not fit."""
-        raise NotImplementedError
+        """Return loss, gradients and new state of one step. Computes in the features' dtype, at least float32.
+
+        Raises ValueError for shapes or state that do not fit, and FeaturesError.
+        """
+        batch = GlobalBatch.of_this_process(self.communicating)
+        self._check(first, second, batch)
+        check_state(state, self.fields, len(first))
+        dtype = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)
+        inputs: list[Tensor] = list(self.parameters())
+        differentiable = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
+        with torch.no_grad(), full_precision(first.device.type):
+            self.project()
+            features = batch.gather(torch.stack([first, second])).to(dtype)
+            own, budget = batch.own(len(first)), self.settings.similarity_budget
+            pairs = Pairs(features, own, across=self.across, budget=budget)
+            computed = self.compute(pairs, batch, state, progress)
+            gradients = computed.parameter_gradients
+            if differentiable:
+                inputs += [first, second]
+                gradients = [*gradients, *computed.feature_gradients()]
+        loss = attach_gradients(computed.value, inputs, gradients)
+        # Through int64, because torch cannot add in uint32.
+        visits = {name: (old.to(torch.int64) + 1).to(old.dtype) for name, old in state.items() if name == "visits"}
+        return Outcome(loss, computed.state | visits, computed.metrics)
+
+    def by_side(self, **figures: Tensor) -> dict[str, Tensor]:
+        """Return metrics per side; figures: [sides]."""
+        return {
+            f"{side}/{name}": values[number]
+            for number, side in enumerate(self.sides)
+            for name, values in figures.items()
+        }
+
+    def _check(self, first: Tensor, second: Tensor, batch: GlobalBatch) -> None:
+        """Raise ValueError unless both are unit-norm [b, d] of equal shape, on all ranks, of 2 samples or more in all.
+
+        On a GPU values are checked only in the first step, because reading them synchronises with the device.
+        """
+        check_shapes(first, second)
+        first_step = not self._looked_at_features
+        if first_step:
+            batch.check_alike(first)
+        if len(first) * batch.world < 2:
+            raise ValueError(f"features: a batch of {len(first)} sample has no negatives; use a batch of at least 2")
+        if first_step or first.device.type == "cpu":
+            check_unit_norm("first", first)
+            check_unit_norm("second", second)
+        self._looked_at_features = True
+
+
+def scalar_parameter(value: float) -> nn.Parameter:
+    """Return a learnable scalar in float64, so that its initial value is exact even for features in float64."""
+    return nn.Parameter(torch.tensor(value, dtype=torch.float64))
 
 
 def check_shapes(first: Tensor, second: Tensor) -> None:
@@ -159,13 +234,3 @@ def check_state(state: Mapping[str, Tensor], fields: Mapping[str, float], batch_
                 f"state: '{name}' is {list(state[name].shape)} but the batch has {batch_size} samples; "
                 f"pass [{batch_size}], in the order of the features' rows"
             )
-
-
-def count_visit(visits: Tensor) -> Tensor:
-    """Return `visits` plus one, [b] in its own dtype; through int64, because torch cannot add in uint32."""
-    return (visits.to(torch.int64) + 1).to(visits.dtype)
-
-
-def working_dtype(first: Tensor, second: Tensor) -> torch.dtype:
-    """Return the dtype to compute in: that of the wider features, at least float32."""
-    return torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)

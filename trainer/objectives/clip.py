@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from .base import Progress, Settings
+from .base import Progress, Settings, scalar_parameter
 from .contrastive import Anchors, Contrastive, Rows, Step
-from .temperatures import scalar_parameter
 
 LOG_LOGIT_SCALE_MAX = math.log(100.0)
 
@@ -50,7 +49,6 @@ class Clip(Contrastive):
         return Step(
             value=cross_entropy.mean(),
             negative_weight=weight,
-            positive_weight=weight,
             parameter_gradients=[in_scale],
             metrics={"logit_scale": self.log_logit_scale.detach().exp()},
         )

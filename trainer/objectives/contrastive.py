@@ -9,11 +9,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .base import Objective, Outcome, Progress, Settings, check_state, count_visit, working_dtype
-from .closed_form import attach_gradients
+from .base import Computed, Objective, Progress
 from .gathering import GlobalBatch
 from .pairs import Pairs
-from .precision import full_precision
 from .softmax_sums import LN2, Sums, Weights, accumulate, grad_weights
 
 Rows = dict[str, Tensor]
@@ -47,8 +45,8 @@ class Step:
     """Scalar: the reported loss."""
     negative_weight: Tensor
     """[2, b]: the gradient on an anchor's candidates is dR/dS_ij = negative_weight_i · q_ij."""
-    positive_weight: Tensor
-    """[2, b]: the gradient on its positive is dR/dS_ii = -positive_weight_i."""
+    positive_weight: Tensor | None = None
+    """[2, b]: the gradient on its positive is dR/dS_ii = -positive_weight_i; None: negative_weight."""
     rows: Rows = field(default_factory=dict)
     """New state."""
     parameter_gradients: list[Tensor] = field(default_factory=list)
@@ -71,14 +69,6 @@ class Contrastive(Objective):
     reads_visits: ClassVar[bool] = False
     """Whether `rows` also holds `visits`, the counts before the step."""
 
-    def __init__(self, mode: str, settings: Settings, **initial: float) -> None:
-        """initial: per-sample state fields with their initial values for unseen samples."""
-        super().__init__()
-        self.settings = settings
-        self.sides = ("image", "text") if mode == "bimodal" else ("sample",)
-        self.row_fields = tuple(initial)
-        self.fields = {f"{side}/{name}": value for side in self.sides for name, value in initial.items()}
-
     @abstractmethod
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         """Return this step's temperatures, broadcastable to [2, n], in the dtype and on the device of `like`."""
@@ -93,9 +83,7 @@ class Contrastive(Objective):
 
     def pool_log(self, of_anchors: Tensor) -> Tensor:
         """As `pool`, for values given as logarithms."""
-        if len(self.sides) == 2:
-            return of_anchors
-        return of_anchors.logsumexp(0, keepdim=True) - math.log(2)
+        return of_anchors if len(self.sides) == 2 else of_anchors.logsumexp(0, keepdim=True) - math.log(2)
 
     def share(self, anchors: Anchors) -> float:
         """Return the weight of one anchor that turns a sum over anchors into a mean over samples, summed over sides."""
@@ -105,47 +93,30 @@ class Contrastive(Objective):
         """Return the number of candidates per anchor."""
         return (batch_size - 1) * (1 if len(self.sides) == 2 else 2)
 
-    def by_side(self, **figures: Tensor) -> dict[str, Tensor]:
-        """Return metrics per side; figures: [sides]."""
-        return {
-            f"{side}/{name}": values[number]
-            for number, side in enumerate(self.sides)
-            for name, values in figures.items()
-        }
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
-    def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
-        """See Objective. Computes in the features' dtype, at least float32."""
-        global_batch, dtype = GlobalBatch.of_this_process(self.communicating), working_dtype(first, second)
-        self.check(first, second, global_batch)
-        check_state(state, self.fields, len(first))
-        differentiable = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
-        inputs: list[Tensor] = list(self.parameters())
-        with torch.no_grad(), full_precision(first.device.type):
-            self.project()
-            features = global_batch.gather(torch.stack([first, second])).to(dtype)
-            own, across = global_batch.own(len(first)), len(self.sides) == 2
-            pairs = Pairs(features, own, across=across, budget=self.settings.similarity_budget)
-            rows = self._rows(state, dtype)
-            sums = accumulate(pairs, self.temperature(rows, features).expand(2, len(first)))
-            sums, rows = _gather(global_batch, sums, rows)
-            anchors = self._anchors(features, self.temperature(rows, features), sums)
-            step = self.compute_step(anchors, rows, progress)
-            gradients = step.parameter_gradients
-            if differentiable:
-                inputs += [first, second]
-                gradients += _feature_gradients(pairs, anchors.tau, sums, step).mul_(global_batch.world)
-        loss = attach_gradients(step.value, inputs, gradients)
-        found = self.pool((anchors.margin > 0).to(dtype)).mean(1)
-        return Outcome(
-            loss, self._own_state(step.rows, state, own), step.metrics | self.by_side(retrieval_accuracy=found)
-        )
-
-    def _rows(self, state: Mapping[str, Tensor], dtype: torch.dtype) -> Rows:
+    def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
+        features, own = pairs.features, pairs.own
         rows = {
-            name: torch.stack([state[f"{side}/{name}"] for side in self.sides]).to(dtype) for name in self.row_fields
+            name: torch.stack([state[f"{side}/{name}"] for side in self.sides]).to(features.dtype)
+            for name in self.row_fields
         }
-        return rows | ({"visits": state["visits"].to(dtype)[None]} if self.reads_visits else {})
+        if self.reads_visits:
+            rows["visits"] = state["visits"].to(features.dtype)[None]
+        sums = accumulate(pairs, self.temperature(rows, features).expand(2, own.stop - own.start))
+        sums, rows = _gather(batch, sums, rows)
+        anchors = self._anchors(features, self.temperature(rows, features), sums)
+        step = self.compute_step(anchors, rows, progress)
+        found = self.pool((anchors.margin > 0).to(features.dtype)).mean(1)
+        return Computed(
+            value=step.value,
+            feature_gradients=lambda: _feature_gradients(pairs, anchors.tau, sums, step).mul_(batch.world),
+            parameter_gradients=step.parameter_gradients,
+            state={
+                f"{side}/{name}": values[number, own].to(state[f"{side}/{name}"].dtype)
+                for name, values in step.rows.items()
+                for number, side in enumerate(self.sides)
+            },
+            metrics=step.metrics | self.by_side(retrieval_accuracy=found),
+        )
 
     def _anchors(self, features: Tensor, tau: Tensor, sums: Sums) -> Anchors:
         samples = features.shape[1]
@@ -160,26 +131,19 @@ class Contrastive(Objective):
             candidates=self.candidates(samples),
         )
 
-    def _own_state(self, rows: Rows, state: Mapping[str, Tensor], own: slice) -> dict[str, Tensor]:
-        new = {
-            f"{side}/{name}": values[number, own].to(state[f"{side}/{name}"].dtype)
-            for name, values in rows.items()
-            for number, side in enumerate(self.sides)
-        }
-        return new | ({"visits": count_visit(state["visits"])} if "visits" in state else {})
 
-
-def _gather(global_batch: GlobalBatch, sums: Sums, rows: Rows) -> tuple[Sums, Rows]:
+def _gather(batch: GlobalBatch, sums: Sums, rows: Rows) -> tuple[Sums, Rows]:
     """Gather this rank's sums and rows into those of the global batch: the second of a step's two exchanges."""
     own = [*sums, *rows.values()]
-    whole = torch.split(global_batch.gather(torch.cat(own)), [len(values) for values in own])
+    whole = torch.split(batch.gather(torch.cat(own)), [len(values) for values in own])
     return Sums(*whole[: len(sums)]), dict(zip(rows, whole[len(sums) :], strict=True))
 
 
 def _feature_gradients(pairs: Pairs, tau: Tensor, sums: Sums, step: Step) -> Tensor:
     """Return the gradients of this rank's features, [2, n, d]."""
     weights = Weights(sums.peak.flatten(), tau.flatten() * LN2, (step.negative_weight / sums.total).flatten())
+    on_positives = step.negative_weight if step.positive_weight is None else step.positive_weight
     return pairs.gradients(
         lambda similarities, rows, block: grad_weights(similarities, rows, block, weights),
-        in_positives=-step.positive_weight.sum(0),
+        in_positives=-on_positives.sum(0),
     )

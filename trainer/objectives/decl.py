@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .base import Progress, Settings
 from .contrastive import Anchors, Contrastive, Rows, Step
-from .estimator import AverageSettings, update_log_s
+from .estimator import AverageSettings, share_unseen, update_log_s
 
 
 class DeclSettings(AverageSettings, frozen=True):
@@ -74,10 +74,7 @@ class Decl(Contrastive):
             negative_weight=(one * normalised + (1.0 - one)) * unit,
             positive_weight=torch.full_like(positive, unit),
             rows={"log_rate": log_rate},
-            metrics=self.by_side(
-                log_rate_mean=log_rate.mean(1),
-                share_unseen=torch.isneginf(rows["log_rate"]).to(log_rate.dtype).mean(1),
-            ),
+            metrics=self.by_side(log_rate_mean=log_rate.mean(1), share_unseen=share_unseen(rows["log_rate"])),
         )
 
     def _auxiliary(self, log_rate: Tensor, progress: Progress) -> Tensor:

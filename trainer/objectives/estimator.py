@@ -1,15 +1,14 @@
 """The moving-average estimator s of each sample's inner value g, stored as log s; all log-domain formulas are here."""
 
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from .base import Progress, Settings
-from .contrastive import Anchors, Contrastive
-from .schedules import cosine_by_epoch
+from .contrastive import Anchors, Contrastive, Rows
 
 
 class AverageSettings(Settings, frozen=True):
@@ -27,7 +26,7 @@ class AverageSettings(Settings, frozen=True):
         """Return the weight of the new value in this step."""
         if self.gamma_decay_epochs is None:
             return self.gamma
-        return cosine_by_epoch(progress, 1.0, self.gamma_min, self.gamma_decay_epochs)
+        return progress.cosine(1.0, self.gamma_min, self.gamma_decay_epochs)
 
 
 class EstimatorSettings(AverageSettings, frozen=True):
@@ -37,6 +36,28 @@ class EstimatorSettings(AverageSettings, frozen=True):
     """Added to s before division or logarithm, 0 or more. FastCLIP eq 2-7."""
 
 
+class BoundedTau(Settings, frozen=True):
+    """The range of a learned temperature."""
+
+    tau_min: float = Field(default=0.005, ge=1e-4)
+    """Lower bound after each update, 0.0001 or more (tau_0 of iSogCLR eq 7)."""
+    tau_max: float = Field(default=1.0, gt=0.0, le=100.0)
+    """Upper bound after each update, at most 100 and not below tau_min (iSogCLR algorithm 1, step 9)."""
+
+    first_tau: ClassVar[str]
+    """Name of the setting with the initial temperature."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        first = getattr(self, self.first_tau)
+        if not self.tau_min <= first <= self.tau_max:
+            raise ValueError(
+                f"tau_min {self.tau_min} <= {self.first_tau} {first} <= tau_max {self.tau_max} does not hold; "
+                f"move the bounds or {self.first_tau}"
+            )
+        return self
+
+
 class Estimate(NamedTuple):
     """The estimator after a step, and values derived from it."""
 
@@ -44,29 +65,49 @@ class Estimate(NamedTuple):
     """[sides, b], new value."""
     log_s_eps: Tensor
     """[sides, b], log(s + eps)."""
-    ratio: Tensor
-    """[2, b], g / (s + eps) of each anchor; its weights p sum to this."""
+    weight: Tensor
+    """[2, b], the weights p of each anchor, summed: g / (s + eps); times the anchor's share of the mean."""
     exponent: Tensor
     """[sides, b], sum_j p_ij · h_ij / tau_i."""
+    metrics: dict[str, Tensor]
 
 
-def estimate(
-    objective: Contrastive, anchors: Anchors, log_s: Tensor, settings: EstimatorSettings, progress: Progress
-) -> Estimate:
-    """Update s from the anchors' sums; log_s: [sides, b], old value.
+class GlobalContrastive(Contrastive):
+    """A loss whose inner values are those of the whole dataset, estimated by a moving average s of each sample."""
 
-    The weights use the new s, as FastCLIP and iSogCLR's code do. Source: iSogCLR eq 11-19; FastCLIP eq 1-10.
-    """
-    log_g = anchors.log_sum - math.log(anchors.candidates)
-    log_s = update_log_s(log_s, objective.pool_log(log_g), settings.gamma_at(progress))
-    log_s_eps = log_with_eps(log_s, settings.eps)
-    ratio = (log_g - log_s_eps).exp()
-    return Estimate(log_s, log_s_eps, ratio, objective.pool(ratio * anchors.mean_exponent))
+    settings: EstimatorSettings
+
+    def estimate(self, anchors: Anchors, rows: Rows, progress: Progress) -> Estimate:
+        """Update s from the anchors' sums.
+
+        The weights use the new s, as FastCLIP and iSogCLR's code do. Source: iSogCLR eq 11-19; FastCLIP eq 1-10.
+        """
+        log_g = anchors.log_sum - math.log(anchors.candidates)
+        log_s = update_log_s(rows["log_s"], self.pool_log(log_g), self.settings.gamma_at(progress))
+        log_s_eps = log_with_eps(log_s, self.settings.eps)
+        ratio = (log_g - log_s_eps).exp()
+        exponent = self.pool(ratio * anchors.mean_exponent)
+        metrics = self.by_side(log_s_mean=log_s.mean(1), share_unseen=share_unseen(rows["log_s"]))
+        return Estimate(log_s, log_s_eps, ratio * self.share(anchors), exponent, metrics)
+
+    def advice_on_rho(self, rho: float, batch_size: int) -> list[str]:
+        """Warn of a rho that may never bind: the KL divergence of weights from uniform is at most log(negatives).
+
+        The moving average covers more than one batch, so the papers exceed that a little with batches of 1,024 and
+        more.
+        """
+        negatives = self.candidates(batch_size)
+        if rho < math.log(negatives):
+            return []
+        return [
+            f"rho {rho} is not below log({negatives:,} negatives) = {math.log(negatives):.2f}: it may never bind, "
+            "and every tau then falls to tau_min. Watch share_at_tau_min, lower rho, or raise the batch size."
+        ]
 
 
-def estimate_metrics(objective: Contrastive, before: Tensor, after: Tensor) -> dict[str, Tensor]:
-    """Return the share of unseen samples and the mean of the new log s; before, after: log s, [sides, b]."""
-    return objective.by_side(log_s_mean=after.mean(1), share_unseen=torch.isneginf(before).to(before.dtype).mean(1))
+def share_unseen(before: Tensor) -> Tensor:
+    """Return the share of samples not seen before the step, [sides]; before: old log s, [sides, b]."""
+    return torch.isneginf(before).to(before.dtype).mean(1)
 
 
 def update_log_s(log_s: Tensor, log_g: Tensor, gamma: float) -> Tensor:

@@ -5,18 +5,19 @@ temperatures.
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from .base import Progress, Settings, TemperatureRate
-from .contrastive import Anchors, Contrastive, Rows, Step
-from .estimator import Estimate, EstimatorSettings, estimate, estimate_metrics
+from .base import Progress, Settings, TemperatureRate, scalar_parameter
+from .contrastive import Anchors, Rows, Step
+from .estimator import BoundedTau, Estimate, EstimatorSettings, GlobalContrastive
 from .isogclr import IndividualTemperature, RobustSettings
 from .sogclr import Sogclr, SogclrSettings
-from .temperatures import Beta, GlobalTau, advice_on_rho, scalar_parameter
+
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class FastclipSettings(EstimatorSettings, frozen=True):
@@ -25,6 +26,19 @@ class FastclipSettings(EstimatorSettings, frozen=True):
     eps: float = Field(default=1e-14, ge=0.0)
     """Added to s before division or logarithm, 0 or more. FastCLIP eq 2-7; Appendix D uses 1e-14, and 1e-6 for 315
     million samples."""
+
+
+class GlobalTau(BoundedTau, frozen=True):
+    """One learned temperature."""
+
+    first_tau: ClassVar[str] = "tau"
+
+    tau: float = Field(default=0.03, gt=0.0)
+    """Initial temperature; dimensionless, within tau_min and tau_max."""
+    eta: float = Field(default=1e-3, ge=0.0)
+    """Learning rate of tau, 0 or more; 0 keeps it constant. FastCLIP tunes it in [1e-4, 1e-2] (Appendix B)."""
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    """Adam's betas for tau; each in [0, 1)."""
 
 
 class FastclipV0Settings(FastclipSettings, GlobalTau, frozen=True):
@@ -56,13 +70,15 @@ class FastclipV3Settings(FastclipSettings, GlobalTau, frozen=True):
     for 1,024. FastCLIP section 4."""
 
 
-class _GlobalTemperature(Contrastive):
+class _GlobalTemperature(GlobalContrastive):
     """A learned global `tau`, clamped to [tau_min, tau_max] when used."""
 
-    def __init__(self, mode: str, settings: GlobalTau, *, slow_below: float | None) -> None:
+    slow_below: ClassVar[float | None] = None
+
+    def __init__(self, mode: str, settings: FastclipV0Settings | FastclipV3Settings) -> None:
         super().__init__(mode, settings, log_s=-math.inf)
         self.tau = scalar_parameter(settings.tau)
-        self.temperature_rate = TemperatureRate(settings.eta, settings.betas, slow_below)
+        self.temperature_rate = TemperatureRate(settings.eta, settings.betas, self.slow_below)
         self._bounds = settings.tau_min, settings.tau_max
 
     def project(self) -> None:
@@ -71,17 +87,10 @@ class _GlobalTemperature(Contrastive):
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         return self.tau.to(like).expand_as(rows["log_s"])
 
-    def learn(self, value: Tensor, weight: Tensor, gradient: Tensor, rows: Rows, est: Estimate) -> Step:
+    def learn(self, value: Tensor, weight: Tensor, gradient: Tensor, est: Estimate) -> Step:
         """Return the step that moves tau by `gradient`, a scalar."""
-        metrics = {"tau": self.tau.detach().clone(), "tau_gradient": gradient}
-        return Step(
-            value=value,
-            negative_weight=weight,
-            positive_weight=weight,
-            rows={"log_s": est.log_s},
-            parameter_gradients=[gradient],
-            metrics=metrics | estimate_metrics(self, rows["log_s"], est.log_s),
-        )
+        metrics = {"tau": self.tau.detach().clone(), "tau_gradient": gradient} | est.metrics
+        return Step(value, weight, rows={"log_s": est.log_s}, parameter_gradients=[gradient], metrics=metrics)
 
 
 class FastclipV0(_GlobalTemperature):
@@ -93,14 +102,9 @@ class FastclipV0(_GlobalTemperature):
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV0Settings}
     settings: FastclipV0Settings
 
-    def __init__(self, mode: str, settings: FastclipV0Settings) -> None:
-        super().__init__(mode, settings, slow_below=None)
-
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        est = estimate(self, anchors, rows["log_s"], self.settings, progress)
-        tau = anchors.tau[0, 0]
-        weight = est.ratio * self.share(anchors) / tau
-        return self.learn(est.log_s_eps.mean(1).sum(), weight, -est.exponent.mean(1).sum() / tau, rows, est)
+        est, tau = self.estimate(anchors, rows, progress), anchors.tau[0, 0]
+        return self.learn(est.log_s_eps.mean(1).sum(), est.weight / tau, -est.exponent.mean(1).sum() / tau, est)
 
 
 class FastclipV1(Sogclr):
@@ -149,15 +153,12 @@ class FastclipV3(_GlobalTemperature):
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV3Settings}
     settings: FastclipV3Settings
 
-    def __init__(self, mode: str, settings: FastclipV3Settings) -> None:
-        super().__init__(mode, settings, slow_below=0.03)
+    slow_below = 0.03
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        est = estimate(self, anchors, rows["log_s"], self.settings, progress)
-        tau, rho = anchors.tau[0, 0], self.settings.rho
+        est, tau, rho = self.estimate(anchors, rows, progress), anchors.tau[0, 0], self.settings.rho
         value = tau * (est.log_s_eps.mean(1).sum() + 2 * rho)
-        gradient = (est.log_s_eps - est.exponent).mean(1).sum() + 2 * rho
-        return self.learn(value, est.ratio * self.share(anchors), gradient, rows, est)
+        return self.learn(value, est.weight, (est.log_s_eps - est.exponent).mean(1).sum() + 2 * rho, est)
 
     def advice(self, batch_size: int) -> list[str]:
-        return advice_on_rho(self, self.settings.rho, batch_size)
+        return self.advice_on_rho(self.settings.rho, batch_size)

@@ -2,15 +2,46 @@
 
 import math
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from .base import Progress, Settings
-from .contrastive import Anchors, Contrastive, Rows, Step
-from .estimator import EstimatorSettings, estimate, estimate_metrics
-from .temperatures import IndividualTau, advice_on_rho, individual_tau_metrics
+from .contrastive import Anchors, Rows, Step
+from .estimator import BoundedTau, EstimatorSettings, GlobalContrastive
+
+
+class IndividualTau(BoundedTau, frozen=True):
+    """A temperature for every sample and side."""
+
+    first_tau: ClassVar[str] = "tau_init"
+
+    tau_init: float = Field(default=0.01, gt=0.0)
+    """Initial temperature of a sample; dimensionless, within tau_min and tau_max."""
+    rho: float = Field(default=2.0, ge=0.0)
+    """KL radius of the robust loss, 0 or more. From about log(number of negatives) on it may never bind, and every
+    tau falls to tau_min. 2.0 suits 256 pairs; the papers use 5.8 to 9 with 512 pairs and more. iSogCLR eq 7."""
+    eta: float = Field(default=0.01, ge=0.0)
+    """Step size of tau, 0 or more; 0 keeps every tau constant. Includes the 1/n of iSogCLR eq 13."""
+    eta_min: float = Field(default=0.0, ge=0.0)
+    """Final eta of the cosine, in [0, eta]; used only with eta_decay_epochs."""
+    eta_decay_epochs: int | None = Field(default=None, ge=1)
+    """Epochs, 1 or more, over which eta falls as a cosine to eta_min; unset: constant."""
+    grad_clip: float = Field(default=5.0, gt=0.0)
+    """Bound on the absolute temperature gradient before it enters the moving averages, above 0."""
+
+    @model_validator(mode="after")
+    def _cosine_falls(self) -> Self:
+        if self.eta_decay_epochs is not None and self.eta_min > self.eta:
+            raise ValueError(f"eta_min {self.eta_min} is above eta {self.eta}; lower eta_min")
+        return self
+
+    def eta_at(self, progress: Progress) -> float:
+        """Return the step size of tau in this step."""
+        if self.eta_decay_epochs is None:
+            return self.eta
+        return progress.cosine(self.eta, self.eta_min, self.eta_decay_epochs)
 
 
 class RobustSettings(EstimatorSettings, IndividualTau, frozen=True):
@@ -37,7 +68,7 @@ class IsogclrUnimodalSettings(IsogclrSettings, frozen=True):
     """Bound on the absolute temperature gradient before it enters u, above 0."""
 
 
-class IndividualTemperature(Contrastive):
+class IndividualTemperature(GlobalContrastive):
     """Robust global contrastive loss with individual temperatures; subclasses define how a temperature moves.
 
     Value: (1/b) sum over samples and sides of tau · (log(s' + eps) + rho). The gradient of the features is that of
@@ -56,21 +87,23 @@ class IndividualTemperature(Contrastive):
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         """iSogCLR eq 13, 19 and 20; FastCLIP eq 9. The step uses the old temperatures."""
         settings = self.settings
-        est = estimate(self, anchors, rows["log_s"], settings, progress)
+        est = self.estimate(anchors, rows, progress)
         gradient = est.log_s_eps + settings.rho - est.exponent
         moved = self.move(rows, gradient.clamp(-settings.grad_clip, settings.grad_clip), progress)
-        weight = est.ratio * self.share(anchors)
-        return Step(
-            value=(rows["tau"] * (est.log_s_eps + settings.rho)).mean(1).sum(),
-            negative_weight=weight,
-            positive_weight=weight,
-            rows={"log_s": est.log_s, **moved},
-            metrics=individual_tau_metrics(self, moved["tau"], gradient, settings)
-            | estimate_metrics(self, rows["log_s"], est.log_s),
+        tau = moved["tau"]
+        metrics = self.by_side(
+            tau_mean=tau.mean(1),
+            tau_lowest=tau.amin(1),
+            tau_highest=tau.amax(1),
+            share_at_tau_min=(tau <= settings.tau_min).to(tau.dtype).mean(1),
+            share_at_tau_max=(tau >= settings.tau_max).to(tau.dtype).mean(1),
+            tau_gradient_mean_abs=gradient.abs().mean(1),
         )
+        value = (rows["tau"] * (est.log_s_eps + settings.rho)).mean(1).sum()
+        return Step(value, est.weight, rows={"log_s": est.log_s, **moved}, metrics=metrics | est.metrics)
 
     def advice(self, batch_size: int) -> list[str]:
-        return advice_on_rho(self, self.settings.rho, batch_size)
+        return self.advice_on_rho(self.settings.rho, batch_size)
 
 
 class Isogclr(IndividualTemperature):

@@ -30,9 +30,6 @@ class _Views(Contrastive):
 
     settings: NtxentSettings
 
-    def __init__(self, mode: str, settings: NtxentSettings) -> None:
-        super().__init__(mode, settings)
-
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         return like.new_full((), self.settings.tau)
 
@@ -45,7 +42,7 @@ class Simclr(_Views):
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         # The positive is a candidate as well, with exponent 0.
         weight = anchors.log_sum.sigmoid() / self.settings.tau * self.share(anchors)
-        return Step(value=F.softplus(anchors.log_sum).mean(), negative_weight=weight, positive_weight=weight)
+        return Step(F.softplus(anchors.log_sum).mean(), weight)
 
 
 class Dcl(_Views):
@@ -55,7 +52,7 @@ class Dcl(_Views):
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         weight = torch.full_like(anchors.log_sum, 1.0 / self.settings.tau) * self.share(anchors)
-        return Step(value=anchors.log_sum.mean(), negative_weight=weight, positive_weight=weight)
+        return Step(anchors.log_sum.mean(), weight)
 
 
 class Dclw(_Views):
@@ -74,4 +71,4 @@ class Dclw(_Views):
         # log_sum is relative to the positive, so only the weight's excess over 1 is added.
         value = (anchors.log_sum + (1.0 - weight) * anchors.positive / tau).mean()
         negative_weight = torch.full_like(weight, 1.0 / tau) * self.share(anchors)
-        return Step(value=value, negative_weight=negative_weight, positive_weight=weight * negative_weight)
+        return Step(value, negative_weight, weight * negative_weight)

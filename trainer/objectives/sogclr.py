@@ -8,8 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from .base import Progress, Settings
-from .contrastive import Anchors, Contrastive, Rows, Step
-from .estimator import EstimatorSettings, estimate, estimate_metrics
+from .contrastive import Anchors, Rows, Step
+from .estimator import EstimatorSettings, GlobalContrastive
 
 
 class SogclrSettings(EstimatorSettings, frozen=True):
@@ -26,7 +26,7 @@ class SogclrUnimodalSettings(SogclrSettings, frozen=True):
     """Temperature, 0.0001 to 100. iSogCLR tunes it in {0.1, 0.3, 0.5, 0.7} (section 5)."""
 
 
-class Sogclr(Contrastive):
+class Sogclr(GlobalContrastive):
     """Global contrastive loss, bimodal or unimodal.
 
     Value: (1/b) sum over samples and sides of tau · log(s' + eps). The gradient of the features is that of
@@ -47,12 +47,6 @@ class Sogclr(Contrastive):
         return torch.full_like(rows["log_s"], self.settings.tau)
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        est = estimate(self, anchors, rows["log_s"], self.settings, progress)
-        weight = est.ratio * self.share(anchors)
-        return Step(
-            value=self.settings.tau * est.log_s_eps.mean(1).sum(),
-            negative_weight=weight,
-            positive_weight=weight,
-            rows={"log_s": est.log_s},
-            metrics=estimate_metrics(self, rows["log_s"], est.log_s),
-        )
+        est = self.estimate(anchors, rows, progress)
+        value = self.settings.tau * est.log_s_eps.mean(1).sum()
+        return Step(value, est.weight, rows={"log_s": est.log_s}, metrics=est.metrics)

@@ -1,9 +1,12 @@
 """A conversion with a test set held out, in many small shards; tests kill it. Arguments: pictures, OUT.
 
-It makes ready, which takes seconds, and begins when a line comes in.
+It prints "ready" or that Ctrl-C would reach its workers, which takes seconds, and begins when a line comes in.
 """
 
+import signal
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from thermopile.pipeline.conversion import plan
@@ -24,5 +27,8 @@ def convert_both(pictures, out, workers):
 
 if __name__ == "__main__":
     start_workers_early()
+    with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
+        blocked = pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()
+    print("ready" if signal.SIGINT in blocked else "Ctrl-C would reach the workers", flush=True)
     sys.stdin.readline()
     convert_both(Path(sys.argv[1]), Path(sys.argv[2]), workers=2)

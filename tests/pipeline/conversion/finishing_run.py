@@ -19,7 +19,7 @@ STEPS = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "open"}
 
 
 def finish(pictures, folder):
-    plan.MIN_SHARD_ROWS, plan.MIN_SHARD_BYTES = 60, 1
+    plan.MIN_SHARD_ROWS, plan.MIN_SHARD_BYTES = 120, 1
     convert(FolderSource(pictures), folder / "out", ConvertSettings(), resume=True, overwrite=True)
 
 

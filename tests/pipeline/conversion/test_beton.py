@@ -1,17 +1,23 @@
 """FFCV's file format, written by one process, and its table read back."""
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
+import torch
 from ffcv.fields.rgb_image import SimpleRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
 
-from thermopile.pipeline.conversion.beton import MAX_JPEG_BYTES, BetonRow, write_beton
+from thermopile.pipeline import conversion
+from thermopile.pipeline.conversion import beton
+from thermopile.pipeline.conversion.beton import BetonRow, write_beton
 from thermopile.pipeline.conversion.images import to_stored
 from thermopile.pipeline.dataset_index import ImagePolicy
-from thermopile.pipeline.descriptor import Descriptor
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.ffcv_table import FFCVTable
-from thermopile.pipeline.row_records import RECORD, Extent
+from thermopile.pipeline.raw_bytes import Descriptor
+from thermopile.pipeline.row_records import MAX_JPEG_BYTES, RECORD, Extent
 
 
 def rows_of(draw, count, tokens=True):
@@ -62,6 +68,20 @@ def test_ffcv_itself_reads_the_shard(tmp_path, draw):
         assert np.abs(images[i].astype(int) - np.asarray(draw(i)).astype(int)).mean() < 8
 
 
+def test_importing_ffcv_leaves_torch_its_threads(monkeypatch):
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == "ffcv" or name == beton.__name__:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(conversion, "beton")  # put back afterwards
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        importlib.import_module(beton.__name__)
+        assert torch.get_num_threads() == threads + 1
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_a_row_that_fails_leaves_no_shared_memory_and_no_whole_file(tmp_path, draw):
     def rows():
         yield from rows_of(draw, 3)
@@ -79,7 +99,7 @@ def with_bytes(at, value):
 
 FIELD = 1 + 16 + 1024
 FIRST_ROW = 24 + 3 * FIELD
-"""Of a shard with tokens: its header, three fields, then a row of 1 mode, 2 width, 2 height, 8 data_ptr, 3, 8, 8."""
+"""A shard with tokens has a header, three fields, then a row of 1 mode, 2 width, 2 height, 8 data_ptr, 3, 8, 8."""
 
 
 @pytest.mark.parametrize("damage", [

@@ -13,9 +13,9 @@ from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.dataset_index import seal_index, shard_name
-from thermopile.pipeline.descriptor import Descriptor
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.ffcv_table import FFCVTable
+from thermopile.pipeline.raw_bytes import Descriptor
 from thermopile.pipeline.row_records import Extent, write_row_records
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.stored_sample import checksum

@@ -1,15 +1,10 @@
 """Conversion: a dataset directory that appears whole or not at all, the same whatever the number of workers."""
 
-import contextlib
-import hashlib
 import io
 import json
 import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,18 +17,7 @@ from thermopile.pipeline.errors import DatasetError, DatasetExistsError, SourceE
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
-
-def digests(root):
-    return {
-        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }
-
-
-def many_shards(monkeypatch, rows):
-    monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_ROWS", rows)
-    monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_BYTES", 1)
+from conversions import digests, many_shards
 
 
 def test_ids_are_dense_and_each_leads_to_the_pixels_of_its_source(images_dataset, picture_folder):
@@ -168,17 +152,19 @@ def test_a_test_set_is_encoded_with_the_tokenizer_of_its_training_set(tmp_path, 
     assert info.truncated > 0
 
 
-def test_a_worker_that_is_killed_ends_the_conversion_and_what_was_done_is_kept(tmp_path, pairs_dataset):
+def test_a_worker_that_is_killed_ends_the_conversion_and_what_was_done_is_kept(
+    tmp_path, picture_folder, images_dataset
+):
     def kill_the_worker(counts):
         for process in multiprocessing.active_children():
             process.kill()
 
-    source, out = GlyphSource(0, test=True), tmp_path / "out"
+    source, out = FolderSource(picture_folder), tmp_path / "out"
     with pytest.raises(DatasetError, match="fewer --workers"):
         convert(source, out, ConvertSettings(), workers=1, on_progress=kill_the_worker)
     assert os.listdir(tmp_path) == [".out.partial"]
     convert(source, out, ConvertSettings(), workers=1, resume=True)
-    assert Dataset(out).index.fingerprint == pairs_dataset.index.fingerprint
+    assert Dataset(out).index.fingerprint == images_dataset.index.fingerprint
 
 
 def test_a_defect_of_a_source_ends_the_conversion_with_its_cause(tmp_path, monkeypatch):
@@ -208,7 +194,7 @@ def test_a_full_disk_is_named_with_the_way_on(tmp_path, monkeypatch, capfd):
     assert "leaked" not in capfd.readouterr().err
 
 
-def test_a_bad_sample_stops_the_conversion_where_asked_for_and_it_goes_on_once_mended(tmp_path, draw):
+def test_a_bad_sample_stops_the_conversion_if_asked_and_it_resumes_once_the_file_is_fixed(tmp_path, draw):
     (tmp_path / "in").mkdir()
     for i in range(5):
         draw(i).save(tmp_path / "in" / f"{i}.jpg")
@@ -218,22 +204,6 @@ def test_a_bad_sample_stops_the_conversion_where_asked_for_and_it_goes_on_once_m
         convert(source, tmp_path / "out", settings, workers=1)
     draw(3).save(tmp_path / "in" / "3.jpg")
     assert convert(source, tmp_path / "out", settings, workers=1, resume=True).samples == 5
-
-
-ASKS_A_WORKER = """
-import signal
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-from thermopile.pipeline.conversion.shard_pool import start_workers_early
-start_workers_early()
-with ProcessPoolExecutor(1, get_context("forkserver")) as pool:
-    assert signal.SIGINT in pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, []).result()
-"""
-
-
-def test_ctrl_c_in_a_terminal_does_not_reach_the_workers():
-    # A process of its own: in this one, what undid the blocking once may have started long ago.
-    subprocess.run([sys.executable, "-c", ASKS_A_WORKER], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -250,147 +220,6 @@ def test_too_many_bad_samples_stop_the_conversion_with_reasons_and_a_list(tmp_pa
     assert len((tmp_path / ".out.partial" / "errors.jsonl").read_text().splitlines()) == 3
     summary = convert(source, out, ConvertSettings(max_error_rate=0.15), workers=workers, resume=True)
     assert (summary.samples, summary.left_out) == (17, 3)
-
-
-def interrupt(*anything):
-    raise KeyboardInterrupt
-
-
-@pytest.fixture
-def interrupted(tmp_path, picture_folder):
-    """A conversion that was interrupted as soon as it had begun."""
-
-    with pytest.raises(KeyboardInterrupt):
-        convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1, on_progress=interrupt)
-    return tmp_path / "out"
-
-
-def test_an_interrupted_conversion_is_not_begun_anew_unasked(interrupted, picture_folder, images_dataset):
-    source = FolderSource(picture_folder)
-    with pytest.raises(
-        DatasetExistsError, match="unfinished conversion; continue it with --resume, or start over with --overwrite"
-    ):
-        convert(source, interrupted, ConvertSettings(), workers=1)
-    convert(source, interrupted, ConvertSettings(), workers=1, overwrite=True)
-    assert Dataset(interrupted).index.fingerprint == images_dataset.index.fingerprint
-    assert os.listdir(interrupted.parent) == ["out"]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"settings": ConvertSettings(image={"quality": 80})}, "image.quality was 90 and is now 80"),
-        ({"settings": ConvertSettings(seed=3)}, "seed was 0 and is now 3"),
-        ({"selection": np.arange(200)}, "selected was 300 and is now 200"),
-        ({"source": GlyphSource(0)}, r'source\.kind was "folder" and is now "glyphs"'),
-    ],
-)
-def test_going_on_otherwise_than_begun_is_refused_naming_what_differs(interrupted, picture_folder, change, words):
-    given = {"source": FolderSource(picture_folder), "settings": ConvertSettings()} | change
-    with pytest.raises(DatasetExistsError, match=words):
-        convert(given.pop("source"), interrupted, given.pop("settings"), workers=1, resume=True, **given)
-
-
-def test_settings_that_change_no_byte_may_change_on_the_way(interrupted, picture_folder):
-    settings = ConvertSettings(on_error="fail", max_error_rate=0.5)
-    assert convert(FolderSource(picture_folder), interrupted, settings, workers=2, resume=True).samples == 300
-
-
-def test_going_on_where_all_is_done_touches_nothing(tmp_path, picture_folder):
-    source, out = FolderSource(picture_folder), tmp_path / "out"
-    first = convert(source, out, ConvertSettings(), workers=1, resume=True)
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    second = convert(source, out, ConvertSettings(), workers=1, resume=True)
-    assert (first.seen, second.seen, second.samples) == (300, 0, 300)
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
-    with pytest.raises(DatasetExistsError, match="not converted with these settings"):
-        convert(source, out, ConvertSettings(seed=1), workers=1, resume=True)
-    assert os.listdir(tmp_path) == ["out"]
-
-
-def test_of_two_conversions_to_one_place_the_second_is_refused(tmp_path, picture_folder):
-    def convert_there_as_well(counts):
-        convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1, overwrite=True)
-
-    with pytest.raises(DatasetExistsError, match=f"being written by pid {os.getpid()} on"):
-        convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1,
-                on_progress=convert_there_as_well)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def with_bad_ones(tmp_path_factory, draw):
-    """240 pictures of two classes, every twelfth unusable."""
-    root = tmp_path_factory.mktemp("bad") / "in"
-    for i in range(240):
-        path = root / ("cats" if i < 160 else "dogs") / f"{i:03d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draw(i).save(path) if i % 12 else path.write_bytes(b"no picture")
-    return root
-
-
-def processes_of_session(session):
-    """Processes of a session that have not ended."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, _, of_session = stat.read_text().rpartition(")")[2].split()[:4]
-            if int(of_session) == session and state != "Z":
-                yield stat.parent.name
-
-
-def kill_at_random(rng, process, partials):
-    """Let the conversion begin, kill it when some shards are done, and wait until its workers have noticed."""
-    done = sum(1 for partial in partials for _ in partial.glob("parts/*.done.json"))
-    wanted = done + rng.integers(0, 3)
-    process.stdin.write("begin\n")
-    process.stdin.flush()
-    while process.poll() is None and sum(1 for p in partials for _ in p.glob("parts/*.done.json")) < wanted:
-        time.sleep(0.002)
-    time.sleep(rng.uniform(0, 0.02))
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    deadline = time.monotonic() + 60
-    while remaining := list(processes_of_session(process.pid)):
-        assert time.monotonic() < deadline, f"processes {remaining} outlived their parent"
-        time.sleep(0.02)
-
-
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
-def test_a_conversion_killed_at_random_moments_ends_the_same_as_one_never_killed(
-    tmp_path, with_bad_ones, kills, monkeypatch
-):
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-    from converting_run import convert_both
-
-    many_shards(monkeypatch, rows=0)  # has the test put back what convert_both sets
-    out, never_killed = tmp_path / "killed" / "out", tmp_path / "never_killed" / "out"
-    command = [sys.executable, str(Path(__file__).with_name("converting_run.py")), str(with_bad_ones), str(out)]
-    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True) for _ in range(2)]
-    convert_both(with_bad_ones, never_killed, workers=1)
-    rng = np.random.default_rng(0)
-    for kill in range(kills):
-        kill_at_random(rng, processes[kill], [out.with_name(".out.partial"), out.with_name(".out-test.partial")])
-        if len(processes) < kills:  # the next one makes ready while this one works
-            processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True))
-    convert_both(with_bad_ones, out, workers=2)
-    assert digests(tmp_path / "killed") == digests(tmp_path / "never_killed")
-
-
-def test_a_conversion_killed_at_any_step_of_its_end_ends_the_same(tmp_path, with_bad_ones, images_dataset, monkeypatch):
-    many_shards(monkeypatch, rows=60)
-    shutil.copytree(images_dataset.path, tmp_path / "out")  # what is to be replaced
-    with monkeypatch.context() as before_the_end:
-        before_the_end.setattr("thermopile.pipeline.conversion.partial.Partial.assemble", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            convert(FolderSource(with_bad_ones), tmp_path / "out", ConvertSettings(), workers=2, overwrite=True)
-    (tmp_path / "never_killed").mkdir()
-    shutil.copytree(tmp_path / ".out.partial", tmp_path / "never_killed" / ".out.partial")
-    convert(FolderSource(with_bad_ones), tmp_path / "never_killed" / "out", ConvertSettings(), resume=True)
-    (tmp_path / "wanted").write_text(json.dumps(digests(tmp_path / "never_killed")))
-    command = [sys.executable, Path(__file__).with_name("finishing_run.py"), with_bad_ones, tmp_path]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert int(result.stdout) > 30
 
 
 def edit(path, old, new):

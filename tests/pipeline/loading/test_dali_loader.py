@@ -14,7 +14,7 @@ from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.dali_loader import DALILoader, _views_of_jpegs
-from thermopile.pipeline.loading.locate import Placer
+from thermopile.pipeline.loading.reader import Reader
 from thermopile.pipeline.order import Order
 
 SIZE = 40
@@ -28,7 +28,7 @@ def open_loader():
 
     def open_one(dataset, *, recipe=PLAIN, views=1, image_size=SIZE, batch_size=64, **options):
         order = Order.create(dataset.n, batch_size)
-        loader = DALILoader.open(dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
+        loader = DALILoader(dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
         opened.append(loader)
         return loader
 
@@ -132,7 +132,7 @@ def test_a_new_epoch_ends_the_one_before_instead_of_mixing_them(open_loader, ima
 def test_the_batch_after_those_ahead_is_read_while_the_caller_does_other_things(
     open_loader, images_dataset, monkeypatch
 ):
-    place, begun, readers = Placer.place, threading.Event(), set()
+    place, begun, readers = Reader.locate, threading.Event(), set()
 
     def watched(placer, ids):
         readers.add(threading.current_thread())
@@ -140,7 +140,7 @@ def test_the_batch_after_those_ahead_is_read_while_the_caller_does_other_things(
             begun.set()
         return place(placer, ids)
 
-    monkeypatch.setattr(Placer, "place", watched)
+    monkeypatch.setattr(Reader, "locate", watched)
     loader = open_loader(images_dataset, ahead=1)
     batches = loader.epoch(0)
     next(batches)

@@ -59,7 +59,7 @@ def open_one():
 
     def open_one(kind, dataset, *, views=1, image_size=32, batch_size=32, recipe=PLAIN, seed=0, **options):
         order = Order.create(dataset.n, batch_size, seed)
-        loader = LOADERS[kind].open(dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
+        loader = LOADERS[kind](dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
         opened.append(loader)
         return loader
 
@@ -133,20 +133,19 @@ def test_ranks_share_out_the_batch_of_one_rank(open_loader, photographs):
 
 @pytest.fixture(scope="module")
 def many_shards(tmp_path_factory):
-    """400 shards of 8 pairs: links to the files of one."""
+    """200 shards of 8 pairs: links to the files of one."""
     out = tmp_path_factory.mktemp("many") / "shards"
     convert(GlyphSource(0), out, ConvertSettings(), workers=1, selection=np.arange(0, 320, 40))
-    repeat_shard(out, 400)
+    repeat_shard(out, 200)
     return out
 
 
-@pytest.mark.parametrize("kind", LOADERS)
-def test_batches_of_more_shards_than_files_may_be_open_are_served(many_shards, kind):
+def test_batches_of_more_shards_than_files_may_be_open_are_served(many_shards):
     limit = 160
-    command = [sys.executable, str(Path(__file__).with_name("reading_many_shards.py")), many_shards, kind, str(limit)]
+    command = [sys.executable, str(Path(__file__).with_name("reading_many_shards.py")), many_shards, str(limit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout) < limit
+    assert max(map(int, done.stdout.split())) < limit
 
 
 def test_tokens_belong_to_their_ids(open_loader, pairs_dataset):
@@ -290,10 +289,9 @@ def test_epochs_broken_off_half_way_leave_threads_files_and_memory_as_they_were(
     assert threads_and_files() == before
 
 
-@pytest.mark.parametrize("kind", LOADERS)
-def test_a_loader_dropped_unclosed_ends_neither_the_process_nor_its_silence(kind, photographs):
+def test_loaders_dropped_unclosed_end_neither_the_process_nor_its_silence(photographs):
     _, dataset = photographs
-    command = [sys.executable, Path(__file__).with_name("dropping_run.py"), kind, dataset.path]
+    command = [sys.executable, Path(__file__).with_name("dropping_run.py"), dataset.path]
     result = subprocess.run(command, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -347,4 +345,4 @@ def test_a_sample_damaged_after_conversion_is_named_at_its_batch_and_the_loader_
 def test_an_order_for_another_number_of_samples_is_refused(open_one, pairs_dataset):
     for loader in LOADERS.values():
         with pytest.raises(DatasetError, match=r"order is for 1,999 samples.*holds 2,000"):
-            loader.open(pairs_dataset, Order.create(1999, 64), recipe=PLAIN, image_size=32, views=1)
+            loader(pairs_dataset, Order.create(1999, 64), recipe=PLAIN, image_size=32, views=1)

@@ -139,7 +139,7 @@ def test_the_folder_may_lie_in_the_one_that_is_given(tmp_path):
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
-def test_pickles_that_python_3_has_written_anew_are_read(tmp_path, protocol):
+def test_pickles_rewritten_by_python_3_are_read(tmp_path, protocol):
     pixels, labels = batch(0, 10)
     data = pickle.dumps({"labels": labels, "data": pixels}, protocol)
     source = CifarSource(write(tmp_path / "cifar", python_files(10) | {"test_batch": data}), test=True)
@@ -201,7 +201,7 @@ def test_a_damaged_archive_is_refused_with_what_is_wrong(tmp_path, files, reason
         CifarSource(write(tmp_path / "cifar", files), test=True)
 
 
-def test_an_archive_cut_short_and_one_that_is_none_are_refused(tmp_path):
+def test_a_truncated_archive_and_a_file_that_is_not_one_are_refused(tmp_path):
     whole = pack(tmp_path / "whole.tar.gz", python_files(10)).read_bytes()
     for name, data in (("cut", whole[:-2000]), ("text", b"hello"), ("plain", gzip.compress(b"hello"))):
         (tmp_path / name).write_bytes(data)

@@ -52,7 +52,7 @@ def test_paths_may_be_absolute_or_relative_to_another_folder(listed, tmp_path):
         ("list.csv", "\ufefffilepath,title\na.jpg,\"x, y\"\n", {}),
     ],
 )  # fmt: skip
-def test_the_separator_is_a_tab_where_there_is_one_and_can_be_chosen(listed, name, text, options):
+def test_the_separator_is_a_tab_if_the_header_has_one_and_can_be_chosen(listed, name, text, options):
     assert listed(text, name, **options)[0].caption == "x, y"
 
 
@@ -85,7 +85,7 @@ def test_a_missing_column_is_answered_with_the_columns_there_are(listed):
     ],
     ids=["empty", "header", "header and line end", "separator", "utf-16", "endless"],
 )
-def test_what_is_no_list_is_refused(listed, text, options, reason):
+def test_a_file_that_is_not_a_list_is_refused(listed, text, options, reason):
     with pytest.raises(SourceError, match=reason):
         listed(text, **options)
 
@@ -118,7 +118,7 @@ def test_a_folder_or_a_pipe_is_no_list(tmp_path):
             CsvSource(file)
 
 
-def test_an_image_that_is_none_and_a_caption_that_is_none_are_bad_samples(listed, tmp_path):
+def test_unreadable_images_and_missing_captions_are_bad_samples(listed, tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")
     rows = [(b"gone.jpg,x", "No such file"), (b".,x", "not a regular file"), (b"pipe.jpg,x", "not a regular file"),
             (b"/dev/zero,x", "not a regular file"), (b"a.jpg, ", "no caption"),

@@ -48,7 +48,7 @@ def test_a_caption_is_text_without_the_white_space_around_it():
     assert caption_text(" two\nlines ") == "two\nlines"
 
 
-def test_what_is_no_caption_is_said():
+def test_the_reason_says_why_a_caption_is_refused():
     for raw, reason in ((None, "no caption"), (b" \n", "no caption"), (b"caf\xe9", "UTF-8"), ("half \ud800", "UTF-8"),
                         ("x" * (MAX_TEXT_BYTES + 1), "above 1,048,576")):  # fmt: skip
         with pytest.raises(BadSampleError, match=reason):

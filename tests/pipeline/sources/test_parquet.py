@@ -64,7 +64,7 @@ def test_pictures_may_be_plain_bytes_and_captions_text_or_lists_of_it(write, kin
     assert list(source.captions(np.arange(3))) == ["A"]
 
 
-def test_of_several_columns_the_first_that_fits_is_taken_and_one_named_alone_must_fit(write):
+def test_the_first_of_several_columns_that_fits_is_taken_and_a_single_one_must_fit(write):
     file = write(image=images(1), text=["A"], label=[0.5], url=["http://"])
     source = ParquetSource([file])
     assert (source[0].caption, source[0].group, source.groups()) == ("A", None, None)
@@ -153,7 +153,7 @@ def test_a_row_group_of_few_bytes_that_unpacks_to_many_is_given_up(write, monkey
     assert sum(unpacked) < 1_500_000
 
 
-def test_what_is_no_whole_parquet_file_is_refused(write, tmp_path):
+def test_a_file_that_is_not_complete_parquet_is_refused(write, tmp_path):
     whole = write(image=images(*range(100)), rows=10).read_bytes()
     os.mkfifo(tmp_path / "pipe")
     for name, data in (("cut", whole[:-100]), ("text", b"hello"), ("empty", b"")):

@@ -21,7 +21,7 @@ from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 
 CLASSES = ("cat", "dog", "", "cat", "10", "dog", "9")
-"""Of the samples; the empty one has none."""
+"""Classes of the samples; the empty name means none."""
 
 
 def picture(number):

@@ -14,7 +14,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from thermopile.pipeline.errors import BadSampleError, SourceError
 from thermopile.pipeline.sources import webdataset as module
-from thermopile.pipeline.sources.regular_file import MAX_PICTURE_BYTES
+from thermopile.pipeline.sources.listing import MAX_PICTURE_BYTES
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 
 
@@ -99,14 +99,14 @@ def test_captions_and_classes_can_be_fields_of_the_json_member(tmp_path):
 
 
 @pytest.mark.parametrize("text", [b"{", b"[1]", b"[" * 100_000, b"\xff\xfe", b'{"caption": %s}' % (b"9" * 5000), b"7"])
-def test_json_that_is_none_is_a_bad_sample(tmp_path, text):
+def test_invalid_json_is_a_bad_sample(tmp_path, text):
     source = WebDatasetSource([write_members(tmp_path / "0.tar", ("1.jpg", b"x"), ("1.json", text))],
                               caption="json:caption")  # fmt: skip
     with pytest.raises(BadSampleError, match=r"the \.json member cannot be read"):
         source[0]
 
 
-def test_of_several_suffixes_the_first_that_a_sample_has_is_its_picture(tmp_path):
+def test_the_first_of_several_suffixes_that_a_sample_has_is_its_picture(tmp_path):
     shard = write_members(tmp_path / "0.tar", ("1.png", b"png"), ("1.jpg", b"jpg"), ("2.png", b"png"))
     source = WebDatasetSource([shard])
     assert [(source[i].picture, source.uri(i)) for i in range(2)] == [(b"jpg", "0.tar/1.jpg"), (b"png", "0.tar/2.png")]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from thermopile.tools.inspection.advice import warnings
+from thermopile.tools.inspection.findings import Findings
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
 
@@ -14,7 +14,7 @@ def warned(hostile_dataset, write_run, tmp_path):
         spread = np.linspace(0.1, 0.5, hostile_dataset.n)
         tau = np.broadcast_to(tau, spread.shape)
         inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": spread}, **how))
-        return warnings(inspection, survey(inspection))
+        return Findings(inspection, survey(inspection)).warnings
 
     return of
 

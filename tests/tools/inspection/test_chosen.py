@@ -3,13 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.tools.inspection import smallest_k as chosen
-from thermopile.tools.inspection.smallest_k import Smallest
+from thermopile.tools.inspection import distribution as module
+from thermopile.tools.inspection.distribution import Smallest
 
 
 @pytest.fixture(autouse=True)
 def early_compaction(monkeypatch):
-    monkeypatch.setattr(chosen, "_MIN_PENDING", 4)
+    monkeypatch.setattr(module, "_MIN_PENDING", 4)
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(0, 8), st.integers(1, 9))

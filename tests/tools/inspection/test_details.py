@@ -1,12 +1,12 @@
 import numpy as np
 
 from thermopile.state_store import StateReader
-from thermopile.tools.inspection.details import read_details, read_rows
 from thermopile.tools.inspection.run import read_run
+from thermopile.tools.inspection.samples import read_rows, read_samples
 
 
 def test_a_sample_has_its_row_of_the_state_and_of_the_table(hostile_run, hostile_dataset, tau_by_class_size):
-    details = read_details(read_run(hostile_run), [65, 3, 3])
+    details = read_samples(read_run(hostile_run), [65, 3, 3])
     assert list(details) == [3, 65]
     for sample_id, found in details.items():
         assert found.sample_id == sample_id

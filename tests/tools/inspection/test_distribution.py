@@ -34,7 +34,7 @@ def test_values_in_pieces_are_counted_as_in_one(values, pieces):
 
 
 @given(st.lists(st.integers(0, 4096), min_size=1, max_size=50), st.floats(0, 1))
-def test_whole_numbers_up_to_4096_are_told_apart_exactly(values, share):
+def test_whole_numbers_up_to_4096_have_a_bin_each(values, share):
     assert distribution_of(values).quantile(share) in values
 
 
@@ -98,6 +98,6 @@ def test_the_share_below_counts_no_equals(values):
         assert distribution.share_below(value) == pytest.approx(sum(v < value for v in values) / len(values))
 
 
-def test_the_bin_of_a_quantile_holds_what_cannot_be_told_from_it():
+def test_the_bin_of_a_quantile_holds_values_equal_to_the_precision():
     begin, end = distribution_of([1.0] * 99 + [2.0]).bin_of(0.5)
     assert (begin, end) == (1.0, 1 + RELATIVE_PRECISION)

@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from thermopile.state_store import SnapshotNotFoundError
-from thermopile.tools import state_blocks
+from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection.drift import MOVERS, Mover, drift
 from thermopile.tools.inspection.run import read_run
 from thermopile.trainer.errors import ConfigError
@@ -37,7 +37,7 @@ def expected_movers(ids, before, after, sign):
 
 
 def test_the_figures_are_those_of_the_samples_visited_in_both(run):
-    found = drift(read_run(run), "step-5", [])
+    found = drift(read_run(run), "step-5")
     assert found.visited == EARLY.sum()
     ids = np.flatnonzero(EARLY)
     for side in found.sides:
@@ -58,7 +58,7 @@ def test_the_figures_are_those_of_the_samples_visited_in_both(run):
 
 
 def test_the_earlier_snapshot_comes_first_whichever_is_named_first(run):
-    forth, back = drift(read_run(run), "step-5", []), drift(read_run(run, at="step-5"), "latest", [])
+    forth, back = drift(read_run(run), "step-5"), drift(read_run(run, at="step-5"), "latest")
     for found in (forth, back):
         assert (found.earlier.tag, found.later.tag) == ("step-5", "step-9")
     assert forth.sides[0].most_risen == back.sides[0].most_risen
@@ -68,7 +68,7 @@ def test_no_more_than_the_greatest_movers_are_kept(hostile_dataset, write_run, t
     tau = np.full(66, 0.05)
     run = write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau})
     train_on(run, {"image": tau + np.arange(66) / 1000, "text": tau}, 9)
-    first, second = drift(read_run(run), "step-5", []).sides
+    first, second = drift(read_run(run), "step-5").sides
     assert [mover.sample_id for mover in first.most_risen] == list(range(65, 65 - MOVERS, -1))
     assert (first.most_fallen, first.joint.spearman) == ([], None)
     assert (second.most_risen, second.share_risen, second.share_fallen) == ([], 0, 0)
@@ -76,7 +76,7 @@ def test_no_more_than_the_greatest_movers_are_kept(hostile_dataset, write_run, t
 
 def test_progress_ends_at_twice_the_number_of_samples(run):
     told = []
-    drift(read_run(run), "step-5", [], told.append)
+    drift(read_run(run), "step-5", told.append)
     assert told == [16, 32, 48, 64, 66, 82, 98, 114, 130, 132]
 
 
@@ -85,23 +85,21 @@ def test_a_snapshot_is_not_compared_with_itself(run, against):
     with pytest.raises(
         ConfigError, match=rf"cannot compare step-9 with itself .* as {against}\). .* of: step-0, step-5, step-9$"
     ):
-        drift(read_run(run), against, [])
+        drift(read_run(run), against)
 
 
 def test_a_snapshot_that_is_not_there_is_an_error(run):
     with pytest.raises(SnapshotNotFoundError, match="no snapshot 'step-7'; available: step-0, step-5, step-9"):
-        drift(read_run(run), "step-7", [])
+        drift(read_run(run), "step-7")
 
 
 def test_where_nothing_was_visited_in_both_there_is_a_note(run):
-    notes = []
-    assert drift(read_run(run), "step-0", notes) is None
-    assert notes == [
-        "No sample was visited by both step-0 and step-9, so there is no drift to show."
-    ]  # fmt: skip
+    inspection = read_run(run)
+    assert drift(inspection, "step-0") is None
+    assert inspection.notes == ["No sample was visited by both step-0 and step-9, so there is no drift to show."]
 
 
 def test_a_run_without_temperatures_has_no_drift(hostile_dataset, write_run, tmp_path):
-    inspection, notes = read_run(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")), []
-    assert drift(inspection, "step-0", notes) is None
-    assert notes == []  # read_run said why
+    inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip"))
+    assert drift(inspection, "step-0") is None
+    assert len(inspection.notes) == 1  # read_run said why

@@ -20,7 +20,7 @@ from thermopile.trainer.run_directory import RunDirectory
 STEP = 5
 IMAGE_SIZE = 16
 SIZES = (34, 16, 8, 4, 2, 1)
-"""Of the hostile dataset's classes."""
+"""Sizes of the hostile dataset's classes."""
 
 
 def save_encoders(run, dataset, step=STEP, change=lambda weights: None):
@@ -42,8 +42,8 @@ def save_encoders(run, dataset, step=STEP, change=lambda weights: None):
 
 def mapped(run, at="latest", **options):
     """The map of a run and its notes."""
-    inspection, notes = read_run(run, at=at), []
-    return embedding_map(inspection, survey(inspection, **options), notes), notes
+    inspection = read_run(run, at=at)
+    return embedding_map(inspection, survey(inspection, **options)), inspection.notes
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_every_class_is_on_the_map_however_rare_and_again_the_same(saved_run, mo
     assert np.array_equal(again.points["image"].xy, shown.points["image"].xy)
 
 
-def test_few_classes_are_told_apart_by_name_and_many_by_how_frequent_they_are(found, saved_run, monkeypatch):
+def test_few_classes_are_coloured_by_name_and_many_by_frequency(found, saved_run, monkeypatch):
     assert found.kinds.are_classes
     assert np.bincount(found.kinds.codes + 1).tolist() == [1, *SIZES]
     monkeypatch.setattr(module, "MAX_CLASSES", 5)
@@ -143,7 +143,7 @@ def test_without_classes_every_level_of_tau_is_on_the_map(images_run, monkeypatc
     monkeypatch.setattr(module, "MAX_SAMPLES", 40)
     monkeypatch.setattr(module, "MARKED", 5)
     shown, notes = mapped(images_run, by=())
-    assert notes == []
+    assert notes == ["The samples have no captions: the dataset holds images only."]
     assert shown.kinds is None
     assert shown.similarity is None
     twentieths = np.bincount(shown.sample_ids // 15)
@@ -166,7 +166,7 @@ def test_the_encoders_are_those_of_the_snapshot_and_where_these_are_gone_the_lat
 
 def test_progress_tells_of_the_embeddings_and_then_of_the_projection(saved_run):
     inspection, told = read_run(saved_run[0]), []
-    embedding_map(inspection, survey(inspection), [], lambda *at: told.append(at))
+    embedding_map(inspection, survey(inspection), lambda *at: told.append(at))
     assert told == [("embeddings", 66, 66), ("t-SNE", 0, 1), ("t-SNE", 1, 1)]
 
 
@@ -225,9 +225,9 @@ def test_without_pictures_there_is_no_map(own_run, hostile_dataset, tmp_path):
     assert shown is None
     assert "Convert the dataset again" in note
     shutil.rmtree(path)
-    shown, (note,) = mapped(own_run)
+    shown, notes = mapped(own_run)
     assert shown is None
-    assert "pass its path with --data" in note
+    assert "There is no map of the embeddings: it needs the run's dataset; pass its path with --data" in notes
 
 
 def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, write_run, tmp_path):
@@ -237,6 +237,6 @@ def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, write_r
     assert shown is None
     assert "it needs 16 visited samples, but there are only 15" in note
     without = write_run(tmp_path / "without", hostile_dataset, {}, objective="sogclr")
-    shown, (note,) = mapped(without)
+    shown, notes = mapped(without)
     assert shown is None
-    assert "no sample has a temperature" in note
+    assert "There is no map of the embeddings: no sample has a temperature to show" in notes

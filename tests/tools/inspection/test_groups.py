@@ -9,20 +9,15 @@ from scipy.stats import spearmanr
 from scipy.stats import t as student
 
 from thermopile.tools.inspection import groups as groups_module
-from thermopile.tools.inspection.groups import (
-    PERMUTATIONS,
-    GroupCounts,
-    TooManyGroupsError,
-    correlate,
-    mean_by_group,
-)
+from thermopile.tools.inspection.correlation import PERMUTATIONS, correlate, mean_by_group
+from thermopile.tools.inspection.groups import GroupCounts, TooManyGroupsError
 
 LIMITS = {"image": (0.3, 0.15, 0.55)}
 """The side's mean, what the coldest lie below, what the hottest do not lie below."""
 
 
 def grouped(labels, tau, visited=None, *, pieces=1):
-    """The figures of one side, its samples counted in so many pieces."""
+    """Return the figures of one side whose samples are counted in this number of pieces."""
     tau = np.array(tau, np.float32)
     visited = np.ones(len(tau), bool) if visited is None else np.array(visited)
     counts, pool = GroupCounts("group", LIMITS), []
@@ -137,7 +132,7 @@ def test_groups_of_one_size_or_one_mean_tau_have_no_correlation(codes, tau):
     assert correlate(np.bincount(codes), mean_by_group(codes, tau, 2), codes, tau) is None
 
 
-def test_of_few_groups_the_p_value_counts_permutations():
+def test_the_p_value_of_few_groups_counts_permutations():
     # Of the 5! = 120 orders of the means, the one that is seen and its reverse are as extreme.
     sizes, codes = np.arange(5, 0, -1), np.repeat(np.arange(5), np.arange(5, 0, -1))
     tau = (0.1 + 0.01 * sizes[codes]).astype(np.float32)

@@ -1,8 +1,8 @@
 import pyarrow as pa
 import pytest
 
-from thermopile.tools.inspection import labels as labels_module
-from thermopile.tools.inspection.labels import Labels, check_columns
+from thermopile.tools.inspection import groups as groups_module
+from thermopile.tools.inspection.groups import Labels, check_columns
 from thermopile.trainer.errors import ConfigError
 
 URIS = ["cats/a.png", "cats/b.png", "dogs/young/c.png", "d.png", "data.tar#1"]
@@ -10,7 +10,7 @@ URIS = ["cats/a.png", "cats/b.png", "dogs/young/c.png", "d.png", "data.tar#1"]
 
 @pytest.fixture
 def dataset(tmp_path, write_dataset, monkeypatch):
-    monkeypatch.setattr(labels_module, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(groups_module, "ROWS_AT_ONCE", 3)
     groups = ["cat", "cat", "dog", None, None]
     table = pa.table({
         "uri": URIS, "group": pa.array(groups, pa.string()), "width": pa.array([8, 8, 9, 8, 7], pa.int32()),
@@ -35,7 +35,7 @@ def test_the_folder_is_the_uri_up_to_its_last_slash(dataset):
     assert taken(dataset, "folder", 5) == [["cats", "cats", "dogs/young", "", ""]]
 
 
-def test_a_column_that_there_is_not_is_refused_with_those_there_are(dataset):
+def test_an_unknown_column_is_refused_with_the_list_of_columns(dataset):
     check_columns(dataset, ["group", "folder"])
     with pytest.raises(
         ConfigError, match=r"cannot be grouped by 'row', 'colour': .* has the columns uri, group, width, folder"

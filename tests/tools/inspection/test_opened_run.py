@@ -101,12 +101,12 @@ def test_frames_are_all_samples_piece_by_piece(temperatures):
 
 
 @pytest.mark.parametrize("sample_ids", [[-1], [0, 66], [0.5], [True, False], ["a"], 3, [[1]]])
-def test_what_is_no_sample_id_is_refused(temperatures, sample_ids):
+def test_an_invalid_sample_id_is_refused(temperatures, sample_ids):
     with pytest.raises(SampleIdError, match="sample ids"):
         temperatures.frame(sample_ids)
 
 
-def test_an_unknown_column_is_named_beside_those_there_are(temperatures):
+def test_an_unknown_column_is_named_with_the_list_of_columns(temperatures):
     with pytest.raises(FieldError, match=r"no such column: 'tau'; the columns are \['key', 'uri', .*'last_step'\]"):
         temperatures.frame([0], ["tau", "visits"])
     with pytest.raises(FieldError, match="no column 'caption'"):

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from thermopile.pipeline.errors import DatasetError
 from thermopile.state_store import StateReader
-from thermopile.state_store.durable import ColumnPart, Description, Repository
-from thermopile.state_store.ranks import Alone
-from thermopile.state_store.schema import Schema
-from thermopile.tools import state_blocks
+from thermopile.state_store.commit import ColumnPart
+from thermopile.state_store.durable import Repository
+from thermopile.state_store.ranks import Ranks
+from thermopile.state_store.schema import Description, Schema
+from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection.rows_export import check_target, export_rows
 from thermopile.tools.inspection.run import Inspection, read_run
 from thermopile.trainer.config import load_config
@@ -52,7 +53,7 @@ def read_csv_with_pandas(path):
 
 
 def assert_pandas_reads_the_same(path, whole):
-    """Of a missing text, CSV can tell pandas no more than that it is empty."""
+    """A missing text reads as an empty one: CSV does not distinguish them."""
     found = read_csv_with_pandas(path)
     assert list(found.columns) == whole.column_names
     for name in whole.column_names:
@@ -95,7 +96,7 @@ def test_what_is_written_is_the_samples_table_and_the_state(write_dataset, run, 
         folder = Path(folder)
         dataset = write_dataset(folder / "data", shards)
         repository = Repository.create(folder / "state", Description(dataset.n, Schema(FIELDS), block_rows, "f"))
-        identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "f", "ranks": Alone()}
+        identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "f", "ranks": Ranks()}
         repository.commit([ColumnPart(0, state)], step=7, epoch=1, config_hash="", **identity)
         config = load_config({"data": {"path": str(dataset.path)}})
         inspection = Inspection(RunDirectory(folder), config, StateReader.open(folder / "state"), dataset, [])

@@ -9,7 +9,7 @@ from thermopile.tools.inspection.summary import p_value, share, sparkline
     ("value", "shown"),
     [(0, "0%"), (1, "100%"), (0.5, "50%"), (0.99999, "over 99.99%"), (0.00001, "under 0.01%"), (None, "unknown")],
 )
-def test_all_and_nothing_are_said_only_where_they_are_meant(value, shown):
+def test_0_and_100_percent_are_shown_only_if_exact(value, shown):
     assert share(value) == shown
 
 

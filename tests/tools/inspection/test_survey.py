@@ -3,7 +3,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from thermopile.state_store import StateReader
-from thermopile.tools import state_blocks
+from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection import survey as survey_module
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
@@ -25,7 +25,8 @@ def run_of(hostile_dataset, write_run, tmp_path):
 
 
 def test_a_run_gives_both_sides_its_groups_and_no_note(hostile_run):
-    found = survey(read_run(hostile_run))
+    inspection = read_run(hostile_run)
+    found = survey(inspection)
     assert [side.name for side in found.sides] == ["image", "text"]
     (groups,) = found.groups
     assert groups.sizes.tolist() == [34, 16, 8, 4, 2, 1]
@@ -33,7 +34,7 @@ def test_a_run_gives_both_sides_its_groups_and_no_note(hostile_run):
     assert groups.correlation["text"].spearman == pytest.approx(-1.0)
     assert found.joint.spearman == pytest.approx(-1.0)
     assert found.joint.counts.sum() == 66
-    assert (found.visited, found.share_visited, found.never_visited, found.notes) == (66, 1.0, [], [])
+    assert (found.visited, found.share_visited, found.never_visited, inspection.notes) == (66, 1.0, [], [])
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -82,8 +83,9 @@ def test_staleness_counts_the_steps_since_the_last_visit(hostile_run):
 
 
 def test_a_state_in_which_nothing_was_visited_is_noted(hostile_run):
-    found = survey(read_run(hostile_run, at="step-0"))
-    assert found.notes == ["No sample was visited by step-0: every tau still has its initial value."]
+    inspection = read_run(hostile_run, at="step-0")
+    found = survey(inspection)
+    assert inspection.notes == ["No sample was visited by step-0: every tau still has its initial value."]
     assert (found.sides, found.sheets, found.groups, found.joint) == ([], [], [], None)
     assert found.visits.max == 0
 
@@ -94,9 +96,10 @@ def test_without_a_snapshot_there_is_nothing_to_survey(hostile_dataset, write_ru
 
 def test_a_dataset_without_classes_is_noted(flat_dataset, write_run, tmp_path):
     run = write_run(tmp_path / "run", flat_dataset, {"sample": np.linspace(0.1, 0.9, flat_dataset.n)})
-    found = survey(read_run(run))
+    inspection = read_run(run)
+    found = survey(inspection)
     assert ([side.name for side in found.sides], found.groups, found.joint) == (["sample"], [], None)
-    assert ["no captions" in found.notes[0], "no classes" in found.notes[1]] == [True, True]
+    assert ["no captions" in inspection.notes[0], "no classes" in inspection.notes[1]] == [True, True]
 
 
 def test_samples_are_grouped_by_any_column_and_by_folder(hostile_run):
@@ -106,7 +109,7 @@ def test_samples_are_grouped_by_any_column_and_by_folder(hostile_run):
     assert sum(by_folder.sizes) == 66
 
 
-def test_a_column_that_there_is_not_is_an_error_that_lists_those_there_are(hostile_run):
+def test_an_unknown_column_is_an_error_that_lists_the_columns(hostile_run):
     with pytest.raises(
         ConfigError, match=r"cannot be grouped by 'colour': .* has the columns key, uri, caption, .*, folder"
     ):
@@ -161,4 +164,4 @@ def test_where_no_tau_is_finite_there_are_no_sides_and_a_note(run_of, damage):
     damage(range(66), np.nan)
     found = survey(inspection)
     assert found.sides == []
-    assert "No visited sample has a finite tau" in found.notes[0]
+    assert "No visited sample has a finite tau" in inspection.notes[0]

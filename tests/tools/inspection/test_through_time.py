@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from thermopile.state_store.durable import Repository
-from thermopile.tools import state_blocks
+from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection import through_time as module
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.through_time import QUANTILES, through_time
@@ -33,12 +33,12 @@ def assert_quantiles(found, tau):
 
 
 def test_every_snapshot_has_the_quantiles_of_the_samples_visited_by_then(run):
-    notes = []
-    found = through_time(read_run(run), notes)
+    inspection = read_run(run)
+    found = through_time(inspection)
     assert [(moment.snapshot.tag, moment.visited) for moment in found.moments] == [
         ("step-5", 33), ("step-9", 66), ("step-12", 66),
     ]  # fmt: skip
-    assert (found.every, found.samples_read, notes) == (1, 66, [])
+    assert (found.every, found.samples_read, inspection.notes) == (1, 66, [])
     for side, taus in TAUS.items():
         first, *later = (moment.tau[side] for moment in found.moments)
         assert_quantiles(first, taus[5][HALF])
@@ -46,18 +46,18 @@ def test_every_snapshot_has_the_quantiles_of_the_samples_visited_by_then(run):
             assert_quantiles(moment, taus[step])
 
 
-def test_the_share_at_tau_min_is_told_for_every_snapshot(hostile_dataset, write_run, train_on, tmp_path):
+def test_every_snapshot_has_its_share_at_tau_min(hostile_dataset, write_run, train_on, tmp_path):
     many, few = (np.where(np.arange(66) < count, 0.005, 0.05) for count in (33, 11))
     run = write_run(tmp_path / "run", hostile_dataset, {"image": many, "text": few})
     train_on(run, {"image": few, "text": few}, 9)
-    shares = [moment.tau["image"].share_at_tau_min for moment in through_time(read_run(run), []).moments]
+    shares = [moment.tau["image"].share_at_tau_min for moment in through_time(read_run(run)).moments]
     assert shares == pytest.approx([1 / 2, 1 / 6])
 
 
 def test_too_many_rows_are_sampled_in_the_same_blocks_of_every_snapshot(run, monkeypatch):
     monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 16)
     monkeypatch.setattr(module, "MAX_ROWS", 66 * 4 // 2)  # step-0 counts as well
-    found = through_time(read_run(run), [])
+    found = through_time(read_run(run))
     read = np.arange(66) // 16 % 2 == 0
     assert (found.every, found.samples_read) == (2, read.sum())
     assert [moment.visited for moment in found.moments] == [(HALF & read).sum(), read.sum(), read.sum()]
@@ -66,21 +66,21 @@ def test_too_many_rows_are_sampled_in_the_same_blocks_of_every_snapshot(run, mon
 
 def test_at_least_one_block_is_read_and_every_says_so(run, monkeypatch):
     monkeypatch.setattr(module, "MAX_ROWS", 1)
-    found = through_time(read_run(run), [])
+    found = through_time(read_run(run))
     assert (found.every, found.samples_read) == (1, 66)
 
 
 def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_and_noted(run):
-    told, notes = [], []
+    told, inspection = [], read_run(run)
 
     def delete(done):
         if not told:
             Repository.open(run.state).retain(keep_last=2)
         told.append(done)
 
-    found = through_time(read_run(run), notes, delete)
+    found = through_time(inspection, delete)
     assert [moment.snapshot.tag for moment in found.moments] == ["step-9", "step-12"]
-    assert notes == ["step-5 is left out: the run deleted it while it was being read."]
+    assert inspection.notes == ["step-5 is left out: the run deleted it while it was being read."]
     assert told == [1, 2, 3, 4]
 
 
@@ -94,10 +94,10 @@ def test_a_damaged_snapshot_is_left_out_and_noted(hostile_dataset, write_run, tr
         manifest.write_bytes(manifest.read_bytes()[:50])
     latest = Repository.open(run.state).snapshots()[-1]
     (run.state / "snapshots" / latest.id).write_bytes(b"?")
-    notes = []
-    found = through_time(read_run(run, at="step-5"), notes)
+    inspection = read_run(run, at="step-5")
+    found = through_time(inspection)
     assert [moment.snapshot.tag for moment in found.moments] == ["step-5"]
-    damaged, unreadable = notes
+    damaged, unreadable = inspection.notes
     assert damaged.startswith("step-9 is left out: snapshot step-9 cannot be read: manifests/")
     assert unreadable.startswith("step-12 is left out: ")
     assert f"snapshots/{latest.id}" in unreadable
@@ -107,4 +107,4 @@ def test_a_run_without_temperatures_or_visits_has_nothing_to_show(hostile_datase
     untouched = write_run(tmp_path / "untouched", hostile_dataset, {}, visited=np.zeros(66, bool))
     without_tau = write_run(tmp_path / "clip", hostile_dataset, {}, objective="clip")
     without_snapshot = write_run(tmp_path / "killed", hostile_dataset, {}, snapshot=False)
-    assert [through_time(read_run(run), []) for run in (untouched, without_tau, without_snapshot)] == [None] * 3
+    assert [through_time(read_run(run)) for run in (untouched, without_tau, without_snapshot)] == [None] * 3

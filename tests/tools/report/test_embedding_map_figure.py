@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 
 import numpy as np
@@ -9,9 +10,9 @@ from thermopile.tools.inspection.distribution import Distribution
 from thermopile.tools.inspection.embedding_map import EmbeddingMap, Kinds, Points
 from thermopile.tools.inspection.survey import Side
 from thermopile.tools.report.figures.embedding_map import KIND_COLOURS, draw_embedding_map, kinds_legend
-from thermopile.tools.report.figures.style import DARK, LIGHT, narrow
+from thermopile.tools.report.figures.style import DARK, LIGHT, narrow, png_of
 
-SIDES = [Side("image", Distribution()), Side("text", Distribution())]
+SIDES = [Side(name, Distribution(), None, None) for name in ("image", "text")]
 NONE = np.zeros(60, np.bool_)
 
 
@@ -29,6 +30,12 @@ def shown():
     )
 
 
+def drawn(draw, *data_and_style):
+    """The PNG that a function draws."""
+    *data, style = data_and_style
+    return png_of(partial(draw, *data), style)
+
+
 def pixels(png):
     return np.asarray(Image.open(BytesIO(png)).convert("RGB")).astype(int)
 
@@ -40,7 +47,7 @@ def has(png, colour):
 
 @pytest.mark.parametrize("style", [LIGHT, DARK])
 def test_the_panels_stand_side_by_side_or_on_a_phone_one_above_the_other(shown, style):
-    wide, high = (pixels(draw_embedding_map(shown, SIDES, form)) for form in (style, narrow(style)))
+    wide, high = (pixels(drawn(draw_embedding_map, shown, SIDES, form)) for form in (style, narrow(style)))
     assert wide.shape[1] > 1.5 * wide.shape[0]
     assert high.shape[0] > 1.5 * high.shape[1]
     for image in (wide, high):
@@ -48,22 +55,22 @@ def test_the_panels_stand_side_by_side_or_on_a_phone_one_above_the_other(shown, 
 
 
 def test_coldest_and_hottest_have_their_colours_and_every_kind_its_own(shown):
-    png = draw_embedding_map(shown, SIDES, LIGHT)
+    png = drawn(draw_embedding_map, shown, SIDES, LIGHT)
     for colour in (*LIGHT.sides, *KIND_COLOURS[:3]):
         assert has(png, colour)
     bare = {name: of_side._replace(coldest=NONE, hottest=NONE) for name, of_side in shown.points.items()}
-    unmarked = draw_embedding_map(replace(shown, points=bare, kinds=None), SIDES, LIGHT)
+    unmarked = drawn(draw_embedding_map, replace(shown, points=bare, kinds=None), SIDES, LIGHT)
     assert not has(unmarked, LIGHT.sides[1])
 
 
-def test_names_of_classes_are_not_drawn_and_stand_in_the_legend_of_the_page(shown):
+def test_names_of_classes_are_not_drawn_but_listed_in_the_legend_of_the_page(shown):
     hostile = ["$\\frac{1}{0}$", "<script>", "\u0645\u0631\u062d\u0628\u0627"]
     codes = np.arange(60) % 4 - 1
-    drawn = [
-        draw_embedding_map(replace(shown, kinds=Kinds(names, codes, are_classes=True)), SIDES, narrow(LIGHT))
+    first, second = (
+        drawn(draw_embedding_map, replace(shown, kinds=Kinds(names, codes, are_classes=True)), SIDES, narrow(LIGHT))
         for names in (hostile, ["a", "b", "c"])
-    ]
-    assert drawn[0] == drawn[1]
+    )
+    assert first == second
     assert kinds_legend(Kinds(hostile, codes, are_classes=True)) == [
         (colour, f"class {place}", name)
         for place, (colour, name) in enumerate(zip(KIND_COLOURS, hostile, strict=False), start=1)
@@ -75,7 +82,7 @@ def test_one_side_of_one_tau_and_no_class_is_drawn_as_well(shown):
     flat = points(0)._replace(tau=np.full(60, 0.05, np.float32), coldest=NONE, hottest=NONE)
     alone = replace(shown, points={"sample": flat}, kinds=None, similarity=None)
     one, two = (
-        pixels(draw_embedding_map(of, sides, narrow(LIGHT)))
-        for of, sides in ((alone, [Side("sample", Distribution())]), (shown, SIDES))
+        pixels(drawn(draw_embedding_map, of, sides, narrow(LIGHT)))
+        for of, sides in ((alone, [Side("sample", Distribution(), None, None)]), (shown, SIDES))
     )
     assert one.shape[0] < 0.6 * two.shape[0]

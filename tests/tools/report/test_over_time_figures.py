@@ -1,5 +1,6 @@
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from io import BytesIO
 
 import numpy as np
@@ -7,18 +8,18 @@ import pytest
 from PIL import Image, ImageColor
 
 from thermopile.state_store import Snapshot
+from thermopile.tools.inspection.correlation import JointCounts
 from thermopile.tools.inspection.distribution import Distribution
 from thermopile.tools.inspection.drift import Drift, SideDrift
-from thermopile.tools.inspection.history import History, StateAt
-from thermopile.tools.inspection.joint import JointCounts
+from thermopile.tools.inspection.samples import StateAt
 from thermopile.tools.inspection.through_time import Moment, TauAt, ThroughTime
-from thermopile.tools.report.figures.drift import draw_drift
+from thermopile.tools.report.figures.histograms import draw_drift
 from thermopile.tools.report.figures.over_time import draw_history, draw_tau_over_time
-from thermopile.tools.report.figures.style import DARK, LIGHT, narrow
+from thermopile.tools.report.figures.style import DARK, LIGHT, narrow, png_of
 
 SIDES = ("image", "text")
 DARKEST = "#00224d"
-"""Of cividis."""
+"""Darkest colour of cividis."""
 
 
 def snapshot(step):
@@ -54,7 +55,13 @@ def moved():
 
 def history(visits):
     rows = [{"visits": count, "image/tau": 0.05, "text/tau": 0.08} for count in visits]
-    return History(3, [StateAt(snapshot(100 * i), row) for i, row in enumerate(rows)], {})
+    return [StateAt(snapshot(100 * i), row) for i, row in enumerate(rows)]
+
+
+def drawn(draw, *data_and_style):
+    """The PNG that a function draws."""
+    *data, style = data_and_style
+    return png_of(partial(draw, *data), style)
 
 
 def opened(png):
@@ -76,9 +83,9 @@ def extent(png, colour):
 
 @pytest.mark.parametrize("style", [LIGHT, narrow(DARK)], ids=["light", "narrow dark"])
 def test_bands_are_drawn_in_the_colours_of_the_sides_the_same_each_time(through_time, style):
-    png = draw_tau_over_time(through_time, style)
+    png = drawn(draw_tau_over_time, through_time, style)
     assert all(pixels_of(png, colour) > 500 for colour in style.sides)
-    assert png == draw_tau_over_time(through_time, style)
+    assert png == drawn(draw_tau_over_time, through_time, style)
 
 
 def test_one_snapshot_alone_is_drawn_as_a_box(through_time):
@@ -86,32 +93,33 @@ def test_one_snapshot_alone_is_drawn_as_a_box(through_time):
     alone = replace(only_images, moments=only_images.moments[:1])
     # Where the box of the middle half is opaque enough, its colour on white paper.
     middle_half = "#6cadd3"
-    assert extent(draw_tau_over_time(alone, LIGHT), middle_half)[0] > 100
-    assert pixels_of(draw_tau_over_time(alone, LIGHT), middle_half) > 1000
+    assert extent(drawn(draw_tau_over_time, alone, LIGHT), middle_half)[0] > 100
+    assert pixels_of(drawn(draw_tau_over_time, alone, LIGHT), middle_half) > 1000
 
 
 def test_a_sample_is_hollow_where_it_was_not_visited_yet():
     colour = LIGHT.sides[0]
     never, once, always = (
-        pixels_of(draw_history(history(visits), SIDES, LIGHT), colour) for visits in ((0, 0, 0), (0, 0, 1), (1, 2, 3))
+        pixels_of(drawn(draw_history, history(visits), SIDES, LIGHT), colour)
+        for visits in ((0, 0, 0), (0, 0, 1), (1, 2, 3))
     )
     assert never < once < always
 
 
 def test_a_sample_is_drawn_from_one_snapshot_alone():
-    assert pixels_of(draw_history(history([1]), SIDES, narrow(LIGHT)), LIGHT.sides[1]) > 20
+    assert pixels_of(drawn(draw_history, history([1]), SIDES, narrow(LIGHT)), LIGHT.sides[1]) > 20
 
 
 def test_drift_is_drawn_side_by_side_or_one_below_the_other(moved):
-    wide, tall = opened(draw_drift(moved, LIGHT)), opened(draw_drift(moved, narrow(LIGHT)))
+    wide, tall = opened(drawn(draw_drift, moved, LIGHT)), opened(drawn(draw_drift, moved, narrow(LIGHT)))
     assert wide.width > wide.height
     assert tall.height > tall.width
-    assert pixels_of(draw_drift(moved, LIGHT), DARKEST) > 10_000  # bins of one sample
+    assert pixels_of(drawn(draw_drift, moved, LIGHT), DARKEST) > 10_000  # bins of one sample
 
 
 def test_rare_drifts_can_be_seen_on_dark_paper(moved):
-    """Of the map's darkest colours, on which dark paper looks the same, there are none."""
-    png = draw_drift(moved, DARK)
+    """The map's darkest colours, which look like dark paper, are not used."""
+    png = drawn(draw_drift, moved, DARK)
     assert pixels_of(png, DARKEST) == 0
     assert pixels_of(png, "#4e566c") > 10_000
 
@@ -121,6 +129,6 @@ def test_drift_of_one_sample_alone_has_a_scale_that_begins_at_one(moved):
     joint = JointCounts(counted(one), counted(one))
     joint.add(one, one)
     alone = replace(moved, visited=1, sides=[replace(moved.sides[0], name="sample", joint=joint.result())])
-    png = draw_drift(alone, LIGHT)
+    png = drawn(draw_drift, alone, LIGHT)
     assert pixels_of(png, DARKEST) > 100_000
-    assert png == draw_drift(alone, LIGHT)
+    assert png == drawn(draw_drift, alone, LIGHT)

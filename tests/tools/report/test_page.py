@@ -3,6 +3,7 @@ import dataclasses
 import hashlib
 import re
 import shutil
+from functools import partial
 from html.parser import HTMLParser
 from io import BytesIO
 
@@ -10,14 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from thermopile.tools.inspection.groups import Correlation
-from thermopile.tools.inspection.inspect_run import look
+from thermopile.tools.inspection.correlation import Correlation
+from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
 from thermopile.tools.report import grouping
 from thermopile.tools.report import page as page_module
 from thermopile.tools.report.figures.by_group import draw_tau_by_group
-from thermopile.tools.report.figures.style import LIGHT
+from thermopile.tools.report.figures.style import LIGHT, png_of
 from thermopile.tools.report.page import write_report
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -173,21 +174,21 @@ def found(hostile_run):
 
 
 def test_classes_are_listed_by_size_with_the_mean_tau_of_both_sides(found):
-    rows = rows_of(grouping._group_table(found.sides, found.groups[0]))
+    rows = rows_of(grouping.group_table(found.sides, found.groups[0]))
     assert [row[0] for row in rows] == ["34", "16", "8", "4", "2", "1"]
     assert rows[0] == ["34", "34", "0.1000", "0.0000", "0.0%", "100.0%", "0.0500", "0.0000", "100.0%", "0.0%"]
     assert rows[-1][3] == "–"
 
 
 def test_a_cell_brings_the_number_by_which_it_is_sorted(found):
-    cells = Page(grouping._group_table(found.sides, found.groups[0])).of("td")
+    cells = Page(grouping.group_table(found.sides, found.groups[0])).of("td")
     assert [cell["data-value"] for cell in cells[:3]] == ["34", "34", "0.100000001"]
     assert cells[-3]["data-value"] == ""
 
 
-def test_of_very_many_classes_the_largest_and_the_smallest_are_listed(found, monkeypatch):
+def test_above_the_limit_only_the_largest_and_the_smallest_classes_are_listed(found, monkeypatch):
     monkeypatch.setattr(grouping, "MAX_GROUP_ROWS", 4)
-    table = grouping._group_table(found.sides, found.groups[0])
+    table = grouping.group_table(found.sides, found.groups[0])
     assert [row[0] for row in rows_of(table)] == ["34", "16", "2", "1"]
     caption = Page(table).text("caption")
     assert "Mean tau by class, 6 in all" in caption
@@ -196,11 +197,11 @@ def test_of_very_many_classes_the_largest_and_the_smallest_are_listed(found, mon
 
 def test_the_name_of_a_column_is_drawn_as_it_is(found):
     groups = dataclasses.replace(found.groups[0], column="$\\frac{1}$")
-    assert draw_tau_by_group(found.sides, groups, LIGHT).startswith(b"\x89PNG")
+    assert png_of(partial(draw_tau_by_group, found.sides, groups), LIGHT).startswith(b"\x89PNG")
 
 
 def test_head_medium_and_tail_are_a_row_each(found):
-    rows = rows_of(grouping._band_table(found.sides, found.groups[0]))
+    rows = rows_of(grouping.band_table(found.sides, found.groups[0]))
     assert [row[:2] for row in rows] == [["2", "50"], ["2", "12"], ["2", "3"]]
     assert rows[0][3] == f"{(34 * 0.1 + 16 * (0.01 + 0.09 * 16 / 34)) / 50:.4f}"
 
@@ -222,18 +223,17 @@ def test_the_leading_figure_is_written_as_a_picture_too_and_nothing_half_written
         assert figure.width > 1500
 
 
-def test_a_figure_that_can_no_longer_be_drawn_does_not_stay(flat_dataset, write_run, tmp_path):
+def test_without_classes_the_first_sentence_gives_the_mean(flat_dataset, write_run, tmp_path):
     run = write_run(tmp_path / "run", flat_dataset, {"sample": np.linspace(0.1, 0.9, flat_dataset.n)})
+    assert grouping.lede(survey(read_run(run))) == "The mean temperature tau is 0.5000."
+
+
+def test_a_page_without_any_temperature_says_why_and_removes_an_earlier_figure(hostile_dataset, write_run, tmp_path):
+    run = write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")
     run.report.mkdir()
     (run.report / "tau_by_class.png").write_bytes(b"of another snapshot")
-    html = report_on(run)
-    assert sorted(path.name for path in run.report.iterdir()) == ["report.html"]
-    assert "The dataset has no classes" in Page(html).text("li")
-    assert "The mean temperature tau is 0.5000." in html
-
-
-def test_a_page_without_any_temperature_says_why(hostile_dataset, write_run, tmp_path):
-    page = Page(report_on(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")))
+    page = Page(report_on(run))
+    assert [path.name for path in run.report.iterdir()] == ["report.html"]
     assert "clip has no temperature per sample" in page.text("li")
     assert "There are no temperatures to show." in page.text("p")
     assert page.of("table") == []
@@ -253,20 +253,17 @@ def test_a_dataset_whose_pixels_are_damaged_costs_the_pictures_alone(
     taus = {"image": tau_by_class_size, "text": tau_by_class_size}
     run = write_run(tmp_path / "run", type(hostile_dataset)(tmp_path / "data"), taus)
     (tmp_path / "data" / "shards" / "shard-00000.beton").write_bytes(b"cut short")
-    page = Page(report_on(run))
-    assert "cannot be shown, nor those of 65 more: " in page.text("li")
-    assert [image for image in page.of("img") if "sample" in image["alt"].split()] == []
-    assert len(page.of("figure")) == 7
-    assert "<script>alert(1)</script>" in page.text("li")
+    findings = look(run.path)
+    sheets = Page(page_module._sheets(findings, page_module.MAX_BYTES)[0])
+    assert "cannot be shown, nor those of 65 more: " in findings.notes[0]
+    assert sheets.of("img") == []
+    assert "<script>alert(1)</script>" in sheets.text("li")
 
 
 def luminance(colour):
     channels = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4) @ [
-        0.2126,
-        0.7152,
-        0.0722,
-    ]
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return linear @ [0.2126, 0.7152, 0.0722]
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
@@ -290,9 +287,10 @@ def test_texts_of_any_length_and_kind_leave_a_page_below_8_mb(hostile_run):
     findings = look(hostile_run.path)
     # Shown as [U+202E], each of these characters takes eight bytes.
     hostile = {"caption": "\u202e" * 5000, "uri": "<" * 5000}
-    details = {i: dataclasses.replace(one, table=one.table | hostile) for i, one in findings.details.items()}
-    sheets = page_module._sheets(dataclasses.replace(findings, details=details), page_module.MAX_BYTES)
-    assert sheets.size < page_module.MAX_BYTES
-    assert sheets.ends.count("<img") == 5 * 66
-    assert "[U+202E]" * 500 in sheets.ends
-    assert "[U+202E]" * 501 not in sheets.ends
+    samples = {i: dataclasses.replace(one, table=one.table | hostile) for i, one in findings.samples.items()}
+    ends, movers = page_module._sheets(dataclasses.replace(findings, samples=samples), page_module.MAX_BYTES)
+    assert len(ends.encode()) < page_module.MAX_BYTES
+    assert ends.count("<img") == 5 * 66
+    assert "[U+202E]" * 500 in ends
+    assert "[U+202E]" * 501 not in ends
+    assert movers == ""

@@ -4,7 +4,7 @@ from io import BytesIO
 import pytest
 from PIL import Image
 
-from thermopile.tools.report.pictures import EDGES, data_uris, read_pictures, reduced
+from thermopile.tools.report.sheets import EDGES, data_uris, read_pictures, reduced
 
 
 def jpeg(size, comment=b""):
@@ -48,7 +48,7 @@ def test_pictures_are_as_large_as_all_of_them_together_may_be():
     assert sizes[2] < sizes[1] < sizes[0]
 
 
-def test_where_there_is_no_room_for_the_smallest_there_are_none():
+def test_without_room_for_the_smallest_size_there_are_no_pictures():
     assert data_uris({0: jpeg((600, 600))}, [0], 100) == {}
 
 

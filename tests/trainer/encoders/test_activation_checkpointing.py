@@ -6,7 +6,7 @@ import torch
 from thermopile.pipeline.batch import Batch
 from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig
-from thermopile.trainer.encoders import Encoders, create_image_encoder
+from thermopile.trainer.encoders import Encoders, create_encoder
 
 TOKENIZER = TokenizerInfo(vocab_size=50, context_length=9, end_id=2)
 RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 2]}
@@ -57,7 +57,7 @@ def test_less_is_kept_for_backprop(name, config):
 
     def kept(recompute):
         image = EncoderConfig(name=name, config=config)
-        encoder = create_image_encoder(ModelConfig(activation_checkpointing=recompute, image=image), 32)
+        encoder = create_encoder("image", ModelConfig(activation_checkpointing=recompute, image=image), 32)
         weights = {parameter.data_ptr() for parameter in encoder.parameters()}
         saved = {}
 

@@ -23,7 +23,7 @@ def tiny(dataset, **more):
 
 
 def train(config, path, until=14, resume=False):
-    """A run stopped, with a checkpoint, after so many steps."""
+    """Train until a number of steps is done, and stop with a checkpoint."""
     run = RunDirectory(path)
     with Trainer.open(config, run, resume=resume) as trainer:
         trainer.run(should_stop=lambda: trainer.steps_done == until)

@@ -9,7 +9,7 @@ import torch
 from thermopile.pipeline.batch import Batch
 from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig
-from thermopile.trainer.encoders import Encoders, create_image_encoder, create_text_encoder, with_names
+from thermopile.trainer.encoders import Encoders, create_encoder, with_names
 from thermopile.trainer.errors import ConfigError
 
 TOKENIZER = TokenizerInfo(vocab_size=50, context_length=9, end_id=2)
@@ -26,11 +26,11 @@ TINY_IMAGE = {"hf:resnet-18": {"embedding_size": 4, "hidden_sizes": [4, 4, 4, 8]
 
 
 def image_encoder(name, *, image_size=32, **config):
-    return create_image_encoder(ModelConfig(dim=6, image=EncoderConfig(name=name, config=config)), image_size)
+    return create_encoder("image", ModelConfig(dim=6, image=EncoderConfig(name=name, config=config)), image_size)
 
 
 def text_encoder(name, tokenizer=TOKENIZER, **config):
-    return create_text_encoder(ModelConfig(dim=6, text=EncoderConfig(name=name, config=config)), tokenizer)
+    return create_encoder("text", ModelConfig(dim=6, text=EncoderConfig(name=name, config=config)), tokenizer)
 
 
 @pytest.mark.parametrize("name", TINY_IMAGE)
@@ -140,7 +140,7 @@ def test_unimodal_features_are_of_both_views_by_one_encoder():
 )
 def test_an_unknown_encoder_or_setting_is_named(config, message):
     with pytest.raises(ConfigError, match=message):
-        create_image_encoder(ModelConfig(image=config), image_size=32)
+        create_encoder("image", ModelConfig(image=config), 32)
 
 
 def test_pairs_are_needed_for_the_bimodal_mode():

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
 from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig, TrainConfig, load_config, to_toml
-from thermopile.trainer.encoders import Encoders, create_image_encoder, create_text_encoder, with_names
+from thermopile.trainer.encoders import Encoders, create_encoder, with_names
 from thermopile.trainer.encoders.hf_directory import quiet
 from thermopile.trainer.errors import ConfigError
 
@@ -43,20 +43,20 @@ def of_directory(side, folder, **config):
 @pytest.mark.parametrize("model_type", IMAGE_MODELS)
 def test_an_image_encoder_begins_with_the_directorys_weights(model_type, tmp_path):
     model = save(tmp_path, model_type)
-    backbone = create_image_encoder(of_directory("image", tmp_path), 32).eval().backbone
+    backbone = create_encoder("image", of_directory("image", tmp_path), 32).eval().backbone
     assert torch.equal(backbone(PICTURES), model(PICTURES).pooler_output.flatten(1))
 
 
 def test_a_directorys_model_is_set_to_train_as_one_that_begins_fresh_is(tmp_path):
     save(tmp_path, "resnet")
-    encoder = create_image_encoder(of_directory("image", tmp_path), 32)
+    encoder = create_encoder("image", of_directory("image", tmp_path), 32)
     assert all(module.training for module in encoder.modules())
 
 
 @pytest.mark.parametrize("model_type", TEXT_MODELS)
 def test_a_text_encoder_begins_with_the_directorys_weights(model_type, tmp_path):
     model = save(tmp_path, model_type)
-    backbone = create_text_encoder(of_directory("text", tmp_path), TOKENIZER).eval().backbone
+    backbone = create_encoder("text", of_directory("text", tmp_path), TOKENIZER).eval().backbone
     mask = torch.tensor([[1, 1, 1, 1, 0, 0, 0, 0, 0], [1] * 9])
     states = model(input_ids=TOKENS, attention_mask=mask).last_hidden_state
     place = [3, 8] if model_type == "clip_text_model" else [0, 0]  # a causal tower has read all at the end
@@ -65,13 +65,13 @@ def test_a_text_encoder_begins_with_the_directorys_weights(model_type, tmp_path)
 
 def test_the_backbone_of_a_classifier_is_taken_without_its_classifier(tmp_path):
     model = save(tmp_path, "resnet", of=AutoModelForImageClassification)
-    backbone = create_image_encoder(of_directory("image", tmp_path), 32).eval().backbone
+    backbone = create_encoder("image", of_directory("image", tmp_path), 32).eval().backbone
     assert torch.equal(backbone(PICTURES), model.resnet(PICTURES).pooler_output.flatten(1))
 
 
 def test_weights_of_half_precision_are_trained_in_single(tmp_path):
     save(tmp_path, "resnet").half().save_pretrained(tmp_path)
-    encoder = create_image_encoder(of_directory("image", tmp_path), 32)
+    encoder = create_encoder("image", of_directory("image", tmp_path), 32)
     assert {parameter.dtype for parameter in encoder.parameters()} == {torch.float32}
 
 
@@ -101,7 +101,7 @@ def test_a_recorded_model_is_built_without_its_directory_once_a_checkpoint_has_t
 
 def test_what_is_set_beside_the_directory_wins_over_its_config(tmp_path):
     save(tmp_path, "distilbert")
-    encoder = create_text_encoder(of_directory("text", tmp_path, dropout=0.0), TOKENIZER)
+    encoder = create_encoder("text", of_directory("text", tmp_path, dropout=0.0), TOKENIZER)
     assert encoder.backbone.model.config.dropout == 0.0
 
 
@@ -115,7 +115,7 @@ def test_a_config_that_names_code_or_another_attention_is_not_obeyed(tmp_path):
     (tmp_path / "evil.py").write_text("raise SystemExit")
     config = of_directory("image", tmp_path)
     assert config.image.config == {"model_type": "resnet"} | MODELS["resnet"]
-    assert create_image_encoder(config, 32)(PICTURES).shape == (2, 64)
+    assert create_encoder("image", config, 32)(PICTURES).shape == (2, 64)
 
 
 def test_a_directory_that_cannot_be_used_is_told_in_one_line(tmp_path):
@@ -142,7 +142,7 @@ def test_a_directory_that_cannot_be_used_is_told_in_one_line(tmp_path):
 def test_weights_that_are_damaged_or_of_another_model_are_told_in_one_line(tmp_path):
     def refused(match):
         with pytest.raises(ConfigError, match=match) as refusal:
-            create_image_encoder(of_directory("image", tmp_path), 32)
+            create_encoder("image", of_directory("image", tmp_path), 32)
         assert "\n" not in str(refusal.value)
 
     save(tmp_path, "resnet")
@@ -161,7 +161,7 @@ def test_weights_that_are_damaged_or_of_another_model_are_told_in_one_line(tmp_p
 def test_a_model_that_does_not_fit_the_data_is_told_with_the_cure(tmp_path):
     save(tmp_path / "image", "vit")
     with pytest.raises(ConfigError, match=r"images of 32 pixels, but data.image_size = 48; set data.image_size=32"):
-        create_image_encoder(of_directory("image", tmp_path / "image"), 48)
+        create_encoder("image", of_directory("image", tmp_path / "image"), 48)
     save(tmp_path / "text", "distilbert", vocab_size=40)
     with pytest.raises(ConfigError, match=r"has 40 tokens .* the dataset has 50 .*--tokenizer"):
-        create_text_encoder(of_directory("text", tmp_path / "text"), TOKENIZER)
+        create_encoder("text", of_directory("text", tmp_path / "text"), TOKENIZER)

@@ -14,7 +14,7 @@ from thermopile.trainer.run_directory import RunDirectory
 TOO_LARGE, HARMLESS = 2.0**40, 2.0**8
 """Scales of the loss whose gradients overflow at once, and do not."""
 CLIP = {"objective": {"name": "clip"}, "optimizer": {"lr": 1e-2, "warmup_steps": 0}}
-"""A loss that falls as it learns: iSogCLR's is weighted anew in every step."""
+"""A loss that falls as it learns: iSogCLR's has other weights in every step."""
 
 
 def tiny(dataset, precision, **more):
@@ -68,9 +68,9 @@ def test_the_encoders_compute_in_half_precision_and_the_objective_gets_unit_rows
         for encoder in trainer.encoders.children():
             encoder.register_forward_hook(lambda module, inputs, features: encoded.append(features.dtype))
         trainer.objective.register_forward_pre_hook(lambda module, inputs: received.extend(inputs[:2]))
-        trainer.run()
+        trainer.run(should_stop=lambda: trainer.steps_done == 2)
     assert set(encoded) == {dtype}
-    assert len(received) == 2 * 7
+    assert len(received) == 2 * 2
     for features in received:
         assert features.dtype == torch.float32
         torch.testing.assert_close(features.norm(dim=1), torch.ones(256), rtol=0, atol=1e-6)
@@ -108,7 +108,7 @@ def test_a_step_whose_gradients_overflow_moves_no_weight_and_halves_the_scale(pa
                     assert not any(value.any() for value in memory.values() if isinstance(value, torch.Tensor))
                 scaled_by(trainer, HARMLESS)
 
-        trainer.run(report)
+        trainer.run(report, lambda: trainer.steps_done == 2)
         after = trainer.encoders.state_dict()
     assert all(value.isfinite().all() for value in after.values())
     assert not torch.equal(after["image.head.weight"], before["image.head.weight"])

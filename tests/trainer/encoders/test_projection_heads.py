@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from thermopile.trainer.config import EncoderConfig, ModelConfig, load_config
 from thermopile.trainer.config_layers import preset_names, read_preset
-from thermopile.trainer.encoders import create_image_encoder
+from thermopile.trainer.encoders import create_encoder
 from thermopile.trainer.encoders.projection_heads import HEADS
 from thermopile.trainer.errors import ConfigError
 
@@ -14,7 +14,7 @@ from thermopile.trainer.errors import ConfigError
 def encoder(head, **settings):
     torch.manual_seed(0)
     image = EncoderConfig(name="conv", config={"width": 1})
-    return create_image_encoder(ModelConfig(dim=6, head=head, image=image, **settings), 32)
+    return create_encoder("image", ModelConfig(dim=6, head=head, image=image, **settings), 32)
 
 
 def shapes(module):

@@ -30,7 +30,7 @@ def test_the_view_is_the_central_square_normalised_as_in_training(images_dataset
     assert max(unscaled) >= 256
     for sample in unscaled:
         picture = np.asarray(Image.open(io.BytesIO(images_dataset.jpeg(sample))), np.float32)
-        # The decoder rounds otherwise than Pillow's, so the square is told by what it is most like.
+        # The decoder and Pillow round differently, so the square is recognised by what it resembles most.
         likeness = [float(of_square(picture[:, left : left + 24]) @ features[sample])
                     for left in range(picture.shape[1] - 23)]  # fmt: skip
         assert int(np.argmax(likeness)) == (picture.shape[1] - 24) // 2

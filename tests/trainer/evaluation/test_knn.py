@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from thermopile.trainer.evaluation import chunks, knn
+from thermopile.trainer.evaluation import scoring
 
 
 def quiet(done, total):
@@ -30,7 +30,7 @@ def test_the_most_frequent_class_of_the_nearest_wins(seed, n, classes, k):
     generator = torch.Generator().manual_seed(seed)
     train, test = (F.normalize(torch.randn(m, 4, generator=generator, dtype=torch.float64)) for m in (n, 6))
     labels = torch.randint(classes, (n,), generator=generator)
-    predicted = knn.predict(train, labels, test, sorted({k, n}), quiet)
+    predicted = scoring.knn(train, labels, test, sorted({k, n}), quiet)
     assert predicted[k].tolist() == slow(train, labels, test, k)
     assert predicted[n].tolist() == slow(train, labels, test, n)
 
@@ -40,7 +40,7 @@ def test_of_equally_frequent_classes_the_nearest_sample_s_wins():
     train, labels = torch.stack([angle.cos(), angle.sin()], 1), torch.tensor([0, 2, 1, 1, 0])
     test = torch.tensor([[1.0, 0.0]])
     # From the nearest on the classes are 2, 1, 1, 0, 0.
-    assert {k: p.item() for k, p in knn.predict(train, labels, test, [1, 2, 3, 5], quiet).items()} == {
+    assert {k: p.item() for k, p in scoring.knn(train, labels, test, [1, 2, 3, 5], quiet).items()} == {
         1: 2, 2: 2, 3: 1, 5: 1,
     }  # fmt: skip
 
@@ -50,9 +50,9 @@ def test_the_size_of_the_chunks_changes_nothing_but_the_progress(held, monkeypat
     generator = torch.Generator().manual_seed(1)
     train, test = (F.normalize(torch.randn(m, 4, generator=generator)) for m in (20, 7))
     labels = torch.randint(3, (20,), generator=generator)
-    whole = knn.predict(train, labels, test, [5], quiet)[5]
-    monkeypatch.setattr(chunks, "MAX_SIMILARITIES", held)
+    whole = scoring.knn(train, labels, test, [5], quiet)[5]
+    monkeypatch.setattr(scoring, "MAX_SIMILARITIES", held)
     done = []
-    assert knn.predict(train, labels, test, [5], lambda *at: done.append(at))[5].equal(whole)
+    assert scoring.knn(train, labels, test, [5], lambda *at: done.append(at))[5].equal(whole)
     rows = max(1, held // 20)
     assert done == [(min(first + rows, 7), 7) for first in range(0, 7, rows)]

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from thermopile.trainer.evaluation import probe
+from thermopile.trainer.evaluation import scoring
 
 
 def quiet(done, total):
@@ -19,23 +19,23 @@ def clusters(seed, n, classes=3, spread=0.1):
 
 def test_both_probes_part_clusters():
     (train, labels), (test, truth) = clusters(0, 600), clusters(1, 90)
-    predicted, converged = probe.predict_lbfgs(train, labels, test)
+    predicted, converged = scoring.lbfgs_probe(train, labels, test)
     assert converged
     assert predicted.equal(truth)
-    assert probe.predict_sgd(train, labels, test, quiet).equal(truth)
+    assert scoring.sgd_probe(train, labels, test, quiet).equal(truth)
 
 
 def test_the_lbfgs_probe_does_not_depend_on_the_scale_of_a_feature():
     (train, labels), (test, _) = clusters(0, 90, spread=0.8), clusters(1, 90, spread=0.8)
     scale = torch.tensor([1.0, 1000.0, 0.001, 1.0])
-    plain, scaled = (probe.predict_lbfgs(train * by, labels, test * by)[0] for by in (1, scale))
+    plain, scaled = (scoring.lbfgs_probe(train * by, labels, test * by)[0] for by in (1, scale))
     assert (plain == scaled).float().mean() > 0.98
 
 
 def test_the_lbfgs_probe_says_that_it_did_not_converge(monkeypatch):
-    monkeypatch.setattr(probe, "LBFGS_ITERATIONS", 1)
+    monkeypatch.setattr(scoring, "LBFGS_ITERATIONS", 1)
     train, labels = clusters(0, 90)
-    assert not probe.predict_lbfgs(train, labels, train)[1]
+    assert not scoring.lbfgs_probe(train, labels, train)[1]
 
 
 def test_the_sgd_probe_is_the_papers_recipe():
@@ -51,13 +51,13 @@ def test_the_sgd_probe_is_the_papers_recipe():
         momentum = 0.9 * momentum + gradient
         weight -= 30 * 0.2 ** sum(epoch >= drop for drop in (40, 60, 80)) * (gradient + 0.9 * momentum)
     expected = (np.hstack([test.numpy(), np.ones((500, 1))]) @ weight.T).argmax(1)
-    predicted = probe.predict_sgd(train, labels, test, quiet).numpy()
+    predicted = scoring.sgd_probe(train, labels, test, quiet).numpy()
     assert (predicted == expected).mean() > 0.99  # float32 here, float64 there
 
 
 def test_the_sgd_probe_gives_the_same_every_time_and_shows_each_epoch():
     (train, labels), (test, _) = clusters(0, 600, spread=1.0), clusters(1, 90, spread=1.0)
     done = []
-    first = probe.predict_sgd(train, labels, test, lambda *at: done.append(at))
+    first = scoring.sgd_probe(train, labels, test, lambda *at: done.append(at))
     assert done == [(epoch, 100) for epoch in range(1, 101)]
-    assert probe.predict_sgd(train, labels, test, quiet).equal(first)
+    assert scoring.sgd_probe(train, labels, test, quiet).equal(first)

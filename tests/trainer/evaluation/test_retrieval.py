@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from thermopile.trainer.evaluation import chunks, retrieval
+from thermopile.trainer.evaluation import scoring
 
 
 def quiet(done, total):
@@ -29,21 +29,23 @@ def test_the_rank_is_the_number_of_wrong_entries_before_the_first_right_one(seed
     queries, gallery = (
         F.normalize(torch.randn(m, 3, generator=generator, dtype=torch.float64)) for m in (7, captions + more)
     )
-    before, chunks.MAX_SIMILARITIES = chunks.MAX_SIMILARITIES, held
+    before, scoring.MAX_SIMILARITIES = scoring.MAX_SIMILARITIES, held
     try:
-        assert retrieval.ranks(queries, gallery, wanted, holds, quiet).tolist() == slow(queries, gallery, wanted, holds)
+        assert scoring.retrieval_ranks(queries, gallery, wanted, holds, quiet).tolist() == slow(
+            queries, gallery, wanted, holds
+        )
     finally:
-        chunks.MAX_SIMILARITIES = before
+        scoring.MAX_SIMILARITIES = before
 
 
 def test_a_caption_of_two_pictures_is_found_by_either():
     text = torch.tensor([[1.0, 0.0]])
     pictures = F.normalize(torch.tensor([[0.0, 1.0], [1.0, 0.1], [1.0, 1.0]]))
     wanted = torch.tensor([4])
-    assert retrieval.ranks(text, pictures, wanted, torch.tensor([4, 4, 5]), quiet).tolist() == [0]
-    assert retrieval.ranks(text, pictures, wanted, torch.tensor([4, 5, 5]), quiet).tolist() == [2]
+    assert scoring.retrieval_ranks(text, pictures, wanted, torch.tensor([4, 4, 5]), quiet).tolist() == [0]
+    assert scoring.retrieval_ranks(text, pictures, wanted, torch.tensor([4, 5, 5]), quiet).tolist() == [2]
 
 
 def test_features_that_are_all_the_same_find_nothing():
     same, ids = F.normalize(torch.ones(5, 3)), torch.arange(5)
-    assert retrieval.ranks(same, same, ids, ids, quiet).tolist() == [4] * 5
+    assert scoring.retrieval_ranks(same, same, ids, ids, quiet).tolist() == [4] * 5

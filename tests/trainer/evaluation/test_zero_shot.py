@@ -3,11 +3,11 @@
 import torch
 from torch.nn import functional as F
 
-from thermopile.trainer.evaluation import zero_shot
+from thermopile.trainer.evaluation.scoring import prompts, zero_shot
 
 
 def test_the_name_goes_where_the_template_has_its_place():
-    assert zero_shot.prompts(["Cat", "{} \\1"], ["a {}", "my {lower}, {}!"]) == [
+    assert prompts(["Cat", "{} \\1"], ["a {}", "my {lower}, {}!"]) == [
         "a Cat", "my cat, Cat!", "a {} \\1", "my {} \\1, {} \\1!",
     ]  # fmt: skip
 
@@ -19,7 +19,7 @@ def test_a_class_is_the_mean_of_its_prompts_unit_features_of_norm_one_again():
     }  # fmt: skip
     at = torch.tensor([44.0, 42.0, 40.0, 10.0]).deg2rad()
     images = torch.stack([at.cos(), at.sin()], 1)
-    predicted = zero_shot.predict(
+    predicted = zero_shot(
         images, ["left", "right"], ["a {}", "the {}"], lambda texts: torch.tensor([features[text] for text in texts])
     )
     assert predicted.tolist() == [0, 0, 1, 1]  # cut at (45° + 36.9°) / 2 = 40.9°
@@ -27,4 +27,4 @@ def test_a_class_is_the_mean_of_its_prompts_unit_features_of_norm_one_again():
 
 def test_with_one_template_a_class_is_its_prompt():
     texts = F.normalize(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)))
-    assert zero_shot.predict(texts, list("abc"), ["{}"], lambda prompts: texts).tolist() == [0, 1, 2]
+    assert zero_shot(texts, list("abc"), ["{}"], lambda prompts: texts).tolist() == [0, 1, 2]

@@ -1,6 +1,6 @@
 """Tiny encoders that are trained with every objective, by ranks under DDP or by one process alone.
 
-test_distributed starts this as a program, which forks 2 ranks, then 3, then 4; rank k of n writes what it saw to
+test_distributed starts this as a program, which forks 2 ranks, then 3; rank k of n writes what it saw to
 n/k.pt. What one process sees, test_distributed finds out by itself.
 """
 
@@ -20,10 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
 
-WORLDS = (2, 3, 4)
+WORLDS = (2, 3)
 SAMPLES, STEPS, INPUTS, WIDTH = 12, 3, 8, 6
 UNSEEN = 5
-"""Every so manieth sample has not been seen before."""
+"""One sample in this many has not been seen before."""
 PATIENCE = timedelta(seconds=60)
 """After which a rank that waits for another gives up."""
 MODERATE = {"tau": 0.2, "tau_init": 0.2, "eta": 0.02}
@@ -38,12 +38,12 @@ class Case:
     mode: str
     settings: dict = field(default_factory=dict)
     dtype: torch.dtype = torch.float64
-    """Of the features and the state; the encoders compute in float64."""
+    """Dtype of the features and the state; the encoders compute in float64."""
     one_each: bool = False
     """A single sample on every rank, in place of SAMPLES in all."""
 
     def samples(self, world):
-        """Of the global batch."""
+        """Return the number of samples in the global batch."""
         return world if self.one_each else SAMPLES
 
     def objective(self):

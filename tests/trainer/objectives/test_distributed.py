@@ -1,4 +1,4 @@
-"""Two, three and four ranks that train under DDP, against one process that has the batches of all.
+"""Two and three ranks that train under DDP, against one process that has the batches of all.
 
 Both take the same steps of SGD from the same encoders, and pass on the state that they got back.
 """
@@ -21,7 +21,7 @@ _spec.loader.exec_module(ranks_training)
 CASES, KNOWN, WIDTH, WORLDS = (getattr(ranks_training, name) for name in ("CASES", "KNOWN", "WIDTH", "WORLDS"))
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
-"""Of max|x - reference| / max|reference|, by the features' dtype."""
+"""Largest max|x - reference| / max|reference|, by the features' dtype."""
 BFLOAT16 = "fastclip_v2 bimodal, bfloat16"
 EXACT = [name for name in CASES if name != BFLOAT16]
 
@@ -50,7 +50,7 @@ def ranks(ranks_of, request):
 
 @cache
 def alone(name, samples):
-    """What one process sees that trains with batches of so many samples."""
+    """What a single process sees with batches of this many samples."""
     return ranks_training.train_alone(CASES[name], samples)
 
 

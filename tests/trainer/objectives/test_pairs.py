@@ -92,7 +92,7 @@ def test_the_second_half_is_read_off_the_first_halfs_columns_only_where_one_rank
 def test_gradients_of_own_rows_are_the_weights_times_candidates_and_positives(layout, across, piece, seed):
     batch, own, budget = layout
     features = make_features(batch, seed)
-    # Of a symmetric table: dR/dS_ij of a pair is one number, whichever row is called the anchor.
+    # Symmetric: dR/dS_ij of a pair is one number, whichever row is called the anchor.
     weights = torch.randn(2 * batch, 2 * batch, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     weights += weights.T.clone()
     in_positives = weights.diagonal(batch).clone()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ...inspection.correlation import NO_GROUP
 from ...inspection.embedding_map import EmbeddingMap, Kinds
-from ...inspection.groups import NO_GROUP
 from ...inspection.survey import Side
-from .style import COLOUR_MAP, MARKERS, Style, drawing
+from .style import COLOUR_MAP, MARKERS, Style, legend, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
 KIND_COLOURS = ("#56b4e9", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7")
@@ -28,21 +29,19 @@ _CLIPPED = 0.02
 """Clip the colour scale: otherwise a few extremes would leave all others one colour."""
 
 
-def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], style: Style) -> bytes:
-    """Draw the samples by tau and, if there are classes, by class, with the hottest and coldest marked, as PNG."""
-    panels = 2 if shown.kinds else 1
-    height = _NARROW_HEIGHT * panels / 2 if style.narrow else _HEIGHT
-    with drawing(replace(style, height=height)) as (figure, png):
-        grid = (panels, 1) if style.narrow else (1, panels)
-        by_tau, *by_kind = figure.subplots(*grid, squeeze=False).ravel().tolist()
-        _draw_tau(figure, by_tau, shown, sides, style)
-        _mark(by_tau, shown, style.sides, ("lowest tau", "highest tau"))
-        if by_kind and shown.kinds:
-            _draw_kinds(by_kind[0], shown, shown.kinds, sides, style)
-            _mark(by_kind[0], shown, (style.ink, style.ink), (None, None))
-        for axes in (by_tau, *by_kind):
-            _finish(axes, style)
-    return png.getvalue()
+def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], figure: Figure, style: Style) -> None:
+    """Draw the samples by tau and, if there are classes, by class, with the hottest and coldest marked,."""
+    count = 2 if shown.kinds else 1
+    height = _NARROW_HEIGHT * count / 2 if style.narrow else _HEIGHT
+    figure.set_figheight(height)
+    by_tau, *by_kind = panels(figure, count, style)
+    _draw_tau(figure, by_tau, shown, sides, style)
+    _mark(by_tau, shown, style.sides, ("lowest tau", "highest tau"))
+    if by_kind and shown.kinds:
+        _draw_kinds(by_kind[0], shown, shown.kinds, sides, style)
+        _mark(by_kind[0], shown, (style.ink, style.ink), (None, None))
+    for axes in (by_tau, *by_kind):
+        _finish(axes, style)
 
 
 def kinds_legend(kinds: Kinds) -> list[tuple[str, str, str]]:
@@ -62,10 +61,8 @@ def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side]
     drawn: Any = None
     for side, marker in zip(sides, MARKERS, strict=False):
         points = shown.points[side.name]
-        drawn = axes.scatter(
-            points.xy[:, 0], points.xy[:, 1], c=points.tau, cmap=COLOUR_MAP, vmin=low, vmax=high,
-            s=_DOT, marker=marker, edgecolors=style.ink, linewidths=_RIM,
-        )  # fmt: skip
+        drawn = _scatter(axes, points.xy, c=points.tau, cmap=COLOUR_MAP, vmin=low, vmax=high, s=_DOT, marker=marker,
+                         edgecolors=style.ink, linewidths=_RIM)  # fmt: skip
         if len(sides) > 1:
             axes.scatter([], [], s=2 * _DOT, marker=marker, color=style.ink, label=side.name)
     location = "bottom" if style.narrow else "right"
@@ -81,14 +78,11 @@ def _draw_kinds(axes: Axes, shown: EmbeddingMap, kinds: Kinds, sides: list[Side]
     # The rarest last, on top of the others.
     for code, colour, name in names:
         chosen = kinds.codes == code
-        if not chosen.any():
-            continue
-        axes.scatter([], [], s=2 * _DOT, marker="s", color=colour, label=name)
-        for side, marker in zip(sides, MARKERS, strict=False):
-            xy = shown.points[side.name].xy[chosen]
-            axes.scatter(
-                xy[:, 0], xy[:, 1], s=_DOT, color=colour, marker=marker, edgecolors=style.paper, linewidths=_RIM
-            )
+        if chosen.any():
+            axes.scatter([], [], s=2 * _DOT, marker="s", color=colour, label=name)
+            for side, marker in zip(sides, MARKERS, strict=False):
+                _scatter(axes, shown.points[side.name].xy[chosen], s=_DOT, color=colour, marker=marker,
+                         edgecolors=style.paper, linewidths=_RIM)  # fmt: skip
 
 
 def _mark(axes: Axes, shown: EmbeddingMap, colours: Sequence[str], labels: Sequence[str | None]) -> None:
@@ -98,10 +92,14 @@ def _mark(axes: Axes, shown: EmbeddingMap, colours: Sequence[str], labels: Seque
     hot = np.concatenate([of_side.xy[of_side.hottest] for of_side in points])
     for xy, marker, colour, label in zip((cold, hot), "v^", colours, labels, strict=True):
         if len(xy):
-            axes.scatter(
-                xy[:, 0], xy[:, 1], s=_MARK, marker=marker, facecolors="none", edgecolors=colour,
-                linewidths=0.9, label=label,
-            )  # fmt: skip
+            _scatter(
+                axes, xy, s=_MARK, marker=marker, facecolors="none", edgecolors=colour, linewidths=0.9, label=label
+            )
+
+
+def _scatter(axes: Axes, xy: NDArray[np.float32], **settings: Any) -> PathCollection:
+    """Draw points, float32 [m, 2]."""
+    return axes.scatter(xy[:, 0], xy[:, 1], **settings)
 
 
 def _finish(axes: Axes, style: Style) -> None:
@@ -109,6 +107,4 @@ def _finish(axes: Axes, style: Style) -> None:
     axes.set(xticks=[], yticks=[], xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)")
     axes.spines[:].set_color(style.grid)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(
-            loc="lower left", bbox_to_anchor=(0, 1), ncols=2, handletextpad=0.2, columnspacing=1, borderaxespad=0.2
-        )
+        legend(axes, ncols=2, handletextpad=0.2, columnspacing=1)

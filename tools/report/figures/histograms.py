@@ -1,24 +1,31 @@
-"""Histograms of tau, of the rest of the state, of visits and of staleness."""
+"""Histograms: of one column of the state, and of two temperatures per sample on a plane."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...inspection.correlation import Joint
 from ...inspection.distribution import Distribution
-from ...inspection.joint import Joint
+from ...inspection.drift import Drift
 from ...inspection.survey import Side
-from .plane import draw_plane, sample_colours
-from .style import Style, drawing, finish
+from .style import COLOUR_MAP, DARK, Style, finish, legend, panels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
 
 BARS = 60
 TRIMMED = 0.005
 """Share of the values at each end put into the outermost bar, so that outliers do not squeeze the rest."""
 SQUARE_WIDTH = 5.0
 """Inches, for a square plot."""
+TALLER = 1.6
+"""Stacked panels need more height to be readable."""
 
 
 class Panel(NamedTuple):
@@ -30,45 +37,38 @@ class Panel(NamedTuple):
     whole_numbers: bool = False
 
 
-def draw_tau_histograms(sides: list[Side], tau_init: float | None, style: Style) -> bytes:
-    """Draw histograms of tau over the visited samples as PNG, one panel per side on common axes."""
+def draw_tau_histograms(sides: list[Side], tau_init: float | None, figure: Figure, style: Style) -> None:
+    """Draw histograms of tau over the visited samples, one panel per side on common axes."""
     widest = max(sides, key=lambda side: side.tau.max - side.tau.min).tau
     lowest, highest = min(side.tau.min for side in sides), max(side.tau.max for side in sides)
     edges = np.linspace(lowest, highest, len(widest.edges(BARS))) if highest > lowest else widest.edges(1)
-    with drawing(style) as (figure, png):
-        across = 1 if style.narrow else len(sides)
-        panels = figure.subplots(len(sides) // across, across, sharex=True, sharey=True, squeeze=False).ravel()
-        for axes, side, colour in zip(panels, sides, style.sides, strict=False):
-            axes.stairs(side.tau.histogram(edges), edges, fill=True, color=colour, zorder=3)
-            axes.set_title(side.name, loc="left")
-            if tau_init is not None:
-                axes.axvline(tau_init, color=style.ink, linewidth=1, linestyle=(0, (3, 2)), zorder=4,
-                             label=f"start, tau_init = {tau_init:g}")  # fmt: skip
-            finish(axes, style)
-            axes.locator_params(axis="x", nbins=5)
-            axes.yaxis.set_major_formatter("{x:,.0f}")
+    shown = panels(figure, len(sides), style, shared=True)
+    for axes, side, colour in zip(shown, sides, style.sides, strict=False):
+        axes.stairs(side.tau.histogram(edges), edges, fill=True, color=colour, zorder=3)
+        axes.set_title(side.name, loc="left")
         if tau_init is not None:
-            panels[-1].legend(loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
-        figure.supxlabel("tau (dimensionless)")
-        figure.supylabel("visited samples")
-    return png.getvalue()
+            axes.axvline(tau_init, color=style.ink, linewidth=1, linestyle=(0, (3, 2)), zorder=4,
+                         label=f"start, tau_init = {tau_init:g}")  # fmt: skip
+        finish(axes, style)
+        axes.locator_params(axis="x", nbins=5)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    if tau_init is not None:
+        legend(shown[-1], right=True)
+    figure.supxlabel("tau (dimensionless)")
+    figure.supylabel("visited samples")
 
 
-def draw_histograms(panels: list[Panel], counted: str, colour: int, style: Style) -> bytes:
-    """Draw histograms side by side, each on its own axes, as PNG; colour: that of the first (0) or second side (1)."""
-    with drawing(style) as (figure, png):
-        across = 1 if style.narrow else len(panels)
-        shown = figure.subplots(len(panels) // across, across, squeeze=False).ravel()
-        for axes, panel in zip(shown, panels, strict=True):
-            edges = _whole_edges(panel.values) if panel.whole_numbers else panel.values.edges(BARS, TRIMMED)
-            axes.stairs(panel.values.histogram(edges), edges, fill=True, color=style.sides[colour], zorder=3)
-            axes.set_title(panel.title, loc="left")
-            axes.set_xlabel(panel.axis)
-            finish(axes, style)
-            axes.locator_params(axis="x", nbins=5, integer=panel.whole_numbers)
-            axes.yaxis.set_major_formatter("{x:,.0f}")
-        figure.supylabel(counted)
-    return png.getvalue()
+def draw_histograms(shown: list[Panel], counted: str, colour: int, figure: Figure, style: Style) -> None:
+    """Draw histograms side by side, each on its own axes; colour: that of the first (0) or second side (1)."""
+    for axes, panel in zip(panels(figure, len(shown), style), shown, strict=True):
+        edges = _whole_edges(panel.values) if panel.whole_numbers else panel.values.edges(BARS, TRIMMED)
+        axes.stairs(panel.values.histogram(edges), edges, fill=True, color=style.sides[colour], zorder=3)
+        axes.set_title(panel.title, loc="left")
+        axes.set_xlabel(panel.axis)
+        finish(axes, style)
+        axes.locator_params(axis="x", nbins=5, integer=panel.whole_numbers)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    figure.supylabel(counted)
 
 
 def _whole_edges(values: Distribution) -> NDArray[np.float64]:
@@ -78,14 +78,58 @@ def _whole_edges(values: Distribution) -> NDArray[np.float64]:
     return np.asarray(values.min - 0.5 + width * np.arange(int(np.ceil(numbers / width)) + 1), np.float64)
 
 
-def draw_joint(joint: Joint, sides: list[str], style: Style) -> bytes:
-    """Draw tau of the first side against tau of the second as PNG, with counts on a log scale."""
-    with drawing(replace(style, width=min(style.width, SQUARE_WIDTH))) as (figure, png):
-        axes = figure.subplots()
-        mesh = draw_plane(axes, joint, sample_colours([joint]), style)
-        axes.set_xlabel(f"{sides[0]} tau (dimensionless)")
-        axes.set_ylabel(f"{sides[1]} tau (dimensionless)")
-        bar = figure.colorbar(mesh, ax=axes, label="visited samples (log scale)", format="{x:,.0f}")
-        bar.ax.minorticks_off()
-        bar.outline.set_visible(False)
-    return png.getvalue()
+def draw_joint(joint: Joint, sides: list[str], figure: Figure, style: Style) -> None:
+    """Draw tau of the first side against tau of the second, with counts on a log scale."""
+    figure.set_figwidth(min(style.width, SQUARE_WIDTH))
+    axes = figure.subplots()
+    mesh = _draw_plane(axes, joint, _sample_colours([joint]), style)
+    axes.set(xlabel=f"{sides[0]} tau (dimensionless)", ylabel=f"{sides[1]} tau (dimensionless)")
+    _colour_bar(figure, mesh, axes, label="visited samples (log scale)")
+
+
+def draw_drift(drift: Drift, figure: Figure, style: Style) -> None:
+    """Draw the joint histogram of tau at the earlier and the later snapshot.
+
+    One panel per side, on one colour scale; samples that did not move lie on the dashed diagonal.
+    """
+    down = len(drift.sides) if style.narrow else 1
+    if down > 1:
+        figure.set_figheight(style.height * TALLER)
+    shown = panels(figure, len(drift.sides), style)
+    colours = _sample_colours([side.joint for side in drift.sides])
+    for axes, side in zip(shown, drift.sides, strict=True):
+        mesh = _draw_plane(axes, side.joint, colours, style)
+        axes.set_title(side.name, loc="left")
+    figure.supxlabel(f"tau at {drift.earlier.tag} (dimensionless)")
+    figure.supylabel(f"tau at {drift.later.tag} (dimensionless)")
+    _colour_bar(figure, mesh, shown, label="samples (log scale)", pad=0.02, aspect=20 * down)
+
+
+def _draw_plane(axes: Axes, joint: Joint, colours: LogNorm, style: Style) -> QuadMesh:
+    """Draw the first value on x, the second on y; on the dashed diagonal both are equal."""
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    # On dark paper without the map's darkest part, which would hide bins of one sample.
+    darkest = 0.3 if style.paper == DARK.paper else 0.0
+    colour_map = ListedColormap(colormaps[COLOUR_MAP](np.linspace(darkest, 1, 256)))
+    (across, up), counts = joint.edges, np.ma.masked_equal(joint.counts.T, 0)
+    mesh = axes.pcolormesh(across, up, counts, norm=colours, cmap=colour_map, zorder=2)
+    axes.axline((across[0], across[0]), slope=1, color=style.ink, linewidth=1, linestyle=(0, (3, 2)), zorder=3)
+    axes.set(xlim=across[[0, -1]], ylim=up[[0, -1]])
+    finish(axes, style)
+    axes.locator_params(nbins=5)
+    return mesh
+
+
+def _sample_colours(joints: list[Joint]) -> LogNorm:
+    """Return one colour scale for all; at least 1 to 10, so that it has two ends even if no bin exceeds one sample."""
+    from matplotlib.colors import LogNorm
+
+    return LogNorm(1, max(10, *(int(joint.counts.max()) for joint in joints)))
+
+
+def _colour_bar(figure: Figure, mesh: QuadMesh, axes: Axes | list[Axes], **settings: Any) -> None:
+    bar = figure.colorbar(mesh, ax=axes, format="{x:,.0f}", **settings)
+    bar.ax.minorticks_off()
+    bar.outline.set_visible(False)

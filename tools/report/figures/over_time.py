@@ -9,39 +9,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....state_store.schema import VISITS
-from ...inspection.history import History
+from ...inspection.samples import StateAt
 from ...inspection.through_time import ThroughTime
-from .style import MARKERS, Style, drawing, finish
+from .style import MARKERS, Style, finish, legend, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BANDS = ((0, 4, 0.22, "5–95 %"), (1, 3, 0.45, "25–75 %"))
 """Indices of the lower and upper quantile, opacity, label."""
 
 
-def draw_tau_over_time(through_time: ThroughTime, style: Style) -> bytes:
-    """Draw quantiles of tau over the visited samples at every snapshot as PNG, one panel per side.
+def draw_tau_over_time(through_time: ThroughTime, figure: Figure, style: Style) -> None:
+    """Draw quantiles of tau over the visited samples at every snapshot, one panel per side.
 
     A single snapshot is drawn as a box.
     """
     steps = np.array([moment.snapshot.step for moment in through_time.moments], np.float64)
-    with drawing(style) as (figure, png):
-        across = 1 if style.narrow else len(through_time.sides)
-        down = len(through_time.sides) // across
-        panels = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
-        for axes, side, colour in zip(panels, through_time.sides, style.sides, strict=False):
-            quantiles = np.array([moment.tau[side].quantiles for moment in through_time.moments]).T
-            _draw_bands(axes, steps, quantiles, colour)
-            axes.set_title(side, loc="left")
-            _finish_steps(axes, style)
-        panels[0].set_ylim(bottom=0)
-        # Beside the panel's name, on the same line.
-        panels[-1].legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.2,
-                          handlelength=1.2, handletextpad=0.4, columnspacing=1.0)  # fmt: skip
-        figure.supxlabel("step")
-        figure.supylabel("tau (dimensionless)")
-    return png.getvalue()
+    shown = panels(figure, len(through_time.sides), style, shared=True)
+    for axes, side, colour in zip(shown, through_time.sides, style.sides, strict=False):
+        quantiles = np.array([moment.tau[side].quantiles for moment in through_time.moments]).T
+        _draw_bands(axes, steps, quantiles, colour)
+        axes.set_title(side, loc="left")
+        _finish_steps(axes, style)
+    shown[0].set_ylim(bottom=0)
+    # Beside the panel's name, on the same line.
+    legend(shown[-1], right=True, ncols=3, handlelength=1.2, handletextpad=0.4, columnspacing=1.0)
+    figure.supxlabel("step")
+    figure.supylabel("tau (dimensionless)")
 
 
 def _draw_bands(axes: Axes, steps: NDArray[np.float64], quantiles: NDArray[np.float64], colour: str) -> None:
@@ -59,30 +55,27 @@ def _draw_bands(axes: Axes, steps: NDArray[np.float64], quantiles: NDArray[np.fl
         )
 
 
-def draw_history(history: History, sides: Sequence[str], style: Style) -> bytes:
-    """Draw tau of one sample over the steps as PNG, one line per side; hollow markers before its first visit.
+def draw_history(history: Sequence[StateAt], sides: Sequence[str], figure: Figure, style: Style) -> None:
+    """Draw tau of one sample over the steps, one line per side; hollow markers before its first visit.
 
-    The history has at least one snapshot.
+    history: at least one snapshot.
     """
-    steps = np.array([state.snapshot.step for state in history.states])
-    visited = np.array([state.values[VISITS] > 0 for state in history.states])
-    with drawing(style) as (figure, png):
-        axes = figure.subplots()
-        for side, colour, marker in zip(sides, style.sides, MARKERS, strict=False):
-            tau = np.array([state.values[f"{side}/tau"] for state in history.states])
-            axes.plot(steps, tau, color=colour, marker=marker, markersize=5, linewidth=1.4, label=side, zorder=3)
-            axes.scatter(
-                steps[~visited], tau[~visited], s=25, color=style.paper, edgecolors=colour, marker=marker, zorder=4
-            )
-        _finish_steps(axes, style)
-        if len(steps) == 1:
-            axes.set_xticks(steps)
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("step")
-        axes.set_ylabel("tau (dimensionless)")
-        if len(sides) > 1:
-            axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
-    return png.getvalue()
+    steps = np.array([at.snapshot.step for at in history])
+    visited = np.array([at.values[VISITS] > 0 for at in history])
+    axes = figure.subplots()
+    for side, colour, marker in zip(sides, style.sides, MARKERS, strict=False):
+        tau = np.array([at.values[f"{side}/tau"] for at in history])
+        axes.plot(steps, tau, color=colour, marker=marker, markersize=5, linewidth=1.4, label=side, zorder=3)
+        axes.scatter(
+            steps[~visited], tau[~visited], s=25, color=style.paper, edgecolors=colour, marker=marker, zorder=4
+        )
+    _finish_steps(axes, style)
+    if len(steps) == 1:
+        axes.set_xticks(steps)
+    axes.set_ylim(bottom=0)
+    axes.set(xlabel="step", ylabel="tau (dimensionless)")
+    if len(sides) > 1:
+        legend(axes, ncols=2)
 
 
 def _finish_steps(axes: Axes, style: Style) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -45,8 +44,8 @@ LIGHT = Style(8.0, 3.6, paper="#ffffff", ink="#33373d", grid="#e3e5e8", sides=("
 DARK = Style(8.0, 3.6, paper="#1b1e23", ink="#d3d7dd", grid="#343942", sides=("#56b4e9", "#e69f00"))
 
 
-Draw = Callable[[Style], bytes]
-"""Draws a figure in a style and returns its PNG."""
+Draw = Callable[["Figure", Style], None]
+"""Draws on an empty figure of the style's size, which it may change."""
 
 
 def narrow(style: Style) -> Style:
@@ -54,12 +53,21 @@ def narrow(style: Style) -> Style:
     return replace(style, width=3.7, height=3.5)
 
 
-@contextmanager
-def drawing(style: Style, note: str = "") -> Iterator[tuple[Figure, BytesIO]]:
-    """Yield a figure to draw in and a buffer that holds its PNG after the block; `note` goes below the figure.
+def panels(figure: Figure, count: int, style: Style, *, shared: bool = False) -> list[Axes]:
+    """Return axes side by side, or one below the other in a narrow figure; shared: with common scales."""
+    grid = (count, 1) if style.narrow else (1, count)
+    axes: list[Axes] = figure.subplots(*grid, sharex=shared, sharey=shared, squeeze=False).ravel().tolist()
+    return axes
 
-    Needs no display and leaves matplotlib's settings unchanged.
-    """
+
+def legend(axes: Axes, *, right: bool = False, **settings: Any) -> None:
+    """Put the legend above the axes, at the left or at the right end."""
+    place: dict[str, Any] = {"loc": "lower right" if right else "lower left", "bbox_to_anchor": (int(right), 1)}
+    axes.legend(**place, borderaxespad=0.2, **settings)
+
+
+def png_of(draw: Draw, style: Style, note: str = "") -> bytes:
+    """Return a figure as PNG; `note` goes below it. Needs no display and leaves matplotlib's settings unchanged."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -74,10 +82,9 @@ def drawing(style: Style, note: str = "") -> Iterator[tuple[Figure, BytesIO]]:
         "text.color": style.ink, "axes.labelcolor": style.ink, "axes.edgecolor": style.ink,
         "xtick.color": style.ink, "ytick.color": style.ink, "axes.facecolor": style.paper, "grid.color": style.grid,
     }  # fmt: skip
-    png = BytesIO()
     with matplotlib.rc_context(settings):
         figure = Figure((style.width, style.height), PIXELS_PER_INCH, facecolor=style.paper, layout="constrained")
-        yield figure, png
+        draw(figure, style)
         if note:
             _write_below(figure, note, font - 1)
         canvas = FigureCanvasAgg(figure)
@@ -87,7 +94,9 @@ def drawing(style: Style, note: str = "") -> Iterator[tuple[Figure, BytesIO]]:
     # A palette takes a third of the bytes without visible loss; the page holds every figure four times.
     small = drawn.quantize(COLOURS, Image.Quantize.FASTOCTREE)
     _set_paper(small, tuple(pixels[0, 0, :3].tolist()))
+    png = BytesIO()
     small.save(png, "PNG")
+    return png.getvalue()
 
 
 def _set_paper(picture: Image.Image, paper: tuple[int, ...]) -> None:

@@ -1,0 +1,64 @@
+"""An advisory lock on a file that names its holder, so that a directory has one writer."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from .files import open_own, open_regular
+
+
+class LockedError(Exception):
+    """Another process, or this one, holds the lock. holder: `pid N on HOST`, as far as it is known."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(f"held by {holder}")
+        self.holder = holder
+
+
+class FileLock:
+    """Held from construction until `release`, or until the process ends, however it ends.
+
+    Whoever removes the file must hold the lock. Raises LockedError; FileNotFoundError if the directory is missing;
+    NotRegularFileError if the file is a link.
+    """
+
+    def __init__(self, path: Path) -> None:
+        while True:
+            self._file = open_own(path, os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(self._file)):
+                    break
+            except BlockingIOError:
+                holder = _holder(self._file)
+                os.close(self._file)
+                raise LockedError(holder or "another process") from None
+            os.close(self._file)  # its holder removed it in between: lock the new one
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def release(self) -> None:
+        os.ftruncate(self._file, 0)
+        os.close(self._file)
+
+
+def lock_holder(path: Path) -> tuple[str | None, bool]:
+    """Return the process that the lock file names, and whether it still holds the lock; None if it was released."""
+    try:
+        with open_regular(path) as file:
+            if not (holder := _holder(file.fileno())):
+                return None, False
+            # A shared lock, released at once: it could only block a writer that starts at this very moment.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return holder, True
+    except OSError:
+        return None, False
+    return holder, False
+
+
+def _holder(descriptor: int) -> str:
+    return os.pread(descriptor, 256, 0).decode(errors="replace").strip()

@@ -1,0 +1,81 @@
+"""Read the samples of a batch in threads, for both loaders."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dataset import Dataset
+from ..errors import DatasetError
+from ..row_records import RECORD
+from ..shard import max_open_shards
+from ..stored_sample import REASONS, SOUND, Located
+
+
+class Reading(NamedTuple):
+    """A batch that is being read: its samples, and a future for each thread's rows."""
+
+    sample_ids: NDArray[np.int64]
+    located: Located
+    parts: list[Future[tuple[int, int]]]
+
+
+class Reader:
+    """Locates a dataset's samples by id and reads them, with few files open at a time."""
+
+    def __init__(self, dataset: Dataset, threads: int) -> None:
+        self._dataset, self._threads = dataset, threads
+        self._max_run = max(1, max_open_shards() // threads)
+        self._pool = ThreadPoolExecutor(threads, "thermopile-loader")
+
+    def locate(self, ids: NDArray[np.int64]) -> Located:
+        """Locate the samples, int64 [b]. Raises DatasetError naming the first sample with a damaged record."""
+        shards, rows = self._dataset.locate(ids)
+        records = np.empty(len(ids), RECORD)
+        by_shard = np.argsort(shards, kind="stable")
+        for at in np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1):
+            shard = self._dataset.shard(int(shards[at[0]]))
+            records[at] = shard.records(rows[at])
+        return shard.located(records)
+
+    def start(self, ids: NDArray[np.int64], located: Located, kernel: Callable[..., Any], *given: Any) -> Reading:
+        """Let the threads share the rows of a batch and call kernel(located, low, high, *given).
+
+        kernel: compiled; works on the samples low … high - 1, whose files are open, and returns the first damaged row
+        and its fault, or (high, SOUND).
+        """
+        shards, _ = self._dataset.locate(ids)
+        cuts = np.linspace(0, len(ids), self._threads + 1).astype(int).tolist()
+        parts = [self._pool.submit(self._run, located, shards, *cut, kernel, given) for cut in pairwise(cuts)]
+        return Reading(ids, located, parts)
+
+    def _run(
+        self, located: Located, shards: NDArray[np.int64], low: int, high: int, kernel: Any, given: tuple[Any, ...]
+    ) -> tuple[int, int]:
+        for start in range(low, high, self._max_run):
+            end = min(start + self._max_run, high)
+            files = {shard: self._dataset.beton(shard) for shard in set(shards[start:end].tolist())}
+            located.files[start:end] = [files[shard].number for shard in shards[start:end].tolist()]
+            row, fault = kernel(located, start, end, *given)
+            files.clear()  # before the next files are opened
+            if fault != SOUND:
+                return row, fault
+        return high, SOUND
+
+    def finish(self, reading: Reading) -> None:
+        """Wait for a batch. Raises DatasetError naming a damaged sample; OSError if a file cannot be opened."""
+        for row, fault in [part.result() for part in reading.parts]:
+            if fault != SOUND:
+                raise self.damaged(int(reading.sample_ids[row]), fault)
+
+    def damaged(self, sample_id: int, fault: int) -> DatasetError:
+        """Return the error to raise for a damaged sample; fault: a key of REASONS."""
+        shard, row = (int(at[0]) for at in self._dataset.locate(np.array([sample_id])))
+        return self._dataset.shard(shard).damaged(row, REASONS[fault])
+
+    def close(self) -> None:
+        """Stop the threads after their current batch."""
+        self._pool.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,163 @@
+"""Check a snapshot: read every chunk and validate every value, one block at a time."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import DamagedChunkError
+from .history import Snapshot
+from .reader import ADVICE, StateReader
+from .schema import LAST_STEP, VISITS
+
+MAX_PROBLEMS = 20
+"""Problems listed per column; the rest are counted."""
+MAX_IDS = 5
+"""Sample ids named per problem."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with a column, in one chunk, or with the array as a whole."""
+
+    what: str
+    chunk: int | None = None
+    rows: int = 0
+    """Number of affected rows in the chunk; 0 if the problem is not about rows."""
+    first_ids: tuple[int, ...] = ()
+
+
+@dataclass
+class ColumnReport:
+    """Findings for one column."""
+
+    name: str
+    dtype: str
+    rows: int = 0
+    """Rows that could be read."""
+    unseen: int = 0
+    """Those of them known to have 0 visits."""
+    lowest: float | None = None
+    highest: float | None = None
+    """Range of the finite values; None if there are none."""
+    problems: list[Problem] = field(default_factory=list)
+    problems_not_listed: int = 0
+
+    @property
+    def sound(self) -> bool:
+        return not self.problems
+
+    def add(self, problem: Problem) -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)
+        else:
+            self.problems_not_listed += 1
+
+    def count(self, values: NDArray[Any], visits: NDArray[np.uint32] | None) -> None:
+        self.rows += len(values)
+        self.unseen += 0 if visits is None else int((visits == 0).sum())
+        if len(finite := values[np.isfinite(values)]):
+            lowest, highest = finite.min().item(), finite.max().item()
+            self.lowest = lowest if self.lowest is None else min(self.lowest, lowest)
+            self.highest = highest if self.highest is None else max(self.highest, highest)
+
+
+@dataclass(frozen=True)
+class SnapshotReport:
+    """Findings for one snapshot. `notes` say what could not be checked, and why."""
+
+    snapshot: Snapshot
+    columns: list[ColumnReport]
+    other_problems: list[str]
+    """Problems of the snapshot as a whole."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        return not self.other_problems and all(column.sound for column in self.columns)
+
+
+def check_snapshot(
+    reader: StateReader, tau_bounds: Mapping[str, float], on_progress: Callable[[int], None]
+) -> SnapshotReport:
+    """Read a whole snapshot, one block in memory at a time, and report on every column.
+
+    tau_bounds: the run's `tau_min` and `tau_max`, where known. Calls on_progress with the number of rows checked so
+    far. Columns with a wrong shape, dtype or chunking are not read. Raises SnapshotNotFoundError if the run deletes the
+    snapshot meanwhile.
+    """
+    made_for, written_for = reader.dataset_fingerprint, reader.snapshot.dataset_fingerprint
+    others = [f"the state is for dataset {made_for[:12]}…, but this snapshot is for {written_for[:12]}…"]
+    columns = [_open_column(reader, name) for name in reader.columns]
+    readable = [column for column in columns if column.sound]
+    for start in range(0, reader.samples, reader.block_rows):
+        stop = min(start + reader.block_rows, reader.samples)
+        block = {column.name: _read(reader, column, start, stop) for column in readable}
+        visits = block.get(VISITS)
+        for column in readable:
+            if (values := block[column.name]) is None:
+                continue
+            column.count(values, visits)
+            for what, at_fault in _faults(reader, column.name, values, visits, tau_bounds):
+                if len(places := np.flatnonzero(at_fault)):
+                    ids = tuple((places[:MAX_IDS] + start).tolist())
+                    column.add(Problem(what, start // reader.block_rows, len(places), ids))
+        on_progress(stop)
+    return SnapshotReport(reader.snapshot, columns, others if made_for != written_for else [])
+
+
+def _open_column(reader: StateReader, name: str) -> ColumnReport:
+    """Compare an array's metadata with what the store expects."""
+    report = ColumnReport(name, "float32" if name in reader.fields else "uint32")
+    try:
+        array = reader.array(name)
+    except Exception as error:  # noqa: BLE001 (damaged metadata can fail in any way, and is what this looks for)
+        report.add(Problem(f"array {name!r} is missing, or its metadata is damaged: {error!r}"))
+        return report
+    for what, have, want in (
+        ("shape", array.shape, (reader.samples,)),
+        ("dtype", str(array.dtype), report.dtype),
+        ("chunks", array.chunks, (reader.block_rows,)),
+    ):
+        if have != want:
+            report.add(Problem(f"array {name!r}: its {what} is {have}, but should be {want}"))
+    return report
+
+
+def _read(reader: StateReader, column: ColumnReport, start: int, stop: int) -> NDArray[Any] | None:
+    try:
+        return reader.rows(start, stop, [column.name])[column.name]
+    except DamagedChunkError as error:
+        column.add(Problem(str(error).removesuffix(f" {ADVICE}"), chunk=start // reader.block_rows))
+        return None
+
+
+def _faults(
+    reader: StateReader, name: str, values: NDArray[Any], visits: NDArray[np.uint32] | None,
+    tau_bounds: Mapping[str, float],
+) -> Iterator[tuple[str, NDArray[np.bool_]]]:  # fmt: skip
+    """Yield what may be wrong with the rows of a block, and which rows it is wrong with, bool [rows]."""
+    if name == LAST_STEP:
+        yield f"later than the snapshot's step {reader.snapshot.step:,}", values > reader.snapshot.step
+        if visits is not None:
+            yield "never visited, but with a last step", (visits == 0) & (values > 0)
+            yield "visited, but without a last step", (visits > 0) & (values == 0)
+    if name not in reader.fields:
+        return
+    # A field must be finite and hold its initial value until the first visit; a non-finite one only until then.
+    initial = reader.initial[name]
+    fresh, finite = values == np.float32(initial), np.isfinite(values)
+    yield "not finite", ~finite & ~fresh
+    if visits is not None:
+        yield f"never visited, but not at the initial value {initial:g}", (visits == 0) & finite & ~fresh
+        if not math.isfinite(initial):
+            yield f"visited, but still {initial:g}", (visits > 0) & fresh
+    # Compare in float32, as the objective clamps: the float32 nearest to a bound may lie beyond it.
+    bounds = tau_bounds if name.split("/")[-1] == "tau" else {}
+    if (lowest := bounds.get("tau_min")) is not None:
+        yield f"below tau_min {lowest:g}", finite & ~fresh & (values < np.float32(lowest))
+    if (highest := bounds.get("tau_max")) is not None:
+        yield f"above tau_max {highest:g}", finite & ~fresh & (values > np.float32(highest))

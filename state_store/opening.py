@@ -1,0 +1,115 @@
+"""Creating a store or opening one at a snapshot: take the lock, agree among the ranks, load each rank's rows."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from ..lock import FileLock, LockedError
+from .durable import Repository
+from .errors import MemoryBudgetError, StoreLockedError
+from .history import Snapshot
+from .ranks import Ranks, agreement
+from .reader import read_records
+from .rows import Blocks, Rows
+from .schema import Description
+from .staging import Staging
+from .windowed import WindowedBlocks
+from .working_tier import WorkingTier, discard
+
+_ROWS_LOADED_AT_ONCE = 1 << 20
+"""Limits the memory that opening a store needs besides its rows."""
+
+
+Share = tuple[Repository, Snapshot, Rows, Staging, FileLock | None, Ranks]
+"""What a rank holds of an open store: its history, the snapshot it starts at, its rows, and on rank 0 the lock."""
+
+
+def open_share(
+    path: Path, describe: Callable[[], Description], begin: Callable[[Description], Snapshot],
+    device: str | torch.device, memory_budget: int | None, ranks: Ranks | None, owned: range | None,
+) -> Share:  # fmt: skip
+    """Take the lock, create or find the first snapshot on rank 0, then load each rank's rows.
+
+    If a rank fails, all do. The store is created by `begin`, or undone, only when nothing else can fail.
+    """
+    ranks = ranks or Ranks()
+    with ExitStack() as undo:
+        lock, snapshot = None, None
+        with agreement(ranks):
+            description = describe()
+            if ranks.rank == 0:
+                lock = _locked(path)
+                undo.callback(lock.release)
+                discard(path)
+            owned = range(description.samples) if owned is None else owned
+            staging = Staging(description.schema, device)
+            slots = _slots_within(memory_budget, description, owned)
+        with agreement(ranks):
+            if ranks.rank == 0:
+                snapshot = begin(description)
+        snapshot = ranks.broadcast(snapshot)
+        with agreement(ranks):
+            repository = Repository.open(path)
+            blocks = _blocks_at(repository, snapshot, owned, slots, ranks.rank)
+            undo.callback(blocks.close)
+            rows = Rows(description.schema, owned, description.block_rows, blocks)
+        with agreement(ranks):
+            if ranks.rank == 0:
+                repository.undo_after(snapshot)
+                repository.forget_damaged()
+        undo.pop_all()
+    return repository, snapshot, rows, staging, lock, ranks
+
+
+def _locked(path: Path) -> FileLock:
+    """Take the writer lock, `<repository>.lock`. Readers need none: a committed snapshot never changes."""
+    file = path.with_name(path.name + ".lock")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        return FileLock(file)
+    except LockedError as error:
+        raise StoreLockedError(
+            f"{path} is being written by {error.holder} (lock: {file}). "
+            "Wait for it, stop it, or read the store with StateReader, which needs no lock"
+        ) from None
+
+
+def _slots_within(memory_budget: int | None, description: Description, owned: range) -> int | None:
+    """Return how many blocks a budget in bytes holds, or None if it is None or holds all rows of `owned`.
+
+    Raises MemoryBudgetError for a budget below one block, ValueError for a range that is not in whole blocks.
+    """
+    block_rows, samples, row_bytes = description.block_rows, description.samples, 4 * description.schema.row_words
+    whole = owned.start % block_rows == 0 and (owned.stop % block_rows == 0 or owned.stop == samples)
+    if not (whole and 0 <= owned.start < owned.stop <= samples and owned.step == 1):
+        raise ValueError(
+            f"the ids {owned.start} … {owned.stop - 1} are not whole blocks of {block_rows:,} rows of {samples:,} "
+            "samples; give a rank the ids of its canonical shards"
+        )
+    if memory_budget is None or len(owned) * row_bytes <= memory_budget:
+        return None
+    if memory_budget < block_rows * row_bytes:
+        raise MemoryBudgetError(
+            f"a memory budget of {memory_budget:,} bytes is less than a block of {block_rows:,} rows of {row_bytes} "
+            f"bytes. Raise it to {block_rows * row_bytes:,} or more; the order's windows need several blocks"
+        )
+    return memory_budget // (block_rows * row_bytes)
+
+
+def _blocks_at(repository: Repository, snapshot: Snapshot, owned: range, slots: int | None, rank: int) -> Blocks:
+    """Return the blocks of the ids `owned` as of `snapshot`; `slots` of them in memory, or all if it is None."""
+    description = repository.description
+    schema, block_rows = description.schema, description.block_rows
+    if slots is not None:
+        tier = WorkingTier(repository, owned, snapshot, rank)
+        return WindowedBlocks(schema, owned, block_rows, slots, tier, snapshot.step)
+    resident = Blocks(schema, len(owned), block_rows)
+    if snapshot.step > 0:
+        group = repository.group(snapshot)
+        rows_at_once = max(1, _ROWS_LOADED_AT_ONCE // block_rows) * block_rows
+        for start in range(owned.start, owned.stop, rows_at_once):
+            stop = min(start + rows_at_once, owned.stop)
+            read_records(group, description, start, stop, resident.words[start - owned.start : stop - owned.start])
+    return resident

@@ -1,0 +1,125 @@
+"""Files that are not pictures, are damaged, or are bombs: each is refused with a reason."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from thermopile.pipeline.conversion.images import MAX_PIXELS, to_stored
+from thermopile.pipeline.dataset_index import ImagePolicy
+from thermopile.pipeline.errors import BadSampleError
+
+from pictures import POLICY, as_bytes, chunk, png
+
+
+def test_a_picture_that_fits_no_page_of_the_shard_is_refused_with_the_cure():
+    noise = np.random.default_rng(0).integers(0, 256, (1300, 1300, 3), dtype=np.uint8)
+    with pytest.raises(BadSampleError, match=r"too large: .* a smaller --max-size fits"):
+        to_stored(Image.fromarray(noise), ImagePolicy(max_size=2000, quality=100))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "the file is empty"),
+        (b"\n<!DOCTYPE html><html>404</html>", "a page of HTML"),
+        (b"<?xml version='1.0'?><svg xmlns='http://www.w3.org/2000/svg'/>", "an SVG drawing"),
+        (b"\0\0\0\x20ftypavif" + bytes(50), "AVIF"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "a PostScript document"),
+        (b"%PDF-1.7\n", "a PDF document"),
+        (b"caption: a dog", "not a JPEG"),
+        (b"\xff\xd8\xff" + bytes(99), "its start is damaged"),
+        (bytes(5000), "not a JPEG"),
+    ],
+)
+def test_a_file_that_is_not_a_picture_is_refused_with_the_reason(data, reason):
+    with pytest.raises(BadSampleError, match=reason):
+        to_stored(data, POLICY)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.95])
+def test_a_picture_cut_short_is_refused(draw, kind, share):
+    whole = as_bytes(draw(6, height=60, width=60), kind)
+    with pytest.raises(BadSampleError):
+        to_stored(whole[: int(len(whole) * share)], POLICY)
+
+
+@pytest.mark.parametrize("end", [1, 2, 3, 20])
+def test_a_jpeg_without_its_last_bytes_is_refused(draw, end):
+    with pytest.raises(BadSampleError, match="truncated"):
+        to_stored(as_bytes(draw(6, height=60, width=60), "JPEG")[:-end], POLICY)
+
+
+def test_a_reason_is_the_same_every_time():
+    reasons = set()
+    for _ in range(2):
+        with pytest.raises(BadSampleError) as error:
+            to_stored(b"\xff\xd8\xff" + bytes(99), POLICY)
+        reasons.add(str(error.value))
+    assert len(reasons) == 1
+
+
+def claims(height, width):
+    """A JPEG of few bytes that says that it is large."""
+    jpeg = as_bytes(Image.new("RGB", (16, 16)), "JPEG")
+    at = jpeg.index(b"\xff\xc0") + 5
+    return jpeg[:at] + struct.pack(">HH", height, width) + jpeg[at + 4 :]
+
+
+def bombs():
+    unpacks_to_much = zlib.compress(bytes(50_000_000), 9)
+    jpeg = as_bytes(Image.new("RGB", (64, 64)), "JPEG", progressive=True)
+    scan = jpeg[jpeg.rindex(b"\xff\xda") : -2]
+    return {
+        "png": (png(20_000, 20_000, b""), "too many pixels"),
+        "png just above": (png(MAX_PIXELS // 9000 + 1, 9000, b""), r"too many pixels: 9943×9000"),
+        "jpeg": (claims(65_500, 65_500), "too many pixels"),
+        "gif": (b"GIF89a" + struct.pack("<HHBBB", 65535, 65535, 0, 0, 0) + b"\x2c" + bytes(10), "too many pixels"),
+        "ppm": (b"P6 99999999 99999999 255\n", "too many pixels"),
+        "webp": (b"RIFF\x1e\0\0\0WEBPVP8X\x0a" + bytes(7) + b"\xff\x3f\0\xff\x3f\0VP8L\5\0\0\0\x2f\xff\xff\xff\x0f",
+                 "too many pixels"),
+        "tiff": (tiff((256, 4, 1, 2**31), (257, 4, 1, 2**31)), "too many pixels"),
+        "text": (png(1, 1, bytes(4), extra=chunk(b"zTXt", b"a\0\0" + unpacks_to_much)), "too large"),
+        "profile": (png(1, 1, bytes(4), extra=chunk(b"iCCP", b"a\0\0" + unpacks_to_much)), "too large"),
+        "scans": (jpeg[:-2] + 1000 * scan + b"\xff\xd9", "a bomb: more than 100 scans"),
+        "segments": (jpeg[:2] + 20_000 * b"\xff\xfe\0\2" + jpeg[2:], "a bomb: more than 10,000 segments"),
+        "filling": (jpeg[:2] + bytes([255]) * 1_000_000 + jpeg[2:], "a bomb: more than 1,000 bytes between"),
+    }  # fmt: skip
+
+
+def tiff(*entries, data=b""):
+    """A TIFF of 8-bit grey with these entries (tag, type, count, value) before the necessary ones."""
+    given = {entry[0] for entry in entries}
+    needed = [(256, 4, 1, 10), (257, 4, 1, 10), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 8),
+              (278, 4, 1, 10), (279, 4, 1, 100)]  # fmt: skip
+    table = [*entries, *(entry for entry in needed if entry[0] not in given)]
+    listed = b"".join(struct.pack("<HHII", *entry) for entry in table)
+    return struct.pack("<2sHIH", b"II", 42, 8, len(table)) + listed + bytes(4) + data
+
+
+@pytest.mark.parametrize("name", bombs())
+def test_a_bomb_is_refused_before_it_is_unpacked(name):
+    data, reason = bombs()[name]
+    assert len(data) < 1_100_000
+    with pytest.raises(BadSampleError, match=reason):
+        to_stored(data, POLICY)
+
+
+def test_tags_that_all_claim_the_whole_file_are_read_once_at_most():
+    # 3,000 tags of a megabyte each would be 3 GB; Pillow stops at the size of the file.
+    claims_all = tiff(*((1000 + i, 7, 1_000_000, 200) for i in range(3000)), data=bytes(1_000_000))
+    assert to_stored(claims_all, POLICY)[1:] == (10, 10)
+
+
+def test_a_tiff_whose_directories_form_a_circle_is_read_once():
+    circle = tiff((34665, 4, 1, 8), (330, 4, 1, 8), data=bytes(300))
+    at = 8 + 2 + 12 * 10
+    assert to_stored(circle[:at] + struct.pack("<I", 8) + circle[at + 4 :], POLICY)[1:] == (10, 10)
+
+
+def test_a_picture_too_long_for_a_jpeg_is_refused():
+    with pytest.raises(BadSampleError, match=r"too long: 66000×1 pixels"):
+        to_stored(as_bytes(Image.new("RGB", (66_000, 1)), "PNG"), POLICY)

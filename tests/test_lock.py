@@ -1,0 +1,65 @@
+"""One holder of a lock file, who is named in it, however the holder ends."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from thermopile.lock import FileLock, LockedError, lock_holder
+
+HOLD = """
+import sys, pathlib
+from thermopile.lock import FileLock
+lock = FileLock(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_holder_is_told_who_the_first_one_is(tmp_path):
+    path = tmp_path / "lock"
+    lock = FileLock(path)
+    with pytest.raises(LockedError, match=f"held by pid {os.getpid()} on "):
+        FileLock(path)
+    lock.release()
+    assert path.read_bytes() == b""
+    FileLock(path).release()
+
+
+def test_the_lock_holds_between_processes_and_ends_with_the_holder_however_it_dies(tmp_path):
+    path = tmp_path / "lock"
+    command = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(LockedError, match=f"pid {holder.pid} on "):
+            FileLock(path)
+        named, held = lock_holder(path)
+        assert (named.split(" on ")[0], held) == (f"pid {holder.pid}", True)
+        holder.kill()
+    assert lock_holder(path) == (named, False)
+    FileLock(path).release()
+    assert lock_holder(path) == (None, False)
+
+
+def test_a_lock_whose_file_the_holder_removed_does_not_hold_the_new_file(tmp_path, monkeypatch):
+    path, exists, removed = tmp_path / "lock", os.path.exists, []
+
+    def removed_in_between(file):
+        monkeypatch.undo()
+        path.unlink()
+        removed.append(file)
+        return exists(file)
+
+    monkeypatch.setattr(os.path, "exists", removed_in_between)
+    lock = FileLock(path)
+    assert removed == [path]
+    with pytest.raises(LockedError):
+        FileLock(path)
+    lock.release()
+
+
+def test_a_missing_directory_is_an_error_and_a_file_that_cannot_be_read_names_nobody(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        FileLock(tmp_path / "missing" / "lock")
+    assert lock_holder(tmp_path / "missing" / "lock") == (None, False)

@@ -1,0 +1,24 @@
+"""Full precision: inside, float32 is float32; outside, everything is as it was."""
+
+from contextlib import suppress
+
+import torch
+
+from thermopile.trainer.objectives.closed_form import full_precision
+
+BACKENDS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+
+
+def test_inside_autocast_is_off_and_products_are_in_true_float32_and_outside_all_is_as_before():
+    torch.set_float32_matmul_precision("medium")
+    try:
+        before = [backend.fp32_precision for backend in BACKENDS]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            with suppress(KeyError), full_precision("cpu"):
+                assert not torch.is_autocast_enabled("cpu")
+                assert [backend.fp32_precision for backend in BACKENDS] == ["ieee", "ieee"]
+                raise KeyError
+            assert torch.is_autocast_enabled("cpu")
+        assert [backend.fp32_precision for backend in BACKENDS] == before == ["tf32", "bf16"]
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -1,0 +1,143 @@
+"""A resumed run: the losses and the state of one that was never stopped or killed."""
+
+import random
+import shutil
+import time
+from itertools import cycle
+
+import pytest
+
+from thermopile.state_store import list_snapshots
+from thermopile.trainer import loop
+from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
+from thermopile.trainer.errors import RunError
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run_directory import RunDirectory
+
+from small_runs import assert_same_state, lines, losses, small, stop_at, train
+
+
+def checkpoints(run):
+    return {int(path.name.removeprefix("step-")) for path in run.checkpoints.glob("step-*")}
+
+
+def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(finished, pairs_dataset, tmp_path, caplog):
+    config, run = small(pairs_dataset, checkpoint={"every_steps": 3}), RunDirectory(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:
+        trainer.run(stop_at(8))
+    (run.checkpoints / "step-6" / "tensors.safetensors").write_bytes(b"")
+    with Trainer.open(config, run, resume=True) as trainer:
+        assert trainer.steps_done == 3
+        assert checkpoints(run) == {3}, "a checkpoint is left whose state was undone"
+        trainer.run()
+    assert "step-6 is damaged" in caplog.text
+    assert losses(run) == losses(finished)
+    assert_same_state(run, finished)
+
+
+def test_a_run_stopped_within_an_epoch_goes_on_with_the_rates_and_losses_of_one_never_stopped(pairs_dataset, tmp_path):
+    tree = {
+        "objective": {"name": "fastclip_v3", "tau": 0.031, "eta": 1e-3},
+        "optimizer": {"name": "lamb", "lr": 1e-2, "lr_min": 1e-6, "warmup_epochs": 1},
+        "checkpoint": {"every_steps": 4},
+    }
+    config, broken = small(pairs_dataset, **tree), RunDirectory(tmp_path / "broken")
+    whole = train(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt), Trainer.open(config, broken) as trainer:
+        trainer.run(stop_at(10))
+    with Trainer.open(config, broken, resume=True) as trainer:
+        assert trainer.steps_done == 8
+        trainer.run()
+    first, second = (
+        [(line["learning_rate"], line["loss"], line.get("tau")) for line in lines(run)] for run in (whole, broken)
+    )
+    assert first == second
+    rates = [rate for rate, *_ in first]
+    assert rates[6] == max(rates) == config.optimizer.lr
+    assert rates == sorted(rates[:7]) + sorted(rates[7:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda training: training.pop("optimizer"), "'optimizer'"),
+        (
+            lambda training: training["optimizer"].update(name="sgd"),
+            "its optimiser is sgd .* but the settings have adamw",
+        ),
+        (lambda training: training.update(optimizer=training["optimizer"]["weights"]), "of an older format"),
+        (lambda training: training["encoders"].popitem(), "Missing key"),
+    ],
+)
+def test_a_checkpoint_of_other_settings_is_refused_with_its_name(finished, tmp_path, change, reason):
+    run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
+    info, training = load_checkpoint(latest_checkpoint(run.checkpoints))
+    change(training)
+    save_checkpoint(run.checkpoints, info, training)
+    with pytest.raises(RunError, match=rf"step-14 does not match the run's settings \(.*{reason}.*\).*resume it with"):
+        Trainer.open(run.config(), run, resume=True)
+
+
+def test_a_run_that_another_process_has_just_saved_is_not_taken_back(finished, tmp_path, monkeypatch):
+    run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
+    create_order = loop.create_order
+
+    def meanwhile(*arguments):
+        (run.checkpoints / "step-15").mkdir()
+        return create_order(*arguments)
+
+    monkeypatch.setattr(loop, "create_order", meanwhile)
+    with pytest.raises(RunError, match="another process has just written a checkpoint"):
+        Trainer.open(run.config(), run, resume=True)
+    assert 14 in {snapshot.step for snapshot in list_snapshots(run.state)}
+
+
+# Kills
+
+
+KILLED = (
+    "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=8",
+    "checkpoint.every_steps=7", "canonical_shards=2", "blocks_per_shard=15", "window_blocks=4",
+)  # fmt: skip
+
+
+@pytest.fixture
+def start(start_program, pairs_dataset):
+    """Return a function that starts or resumes a run, 15 steps an epoch, in a process of its own."""
+
+    def start(run, epochs, budget="none"):
+        all_settings = (*KILLED, f"epochs={epochs}", f"state.memory_budget={budget}")
+        settings = [part for setting in all_settings for part in ("--set", setting)]
+        return start_program("train", "--data", pairs_dataset.path, "--out", run.path, "--resume", *settings)
+
+    return start
+
+
+def finish(program):
+    code, _, errors = program.end()
+    assert code == 0, errors
+
+
+def kill_once_it_has_made(program, run, steps):
+    while len(run.metrics_file.read_text().splitlines()) < steps if run.metrics_file.exists() else True:
+        assert program.is_running(), program.end()
+        time.sleep(0.01)
+    program.kill()
+    program.end()
+
+
+@pytest.mark.parametrize(("kills", "epochs"), [(1, 2), pytest.param(100, 20, marks=pytest.mark.soak)])
+def test_a_run_killed_and_resumed_with_all_or_few_rows_in_memory_has_the_losses_of_one_never_killed(
+    start, tmp_path, kills, epochs
+):
+    whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
+    finish(start(whole, epochs))
+    steps = len(losses(whole))
+    assert steps == 15 * epochs
+    budgets = cycle(["40KB", "none"])
+    for target in sorted(random.Random(kills).sample(range(2, steps), kills)):
+        kill_once_it_has_made(start(broken, epochs, next(budgets)), broken, target)
+    finish(start(broken, epochs, next(budgets)))
+    assert [line["step"] for line in lines(broken)] == list(range(1, steps + 1))
+    assert losses(broken) == losses(whole)
+    assert_same_state(broken, whole)

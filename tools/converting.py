@@ -1,0 +1,207 @@
+"""Run a conversion: list the source, announce what will be written, convert, and sum up. Imported when it runs."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Timer
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+from click.core import ParameterSource
+from numpy.typing import NDArray
+
+from ..pipeline.conversion.convert import ConvertSettings, Summary
+from ..pipeline.conversion.convert import convert as convert_source
+from ..pipeline.conversion.partial import Partial, refuse_existing
+from ..pipeline.conversion.plan import largest_bytes
+from ..pipeline.conversion.shard_pool import Counts, start_workers_early
+from ..pipeline.dataset_index import ERRORS_FILE, TOKENIZER_FILE, ImagePolicy
+from ..pipeline.errors import DatasetExistsError, SourceError
+from ..pipeline.sources import Groups, Source
+from ..pipeline.sources.selection import hold_out, long_tail
+from .convert_sources import Kind
+from .plain_text import plain_text
+from .progress import progress_bar
+
+SECONDS_UNTIL_TOLD = 2.0
+
+
+class Split(NamedTuple):
+    """One dataset to write."""
+
+    out: Path
+    source: Source
+    selection: NDArray[np.int64] | None
+    """Source indices; None for all."""
+    groups: Groups | None
+
+    @property
+    def samples(self) -> int:
+        return len(self.source) if self.selection is None else len(self.selection)
+
+    @property
+    def classes(self) -> str:
+        """` of 3 classes`; empty for a source without classes."""
+        if self.groups is None:
+            return ""
+        of_sample = self.groups.of_sample if self.selection is None else self.groups.of_sample[self.selection]
+        unlabelled = [i for i, name in enumerate(self.groups.names) if not name]  # samples without a class share one
+        return f" of {len(np.setdiff1d(of_sample, unlabelled)):,} classes"
+
+
+def run(
+    kind: Kind, src: Any, own: dict[str, Any], out: Path, *, seed: int, workers: int | None, resume: bool,
+    overwrite: bool, max_size: int, quality: int, holdout: float | None = None, longtail: float | None = None,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Convert `src`, opened with the kind's `own` options, to `out` and perhaps `out`-test."""
+    for value in (src, *own.values()):
+        for path in value if isinstance(value, tuple) else (value,):
+            if isinstance(path, Path) and path.resolve().is_relative_to(out.resolve()):
+                raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
+    settings = ConvertSettings(seed=seed, image=ImagePolicy(max_size=max_size, quality=quality), **options)
+    outs = [out, out.with_name(f"{out.name}-test")] if kind.own_test or holdout else [out]
+    if not resume:
+        for path in outs:
+            refuse_existing(path, overwrite=overwrite)
+    start_workers_early()
+    with _told_when_slow(f"listing {kind.name} …"):
+        splits = _splits(kind.open(src, **own), outs, seed, holdout, longtail)
+        _announce(splits)
+    for split in splits:
+        _convert(split, settings, workers=workers, resume=resume, overwrite=overwrite,
+                 tokenizer_from=None if split.out == out else out / TOKENIZER_FILE)  # fmt: skip
+    click.echo(f"next: thermopile show {out} --out {out.name}.png; thermopile train --data {out} --out runs/{out.name}")
+
+
+@contextmanager
+def _told_when_slow(words: str) -> Iterator[None]:
+    timer = Timer(SECONDS_UNTIL_TOLD, click.echo, [words], {"err": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _splits(
+    sources: tuple[Source, ...], outs: list[Path], seed: int, holdout: float | None, longtail: float | None
+) -> list[Split]:
+    """Return the datasets to write. The test set is held out first; the long tail is cut from the rest."""
+    source, *own_test = sources
+    groups, train, test = source.groups(), None, None
+    _refuse_what_no_sample_has(source, groups)
+    if holdout:
+        train, test = hold_out(len(source), groups, holdout, seed)
+    if longtail:
+        if groups is None:
+            raise click.UsageError("--longtail needs classes, and this source has none")
+        train = long_tail(np.arange(len(source)) if train is None else train, groups, longtail, seed)
+    splits = [Split(outs[0], source, train, groups)]
+    if own_test:
+        splits.append(Split(outs[1], own_test[0], None, own_test[0].groups()))
+    elif holdout:
+        splits.append(Split(outs[1], source, test, groups))
+    return splits
+
+
+def _refuse_what_no_sample_has(source: Source, groups: Groups | None) -> None:
+    """Refuse names given on the command line that no sample has, as they may be mistyped; defaults may be absent."""
+    context = click.get_current_context()
+    for option, found in (("caption", source.mode == "pairs"), ("group", groups is not None)):
+        given, by = context.params.get(option), context.get_parameter_source(option)
+        if given and not found and by is ParameterSource.COMMANDLINE:
+            raise SourceError(f"--{option} {given!r} matches no sample; choose another, or none: --{option} ''")
+
+
+def _announce(splits: list[Split]) -> None:
+    """Print one line per dataset on stderr, and a warning if the disk may be too small."""
+    needed = 0
+    for split in splits:
+        words = f"{split.out.name}: {split.samples:,} samples{split.classes}"
+        if (stored := split.source.stored_bytes()) is not None:
+            here = stored * split.samples // len(split.source)
+            needed += (most := largest_bytes(split.samples, here)) - bytes_written(Partial(split.out).path)
+            words += f", {_size(here)} in the source, at most about {_size(most)} in {split.out}"
+        click.echo(words, err=True)
+    out = splits[0].out.absolute()
+    folder = next(folder for folder in (out, *out.parents) if folder.exists())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        click.echo(f"Warning: this needs up to {_size(needed)}, but only {_size(free)} are free in {folder}; free some "
+                   "space or lower --max-size. If the disk fills up, continue with --resume.", err=True)  # fmt: skip
+
+
+def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: Any) -> None:
+    try:
+        with progress_bar(f"converting {split.out.name}", split.samples) as bar:
+            bar.update(0, "preparing")
+            summary = convert_source(split.source, split.out, settings, selection=split.selection, resume=resume,
+                                     on_progress=_Shown(bar.update), **how)  # fmt: skip
+    except DatasetExistsError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        if Partial(split.out).in_progress and "--resume" not in str(error):
+            click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
+        raise
+    _say_summary(summary, split, settings)
+
+
+class _Shown:
+    """Shows a conversion's progress, rate and number of samples left out on a bar."""
+
+    def __init__(self, update: Callable[[int, str], None]) -> None:
+        self._update = update
+        self._started: float | None = None
+        self._first = self._last = 0
+
+    def __call__(self, counts: Counts) -> None:
+        if self._started is None or counts.done == self._first:  # the workers are still starting
+            self._started, self._first = time.monotonic(), counts.done
+        elif counts.done != self._last:
+            rate = (counts.done - self._first) / (time.monotonic() - self._started)
+            left_out = f", {counts.left_out:,} left out" if counts.left_out else ""
+            self._update(counts.done, f"{rate:,.0f} img/s{left_out}")
+        self._last = counts.done
+
+
+def _say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> None:
+    """Print what was converted on stdout."""
+    shards = "1 shard" if summary.shards == 1 else f"{summary.shards:,} shards"
+    result = f"{summary.samples:,} samples{split.classes} in {shards}, {_size(bytes_written(summary.path))}"
+    if not summary.seen:
+        click.echo(f"{summary.path} is complete: {result}; nothing to convert")
+    else:
+        rate = summary.seen / max(summary.seconds, 1e-9)
+        click.echo(f"{summary.path}: {result}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
+    if summary.left_out:
+        reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
+        click.echo(f"  {summary.left_out:,} left out, see {summary.path / ERRORS_FILE}: {reasons}")
+    if summary.truncated:
+        click.echo(f"  {summary.truncated:,} captions were truncated to {settings.context_length} tokens")
+
+
+def _size(count: int) -> str:
+    """Format a number of bytes."""
+    number, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while number >= 1000 and len(units) > 1:
+        number /= 1000
+        units.pop(0)
+    return f"{number:.0f} {units[0]}" if units[0] == "B" else f"{number:.1f} {units[0]}"
+
+
+def bytes_written(folder: Path) -> int:
+    """Return the bytes of all files in a folder, 0 if it is missing; files may vanish while they are counted."""
+    total = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):
+            found = file.stat()
+            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total

@@ -1,0 +1,105 @@
+"""Single samples: their rows of the samples table and of the state, at one snapshot and at all of a run's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...pipeline.dataset import PLACE_IN_SHARD
+from ...state_store import Snapshot, StateReader
+from ...state_store.schema import VISITS
+from ...trainer.errors import ConfigError
+from .run import Inspection
+from .state_blocks import Rows
+from .survey import Side
+from .through_time import read_every_snapshot
+
+Row = dict[str, float | int]
+"""Column of the state -> value: the fields, `visits`, `last_step`. log_s is -inf while visits is 0."""
+
+
+class StateAt(NamedTuple):
+    """A sample's row at one snapshot."""
+
+    snapshot: Snapshot
+    values: Row
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample of a run."""
+
+    sample_id: int
+    state: Row
+    """At the inspected snapshot; empty before the first one."""
+    table: dict[str, Any]
+    """Column of the samples table -> value: uri, key, caption, group, …; empty without the dataset."""
+    history: list[StateAt] = field(default_factory=list)
+    """Oldest first; empty if the run has no snapshot, or if only the inspected one was read."""
+    ranks: dict[str, float] = field(default_factory=dict)
+    """Side -> share of the visited samples with a lower tau at the inspected snapshot, 0 … 1. Empty if the sample
+    was not visited or no survey was given."""
+
+
+def read_samples(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int, Sample]:
+    """Return samples at the inspected snapshot by id, 0 … n - 1, each once.
+
+    Raises DatasetError, DamagedChunkError, SnapshotNotFoundError.
+    """
+    ids = sorted(set(sample_ids))
+    rows = inspection.dataset.rows(ids) if inspection.dataset else [{} for _ in ids]
+    for row in rows:
+        row.pop(PLACE_IN_SHARD, None)
+    state = read_rows(inspection.reader, ids) if inspection.reader else {}
+    return {id: Sample(id, state.get(id, {}), row) for id, row in zip(ids, rows, strict=True)}
+
+
+def read_histories(inspection: Inspection, sample_ids: Sequence[int], sides: Sequence[Side] = ()) -> list[Sample]:
+    """Read samples at every snapshot, in the order of the ids, each once. `sides`: from a survey, to rank by.
+
+    A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
+    Raises ConfigError for an id that neither the state nor the dataset has, and as `read_samples` does.
+    """
+    reader, dataset = inspection.reader, inspection.dataset
+    count = reader.samples if reader else dataset.n if dataset else None
+    if count is not None and (unknown := [str(id) for id in sample_ids if not 0 <= id < count]):
+        raise ConfigError(
+            f"no such sample: {', '.join(unknown)}; the run has {count:,} samples, with ids 0 … {count - 1}"
+        )
+    samples = read_samples(inspection, sample_ids)
+
+    def read(reader: StateReader) -> tuple[Snapshot, dict[int, Row]]:
+        return reader.snapshot, read_rows(reader, list(samples))
+
+    found = read_every_snapshot(inspection, read) if reader else []
+    return [
+        replace(
+            sample, history=[StateAt(snapshot, rows[sample.sample_id]) for snapshot, rows in found],
+            ranks={side.name: side.tau.share_below(sample.state[f"{side.name}/tau"])
+                   for side in sides if sample.state[VISITS]},
+        )
+        for sample in map(samples.__getitem__, dict.fromkeys(sample_ids))
+    ]  # fmt: skip
+
+
+def read_rows(reader: StateReader, sample_ids: Sequence[int]) -> dict[int, Row]:
+    """Return rows of the state by id."""
+    columns = read_ids(reader, np.array(sample_ids, np.int64), reader.columns)
+    values = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return {id: dict(zip(columns, row, strict=True)) for id, row in zip(sample_ids, values, strict=True)}
+
+
+def read_ids(reader: StateReader, sample_ids: NDArray[np.int64], columns: Sequence[str]) -> Rows:
+    """Read columns of the state for ids, int64 [b], in the given order; each block is read once."""
+    order = np.argsort(sample_ids, kind="stable")
+    blocks = sample_ids[order] // reader.block_rows
+    found: Rows = {name: np.empty(len(order), np.float32 if name in reader.fields else np.uint32) for name in columns}
+    for places in np.split(order, np.flatnonzero(np.diff(blocks, prepend=-1)))[1:]:
+        ids = sample_ids[places]
+        for name, values in reader.rows(int(ids[0]), int(ids[-1]) + 1, columns).items():
+            found[name][places] = values[ids - ids[0]]
+    return found

@@ -1,0 +1,279 @@
+"""Start or resume a run as `thermopile train` was asked to. Imported when it runs; torch is imported last."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..pipeline.dataset import Dataset
+from ..pipeline.errors import DatasetError
+from ..state_store.ranks import agreement
+from ..trainer.config import TrainConfig, to_tree
+from ..trainer.config_layers import Layers, apply_overrides, preset_names, read_toml
+from ..trainer.errors import ConfigError, RanksLostError, RunError
+from ..trainer.run_directory import RunDirectory
+from ..trainer.world import World, joined_world, refuse_separate_directories
+from .dataset_path import DatasetPath
+from .eval_cmd import LABELS
+from .plain_text import MAX_ERROR_CHARACTERS, plain_text
+from .progress import ProgressBar, progress_bar
+
+if TYPE_CHECKING:
+    from ..trainer.loop import Trainer
+    from ..trainer.resume_settings import Change
+    from ..trainer.step_report import StepReport
+
+SHOWN = {
+    "data_wait": "data wait", "store_wait": "store wait", "write_backlog": "backlog", "forward_backward": "fwd+bwd",
+    "optimizer": "optim", "communication": "comm", "other": "other",
+}  # fmt: skip
+"""Part of a step -> its name in the progress line."""
+STEADY_STEPS = 50
+"""Steps until start-up waits have passed."""
+_COMMAND_LINE = "--set"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of `thermopile train`."""
+
+    data: Path | None
+    out: Path | None
+    preset: str | None
+    config_file: Path | None
+    overrides: tuple[str, ...]
+    init_from: str | None
+    on_nan: str | None
+    resume: bool
+    allowed: tuple[str, ...]
+    accept_config: bool
+    allow_code: bool
+    print_config: bool
+
+
+def train(asked: Asked) -> bool:
+    """Train, or print the settings. Return False if a signal stopped the run."""
+    run = None if asked.out is None else RunDirectory(asked.out)
+    # Check settings and dataset before importing torch, which takes seconds.
+    with _ended_if_ranks_are_lost(), joined_world() as world:
+        with agreement(world.control, ConfigError):
+            _check_paths(asked)
+            if run is not None and not (asked.resume or asked.print_config):
+                run.refuse_existing()
+            is_begun = run is not None and asked.resume and run.exists()
+        # Use one rank's answer: it may have started the run before another rank looked.
+        begun = run if world.control.broadcast(is_begun) else None
+        if begun is not None and not asked.print_config:
+            refuse_separate_directories(world, begun.path)
+        changes: list[Change] = []
+        with agreement(world.control, ConfigError):
+            recorded = None if begun is None else begun.config_to_resume(accept_edits=asked.accept_config)
+            layers = _layers(asked, begun, recorded)
+            settings = layers.load()
+            if not (asked.allow_code or asked.print_config):
+                _refuse_code(settings, layers)
+        if begun is None or recorded is None:
+            settings = _new(settings, world, asked)
+        else:
+            settings, changes = _resumed(settings, begun, recorded, world, asked.allowed)
+        if asked.print_config and world.is_first:
+            from .shown_settings import shown_settings
+
+            for change in changes:
+                click.echo(change.arrow, err=True)
+            click.echo(shown_settings(settings, layers))
+        if run is None or asked.print_config:
+            return True
+        return _train(settings, run, world, resuming=begun is not None, accepted=asked.accept_config)
+
+
+@contextmanager
+def _ended_if_ranks_are_lost() -> Iterator[None]:
+    """If other ranks are lost, print the error and exit at once, since threads may be waiting for them."""
+    try:
+        yield
+    except RanksLostError as error:
+        click.echo(f"Error: {plain_text(str(error), MAX_ERROR_CHARACTERS)}", err=True)
+        os._exit(1)
+
+
+def _check_paths(asked: Asked) -> None:
+    """Refuse unusable paths here, not in click's parsing, so that all ranks learn of it."""
+    if asked.out is None and not asked.print_config:
+        raise click.UsageError("Missing option '--out': the run directory")
+    if asked.data is not None:
+        option = next(param for param in click.get_current_context().command.params if param.name == "data")
+        DatasetPath().convert(asked.data, option, None)
+    if asked.config_file is not None and not asked.config_file.is_file():
+        raise click.UsageError(f"Invalid value for '--config': file {asked.config_file} does not exist")
+
+
+def _layers(asked: Asked, begun: RunDirectory | None, recorded: TrainConfig | None) -> Layers:
+    """Return the settings that the run has, if it has begun, below those of the command line."""
+    layers = Layers()
+    if begun is not None and recorded is not None:
+        layers.add(to_tree(recorded), str(begun.config_file))
+    if asked.preset is not None:
+        layers.add_preset(asked.preset)
+    if asked.config_file is not None:
+        layers.add(read_toml(asked.config_file), f"--config {asked.config_file}")
+    overrides: dict[str, Any] = {}
+    apply_overrides(overrides, asked.overrides)
+    layers.add(overrides, _COMMAND_LINE)
+    for key in ("init_from", "on_nan"):
+        if (value := getattr(asked, key)) is not None:
+            layers.add({key: value}, f"--{key.replace('_', '-')}")
+    if asked.data is not None:
+        layers.add({"data": {"path": str(asked.data.resolve())}}, "--data")
+    return layers
+
+
+def _refuse_code(settings: TrainConfig, layers: Layers) -> None:
+    """Refuse code named in a config file, which may come from someone else."""
+    key, code = "data.augmentation", settings.data.augmentation
+    # Compare whole names: an untrusted directory may be called "preset x".
+    own = {_COMMAND_LINE, *(f"preset {name}" for name in preset_names())}
+    if code and (origin := layers.origins[key]) not in own:
+        raise ConfigError(
+            f"{origin} sets {key} = {code!r}, which imports that module and runs its code. "
+            f"If you trust it, add --allow-code; a new run can drop it with --set {key}="
+        )
+
+
+def _new(settings: TrainConfig, world: World, asked: Asked) -> TrainConfig:
+    """Return the settings of a new run, resolved if there is a dataset. All ranks call it."""
+    with agreement(world.control, ConfigError):
+        dataset = Dataset(Path(settings.data.path)) if settings.data.path else None
+        if dataset is None and not asked.print_config:
+            start = f"{asked.out} has no run to resume, and a new one has " if asked.resume else ""
+            raise click.UsageError(f"{start}no dataset: pass --data, a directory written by `thermopile convert`")
+    source = ""
+    with agreement(world.control, RunError):
+        if settings.init_from and world.is_first:
+            from ..trainer.encoders.initial_weights import pinned
+
+            source = pinned(settings.init_from)
+    # Use one rank's answer: the other run may still be training and have a newer checkpoint by now.
+    init_from, source = world.control.broadcast((settings.init_from, source))
+    if settings.init_from == init_from:  # a rank with another value is refused later, with its other differences
+        settings = settings.model_copy(update={"init_from": source})
+    if dataset is None:
+        return settings
+    from ..trainer.build import resolve
+
+    with agreement(world.control, ConfigError):
+        return resolve(settings, dataset, world)
+
+
+def _resumed(
+    asked: TrainConfig, run: RunDirectory, recorded: TrainConfig, world: World, allowed: tuple[str, ...]
+) -> tuple[TrainConfig, list[Change]]:
+    """Return the run's settings with the allowed changes, and those changes; refuse any other change by name.
+
+    All ranks call it.
+    """
+    with agreement(world.control, ConfigError):
+        try:
+            dataset = Dataset(Path(asked.data.path))
+        except DatasetError as error:
+            moved = "If the run's dataset was moved, pass its new path with --data."
+            raise DatasetError(f"{error} {moved}") from error
+    from ..trainer.build import resolve
+    from ..trainer.resume_settings import allowed_changes, as_recorded
+
+    with agreement(world.control, ConfigError):
+        asked = as_recorded(asked, recorded)
+        # Resolve the recorded settings too, so that settings added since then get their defaults.
+        recorded, asked = resolve(recorded, dataset, world), resolve(asked, dataset, world)
+        return asked, allowed_changes(run.path, recorded, asked, allowed)
+
+
+def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool, accepted: bool) -> bool:
+    """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
+    from ..trainer.loop import Trainer
+    from ..trainer.preemption import StopRequest
+    from ..trainer.warnings_log import warnings_log
+
+    def say(text: str, err: bool = True) -> None:
+        if world.is_first:
+            click.echo(f"{run.path}: {text}", err=err)
+
+    with (
+        warnings_log(run.warnings_file, world.rank if world.size > 1 else None),
+        Trainer.open(settings, run, resume=resuming, world=world) as trainer,
+    ):
+        finished = trainer.steps_done >= trainer.total_steps
+        if resuming and world.is_first and (accepted or not finished):
+            run.record(settings)  # the data's new path and other allowed changes
+        if finished:
+            say(f"finished at step {trainer.steps_done:,}; nothing to do", err=False)
+            return True
+        if resuming:
+            say(f"resuming at step {trainer.steps_done:,}")
+        for advice in trainer.advice() if world.is_first else ():
+            _log.warning("%s", advice)
+        say(_in_words(trainer))
+        with (
+            progress_bar("training", trainer.total_steps, hidden=not world.is_first) as bar,
+            StopRequest(_acknowledge) as stop,
+        ):
+            bar.update(trainer.steps_done)
+            trainer.run(_Shown(bar, trainer.steps_done), stop, lambda line: bar.note(_scores_in_words(line)))
+        if trainer.steps_done < trainer.total_steps:
+            done, signal = f"{trainer.steps_done:,}", stop.name or "a signal to another rank"
+            say(f"stopped at step {done} by {signal}, checkpoint written; continue with --resume", err=False)
+            return False
+    say(f"trained {trainer.total_steps:,} steps; next: `thermopile inspect {run.path}`", err=False)
+    return True
+
+
+def _in_words(trainer: Trainer) -> str:
+    """Describe the training in one line."""
+    dataset, config = trainer.dataset, trainer.config
+    parameters = sum(weights.numel() for weights in trainer.encoders.parameters())
+    ranks = f" on {trainer.world.size} ranks" if trainer.world.size > 1 else ""
+    return (f"{dataset.n:,} {'pairs' if trainer.mode == 'bimodal' else 'pictures'} from {dataset.path}, "
+            f"{trainer.device}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
+            f"{config.epochs:,} {'epoch' if config.epochs == 1 else 'epochs'}")  # fmt: skip
+
+
+def _acknowledge(signal_name: str) -> None:
+    # Not through sys.stderr: the signal may have interrupted a write to it.
+    words = f"\n{signal_name}: writing a checkpoint, then stopping; a second signal ends the run at once\n"
+    os.write(2, words.encode())
+
+
+class _Shown:
+    """Shows step reports in the progress bar, and each hint about a wait once."""
+
+    def __init__(self, bar: ProgressBar, first_step: int) -> None:
+        self._bar, self._hints_from = bar, first_step + STEADY_STEPS
+        self._hinted: set[str] = set()
+
+    def __call__(self, report: StepReport) -> None:
+        from ..trainer.step_report import hints
+
+        tau = "" if report.tau_mean is None else f"tau {report.tau_mean:.4f}  "
+        shares = "  ".join(f"{words} {report.split[part]:.0%}" for part, words in SHOWN.items() if part in report.split)
+        speed = f"{report.samples_per_second:,.0f} samples/s"
+        self._bar.update(report.step, f"loss {report.loss:.4f}  {tau}{speed}  {shares}")
+        for part, hint in hints(report.split).items():
+            if report.step >= self._hints_from and part not in self._hinted:
+                self._hinted.add(part)
+                self._bar.note(hint)
+
+
+def _scores_in_words(line: dict[str, Any]) -> str:
+    """Summarise an evaluation in one line: each method's first score over all samples."""
+    firsts = {method: next(iter(variants.items())) for method, variants in line["evaluation"].items()}
+    scores = (f"{LABELS[method].format(variant)}: {of['all']:.1%}" for method, (variant, of) in firsts.items())
+    return f"step {line['step']:,}: {'; '.join(scores)}"

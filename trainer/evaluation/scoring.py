@@ -1,0 +1,146 @@
+"""The methods that score features: k-NN, linear probes, retrieval and zero-shot. All settings are fixed, none tuned."""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+MAX_SIMILARITIES = 1 << 24
+"""Similarities held at once: 64 MiB of float32, and a few times that for derived values."""
+
+LBFGS_ITERATIONS = 1000
+
+# The SGD probe: iSogCLR (ICML 2023), linear evaluation.
+EPOCHS, BATCH, LEARNING_RATE, MOMENTUM = 100, 256, 30.0, 0.9
+DROPS, DROP = (40, 60, 80), 0.2
+"""Epochs before which the learning rate is multiplied by DROP."""
+
+TEMPLATES = ("a photo of a {}",)
+PLACE = re.compile(r"\{(lower)?\}")
+"""Placeholder for the class name: {} unchanged, {lower} in lower case, for tokenizers that distinguish case."""
+
+OnCount = Callable[[int, int], None]
+"""Called with the amount done and the total."""
+
+
+@torch.inference_mode()
+def knn(train: Tensor, labels: Tensor, test: Tensor, ks: Sequence[int], on_progress: OnCount) -> dict[int, Tensor]:
+    """For each k, return the most frequent class among a test sample's k nearest training samples, int64 [m].
+
+    train, test: float32 [n, d] and [m, d], rows of norm 1; nearest means the highest inner product. labels: int64 [n],
+    from 0. ks: distinct, each 1 … n. A tie goes to the class with the nearest sample.
+    """
+    predicted: dict[int, list[Tensor]] = {k: [] for k in ks}
+    for chunk in _chunks(len(test), len(train)):
+        nearest = (test[chunk] @ train.T).topk(max(ks)).indices
+        for k in ks:
+            predicted[k].append(_vote(labels[nearest[:, :k]]))
+        on_progress(chunk.stop, len(test))
+    return {k: torch.cat(parts) for k, parts in predicted.items()}
+
+
+def _vote(neighbours: Tensor) -> Tensor:
+    """Return the most frequent class per row, int64 [rows]; neighbours: classes, int64 [rows, k], nearest first."""
+    votes = neighbours.new_zeros(len(neighbours), int(neighbours.max()) + 1)
+    votes.scatter_add_(1, neighbours, torch.ones_like(neighbours))
+    of_neighbour = votes.gather(1, neighbours)
+    # argmax may return any of several maxima, so a weight that falls with the position marks the first.
+    falling = torch.arange(neighbours.shape[1], 0, -1, device=neighbours.device)
+    winner = ((of_neighbour == of_neighbour.amax(1, keepdim=True)) * falling).argmax(1, keepdim=True)
+    return neighbours.gather(1, winner).squeeze(1)
+
+
+def lbfgs_probe(train: Tensor, labels: Tensor, test: Tensor) -> tuple[Tensor, bool]:
+    """Predict classes by scikit-learn's logistic regression (L2, C = 1) on standardised features.
+
+    train, test: float32 [n, d] and [m, d]. labels: int64 [n], at least two distinct. Standardised by the training set's
+    mean and standard deviation. Returns the classes, int64 [m] on the CPU, and whether the solver converged.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler()
+    model = LogisticRegression(max_iter=LBFGS_ITERATIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the caller is told
+        model.fit(scaler.fit_transform(train.cpu().numpy()), labels.cpu().numpy())
+    predicted = torch.from_numpy(model.predict(scaler.transform(test.cpu().numpy())))
+    return predicted, int(model.n_iter_.max()) < LBFGS_ITERATIONS
+
+
+def sgd_probe(train: Tensor, labels: Tensor, test: Tensor, on_progress: OnCount, seed: int = 0) -> Tensor:
+    """Predict classes by the papers' recipe: SGD with Nesterov momentum, no weight decay, step decay of the rate.
+
+    train, test: float32 [n, d] and [m, d], rows of norm 1, which this high a learning rate requires. labels: int64 [n],
+    from 0. Returns int64 [m], from the last epoch's classifier. `seed` determines the order of the samples.
+    Source: iSogCLR (ICML 2023), which does not state the momentum; 0.9 as in MoCo, whose recipe it is.
+    """
+    model = nn.Linear(train.shape[1], int(labels.max()) + 1, device=train.device)
+    nn.init.zeros_(model.weight)  # the loss is convex: there is no symmetry to break
+    nn.init.zeros_(model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM, nesterov=True)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(DROPS), DROP)
+    generator = torch.Generator().manual_seed(seed)
+    for epoch in range(EPOCHS):
+        shuffled = torch.randperm(len(train), generator=generator).to(train.device)
+        for first in range(0, len(train), BATCH):
+            rows = shuffled[first : first + BATCH]
+            loss = F.cross_entropy(model(train[rows]), labels[rows])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        schedule.step()
+        on_progress(epoch + 1, EPOCHS)
+    with torch.inference_mode():
+        predicted: Tensor = model(test).argmax(1)
+    return predicted
+
+
+@torch.inference_mode()
+def retrieval_ranks(queries: Tensor, gallery: Tensor, wanted: Tensor, holds: Tensor, on_progress: OnCount) -> Tensor:
+    """Count wrong gallery entries ranked before each query's first right one, int64 [q]; 0 is a hit at 1.
+
+    queries, gallery: float32 [q, d] and [g, d], rows of norm 1. Entry j is right for query i if holds[j] == wanted[i],
+    int64 [g] and [q]; every query has a right entry. Ties count as wrong entries ranked before, so constant features
+    find nothing.
+    """
+    found = []
+    for chunk in _chunks(len(queries), len(gallery)):
+        similarity = queries[chunk] @ gallery.T
+        right = wanted[chunk, None] == holds
+        best = similarity.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
+        found.append(((similarity >= best) & ~right).sum(1))
+        on_progress(chunk.stop, len(queries))
+    return torch.cat(found)
+
+
+def _chunks(queries: int, gallery: int) -> Iterator[slice]:
+    """Yield slices of the queries, in order; each has at most MAX_SIMILARITIES pairs, but at least one query."""
+    rows = max(1, MAX_SIMILARITIES // max(1, gallery))
+    return (slice(first, min(first + rows, queries)) for first in range(0, queries, rows))
+
+
+@torch.inference_mode()
+def zero_shot(
+    images: Tensor, names: Sequence[str], templates: Sequence[str], encode: Callable[[list[str]], Tensor]
+) -> Tensor:
+    """Return the index in `names` of each image's class, int64 [m]; no labels of training samples are used.
+
+    images: float32 [m, d], rows of norm 1. encode: texts → float32 [texts, d], rows of norm 1. A class's feature is the
+    normalised mean over the templates. Source: CLIP (Radford et al. 2021), section 3.1.4.
+    """
+    texts = encode(prompts(names, templates)).view(len(names), len(templates), -1)
+    return (images @ F.normalize(texts.mean(1), dim=-1).T).argmax(1)
+
+
+def prompts(names: Sequence[str], templates: Sequence[str]) -> list[str]:
+    """Return every template filled with every name, ordered by name."""
+    return [_prompt(template, name) for name in names for template in templates]
+
+
+def _prompt(template: str, name: str) -> str:
+    return PLACE.sub(lambda place: name.lower() if place[1] else name, template)

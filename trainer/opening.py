@@ -1,0 +1,180 @@
+"""Opening a run: what its ranks start from, which must be the same, and the samples' state at that point."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .._version import __version__
+from ..pipeline.dataset import Dataset
+from ..pipeline.order import ORDER_VERSION, Order
+from ..state_store import DamagedChunkError, SnapshotNotFoundError, StateStore
+from ..state_store.ranks import agreement
+from .checkpoint import CheckpointInfo, Loaded, checkpoints_in, latest_checkpoint, load_latest, remove_checkpoints
+from .config import TrainConfig, flat, to_tree
+from .errors import ConfigError, RunError
+from .objectives import Objective
+from .resume_settings import changes_since
+from .run_directory import RunDirectory
+from .world import World
+
+MAY_DIFFER = frozenset({"data.path", "data.workers", "evaluation.test", "evaluation.train"})
+"""Settings that may differ between ranks: dataset paths, because fingerprints are compared and only rank 0 evaluates,
+and the number of decoding cores. All others must be equal."""
+
+MAX_NAMED = 10
+LOSS_SCALE = "loss_scale"
+
+_log = logging.getLogger(__name__)
+
+
+def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: bool) -> tuple[Dataset, Loaded | None]:
+    """Return the run's dataset, and the newest intact checkpoint if it is to resume from one. Called by all ranks.
+
+    Writes nothing. Raises ConfigError, RunError, DatasetError, OSError; on every rank if one fails or they differ.
+    """
+    with agreement(world.control, RunError):
+        run.refuse_links()
+        dataset = Dataset(Path(config.data.path))
+        start = load_latest(run.checkpoints) if resume else None
+        if start is not None:
+            _check_settings(config, start, world)
+    refuse_differences(world, config, dataset, start and start.info)
+    if resume and start is None and world.is_first:
+        _log.warning("%s has no checkpoint: the run starts over at step 0", run.path)
+    return dataset, start
+
+
+def open_store(
+    config: TrainConfig, run: RunDirectory, world: World, start: Loaded | None,
+    dataset: Dataset, objective: Objective, order: Order, device: torch.device,
+) -> tuple[StateStore, Loaded | None]:  # fmt: skip
+    """Open the state at a checkpoint's snapshot; if damaged, at an earlier checkpoint's, which is returned with it.
+
+    Without a checkpoint the state is created, or returned to its initial values if a run was killed before its first
+    one. Called by all ranks. Raises RunError, StateStoreError, OSError.
+    """
+    settings: dict[str, Any] = {
+        "samples": dataset.n,
+        "fields": objective.fields,
+        "dataset_fingerprint": dataset.index.fingerprint,
+        "device": device,
+        "memory_budget": config.state.memory_budget,
+        "ranks": world.snapshots,
+        "owned": order.rank_ids(world.rank, world.size),
+    }
+    if start is None:
+        if world.control.broadcast(run.state.exists()):
+            return StateStore.open(run.state, at="step-0", **settings), None
+        return StateStore.create(run.state, block_rows=order.block_rows, **settings), None
+    newest = start.newest
+
+    def confirm() -> None:
+        if latest_checkpoint(run.checkpoints) != newest:
+            raise RunError(f"another process has just written a checkpoint in {run.checkpoints}; resume again")
+
+    while True:
+        try:
+            store = StateStore.open(run.state, at=start.info.snapshot, confirm=confirm, **settings)
+        except Exception as error:  # whatever fails on one rank, fails on all
+            is_damaged = world.any_rank(isinstance(error, DamagedChunkError | SnapshotNotFoundError))
+            if not is_damaged or (earlier := _earlier(config, run, world, start)) is None:
+                raise
+            if world.is_first:
+                _log.warning("the state of %s is damaged (%s). Resuming from %s", start.path, error, earlier.path.name)
+            start = earlier
+        else:
+            if world.is_first:  # later checkpoints have lost their state
+                kept = {step for step in checkpoints_in(run.checkpoints) if step <= start.info.step}
+                remove_checkpoints(run.checkpoints, keep=kept)
+            return store, start
+
+
+def restore(start: Loaded, store: StateStore, parts: dict[str, Any]) -> int:
+    """Load a checkpoint into the parts of the model, by name; return the number of rows refused until then.
+
+    Raises RunError if the checkpoint does not fit them or the samples' state.
+    """
+    path, info, training, _ = start
+    if info.step != (taken_at := store.last_snapshot.step):
+        raise RunError(f"{path} is damaged: it is of step {info.step}, its state snapshot of step {taken_at}")
+    try:
+        for name, part in parts.items():
+            if name != LOSS_SCALE or training.get(name):  # empty without fp16
+                part.load_state_dict(training[name])
+        return int(training.get("refused_rows", 0))
+    except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RunError(
+            f"{path} does not match the run's settings ({reason}): it is from another run or version of thermopile; "
+            "resume it with the version that started it"
+        ) from error
+
+
+def _earlier(config: TrainConfig, run: RunDirectory, world: World, start: Loaded) -> Loaded | None:
+    """Return the newest intact checkpoint before another; the same on all ranks, or an error on all."""
+    with agreement(world.control, RunError):
+        earlier = load_latest(run.checkpoints, before=start.path)
+    name = earlier and earlier.path.name
+    of_first = world.control.broadcast(name)
+    with agreement(world.control, RunError):
+        if name != of_first:
+            raise RunError(f"the ranks differ: rank {world.rank} resumes from {name}, rank 0 from {of_first}")
+        if earlier is not None:
+            _check_settings(config, earlier, world)
+    return earlier
+
+
+def _check_settings(config: TrainConfig, start: Loaded, world: World) -> None:
+    """Warn of settings changed since a checkpoint was made. Raises ConfigError, RunError as changes_since."""
+    if (changes := changes_since(start.path, start.info.settings, config)) and world.is_first:
+        changed = "; ".join(change.arrow for change in changes)
+        _log.warning("the settings have changed since %s: %s", start.path, changed)
+    if start.info.order_version != ORDER_VERSION:
+        raise RunError(
+            f"{start.path} was made with sample order {start.info.order_version}, but this version uses order "
+            f"{ORDER_VERSION}; resume it with the version that started it"
+        )
+
+
+def refuse_differences(world: World, config: TrainConfig, dataset: Dataset, checkpoint: CheckpointInfo | None) -> None:
+    """Raise ConfigError on every rank, naming rank and setting, if the ranks differ. Called by all ranks.
+
+    config: resolved. checkpoint: the one to resume from.
+    """
+    own = facts(config, dataset, checkpoint)
+    if found := differences(world.control.broadcast(world.control.gather(own))):
+        more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+        raise ConfigError(
+            f"the ranks differ: {'; '.join(found[:MAX_NAMED])}{more}. "
+            "Start them all with the same settings, the same dataset and the same thermopile"
+        )
+
+
+def facts(config: TrainConfig, dataset: Dataset, checkpoint: CheckpointInfo | None) -> dict[str, Any]:
+    """Return everything that must be equal on all ranks, by name; small and picklable."""
+    return {
+        "thermopile": __version__,
+        "order_version": ORDER_VERSION,
+        "dataset fingerprint": dataset.index.fingerprint,
+        "dataset samples": dataset.n,
+        "checkpoint": checkpoint and f"step-{checkpoint.step} with snapshot {checkpoint.snapshot}",
+        **{key: value for key, value in flat(to_tree(config)).items() if key not in MAY_DIFFER},
+    }
+
+
+def differences(of_ranks: Sequence[dict[str, Any]]) -> list[str]:
+    """Describe each difference from rank 0: which rank, which fact, both values."""
+    first, *others = of_ranks
+
+    def shown(value: object) -> str:
+        return "none" if value is None else repr(value)
+
+    return [
+        f"rank {rank} has {key} = {shown(own.get(key))}, rank 0 {shown(first.get(key))}"
+        for rank, own in enumerate(others, start=1)
+        for key in (first | own)
+        if own.get(key) != first.get(key)
+    ]

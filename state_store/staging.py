@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..streams import Arriving, Copies, CudaDevice
 from .errors import FieldError
 from .schema import VISITS, Schema
 
@@ -22,8 +23,8 @@ class StagedRows:
     """float32 [fields, b]"""
     visits: torch.Tensor
     """int32 [b]"""
-    on_device: tuple[torch.Tensor, torch.Tensor] | None = None
-    arrived: torch.cuda.Event | None = None
+    on_device: Arriving | None = None
+    """Both, on a GPU."""
 
 
 class Staging:
@@ -33,35 +34,22 @@ class Staging:
         self._schema = schema
         # Through a tensor: this resolves `cuda` to the current GPU, such as `cuda:0`, as in the caller's tensors.
         self.device = torch.empty(0, device=device).device
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._copies = Copies(CudaDevice(self.device)) if self.device.type == "cuda" else None
 
     def rows(self, length: int) -> StagedRows:
         """Return empty host tensors for `length` rows."""
-        pinned = self._stream is not None
+        pinned = self._copies is not None
         values = torch.empty((len(self._schema.names), length), dtype=torch.float32, pin_memory=pinned)
         return StagedRows(values, torch.empty(length, dtype=torch.int32, pin_memory=pinned))
 
     def upload(self, staged: StagedRows) -> None:
         """Start copying rows to the device. Call it again after a change. Thread-safe."""
-        if self._stream is None:
-            return
-        with torch.cuda.stream(self._stream):
-            staged.on_device = (
-                staged.values.to(self.device, non_blocking=True),
-                staged.visits.to(self.device, non_blocking=True),
-            )
-            staged.arrived = self._stream.record_event()
+        if self._copies is not None:
+            staged.on_device = self._copies.upload((staged.values, staged.visits))
 
     def as_state(self, staged: StagedRows) -> dict[str, torch.Tensor]:
         """Return every field, float32 [b], and visits, int32 [b], on the device, for the caller's current stream."""
-        values, visits = staged.values, staged.visits
-        if staged.on_device is not None and staged.arrived is not None:
-            values, visits = staged.on_device
-            current = torch.cuda.current_stream(self.device)
-            current.wait_event(staged.arrived)
-            # They were allocated on the other stream, which must not reuse their memory while this one reads.
-            values.record_stream(current)
-            visits.record_stream(current)
+        values, visits = (staged.values, staged.visits) if staged.on_device is None else staged.on_device.here()
         return {**dict(zip(self._schema.names, values.unbind(0), strict=True)), VISITS: visits}
 
     def download(self, state: Mapping[str, torch.Tensor], length: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
@@ -78,19 +66,8 @@ class Staging:
                 )
         fields = [state[name].detach() for name in self._schema.names]
         host = self.rows(length).values
-        if self._stream is None:
-            for row, field in zip(host.numpy(), fields, strict=True):
-                row[:] = field.cpu().numpy()  # a tenth of the cost of a tensor's copy_, noticeable at 4,096 rows
-            return host, None
-        # Copied on the caller's stream first, so that later changes to the caller's tensors have no effect here.
-        together = torch.empty((len(fields), length), dtype=torch.float32, device=self.device)
-        for row, field in zip(together, fields, strict=True):
-            row.copy_(field, non_blocking=True)
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream):
-            host.copy_(together, non_blocking=True)
-            together.record_stream(self._stream)
-            # blocking=True sleeps; the default would spin on a core that the loader needs.
-            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            copied.record(self._stream)
-        return host, copied
+        if self._copies is not None:
+            return host, self._copies.download(fields, host)
+        for row, field in zip(host.numpy(), fields, strict=True):
+            row[:] = field.cpu().numpy()  # a tenth of the cost of a tensor's copy_, noticeable at 4,096 rows
+        return host, None

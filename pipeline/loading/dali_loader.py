@@ -5,7 +5,7 @@ deterministic.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, Self
@@ -15,8 +15,10 @@ import nvidia.dali
 import nvidia.dali.math
 import torch
 from numpy.typing import NDArray
+from nvidia.dali.plugin.pytorch.torch_utils import feed_ndarray
 from torch.utils.dlpack import from_dlpack
 
+from ...streams import Arriving, Copies, CudaDevice
 from ..augment import Recipe, ViewParameters, view_parameters
 from ..batch import Batch
 from ..cores import cores
@@ -65,6 +67,7 @@ class DALILoader:
         self._workers, self._ahead = workers or cores() + 1, ahead
         self._reader = Reader(dataset, self._workers)
         self._batches = ThreadPoolExecutor(1, "thermopile-batches")  # reads one batch at a time
+        self._copies = Copies(CudaDevice(torch.device("cuda", torch.cuda.current_device()))) if self._on_gpu else None
         self._pipeline: Any = None  # built when an epoch begins
         self._reading: deque[Future[_Read]] = deque()  # this and the next, oldest first
         self._scheduled: deque[Future[_Read]] = deque()
@@ -162,8 +165,10 @@ class DALILoader:
             if (row := self._first_refused(batch.inputs)) is not None:
                 raise self._reader.damaged(int(batch.sample_ids[row]), UNDECODABLE) from error
             raise
-        # The tensors share DALI's memory and own it as long as they live.
-        views = tuple(from_dlpack(output.as_tensor()) for output in outputs)
+        if self._copies is None:  # the tensors share DALI's memory and own it as long as they live
+            views = tuple(from_dlpack(output.as_tensor()) for output in outputs)
+        else:
+            views = tuple(copy_outputs(outputs, self._copies).here())
         tokens = None if batch.tokens is None else torch.from_numpy(batch.tokens)
         if tokens is not None and self._on_gpu:
             tokens = tokens.pin_memory()
@@ -172,7 +177,7 @@ class DALILoader:
     def _take_outputs(self) -> tuple[Any, ...]:
         """Return the oldest run's outputs. DALI pipelines do not survive an error: the next epoch builds a new one."""
         try:
-            stream = torch.cuda.current_stream() if self._on_gpu else None
+            stream = None if self._copies is None else self._copies.stream
             outputs: tuple[Any, ...] = self._pipeline.share_outputs(cuda_stream=stream)
             self._pipeline.release_outputs()
         except BaseException:
@@ -205,6 +210,21 @@ class DALILoader:
     def _forget_pipeline(self) -> None:
         self._pipeline = None
         self._scheduled.clear()
+
+
+def copy_outputs(outputs: Sequence[Any], copies: Copies, feed: Callable[..., object] = feed_ndarray) -> Arriving:
+    """Copy what a pipeline returned into memory of torch's.
+
+    DALI overwrites an output in the order of its own stream as soon as nothing in Python refers to it, though torch's
+    stream may still read it: the first layer's weight gradient does, at the end of the step. With a stream to copy on,
+    `feed` lets DALI's stream and the copies' wait for each other.
+    """
+    views = []
+    for output in outputs:
+        pixels = output.as_tensor()
+        views.append(copies.device.empty(pixels.shape(), torch.float32, copies.stream))
+        feed(pixels, views[-1], cuda_stream=copies.stream)
+    return copies.arriving(views)
 
 
 def _start(pipeline: Any, inputs: dict[str, Any]) -> None:

@@ -1,0 +1,275 @@
+"""Copies beside the computation, against a model of a GPU: streams that run in any order that their events allow.
+
+Every stream is a queue. What is at the head of one runs as soon as the events that it waits for are done, in an order
+that chance decides, while the program goes on. Freed memory is handed out again as torch and DALI do. A reader that
+sees anything but what was written for it has found a race.
+"""
+
+import random
+from collections import deque
+from functools import partial
+
+import pytest
+import torch
+
+from thermopile.pipeline.loading.dali_loader import copy_outputs
+from thermopile.streams import Copies
+
+
+class RaceError(AssertionError):
+    """A reader saw memory that was overwritten, or not yet filled."""
+
+
+class Stream:
+    def __init__(self):
+        self.queue = deque()
+        self.free = []  # (block, events after which its memory may be used again)
+
+
+class Block:
+    """Device memory; `rows` holds what each row contains."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+
+class Event:
+    done = False
+
+
+class DeviceTensor:
+    """Owns a block until nothing refers to it, as a tensor does."""
+
+    def __init__(self, gpu, block, stream):
+        self.gpu, self.block, self.stream, self.kept = gpu, block, stream, set()
+
+    @property
+    def shape(self):
+        return (len(self.block.rows),)
+
+    def __iter__(self):
+        return (Row(self, place) for place in range(len(self.block.rows)))
+
+    def __del__(self):
+        self.stream.free.append((self.block, [self.gpu.record(stream) for stream in self.kept]))
+
+
+class Row:
+    def __init__(self, tensor, place):
+        self.tensor, self.place = tensor, place
+
+
+class HostTensor:
+    """Pinned memory. A queued copy holds it, as torch's allocator does."""
+
+    dtype = torch.float32
+
+    def __init__(self, rows):
+        self.rows = list(rows)
+
+    @property
+    def shape(self):
+        return (len(self.rows),)
+
+
+class GPU:
+    """A device for `Copies`: the caller's stream, and any others."""
+
+    def __init__(self, seed):
+        self.chance, self.streams = random.Random(seed), []
+        self.caller = self.new_stream()
+
+    def new_stream(self):
+        self.streams.append(Stream())
+        return self.streams[-1]
+
+    def current_stream(self):
+        return self.caller
+
+    def empty(self, shape, dtype, stream):
+        for place, (block, events) in enumerate(stream.free):
+            if len(block.rows) == shape[0] and all(event.done for event in events):
+                del stream.free[place]
+                return DeviceTensor(self, block, stream)
+        return DeviceTensor(self, Block([None] * shape[0]), stream)
+
+    def copy(self, target, source, stream):
+        to, source_memory = memory(target), memory(source)
+
+        def run():
+            to[0][to[1]] = source_memory[0][source_memory[1]]
+
+        self.launch(stream, run)
+
+    def record(self, stream):
+        event = Event()
+        self.launch(stream, lambda: setattr(event, "done", True))
+        return event
+
+    def wait(self, stream, event):
+        stream.queue.append(event)
+
+    def keep(self, tensor, stream):
+        tensor.kept.add(stream)
+
+    def launch(self, stream, run):
+        stream.queue.append(run)
+        for _ in range(self.chance.randrange(4)):
+            self.advance()
+
+    def advance(self):
+        """Run what is at the head of one of the streams that can go on; return whether there is one."""
+        ready = [stream for stream in self.streams
+                 if stream.queue and (callable(stream.queue[0]) or stream.queue[0].done)]  # fmt: skip
+        if not ready:
+            return False
+        head = self.chance.choice(ready).queue.popleft()
+        if callable(head):
+            head()
+        return True
+
+    def synchronize(self, event):
+        while not event.done:
+            assert self.advance(), "the streams wait for each other"
+
+    def fill(self, tensor, rows, stream):
+        block = tensor.block
+        self.launch(stream, lambda: block.rows.__setitem__(slice(None), rows))
+
+    def read(self, tensor, expected, stream):
+        block = tensor.block
+
+        def run():
+            if block.rows != expected:
+                raise RaceError(f"a reader expected {expected} and saw {block.rows}")
+
+        self.launch(stream, run)
+
+
+def memory(side):
+    """Return a list and the index or slice of it that a tensor or a row of one stands for."""
+    if isinstance(side, Row):
+        return side.tensor.block.rows, side.place
+    if isinstance(side, DeviceTensor):
+        return side.block.rows, slice(None)
+    return (side.rows, 0) if len(side.rows) == 1 else (side.rows, slice(None))
+
+
+def train_steps(gpu, steps=6):
+    """Steps of a training, each with state that comes and new state that goes."""
+    copies = Copies(gpu)
+    arriving, leaving = copies.upload([HostTensor(["state 0", "state 0"])]), deque()
+    for step in range(steps):
+        (state,) = arriving.here()
+        arriving = copies.upload([HostTensor([f"state {step + 1}"] * 2)])
+        gpu.read(state, [f"state {step}"] * 2, gpu.caller)
+        fields = [gpu.empty((1,), None, gpu.caller) for _ in range(2)]
+        for field in fields:
+            gpu.fill(field, [f"new {step}"], gpu.caller)
+        host = HostTensor([None, None])
+        leaving.append((copies.download([Row(field, 0) for field in fields], host), host, step))
+        for field in fields:  # the caller may change them at once
+            gpu.fill(field, ["changed"], gpu.caller)
+        del state, fields, field
+        if len(leaving) > 2 or step == steps - 1:
+            copied, host, of_step = leaving.popleft()
+            gpu.synchronize(copied)
+            assert host.rows == [f"new {of_step}"] * 2
+    while gpu.advance():
+        pass
+
+
+class NoWaiting(GPU):
+    def wait(self, stream, event):
+        pass
+
+
+class NoKeeping(GPU):
+    def keep(self, tensor, stream):
+        pass
+
+
+def in_many_orders(scenario, gpu=GPU, first_seed=0, orders=300):
+    for seed in range(first_seed, first_seed + orders):
+        scenario(gpu(seed))
+
+
+A_MILLION = [pytest.param(seed, 100_000, marks=pytest.mark.soak) for seed in range(300, 1_000_300, 100_000)]
+
+
+@pytest.mark.parametrize(("first_seed", "orders"), [(0, 300), *A_MILLION])
+def test_state_arrives_and_leaves_whole_in_any_order_that_the_streams_run(first_seed, orders):
+    in_many_orders(train_steps, GPU, first_seed, orders)
+
+
+@pytest.mark.parametrize("careless", [NoWaiting, NoKeeping])
+def test_the_model_finds_copies_that_do_not_wait_or_keep_no_memory(careless):
+    with pytest.raises(AssertionError):
+        in_many_orders(train_steps, careless)
+
+
+class DALI:
+    """A pipeline on a stream and in memory of its own, which it reuses at once, in the order of its stream."""
+
+    def __init__(self, gpu):
+        self.gpu, self.stream, self.runs, self.scheduled = gpu, gpu.new_stream(), 0, deque()
+
+    def schedule_run(self):
+        output = self.gpu.empty((1,), None, self.stream)
+        self.gpu.fill(output, [f"views {self.runs}"], self.stream)
+        self.scheduled.append(output)
+        self.runs += 1
+
+    def share_outputs(self, cuda_stream):
+        self.gpu.wait(cuda_stream, self.gpu.record(self.stream))
+        return [Output(self.scheduled.popleft())]
+
+    def feed(self, output, tensor, cuda_stream):
+        """As feed_ndarray with a stream: each stream waits for the other, before and after the copy."""
+        self.gpu.wait(cuda_stream, self.gpu.record(self.stream))
+        self.gpu.copy(tensor, output.tensor, cuda_stream)
+        self.gpu.wait(self.stream, self.gpu.record(cuda_stream))
+
+
+class Output:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def as_tensor(self):
+        return self
+
+    def shape(self):
+        return list(self.tensor.shape)
+
+
+def by_copying(gpu, dali, copies):
+    return list(copy_outputs(dali.share_outputs(copies.stream), copies, dali.feed).here())
+
+
+def by_sharing_memory(gpu, dali, copies):
+    return [output.tensor for output in dali.share_outputs(gpu.caller)]
+
+
+def train_on_views(gpu, take_views, steps=8, ahead=2):
+    """Forward and backward passes that read the views, while the pipeline works on later batches."""
+    dali, copies = DALI(gpu), Copies(gpu)
+    for _ in range(ahead):
+        dali.schedule_run()
+    for step in range(steps):
+        dali.schedule_run()
+        views = take_views(gpu, dali, copies)
+        for _ in ("forward", "weight gradient of the first layer"):
+            for view in views:
+                gpu.read(view, [f"views {step}"], gpu.caller)
+    while gpu.advance():
+        pass
+
+
+@pytest.mark.parametrize(("first_seed", "orders"), [(0, 300), *A_MILLION])
+def test_views_stay_until_the_backward_pass_has_read_them(first_seed, orders):
+    in_many_orders(partial(train_on_views, take_views=by_copying), GPU, first_seed, orders)
+
+
+def test_the_model_finds_the_race_of_views_that_lie_in_dali_s_memory():
+    with pytest.raises(RaceError):
+        in_many_orders(partial(train_on_views, take_views=by_sharing_memory))

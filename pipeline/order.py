@@ -76,7 +76,7 @@ class Order:
         """Create an order with defaults for omitted arguments.
 
         canonical_shards: 8, or the largest smaller power of two that divides batch_size and takes 16 ids a step.
-        blocks_per_shard: the fewest that keep a block at 65,536 rows or less.
+        blocks_per_shard: the min_blocks that keep a block at 65,536 rows or less.
         window_blocks: a full shuffle, as is any window wider than a shard.
         """
         if canonical_shards is None:
@@ -104,15 +104,15 @@ class Order:
         if order.live_rows <= rows:
             return order
         shards = order.canonical_shards
-        most_blocks = (samples - 1) // (shards * (order.rows_per_step - 1))  # more would be shorter than a step's ids
+        max_blocks = (samples - 1) // (shards * (order.rows_per_step - 1))  # more would be shorter than a step's ids
         for window in range(2 * shards, 0, -1):
             block_rows = max(1, min(MAX_BLOCK_ROWS, rows * 2 // (3 * (window + 2) * shards)))
             blocks = -(-samples // (shards * block_rows))
-            if blocks <= most_blocks:
+            if blocks <= max_blocks:
                 break
-        fewest = min(blocks, most_blocks)
+        min_blocks = min(blocks, max_blocks)
         # Blocks may hold more rows than there are samples. The last shard lacks the difference, and epochs get shorter.
-        nearby = range(fewest, min(fewest * 9 // 8, most_blocks) + 1)
+        nearby = range(min_blocks, min(min_blocks * 9 // 8, max_blocks) + 1)
         blocks = min(nearby, key=lambda blocks: -samples % (shards * blocks))
         return cls(samples, batch_size, seed, shards, blocks, window)
 
@@ -203,7 +203,7 @@ class Order:
 
         A change doubles a shard's live blocks for one step, so only 2 * canonical_shards / window_blocks shards may
         change together. The last shard changes at block 0 of the cycle, and its short block may bring that forward
-        by less than a block, towards the shards at the cycle's last block: rounding down leaves fewest shards there.
+        by less than a block, towards the shards at the cycle's last block: rounding down leaves the fewest there.
         """
         if self.window_blocks == self.blocks_per_shard:
             return 0

@@ -109,7 +109,7 @@ def first_outside(records: NDArray[np.void], extent: Extent) -> int:
 def _first_outside(
     jpeg_at: NDArray[np.uint64], jpeg_bytes: NDArray[np.uint32], tokens_at: NDArray[np.uint64],
     captions: NDArray[np.uint32], height: NDArray[np.uint32], width: NDArray[np.uint32],
-    beton_bytes: int, tokens_bytes: int, most_captions: int,
+    beton_bytes: int, tokens_bytes: int, max_captions: int,
 ) -> int:  # fmt: skip
     end, largest = np.uint64(beton_bytes), np.uint64(min(beton_bytes, MAX_BYTES))
     for i in range(len(jpeg_at)):
@@ -120,7 +120,7 @@ def _first_outside(
             or size == 0 or size > largest or of_tokens > largest
             # Never add: the sum of two such numbers can wrap around to an offset within the file.
             or jpeg_at[i] > end - size or tokens_at[i] > end - of_tokens
-            or captions[i] > most_captions or (captions[i] == 0) != (tokens_bytes == 0)
+            or captions[i] > max_captions or (captions[i] == 0) != (tokens_bytes == 0)
         ):  # fmt: skip
             return i
     return len(jpeg_at)

@@ -18,8 +18,8 @@ import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from pathlib import Path  # noqa: E402
 
-# Benchmarks are scripts; tests use some of what they make.
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+# Benchmarks are scripts; tests use some of what they make. And what tests of several folders share.
+sys.path[:0] = [str(Path(__file__).parents[1] / "benchmarks"), str(Path(__file__).parent)]
 
 import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402

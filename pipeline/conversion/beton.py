@@ -56,14 +56,14 @@ class JPEGField(RGBImageField):  # type: ignore[misc]
 class _ShardWriter(DatasetWriter):  # type: ignore[misc]
     """FFCV's writer without worker processes; it may write fewer rows than announced."""
 
-    def write(self, rows: Iterable[BetonRow], most_rows: int) -> int:
-        self.num_samples = most_rows
+    def write(self, rows: Iterable[BetonRow], max_rows: int) -> int:
+        self.num_samples = max_rows
         self.prepare()
         self._name_image_field_as_ffcv_does()
         allocator = MemoryAllocator(self.fname, self.data_region_start, self.page_size)
         # Not in shared memory: an error's traceback would hold a view of it, so that it could not be closed and the
         # error would be lost.
-        metadata: Any = np.zeros(most_rows, self.metadata_type)
+        metadata: Any = np.zeros(max_rows, self.metadata_type)
         written = 0
         try:
             with allocator:
@@ -71,7 +71,7 @@ class _ShardWriter(DatasetWriter):  # type: ignore[misc]
                     values = (row, row.source_index) if row.tokens is None else (row, row.tokens, row.source_index)
                     handle_sample(values, written, self.metadata_type.names, metadata, allocator, self.fields)
                     written += 1
-            np.frombuffer(self.metadata_sm.buf, self.metadata_type, count=most_rows)[:] = metadata
+            np.frombuffer(self.metadata_sm.buf, self.metadata_type, count=max_rows)[:] = metadata
             self.header["num_samples"] = written
             self.finalize(allocator.allocations)
         finally:
@@ -86,8 +86,8 @@ class _ShardWriter(DatasetWriter):  # type: ignore[misc]
             file.write(bytes([_RGB_IMAGE_TYPE_ID]))
 
 
-def write_beton(path: Path, rows: Iterable[BetonRow], *, most_rows: int, context_length: int | None) -> int:
-    """Write a shard and return its number of rows, at most `most_rows`.
+def write_beton(path: Path, rows: Iterable[BetonRow], *, max_rows: int, context_length: int | None) -> int:
+    """Write a shard and return its number of rows, at most `max_rows`.
 
     context_length: the length L of every caption's tokens; None writes no tokens field. The file is complete only when
     this returns, so write to a temporary name.
@@ -96,4 +96,4 @@ def write_beton(path: Path, rows: Iterable[BetonRow], *, most_rows: int, context
     if context_length is not None:
         fields["tokens"] = NDArrayField(np.dtype("<i4"), (CAPTIONS_PER_SAMPLE, context_length))
     fields["source_index"] = IntField()
-    return _ShardWriter(str(path), fields, page_size=MAX_BYTES, num_workers=1).write(rows, most_rows)
+    return _ShardWriter(str(path), fields, page_size=MAX_BYTES, num_workers=1).write(rows, max_rows)

@@ -60,7 +60,7 @@ def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conve
     with _flushed_meanwhile(beton):
         with errors.open("x", encoding="utf-8") as left_out:
             rows = _Rows(source_indices, conversion, left_out)
-            write_beton(beton, rows, most_rows=len(source_indices), context_length=length)
+            write_beton(beton, rows, max_rows=len(source_indices), context_length=length)
         table = pa.table(rows.table, schema=TABLE_SCHEMA)
         pq.write_table(table, parquet)
         _write_and_verify(beton, row_records, rows, conversion)

@@ -17,8 +17,8 @@ def full_shuffles(draw: st.DrawFn) -> Order:
     """Orders of any geometry: short last blocks, last shards that lack blocks, steps longer than a block."""
     shards, blocks, step_rows = draw(SHARDS), draw(st.integers(1, 9)), draw(st.integers(16, 40))
     block_rows = draw(st.integers(-(-step_rows // blocks), 90))
-    most_missing = min(shards * blocks - 1, blocks * block_rows - step_rows)
-    samples = shards * blocks * block_rows - draw(st.integers(0, most_missing))
+    max_missing = min(shards * blocks - 1, blocks * block_rows - step_rows)
+    samples = shards * blocks * block_rows - draw(st.integers(0, max_missing))
     return Order.create(samples, shards * step_rows, draw(SEEDS), shards, blocks)
 
 
@@ -27,8 +27,8 @@ def windowed(draw: st.DrawFn) -> Order:
     """Windowed orders, up to the widest window allowed and steps as long as a block."""
     shards, blocks, step_rows = draw(SHARDS), draw(st.integers(2, 48)), draw(st.integers(16, 24))
     block_rows = draw(st.integers(step_rows, 64))
-    most_missing = min(shards * blocks - 1, blocks * block_rows - step_rows)
-    samples = shards * blocks * block_rows - draw(st.integers(0, most_missing))
+    max_missing = min(shards * blocks - 1, blocks * block_rows - step_rows)
+    samples = shards * blocks * block_rows - draw(st.integers(0, max_missing))
     window = draw(st.integers(1, min(blocks - 1, 2 * shards)))
     return Order.create(samples, shards * step_rows, draw(SEEDS), shards, blocks, window)
 

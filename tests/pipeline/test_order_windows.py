@@ -12,7 +12,7 @@ from thermopile.pipeline.order import MAX_BLOCK_ROWS, Order, Window
 from orders import EPOCHS, MANY, ORDERS, SHARDS, SOME, epoch_ids, full_shuffles, shard_sequence, windowed
 
 
-def most_live_blocks(order: Order, epoch: int) -> int:
+def max_live_blocks(order: Order, epoch: int) -> int:
     """Most blocks between their first and last use at one step, from the ids alone."""
     blocks = epoch_ids(order, epoch) // order.block_rows
     changes = np.zeros(len(blocks) + 1, dtype=np.int64)
@@ -29,14 +29,14 @@ def most_live_blocks(order: Order, epoch: int) -> int:
 @MANY
 @given(windowed(), EPOCHS)
 def test_live_blocks_never_exceed_window_plus_two_per_shard(order: Order, epoch: int) -> None:
-    assert most_live_blocks(order, epoch) <= (order.window_blocks + 2) * order.canonical_shards
+    assert max_live_blocks(order, epoch) <= (order.window_blocks + 2) * order.canonical_shards
 
 
 @pytest.mark.parametrize("window", range(1, 17))
 def test_live_blocks_stay_bounded_when_the_short_block_moves_the_last_shards_windows(window: int) -> None:
     order = Order.create(8 * 24 * 260 - 190, 8 * 256, canonical_shards=8, blocks_per_shard=24, window_blocks=window)
     assert order.block_rows == 260
-    assert max(most_live_blocks(order, epoch) for epoch in range(4)) <= (window + 2) * 8
+    assert max(max_live_blocks(order, epoch) for epoch in range(4)) <= (window + 2) * 8
 
 
 def test_a_window_mixes_all_its_blocks() -> None:

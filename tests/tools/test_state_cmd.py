@@ -20,31 +20,13 @@ from thermopile.tools.cli import main
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run_directory import RunDirectory
 
-FIELDS = {"image/log_s": -np.inf, "image/tau": 0.05, "image/u": 0.0}
-
-
-SAMPLES, BLOCK = 1000, 300
-
-
-STEP = 7
-
+from sound_state import BLOCK, FIELDS, STEP, sound_columns
 
 SETTINGS = {"name": "isogclr", "tau_min": 0.005, "tau_max": 1.0}
 
 
 def state(*words):
     return CliRunner().invoke(main, ["state", *map(str, words)])
-
-
-def sound_columns(samples=SAMPLES, step=STEP):
-    """Every third sample never visited; tau down to the bounds of the settings, as the objective clamps it."""
-    ids = np.arange(samples)
-    seen = ids % 3 > 0
-    tau = np.clip(np.linspace(0.0, 1.2, samples, dtype=np.float32), np.float32(0.005), np.float32(1.0))
-    values = {"image/log_s": np.sin(ids), "image/tau": tau, "image/u": np.cos(ids)}
-    columns = {name: np.where(seen, values[name], initial).astype(np.float32) for name, initial in FIELDS.items()}
-    visits = seen * (1 + ids // BLOCK)
-    return columns | {"visits": visits.astype(np.uint32), "last_step": (seen * step).astype(np.uint32)}
 
 
 def write_state(path, columns, *, step=STEP, fingerprint="glyphs-1"):

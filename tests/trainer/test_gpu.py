@@ -12,6 +12,8 @@ from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
+from small_runs import train
+
 GPUS = torch.cuda.device_count()
 needs_a_gpu = pytest.mark.skipif(GPUS < 1, reason="needs a GPU: trains on it")
 TREE = {"epochs": 2, "batch_size": 256, "log_every": 1, "optimizer": {"warmup_steps": 0}}
@@ -21,13 +23,6 @@ def small(dataset, **more):
     # One loader everywhere: views of `dali` differ from those of `ffcv` by a level.
     data = {"path": str(dataset.path), "image_size": 32, "loader": "ffcv"}
     return resolve(load_config(TREE | {"data": data, "checkpoint": {"every_minutes": 0}} | more), dataset)
-
-
-def train(config, path):
-    run = RunDirectory(path)
-    with Trainer.open(config, run) as trainer:
-        trainer.run()
-    return run
 
 
 def losses(run):

@@ -91,14 +91,14 @@ def read_pictures(dataset: Dataset, sample_ids: Iterable[int], notes: list[str])
     return found
 
 
-def data_uris(pictures: Mapping[int, bytes], shown: Sequence[int], most_bytes: int) -> dict[int, str]:
-    """Return pictures by id at the largest of EDGES at which all fit `most_bytes`; empty if none fits.
+def data_uris(pictures: Mapping[int, bytes], shown: Sequence[int], max_bytes: int) -> dict[int, str]:
+    """Return pictures by id at the largest of EDGES at which all fit `max_bytes`; empty if none fits.
 
     pictures: JPEGs by id, from `read_pictures`. shown: ids, repeated as often as shown; some may have no picture.
     """
     for edge in EDGES:
         found: dict[int, str] = {}
-        left = most_bytes
+        left = max_bytes
         for sample_id in shown:
             if sample_id in pictures and sample_id not in found:
                 found[sample_id] = data_uri(reduced(pictures[sample_id], edge), "image/jpeg")

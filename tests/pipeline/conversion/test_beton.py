@@ -35,7 +35,7 @@ def records_of(path, rows, tokens=True):
 
 def test_a_shard_s_table_leads_to_what_was_written(tmp_path, draw):
     written = list(rows_of(draw, 20))
-    assert write_beton(tmp_path / "a.beton", written, most_rows=20, context_length=6) == 20
+    assert write_beton(tmp_path / "a.beton", written, max_rows=20, context_length=6) == 20
     data, records = (tmp_path / "a.beton").read_bytes(), records_of(tmp_path / "a.beton", 20)
     for row, record in zip(written, records, strict=True):
         assert data[record["jpeg_at"] :][: record["jpeg_bytes"]] == row.jpeg
@@ -46,19 +46,19 @@ def test_a_shard_s_table_leads_to_what_was_written(tmp_path, draw):
 
 
 def test_fewer_rows_than_announced_make_a_whole_shard(tmp_path, draw):
-    assert write_beton(tmp_path / "a.beton", rows_of(draw, 5), most_rows=50, context_length=6) == 5
+    assert write_beton(tmp_path / "a.beton", rows_of(draw, 5), max_rows=50, context_length=6) == 5
     assert len(records_of(tmp_path / "a.beton", 5)) == 5
 
 
 def test_rows_larger_than_a_page_together_are_spread_over_pages(tmp_path):
     large = [BetonRow(bytes([i]) * (MAX_JPEG_BYTES - i), 8, 8, np.full((1, 6), i, np.int32), i) for i in range(4)]
-    write_beton(tmp_path / "a.beton", large, most_rows=4, context_length=6)
+    write_beton(tmp_path / "a.beton", large, max_rows=4, context_length=6)
     data, records = (tmp_path / "a.beton").read_bytes(), records_of(tmp_path / "a.beton", 4)
     assert [data[record["jpeg_at"] :][: record["jpeg_bytes"]] for record in records] == [row.jpeg for row in large]
 
 
 def test_ffcv_itself_reads_the_shard(tmp_path, draw):
-    write_beton(tmp_path / "a.beton", rows_of(draw, 8, tokens=False), most_rows=8, context_length=None)
+    write_beton(tmp_path / "a.beton", rows_of(draw, 8, tokens=False), max_rows=8, context_length=None)
     loader = Loader(
         str(tmp_path / "a.beton"), batch_size=8, num_workers=1, order=OrderOption.SEQUENTIAL,
         pipelines={"image": [SimpleRGBImageDecoder()], "source_index": None},
@@ -88,7 +88,7 @@ def test_a_row_that_fails_leaves_no_shared_memory_and_no_whole_file(tmp_path, dr
         raise RuntimeError("the source broke")
 
     with pytest.raises(RuntimeError, match="the source broke"):
-        write_beton(tmp_path / "a.beton", rows(), most_rows=9, context_length=6)
+        write_beton(tmp_path / "a.beton", rows(), max_rows=9, context_length=6)
     with pytest.raises(DatasetError):
         records_of(tmp_path / "a.beton", 9)
 
@@ -117,7 +117,7 @@ FIRST_ROW = 24 + 3 * FIELD
 ])  # fmt: skip
 def test_a_shard_that_is_cut_short_or_has_a_damaged_table_is_refused(tmp_path, draw, damage):
     path = tmp_path / "a.beton"
-    write_beton(path, rows_of(draw, 20), most_rows=20, context_length=6)
+    write_beton(path, rows_of(draw, 20), max_rows=20, context_length=6)
     data = path.read_bytes()
     path.write_bytes(damage(data))
     assert path.read_bytes() != data
@@ -128,7 +128,7 @@ def test_a_shard_that_is_cut_short_or_has_a_damaged_table_is_refused(tmp_path, d
 def test_a_place_that_wraps_around_to_one_within_the_file_is_refused(tmp_path, draw):
     """data_ptr + size is 2^64 + 100."""
     path = tmp_path / "a.beton"
-    write_beton(path, rows_of(draw, 20), most_rows=20, context_length=6)
+    write_beton(path, rows_of(draw, 20), max_rows=20, context_length=6)
     data = bytearray(path.read_bytes())
     pieces_at = int.from_bytes(data[16:24], "little")
     place = data.index(data[FIRST_ROW + 5 : FIRST_ROW + 13], pieces_at)

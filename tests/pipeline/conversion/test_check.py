@@ -60,7 +60,7 @@ def rewrite(path, shard, change):
                      int(record["source_index"])) for row, record in enumerate(records)]  # fmt: skip
     change(rows)
     records_file.unlink()
-    write_beton(beton, rows, most_rows=len(rows), context_length=tokens.shape[1])
+    write_beton(beton, rows, max_rows=len(rows), context_length=tokens.shape[1])
     file = Descriptor(beton)
     FFCVTable(beton, file, len(rows), Extent(file.bytes, 4 * tokens.shape[1], 1)).read(np.arange(len(rows)), records)
     records["jpeg_checksum"] = [checksum(np.frombuffer(row.jpeg, np.uint8)) for row in rows]

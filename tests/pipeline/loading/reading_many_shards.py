@@ -14,7 +14,7 @@ from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
 
 
-def most_open_files(kind, path):
+def max_open_files(kind, path):
     dataset = Dataset(path)
     order = Order.create(dataset.n, 512)
     most = 0
@@ -28,5 +28,5 @@ def most_open_files(kind, path):
 if __name__ == "__main__":
     path, limit = sys.argv[1], int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    print(most_open_files(FFCVLoader, path), most_open_files(DALILoader, path))
+    print(max_open_files(FFCVLoader, path), max_open_files(DALILoader, path))
     assert "ffcv" not in sys.modules  # its import takes seconds and sets torch and numba to one thread

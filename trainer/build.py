@@ -131,23 +131,34 @@ def open_loader(
 ) -> Loader:
     """Open the loader for a rank's share of the dataset in this order: one view per sample if bimodal, else two.
 
-    Raises ConfigError if the user's augmentation cannot be loaded.
+    Raises ConfigError if the loader's package is missing or the user's augmentation cannot be loaded.
     """
+    views = 1 if mode == "bimodal" else 2
+    if config.loader == "synthetic":
+        from ..pipeline.loading.synthetic_loader import SyntheticLoader
+
+        return SyntheticLoader(
+            dataset, order, image_size=config.image_size, views=views, device=device, rank=world.rank, world=world.size
+        )
     shared: dict[str, Any] = {
         "recipe": recipe_named(config.recipe),
         "image_size": config.image_size,
-        "views": 1 if mode == "bimodal" else 2,
+        "views": views,
         "workers": config.workers or _workers_beside_others(config.loader, world),
         "ahead": config.ahead,
         "rank": world.rank,
         "world": world.size,
     }
-    if config.loader == "dali":
-        from ..pipeline.loading.dali_loader import DALILoader
+    try:
+        if config.loader == "dali":
+            from ..pipeline.loading.dali_loader import DALILoader
 
-        return DALILoader(dataset, order, **shared, device="cuda" if device.type == "cuda" else "cpu")
-    from ..pipeline.loading.ffcv_loader import FFCVLoader
-
+            return DALILoader(dataset, order, **shared, device="cuda" if device.type == "cuda" else "cpu")
+        from ..pipeline.loading.ffcv_loader import FFCVLoader
+    except ImportError as error:
+        raise ConfigError(
+            f"data.loader = {config.loader!r} cannot be used here: {error}. Install it, or choose another loader"
+        ) from error
     augment = _augmentation_named(config.augmentation) if config.augmentation else None
     return FFCVLoader(dataset, order, **shared, augment=augment)
 

@@ -79,14 +79,16 @@ ASKED = {("crop_flip", 1, "ffcv", "ffcv_own"): 1.2, ("crop_flip", 1, "ffcv", "pi
 
 def rate(sizes: RateSizes, directory: Path) -> Measured:
     """Open every contender, and let each serve its batches once a round."""
-    from thermopile.tools.bench.loader import LOADERS, Work, photographs, rates
+    from thermopile.tools.bench.loader import LOADERS, Work, rates
+    from thermopile.tools.bench.photographs import photographs
+    from thermopile.trainer.build import device_named
 
     from ffcv_rival import ffcv_own_loader
     from pillow_views import pillow
 
     dataset = photographs(directory, sizes.images)
     order = Order.create(sizes.images, sizes.batch)
-    work = Work(dataset, order, sizes.recipe, sizes.views, sizes.image_size, sizes.batches)
+    work = Work(dataset, order, sizes.recipe, sizes.views, sizes.image_size, sizes.batches, device_named("auto"))
     known: dict[str, Contender] = {**LOADERS, "ffcv_own": ffcv_own_loader, "pillow": pillow}
     known |= {f"{name}_unverified": _unverified(LOADERS[name]) for name in ("ffcv", "dali")}
     contenders = {name: known[name] for pair in sizes.pairs for name in pair}

@@ -25,7 +25,8 @@ from .failures import not_finite, ranks_lost, samples_after
 from .metrics_log import MetricsLog, Scalar
 from .objectives import FeaturesError, Outcome, Progress
 from .opening import LOSS_SCALE, find_start, open_store, restore
-from .optim import MixedPrecision, create_optimizer, learning_rate
+from .optim import create_optimizer, learning_rate
+from .precision import MixedPrecision, fast_kernels
 from .run_directory import RunDirectory
 from .step_clock import StepClock
 from .step_report import StepReport, report_of
@@ -65,6 +66,7 @@ class Trainer:
         self.precision = MixedPrecision(config.precision, self.device)
         self.steps_done = self._skipped_in_a_row = self._refused_rows = self._refused_before = 0
         with ExitStack() as opened:
+            opened.enter_context(fast_kernels(config))
             self.loader = opened.enter_context(
                 open_loader(config.data, self.dataset, self.order, self.mode, self.device, world)
             )

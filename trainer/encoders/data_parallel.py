@@ -24,7 +24,7 @@ def encoders_of_a_step(
     With several ranks it averages the gradients (torch's DDP), and `clock` is notified as each bucket of them is ready.
     Batch norms then use statistics of all ranks on GPUs; on CPUs, where torch cannot, of each rank's own samples.
     """
-    if config.channels_last:
+    if config.channels_last is True:
         # Kernels only: a convolution converts its input to its kernel's memory format.
         encoders.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if world.size > 1 and device.type == "cuda":

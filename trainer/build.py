@@ -144,11 +144,12 @@ def open_loader(
         "ahead": config.ahead,
         "rank": world.rank,
         "world": world.size,
+        "device": device.type,
     }
     if config.loader == "dali":
         from ..pipeline.loading.dali_loader import DALILoader
 
-        return DALILoader(dataset, order, **shared, device="cuda" if device.type == "cuda" else "cpu")
+        return DALILoader(dataset, order, **shared)
     from ..pipeline.loading.ffcv_loader import FFCVLoader
 
     augment = _augmentation_named(config.augmentation) if config.augmentation else None

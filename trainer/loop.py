@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..pipeline.batch import Batch
 from ..state_store.ranks import agreement
+from ..streams import CudaDevice, Pace
 from .build import create_order, device_named, objective_of, open_loader, windows_from
 from .checkpointer import Checkpointer
 from .config import TrainConfig
@@ -60,6 +61,7 @@ class Trainer:
         self.order = create_order(config, self.dataset, self.objective, world)
         self.total_steps = config.epochs * self.order.steps_per_epoch
         self._clock = StepClock(self.device)
+        self._pace = Pace(CudaDevice(self.device)) if self.device.type == "cuda" else None
         self.objective.communicating = partial(self._clock.computing, "communication")
         self._encode = encoders_of_a_step(self.encoders, config, self.device, world, self._clock)
         self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective)
@@ -204,6 +206,8 @@ class Trainer:
 
     def _end_step(self, scalars: Mapping[str, Scalar]) -> None:
         self.steps_done += 1
+        if self._pace is not None:
+            self._pace.end_step()
         backlog = {"write_backlog_seconds": self.store.write_backlog}
         times = self._clock.end_step()
         self.log.add({"step": self.steps_done, **scalars, "refused_rows": self._refused_rows} | times | backlog)

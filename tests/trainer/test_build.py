@@ -81,7 +81,12 @@ def test_a_run_trains_alike_with_either_loader(pairs_dataset, tmp_path):
 
 
 def speed(config):
-    return config.precision, config.channels_last, config.cudnn_benchmark, config.objective.settings["similarity_budget"]
+    return (
+        config.precision,
+        config.channels_last,
+        config.cudnn_benchmark,
+        config.objective.settings["similarity_budget"],
+    )
 
 
 def test_a_gpu_computes_fast_by_default_and_a_cpu_exactly(pairs_dataset, gpu):

@@ -9,6 +9,7 @@ The caller computes on torch's current stream; copies have a stream of their own
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -85,6 +86,23 @@ class Arriving:
         for each in self._tensors:
             self._device.keep(each, current)
         return self._tensors
+
+
+class Pace:
+    """Keeps the host at most two steps ahead of a device.
+
+    The device never waits for it. Without it the host may queue many steps, each with a batch of its own in pinned and
+    in device memory: what another stream reads is not reused before that stream has read it.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._ends = device, deque[Any]()
+
+    def end_step(self) -> None:
+        """Record the end of a step on the current stream, and wait for the end of the step before the last."""
+        self._ends.append(self._device.record(self._device.current_stream()))
+        if len(self._ends) > 2:
+            self._ends.popleft().synchronize()
 
 
 class CudaDevice:

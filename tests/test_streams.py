@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from thermopile.pipeline.loading.dali_loader import copy_outputs
-from thermopile.streams import Copies
+from thermopile.streams import Copies, Pace
 
 
 class RaceError(AssertionError):
@@ -34,7 +34,12 @@ class Block:
 
 
 class Event:
-    done = False
+    def __init__(self, gpu):
+        self.gpu, self.done = gpu, False
+
+    def synchronize(self):
+        while not self.done:
+            assert self.gpu.advance(), "the streams wait for each other"
 
 
 class DeviceTensor:
@@ -102,7 +107,7 @@ class GPU:
         self.launch(stream, run)
 
     def record(self, stream):
-        event = Event()
+        event = Event(self)
         self.launch(stream, lambda: setattr(event, "done", True))
         return event
 
@@ -127,10 +132,6 @@ class GPU:
         if callable(head):
             head()
         return True
-
-    def synchronize(self, event):
-        while not event.done:
-            assert self.advance(), "the streams wait for each other"
 
     def fill(self, tensor, rows, stream):
         block = tensor.block
@@ -173,7 +174,7 @@ def train_steps(gpu, steps=6):
         del state, fields, field
         if len(leaving) > 2 or step == steps - 1:
             copied, host, of_step = leaving.popleft()
-            gpu.synchronize(copied)
+            copied.synchronize()
             assert host.rows == [f"new {of_step}"] * 2
     while gpu.advance():
         pass
@@ -206,6 +207,34 @@ def test_state_arrives_and_leaves_whole_in_any_order_that_the_streams_run(first_
 def test_the_model_finds_copies_that_do_not_wait_or_keep_no_memory(careless):
     with pytest.raises(AssertionError):
         in_many_orders(train_steps, careless)
+
+
+class SlowGPU(GPU):
+    """Runs nothing before somebody waits for it."""
+
+    def launch(self, stream, run):
+        stream.queue.append(run)
+
+
+def blocks_of(gpu, steps, end_step):
+    """Return the blocks of device memory for the views of this many steps, each uploaded for its own step."""
+    copies, views_memory = Copies(gpu), set()
+    for step in range(steps):
+        pixels = [f"views {step}"] * 2
+        (views,) = copies.upload([HostTensor(pixels)]).here()
+        views_memory.add(views.block)
+        gpu.read(views, pixels, gpu.caller)
+        del views
+        end_step()
+    while gpu.advance():
+        pass
+    return views_memory
+
+
+def test_a_host_two_steps_ahead_takes_memory_for_three_batches_however_many_steps_there_are():
+    paced, free = SlowGPU(0), SlowGPU(0)
+    assert len(blocks_of(paced, 50, Pace(paced).end_step)) == 3
+    assert len(blocks_of(free, 50, lambda: None)) == 50
 
 
 class DALI:

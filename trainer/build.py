@@ -19,6 +19,7 @@ from .config import DataConfig, TrainConfig
 from .encoders import with_names
 from .errors import ConfigError
 from .objectives import OBJECTIVES, Objective, create_objective
+from .precision import resolve_speed
 from .world import ALONE, World
 
 if TYPE_CHECKING:
@@ -45,11 +46,13 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
             "model": with_names(config.model),
         }
     )
-    objective = objective_of(resolved)
+    device, objective = device_named(config.device), objective_of(resolved)
     order = create_order(resolved, dataset, objective, world)
     settings = objective.settings.model_dump(exclude_none=True)
+    settings["similarity_budget"] = objective.settings.budget_on(device)
     return resolved.model_copy(
         update={
+            **resolve_speed(config, device),
             "objective": type(config.objective)(name=resolved.objective.name, mode=mode, **settings),
             "canonical_shards": order.canonical_shards,
             "blocks_per_shard": order.blocks_per_shard,
@@ -148,12 +151,13 @@ def open_loader(
         "ahead": config.ahead,
         "rank": world.rank,
         "world": world.size,
+        "device": device.type,
     }
     try:
         if config.loader == "dali":
             from ..pipeline.loading.dali_loader import DALILoader
 
-            return DALILoader(dataset, order, **shared, device="cuda" if device.type == "cuda" else "cpu")
+            return DALILoader(dataset, order, **shared)
         from ..pipeline.loading.ffcv_loader import FFCVLoader
     except ImportError as error:
         raise ConfigError(

@@ -45,7 +45,8 @@ class CopyOnHost:
     def _clone(self, value: Tensor) -> Tensor:
         # Pinned memory makes the copy asynchronous; the current stream orders it before the next change of the weights.
         copy = torch.empty_like(value, device="cpu", pin_memory=True).copy_(value.detach(), non_blocking=True)
-        self._copied = self._copied or torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # blocking: the thread that waits for it sleeps; by default it would spin on a core that the loader needs.
+        self._copied = self._copied or torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         self._copied.record()
         return copy
 

@@ -281,10 +281,13 @@ class TrainConfig(_Section):
     window_blocks: NonNegativeInt = 0
     """Blocks of a range that are shuffled together; 0 means all, or as many as suit `state.memory_budget`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["float32", "bf16", "fp16"] = "float32"
-    """Precision of the encoders' computation; weights, objective and state are always float32."""
-    channels_last: bool = False
-    """Store images and kernels in channels-last format, which half-precision convolutions prefer."""
+    precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
+    """Precision of the encoders' computation; weights, objective and state are always float32. auto is bf16 on a GPU
+    that has it, otherwise float32; with any but float32, a GPU's remaining float32 products use TF32."""
+    channels_last: Literal["auto"] | bool = "auto"
+    """Store images and kernels in channels-last format, which half-precision convolutions prefer; auto: on a GPU."""
+    cudnn_benchmark: Literal["auto"] | bool = "auto"
+    """Time a GPU's convolution kernels in the first steps and use the fastest; auto: on a GPU."""
     compile: bool = False
     """Compile the encoders with torch.compile, which takes minutes once and makes steps faster."""
     on_nan: Literal["stop", "skip"] = "stop"

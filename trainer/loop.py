@@ -14,6 +14,7 @@ from torch import Tensor
 from ..pipeline.batch import Batch
 from ..pipeline.loading.synthetic_loader import ADVICE as SYNTHETIC_ADVICE
 from ..state_store.ranks import agreement
+from ..streams import CudaDevice, Pace
 from .build import create_order, device_named, objective_of, open_loader, windows_from
 from .checkpointer import Checkpointer
 from .config import TrainConfig
@@ -26,7 +27,8 @@ from .failures import not_finite, ranks_lost, samples_after
 from .metrics_log import MetricsLog, Scalar
 from .objectives import FeaturesError, Outcome, Progress
 from .opening import LOSS_SCALE, find_start, open_store, restore
-from .optim import MixedPrecision, create_optimizer, learning_rate
+from .optim import create_optimizer, learning_rate
+from .precision import MixedPrecision, fast_kernels
 from .run_directory import RunDirectory
 from .step_clock import StepClock
 from .step_report import StepReport, report_of
@@ -60,12 +62,14 @@ class Trainer:
         self.order = create_order(config, self.dataset, self.objective, world)
         self.total_steps = config.epochs * self.order.steps_per_epoch
         self._clock = StepClock(self.device)
+        self._pace = Pace(CudaDevice(self.device)) if self.device.type == "cuda" else None
         self.objective.communicating = partial(self._clock.computing, "communication")
         self._encode = encoders_of_a_step(self.encoders, config, self.device, world, self._clock)
         self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective)
         self.precision = MixedPrecision(config.precision, self.device)
         self.steps_done = self._skipped_in_a_row = self._refused_rows = self._refused_before = 0
         with ExitStack() as opened:
+            opened.enter_context(fast_kernels(config))
             self.loader = opened.enter_context(
                 open_loader(config.data, self.dataset, self.order, self.mode, self.device, world)
             )
@@ -203,6 +207,8 @@ class Trainer:
 
     def _end_step(self, scalars: Mapping[str, Scalar]) -> None:
         self.steps_done += 1
+        if self._pace is not None:
+            self._pace.end_step()
         backlog = {"write_backlog_seconds": self.store.write_backlog}
         times = self._clock.end_step()
         self.log.add({"step": self.steps_done, **scalars, "refused_rows": self._refused_rows} | times | backlog)

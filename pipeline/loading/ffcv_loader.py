@@ -3,14 +3,17 @@
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import prod
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 from numba import njit
 from numpy.typing import NDArray
+from torch import Tensor
 
+from ...streams import Copies, CudaDevice
 from ..augment import Recipe, ViewParameters, view_key, view_parameters
 from ..batch import Batch
 from ..cores import cores
@@ -85,9 +88,9 @@ class ViewMaker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.float32], Reading]:
+    def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[Tensor, Reading]:
         recipe, seed = self._recipe, self._seed
-        pixels = self._memory.lend((self._views, len(ids), 3, self._image_size, self._image_size))
+        pixels = self._lend((self._views, len(ids), 3, self._image_size, self._image_size))
         located = self._reader.locate(ids)
         views = tuple(
             view_parameters(recipe, seed, epoch, ids, located.height, located.width, view)
@@ -95,29 +98,37 @@ class ViewMaker:
         )
         std = np.array(recipe.std)
         gain, offset = (1 / (255 * std)).astype(np.float32), (-np.array(recipe.mean) / std).astype(np.float32)
-        made = (views, pixels, recipe.has_colour, gain, offset)
+        made = (views, pixels.numpy(), recipe.has_colour, gain, offset)
         if self._augment is None:
             return pixels, self._reader.start(ids, located, _make_rows, *made)
         keyed = (self._augment, np.uint64(seed), np.uint64(epoch), ids)
         return pixels, self._reader.start(ids, located, _make_augmented_rows, *made, *keyed)
 
-    def _finish(self, pixels: NDArray[np.float32], reading: Reading) -> Batch:
+    def _lend(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.from_numpy(self._memory.lend(shape))
+
+    def _finish(self, pixels: Tensor, reading: Reading) -> Batch:
         self._reader.finish(reading)
         tokens = torch.from_numpy(reading.located.tokens) if reading.located.vocab_size else None
-        return Batch(torch.from_numpy(reading.sample_ids), tuple(torch.from_numpy(pixels)), tokens)
+        return Batch(torch.from_numpy(reading.sample_ids), tuple(pixels), tokens)
 
 
 class FFCVLoader(ViewMaker):
-    """Serves the batches of one rank in the sample order."""
+    """Serves the batches of one rank in the sample order.
+
+    For a GPU, views are CUDA tensors on the stream that is current when the batch is requested; their copy is under way
+    beside what the GPU computes. Ids stay on the CPU, as do tokens, in pinned memory.
+    """
 
     def __init__(
         self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
         workers: int | None = None, ahead: int = 2, rank: int = 0, world: int = 1,
-        augment: Augmentation | None = None,
+        device: Literal["cpu", "cuda"] = "cpu", augment: Augmentation | None = None,
     ) -> None:  # fmt: skip
         """Open a loader.
 
-        ahead: number of batches to prefetch. The other arguments are those of ViewMaker.
+        ahead: number of batches to prefetch. device: where the views go; "cuda" is torch's current CUDA device.
+        The other arguments are those of ViewMaker.
         Raises DatasetError if the order was made for another number of samples.
         """
         refuse_other_samples(order, dataset)
@@ -126,13 +137,16 @@ class FFCVLoader(ViewMaker):
             spare=ahead + 2, augment=augment,  # those ahead, the one in use, the next one
         )  # fmt: skip
         self.order, self._rank, self._world, self._ahead = order, rank, world, ahead
+        self._copies: Copies | None = None
+        if device == "cuda":
+            self._copies = Copies(CudaDevice(torch.device("cuda", torch.cuda.current_device())))
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from first_step on.
 
         A damaged sample raises DatasetError at the batch that contains it.
         """
-        under_way: deque[tuple[NDArray[np.float32], Reading]] = deque()
+        under_way: deque[tuple[Tensor, Reading]] = deque()
         try:
             for step in range(first_step, self.order.steps_per_epoch):
                 ids = self.order.batch_ids(epoch, step, self._rank, self._world)
@@ -145,6 +159,20 @@ class FFCVLoader(ViewMaker):
             for _, reading in under_way:
                 for part in reading.parts:
                     part.cancel()
+
+    def _lend(self, shape: tuple[int, ...]) -> Tensor:
+        if self._copies is None:
+            return super()._lend(shape)
+        # A GPU copies from pinned memory while the host goes on. torch pools it, rounded up to a power of two, and
+        # reuses it only after the copies from it are done.
+        return torch.empty(shape, pin_memory=True)
+
+    def _finish(self, pixels: Tensor, reading: Reading) -> Batch:
+        batch = super()._finish(pixels, reading)
+        if self._copies is None:
+            return batch
+        views = tuple(self._copies.upload(batch.views).here())
+        return replace(batch, views=views, tokens=None if batch.tokens is None else batch.tokens.pin_memory())
 
 
 def _make_augmented_rows(

@@ -1,5 +1,7 @@
 """The parts of a run that the settings ask for: which loader, which recipe, whose augmentation."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -26,6 +28,20 @@ def first_batch(config, dataset):
         return next(loader.epoch(0))
 
 
+@pytest.fixture
+def gpu(monkeypatch):
+    """A context in which torch says that there is a GPU with bfloat16."""
+
+    @contextmanager
+    def found(bf16=True):
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.cuda, "is_available", lambda: True)
+            patched.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bf16)
+            yield
+
+    return found
+
+
 # The loader
 
 
@@ -34,16 +50,15 @@ def test_a_run_without_a_gpu_has_ffcv_unless_it_asks_for_dali(pairs_dataset):
     assert settings(pairs_dataset, loader="dali").data.loader == "dali"
 
 
-def test_a_run_with_a_gpu_has_dali_unless_it_brings_an_augmentation(pairs_dataset, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert settings(pairs_dataset, device="auto").data.loader == "dali"
-    assert settings(pairs_dataset, device="cpu").data.loader == "ffcv"
-    assert settings(pairs_dataset, device="auto", augmentation="own:colours").data.loader == "ffcv"
+def test_a_run_with_a_gpu_has_dali_unless_it_brings_an_augmentation(pairs_dataset, gpu):
+    with gpu():
+        assert settings(pairs_dataset, device="auto").data.loader == "dali"
+        assert settings(pairs_dataset, device="cpu").data.loader == "ffcv"
+        assert settings(pairs_dataset, device="auto", augmentation="own:colours").data.loader == "ffcv"
 
 
-def test_a_run_keeps_its_loader_on_a_machine_of_another_kind(pairs_dataset, monkeypatch):
-    with monkeypatch.context() as with_gpu:
-        with_gpu.setattr(torch.cuda, "is_available", lambda: True)
+def test_a_run_keeps_its_loader_and_speed_settings_on_a_machine_of_another_kind(pairs_dataset, gpu):
+    with gpu():
         begun = settings(pairs_dataset, device="auto")
     resumed = resolve(begun, pairs_dataset)
     assert differences(begun, resumed) == []
@@ -60,6 +75,35 @@ def test_a_run_trains_alike_with_either_loader(pairs_dataset, tmp_path):
     assert len(losses) == 2
     assert losses[0] == pytest.approx(losses[1], rel=0.01)
     assert losses[0] != losses[1]  # not the same loader twice
+
+
+# Speed
+
+
+def speed(config):
+    return (
+        config.precision,
+        config.channels_last,
+        config.cudnn_benchmark,
+        config.objective.settings["similarity_budget"],
+    )
+
+
+def test_a_gpu_computes_fast_by_default_and_a_cpu_exactly(pairs_dataset, gpu):
+    with gpu():
+        assert speed(settings(pairs_dataset, device="auto")) == ("bf16", True, True, 2**32)
+    with gpu(bf16=False):
+        assert speed(settings(pairs_dataset, device="auto")) == ("float32", True, True, 2**32)
+    assert speed(settings(pairs_dataset)) == ("float32", False, False, 2**28)
+
+
+def test_what_is_set_stays_on_a_gpu(pairs_dataset, gpu):
+    tree = {
+        "precision": "float32", "channels_last": False, "cudnn_benchmark": False, "device": "cuda", "batch_size": 256,
+        "data": {"path": str(pairs_dataset.path)}, "objective": {"similarity_budget": 2**20},
+    }  # fmt: skip
+    with gpu():
+        assert speed(resolve(load_config(tree), pairs_dataset)) == ("float32", False, False, 2**20)
 
 
 # The recipe

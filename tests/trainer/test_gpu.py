@@ -13,6 +13,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
 from small_runs import train
+from waits import no_waits
 
 GPUS = torch.cuda.device_count()
 needs_a_gpu = pytest.mark.skipif(GPUS < 1, reason="needs a GPU: trains on it")
@@ -51,13 +52,10 @@ def test_a_step_between_two_lines_of_the_log_does_not_wait_for_the_gpu(pairs_dat
         batches = [batch.to(trainer.device) for batch in trainer.loader.epoch(0, 0)]
         trainer.step(batches[0])  # the objective looks at the first features
         trainer.step(batches[1])
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waits():
             for batch in batches[2:5]:
                 trainer.step(batch)
             CopyOnHost(trainer.training_state())
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 @needs_a_gpu

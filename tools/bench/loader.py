@@ -58,8 +58,8 @@ def ffcv(work: Work, **options: Any) -> Iterator[Serve]:
     """Serve with the `ffcv` loader, on all cores. options: further ones of the loader."""
     from ...pipeline.loading.ffcv_loader import FFCVLoader
 
-    with FFCVLoader(work.dataset, work.order, **work.views_asked, **options) as loader:
-        yield lambda number: (batch.to(work.device) for batch in loader.epoch(number, work.first_step))
+    with FFCVLoader(work.dataset, work.order, device=work.device.type, **work.views_asked, **options) as loader:
+        yield lambda number: loader.epoch(number, work.first_step)
 
 
 @contextmanager

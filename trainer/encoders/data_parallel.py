@@ -14,6 +14,7 @@ from ..config import TrainConfig
 from ..step_clock import StepClock
 from ..world import World
 from . import Encoders
+from .synced_batch_norm import synchronise_batch_norms
 
 
 def encoders_of_a_step(
@@ -24,22 +25,24 @@ def encoders_of_a_step(
     With several ranks it averages the gradients (torch's DDP), and `clock` is notified as each bucket of them is ready.
     Batch norms then use statistics of all ranks on GPUs; on CPUs, where torch cannot, of each rank's own samples.
     """
-    if config.channels_last:
+    if config.channels_last is True:
         # Kernels only: a convolution converts its input to its kernel's memory format.
         encoders.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if world.size > 1 and device.type == "cuda":
-        nn.SyncBatchNorm.convert_sync_batchnorm(encoders)  # type: ignore[no-untyped-call]
+    on_gpu = device.type == "cuda"
+    if world.size > 1 and on_gpu:
+        synchronise_batch_norms(encoders)
     if config.compile:
         # Each encoder separately and in place, so that checkpoints keep the names of their weights.
         for encoder in encoders.children():
             encoder.compile()
     if world.size == 1:
         return encoders
-    on_gpu = device.type == "cuda"
     parallel = DistributedDataParallel(
         encoders,
         device_ids=[device.index] if on_gpu else None,
         gradient_as_bucket_view=True,
+        # On GPUs the batch norms keep their statistics equal; on CPUs rank 0's count.
+        broadcast_buffers=not on_gpu,
         # Otherwise DDP rebuilds its buckets after the first step. A gradient's bucket decides the order in which three
         # or more ranks are summed, so a resumed run would not be bit-identical to an uninterrupted one, as it must be
         # on CPUs.

@@ -105,8 +105,11 @@ class HFTextBackbone(Backbone):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens int [b, L] → [b, width]."""
         tokens = tokens.long()
-        real = caption_mask(tokens, self.end_id).long()
-        states = self.model(input_ids=tokens, attention_mask=real).last_hidden_state
+        real = caption_mask(tokens, self.end_id)
+        # Of a [b, L] mask transformers asks whether it hides anything, which would read from the device in every step.
+        # It takes [b, 1, L, L] as it is. A causal model needs no mask: padding lies behind the token that is read.
+        mask = None if self.reads_at_end else real[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)
+        states = self.model(input_ids=tokens, attention_mask=mask).last_hidden_state
         place = real.sum(1) - 1 if self.reads_at_end else 0
         pooled: Tensor = states[torch.arange(len(tokens), device=tokens.device), place]
         return pooled

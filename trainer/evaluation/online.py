@@ -16,6 +16,7 @@ from ...pipeline.tokenizer import load_tokenizer
 from ..config import DataConfig, TrainConfig
 from ..encoders import Encoders
 from ..errors import ConfigError, RunError
+from ..objectives.closed_form import full_precision
 from .bands import Scores
 from .evaluate import Evaluation, compared, score_encoders
 from .scoring import TEMPLATES
@@ -81,7 +82,8 @@ class OnlineEvaluation:
 
         try:
             # Not compiled: the smaller last batch would trigger a recompilation of each encoder, which takes minutes.
-            with _evaluating(encoders), torch.compiler.set_stance("force_eager"):
+            # Without the run's TF32, as `thermopile eval` scores.
+            with _evaluating(encoders), torch.compiler.set_stance("force_eager"), full_precision(self._device.type):
                 score_encoders(
                     result, encoders, self._data, self._device, self._tokenizer, self._templates, with_probes=False,
                     on_progress=stop_if_asked,

@@ -61,9 +61,13 @@ class Outcome:
 class Settings(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Base class of all objectives' settings: frozen, no unknown keys, no NaN or infinity."""
 
-    similarity_budget: int = Field(default=2**28, ge=1)
-    """Memory for similarities in bytes, 1 or more. What does not fit is computed twice, in chunks; results differ by
-    round-off only. The default, 256 MiB, holds 8,192 pairs in float32."""
+    similarity_budget: int = Field(default=0, ge=0)
+    """Memory for similarities in bytes; 0 is 256 MiB on a CPU and 4 GiB on a GPU, for 8,192 and 32,768 pairs in
+    float32. What does not fit is computed twice, in chunks; results differ by round-off only."""
+
+    def budget_on(self, device: torch.device) -> int:
+        """Return `similarity_budget`, or the device's."""
+        return self.similarity_budget or (2**32 if device.type == "cuda" else 2**28)
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class Objective(nn.Module):
         with torch.no_grad(), full_precision(first.device.type):
             self.project()
             features = batch.gather(torch.stack([first, second])).to(dtype)
-            own, budget = batch.own(len(first)), self.settings.similarity_budget
+            own, budget = batch.own(len(first)), self.settings.budget_on(first.device)
             pairs = Pairs(features, own, across=self.across, budget=budget)
             computed = self.compute(pairs, batch, state, progress)
             gradients = computed.parameter_gradients

@@ -15,8 +15,8 @@ EXCLUDED = -1e30
 """Similarity of a pair that is not a candidate. Finite, because -inf would make exp(x)·x a NaN; for any temperature
 below 1e28 its exponential is 0."""
 
-PIECE = {"cpu": 2**19, "cuda": 2**24}
-"""Pairs per elementwise operation: on a CPU 2 MiB of float32, which stays in the caches; on a GPU a bound on
+PIECE = {"cpu": 2**19, "cuda": 2**22}
+"""Pairs per elementwise operation: 2 MiB of float32 on a CPU and 16 MiB on a GPU, which stay in the caches with their
 temporaries."""
 
 

@@ -52,7 +52,9 @@ def test_an_unknown_setting_is_refused_with_the_nearest_and_the_valid_ones():
 
 
 OUT_OF_RANGE = {
-    "clip": [("log_logit_scale", -0.1), ("log_logit_scale", 4.7), ("similarity_budget", 0), ("similarity_budget", 1.5)],
+    "clip": [
+        ("log_logit_scale", -0.1), ("log_logit_scale", 4.7), ("similarity_budget", -1), ("similarity_budget", 1.5)
+    ],
     "simclr": [("tau", 0.0), ("tau", 5e-5)],
     "dcl": [("tau", -1.0)],
     "dclw": [("tau", 0.0), ("sigma", 0.0)],

@@ -1,0 +1,95 @@
+"""Batch norms over all ranks: what one rank with all samples computes, without a wait."""
+
+import copy
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from thermopile.trainer.encoders.synced_batch_norm import SyncedBatchNorm, synchronise_batch_norms
+
+from waits import no_waits
+
+RANKS = 2
+
+
+def network(dtype):
+    torch.manual_seed(0)
+    # The second norm gets a matrix, as in a projection head, and has no weights.
+    layers = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(6),
+        nn.BatchNorm1d(6, affine=False),
+    )  # fmt: skip
+    layers(torch.ones(2, 3, 8, 8))
+    return layers.to("cuda", dtype)
+
+
+def step(layers, pictures):
+    """Forward and backward pass; the loss is a sum, so that ranks' gradients add up."""
+    outputs = layers(pictures)
+    (outputs * torch.linspace(0, 1, 6, device="cuda", dtype=outputs.dtype)).pow(2).sum().backward()
+    return outputs.detach()
+
+
+def of_a_rank(rank, port, memory_format, pictures, folder):
+    # gloo, which also serves two ranks on one GPU.
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+    layers = network(torch.float64).to(memory_format=memory_format)
+    synchronise_batch_norms(layers)
+    assert type(layers[1]) is SyncedBatchNorm
+    own = pictures.chunk(RANKS)[rank].cuda().contiguous(memory_format=memory_format)
+    outputs = step(layers, own)
+    for parameter in layers.parameters():
+        dist.all_reduce(parameter.grad)
+    state = {name: value.cpu() for name, value in layers.state_dict().items()}
+    gradients = {f"gradient of {name}": weights.grad.cpu() for name, weights in layers.named_parameters()}
+    torch.save({"outputs": outputs.cpu(), **state, **gradients}, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the kernels are CUDA's")
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_two_ranks_have_the_outputs_gradients_and_statistics_of_one(tmp_path, memory_format):
+    pictures = torch.randn(12, 3, 8, 8, dtype=torch.float64)
+    alone = network(torch.float64)
+    outputs = step(alone, pictures.cuda())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    mp.spawn(of_a_rank, (port, memory_format, pictures, tmp_path), nprocs=RANKS)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(RANKS))
+    together = torch.cat([first.pop("outputs"), second.pop("outputs")])
+    torch.testing.assert_close(together, outputs.cpu())
+    expected = {name: value.cpu() for name, value in alone.state_dict().items()}
+    expected |= {f"gradient of {name}": weights.grad.cpu() for name, weights in alone.named_parameters()}
+    torch.testing.assert_close(first, expected)
+    torch.testing.assert_close(second, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a GPU: counts the waits for it")
+def test_a_norm_does_not_wait_for_the_gpu():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    try:
+        layers, pictures = network(torch.float32), torch.randn(4, 3, 8, 8, device="cuda")
+        synchronise_batch_norms(layers)
+        step(layers, pictures)  # the first one sets up the communication
+        with no_waits():
+            step(layers, pictures)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_conversion_keeps_names_weights_and_what_a_norm_does_in_evaluation():
+    norm = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    norm(torch.randn(5, 3))
+    norm.eval()
+    converted = copy.deepcopy(norm)
+    synchronise_batch_norms(converted)
+    assert type(converted[1]) is SyncedBatchNorm
+    assert converted.state_dict().keys() == norm.state_dict().keys()
+    inputs = torch.randn(5, 3)
+    assert torch.equal(converted(inputs), norm(inputs))

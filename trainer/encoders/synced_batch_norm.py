@@ -1,0 +1,86 @@
+"""Batch norms with the statistics of all ranks, which never read from the device.
+
+torch's SyncBatchNorm lets ranks have different numbers of samples. It drops those without any by a boolean index, and
+so waits for the device in every norm of every step. Here all ranks have equally many.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+def synchronise_batch_norms(module: nn.Module) -> None:
+    """Let the batch norms inside a module on a GPU, which keep their names and weights, use the samples of all ranks.
+
+    Every rank must pass equally many.
+    """
+    nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    for norm in module.modules():
+        if isinstance(norm, nn.SyncBatchNorm):
+            norm.__class__ = SyncedBatchNorm  # torch's conversion has no parameter for it
+
+
+class SyncedBatchNorm(nn.SyncBatchNorm):
+    """A batch norm over the samples of all ranks; in evaluation mode an ordinary one."""
+
+    # A graph cannot hold the exchange between ranks.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[b, C, …] → the same shape."""
+        if not self.training:
+            return super().forward(inputs)
+        assert self.num_batches_tracked is not None  # torch's default
+        self.num_batches_tracked.add_(1)
+        normalised: Tensor = _Normalised.apply(  # type: ignore[no-untyped-call]
+            inputs, self.weight, self.bias, self.running_mean, self.running_var, self.momentum, self.eps
+        )
+        return normalised
+
+
+class _Normalised(torch.autograd.Function):
+    """torch's own kernels, in the order of torch.nn.modules._functions.SyncBatchNorm."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor,
+        running_var: Tensor, momentum: float, eps: float,
+    ) -> Tensor:  # fmt: skip
+        inputs = _packed(inputs)
+        own = torch.cat(torch.batch_norm_stats(inputs, eps))
+        # A sum with zeros gathers the ranks' rows on every backend.
+        of_all = own.new_zeros(dist.get_world_size(), len(own))
+        of_all[dist.get_rank()] = own
+        dist.all_reduce(of_all)
+        means, inverse_deviations = of_all.chunk(2, dim=1)
+        values = inputs.numel() // inputs.shape[1]
+        mean, inverse_deviation = torch.batch_norm_gather_stats_with_counts(
+            inputs, means, inverse_deviations, running_mean, running_var, momentum, eps,
+            own.new_full((len(of_all),), values),
+        )  # fmt: skip
+        counts = torch.full((len(of_all),), values, dtype=torch.int32, device=inputs.device)
+        ctx.save_for_backward(inputs, weight, mean, inverse_deviation, counts)
+        return torch.batch_norm_elemt(inputs, weight, bias, mean, inverse_deviation, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = _packed(gradient)
+        inputs, weight, mean, inverse_deviation, counts = ctx.saved_tensors
+        sum_dy, sum_dy_xmu, of_weight, of_bias = torch.batch_norm_backward_reduce(
+            gradient, inputs, mean, inverse_deviation, weight, *ctx.needs_input_grad[:3]
+        )
+        of_all = torch.cat([sum_dy, sum_dy_xmu])
+        dist.all_reduce(of_all)
+        sum_dy, sum_dy_xmu = of_all.chunk(2)
+        of_inputs = torch.batch_norm_backward_elemt(
+            gradient, inputs, mean, inverse_deviation, weight, sum_dy, sum_dy_xmu, counts
+        )
+        return of_inputs, of_weight, of_bias, None, None, None, None
+
+
+def _packed(values: Tensor) -> Tensor:
+    """Return the values in one of the two memory formats that the kernels know."""
+    return values if values.is_contiguous(memory_format=torch.channels_last) else values.contiguous()

@@ -1,0 +1,71 @@
+"""How precisely the encoders compute: half precision, TF32, and the choice of convolution kernels."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .config import TrainConfig
+from .optim import Optimizer
+
+DTYPES = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Precision → the dtype of autocast, if any."""
+
+
+def resolve_speed(config: TrainConfig, device: torch.device) -> dict[str, Any]:
+    """Return the settings that trade bits for speed, with `auto` replaced by what is fast on the device.
+
+    On a GPU that is bfloat16 where it has units for it; those without also lack TF32. On a CPU it is what is exact.
+    """
+    on_gpu = device.type == "cuda"
+    half = "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    fast = {"precision": half, "channels_last": on_gpu, "cudnn_benchmark": on_gpu}
+    return {key: value if getattr(config, key) == "auto" else getattr(config, key) for key, value in fast.items()}
+
+
+@contextmanager
+def fast_kernels(config: TrainConfig) -> Iterator[None]:
+    """Let CUDA's products and convolutions of float32 use TF32, unless the precision is float32, and choose among
+    kernels by timing them if `cudnn_benchmark` is set.
+
+    These are settings of the whole process; the caller's are restored at the end. config: resolved.
+    """
+    backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    before, benchmark = [backend.fp32_precision for backend in backends], torch.backends.cudnn.benchmark
+    try:
+        for backend in backends:
+            backend.fp32_precision = "ieee" if config.precision == "float32" else "tf32"
+        torch.backends.cudnn.benchmark = config.cudnn_benchmark is True
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
+        torch.backends.cudnn.benchmark = benchmark
+
+
+class MixedPrecision:
+    """torch's autocast and, for fp16, whose gradients would underflow, loss scaling.
+
+    A step whose scaled gradients overflow changes no weight and halves the scale for the next ones. To detect that,
+    fp16 synchronises with the device in every step.
+    """
+
+    def __init__(self, precision: str, device: torch.device) -> None:
+        self._device_type, self._dtype = device.type, DTYPES[precision]
+        self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+
+    def autocast(self) -> torch.autocast:
+        """Return the context for the encoders' forward pass."""
+        return torch.autocast(self._device_type, self._dtype or torch.bfloat16, enabled=self._dtype is not None)
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of the scaled loss."""
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Update the weights by their unscaled gradients."""
+        for each in optimizer.parts:
+            self.scaler.step(each)
+        self.scaler.update()

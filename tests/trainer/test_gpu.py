@@ -15,8 +15,6 @@ from thermopile.trainer.run_directory import RunDirectory
 from small_runs import train
 from waits import no_waits
 
-GPUS = torch.cuda.device_count()
-needs_a_gpu = pytest.mark.skipif(GPUS < 1, reason="needs a GPU: trains on it")
 TREE = {"epochs": 2, "batch_size": 256, "log_every": 1, "optimizer": {"warmup_steps": 0}}
 
 
@@ -30,7 +28,7 @@ def losses(run):
     return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
 
 
-@needs_a_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("settings", "tolerance"),
     [({}, 1e-2), ({"channels_last": True}, 1e-2), ({"precision": "bf16", "channels_last": True}, 5e-2)],
@@ -43,7 +41,7 @@ def test_a_run_on_a_gpu_begins_with_the_losses_of_one_on_the_cpu(pairs_dataset, 
     assert 0 < line["forward_backward_seconds"] < line["step_seconds"]
 
 
-@needs_a_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_a_step_between_two_lines_of_the_log_does_not_wait_for_the_gpu(pairs_dataset, tmp_path, precision):
     config = small(pairs_dataset, device="cuda", precision=precision, log_every=100)
@@ -58,7 +56,7 @@ def test_a_step_between_two_lines_of_the_log_does_not_wait_for_the_gpu(pairs_dat
             CopyOnHost(trainer.training_state())
 
 
-@needs_a_gpu
+@pytest.mark.gpu
 def test_a_run_stopped_on_a_gpu_goes_on_with_the_same_losses(pairs_dataset, tmp_path):
     config = small(pairs_dataset, device="cuda", precision="fp16", channels_last=True)
     whole, broken = train(config, tmp_path / "whole"), RunDirectory(tmp_path / "broken")
@@ -69,7 +67,7 @@ def test_a_run_stopped_on_a_gpu_goes_on_with_the_same_losses(pairs_dataset, tmp_
     assert losses(broken)[:8] == pytest.approx(losses(whole)[:8], rel=1e-2)
 
 
-@needs_a_gpu
+@pytest.mark.gpu
 def test_steps_that_are_skipped_are_logged_though_nothing_waits_for_their_end(pairs_dataset, tmp_path):
     config = small(pairs_dataset, device="cuda", on_nan="skip")
     run = RunDirectory(tmp_path / "run")
@@ -81,7 +79,7 @@ def test_steps_that_are_skipped_are_logged_though_nothing_waits_for_their_end(pa
     assert [step for step, loss in enumerate(losses(run)) if loss is None] == [3]
 
 
-@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs: one for each of two ranks")
+@pytest.mark.gpu(count=2)
 def test_two_ranks_with_a_gpu_each_train_as_one_does(start_program, pairs_dataset, tmp_path):
     def start(run, world):
         sets = ("epochs=1", "batch_size=256", "log_every=1", "data.image_size=32", "data.loader=ffcv")

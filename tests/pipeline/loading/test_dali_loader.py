@@ -19,7 +19,6 @@ from thermopile.pipeline.order import Order
 
 SIZE = 40
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 
 
 @pytest.fixture
@@ -209,7 +208,7 @@ def test_damage_ends_neither_the_process_nor_leaves_threads(open_loader, damaged
 # On a GPU
 
 
-@GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_gpu_gives_the_ids_and_the_pixels_of_the_cpu_as_cuda_tensors(open_loader, pairs_dataset, name):
     recipe = RECIPES[name].model_copy(update={"mean": (0, 0, 0), "std": (1, 1, 1)})
@@ -223,7 +222,7 @@ def test_a_gpu_gives_the_ids_and_the_pixels_of_the_cpu_as_cuda_tensors(open_load
             assert 255 * (first - second.cpu()).abs().mean() < 1.5
 
 
-@GPU
+@pytest.mark.gpu
 def test_batches_of_a_gpu_are_ready_on_the_stream_that_asks_for_them_and_may_be_kept(open_loader, pairs_dataset):
     loader = open_loader(pairs_dataset, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()):

@@ -44,8 +44,8 @@ class Work:
     @property
     def views_asked(self) -> dict[str, Any]:
         """Options of either loader."""
-        recipe = RECIPES[self.recipe]
-        return {"recipe": recipe, "image_size": self.image_size, "views": self.views, "ahead": AHEAD}
+        recipe, device = RECIPES[self.recipe], self.device.type
+        return {"recipe": recipe, "image_size": self.image_size, "views": self.views, "ahead": AHEAD, "device": device}
 
 
 Serve = Callable[[int], Iterator[object]]
@@ -58,7 +58,7 @@ def ffcv(work: Work, **options: Any) -> Iterator[Serve]:
     """Serve with the `ffcv` loader, on all cores. options: further ones of the loader."""
     from ...pipeline.loading.ffcv_loader import FFCVLoader
 
-    with FFCVLoader(work.dataset, work.order, device=work.device.type, **work.views_asked, **options) as loader:
+    with FFCVLoader(work.dataset, work.order, **work.views_asked, **options) as loader:
         yield lambda number: loader.epoch(number, work.first_step)
 
 
@@ -67,8 +67,7 @@ def dali(work: Work, **options: Any) -> Iterator[Serve]:
     """Serve with the `dali` loader. options: further ones of the loader."""
     from ...pipeline.loading.dali_loader import DALILoader  # it takes a second to import
 
-    device: Any = work.device.type
-    with DALILoader(work.dataset, work.order, device=device, **work.views_asked, **options) as loader:
+    with DALILoader(work.dataset, work.order, **work.views_asked, **options) as loader:
         yield lambda number: loader.epoch(number, work.first_step)
 
 

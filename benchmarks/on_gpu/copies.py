@@ -101,7 +101,8 @@ def spans(seen: profile) -> tuple[list[Span], list[Span]]:
     """Return begin and end, in microseconds, of the copies between host and device, and of all else that it did."""
     copied, computed = [], []
     for event in seen.events() or ():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        # An annotation spans the kernels that it names and what lies between them.
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
             span = (event.time_range.start, event.time_range.end)
             between = "HtoD" in event.name or "DtoH" in event.name
             (copied if between else computed).append(span)

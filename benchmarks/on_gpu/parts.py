@@ -29,7 +29,7 @@ PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "tomli_w": "tomli-w", "p
 """Module → package, where the names differ."""
 
 PARTS = (
-    Part("tests", "Tests on the GPU", "runs:tests", (*TRAINER, "pytest", "pytest_timeout", "hypothesis", "PIL"), 180),
+    Part("tests", "Tests on the GPU", "runs:tests", (*TRAINER, "pytest", "pytest_timeout", "hypothesis", "PIL"), 200),
     Part("objective", "The objective", "objective:measure", OBJECTIVE, 60),
     Part("step-bf16", "A step in bfloat16", "steps:measure", TRAINER, 75, ("bf16",)),
     Part("step-tf32", "A step in TF32", "steps:measure", TRAINER, 60, ("tf32",)),

@@ -14,6 +14,9 @@ from typing import Any
 from on_gpu.findings import read
 from on_gpu.parts import PACKAGES, Part
 
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+"""Nothing here may ask the network."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -71,8 +74,8 @@ class Runner:
         log = self._folder / f"{part.name}.log"
         with log.open("wb") as output:
             # A session of its own, so that nothing that the part has started outlives it.
-            process = subprocess.Popen([*self._command, "--worker", part.name], stdin=subprocess.DEVNULL,
-                                       stdout=output, stderr=output, start_new_session=True)  # fmt: skip
+            process = subprocess.Popen([*self._command, "--worker", part.name], stdin=subprocess.DEVNULL, stdout=output,
+                                       stderr=output, start_new_session=True, env=os.environ | OFFLINE)  # fmt: skip
             try:
                 code = process.wait(seconds)
             except subprocess.TimeoutExpired:

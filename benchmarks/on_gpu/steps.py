@@ -104,7 +104,7 @@ def measure(found: Findings, name: str) -> None:
             return
         found.keep("largest", fitting[-1])
         for size in sorted({fitting[-1], ASKED_AT} & set(fitting)):
-            _row(found, trainer, size)
+            _row(found, trainer, size, judged=name == "bf16")
         if ASKED_AT not in fitting and not found.small:
             found.note(f"A batch of {ASKED_AT:,} does not fit into the memory.")
 
@@ -122,8 +122,7 @@ def _fits(trainer: Trainer, size: int) -> bool:
         step = Steps(trainer, size)
         for _ in range(2):
             step()
-        if trainer.device.type == "cuda":
-            torch.cuda.synchronize()
+        trainer.log.flush()  # waits for the device; and the log would keep each step's loss with what it refers to
     except torch.OutOfMemoryError:
         return False
     finally:
@@ -132,14 +131,18 @@ def _fits(trainer: Trainer, size: int) -> bool:
     return True
 
 
-def _row(found: Findings, trainer: Trainer, size: int) -> bool:
-    """Time a batch size; return whether it fits. The peak is that of the whole process."""
+def _row(found: Findings, trainer: Trainer, size: int, *, judged: bool = False) -> bool:
+    """Time a batch size; return whether it fits. The peak is that of the whole process.
+
+    judged: whether the objective's share is asked for.
+    """
     begin_peak(found.device)
     try:
         step = Steps(trainer, size)
         with _timed_objective(trainer) as objective_seconds:
             seconds = seconds_of(step, 5, found.device)
             share = objective_seconds() / seconds
+        trainer.log.flush()
     except torch.OutOfMemoryError:
         trainer.optimizer.zero_grad()
         gc.collect()
@@ -152,7 +155,7 @@ def _row(found: Findings, trainer: Trainer, size: int) -> bool:
         "batch": f"{size:,}", "step": f"{1e3 * seconds:,.1f} ms", "samples a second": f"{size / seconds:,.0f}",
         "peak memory": gigabytes(found.device), "objective": f"{share:.1%}",
     })  # fmt: skip
-    if size == ASKED_AT:
+    if size == ASKED_AT and judged:
         found.check(f"objective's share of a step at b = {ASKED_AT:,}: {about}", f"≤ {MAX_SHARE:.0%}", f"{share:.1%}",
                     share <= MAX_SHARE)  # fmt: skip
     return True

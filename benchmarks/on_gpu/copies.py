@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from thermopile.trainer.config_layers import merge
@@ -99,10 +100,11 @@ def copies(found: Findings) -> None:
 
 def spans(seen: profile) -> tuple[list[Span], list[Span]]:
     """Return begin and end, in microseconds, of the copies between host and device, and of all else that it did."""
-    copied, computed = [], []
-    for event in seen.events() or ():
+    copied: list[Span] = []
+    computed: list[Span] = []
+    for event in seen.events() or ():  # type: ignore[no-untyped-call]
         # An annotation spans the kernels that it names and what lies between them.
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
             span = (event.time_range.start, event.time_range.end)
             between = "HtoD" in event.name or "DtoH" in event.name
             (copied if between else computed).append(span)

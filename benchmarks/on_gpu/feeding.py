@@ -12,9 +12,10 @@ import torch
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
-from thermopile.tools.bench.loader import WARM_UP, Work, ffcv, rates
 from thermopile.tools.bench.loader import dali as dali_loader
+from thermopile.tools.bench.loader import ffcv, rates
 from thermopile.tools.bench.step import costs_of
+from thermopile.tools.bench.work import WARM_UP, Work
 
 from on_gpu.findings import Findings
 from on_gpu.running import missing

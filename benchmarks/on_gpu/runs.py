@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
@@ -65,7 +66,7 @@ def _reason(case: ElementTree.Element, kind: str) -> str:
 
 def checkpoint(found: Findings) -> None:
     """How long checkpoints of a ResNet-50 with AdamW hold a run on random batches up."""
-    few = {"device": found.device, "batch": 32, "samples": 8192}
+    few: dict[str, Any] = {"device": found.device, "batch": 32, "samples": 8192}
     large = Sizes("hf:resnet-50", checkpoints=5, quiet_steps=5, during_steps=10, **few)
     small = Sizes(checkpoints=1, quiet_steps=2, during_steps=2, warm_up_steps=1, **few)
     folder = found.folder / "checkpoints"

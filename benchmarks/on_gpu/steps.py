@@ -189,4 +189,4 @@ def _mark(trainer: Trainer) -> Any:
 
 
 def _between(began: Any, ended: Any) -> float:
-    return began.elapsed_time(ended) / 1e3 if isinstance(began, torch.cuda.Event) else ended - began
+    return float(began.elapsed_time(ended)) / 1e3 if isinstance(began, torch.cuda.Event) else float(ended - began)

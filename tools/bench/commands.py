@@ -79,8 +79,8 @@ def step(
         apply_overrides(tree, [*overrides, *([f"batch_size={batch}"] if batch else [])])
         return tree
 
-    for device in devices:
-        device_named(device)
+    for name in devices:
+        device_named(name)
     costs, failed = [], {}
     with TemporaryDirectory(prefix="thermopile-bench-", dir=directory) as temporary:
         config = load_config(settings(None, None))
@@ -179,6 +179,7 @@ def _print_fed(fed: Fed, asked: Asked) -> None:
         dearest = max(ms, key=lambda part: ms[part])
         click.echo(f"\nffcv spends {sum(ms.values()):.2f} ms of a core on an image, most of it on {dearest}: "
                    + ", ".join(f"{part} {of_part:.2f}" for part, of_part in ms.items()))  # fmt: skip
-    for name, rate in fed.training_samples_per_second.items():
-        share = rate / fed.training_samples_per_second["synthetic"]
-        click.echo(f"training {asked.image} on {name} data: {rate:,.0f} samples a second, {share:.0%} of synthetic")
+    for name, trained in fed.training_samples_per_second.items():
+        of_synthetic = trained / fed.training_samples_per_second["synthetic"]
+        click.echo(f"training {asked.image} on {name} data: {trained:,.0f} samples a second, "
+                   f"{of_synthetic:.0%} of synthetic")  # fmt: skip

@@ -20,7 +20,7 @@ from ...pipeline.loading.resample import resample_into
 from ...pipeline.raw_bytes import read_at
 from ...pipeline.rng import compiled
 from ...pipeline.shard import Shard
-from .loader import WARM_UP, Serve, Work
+from .work import WARM_UP, Serve, Work
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from typing import Any
 from ...pipeline.dataset import Dataset
 from ...pipeline.order import Order
 from ...trainer.build import device_named, recipe_named
-from .loader import LOADERS, NEEDS, WARM_UP, Work, missing, rates
+from .loader import LOADERS, NEEDS, missing, rates
 from .step import costs_of
+from .work import WARM_UP, Work
 
 _MAX_BATCHES = 12
 """Batches of a round that are timed."""

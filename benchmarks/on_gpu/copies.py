@@ -74,18 +74,11 @@ def counted_waits(device: str) -> Iterator[Counter[str]]:
 def copies(found: Findings) -> None:
     """Profile steps: how long the copies between host and device take, and for how much of that the device computes."""
     for batch in (16,) if found.small else BATCHES:
-        with trainer_of(settings(found.device, found.small), found.folder) as trainer:
-            step = Steps(trainer, batch)
-            for _ in range(WARM_UP):
-                step()
-            synchronize(found.device)
-            with profile(
-                activities=[ProfilerActivity.CUDA if found.device == "cuda" else ProfilerActivity.CPU]
-            ) as seen:
-                for _ in range(STEPS):
-                    step()
-                synchronize(found.device)
-        copied, computed = spans(seen)
+        try:
+            copied, computed = spans(_profiled(found, batch))
+        except torch.OutOfMemoryError:
+            found.note(f"A batch of {batch:,} does not fit into the memory.")
+            continue
         if not copied:
             found.note(f"b = {batch:,}: the profiler saw no copy between host and device.")
             continue
@@ -96,6 +89,20 @@ def copies(found: Findings) -> None:
         })  # fmt: skip
         found.check(f"state's copies that computation hides, b = {batch:,}", f"≥ {MIN_OVERLAPPED:.0%}", f"{share:.0%}",
                     share >= MIN_OVERLAPPED)  # fmt: skip
+
+
+def _profiled(found: Findings, batch: int) -> profile:
+    activity = ProfilerActivity.CUDA if found.device == "cuda" else ProfilerActivity.CPU
+    with trainer_of(settings(found.device, found.small), found.folder) as trainer:
+        step = Steps(trainer, batch)
+        for _ in range(WARM_UP):
+            step()
+        synchronize(found.device)
+        with profile(activities=[activity]) as seen:
+            for _ in range(STEPS):
+                step()
+            synchronize(found.device)
+    return seen
 
 
 def spans(seen: profile) -> tuple[list[Span], list[Span]]:

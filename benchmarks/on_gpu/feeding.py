@@ -41,7 +41,7 @@ def photographs(found: Findings) -> None:
 
 def dali(found: Findings) -> None:
     """Images a second for each share of the hardware decoder and each number of threads; ffcv beside them."""
-    size, batch, rounds = (16, 16, 1) if found.small else (224, BATCH, 2)
+    size, batch = (16, 16) if found.small else (224, BATCH)
     dataset = Dataset(_folder(found) / "dataset")
     order = Order.create(dataset.n, batch)
     batches = min(24, order.steps_per_epoch - WARM_UP)
@@ -51,9 +51,9 @@ def dali(found: Findings) -> None:
         cells = {"hardware_decoder_load": f"{load:g}"}
         for threads in (1, 2) if found.small else THREADS:
             contender = partial(dali_loader, workers=threads, hardware_load=load)
-            cells[f"{threads} threads"] = f"{median(rates({'dali': contender}, work, rounds)['dali']):,.0f}"
+            cells[f"{threads} threads"] = f"{median(rates({'dali': contender}, work, rounds=1)['dali']):,.0f}"
         found.row(about, cells)
-    found.note(f"ffcv, on all cores: {median(rates({'ffcv': ffcv}, work, rounds)['ffcv']):,.0f} images a second.")
+    found.note(f"ffcv, on all cores: {median(rates({'ffcv': ffcv}, work, rounds=1)['ffcv']):,.0f} images a second.")
 
 
 def training(found: Findings) -> None:

@@ -1,5 +1,6 @@
 """What a step of the objective costs for each size of the memory that it may use and of its elementwise operations."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +38,9 @@ def measure(found: Findings) -> None:
     best: dict[int, Timed] = {}
     for batch in batches:
         for budget in _budgets(batch):
-            timed = [_timed(found, batch, dim, budget, piece) for piece in PIECES]
+            step = contender(OURS, Sizes("", dim=dim, device=found.device, budget=budget), batch)
+            times = 5 if batch > 8192 else 20
+            timed = [_timed(step, times, found.device, budget, piece) for piece in PIECES]
             cells = {f"piece {_power(piece)}": "out of memory" if each is None else each.words
                      for piece, each in zip(PIECES, timed, strict=True)}  # fmt: skip
             found.row(f"isogclr on pairs, d = {dim}, float32: a step",
@@ -62,15 +65,14 @@ def _budgets(batch: int) -> tuple[int, ...]:
     return BUDGETS[: BUDGETS.index(enough[0]) + 1] if enough else BUDGETS
 
 
-def _timed(found: Findings, batch: int, dim: int, budget: int, piece: int) -> Timed | None:
+def _timed(step: Callable[[], None], times: int, device: str, budget: int, piece: int) -> Timed | None:
     """Return None if there is not enough memory."""
-    default, pairs.PIECE[found.device] = pairs.PIECE[found.device], piece
+    default, pairs.PIECE[device] = pairs.PIECE[device], piece
     try:
-        step = contender(OURS, Sizes("", dim=dim, device=found.device, budget=budget), batch)
-        before = begin_peak(found.device)
-        seconds = seconds_of(step, 5 if batch > 8192 else 20, found.device)
-        return Timed(1e3 * seconds, budget, piece, gigabytes(found.device, before))
+        before = begin_peak(device)
+        seconds = seconds_of(step, times, device)
+        return Timed(1e3 * seconds, budget, piece, gigabytes(device, before))
     except torch.OutOfMemoryError:
         return None
     finally:
-        pairs.PIECE[found.device] = default
+        pairs.PIECE[device] = default

@@ -51,7 +51,7 @@ class DALILoader:
     def __init__(
         self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
         workers: int | None = None, ahead: int = 2, rank: int = 0, world: int = 1,
-        device: Literal["cpu", "cuda"] = "cpu",
+        device: Literal["cpu", "cuda"] = "cpu", hardware_load: float = 0.65,
     ) -> None:  # fmt: skip
         """Open a loader.
 
@@ -59,12 +59,13 @@ class DALILoader:
         workers: DALI threads; None: one more than cores, since each operator waits for its last sample.
         ahead: number of batches to prefetch.
         device: where to decode and augment; "cuda" is torch's current CUDA device.
+        hardware_load: share of the JPEGs for the GPU's JPEG engine, if it has one, 0 … 1; its cores decode the rest.
         Raises DatasetError if the order was made for another number of samples.
         """
         refuse_other_samples(order, dataset)
         self.order, self._recipe, self._image_size, self._views = order, recipe, image_size, views
         self._rank, self._world, self._on_gpu = rank, world, device == "cuda"
-        self._workers, self._ahead = workers or cores() + 1, ahead
+        self._workers, self._ahead, self._hardware_load = workers or cores() + 1, ahead, hardware_load
         self._reader = Reader(dataset, self._workers)
         self._batches = ThreadPoolExecutor(1, "thermopile-batches")  # reads one batch at a time
         self._copies = Copies(CudaDevice(torch.device("cuda", torch.cuda.current_device()))) if self._on_gpu else None
@@ -119,7 +120,7 @@ class DALILoader:
 
     def _build(self) -> Any:
         pipeline = _views_of_jpegs(
-            self._recipe, self._image_size, self._views, self._on_gpu,
+            self._recipe, self._image_size, self._views, self._on_gpu, self._hardware_load,
             batch_size=self.order.batch_size // self._world, num_threads=self._workers,
             device_id=torch.cuda.current_device() if self._on_gpu else None,
             prefetch_queue_depth=1,  # runs that start with the first; later ones are scheduled explicitly
@@ -255,13 +256,15 @@ def _inputs_of_view(recipe: Recipe, drawn: ViewParameters) -> dict[str, NDArray[
 
 
 @dali.pipeline_def(enable_conditionals=True)  # type: ignore[untyped-decorator]
-def _views_of_jpegs(recipe: Recipe, image_size: int, views: int, on_gpu: bool) -> tuple[Any, ...]:
+def _views_of_jpegs(
+    recipe: Recipe, image_size: int, views: int, on_gpu: bool, hardware_load: float
+) -> tuple[Any, ...]:  # fmt: skip
     jpeg = fn.external_source(name="jpeg", dtype=types.UINT8, ndim=1, no_copy=True)  # kept with the batch
     sides = fn.external_source(name="sides", dtype=types.FLOAT, ndim=1)
     # Decode as FFCV does: orientation as stored, chroma interpolated, fast inverse DCT.
     picture = fn.decoders.image(
         _with_header_of(jpeg, sides), device="mixed" if on_gpu else "cpu",
-        adjust_orientation=False, jpeg_fancy_upsampling=True, use_fast_idct=True,
+        adjust_orientation=False, jpeg_fancy_upsampling=True, use_fast_idct=True, hw_decoder_load=hardware_load,
     )  # fmt: skip
     return tuple([_view(picture, view, recipe, image_size, on_gpu) for view in range(views)])
 

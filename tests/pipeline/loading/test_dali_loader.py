@@ -104,7 +104,8 @@ def test_views_are_normalised_as_the_recipe_says(open_loader, images_dataset):
 
 def test_operations_that_a_recipe_never_uses_are_not_in_the_graph():
     def graph(name):
-        return _views_of_jpegs(RECIPES[name], SIZE, 2, False, batch_size=4, num_threads=1, device_id=None).serialize()
+        options = {"batch_size": 4, "num_threads": 1, "device_id": None}
+        return _views_of_jpegs(RECIPES[name], SIZE, 2, False, 0.65, **options).serialize()
 
     for operation, users in {
         b"CoordTransform": {"simclr", "simclr_cifar", "moco_v3", "vicreg"},

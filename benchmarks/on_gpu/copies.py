@@ -98,7 +98,8 @@ def _profiled(found: Findings, batch: int) -> profile:
         for _ in range(WARM_UP):
             step()
         synchronize(found.device)
-        with profile(activities=[activity]) as seen:
+        seen = profile(activities=[activity])
+        with seen:
             for _ in range(STEPS):
                 step()
             synchronize(found.device)

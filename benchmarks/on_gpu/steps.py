@@ -104,7 +104,8 @@ def measure(found: Findings, name: str) -> None:
             return
         found.keep("largest", fitting[-1])
         for size in sorted({fitting[-1], ASKED_AT} & set(fitting)):
-            _row(found, trainer, size, judged=name == "bf16")
+            if not _row(found, trainer, size, judged=name == "bf16"):
+                found.note(f"A batch of {size:,} ran out of memory after a few steps.")
         if ASKED_AT not in fitting and not found.small:
             found.note(f"A batch of {ASKED_AT:,} does not fit into the memory.")
 
@@ -148,9 +149,8 @@ def _row(found: Findings, trainer: Trainer, size: int, *, judged: bool = False) 
         gc.collect()
         return False
     config = trainer.config
-    about = (
-        f"{config.model.image.name} and {config.model.text.name}, {config.data.image_size} pixels, {config.precision}"
-    )
+    encoders = f"{config.model.image.name} and {config.model.text.name}"
+    about = f"{encoders}, {config.data.image_size} pixels, {config.precision}"
     found.row(f"{about}{', compiled' if config.compile else ''}", {
         "batch": f"{size:,}", "step": f"{1e3 * seconds:,.1f} ms", "samples a second": f"{size / seconds:,.0f}",
         "peak memory": gigabytes(found.device), "objective": f"{share:.1%}",

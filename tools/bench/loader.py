@@ -40,14 +40,14 @@ def decode_only(work: Work) -> AbstractContextManager[Serve]:
 
 
 LOADERS: dict[str, Contender] = {"ffcv": ffcv, "dali": dali, "decode": decode_only}
-NEEDS = {"ffcv": "ffcv", "dali": "nvidia.dali", "decode": "ffcv"}
-"""The module that each needs."""
+NEEDS = {"ffcv": "...pipeline.jpeg", "dali": "nvidia.dali", "decode": "...pipeline.jpeg"}
+"""The module that each needs. Not ffcv itself, whose import sets torch and numba to one thread."""
 
 
 def missing(module: str) -> str:
     """Return why a module cannot be imported, or ""."""
     try:
-        import_module(module)
+        import_module(module, __package__)
     except (ImportError, OSError) as error:  # OSError: a library that it is linked to
         return str(error)
     return ""
@@ -55,9 +55,10 @@ def missing(module: str) -> str:
 
 def rates(contenders: Mapping[str, Contender], work: Work, rounds: int) -> dict[str, list[float]]:
     """Return each one's images per second, round by round; they take turns, after a round of warm-up."""
-    torch.set_num_threads(1)  # as importing FFCV does; the others decode in threads of their own
     found: dict[str, list[float]] = {name: [] for name in contenders}
     with ExitStack() as opened, progress_bar("rounds", 1 + rounds) as bar:
+        opened.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)  # as importing FFCV does; the others decode in threads of their own
         serves = {name: opened.enter_context(contender(work)) for name, contender in contenders.items()}
         for number in range(1 + rounds):
             for name, serve in serves.items():

@@ -5,7 +5,6 @@ import os
 import resource
 import sys
 from contextlib import contextmanager
-from itertools import count
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -76,14 +75,18 @@ def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
         # The conversion of the dataset started a server that has imported much less, and blocks Ctrl-C.
         forkserver._forkserver._stop()
         forkserver.ensure_running()
-    folder, numbers = tmp_path_factory.mktemp("programs"), count()
+    folder, programs = tmp_path_factory.mktemp("programs"), []
 
     def start(*arguments, code=COMMAND_LINE, **environment) -> Program:
-        own = folder / str(next(numbers))
+        own = folder / str(len(programs))
         own.mkdir()
-        return Program(context, own, arguments, {name: str(value) for name, value in environment.items()}, code)
+        environment = {name: str(value) for name, value in environment.items()}
+        programs.append(Program(context, own, arguments, environment, code))
+        return programs[-1]
 
-    return start
+    yield start
+    for program in programs:  # those of tests that failed; this process would wait for them for ever
+        program.kill()
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,7 +109,10 @@ def _ended_if_ranks_are_lost() -> Iterator[None]:
 
 
 def _end(error: RanksLostError) -> NoReturn:
+    """Print the error and exit at once. Any thread may call it."""
     _ending.acquire()  # kept: if both the training thread and another notice a loss, the second waits for the exit
+    if sys.stderr.isatty():
+        click.echo("\n\x1b[?25h", err=True, nl=False)  # below a progress bar that still runs and hides the cursor
     click.echo(f"Error: {plain_text(str(error), MAX_ERROR_CHARACTERS)}", err=True)
     os._exit(1)
 

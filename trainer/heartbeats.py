@@ -15,7 +15,7 @@ from ..state_store.ranks import Ranks
 from .errors import RanksLostError
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
 CONNECT_TIMEOUT = timedelta(minutes=1)
 """How long a rank tries to reach rank 0, whose store exists by then."""
@@ -31,7 +31,7 @@ with an error of its own to report that error."""
 LINGER_SECONDS = 2.0
 """How long rank 0, which holds the store, stays for ranks that have yet to read the names of the lost ones."""
 LEAVE_SECONDS = 0.05
-"""How often rank 0 looks whether the others are done."""
+"""How often rank 0 checks whether the others are done."""
 
 AsError = Callable[[str], RanksLostError]
 """Return the error for lost ranks, which it is given as "rank 1 (host, process 7)". Called in any thread."""
@@ -67,7 +67,10 @@ class Heartbeats:
 
     @contextmanager
     def beating(self) -> Iterator[Self]:
-        """Send heartbeats during the block. Raises RanksLostError if it fails, or never ends elsewhere, by a loss."""
+        """Send heartbeats during the block, and stay until all ranks are done with theirs if this one holds the store.
+
+        Raises RanksLostError if the block fails because of a lost rank, or a rank is lost before it is done.
+        """
         for thread in self._threads:
             thread.start()
         try:
@@ -170,7 +173,8 @@ class Heartbeats:
 
 def _store_of_rank_0(ranks: Ranks) -> TCPStore:
     """Return a store that rank 0's process holds, on a free port."""
-    from torch.distributed import DistError, TCPStore
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import DistError
 
     host = os.environ["MASTER_ADDR"]
     if ranks.rank == 0:

@@ -10,6 +10,7 @@ import torch
 
 from thermopile.state_store.ranks import Ranks
 from thermopile.trainer import heartbeats
+from thermopile.trainer.checkpoint import latest_checkpoint
 from thermopile.trainer.errors import RanksLostError
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -181,6 +182,8 @@ def test_training_that_waits_for_a_lost_rank_ends_by_its_name_with_the_step_and_
     run, settings = RunDirectory(tmp_path / "run"), ("batch_size=128", "data.image_size=16", "checkpoint.every_steps=5")
     ranks = train(start_program, [TRAIN_UNTIL_STEP_8] * 2, pairs_dataset, run, *settings)
     wait_until_said(ranks, "waits")
+    while latest_checkpoint(run.checkpoints) is None:
+        time.sleep(0.05)
     ranks[1].kill()
     code, _, errors = ranks[0].end()
     assert code == 1, errors

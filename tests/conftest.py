@@ -34,7 +34,7 @@ from thermopile.pipeline.sources import Source  # noqa: E402
 from thermopile.pipeline.sources.folder import FolderSource  # noqa: E402
 from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
 
-LONGEST = ("test_claim.py", "test_ranks.py", "test_bit_flips.py", "test_scripts.py")
+LONGEST = ("test_claim.py", "test_ranks.py", "test_lost_ranks.py", "test_bit_flips.py", "test_scripts.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

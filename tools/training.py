@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -38,6 +40,7 @@ SHOWN = {
 STEADY_STEPS = 50
 """Steps until start-up waits have passed."""
 _COMMAND_LINE = "--set"
+_ending = threading.Lock()
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ def train(asked: Asked) -> bool:
     """Train, or print the settings. Return False if a signal stopped the run."""
     run = None if asked.out is None else RunDirectory(asked.out)
     # Check settings and dataset before importing torch, which takes seconds.
-    with _ended_if_ranks_are_lost(), joined_world() as world:
+    with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
         with agreement(world.control, ConfigError):
             _check_paths(asked)
             if run is not None and not (asked.resume or asked.print_config):
@@ -102,8 +105,16 @@ def _ended_if_ranks_are_lost() -> Iterator[None]:
     try:
         yield
     except RanksLostError as error:
-        click.echo(f"Error: {plain_text(str(error), MAX_ERROR_CHARACTERS)}", err=True)
-        os._exit(1)
+        _end(error)
+
+
+def _end(error: RanksLostError) -> NoReturn:
+    """Print the error and exit at once. Any thread may call it."""
+    _ending.acquire()  # kept: if both the training thread and another notice a loss, the second waits for the exit
+    if sys.stderr.isatty():
+        click.echo("\n\x1b[?25h", err=True, nl=False)  # below a progress bar that still runs and hides the cursor
+    click.echo(f"Error: {plain_text(str(error), MAX_ERROR_CHARACTERS)}", err=True)
+    os._exit(1)
 
 
 def _check_paths(asked: Asked) -> None:

@@ -4,7 +4,6 @@ from ..pipeline.order import Order
 from .checkpoint import latest_checkpoint
 from .errors import RanksLostError, TrainingError
 from .run_directory import RunDirectory
-from .world import World
 
 FIRST_IDS = 8
 """Number of samples of a bad batch to name."""
@@ -28,8 +27,8 @@ def samples_after(steps_done: int, order: Order) -> str:
     return f"The ids of its {len(sample_ids)} samples begin with {', '.join(map(str, sample_ids[:FIRST_IDS]))}"
 
 
-def ranks_lost(run: RunDirectory, world: World, lost: list[int], step: int) -> RanksLostError:
-    """Return the error for a step in which other ranks are missing, naming them and the remaining checkpoint."""
+def ranks_lost(run: RunDirectory, lost: str, step: int) -> RanksLostError:
+    """Return the error for a step in which other ranks are missing, described by `lost`; names the last checkpoint."""
     last = latest_checkpoint(run.checkpoints)
     left = f"--resume continues from the last checkpoint, {last}" if last else "There is no checkpoint yet"
-    return RanksLostError(f"lost {world.named(lost)} at step {step:,}; see its messages. {left}")
+    return RanksLostError(f"lost {lost} at step {step:,}; see its messages. {left}")

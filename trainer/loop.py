@@ -124,12 +124,8 @@ class Trainer:
         of metrics.jsonl.
         Raises TrainingError if the loss is not finite or a rank is lost, and SnapshotError or OSError at the end.
         """
-        try:
+        with self.world.naming_lost_ranks(lambda lost: ranks_lost(self.run_directory, lost, self.steps_done + 1)):
             self._run(on_report, should_stop, on_evaluation)
-        except RuntimeError as error:
-            if lost := self.world.lost_ranks():
-                raise ranks_lost(self.run_directory, self.world, lost, self.steps_done + 1) from error
-            raise
 
     def _run(
         self, on_report: Callable[[StepReport], None], should_stop: Callable[[], bool],

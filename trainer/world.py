@@ -1,24 +1,20 @@
-"""The ranks of a run: who they are, how they communicate, whether they share a disk, and which of them are lost."""
+"""The ranks of a run: who they are, how they communicate, and whether they share a disk."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import socket
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..state_store.ranks import Ranks, TorchRanks, agreement
 from .errors import ConfigError, RanksLostError, RunError
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
+from .heartbeats import AsError, Heartbeats
 
 MEETING_TIMEOUT = timedelta(minutes=5)
 """How long a rank waits at startup for others, which a wrong option may have ended already."""
@@ -26,11 +22,6 @@ TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for another that is alive, for example while each compiles in the first step."""
 SNAPSHOT_TIMEOUT = timedelta(hours=1)
 """Timeout for writing the rows of a snapshot, which depends on the disk, and for an evaluation."""
-BEAT_SECONDS = 1.0
-SILENT_AFTER_SECONDS = 5.0
-"""A rank without a heartbeat for this long is lost."""
-LINGER_SECONDS = 2.0
-"""How long rank 0, which may hold the store, stays for ranks that have yet to notice a lost neighbour."""
 SEEN_WITHIN_SECONDS = 5.0
 """Time within which a file written on one machine must be visible on the others."""
 
@@ -70,24 +61,22 @@ class World:
         """Return whether the flag is set on any rank. Called by all ranks."""
         return any(of_rank for (of_rank,) in self.all_gather([flag]))
 
-    def lost_ranks(self) -> list[int]:
-        """Return the lost ranks after a collective has failed; takes a few seconds."""
-        return [] if self.heartbeats is None else self.heartbeats.lost()
-
-    def named(self, ranks: Sequence[int]) -> str:
-        """Describe these ranks with machine and process."""
-        assert self.heartbeats is not None
-        return " and ".join(f"rank {rank} ({self.heartbeats.place(rank)})" for rank in ranks)
+    def naming_lost_ranks(self, as_error: AsError) -> AbstractContextManager[None]:
+        """In this context, report lost ranks by `as_error`, also in place of a RuntimeError that they caused."""
+        return nullcontext() if self.heartbeats is None else self.heartbeats.naming_lost_ranks(as_error)
 
 
 ALONE = World()
 
 
 @contextmanager
-def joined_world() -> Iterator[World]:
+def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterator[World]:
     """Yield the world started by torchrun or a launcher with the same variables; a single process without one.
 
     Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    end: called in another thread if a rank is lost but the body goes on, since it may wait inside a CUDA call that
+    never returns. It must end the process at once. Without it, such a call waits until NCCL aborts the process.
     Raises ConfigError if some are missing, and RanksLostError if other ranks do not join, or if the body fails because
     they are lost.
     """
@@ -96,6 +85,8 @@ def joined_world() -> Iterator[World]:
         return
     # torch would print a page of addresses per broken connection and rank; it reads this variable on import.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # NCCL aborts the process four times as many milliseconds after a connection broke, and cannot name the lost rank.
+    os.environ.setdefault("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "45000")
     import torch
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
@@ -126,70 +117,10 @@ def joined_world() -> Iterator[World]:
     control = TorchRanks(dist.new_group(backend="gloo", timeout=TIMEOUT))
     snapshots = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
     slow_group = TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT))
-    with Heartbeats(store, rank, size) as heartbeats:
-        world = World(rank, size, local_rank, local_size, control, snapshots, slow_group, heartbeats)
-        try:
-            yield world
-        except RuntimeError as error:
-            if lost := world.lost_ranks():
-                raise RanksLostError(f"lost {world.named(lost)}; see its messages") from error
-            raise
+    with Heartbeats(control, end).beating() as heartbeats:
+        yield World(rank, size, local_rank, local_size, control, snapshots, slow_group, heartbeats)
     # Not after an error: destroying a group with a lost rank may block.
     dist.destroy_process_group()
-
-
-class Heartbeats:
-    """Every rank sends a heartbeat each second, independently of its work, so that a lost one can be named.
-
-    A failed collective says which connection broke, not which rank is the cause: a rank that loses its neighbour ends
-    as well, and then its own neighbours do.
-    """
-
-    def __init__(self, store: Store, rank: int, size: int) -> None:
-        self._store, self._rank, self._size = store, rank, size
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="thermopile-heartbeats", daemon=True)
-
-    def __enter__(self) -> Heartbeats:
-        self._store.set(f"place/{self._rank}", f"{socket.gethostname()}, process {os.getpid()}")
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join(2 * BEAT_SECONDS)  # bounded, in case the store is gone and does not answer
-
-    def lost(self) -> list[int]:
-        """Return the ranks without a heartbeat; all ranks report what the first to notice found."""
-        try:
-            if not self._store.check(["lost"]):
-                before = self._beats()
-                time.sleep(SILENT_AFTER_SECONDS)
-                silent = [rank for rank, beats in enumerate(self._beats()) if beats == before[rank]]
-                self._store.compare_set("lost", "", ",".join(map(str, silent)))
-            named = self._store.get("lost").decode()
-        except RuntimeError:  # the store is gone, and the process that held it
-            return [0]
-        if self._rank == 0:
-            time.sleep(LINGER_SECONDS)
-        return [int(rank) for rank in named.split(",") if rank]
-
-    def place(self, rank: int) -> str:
-        """Return the machine and process of a rank."""
-        try:
-            return self._store.get(f"place/{rank}").decode()
-        except RuntimeError:
-            return "on the machine that ran the rendezvous"
-
-    def _beat(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
-            try:
-                self._store.add(f"beats/{self._rank}", 1)
-            except RuntimeError:  # the store is gone; its users will notice
-                return
-
-    def _beats(self) -> list[int]:
-        return [self._store.add(f"beats/{rank}", 0) for rank in range(self._size)]
 
 
 def refuse_separate_directories(world: World, folder: Path) -> None:

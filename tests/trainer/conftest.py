@@ -5,7 +5,6 @@ import os
 import resource
 import sys
 from contextlib import contextmanager
-from itertools import count
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -15,26 +14,36 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from small_runs import small, train
 
-PROGRAM = """
+OUTPUT_TO_FILES = """
 import os, sys
 for number, path in ((1, out), (2, errors)):
     os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
 os.environ.update(environment)
 sys.argv = ["thermopile", *arguments]
+"""
+COMMAND_LINE = """
 from thermopile.tools.cli import main
 main()
 """
 
 
 class Program:
-    """`thermopile ARGUMENTS` in a process forked from one that has imported everything and has no threads."""
+    """`thermopile ARGUMENTS` in a process forked from one that has imported everything and has no threads.
 
-    def __init__(self, context, folder: Path, arguments, environment) -> None:
+    code: Python to run in place of the command line.
+    """
+
+    def __init__(self, context, folder: Path, arguments, environment, code) -> None:
         self._out, self._errors = folder / "out", folder / "errors"
         given = {"out": str(self._out), "errors": str(self._errors), "environment": environment}
-        self.process = context.Process(target=exec, args=(PROGRAM, given | {"arguments": [*map(str, arguments)]}))
+        given["arguments"] = [*map(str, arguments)]
+        self.process = context.Process(target=exec, args=(OUTPUT_TO_FILES + code, given))
         self.process.start()
         self.pid = self.process.pid
+
+    def has_said(self, words: str) -> bool:
+        """Whether its stdout has these words."""
+        return self._out.exists() and words in self._out.read_text()
 
     def is_running(self) -> bool:
         return self.process.is_alive()
@@ -56,21 +65,28 @@ class Program:
 
 @pytest.fixture(scope="session")
 def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
-    """Return a function (*arguments, **environment) -> Program."""
+    """Return a function (*arguments, code=…, **environment) -> Program."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["thermopile.trainer.loop", "thermopile.tools.cli", "warm_up"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         patch.setenv("WARM_UP_DATASET", str(pairs_dataset.path))
+        patch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # as the program sets it before it imports torch
+        # The conversion of the dataset started a server that has imported much less, and blocks Ctrl-C.
+        forkserver._forkserver._stop()
         forkserver.ensure_running()
-    folder, numbers = tmp_path_factory.mktemp("programs"), count()
+    folder, programs = tmp_path_factory.mktemp("programs"), []
 
-    def start(*arguments, **environment) -> Program:
-        own = folder / str(next(numbers))
+    def start(*arguments, code=COMMAND_LINE, **environment) -> Program:
+        own = folder / str(len(programs))
         own.mkdir()
-        return Program(context, own, arguments, {name: str(value) for name, value in environment.items()})
+        environment = {name: str(value) for name, value in environment.items()}
+        programs.append(Program(context, own, arguments, environment, code))
+        return programs[-1]
 
-    return start
+    yield start
+    for program in programs:  # those of tests that failed; this process would wait for them for ever
+        program.kill()
 
 
 @pytest.fixture(scope="session")

@@ -242,4 +242,3 @@ def test_a_run_of_one_process_needs_no_launcher(monkeypatch):
     with joined_world() as world:
         assert (world.rank, world.size, world.is_first) == (0, 1, True)
         assert world.all_gather([3, 4]) == [[3, 4]]
-        assert world.lost_ranks() == []

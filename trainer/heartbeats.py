@@ -1,0 +1,191 @@
+"""Heartbeats between the ranks of a run: a rank that is lost is named, and the others do not wait for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Self
+
+from ..state_store.ranks import Ranks
+from .errors import RanksLostError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
+
+CONNECT_TIMEOUT = timedelta(minutes=1)
+"""How long a rank tries to reach rank 0, whose store exists by then."""
+BEAT_SECONDS = 1.0
+SILENT_BEATS = 60
+"""A rank is suspected after this many beats without one of its own. A healthy rank can be silent for tens of seconds: a
+library holds the interpreter's lock while it loads, the machine swaps, or its disk hangs."""
+SCAN_SECONDS = 5.0
+"""Once there is a suspicion or a failure, the ranks without a heartbeat for this long are lost."""
+GRACE_SECONDS = 10.0
+"""Time for the training thread to notice a loss itself, longer than a scan and LINGER_SECONDS, and for a rank that ends
+with an error of its own to report that error."""
+LINGER_SECONDS = 2.0
+"""How long rank 0, which holds the store, stays for ranks that have yet to read the names of the lost ones."""
+LEAVE_SECONDS = 0.05
+"""How often rank 0 checks whether the others are done."""
+
+AsError = Callable[[str], RanksLostError]
+"""Return the error for lost ranks, which it is given as "rank 1 (host, process 7)". Called in any thread."""
+
+
+class Heartbeats:
+    """Every rank sends a heartbeat each second, independently of its work, and listens for those of the next rank.
+
+    A failed collective says which connection broke, not which rank is the cause: a rank that loses its neighbour ends
+    as well, and then its own neighbours do. A collective on GPUs does not even fail, and the training thread waits
+    inside CUDA.
+
+    The beats are counted in a store of their own, in rank 0's process, so that it is gone if and only if rank 0 is:
+    torchrun's store outlives its ranks. And another store's client is blocked for everyone while one thread waits for a
+    key. Two threads, because the store of a machine that has failed never answers: `_beat` may wait for it, `_watch`
+    does not.
+    """
+
+    def __init__(self, ranks: Ranks, end: Callable[[RanksLostError], None] | None = None) -> None:
+        """Connect the ranks; all call it. end: see `joined_world`."""
+        self._rank, self._size, self._end = ranks.rank, ranks.world, end
+        own_place = f"{socket.gethostname()}, process {os.getpid()}"
+        self._places: list[str] = ranks.broadcast(ranks.gather(own_place))
+        self._store = _store_of_rank_0(ranks)
+        self._as_error: AsError = lambda lost: RanksLostError(f"lost {lost}; see its messages")
+        self._lost: list[int] = []
+        self._suspects_loss, self._beats_unanswered = False, 0
+        self._leaving, self._ended = threading.Event(), threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=f"thermopile-{name}", daemon=True)
+            for target, name in ((self._beat, "heartbeats"), (self._watch, "watch"))
+        ]
+
+    @contextmanager
+    def beating(self) -> Iterator[Self]:
+        """Send heartbeats during the block, and stay until all ranks are done with theirs if this one holds the store.
+
+        Raises RanksLostError if the block fails because of a lost rank, or a rank is lost before it is done.
+        """
+        for thread in self._threads:
+            thread.start()
+        try:
+            with self.naming_lost_ranks(self._as_error):
+                yield self
+            self._leave()
+        finally:
+            self._leaving.set()  # an error of its own is this rank's to report
+            self._ended.set()
+            for thread in self._threads:
+                thread.join(2 * BEAT_SECONDS)  # bounded, in case the store does not answer
+
+    @contextmanager
+    def naming_lost_ranks(self, as_error: AsError) -> Iterator[None]:
+        """During the block, report lost ranks by `as_error`, also in place of a RuntimeError that they caused."""
+        before, self._as_error = self._as_error, as_error
+        try:
+            yield
+        except RuntimeError as error:
+            if self.lost():
+                raise as_error(self._named()) from error
+            raise
+        finally:
+            self._as_error = before
+
+    def lost(self) -> list[int]:
+        """Return the lost ranks; takes a few seconds. All ranks report what the first to find one found."""
+        if not self._lost:
+            try:
+                self._lost = self._scan()
+            except RuntimeError:  # the store is gone, and rank 0 with it
+                self._lost = [0]
+        return self._lost
+
+    def _named(self) -> str:
+        """Describe the lost ranks with machine and process."""
+        return " and ".join(f"rank {rank} ({self._places[rank]})" for rank in self._lost)
+
+    def _scan(self) -> list[int]:
+        if not self._store.check(["lost"]):
+            before = self._beats()
+            time.sleep(SCAN_SECONDS)
+            silent = [rank for rank, beats in enumerate(self._beats()) if beats == before[rank]]
+            silent = [rank for rank in silent if not self._has_left(rank)]
+            if not silent:
+                return []
+            self._store.compare_set("lost", "", ",".join(map(str, silent)))
+        lost = [int(rank) for rank in self._store.get("lost").decode().split(",")]
+        if self._rank == 0:
+            time.sleep(LINGER_SECONDS)
+        return lost
+
+    def _beats(self) -> list[int]:
+        return [self._store.add(f"beats/{rank}", 0) for rank in range(self._size)]
+
+    def _has_left(self, rank: int) -> bool:
+        return self._store.check([f"left/{rank}"])
+
+    def _beat(self) -> None:
+        """Send heartbeats, and note whether another rank may be lost."""
+        listens_to, heard, silent = (self._rank + 1) % self._size, -1, 0
+        while not self._ended.wait(BEAT_SECONDS):
+            try:
+                self._store.add(f"beats/{self._rank}", 1)
+                beats = self._store.add(f"beats/{listens_to}", 0)
+                heard, silent = beats, 0 if beats != heard else silent + 1
+                if self._has_left(listens_to):
+                    listens_to, silent = (listens_to + 1) % self._size, 0
+                self._suspects_loss = silent > SILENT_BEATS or self._store.check(["lost"])
+            except RuntimeError:  # the store is gone
+                self._suspects_loss = True
+                return
+            self._beats_unanswered = 0
+
+    def _watch(self) -> None:
+        """Wait for a loss, and end the process if it is still here after GRACE_SECONDS."""
+        while not self._notices_loss():
+            if self._ended.wait(BEAT_SECONDS):
+                return
+        if not self._leaving.wait(GRACE_SECONDS) and self._end is not None:
+            self._end(self._as_error(self._named()))
+
+    def _notices_loss(self) -> bool:
+        # Beats, not seconds: a scheduler may suspend all ranks for an hour, and no time passes between their beats.
+        self._beats_unanswered += 1
+        if self._beats_unanswered > SILENT_BEATS:
+            self._lost = self._lost or [0]
+        return bool(self._lost or (self._suspects_loss and self.lost()))
+
+    def _leave(self) -> None:
+        """Tell the others that this rank is done. Rank 0 stays until all are, since the store ends with it."""
+        self._leaving.set()
+        with suppress(RuntimeError):  # the store is gone: the others are done, or notice by themselves
+            self._store.set(f"left/{self._rank}", "")
+            while self._rank == 0 and not all(map(self._has_left, range(self._size))):
+                if self._lost:
+                    raise self._as_error(self._named())
+                time.sleep(LEAVE_SECONDS)
+
+
+def _store_of_rank_0(ranks: Ranks) -> TCPStore:
+    """Return a store that rank 0's process holds, on a free port."""
+    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import DistError
+
+    host = os.environ["MASTER_ADDR"]
+    if ranks.rank == 0:
+        store = TCPStore(host, 0, is_master=True, timeout=CONNECT_TIMEOUT, wait_for_workers=False)
+        ranks.broadcast(store.port)
+        return store
+    port = ranks.broadcast(None)
+    try:
+        return TCPStore(host, port, is_master=False, timeout=CONNECT_TIMEOUT, wait_for_workers=False)
+    except DistError as error:
+        raise RanksLostError(
+            f"rank {ranks.rank} cannot reach rank 0 at {host}:{port}: {str(error).splitlines()[0]} Check rank 0's "
+            "messages, that MASTER_ADDR is its machine, and that no firewall closes ports between the machines"
+        ) from error

@@ -194,7 +194,7 @@ def test_training_that_waits_for_a_lost_rank_ends_by_its_name_with_the_step_and_
     )
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: one for each of two ranks")
+@pytest.mark.gpu(count=2)
 def test_a_rank_killed_while_it_trains_on_a_gpu_ends_the_other_within_two_minutes(
     start_program, pairs_dataset, tmp_path
 ):

@@ -41,13 +41,13 @@ def encoders_of_a_step(
         encoders,
         device_ids=[device.index] if on_gpu else None,
         gradient_as_bucket_view=True,
-        # On GPUs the batch norms keep their statistics equal; on CPUs rank 0's count.
-        broadcast_buffers=not on_gpu,
         # Otherwise DDP rebuilds its buckets after the first step. A gradient's bucket decides the order in which three
         # or more ranks are summed, so a resumed run would not be bit-identical to an uninterrupted one, as it must be
         # on CPUs.
         find_unused_parameters=not on_gpu,
     )
+    if on_gpu:  # the batch norms keep their statistics equal; on CPUs rank 0's count
+        parallel.broadcast_buffers = False
     parallel.register_comm_hook(clock, _average)
     return parallel
 

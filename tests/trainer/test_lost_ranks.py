@@ -6,7 +6,6 @@ import time
 from datetime import timedelta
 
 import pytest
-import torch
 
 from thermopile.state_store.ranks import Ranks
 from thermopile.trainer import heartbeats

@@ -9,11 +9,13 @@ import threading
 import numpy as np
 import pytest
 import torch
+from nvidia.dali.pipeline import Pipeline
 
 from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.loading.dali_loader import DALILoader, _views_of_jpegs
+from thermopile.pipeline.loading.dali_graph import views_of_jpegs
+from thermopile.pipeline.loading.dali_loader import DALILoader
 from thermopile.pipeline.loading.reader import Reader
 from thermopile.pipeline.order import Order
 
@@ -105,7 +107,8 @@ def test_views_are_normalised_as_the_recipe_says(open_loader, images_dataset):
 
 def test_operations_that_a_recipe_never_uses_are_not_in_the_graph():
     def graph(name):
-        return _views_of_jpegs(RECIPES[name], SIZE, 2, False, batch_size=4, num_threads=1, device_id=None).serialize()
+        recipe = RECIPES[name]
+        return views_of_jpegs(recipe, SIZE, 2, False, 0.5, batch_size=4, num_threads=1, device_id=None).serialize()
 
     for operation, users in {
         b"CoordTransform": {"simclr", "simclr_cifar", "moco_v3", "vicreg"},
@@ -129,23 +132,78 @@ def test_a_new_epoch_ends_the_one_before_instead_of_mixing_them(open_loader, ima
     assert next(new).sample_ids.tolist() == loader.order.batch_ids(1, 1).tolist()
 
 
-def test_the_batch_after_those_ahead_is_read_while_the_caller_does_other_things(
-    open_loader, images_dataset, monkeypatch
-):
-    place, begun, readers = Reader.locate, threading.Event(), set()
+def test_the_batches_ahead_are_read_while_the_caller_does_other_things(open_loader, images_dataset, monkeypatch):
+    place, begun = Reader.locate, threading.Event()
 
-    def watched(placer, ids):
-        readers.add(threading.current_thread())
+    def watched(reader, ids):
         if ids.tolist() == loader.order.batch_ids(0, 2).tolist():
             begun.set()
-        return place(placer, ids)
+        return place(reader, ids)
 
     monkeypatch.setattr(Reader, "locate", watched)
-    loader = open_loader(images_dataset, ahead=1)
+    loader = open_loader(images_dataset, ahead=2)
     batches = loader.epoch(0)
     next(batches)
     assert begun.wait(timeout=60)
-    assert threading.current_thread() not in readers
+
+
+def test_one_thread_of_the_loader_s_does_what_a_batch_takes_on_the_host(open_loader, images_dataset, monkeypatch):
+    threads = {}
+
+    def watch(owner, name):
+        work = getattr(owner, name)
+
+        def watched(*given, **options):
+            threads.setdefault(name, set()).add(threading.current_thread())
+            return work(*given, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(Order, "batch_ids")
+    watch(Reader, "locate")
+    of_pipeline = ("feed_input", "schedule_run", "share_outputs", "release_outputs")
+    for name in of_pipeline:
+        watch(Pipeline, name)
+    for _ in open_loader(images_dataset).epoch(0):
+        pass
+    assert threads.keys() == {"batch_ids", "locate", *of_pipeline}
+    (thread,) = set.union(*threads.values())
+    assert thread is not threading.current_thread()
+
+
+def test_an_epoch_that_the_garbage_collector_ends_in_the_loader_s_own_thread_does_not_hang(
+    open_loader, images_dataset, monkeypatch
+):
+    place, dropped, ended_in = Reader.locate, threading.Event(), []
+
+    def collecting(reader, ids):
+        if ids.tolist() == loader.order.batch_ids(0, 1).tolist():
+            assert dropped.wait(timeout=60)
+            gc.collect()
+        return place(reader, ids)
+
+    def epoch():
+        try:
+            yield from loader.epoch(0)
+        finally:
+            ended_in.append(threading.current_thread())
+
+    monkeypatch.setattr(Reader, "locate", collecting)
+    loader = open_loader(images_dataset, ahead=1)
+    gc.disable()
+    try:
+        batches = epoch()
+        cycle = [batches]
+        cycle.append(cycle)
+        next(batches)
+        del batches, cycle
+        dropped.set()
+        batch = next(loader.epoch(1))
+    finally:
+        gc.enable()
+    assert ended_in
+    assert threading.current_thread() not in ended_in
+    assert batch.sample_ids.tolist() == loader.order.batch_ids(1, 0).tolist()
 
 
 def test_a_loader_may_be_closed_twice_or_before_it_was_used(open_loader, images_dataset):

@@ -92,6 +92,16 @@ class Arriving:
         self._filled.synchronize()
 
 
+def wait_for(event: torch.cuda.Event) -> None:
+    """Let a thread sleep until an event of any GPU.
+
+    A thread begins on the first GPU, whichever its process uses. Waiting there would give that GPU half a gigabyte of
+    context for each of the others' processes.
+    """
+    with torch.cuda.device(event.device):
+        event.synchronize()
+
+
 class Pace:
     """Keeps the host at most two steps ahead of a device.
 

@@ -11,6 +11,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import torch
 
+from ..streams import wait_for
 from .background import BackgroundThread
 from .errors import DuplicateIdError, SampleIdError
 from .records import IDS, IdArray, compiled
@@ -136,7 +137,7 @@ class Transfer:
 
     def _scatter(self, ids: IdArray, values: torch.Tensor, copied: torch.cuda.Event | None, step: int) -> None:
         if copied is not None:
-            copied.synchronize()
+            wait_for(copied)
         refused = ids[self._rows.scatter(ids, values.numpy(), step)]
         self.refused_rows += len(refused)
         if len(refused):

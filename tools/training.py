@@ -241,8 +241,12 @@ def _in_words(trainer: Trainer) -> str:
     dataset, config = trainer.dataset, trainer.config
     parameters = sum(weights.numel() for weights in trainer.encoders.parameters())
     ranks = f" on {trainer.world.size} ranks" if trainer.world.size > 1 else ""
+    speed = ""
+    if trainer.device.type == "cuda":
+        slow = "" if config.compile else ", not compiled (--set compile=true takes minutes once, then steps are faster)"
+        speed = f" in {config.precision}{slow}"
     return (f"{dataset.n:,} {'pairs' if trainer.mode == 'bimodal' else 'pictures'} from {dataset.path}, "
-            f"{trainer.device}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
+            f"{trainer.device}{speed}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
             f"{config.epochs:,} {'epoch' if config.epochs == 1 else 'epochs'}")  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..pipeline.order import ORDER_VERSION
 from ..state_store import Snapshot, SnapshotError, StateStore, StateStoreError, list_snapshots
+from ..streams import wait_for
 from .checkpoint import CheckpointInfo, checkpoints_in, remove_checkpoints, retained_steps, save_checkpoint
 from .config import TrainConfig, to_toml, to_tree
 from .metrics_log import MetricsLog
@@ -30,7 +31,7 @@ class CopyOnHost:
     def result(self) -> dict[str, Any]:
         """Return the copy once it is complete. Thread-safe."""
         if self._copied is not None:
-            self._copied.synchronize()
+            wait_for(self._copied)
         return self._tree
 
     def _copy(self, value: Any) -> Any:

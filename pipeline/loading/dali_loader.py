@@ -6,7 +6,7 @@ deterministic.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from threading import current_thread
 from typing import Any, Literal, NamedTuple, Self
@@ -27,7 +27,7 @@ from ..order import Order
 from ..stored_sample import UNDECODABLE, read_samples
 from . import refuse_other_samples
 from .dali_graph import inputs_of_view, views_of_jpegs
-from .reader import Reader
+from .reader import Reader, own_thread
 
 tensors: Any = nvidia.dali.tensors  # its own types lack `broadcast`
 
@@ -74,7 +74,7 @@ class DALILoader:
         self._reader = Reader(dataset, self._workers)
         self._device_id = torch.cuda.current_device() if device == "cuda" else None
         self._copies = None if self._device_id is None else Copies(CudaDevice(torch.device("cuda", self._device_id)))
-        self._thread = _new_thread(self._device_id)
+        self._thread = own_thread(self._device_id)
         self._begun: deque[Future[_Read]] = deque()
         self._due: deque[Future[Callable[[], Batch]]] = deque()
         self._turn = 0
@@ -227,14 +227,6 @@ class DALILoader:
         )  # fmt: skip
         pipeline.build()
         return pipeline
-
-
-def _new_thread(device_id: int | None) -> ThreadPoolExecutor:
-    name = "thermopile-batches"
-    if device_id is None:
-        return ThreadPoolExecutor(1, name)
-    # A thread begins with device 0 as its current one, and would pin memory there.
-    return ThreadPoolExecutor(1, name, torch.cuda.set_device, (device_id,))
 
 
 def _shared(pixels: Any, stream: Any) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from nvidia.dali.pipeline import Pipeline
+from watched import watch
 
 from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
 from thermopile.pipeline.dataset import Dataset
@@ -147,26 +148,12 @@ def test_the_batches_ahead_are_read_while_the_caller_does_other_things(open_load
     assert begun.wait(timeout=60)
 
 
-def test_one_thread_of_the_loader_s_does_what_a_batch_takes_on_the_host(open_loader, images_dataset, monkeypatch):
-    threads = {}
-
-    def watch(owner, name):
-        work = getattr(owner, name)
-
-        def watched(*given, **options):
-            threads.setdefault(name, set()).add(threading.current_thread())
-            return work(*given, **options)
-
-        monkeypatch.setattr(owner, name, watched)
-
-    watch(Order, "batch_ids")
-    watch(Reader, "locate")
-    of_pipeline = ("feed_input", "schedule_run", "share_outputs", "release_outputs")
-    for name in of_pipeline:
-        watch(Pipeline, name)
+def test_one_thread_alone_calls_the_pipeline_and_it_is_not_the_caller_s(open_loader, images_dataset, monkeypatch):
+    names = ["feed_input", "schedule_run", "share_outputs", "release_outputs"]
+    threads = watch(monkeypatch, [(Pipeline, name) for name in names])
     for _ in open_loader(images_dataset).epoch(0):
         pass
-    assert threads.keys() == {"batch_ids", "locate", *of_pipeline}
+    assert threads.keys() == set(names)
     (thread,) = set.union(*threads.values())
     assert thread is not threading.current_thread()
 

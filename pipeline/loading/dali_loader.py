@@ -130,7 +130,8 @@ class DALILoader:
 
     def _drain(self) -> None:
         """Discard what was begun, and wait until nothing works on it."""
-        for future in (*self._begun, *self._due):
+        futures: list[Future[Any]] = [*self._begun, *self._due]
+        for future in futures:
             future.cancel()
         self._begun.clear()
         self._due.clear()

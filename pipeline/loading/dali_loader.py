@@ -67,6 +67,8 @@ class DALILoader:
         hardware_load: share of the JPEGs for the GPU's JPEG engine, if it has one, 0 … 1; its cores decode the rest.
         Raises DatasetError if the order was made for another number of samples.
         """
+        if not 0 <= hardware_load <= 1:
+            raise ValueError(f"hardware_load {hardware_load} is not a share; use 0 … 1")
         refuse_other_samples(order, dataset)
         self.order, self._recipe, self._image_size, self._views = order, recipe, image_size, views
         self._rank, self._world, self._hardware_load = rank, world, hardware_load
@@ -89,11 +91,11 @@ class DALILoader:
         """
         self._drain()
         self._turn = turn = self._turn + 1
-        steps = range(first_step, self.order.steps_per_epoch)
+        end = self.order.steps_per_epoch
         try:
-            self._go_on(epoch, steps[: self._ahead])
-            for place in range(len(steps)):
-                yield self._next(epoch, steps[place + self._ahead :][:1])
+            self._go_on(epoch, range(first_step, end)[: self._ahead])
+            for step in range(first_step, end):
+                yield self._next(epoch, range(step + self._ahead, end)[:1])
                 if self._turn != turn:
                     raise RuntimeError(
                         f"epoch {epoch} was ended by another one: this loader serves one epoch at a time"
@@ -174,6 +176,8 @@ class DALILoader:
     def _finish(self, begun: Future[_Read]) -> Callable[[], Batch]:
         """Take the oldest batch. Returns what the caller's thread makes it with: its stream waits for the views."""
         batch = begun.result()
+        if not self._runs:
+            raise RuntimeError("a later batch could not be fed to DALI, which lost its pipeline; start the epoch again")
         try:
             outputs = self._take_outputs()
         except RuntimeError as error:

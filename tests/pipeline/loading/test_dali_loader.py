@@ -203,6 +203,32 @@ def test_a_loader_may_be_closed_twice_or_before_it_was_used(open_loader, images_
         loader.close()
 
 
+def test_a_batch_that_cannot_be_fed_ends_the_epoch_and_leaves_nothing_half_fed(
+    open_loader, images_dataset, monkeypatch
+):
+    feed, feeds = Pipeline.feed_input, []
+
+    def failing(pipeline, name, values):
+        feeds.append(name)
+        if feeds.count("sides") == 2:
+            raise MemoryError
+        feed(pipeline, name, values)
+
+    loader = open_loader(images_dataset)
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "feed_input", failing)
+        with pytest.raises((MemoryError, RuntimeError)):
+            list(loader.epoch(0))
+    fresh = open_loader(images_dataset)
+    for one, other in zip(loader.epoch(0), fresh.epoch(0), strict=True):
+        assert torch.equal(one.views[0], other.views[0])
+
+
+def test_a_share_beyond_all_jpegs_is_refused(open_loader, images_dataset):
+    with pytest.raises(ValueError, match=r"hardware_load 1\.5 is not a share"):
+        open_loader(images_dataset, hardware_load=1.5)
+
+
 def cut_short(jpeg):
     return jpeg[: len(jpeg) // 2] + bytes(len(jpeg) - len(jpeg) // 2)
 

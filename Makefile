@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up all they need by themselves, once. The rest is for development.
-.PHONY: demo test test-wide reproduce soak lint format system browser clean
+.PHONY: demo test test-wide reproduce soak gpu lint link format system browser clean
 .DELETE_ON_ERROR:
 
 PYTHONS = 3.11 3.12 3.13 3.14
@@ -38,9 +38,15 @@ test-wide: .venv/ready browser
 soak: .venv/ready
 	$(PYTEST) -m soak --timeout 3600
 
-# The link gives every module its real name, thermopile.…, whatever the checkout is called.
-lint: .venv/ready
-	mkdir -p build/types && ln -sfn ../.. build/types/thermopile
+# What a GPU does, in at most ten minutes, in the environment of PYTHON as it is: nothing is installed. Writes docs/gpu.md.
+gpu: link
+	@PYTHONPATH=$(CURDIR)/build/types$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) benchmarks/gpu.py --page docs/gpu.md
+
+# Gives every module its real name, thermopile.…, whatever the checkout is called.
+link:
+	@mkdir -p build/types && ln -sfn ../.. build/types/thermopile
+
+lint: .venv/ready link
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy

@@ -16,7 +16,7 @@ from ffcv.traversal_order.base import TraversalOrder
 from thermopile.pipeline.augment import RECIPES, Recipe
 from thermopile.pipeline.cores import cores
 from thermopile.pipeline.dataset_index import SHARD_FOLDER, shard_name
-from thermopile.tools.bench.loader import AHEAD, WARM_UP, Serve, Work
+from thermopile.tools.bench.work import AHEAD, WARM_UP, Serve, Work
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from made import make_pairs, repeat_shard, write_first_format
 if TYPE_CHECKING:
     from thermopile.pipeline.loading.dali_loader import DALILoader
     from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-    from thermopile.tools.bench.loader import Contender, Serve, Work
+    from thermopile.tools.bench.work import Contender, Serve, Work
 
 # `open` counts the memory of processes that import this file: what is heavy is imported where it is used.
 
@@ -79,14 +79,17 @@ ASKED = {("crop_flip", 1, "ffcv", "ffcv_own"): 1.2, ("crop_flip", 1, "ffcv", "pi
 
 def rate(sizes: RateSizes, directory: Path) -> Measured:
     """Open every contender, and let each serve its batches once a round."""
-    from thermopile.tools.bench.loader import LOADERS, Work, photographs, rates
+    from thermopile.tools.bench.loader import LOADERS, rates
+    from thermopile.tools.bench.photographs import photographs
+    from thermopile.tools.bench.work import Work
+    from thermopile.trainer.build import device_named
 
     from ffcv_rival import ffcv_own_loader
     from pillow_views import pillow
 
     dataset = photographs(directory, sizes.images)
     order = Order.create(sizes.images, sizes.batch)
-    work = Work(dataset, order, sizes.recipe, sizes.views, sizes.image_size, sizes.batches)
+    work = Work(dataset, order, sizes.recipe, sizes.views, sizes.image_size, sizes.batches, device_named("auto"))
     known: dict[str, Contender] = {**LOADERS, "ffcv_own": ffcv_own_loader, "pillow": pillow}
     known |= {f"{name}_unverified": _unverified(LOADERS[name]) for name in ("ffcv", "dali")}
     contenders = {name: known[name] for pair in sizes.pairs for name in pair}

@@ -48,6 +48,8 @@ class Sizes:
     mode: str = "bimodal"
     dim: int = 512
     device: str = "cpu"
+    budget: int = 0
+    """Bytes for similarities; 0: what suits the device."""
     seconds: float = 60.0
     """For each batch size."""
 
@@ -129,7 +131,7 @@ def contender(name: str, sizes: Sizes, batch: int) -> Callable[[], None]:
     )
     if name == PRODUCTS:
         return partial(_three_products, first, second, sizes.mode)
-    objective = create_objective(sizes.name, sizes.mode).to(sizes.device)
+    objective = create_objective(sizes.name, sizes.mode, similarity_budget=sizes.budget).to(sizes.device)
     state = _seen(objective.fields, batch, sizes.device)
     ids = torch.arange(batch, device=sizes.device)
 

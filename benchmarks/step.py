@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import torch
 
-from thermopile.tools.bench.step import open_trainer, run
+from thermopile.pipeline.batch import Batch
+from thermopile.pipeline.loading import Loader
+from thermopile.tools.bench.step import SYNTHETIC, open_trainer
+from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
 from thermopile.trainer.checkpoint import latest_checkpoint
 from thermopile.trainer.config_layers import merge, read_preset
 from thermopile.trainer.loop import Trainer
 
 from harness import Figure, Measured, Part, counted, script, timed
-from made import make_pairs
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,9 @@ class Sizes:
     """Checkpoints, each with steps before it that nothing disturbs and steps after it while it is written."""
 
     image: str = "conv"
+    device: str = "cpu"
     batch: int = 256
-    shard_rows: int = 10_000
-    shards: int = 1
+    samples: int = 10_000
     checkpoints: int = 20
     quiet_steps: int = 10
     during_steps: int = 20
@@ -68,10 +70,10 @@ class Seconds:
 
 def measure(sizes: Sizes, directory: Path) -> Measured:
     """Checkpoints of a run, and once each is written torch.save of the same."""
-    dataset = make_pairs(directory / "dataset", sizes.shard_rows, sizes.shards)
+    dataset = synthetic_dataset(directory / "dataset", sizes.samples, "pairs")
     settings = read_preset("glyphs")
     merge(settings, {
-        "device": "cpu", "batch_size": sizes.batch, "model": {"image": {"name": sizes.image}},
+        **SYNTHETIC, "device": sizes.device, "batch_size": sizes.batch, "model": {"image": {"name": sizes.image}},
         "checkpoint": {"every_steps": sizes.every_steps, "every_minutes": 0, "keep_every": 0},
     })  # fmt: skip
     with open_trainer(dataset, settings, sizes.steps, directory) as trainer:
@@ -93,7 +95,7 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
     return Measured(
         f"{sizes.checkpoints} checkpoints, after one to warm up, of {parameters / 1e6:,.1f} million parameters with "
         f"AdamW, {(directory / 'saved.pt').stat().st_size / 1e6:,.0f} MB, and the state of {dataset.n:,} samples; "
-        f"{sizes.image}, batch {sizes.batch}, {torch.get_num_threads()} threads of torch",
+        f"{sizes.image} on {sizes.device}, batch {sizes.batch}, {torch.get_num_threads()} threads of torch",
         "torch.save of the same weights and AdamW in the training thread, without the state, not synced",
         (
             Figure("held_up_ms", "held up", "ms", 1e3 * median(held_up), 1e3 * save),
@@ -117,6 +119,34 @@ def seconds_of(seconds: Sequence[float], number: int, sizes: Sizes, saved: Seque
     return Seconds(quiet, held_up, held_up + sum(during) - len(during) * quiet, saved[number - 1])
 
 
+def run(trainer: Trainer, steps: int, after_step: Callable[[int], None] = lambda done: None) -> list[float]:
+    """Train, and return the seconds of each of the first `steps` steps.
+
+    Calls after_step with the steps done while the trainer waits for its next batch; its time is not counted.
+    """
+    trainer.loader = timed_loader = Timed(trainer.loader, after_step)  # type: ignore[assignment]
+    # The time of a step is known when the next batch is asked for, so one more step is made.
+    trainer.run(should_stop=lambda: len(timed_loader.seconds) >= steps)
+    return timed_loader.seconds[:steps]
+
+
+class Timed:
+    """Takes a loader's place: the same batches, and the seconds of each step."""
+
+    def __init__(self, loader: Loader, after_step: Callable[[int], None]) -> None:
+        self._loader, self._after_step = loader, after_step
+        self.seconds: list[float] = []
+        """From handing out a batch to the request for the next one."""
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """Yield the loader's batches."""
+        for batch in self._loader.epoch(epoch, first_step):
+            began = time.perf_counter()
+            yield batch
+            self.seconds.append(time.perf_counter() - began)
+            self._after_step(len(self.seconds))
+
+
 def _wait_until_written(trainer: Trainer, step: int) -> None:
     """Raise RuntimeError where the checkpoint is not there within two minutes."""
     deadline = time.monotonic() + 120
@@ -133,12 +163,12 @@ def _seconds_to_save(trainer: Trainer, path: Path) -> float:
     return seconds
 
 
-_SMALL = Sizes(batch=32, shard_rows=128, checkpoints=1, quiet_steps=2, during_steps=2, warm_up_steps=1)
+_SMALL = Sizes(batch=32, samples=128, checkpoints=1, quiet_steps=2, during_steps=2, warm_up_steps=1)
 _RESNET = Sizes("hf:resnet-50", batch=32, checkpoints=10, quiet_steps=5, during_steps=10)
 PARTS = {
     "checkpoint": Part(measure, Sizes(), _SMALL),
     "large_model": Part(measure, _RESNET, _SMALL),
-    "large_state": Part(measure, Sizes(shards=1_000), _SMALL),
+    "large_state": Part(measure, Sizes(samples=10**7), _SMALL),
 }
 
 if __name__ == "__main__":

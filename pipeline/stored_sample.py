@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .jpeg import size_in_header
+from .jpeg_header import size_in_header
 from .raw_bytes import read_at, xxh64
 from .rng import compiled
 

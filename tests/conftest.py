@@ -28,9 +28,9 @@ import pytest  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from thermopile.files import sha256_of  # noqa: E402
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert  # noqa: E402
 from thermopile.pipeline.dataset import Dataset  # noqa: E402
 from thermopile.pipeline.dataset_index import SHARD_SUFFIXES, seal_index, shard_name  # noqa: E402
+from thermopile.pipeline.sources import Source  # noqa: E402
 from thermopile.pipeline.sources.folder import FolderSource  # noqa: E402
 from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
 
@@ -40,6 +40,14 @@ LONGEST = ("test_claim.py", "test_ranks.py", "test_bit_flips.py", "test_scripts.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest files: at the end, one process would work on them while the other waits."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+    for item in items:
+        if marker := item.get_closest_marker("gpu"):
+            import torch
+
+            wanted, found = marker.kwargs.get("count", 1), torch.cuda.device_count()
+            if found < wanted:
+                reason = f"needs {wanted} GPU{'s'[: wanted - 1]}, and torch finds {found or 'none'}"
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def noise(seed: int, height: int = 24, width: int = 32) -> Image.Image:
@@ -53,12 +61,20 @@ def draw() -> Callable[..., Image.Image]:
     return noise
 
 
+def converted(source: Source, out: Path) -> Dataset:
+    """Convert all samples; the test is skipped where ffcv is missing, which writes the shards."""
+    try:
+        from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+    except ImportError as error:
+        pytest.skip(f"needs ffcv to convert a dataset: {error}")
+    convert(source, out, ConvertSettings(), workers=1)
+    return Dataset(out)
+
+
 @pytest.fixture(scope="session")
 def pairs_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """2,000 pairs: 20 glyphs of each of 100 classes, with captions."""
-    out = tmp_path_factory.mktemp("pairs") / "glyphs"
-    convert(GlyphSource(0, test=True), out, ConvertSettings(), workers=1)
-    return Dataset(out)
+    return converted(GlyphSource(0, test=True), tmp_path_factory.mktemp("pairs") / "glyphs")
 
 
 @pytest.fixture(scope="session")
@@ -75,9 +91,7 @@ def picture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def images_dataset(picture_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """The picture folder, converted."""
-    out = tmp_path_factory.mktemp("images") / "pictures"
-    convert(FolderSource(picture_folder), out, ConvertSettings(), workers=1)
-    return Dataset(out)
+    return converted(FolderSource(picture_folder), tmp_path_factory.mktemp("images") / "pictures")
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,54 @@ def test_reading_the_state_of_a_run_needs_no_torch():
     assert imported_by("from thermopile.state_store import StateReader") & {"torch", "ffcv", "numba"} == set()
 
 
+TRAINING_WITHOUT_LOADERS = """
+import sys
+from pathlib import Path
+
+class Missing:
+    def find_spec(self, name, path, target=None):
+        if name == "ffcv" or name.startswith("nvidia.dali"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+
+from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
+from thermopile.trainer.build import resolve
+from thermopile.trainer.config import load_config
+from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run_directory import RunDirectory
+
+folder = Path(sys.argv[1])
+dataset = synthetic_dataset(folder / "dataset", 64, "pairs")
+
+def train(loader):
+    data = {"path": str(dataset.path), "loader": loader, "image_size": 16}
+    config = resolve(load_config({"epochs": 1, "batch_size": 32, "device": "cpu", "data": data}), dataset)
+    with Trainer.open(config, RunDirectory(folder / loader)) as trainer:
+        trainer.run()
+        print(trainer.steps_done, *trainer.advice())
+
+train("synthetic")
+for loader in ("ffcv", "dali"):
+    try:
+        train(loader)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_a_run_with_synthetic_data_needs_neither_ffcv_nor_dali_and_the_others_say_what_is_missing(tmp_path):
+    command = [sys.executable, "-c", TRAINING_WITHOUT_LOADERS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    synthetic, ffcv, dali = done.stdout.splitlines()
+    assert synthetic.startswith("2 ")
+    assert "learns nothing" in synthetic
+    assert ffcv.startswith("data.loader = 'ffcv' cannot be used here: ")
+    assert dali.startswith("data.loader = 'dali' cannot be used here: No module named 'nvidia.dali")
+
+
 def test_the_wheel_holds_every_module_of_the_package_and_nothing_else(tmp_path):
     # A copy: setuptools takes what an earlier build left behind in build/lib as well.
     outside = (

@@ -134,24 +134,35 @@ def open_loader(
 ) -> Loader:
     """Open the loader for a rank's share of the dataset in this order: one view per sample if bimodal, else two.
 
-    Raises ConfigError if the user's augmentation cannot be loaded.
+    Raises ConfigError if the loader's package is missing or the user's augmentation cannot be loaded.
     """
+    views = 1 if mode == "bimodal" else 2
+    if config.loader == "synthetic":
+        from ..pipeline.loading.synthetic_loader import SyntheticLoader
+
+        return SyntheticLoader(
+            dataset, order, image_size=config.image_size, views=views, device=device, rank=world.rank, world=world.size
+        )
     shared: dict[str, Any] = {
         "recipe": recipe_named(config.recipe),
         "image_size": config.image_size,
-        "views": 1 if mode == "bimodal" else 2,
+        "views": views,
         "workers": config.workers or _workers_beside_others(config.loader, world),
         "ahead": config.ahead,
         "rank": world.rank,
         "world": world.size,
         "device": device.type,
     }
-    if config.loader == "dali":
-        from ..pipeline.loading.dali_loader import DALILoader
+    try:
+        if config.loader == "dali":
+            from ..pipeline.loading.dali_loader import DALILoader
 
-        return DALILoader(dataset, order, **shared)
-    from ..pipeline.loading.ffcv_loader import FFCVLoader
-
+            return DALILoader(dataset, order, **shared)
+        from ..pipeline.loading.ffcv_loader import FFCVLoader
+    except ImportError as error:
+        raise ConfigError(
+            f"data.loader = {config.loader!r} cannot be used here: {error}. Install it, or choose another loader"
+        ) from error
     augment = _augmentation_named(config.augmentation) if config.augmentation else None
     return FFCVLoader(dataset, order, **shared, augment=augment)
 
@@ -191,6 +202,8 @@ def _augmentation_named(name: str) -> Augmentation:
 
 def device_named(name: str) -> torch.device:
     """Return the device `cpu` or `cuda`; `auto` prefers a GPU. Raises ConfigError if there is no GPU."""
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is unknown; use auto, cpu or cuda")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

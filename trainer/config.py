@@ -36,11 +36,11 @@ class DataConfig(_Section):
 
     path: str = ""
     """Dataset directory; `--data`."""
-    loader: Literal["auto", "ffcv", "dali"] = "auto"
+    loader: Literal["auto", "ffcv", "dali", "synthetic"] = "auto"
     """Loader that decodes and augments; auto is `dali` with a GPU, `ffcv` without one or with a custom augmentation.
 
     A run keeps its loader on whatever machine it is resumed; `dali` also runs without a GPU. Their views differ by
-    about one level of 255."""
+    about one level of 255. `synthetic` repeats random batches: it measures speed and learns nothing."""
     recipe: str = "auto"
     """Augmentation recipe: clip, crop_flip, simclr, simclr_cifar, moco_v3 or vicreg; auto is `clip` for pairs and
     `crop_flip` for images."""
@@ -56,9 +56,9 @@ class DataConfig(_Section):
 
     @model_validator(mode="after")
     def _augmentation_has_its_loader(self) -> Self:
-        if self.augmentation and self.loader == "dali":
+        if self.augmentation and self.loader in ("dali", "synthetic"):
             raise ValueError(
-                f"augmentation {self.augmentation!r} is compiled code, which loader 'dali' cannot run; "
+                f"augmentation {self.augmentation!r} is compiled code, which loader {self.loader!r} cannot run; "
                 "use loader = 'ffcv', or remove augmentation"
             )
         return self

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..pipeline.batch import Batch
+from ..pipeline.loading.synthetic_loader import ADVICE as SYNTHETIC_ADVICE
 from ..state_store.ranks import agreement
 from ..streams import CudaDevice, Pace
 from .build import create_order, device_named, objective_of, open_loader, windows_from
@@ -299,7 +300,8 @@ class Trainer:
         """Return warnings to show before the run begins; empty if there are none."""
         of_norms = batch_norm_advice(self.encoders, self.device, self.world)
         of_evaluation = self.evaluation.notes if self.evaluation else []
-        return self.objective.advice(self.config.batch_size) + of_norms + of_evaluation
+        of_data = [SYNTHETIC_ADVICE] if self.config.data.loader == "synthetic" else []
+        return self.objective.advice(self.config.batch_size) + of_norms + of_data + of_evaluation
 
     def _parts(self) -> dict[str, Any]:
         """Return what a checkpoint holds besides the samples' state, by name; each has state_dict, load_state_dict."""

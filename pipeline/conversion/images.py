@@ -15,7 +15,8 @@ from PIL import Image, UnidentifiedImageError
 
 from ..dataset_index import ImagePolicy
 from ..errors import BadSampleError
-from ..jpeg import decode, size_in_header
+from ..jpeg import decode
+from ..jpeg_header import size_in_header
 from ..rng import compiled
 from ..row_records import MAX_JPEG_BYTES, MAX_PIXELS
 

@@ -1,4 +1,7 @@
-"""Turn a dataset into batches of views, in the sample order: `ffcv_loader` and `dali_loader`."""
+"""Turn a dataset into batches of views, in the sample order: `ffcv_loader` and `dali_loader`.
+
+`synthetic_loader` stands in for them where only speed is of interest.
+"""
 
 from collections.abc import Iterator
 from typing import Protocol, Self

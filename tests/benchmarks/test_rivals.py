@@ -8,7 +8,7 @@ import pytest
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.order import Order
-from thermopile.tools.bench.loader import photographs
+from thermopile.tools.bench.photographs import photographs
 
 from made import PairSource, repeat_shard
 from pillow_views import PillowViews

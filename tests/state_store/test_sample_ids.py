@@ -39,7 +39,7 @@ def test_ids_of_two_dimensions_are_refused():
         checked_ids(np.zeros((2, 2), dtype=np.int64), range(10))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU to hold the ids")
+@pytest.mark.gpu
 def test_ids_on_a_gpu_are_refused():
     with pytest.raises(SampleIdError, match="keep them on the CPU"):
         checked_ids(torch.zeros(3, dtype=torch.int64, device="cuda"), range(10))

@@ -208,9 +208,6 @@ def test_a_step_that_last_step_cannot_tell_from_never_or_cannot_hold_is_refused(
         store.snapshot(step, epoch=0)
 
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
 def steps_on(device, store, steps=20, b=32):
     """Take, change and put rows on `device`, prefetching two steps ahead; return what the last take gave."""
     batches = [np.random.default_rng(step).choice(100, b, replace=False) for step in range(steps)]
@@ -229,7 +226,7 @@ def steps_on(device, store, steps=20, b=32):
     return {name: row.cpu() for name, row in store.take(np.arange(100)).items()}
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_steps_on_the_gpu_leave_the_same_rows_as_on_the_cpu(create, tmp_path):
     on_gpu = steps_on("cuda", create(device="cuda"))
     on_cpu = steps_on("cpu", create(path=tmp_path / "other"))
@@ -237,7 +234,7 @@ def test_steps_on_the_gpu_leave_the_same_rows_as_on_the_cpu(create, tmp_path):
         assert torch.equal(on_gpu[name], row), name
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_take_and_put_never_make_the_host_wait_for_the_gpu(create, new_rows):
     store = create(device="cuda")
     steps_on("cuda", store)  # the first steps allocate

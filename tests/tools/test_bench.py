@@ -1,51 +1,14 @@
 """`thermopile bench`: what it measures and prints, never how fast it was."""
 
 import json
-import time
-from itertools import pairwise
+import sys
 
 import pytest
 from click.testing import CliRunner
 
-from thermopile.tools.bench.loader import HEIGHT, WIDTH, jpegs
-from thermopile.tools.bench.step import BatchesInMemory, open_trainer, run
+from thermopile.tools.bench import feeding
+from thermopile.tools.bench.photographs import HEIGHT, WIDTH, jpegs
 from thermopile.tools.cli import main
-from thermopile.trainer.config_layers import read_preset
-
-
-@pytest.fixture
-def trainer(pairs_dataset, tmp_path):
-    """A run on 2,000 pairs that begins with 32."""
-    with open_trainer(
-        pairs_dataset, read_preset("glyphs") | {"device": "cpu", "batch_size": 32}, 8, tmp_path
-    ) as opened:
-        yield opened
-
-
-def test_a_batch_in_memory_has_the_ids_of_its_step_in_every_epoch(trainer):
-    order = trainer.order
-    batches = BatchesInMemory.of(trainer)
-    for epoch, first_step in ((0, 0), (1, order.steps_per_epoch - 2)):
-        coming = list(batches.epoch(epoch, first_step))
-        assert len(coming) == order.steps_per_epoch - first_step
-        for step, batch in enumerate(coming, first_step):
-            assert batch.sample_ids.tolist() == order.batch_ids(epoch, step).tolist()
-
-
-def test_the_time_of_a_step_is_the_trainers_and_not_of_what_goes_on_between_steps(trainer):
-    done_before, between_steps = [], []
-
-    def between(done):
-        done_before.append((done, trainer.steps_done))
-        began = time.perf_counter()
-        time.sleep(0.3)
-        between_steps.append((began, time.perf_counter()))
-
-    seconds = run(trainer, 3, between)
-    assert done_before == [(1, 1), (2, 2), (3, 3)]
-    assert len(seconds) == 3
-    for step, (before, after) in enumerate(pairwise(between_steps), start=1):
-        assert seconds[step] <= after[0] - before[1]
 
 
 def test_a_step_is_measured_with_each_encoder_and_its_time_is_shared_out():
@@ -60,6 +23,32 @@ def test_a_step_is_measured_with_each_encoder_and_its_time_is_shared_out():
     assert sum(share for part, share in conv["shares"].items() if part != "write_backlog") == pytest.approx(1, abs=0.05)
 
 
+def test_a_step_on_a_dataset_is_compared_with_one_on_random_batches(pairs_dataset):
+    words = ["bench", "step", "--data", str(pairs_dataset.path), "--device", "cpu", "--batch", "16", "--steps", "2",
+             "--text", "hf:distilbert", "--set", "model.text.config.n_layers=1", "--set", "model.text.config.dim=24",
+             "--set", "model.text.config.hidden_dim=24"]  # fmt: skip
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    for data in ("synthetic", "ffcv"):
+        assert f"batch 16, {data} data: " in done.stdout
+    assert done.stdout.count("conv and hf:distilbert on cpu, ") == 2
+    assert "  real data " in done.stdout.splitlines()[-1]
+    assert done.stdout.endswith("% of synthetic\n")
+
+
+def test_without_the_loader_s_package_a_step_is_measured_on_random_batches_and_the_command_fails(
+    pairs_dataset, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "thermopile.pipeline.loading.dali_loader", raising=False)
+    words = ["bench", "step", "--data", str(pairs_dataset.path), "--batch", "16", "--steps", "1", "--device", "cpu",
+             "--set", "data.loader=dali"]  # fmt: skip
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1, done.output
+    assert "synthetic data: " in done.stdout
+    assert "data.loader = 'dali' cannot be used here: " in done.stderr
+
+
 def test_the_loaders_are_measured_on_ones_own_dataset_beside_the_decoder(images_dataset):
     words = ["bench", "loader", "--data", str(images_dataset.path), "--batch", "16", "--image-size", "32",
              "--rounds", "1"]  # fmt: skip
@@ -71,11 +60,25 @@ def test_the_loaders_are_measured_on_ones_own_dataset_beside_the_decoder(images_
     assert "ms of a core on an image, most of it on" in done.stdout
 
 
+def test_an_encoder_is_trained_through_each_loader_that_is_there_beside_random_batches(images_dataset, monkeypatch):
+    monkeypatch.setattr(feeding, "NEEDS", feeding.NEEDS | {"dali": "no_such_module"})
+    words = ["bench", "loader", "--data", str(images_dataset.path), "--batch", "16", "--image-size", "32",
+             "--rounds", "1", "--image", "conv", "--steps", "2", "--device", "cpu"]  # fmt: skip
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    *_, not_measured, _, _, synthetic, ffcv = done.stdout.splitlines()
+    assert " ".join(not_measured.split()) == "dali on the CPU not measured: No module named 'no_such_module'"
+    assert synthetic.startswith("training conv on synthetic data: ")
+    assert synthetic.endswith("100% of synthetic")
+    assert ffcv.startswith("training conv on ffcv data: ")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [(("loader", "--batch", "128"), "300 images make 2 batches of 128, but 5 are needed"),
      (("loader", "--recipe", "simlr"), "data.recipe = 'simlr' is unknown"),
-     (("step", "--image", "resnet"), "resnet"), (("step", "--set", "batchsize=3"), "batchsize")],
+     (("step", "--image", "resnet"), "resnet"), (("step", "--set", "batchsize=3"), "batchsize"),
+     (("step", "--device", "tpu"), "device 'tpu' is unknown"), (("loader", "--device", "gpu"), "'gpu' is unknown")],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_wrong_usage(words, expected, images_dataset):
     data = ["--data", str(images_dataset.path)] if words[0] == "loader" else []

@@ -181,6 +181,7 @@ def test_an_augmentation_that_cannot_be_used_is_refused_before_a_run_begins(
     assert not run.path.exists()
 
 
-def test_dali_with_an_augmentation_of_ones_own_is_refused(pairs_dataset):
-    with pytest.raises(ConfigError, match=r"data: augmentation 'own:negative' .* 'dali' cannot run; use loader"):
-        settings(pairs_dataset, loader="dali", augmentation="own:negative")
+@pytest.mark.parametrize("loader", ["dali", "synthetic"])
+def test_another_loader_than_ffcv_with_an_augmentation_of_ones_own_is_refused(pairs_dataset, loader):
+    with pytest.raises(ConfigError, match=rf"data: augmentation 'own:negative' .* '{loader}' cannot run; use loader"):
+        settings(pairs_dataset, loader=loader, augmentation="own:negative")

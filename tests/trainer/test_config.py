@@ -24,7 +24,7 @@ from thermopile.trainer.resume_settings import differences
             r"state\.memory_budget = '2 apples': is not a size; use a number of bytes",
         ),
         ({"state": {"memory_budget": 0}}, r"state\.memory_budget = 0: .*greater than 0"),
-        ({"data": {"loader": "torch"}}, r"data\.loader = 'torch': .*'auto', 'ffcv' or 'dali'"),
+        ({"data": {"loader": "torch"}}, r"data\.loader = 'torch': .*'auto', 'ffcv', 'dali' or 'synthetic'"),
         ({"data": {"loader": "dali", "augmentation": "a:b"}}, r"data: augmentation 'a:b' .*use loader = 'ffcv'"),
         ({"checkpoint": {"keep_last": 0}}, r"checkpoint\.keep_last = 0: .*greater than 0"),
     ],

@@ -15,8 +15,6 @@ from thermopile.trainer.run_directory import RunDirectory
 from small_runs import train
 from waits import no_waits
 
-GPUS = torch.cuda.device_count()
-needs_a_gpu = pytest.mark.skipif(GPUS < 1, reason="needs a GPU: trains on it")
 TREE = {"epochs": 2, "batch_size": 256, "log_every": 1, "optimizer": {"warmup_steps": 0}}
 
 
@@ -30,7 +28,7 @@ def losses(run):
     return [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()]
 
 
-@needs_a_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("settings", "tolerance"),
     [({"precision": "float32", "channels_last": False}, 1e-2), ({"precision": "tf32"}, 1e-2), ({}, 5e-2)],
@@ -53,7 +51,7 @@ CLIP = {
 }
 
 
-@needs_a_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     "settings",
     [
@@ -74,7 +72,7 @@ def test_a_step_between_two_lines_of_the_log_does_not_wait_for_the_gpu(pairs_dat
             CopyOnHost(trainer.training_state())
 
 
-@needs_a_gpu
+@pytest.mark.gpu
 def test_a_run_stopped_on_a_gpu_goes_on_with_the_same_losses(pairs_dataset, tmp_path):
     config = small(pairs_dataset, device="cuda", precision="fp16")
     whole, broken = train(config, tmp_path / "whole"), RunDirectory(tmp_path / "broken")
@@ -85,7 +83,7 @@ def test_a_run_stopped_on_a_gpu_goes_on_with_the_same_losses(pairs_dataset, tmp_
     assert losses(broken)[:8] == pytest.approx(losses(whole)[:8], rel=1e-2)
 
 
-@needs_a_gpu
+@pytest.mark.gpu
 def test_steps_that_are_skipped_are_logged_though_nothing_waits_for_their_end(pairs_dataset, tmp_path):
     config = small(pairs_dataset, device="cuda", on_nan="skip")
     run = RunDirectory(tmp_path / "run")
@@ -97,7 +95,7 @@ def test_steps_that_are_skipped_are_logged_though_nothing_waits_for_their_end(pa
     assert [step for step, loss in enumerate(losses(run)) if loss is None] == [3]
 
 
-@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs: one for each of two ranks")
+@pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("image", ["conv", "hf:resnet-18"])  # without and with batch norms
 def test_two_ranks_with_a_gpu_each_train_as_one_does(start_program, pairs_dataset, tmp_path, image):
     def start(run, world):

@@ -34,7 +34,7 @@ def test_a_parameter_is_copied_without_its_graph():
     assert not copy["weight"].requires_grad
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: copies from it")
+@pytest.mark.gpu
 def test_a_copy_from_a_gpu_is_of_its_moment_and_does_not_wait_for_it():
     weights = torch.zeros(2**20, device="cuda").contiguous()
     CopyOnHost({"weights": weights}).result()  # the first one sets up pinned memory

@@ -77,7 +77,7 @@ def test_a_wait_that_ends_by_an_error_is_counted(passing):
     assert clock.end_step()["data_wait_seconds"] == 1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: measures its time")
+@pytest.mark.gpu
 def test_the_time_of_a_gpu_is_its_own_and_can_be_asked_for_before_it_is_done():
     clock = StepClock(torch.device("cuda"))
     done = torch.cuda.Event()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from copy import deepcopy
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +14,14 @@ import click
 from ..dataset_path import DatasetPath
 
 if TYPE_CHECKING:
+    from .feeding import Asked, Fed
     from .step import StepCost
 
 
 @click.group(
     epilog="\b\nExamples:\n"
     "  thermopile bench loader --data data/pictures --recipe simclr\n"
-    "  thermopile bench step --image conv --image hf:resnet-50"
+    "  thermopile bench step --image conv --image hf:resnet-18"
 )
 def bench() -> None:
     """Measure what this machine can do: feed a model, and take a training step."""
@@ -38,13 +37,18 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @bench.command(
     epilog="\b\nExamples:\n"
     "  thermopile bench step\n"
-    "  thermopile bench step --image conv --image hf:resnet-50 --device cpu --device cuda\n"
-    "  thermopile bench step --preset isogclr/cc3m --set model.image.name=hf:resnet-18 --batch 64"
+    "  thermopile bench step --image conv --image hf:resnet-18 --device cpu --device cuda\n"
+    "  thermopile bench step --device cuda --image hf:resnet-50 --text hf:distilbert --batch 256 \\\n"
+    "      --set data.image_size=224 --data data/pairs\n"
+    "  thermopile bench step --device cuda --image hf:vit-b --text hf:distilbert --batch 1024 \\\n"
+    "      --set data.image_size=224 --set model.image.config.patch_size=32"
 )
 @click.option("--image", "images", multiple=True, metavar="NAME",
               help="An image encoder, as model.image.name; repeatable. Default: the preset's.")  # fmt: skip
+@click.option("--text", metavar="NAME", help="The text encoder, as model.text.name. Default: the preset's.")
 @click.option("--device", "devices", multiple=True, metavar="NAME",
-              help="cpu, cuda or cuda:1; repeatable. Default: auto.")  # fmt: skip
+              help="cpu or cuda; repeatable. Default: auto.")  # fmt: skip
+@click.option("--data", type=DatasetPath(), help="Also train on this dataset, and compare.")
 @click.option("--batch", type=click.IntRange(min=16), help="Batch size. Default: the preset's.")
 @click.option("--preset", default="glyphs", show_default=True, help="Where all other settings come from.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting; repeatable.")
@@ -52,113 +56,130 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @_DIRECTORY
 @_JSON
 def step(
-    images: tuple[str, ...], devices: tuple[str, ...], batch: int | None, preset: str, overrides: tuple[str, ...],
-    steps: int, directory: Path | None, as_json: bool,
+    images: tuple[str, ...], text: str | None, devices: tuple[str, ...], data: Path | None, batch: int | None,
+    preset: str, overrides: tuple[str, ...], steps: int, directory: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure what a training step costs with these encoders on these devices, and where its time goes.
 
-    The trainer takes real steps, objective, optimizer and state store included, on batches that lie in memory. Let
-    nothing else run meanwhile.
+    The trainer takes real steps, objective, optimizer and state store included, on random batches that lie on the
+    device. With --data it takes them on that dataset's batches as well. Let nothing else run meanwhile.
     """
-    import torch
-
+    from ...pipeline.dataset import Dataset
+    from ...trainer.build import device_named
     from ...trainer.config import load_config
     from ...trainer.config_layers import apply_overrides, merge, read_preset
     from .machine import describe_machine, words_of
-    from .step import glyphs, step_cost
+    from .step import costs_of
+    from .synthetic_dataset import synthetic_dataset
 
-    settings = read_preset(preset)
-    asked: dict[str, Any] = {}
-    apply_overrides(asked, [*overrides, *([f"batch_size={batch}"] if batch else [])])
-    merge(settings, asked)
+    def settings(image: str | None, device: str | None) -> dict[str, Any]:
+        tree = read_preset(preset)
+        names = {"image": {"name": image} if image else {}, "text": {"name": text} if text else {}}
+        merge(tree, {"model": names} | ({"device": device} if device else {}))
+        apply_overrides(tree, [*overrides, *([f"batch_size={batch}"] if batch else [])])
+        return tree
+
+    for name in devices:
+        device_named(name)
     costs, failed = [], {}
     with TemporaryDirectory(prefix="thermopile-bench-", dir=directory) as temporary:
-        dataset = glyphs(Path(temporary), samples=4 * load_config(settings).batch_size)
+        config = load_config(settings(None, None))
+        made = Path(temporary, "dataset")
+        dataset = Dataset(data) if data else synthetic_dataset(made, 4 * config.batch_size, "pairs")
+        loaders = [config.data.loader] if data else []
         for image, device in product(images or (None,), devices or (None,)):
-            own = deepcopy(settings)
-            merge(own, {"model": {"image": {"name": image}}} if image else {})
-            merge(own, {"device": device} if device else {})
-            with TemporaryDirectory(dir=temporary) as run:
-                try:
-                    costs.append(step_cost(dataset, own, steps, Path(run)))
-                except torch.OutOfMemoryError:
-                    failed[f"{image or 'the image encoder'} on {device or 'the GPU'}"] = "out of memory; lower --batch"
+            found, failure = costs_of(dataset, settings(image, device), loaders, steps, Path(temporary))
+            costs.append(found)
+            if failure:
+                failed[f"{image or 'the image encoder'} on {device or 'this device'}"] = failure
     machine = describe_machine("torch")
     if as_json:
-        click.echo(json.dumps({"machine": machine, "steps": [asdict(cost) for cost in costs], "failed": failed}))
+        every = [asdict(cost) for of_one in costs for cost in of_one]
+        click.echo(json.dumps({"machine": machine, "steps": every, "failed": failed}))
     else:
         click.echo(words_of(machine))
-        for cost in costs:
-            _print_step(cost)
+        for of_one in costs:
+            _print_steps(of_one)
     if failed:
         raise click.ClickException("; ".join(f"{what}: {why}" for what, why in failed.items()))
 
 
-def _print_step(cost: StepCost) -> None:
-    memory = "" if cost.peak_gpu_bytes is None else f", {cost.peak_gpu_bytes / 1e9:.2f} GB of GPU memory"
-    click.echo(f"\n{cost.image} on {cost.device}, {cost.parameters / 1e6:,.1f} million parameters, "
-               f"batch {cost.batch_size:,}: {cost.step_ms:,.1f} ms a step, "
-               f"{cost.samples_per_second:,.0f} samples a second{memory}")  # fmt: skip
-    parts = {"forward_backward": "forward and backward", "optimizer": "optimizer", "store_wait": "store wait",
-             "other": "other"}  # fmt: skip
-    click.echo("  " + ", ".join(f"{words} {cost.shares.get(part, 0):.1%}" for part, words in parts.items()))
+def _print_steps(costs: list[StepCost]) -> None:
+    """costs: with synthetic data, then with real data if that was measured."""
+    for cost in costs:
+        memory = "" if cost.peak_gpu_bytes is None else f", {cost.peak_gpu_bytes / 1e9:.2f} GB of GPU memory"
+        encoders = cost.image + (f" and {cost.text}" if cost.text else "")
+        click.echo(f"\n{encoders} on {cost.device}, {cost.parameters / 1e6:,.1f} million parameters, "
+                   f"batch {cost.batch_size:,}, {cost.loader} data: {cost.step_ms:,.1f} ms a step, "
+                   f"{cost.samples_per_second:,.0f} samples a second{memory}")  # fmt: skip
+        parts = {"data_wait": "data wait", "store_wait": "store wait", "forward_backward": "forward and backward",
+                 "optimizer": "optimizer", "other": "other"}  # fmt: skip
+        click.echo("  " + ", ".join(f"{words} {cost.shares.get(part, 0):.1%}" for part, words in parts.items()))
+    for real in costs[1:]:
+        click.echo(f"  real data {real.samples_per_second / costs[0].samples_per_second:.0%} of synthetic")
 
 
 @bench.command(
     epilog="\b\nExamples:\n"
     "  thermopile bench loader\n"
     "  thermopile bench loader --data data/pictures --recipe simclr --image-size 32\n"
+    "  thermopile bench loader --device cuda --batch 256 --image hf:resnet-50\n"
     "  thermopile bench loader --recipe crop_flip --views 1 --json"
 )
 @click.option("--data", type=DatasetPath(), help="Your dataset. Default: photographs of 400×300, made for the purpose.")
+@click.option("--device", default="auto", show_default=True, metavar="NAME",
+              help="Where the batches are wanted, cpu or cuda; dali decodes there.")  # fmt: skip
 @click.option("--recipe", default="simclr", show_default=True, help="How views are made, as data.recipe.")
 @click.option("--views", type=click.IntRange(1, 2), default=2, show_default=True, help="Views of an image.")
 @click.option("--image-size", type=click.IntRange(min=8), default=224, show_default=True, help="Pixels of a side.")
 @click.option("--batch", type=click.IntRange(min=16), default=64, show_default=True, help="Batch size.")
 @click.option("--images", type=click.IntRange(min=16), default=2048, show_default=True, help="Photographs to make.")
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Turns of each loader.")
+@click.option("--image", metavar="NAME", help="Also train this image encoder, as model.image.name, through each "
+              "loader and on random batches, and compare.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(min=1), default=30, show_default=True,
+              help="Steps of a training that are timed.")  # fmt: skip
 @_DIRECTORY
 @_JSON
-def loader(
-    data: Path | None, recipe: str, views: int, image_size: int, batch: int, images: int, rounds: int,
-    directory: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+def loader(directory: Path | None, as_json: bool, **options: Any) -> None:
     """Measure how many images a second the loaders can feed, and what bounds them.
 
     The loaders take turns, and so does libjpeg-turbo that only decodes, the limit on a CPU. Let nothing else run
     meanwhile.
     """
-    from ...pipeline.dataset import Dataset
-    from ...pipeline.order import Order
-    from ...trainer.build import recipe_named
-    from .loader import LOADERS, WARM_UP, Work, costs, photographs, rates
+    from .feeding import Asked, measure
     from .machine import describe_machine, words_of
 
-    recipe_named(recipe)
+    asked = Asked(**options)
     with TemporaryDirectory(prefix="thermopile-bench-", dir=directory) as temporary:
-        dataset = Dataset(data) if data else photographs(Path(temporary), images)
         try:
-            order = Order.create(dataset.n, batch)
+            fed = measure(asked, Path(temporary))
         except ValueError as error:
             raise click.UsageError(str(error)) from None
-        batches = min(12, order.steps_per_epoch - WARM_UP)
-        if batches < 1:
-            raise click.UsageError(f"{dataset.n:,} images make {order.steps_per_epoch} batches of {batch}, but "
-                                   f"{WARM_UP + 1} are needed; choose a smaller --batch")  # fmt: skip
-        work = Work(dataset, order, recipe, views, image_size, batches)
-        found = {name: median(of_rounds) for name, of_rounds in rates(LOADERS, work, rounds).items()}
-        ms = costs(work, images=256, rounds=rounds)
     machine = describe_machine("ffcv", "nvidia-dali-cuda130", "torch")
     if as_json:
-        click.echo(json.dumps({"machine": machine, "images_per_second": found, "ffcv_ms_per_image": ms}))
+        click.echo(json.dumps({"machine": machine, **asdict(fed)}))
         return
     click.echo(words_of(machine))
-    click.echo(f"\n{dataset.n:,} images as {views} view{'s'[: views - 1]} of {recipe}, {image_size}×{image_size}, "
-               f"batches of {batch}; images a second, medians of {rounds} rounds")  # fmt: skip
-    words = {"ffcv": "ffcv", "dali": f"dali on the {'GPU' if machine['gpu'] else 'CPU'}",
-             "decode": "libjpeg-turbo, decoding alone"}  # fmt: skip
-    for name, rate in found.items():
-        click.echo(f"{words[name]:<30} {rate:>8,.0f}   {rate / found['decode']:.0%}")
-    dearest = max(ms, key=lambda part: ms[part])
-    click.echo(f"\nffcv spends {sum(ms.values()):.2f} ms of a core on an image, most of it on {dearest}: "
-               + ", ".join(f"{part} {of_part:.2f}" for part, of_part in ms.items()))  # fmt: skip
+    _print_fed(fed, asked)
+
+
+def _print_fed(fed: Fed, asked: Asked) -> None:
+    size, views = asked.image_size, asked.views
+    click.echo(f"\n{fed.samples:,} images as {views} view{'s'[: views - 1]} of {asked.recipe}, {size}×{size}, "
+               f"batches of {asked.batch}; images a second, medians of {asked.rounds} rounds")  # fmt: skip
+    words = {"ffcv": "ffcv", "dali": f"dali on the {'GPU' if fed.device == 'cuda' else 'CPU'}",
+             "decode": "libjpeg-turbo, decoding alone", "training": "training"}  # fmt: skip
+    for name, rate in fed.images_per_second.items():
+        share = f"   {rate / decode:.0%}" if (decode := fed.images_per_second.get("decode")) else ""
+        click.echo(f"{words[name]:<30} {rate:>8,.0f}{share}")
+    for name, why in fed.missing.items():
+        click.echo(f"{words[name]:<30} not measured: {why}")
+    if ms := fed.ffcv_ms_per_image:
+        dearest = max(ms, key=lambda part: ms[part])
+        click.echo(f"\nffcv spends {sum(ms.values()):.2f} ms of a core on an image, most of it on {dearest}: "
+                   + ", ".join(f"{part} {of_part:.2f}" for part, of_part in ms.items()))  # fmt: skip
+    for name, trained in fed.training_samples_per_second.items():
+        of_synthetic = trained / fed.training_samples_per_second["synthetic"]
+        click.echo(f"training {asked.image} on {name} data: {trained:,.0f} samples a second, "
+                   f"{of_synthetic:.0%} of synthetic")  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,15 @@ def describe_machine(*packages: str) -> dict[str, Any]:
         "cores": cores(),
         "ram_bytes": proc_bytes("meminfo", "MemTotal"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        **{name: version(name) for name in packages},
+        **{name: _version(name) for name in packages},
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
 
 
 def words_of(machine: dict[str, Any]) -> str:

@@ -15,7 +15,6 @@ from ...pipeline.augment import Recipe
 from ...pipeline.batch import Batch
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
-from ...pipeline.loading.ffcv_loader import ViewMaker
 from ...pipeline.tokenizer import encode
 from ..config import TrainConfig
 from ..encoders import Encoders
@@ -89,6 +88,8 @@ def _of_samples(
     embed: Callable[[Batch], Sequence[Tensor]], dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe,
     image_size: int, on_progress: OnCount,
 ) -> list[Tensor]:  # fmt: skip
+    from ...pipeline.loading.ffcv_loader import ViewMaker  # it needs ffcv, and training does not
+
     parts, still = [], evaluation_recipe(recipe)
     with ViewMaker(dataset, recipe=still, image_size=image_size, views=1) as maker, torch.inference_mode():
         for first in range(0, len(sample_ids), BATCH):

@@ -24,7 +24,6 @@ from made import write_first_format
 
 SIZE = 40
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 
 
 @pytest.fixture
@@ -303,7 +302,7 @@ def test_damage_ends_neither_the_process_nor_leaves_threads(open_loader, damaged
 
 # On a GPU; what a CPU can show of it, it shows too
 
-DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -403,7 +402,7 @@ def test_the_first_layer_learns_as_from_the_ffcv_loader_on_the_same_ids(open_loa
         assert (one - other).norm() > 2 * tolerance * other.norm()
 
 
-@GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_gpu_gives_the_ids_and_the_pixels_of_the_cpu_as_cuda_tensors(open_loader, pairs_dataset, name):
     recipe = RECIPES[name].model_copy(update={"mean": (0, 0, 0), "std": (1, 1, 1)})
@@ -417,7 +416,7 @@ def test_a_gpu_gives_the_ids_and_the_pixels_of_the_cpu_as_cuda_tensors(open_load
             assert 255 * (first - second.cpu()).abs().mean() < 1.5
 
 
-@GPU
+@pytest.mark.gpu
 def test_batches_of_a_gpu_are_ready_on_the_stream_that_asks_for_them_and_may_be_kept(open_loader, pairs_dataset):
     loader = open_loader(pairs_dataset, device="cuda")
     with torch.cuda.stream(torch.cuda.Stream()):

@@ -50,7 +50,7 @@ def of_a_rank(rank, port, memory_format, pictures, folder):
     dist.destroy_process_group()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: the kernels are CUDA's")
+@pytest.mark.gpu
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_two_ranks_have_the_outputs_gradients_and_statistics_of_one(tmp_path, memory_format):
     pictures = torch.randn(12, 3, 8, 8, dtype=torch.float64)
@@ -68,7 +68,7 @@ def test_two_ranks_have_the_outputs_gradients_and_statistics_of_one(tmp_path, me
     torch.testing.assert_close(second, expected)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="needs a GPU: counts the waits for it")
+@pytest.mark.gpu
 def test_a_norm_does_not_wait_for_the_gpu():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

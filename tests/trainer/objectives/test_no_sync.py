@@ -8,7 +8,7 @@ from thermopile.trainer.objectives import Progress
 from waits import no_waits
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: counts the waits for it")
+@pytest.mark.gpu
 @pytest.mark.parametrize("budget", [1, 2**28])
 def test_a_step_and_its_backward_and_its_metrics_wait_for_the_gpu_in_the_first_step_alone(
     case, budget, make_objective, make_features, make_state

@@ -354,7 +354,7 @@ def test_an_objective_inside_a_compiled_function_gives_the_step_of_a_plain_one(
     torch.testing.assert_close((outcome.loss.detach(), outcome.state, gradients), plain, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: compares a step on it with one on the CPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("budget", [1, 2**28])
 def test_a_gpu_makes_the_step_of_the_cpu_with_tf32_and_autocast_on(
     case, budget, make_objective, make_features, make_state, run, monkeypatch

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from thermopile.pipeline.jpeg import size_in_header
+from thermopile.pipeline.jpeg_header import size_in_header
 
 
 def size_of(data):

@@ -1,0 +1,92 @@
+"""Real data: photographs, DALI's settings, and a training that they feed beside one on random batches."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.order import Order
+from thermopile.tools.bench.loader import dali as dali_loader
+from thermopile.tools.bench.loader import ffcv, rates
+from thermopile.tools.bench.step import costs_of
+from thermopile.tools.bench.work import WARM_UP, Work
+
+from on_gpu.findings import Findings
+from on_gpu.running import missing
+from on_gpu.steps import IMAGE, SMALL_IMAGE
+
+IMAGES = 8192
+HARDWARE_LOADS = (0.0, 0.65, 1.0)
+THREADS = (4, 8, 16)
+BATCH = 256
+MIN_OF_SYNTHETIC = 0.95
+
+
+def photographs(found: Findings) -> None:
+    """Make photographs and convert them; the other parts read them from the page cache."""
+    from thermopile.tools.bench.photographs import photographs as made
+
+    images, began = 320 if found.small else IMAGES, time.monotonic()
+    folder = _folder(found)
+    folder.mkdir()
+    made(folder, images)
+    found.note(f"{images:,} photographs of 400×300 were made and converted in {time.monotonic() - began:.0f} s.")
+
+
+def dali(found: Findings) -> None:
+    """Images a second for each share of the hardware decoder and each number of threads; ffcv beside them."""
+    size, batch = (16, 16) if found.small else (224, BATCH)
+    dataset = Dataset(_folder(found) / "dataset")
+    order = Order.create(dataset.n, batch)
+    batches = min(24, order.steps_per_epoch - WARM_UP)
+    work = Work(dataset, order, "crop_flip", 1, size, batches, torch.device(found.device))
+    about = f"Images a second, one view of crop_flip, {size}×{size}, batches of {batch}"
+    for load in HARDWARE_LOADS:
+        cells = {"hardware_decoder_load": f"{load:g}"}
+        for threads in (1, 2) if found.small else THREADS:
+            contender = partial(dali_loader, workers=threads, hardware_load=load)
+            cells[f"{threads} threads"] = f"{median(rates({'dali': contender}, work, rounds=1)['dali']):,.0f}"
+        found.row(about, cells)
+    found.note(f"ffcv, on all cores: {median(rates({'ffcv': ffcv}, work, rounds=1)['ffcv']):,.0f} images a second.")
+
+
+def training(found: Findings) -> None:
+    """Samples a second of ResNet-50 on two views of each photograph, beside random batches."""
+    lacking = missing(["nvidia.dali"])
+    loaders = ["ffcv"] if lacking else ["dali", "ffcv"]
+    dataset, batch, failure = Dataset(_folder(found) / "dataset"), 16 if found.small else BATCH, "out of memory"
+    while failure.startswith("out of memory") and batch >= 16:
+        costs, failure = costs_of(dataset, _settings(found, batch), loaders, 2 if found.small else 40, found.folder)
+        batch //= 2
+    synthetic = costs[0].samples_per_second if costs else 0.0
+    for cost in costs:
+        share = cost.samples_per_second / synthetic
+        found.row(f"{cost.image}, two views of crop_flip, batch {cost.batch_size:,}", {
+            "data": cost.loader, "samples a second": f"{cost.samples_per_second:,.0f}", "of synthetic": f"{share:.1%}",
+            "wait for data": f"{cost.shares.get('data_wait', 0):.1%}", "step": f"{cost.step_ms:,.1f} ms",
+        })  # fmt: skip
+    # The loader that `auto` chooses on a GPU.
+    for cost in costs[1:2]:
+        share = cost.samples_per_second / synthetic
+        found.check(f"training on {cost.loader} data, of synthetic", f"≥ {MIN_OF_SYNTHETIC:.0%}", f"{share:.1%}",
+                    share >= MIN_OF_SYNTHETIC)  # fmt: skip
+    for reason in (*(f"{package} is missing" for package in lacking), failure):
+        if reason:
+            found.note(f"Not run: {reason}.")
+
+
+def _settings(found: Findings, batch: int) -> dict[str, Any]:
+    return {
+        "device": found.device, "batch_size": batch, "model": {"image": SMALL_IMAGE if found.small else IMAGE},
+        "data": {"recipe": "crop_flip", "image_size": 32 if found.small else 224},
+    }  # fmt: skip
+
+
+def _folder(found: Findings) -> Path:
+    return found.folder / "photographs"

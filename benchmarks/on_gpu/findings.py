@@ -1,0 +1,62 @@
+"""What a part finds: tables, figures that were asked for, and remarks, in a file that is always whole."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Findings:
+    """Collects what a part finds, and writes it after every step: what a part has found, its end does not lose."""
+
+    def __init__(self, part: str, folder: Path, device: str, small: bool) -> None:
+        """folder: shared by all parts. device: cpu or cuda. small: sizes that take seconds on a CPU."""
+        self.folder, self.device, self.small = folder, device, small
+        self._file = file_of(part, folder)
+        self._found: dict[str, Any] = {"tables": [], "checks": [], "notes": [], "values": {}}
+
+    def row(self, table: str, cells: Mapping[str, str]) -> None:
+        """Add a row to the table of this title; the first one names its columns."""
+        tables = self._found["tables"]
+        if not tables or tables[-1]["title"] != table:
+            tables.append({"title": table, "heading": list(cells), "rows": []})
+        tables[-1]["rows"].append([str(cell) for cell in cells.values()])
+        self.save()
+
+    def check(self, what: str, asked: str, found: str, held: bool) -> None:
+        """Add a figure that has a target."""
+        self._found["checks"].append({"what": what, "asked": asked, "found": found, "held": bool(held)})
+        self.save()
+
+    def note(self, text: str) -> None:
+        """Add a remark."""
+        self._found["notes"].append(text)
+        self.save()
+
+    def keep(self, name: str, value: Any) -> None:
+        """Keep a value for a later part."""
+        self._found["values"][name] = value
+        self.save()
+
+    def kept(self, part: str, name: str, default: Any) -> Any:
+        """Return what an earlier part kept."""
+        return read(part, self.folder).get("values", {}).get(name, default)
+
+    def save(self) -> None:
+        """Write the file."""
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(json.dumps(self._found), "utf-8")
+        os.replace(fresh, self._file)
+
+
+def file_of(part: str, folder: Path) -> Path:
+    """Return the file of what a part finds."""
+    return folder / f"{part}.json"
+
+
+def read(part: str, folder: Path) -> dict[str, Any]:
+    """Return what a part has found; empty if it found nothing."""
+    file = file_of(part, folder)
+    found: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    return found

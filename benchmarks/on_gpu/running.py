@@ -1,0 +1,104 @@
+"""Run each part in a process of its own, within its time, and tell how it went."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from on_gpu.findings import read
+from on_gpu.parts import PACKAGES, Part
+
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+"""Nothing here may ask the network."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a part went."""
+
+    part: Part
+    seconds: float
+    problem: str
+    """Why it did not run or did not end; empty if it ran."""
+    found: dict[str, Any] = field(default_factory=dict)
+    """As Findings writes it, also of a part that was ended."""
+
+
+class Runner:
+    """Runs parts one after the other until the time of all is over."""
+
+    def __init__(self, command: Sequence[str], folder: Path, seconds: float) -> None:
+        """command: runs the part whose name follows it and `--worker`. folder: where parts write what they find."""
+        self._command, self._folder, self._ends = command, folder, time.monotonic() + seconds
+        self.outcomes: list[Outcome] = []
+
+    def run(self, part: Part) -> None:
+        """Run a part, or note why it cannot run."""
+        print(f"{part.name}: ", end="", flush=True)
+        problem, began = self._refusal(part), time.monotonic()
+        if not problem:
+            problem = self._run(part, min(part.seconds, self._ends - began))
+        seconds = time.monotonic() - began
+        self.outcomes.append(Outcome(part, seconds, problem, read(part.name, self._folder)))
+        print(problem or f"{seconds:.0f} s", flush=True)
+
+    @property
+    def incomplete(self) -> list[Outcome]:
+        """The parts that did not run to their end."""
+        return [outcome for outcome in self.outcomes if outcome.problem]
+
+    def complaints(self) -> list[str]:
+        """Return a line for each figure that missed its target, and one for the parts that did not run."""
+        checks = [check for outcome in self.outcomes for check in outcome.found.get("checks", [])]
+        lines = [f"missed: {check['what']}: {check['found']}, asked {check['asked']}"
+                 for check in checks if not check["held"]]  # fmt: skip
+        problems: dict[str, list[str]] = {}
+        for outcome in self.incomplete:
+            problems.setdefault(outcome.problem, []).append(outcome.part.name)
+        return lines + [f"{', '.join(names)}: {problem}" for problem, names in problems.items()]
+
+    def _refusal(self, part: Part) -> str:
+        if lacking := missing(part.needs):
+            return f"not run: {', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing"
+        if any(outcome.part.name == part.after and outcome.problem for outcome in self.outcomes):
+            return f"not run: it needs what {part.after} makes"
+        return "" if time.monotonic() < self._ends else "not run: the time of all parts is over"
+
+    def _run(self, part: Part, seconds: float) -> str:
+        log = self._folder / f"{part.name}.log"
+        with log.open("wb") as output:
+            # A session of its own, so that nothing that the part has started outlives it.
+            process = subprocess.Popen([*self._command, "--worker", part.name], stdin=subprocess.DEVNULL, stdout=output,
+                                       stderr=output, start_new_session=True, env=os.environ | OFFLINE)  # fmt: skip
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return f"ended after {seconds:.0f} s"
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if code == 0:
+            return ""
+        if code < 0:
+            return f"failed: killed by signal {-code}, possibly out of memory"
+        lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+        return f"failed: {lines[-1].strip()[:300] if lines else f'exit code {code}'}"
+
+
+def missing(modules: Iterable[str]) -> list[str]:
+    """Return the packages of those modules that are not installed."""
+    return [PACKAGES.get(module, module) for module in modules if not _is_there(module)]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it would be in
+        return False

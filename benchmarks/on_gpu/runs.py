@@ -1,0 +1,104 @@
+"""Tests that need a GPU, and whole runs: how a checkpoint holds one up, and whether a resumed one goes on alike."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
+from thermopile.trainer.build import resolve
+from thermopile.trainer.config import load_config
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run_directory import RunDirectory
+
+from harness import plain
+from on_gpu.findings import Findings
+from on_gpu.steps import settings
+from step import Sizes
+from step import measure as measure_checkpoints
+
+TESTS = Path(__file__).parents[2] / "tests"
+MARK = "pytest.mark.gpu"
+MAX_DIFFERENCE = 0.01
+"""Of a resumed run's losses: convolutions on a GPU are not deterministic."""
+
+
+def tests(found: Findings) -> None:
+    """Run the tests that are marked for a GPU."""
+    # Only files that have some: the others import for a minute.
+    files = sorted(str(file) for file in TESTS.rglob("test_*.py") if MARK in file.read_text("utf-8"))
+    report = found.folder / "tests.xml"
+    words = ["-q", "-p", "no:cacheprovider", "--rootdir", str(TESTS), "-m", "gpu", "--continue-on-collection-errors",
+             "--basetemp", str(found.folder / "pytest"), f"--junitxml={report}"]  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "pytest", *words, *files], cwd=TESTS.parent)
+    if not report.exists():
+        raise SystemExit(f"pytest ended with exit code {done.returncode} and no report")
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    bad = [case for case in cases if case.find("failure") is not None]
+    broken = [case for case in cases if case.find("error") is not None]
+    skipped = [case for case in cases if case.find("skipped") is not None]
+    found.row("Tests", {
+        "passed": f"{len(cases) - len(bad) - len(broken) - len(skipped):,}", "failed": f"{len(bad):,}",
+        "not run": f"{len(broken):,}", "skipped": f"{len(skipped):,}",
+    })  # fmt: skip
+    for case in bad:
+        found.note(f"Failed: `{_name(case)}`: {_reason(case, 'failure')}")
+    for case in broken:
+        found.note(f"Not run: `{_name(case)}`: {_reason(case, 'error')}")
+    for reason in sorted({_reason(case, "skipped") for case in skipped}):
+        found.note(f"Skipped: {reason}.")
+    found.check("tests that fail on the GPU", "0", f"{len(bad)}", not bad)
+
+
+def _name(case: ElementTree.Element) -> str:
+    return f"{case.get('classname', '')}.{case.get('name', '')}".strip(".")
+
+
+def _reason(case: ElementTree.Element, kind: str) -> str:
+    found = case.find(kind)
+    text = "" if found is None else found.get("message", "") or (found.text or "")
+    return " ".join(text.split())[:200]
+
+
+def checkpoint(found: Findings) -> None:
+    """How long checkpoints of a ResNet-50 with AdamW hold a run on random batches up."""
+    few: dict[str, Any] = {"device": found.device, "batch": 32, "samples": 8192}
+    large = Sizes("hf:resnet-50", checkpoints=5, quiet_steps=5, during_steps=10, **few)
+    small = Sizes(checkpoints=1, quiet_steps=2, during_steps=2, warm_up_steps=1, **few)
+    folder = found.folder / "checkpoints"
+    folder.mkdir()
+    measured = measure_checkpoints(small if found.small else large, folder)
+    for figure in measured.figures:
+        beside = "–" if figure.alternative is None else f"{plain(figure.alternative)} {figure.unit}"
+        found.row(measured.title, {"": figure.label, "ours": f"{plain(figure.ours)} {figure.unit}",
+                                   "torch.save in the training thread": beside})  # fmt: skip
+        if figure.held is not None:
+            found.check(f"checkpoint: {figure.label}", figure.asked, f"{plain(figure.ours)} {figure.unit}", figure.held)
+
+
+def resume(found: Findings) -> None:
+    """Train, and train again with a stop in the middle: the losses must agree."""
+    steps, batch = 12, 16 if found.small else 64
+    dataset = synthetic_dataset(found.folder / "resume", steps * batch, "pairs")
+    tree = settings(found.device, found.small) | {"batch_size": batch, "epochs": 1, "log_every": 1}
+    tree["data"] |= {"path": str(dataset.path)}
+    config = resolve(load_config(tree), dataset)
+    whole, stopped = (RunDirectory(found.folder / name) for name in ("whole", "stopped"))
+    with Trainer.open(config, whole) as trainer:
+        trainer.run()
+    with Trainer.open(config, stopped) as trainer:
+        trainer.run(should_stop=lambda: trainer.steps_done == steps // 2)
+    with Trainer.open(config, stopped, resume=True) as trainer:
+        trainer.run()
+    first, second = (
+        [json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()] for run in (whole, stopped)
+    )
+    worst = max(abs(one - other) / abs(one) for one, other in zip(first, second, strict=True))
+    found.note(f"{steps} steps of {config.model.image.name} and {config.model.text.name}, {config.precision}, batch "
+               f"{batch}, stopped and resumed after {steps // 2}.")  # fmt: skip
+    found.check("largest relative difference of a resumed run's losses", f"≤ {MAX_DIFFERENCE}", f"{worst:.2g}",
+                worst <= MAX_DIFFERENCE)  # fmt: skip

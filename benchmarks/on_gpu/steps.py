@@ -1,0 +1,192 @@
+"""A step of the trainer at growing batch sizes, until the memory is full: time, memory, and the objective's share."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from thermopile.pipeline.batch import Batch
+from thermopile.tools.bench.step import open_trainer
+from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
+from thermopile.trainer.config_layers import merge
+from thermopile.trainer.loop import Trainer
+
+from on_gpu.findings import Findings
+from on_gpu.timing import begin_peak, gigabytes, seconds_of
+
+IMAGE, TEXT = {"name": "hf:resnet-50"}, {"name": "hf:distilbert"}
+VIT = {"name": "hf:vit-b", "config": {"patch_size": 32}}
+SMALL_IMAGE = {"name": "hf:resnet-18", "config": {"hidden_sizes": [8, 8, 8, 8], "embedding_size": 8}}
+SMALL_TEXT = {"name": "hf:distilbert", "config": {"dim": 24, "n_layers": 1, "hidden_dim": 24}}
+SMALL_VIT = {"name": "hf:vit-b", "config": {"patch_size": 8, "hidden_size": 24, "num_hidden_layers": 1,
+                                           "num_attention_heads": 2, "intermediate_size": 24}}  # fmt: skip
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "float32": {"precision": "float32"},
+    "tf32": {"precision": "tf32"},
+    "bf16": {"precision": "bf16"},
+    "compiled": {"precision": "bf16", "compile": True},
+    "checkpointed": {"precision": "bf16", "model": {"activation_checkpointing": True}},
+    "vit": {"precision": "bf16"},
+}
+ASKED_AT = 1024
+"""The batch size at which the objective's share is asked for."""
+LARGEST = 32_768
+MAX_SHARE = 0.03
+
+
+def settings(device: str, small: bool, *, vit: bool = False) -> dict[str, Any]:
+    """Return settings of a training of ResNet-50, or ViT-B/32, and DistilBERT on random pairs of 224 pixels."""
+    image, text = (SMALL_VIT if vit else SMALL_IMAGE, SMALL_TEXT) if small else (VIT if vit else IMAGE, TEXT)
+    return {
+        "device": device, "batch_size": 16, "log_every": 1_000_000,
+        "checkpoint": {"every_minutes": 0}, "data": {"loader": "synthetic", "image_size": 32 if small else 224},
+        "model": {"dim": 8 if small else 512, "image": image, "text": text},
+    }  # fmt: skip
+
+
+@contextmanager
+def trainer_of(asked: dict[str, Any], folder: Path) -> Iterator[Trainer]:
+    """Open a trainer whose steps the caller makes, of any batch size; its files are gone afterwards."""
+    with TemporaryDirectory(dir=folder) as temporary:
+        dataset = synthetic_dataset(Path(temporary, "dataset"), 4 * LARGEST, "pairs")
+        with open_trainer(dataset, asked, 1000, Path(temporary)) as trainer:
+            yield trainer
+
+
+class Steps:
+    """Steps of one batch size on the same random batch, each with the ids of other samples than the one before."""
+
+    def __init__(self, trainer: Trainer, batch_size: int) -> None:
+        self._trainer, self._size, self._made = trainer, batch_size, 0
+        device, side, tokenizer = trainer.device, trainer.config.data.image_size, trainer.dataset.index.tokenizer
+        assert tokenizer is not None
+        tokens = torch.randint(tokenizer.vocab_size, (batch_size, tokenizer.context_length), device=device).int()
+        tokens[:, -1] = tokenizer.end_id
+        self._batch = Batch(self._ids(0), (torch.randn(batch_size, 3, side, side, device=device),), tokens)
+
+    def __call__(self) -> None:
+        """Make a step. The rows of the next one are gathered meanwhile."""
+        self._made += 1
+        self._trainer.store.prefetch(self._ids(self._made))
+        batch, self._batch = self._batch, Batch(self._ids(self._made), self._batch.views, self._batch.tokens)
+        self._trainer.step(batch)
+
+    def _ids(self, step: int) -> torch.Tensor:
+        first = step * self._size % self._trainer.dataset.n
+        return (first + torch.arange(self._size)) % self._trainer.dataset.n
+
+
+def measure(found: Findings, name: str) -> None:
+    """Double the batch until the memory is full; time the largest that fits, and 1,024."""
+    asked = settings(found.device, found.small, vit=name == "vit")
+    merge(asked, CONFIGURATIONS[name])
+    if found.small:
+        asked["compile"] = False  # a compiler takes longer than all else
+    sizes = [16, 32] if found.small else [2**power for power in range(7, LARGEST.bit_length())]
+    with trainer_of(asked, found.folder) as trainer:
+        if name == "compiled":  # compiling for each size would take minutes
+            largest = found.kept("step-bf16", "largest", 256)
+            sizes = [size for size in sizes if size <= largest][-2:][::-1]
+            if not any(_row(found, trainer, size) for size in sizes):
+                found.note("There is not enough memory.")
+            return
+        fitting = list(_until_full(trainer, sizes))
+        if not fitting:
+            found.note(f"A batch of {sizes[0]} does not fit into the memory.")
+            return
+        found.keep("largest", fitting[-1])
+        for size in sorted({fitting[-1], ASKED_AT} & set(fitting)):
+            if not _row(found, trainer, size, judged=name == "bf16"):
+                found.note(f"A batch of {size:,} ran out of memory after a few steps.")
+        if ASKED_AT not in fitting and not found.small:
+            found.note(f"A batch of {ASKED_AT:,} does not fit into the memory.")
+
+
+def _until_full(trainer: Trainer, sizes: list[int]) -> Iterator[int]:
+    """Yield the sizes whose steps the memory has room for."""
+    for size in sizes:
+        if not _fits(trainer, size):
+            return
+        yield size
+
+
+def _fits(trainer: Trainer, size: int) -> bool:
+    try:
+        step = Steps(trainer, size)
+        for _ in range(2):
+            step()
+        trainer.log.flush()  # waits for the device; and the log would keep each step's loss with what it refers to
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        trainer.optimizer.zero_grad()
+        begin_peak(trainer.device.type)  # gives back what torch has cached for another size
+    return True
+
+
+def _row(found: Findings, trainer: Trainer, size: int, *, judged: bool = False) -> bool:
+    """Time a batch size; return whether it fits. The peak is that of the whole process.
+
+    judged: whether the objective's share is asked for.
+    """
+    begin_peak(found.device)
+    try:
+        step = Steps(trainer, size)
+        with _timed_objective(trainer) as objective_seconds:
+            seconds = seconds_of(step, 5, found.device)
+            share = objective_seconds() / seconds
+        trainer.log.flush()
+    except torch.OutOfMemoryError:
+        trainer.optimizer.zero_grad()
+        gc.collect()
+        return False
+    config = trainer.config
+    encoders = f"{config.model.image.name} and {config.model.text.name}"
+    about = f"{encoders}, {config.data.image_size} pixels, {config.precision}"
+    found.row(f"{about}{', compiled' if config.compile else ''}", {
+        "batch": f"{size:,}", "step": f"{1e3 * seconds:,.1f} ms", "samples a second": f"{size / seconds:,.0f}",
+        "peak memory": gigabytes(found.device), "objective": f"{share:.1%}",
+    })  # fmt: skip
+    if size == ASKED_AT and judged:
+        found.check(f"objective's share of a step at b = {ASKED_AT:,}: {about}", f"≤ {MAX_SHARE:.0%}", f"{share:.1%}",
+                    share <= MAX_SHARE)  # fmt: skip
+    return True
+
+
+@contextmanager
+def _timed_objective(trainer: Trainer) -> Iterator[Any]:
+    """Yield a function that returns the median seconds of the objective, by the device's own clock."""
+    spans: list[list[Any]] = []
+
+    def begin(*_: object) -> None:
+        spans.append([_mark(trainer)])
+
+    def end(*_: object) -> None:
+        spans[-1].append(_mark(trainer))
+
+    handles = (trainer.objective.register_forward_pre_hook(begin), trainer.objective.register_forward_hook(end))
+    try:
+        yield lambda: median(_between(*span) for span in spans)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _mark(trainer: Trainer) -> Any:
+    if trainer.device.type == "cuda":
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+    return time.perf_counter()
+
+
+def _between(began: Any, ended: Any) -> float:
+    return float(began.elapsed_time(ended)) / 1e3 if isinstance(began, torch.cuda.Event) else float(ended - began)

@@ -1,0 +1,58 @@
+"""Random batches instead of a dataset's: the speed that a training would have if its loader cost nothing."""
+
+from collections.abc import Iterator
+from typing import Self
+
+import torch
+
+from ..batch import Batch
+from ..dataset import Dataset
+from ..order import Order
+from . import refuse_other_samples
+
+ADVICE = "data.loader = 'synthetic': the views and tokens are random, so this run measures speed and learns nothing"
+_KEPT = 2
+"""Batches on the device, about as many as a real loader has there."""
+
+
+class SyntheticLoader:
+    """Repeats a few batches of noise, made once on the device, with the ids of the order. Reads no sample."""
+
+    def __init__(
+        self, dataset: Dataset, order: Order, *, image_size: int, views: int, device: torch.device,
+        rank: int = 0, world: int = 1,
+    ) -> None:  # fmt: skip
+        """Make the batches, of the shapes and dtypes that the dataset's own would have.
+
+        image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
+        Raises DatasetError if the order was made for another number of samples.
+        """
+        refuse_other_samples(order, dataset)
+        self.order, self._rank, self._world = order, rank, world
+        rows, tokenizer = order.batch_size // world, dataset.index.tokenizer
+        random = torch.Generator(device).manual_seed(order.seed)
+        self._kept = []
+        for _ in range(_KEPT):
+            shape = (views, rows, 3, image_size, image_size)
+            pixels, tokens = torch.randn(shape, generator=random, device=device), None
+            if tokenizer is not None:
+                words = (rows, tokenizer.context_length)
+                tokens = torch.randint(tokenizer.vocab_size, words, generator=random, device=device, dtype=torch.int32)
+                tokens[:, -1] = tokenizer.end_id
+            self._kept.append((tuple(pixels), tokens))
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from first_step on; the same few tensors again and again."""
+        for step in range(first_step, self.order.steps_per_epoch):
+            ids = self.order.batch_ids(epoch, step, self._rank, self._world)
+            yield Batch(torch.from_numpy(ids), *self._kept[step % _KEPT])
+
+    def close(self) -> None:
+        """Release the batches."""
+        self._kept.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,172 @@
+"""`make gpu`: what it runs where, what it says, and its page; never how fast anything was."""
+
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from on_gpu.copies import overlapped
+from on_gpu.page import to_markdown
+from on_gpu.parts import PARTS, Part
+from on_gpu.running import Runner
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
+MACHINE = {
+    "gpus": [{"name": "a card", "bytes": 80 * 2**30, "capability": "9.0"}], "driver": "580", "cuda": "13.0",
+    "cpu": "a CPU", "cores": 16, "ram_bytes": 10**11, "python": "3.12.3", "versions": {"torch": "2.13.0"},
+}  # fmt: skip
+
+
+def start(*words, **environment):
+    command = [sys.executable, SCRIPT, *words]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=os.environ | environment)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and all parts would run")
+def test_without_a_gpu_one_line_says_so_and_the_page_stays(tmp_path):
+    page = tmp_path / "gpu.md"
+    page.write_text("as it was")
+    done = start("--page", page)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == f"Nothing was measured. no GPU: torch {torch.__version__} finds none\n"
+    assert page.read_text() == "as it was"
+
+
+def test_without_a_package_the_parts_that_need_it_are_not_run_and_the_others_are(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'ffcv':\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    page, search = tmp_path / "gpu.md", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    parts = [word for part in ("photographs", "dali", "objective") for word in ("--part", part)]
+    done = start("--device", "cpu", "--small", "--page", page, *parts, PYTHONPATH=search)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["photographs, dali: not run: ffcv is missing"]
+    text = page.read_text("utf-8")
+    assert text.count("**Not run: ffcv is missing.**") == 2
+    assert "isogclr on pairs" in text
+
+
+def test_a_step_is_measured_until_the_largest_batch_and_the_page_names_the_machine(tmp_path):
+    page = tmp_path / "docs" / "gpu.md"
+    page.parent.mkdir()
+    done = start("--device", "cpu", "--small", "--page", page, "--part", "step-checkpointed")
+    assert (done.returncode, done.stderr) == (0, "")
+    text = page.read_text("utf-8")
+    assert f"torch {torch.__version__}" in text
+    (row,) = [line for line in text.splitlines() if line.startswith("| 32 |")]
+    step, samples = re.fullmatch(r"\| 32 \| ([\d,.]+) ms \| ([\d,]+) \| – \| [\d.]+% \|", row).groups()
+    assert float(samples.replace(",", "")) == pytest.approx(32e3 / float(step.replace(",", "")), rel=0.01)
+    assert list(page.parent.iterdir()) == [page]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+def test_every_part_runs_on_a_cpu_at_its_small_size(tmp_path):
+    page = tmp_path / "gpu.md"
+    done = start("--device", "cpu", "--small", "--page", page)
+    assert done.returncode == 0, done.stderr
+    text = page.read_text("utf-8")
+    for part in PARTS:
+        assert f"## {part.title}\n" in text
+    assert text.count("This part took") == len(PARTS)
+
+
+WORKER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {benchmarks!r})
+from on_gpu.findings import Findings
+
+name = sys.argv[-1]
+found = Findings(name, Path({folder!r}), "cpu", True)
+found.row("a table", {{"batch": "1"}})
+if name == "hangs":
+    time.sleep(600)
+if name == "fails":
+    raise ValueError("what went wrong")
+if name == "dies":
+    import os
+    os.kill(os.getpid(), 9)
+found.check("a figure", "≤ 1", "2", False)
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER.format(benchmarks=str(SCRIPT.parent), folder=str(tmp_path)))
+    return [sys.executable, str(worker)]
+
+
+@pytest.fixture
+def runner(command, tmp_path):
+    return Runner(command, tmp_path, 600)
+
+
+def part(name, needs=(), seconds=60, after=""):
+    return Part(name, name.capitalize(), "", needs, seconds, after=after)
+
+
+def test_a_part_that_hangs_fails_or_is_killed_keeps_what_it_found_and_the_next_one_runs(runner):
+    for each in (part("hangs", seconds=1), part("fails"), part("dies"), part("runs")):
+        runner.run(each)
+    assert [outcome.problem for outcome in runner.outcomes] == [
+        "ended after 1 s", "failed: ValueError: what went wrong",
+        "failed: killed by signal 9, possibly out of memory", "",
+    ]  # fmt: skip
+    for outcome in runner.outcomes:
+        assert outcome.found["tables"] == [{"title": "a table", "heading": ["batch"], "rows": [["1"]]}]
+    assert runner.complaints()[0] == "missed: a figure: 2, asked ≤ 1"
+    assert "hangs: ended after 1 s" in runner.complaints()
+
+
+def test_a_part_whose_packages_are_missing_is_not_run_nor_is_what_needs_it(runner):
+    runner.run(part("first", needs=("json", "no_such_module", "nvidia.no_such_module")))
+    runner.run(part("second", after="first"))
+    runner.run(part("third", needs=("pytest_timeout",)))
+    assert [outcome.problem for outcome in runner.outcomes] == [
+        "not run: no_such_module, nvidia.no_such_module are missing", "not run: it needs what first makes", "",
+    ]  # fmt: skip
+
+
+def test_parts_end_with_the_time_of_all(command, tmp_path):
+    runner = Runner(command, tmp_path, 1)
+    runner.run(part("hangs"))
+    runner.run(part("late"))
+    assert runner.outcomes[0].problem.startswith("ended after ")
+    assert runner.outcomes[1].problem == "not run: the time of all parts is over"
+
+
+def test_the_page_says_what_was_held_missed_and_not_run(runner):
+    runner.run(part("runs"))
+    runner.run(part("other", needs=("no_such_module",)))
+    text = to_markdown(MACHINE, runner.outcomes)
+    assert "| GPU 0 | a card, 80 GiB, compute capability 9.0 |" in text
+    assert "| a figure | ≤ 1 | 2 | **missed** |" in text
+    assert "## Runs\n\na table:\n\n| batch |\n| --- |\n| 1 |\n" in text
+    assert text.endswith("## Other\n\n**Not run: no_such_module is missing.**\n")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_overlapped_share_is_that_of_a_slow_count(seed):
+    chance = random.Random(seed)
+
+    def some(most):
+        begins = [chance.randrange(60) for _ in range(chance.randrange(most))]
+        return [(begin, begin + chance.randrange(1, 20)) for begin in begins]
+
+    copied, computed = [*some(5), (3, 9)], some(8)
+    instants = [instant for begin, end in copied for instant in range(begin, end)]
+    hidden = [any(begin <= instant < end for begin, end in computed) for instant in instants]
+    assert overlapped(copied, computed) == pytest.approx(sum(hidden) / len(instants))

@@ -1,0 +1,50 @@
+"""What loaders are given to do while they are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...pipeline.augment import RECIPES
+from ...pipeline.dataset import Dataset
+from ...pipeline.order import Order
+
+AHEAD = 2
+"""Batches that a loader makes before they are asked for."""
+WARM_UP = 4
+"""Batches of a round that are not timed: they fill what a loader keeps ready."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is loaded, and as what."""
+
+    dataset: Dataset
+    order: Order
+    recipe: str
+    views: int
+    image_size: int
+    batches: int
+    """Batches of a round that are timed."""
+    device: torch.device
+    """Where the batches are wanted; `dali` decodes there."""
+
+    @property
+    def first_step(self) -> int:
+        """Step of an epoch to start at, so that it ends with the round."""
+        return self.order.steps_per_epoch - WARM_UP - self.batches
+
+    @property
+    def views_asked(self) -> dict[str, Any]:
+        """Options of either loader."""
+        recipe, device = RECIPES[self.recipe], self.device.type
+        return {"recipe": recipe, "image_size": self.image_size, "views": self.views, "ahead": AHEAD, "device": device}
+
+
+Serve = Callable[[int], Iterator[object]]
+"""Round → that round's batches; nothing works on after the last one."""
+Contender = Callable[[Work], AbstractContextManager[Serve]]

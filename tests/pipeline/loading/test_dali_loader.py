@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from nvidia.dali.pipeline import Pipeline
-from watched import watch
 
 from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
 from thermopile.pipeline.errors import DatasetError
@@ -21,6 +20,7 @@ from thermopile.pipeline.loading.reader import Reader
 from thermopile.pipeline.order import Order
 
 from made import write_first_format
+from watched import watch
 
 SIZE = 40
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))

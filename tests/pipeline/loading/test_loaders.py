@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from watched import watch
 
 from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
 from thermopile.pipeline.conversion import plan
@@ -29,6 +28,7 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
 from made import repeat_shard
+from watched import watch
 
 LOADERS = {"ffcv": FFCVLoader, "dali": DALILoader}
 WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))

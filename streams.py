@@ -87,6 +87,10 @@ class Arriving:
             self._device.keep(each, current)
         return self._tensors
 
+    def wait(self) -> None:
+        """Let the calling thread wait until the tensors are filled."""
+        self._filled.synchronize()
+
 
 def wait_for(event: torch.cuda.Event) -> None:
     """Let a thread sleep until an event of any GPU.

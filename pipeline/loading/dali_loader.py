@@ -6,30 +6,30 @@ deterministic.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
+from threading import current_thread
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
-import nvidia.dali
-import nvidia.dali.math
+import nvidia.dali.tensors
 import torch
 from numpy.typing import NDArray
-from nvidia.dali.plugin.pytorch.torch_utils import feed_ndarray
+from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from ...streams import Arriving, Copies, CudaDevice
-from ..augment import Recipe, ViewParameters, view_parameters
+from ..augment import Recipe, view_parameters
 from ..batch import Batch
 from ..cores import cores
 from ..dataset import Dataset
 from ..order import Order
 from ..stored_sample import UNDECODABLE, read_samples
 from . import refuse_other_samples
-from .reader import Reader
+from .dali_graph import inputs_of_view, views_of_jpegs
+from .reader import Reader, own_thread
 
-dali: Any = nvidia.dali  # its own types know neither its constants nor conditionals
-fn, types = dali.fn, dali.types
+tensors: Any = nvidia.dali.tensors  # its own types lack `broadcast`
 
 
 class _Read(NamedTuple):
@@ -37,8 +37,10 @@ class _Read(NamedTuple):
 
     sample_ids: NDArray[np.int64]
     tokens: NDArray[np.int32] | None
-    inputs: dict[str, Any]
-    """Name of the pipeline's input -> values by sample."""
+    jpegs: NDArray[np.uint8]
+    """One after the other."""
+    inputs: dict[str, NDArray[Any]]
+    """Name of the pipeline's input -> values, [b, …]."""
 
 
 class DALILoader:
@@ -46,6 +48,9 @@ class DALILoader:
 
     On the GPU, views are CUDA tensors on the stream that is current when the batch is requested; they never were on the
     host. Ids stay on the CPU, as do tokens, in pinned memory.
+
+    A thread of the loader's own reads, feeds the pipeline and takes what comes out, so that the caller's waits only for
+    batches that are late. It alone calls the pipeline, whose queue of runs has no lock.
     """
 
     def __init__(
@@ -57,23 +62,27 @@ class DALILoader:
 
         image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
         workers: DALI threads; None: one more than cores, since each operator waits for its last sample.
-        ahead: number of batches to prefetch.
+        ahead: number of batches to prefetch, at least 1.
         device: where to decode and augment; "cuda" is torch's current CUDA device.
         hardware_load: share of the JPEGs for the GPU's JPEG engine, if it has one, 0 … 1; its cores decode the rest.
         Raises DatasetError if the order was made for another number of samples.
         """
+        if not 0 <= hardware_load <= 1:
+            raise ValueError(f"hardware_load {hardware_load} is not a share; use 0 … 1")
         refuse_other_samples(order, dataset)
         self.order, self._recipe, self._image_size, self._views = order, recipe, image_size, views
-        self._rank, self._world, self._on_gpu = rank, world, device == "cuda"
-        self._workers, self._ahead, self._hardware_load = workers or cores() + 1, ahead, hardware_load
+        self._rank, self._world, self._hardware_load = rank, world, hardware_load
+        self._workers, self._ahead = workers or cores() + 1, max(1, ahead)
         self._reader = Reader(dataset, self._workers)
-        self._batches = ThreadPoolExecutor(1, "thermopile-batches")  # reads one batch at a time
-        self._copies = Copies(CudaDevice(torch.device("cuda", torch.cuda.current_device()))) if self._on_gpu else None
-        self._pipeline: Any = None  # built when an epoch begins
-        self._reading: deque[Future[_Read]] = deque()  # this and the next, oldest first
-        self._scheduled: deque[Future[_Read]] = deque()
-        """Batches that the pipeline is processing, unless they hold an error, which is raised when they are due."""
+        self._device_id = torch.cuda.current_device() if device == "cuda" else None
+        self._copies = None if self._device_id is None else Copies(CudaDevice(torch.device("cuda", self._device_id)))
+        self._thread = own_thread(self._device_id)
+        self._begun: deque[Future[_Read]] = deque()
+        self._due: deque[Future[Callable[[], Batch]]] = deque()
         self._turn = 0
+        self._pipeline: Any = None  # this and the next belong to the thread
+        self._runs = 0
+        """Runs of the pipeline whose outputs were not taken."""
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from first_step on. Starting an epoch ends the previous one.
@@ -82,20 +91,11 @@ class DALILoader:
         """
         self._drain()
         self._turn = turn = self._turn + 1
-        self._pipeline = self._pipeline or self._build()
         end = self.order.steps_per_epoch
         try:
-            # Read one batch more than `ahead` while the pipeline makes the others.
-            for step in range(first_step, min(first_step + self._ahead + 1, end)):
-                self._start_reading(epoch, step)
-            for _ in range(min(self._ahead, end - first_step)):
-                self._schedule()
+            self._go_on(epoch, range(first_step, end)[: self._ahead])
             for step in range(first_step, end):
-                if step + self._ahead + 1 < end:
-                    self._start_reading(epoch, step + self._ahead + 1)
-                if self._reading:
-                    self._schedule()
-                yield self._collect()
+                yield self._next(epoch, range(step + self._ahead, end)[:1])
                 if self._turn != turn:
                     raise RuntimeError(
                         f"epoch {epoch} was ended by another one: this loader serves one epoch at a time"
@@ -108,8 +108,8 @@ class DALILoader:
         """Stop DALI's and the reading threads after their current batches."""
         self._turn += 1
         self._drain()
+        self._thread.shutdown()
         self._pipeline = None
-        self._batches.shutdown()
         self._reader.close()
 
     def __enter__(self) -> Self:
@@ -118,79 +118,97 @@ class DALILoader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _build(self) -> Any:
-        pipeline = _views_of_jpegs(
-            self._recipe, self._image_size, self._views, self._on_gpu, self._hardware_load,
-            batch_size=self.order.batch_size // self._world, num_threads=self._workers,
-            device_id=torch.cuda.current_device() if self._on_gpu else None,
-            prefetch_queue_depth=1,  # runs that start with the first; later ones are scheduled explicitly
-        )  # fmt: skip
-        pipeline.build()
-        return pipeline
+    def _next(self, epoch: int, steps: range) -> Batch:
+        """Return the batch that is due, and let the thread begin those of the steps and finish the next."""
+        made = self._due.popleft().result()
+        self._go_on(epoch, steps)
+        return made()
 
-    def _start_reading(self, epoch: int, step: int) -> None:
-        ids = self.order.batch_ids(epoch, step, self._rank, self._world)
-        self._reading.append(self._batches.submit(self._read, epoch, ids))
+    def _go_on(self, epoch: int, steps: range) -> None:
+        for step in steps:
+            self._begun.append(self._thread.submit(self._begin, epoch, step))
+        if self._begun:
+            self._due.append(self._thread.submit(self._finish, self._begun.popleft()))
+
+    def _drain(self) -> None:
+        """Discard what was begun, and wait until nothing works on it."""
+        futures: list[Future[Any]] = [*self._begun, *self._due]
+        for future in futures:
+            future.cancel()
+        self._begun.clear()
+        self._due.clear()
+        with suppress(RuntimeError):  # the thread has ended: the loader was closed, or the interpreter is ending
+            discarded = self._thread.submit(self._discard_runs)
+            # The garbage collector may end an epoch in any thread, also in one that this one waits for.
+            if not current_thread().name.startswith("thermopile-"):
+                discarded.result()
+
+    # What the thread does
+
+    def _begin(self, epoch: int, step: int) -> _Read:
+        """Read a batch and feed it to the pipeline. Raises DatasetError for a damaged sample."""
+        batch = self._read(epoch, self.order.batch_ids(epoch, step, self._rank, self._world))
+        self._pipeline = self._pipeline or self._build()
+        try:
+            _start(self._pipeline, batch.jpegs, batch.inputs)
+        except Exception:  # a half-fed pipeline would pair pixels with other samples' choices
+            self._forget_pipeline()
+            raise
+        self._runs += 1
+        return batch
 
     def _read(self, epoch: int, ids: NDArray[np.int64]) -> _Read:
-        """Read a batch, whose rows the reader's threads share. Raises DatasetError for a damaged sample."""
+        """Read a batch, whose rows the reader's threads share."""
         located = self._reader.locate(ids)
         heights, widths, ends = located.height, located.width, np.cumsum(located.jpeg_bytes)
-        memory = np.empty(ends[-1], np.uint8)
-        self._reader.finish(self._reader.start(ids, located, read_samples, ends, memory))
-        inputs: dict[str, Any] = {
-            "jpeg": np.split(memory, ends[:-1]),
+        jpegs = np.empty(ends[-1], np.uint8)
+        self._reader.finish(self._reader.start(ids, located, read_samples, ends, jpegs))
+        inputs: dict[str, NDArray[Any]] = {
+            "jpeg_start": (ends - located.jpeg_bytes)[:, np.newaxis],
+            "jpeg_bytes": located.jpeg_bytes[:, np.newaxis],
             "sides": np.stack([heights, widths], axis=1).astype(np.float32),
         }
         for view in range(self._views):
             drawn = view_parameters(self._recipe, self.order.seed, epoch, ids, heights, widths, view)
-            inputs |= {f"{name}{view}": values for name, values in _inputs_of_view(self._recipe, drawn).items()}
-        return _Read(ids, located.tokens if located.vocab_size else None, inputs)
+            inputs |= {f"{name}{view}": values for name, values in inputs_of_view(self._recipe, drawn).items()}
+        return _Read(ids, located.tokens if located.vocab_size else None, jpegs, inputs)
 
-    def _schedule(self) -> None:
-        """Wait for the oldest batch being read and feed it to the pipeline."""
-        batch = self._reading.popleft()
-        if batch.exception() is None:
-            try:
-                _start(self._pipeline, batch.result().inputs)
-            except BaseException:  # a half-fed pipeline would pair pixels with other samples' choices
-                self._forget_pipeline()
-                raise
-        self._scheduled.append(batch)
-
-    def _collect(self) -> Batch:
-        batch = self._scheduled.popleft().result()
+    def _finish(self, begun: Future[_Read]) -> Callable[[], Batch]:
+        """Take the oldest batch. Returns what the caller's thread makes it with: its stream waits for the views."""
+        batch = begun.result()
+        if not self._runs:
+            raise RuntimeError("a later batch could not be fed to DALI, which lost its pipeline; start the epoch again")
         try:
             outputs = self._take_outputs()
         except RuntimeError as error:
-            if (row := self._first_refused(batch.inputs)) is not None:
+            if (row := self._first_refused(batch)) is not None:
                 raise self._reader.damaged(int(batch.sample_ids[row]), UNDECODABLE) from error
             raise
+        ids = torch.from_numpy(batch.sample_ids)
+        tokens = None if batch.tokens is None else torch.from_numpy(batch.tokens)
         if self._copies is None:  # the tensors share DALI's memory and own it as long as they live
             views = tuple(from_dlpack(output.as_tensor()) for output in outputs)
-        else:
-            views = tuple(copy_outputs(outputs, self._copies).here())
-        tokens = None if batch.tokens is None else torch.from_numpy(batch.tokens)
-        if tokens is not None and self._on_gpu:
-            tokens = tokens.pin_memory()
-        return Batch(torch.from_numpy(batch.sample_ids), views, tokens)
+            return lambda: Batch(ids, views, tokens)
+        pinned, arriving = None if tokens is None else tokens.pin_memory(), copy_outputs(outputs, self._copies)
+        return lambda: Batch(ids, tuple(arriving.here()), pinned)
 
     def _take_outputs(self) -> tuple[Any, ...]:
-        """Return the oldest run's outputs. DALI pipelines do not survive an error: the next epoch builds a new one."""
+        """Return the oldest run's outputs. DALI pipelines do not survive an error: the next batch builds a new one."""
         try:
             stream = None if self._copies is None else self._copies.stream
             outputs: tuple[Any, ...] = self._pipeline.share_outputs(cuda_stream=stream)
             self._pipeline.release_outputs()
-        except BaseException:
+        except Exception:
             self._forget_pipeline()
             raise
+        self._runs -= 1
         return outputs
 
-    def _first_refused(self, inputs: dict[str, Any]) -> int | None:
+    def _first_refused(self, batch: _Read) -> int | None:
         """Find the row that causes a batch's error by running each alone: DALI does not always name it."""
         pipeline = self._build()
-        for row in range(len(inputs["jpeg"])):
-            _start(pipeline, {name: values[row : row + 1] for name, values in inputs.items()})
+        for row in range(len(batch.sample_ids)):
+            _start(pipeline, batch.jpegs, {name: values[row : row + 1] for name, values in batch.inputs.items()})
             try:
                 pipeline.share_outputs()
             except RuntimeError:
@@ -198,113 +216,54 @@ class DALILoader:
             pipeline.release_outputs()
         return None
 
-    def _drain(self) -> None:
-        """Discard everything still being read or scheduled."""
-        while self._reading:
-            self._reading.popleft().cancel()
-        while self._scheduled:
-            if self._scheduled.popleft().exception() is None:
-                # A damaged sample that nobody requested, or a pipeline that DALI ended at interpreter exit.
-                with suppress(RuntimeError, AttributeError):
-                    self._take_outputs()
+    def _discard_runs(self) -> None:
+        while self._runs:
+            with suppress(RuntimeError):  # a damaged sample that nobody requested
+                self._take_outputs()
 
     def _forget_pipeline(self) -> None:
-        self._pipeline = None
-        self._scheduled.clear()
+        self._pipeline, self._runs = None, 0
+
+    def _build(self) -> Any:
+        pipeline = views_of_jpegs(
+            self._recipe, self._image_size, self._views, self._device_id is not None, self._hardware_load,
+            batch_size=self.order.batch_size // self._world, num_threads=self._workers, device_id=self._device_id,
+            prefetch_queue_depth=1,  # runs that start with the first; later ones are scheduled explicitly
+        )  # fmt: skip
+        pipeline.build()
+        return pipeline
 
 
-def copy_outputs(outputs: Sequence[Any], copies: Copies, feed: Callable[..., object] = feed_ndarray) -> Arriving:
-    """Copy what a pipeline returned into memory of torch's.
+def _shared(pixels: Any, stream: Any) -> Tensor:
+    """Return DALI's memory as a tensor for use on a stream, which waits for it to be filled."""
+    return from_dlpack(pixels.__dlpack__(stream=stream.cuda_stream))
 
-    DALI overwrites an output in the order of its own stream as soon as nothing in Python refers to it, though torch's
-    stream may still read it: the first layer's weight gradient does, at the end of the step. With a stream to copy on,
-    `feed` lets DALI's stream and the copies' wait for each other.
+
+def copy_outputs(
+    outputs: Sequence[Any], copies: Copies, shared: Callable[[Any, Any], Tensor] = _shared
+) -> Arriving:  # fmt: skip
+    """Copy what a pipeline returned into memory of torch's, and wait for the end of the copies.
+
+    DALI overwrites an output in the order of its own stream as soon as nothing refers to it, though torch's stream may
+    still read it: the first layer's weight gradient does, at the end of the step. The caller therefore holds `outputs`
+    until this returns. Not DALI's `feed_ndarray`: its copy waits for all that DALI's stream was given before, later
+    batches included, and their work for the copy.
     """
     views = []
     for output in outputs:
-        pixels = output.as_tensor()
-        views.append(copies.device.empty(pixels.shape(), torch.float32, copies.stream))
-        feed(pixels, views[-1], cuda_stream=copies.stream)
-    return copies.arriving(views)
+        pixels = shared(output.as_tensor(), copies.stream)
+        views.append(copies.device.empty(pixels.shape, torch.float32, copies.stream))
+        copies.device.copy(views[-1], pixels, copies.stream)
+    arriving = copies.arriving(views)
+    arriving.wait()
+    return arriving
 
 
-def _start(pipeline: Any, inputs: dict[str, Any]) -> None:
+def _start(pipeline: Any, jpegs: NDArray[np.uint8], inputs: dict[str, NDArray[Any]]) -> None:
+    # Every sample gets the memory of all, and the graph cuts out its own. An object for each would be made with the
+    # interpreter's lock held, 10 ms for 1,024, and DALI's threads would take that lock as often to release them.
+    rows = len(inputs["jpeg_start"])
+    pipeline.feed_input("jpegs", tensors.TensorListCPU.broadcast(tensors.TensorCPU(jpegs), rows))
     for name, values in inputs.items():
         pipeline.feed_input(name, values)
     pipeline.schedule_run()
-
-
-def _inputs_of_view(recipe: Recipe, drawn: ViewParameters) -> dict[str, NDArray[Any]]:
-    """Return the inputs of a view's graph, by the names that `_view` uses."""
-    start, size = drawn.box[:, :2], drawn.box[:, 2:]
-    inputs: dict[str, NDArray[Any]] = {
-        "start": start.astype(np.float32),
-        "end": (start + size).astype(np.float32),
-        "flip": drawn.flip.astype(np.int32),
-    }
-    if recipe.has_colour:
-        inputs |= {"colour": drawn.colour, "colour_mean": drawn.colour_mean}
-    if recipe.has_blur:
-        inputs["blur"] = drawn.blur
-    if recipe.has_solarise:
-        inputs["solarise"] = drawn.solarise
-    return inputs
-
-
-# The functions below are in DALI's language and run once, to build the graph. An `if` on an input is a branch that only
-# some samples take; an `if` on the recipe decides whether the graph has that operation at all.
-
-
-@dali.pipeline_def(enable_conditionals=True)  # type: ignore[untyped-decorator]
-def _views_of_jpegs(
-    recipe: Recipe, image_size: int, views: int, on_gpu: bool, hardware_load: float
-) -> tuple[Any, ...]:  # fmt: skip
-    jpeg = fn.external_source(name="jpeg", dtype=types.UINT8, ndim=1, no_copy=True)  # kept with the batch
-    sides = fn.external_source(name="sides", dtype=types.FLOAT, ndim=1)
-    # Decode as FFCV does: orientation as stored, chroma interpolated, fast inverse DCT.
-    picture = fn.decoders.image(
-        _with_header_of(jpeg, sides), device="mixed" if on_gpu else "cpu",
-        adjust_orientation=False, jpeg_fancy_upsampling=True, use_fast_idct=True, hw_decoder_load=hardware_load,
-    )  # fmt: skip
-    return tuple([_view(picture, view, recipe, image_size, on_gpu) for view in range(views)])
-
-
-def _with_header_of(jpeg: Any, sides: Any) -> Any:
-    """Return the same bytes if their header has these sides; otherwise fail.
-
-    Without this check a damaged header crashes the process: in the decoder's next run if the header cannot be read, and
-    in the resize if the crop lies outside the picture that it describes.
-    """
-    found = fn.peek_image_shape(jpeg, dtype=types.FLOAT, adjust_orientation=False)
-    off_by = fn.reductions.sum(dali.math.abs(found[:2] - sides), keep_dims=True)
-    return fn.reshape(jpeg, rel_shape=1.0 + off_by)  # reshaping to more bytes than there are fails
-
-
-def _view(picture: Any, view: int, recipe: Recipe, image_size: int, on_gpu: bool) -> Any:
-    pixels = fn.resize(
-        picture, size=[image_size, image_size], dtype=types.FLOAT, interp_type=types.INTERP_LINEAR, antialias=True,
-        roi_start=_input("start", view, types.FLOAT, 1), roi_end=_input("end", view, types.FLOAT, 1),
-    )  # fmt: skip
-    if recipe.has_colour:
-        mean = fn.reductions.mean(pixels, axes=[0, 1])
-        of_mean = _input("colour_mean", view, types.FLOAT, 2)
-        if on_gpu:
-            of_mean = of_mean.gpu()
-        turned = fn.coord_transform(pixels, M=_input("colour", view, types.FLOAT, 2))
-        pixels = dali.math.clamp(turned + fn.reductions.sum(of_mean * mean, axes=[1]), 0.0, 255.0)
-    if recipe.has_blur:
-        sigma = _input("blur", view, types.FLOAT, 0)
-        if sigma > 0.0:
-            pixels = fn.gaussian_blur(pixels, sigma=sigma)  # same window and borders as ours
-    if recipe.has_solarise:
-        solarise = _input("solarise", view, types.BOOL, 0)
-        if solarise:
-            pixels = pixels + (pixels >= 128.0) * (255.0 - 2.0 * pixels)
-    return fn.crop_mirror_normalize(
-        pixels, mirror=_input("flip", view, types.INT32, 0),
-        mean=[255 * mean for mean in recipe.mean], std=[255 * std for std in recipe.std],
-    )  # fmt: skip
-
-
-def _input(name: str, view: int, dtype: Any, ndim: int) -> Any:
-    return fn.external_source(name=f"{name}{view}", dtype=dtype, ndim=ndim)

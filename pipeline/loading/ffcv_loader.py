@@ -3,6 +3,7 @@
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from math import prod
 from typing import Any, Literal, Self
@@ -24,7 +25,7 @@ from ..rng import compiled
 from ..stored_sample import SOUND, UNDECODABLE, Located, fetch
 from . import refuse_other_samples
 from .pixels import gaussian_blur, normalise, recolour, solarise
-from .reader import Reader, Reading
+from .reader import Reader, Reading, own_thread
 from .resample import resample_into
 
 Augmentation = Callable[[NDArray[np.float32], np.uint64], None]
@@ -137,28 +138,35 @@ class FFCVLoader(ViewMaker):
             spare=ahead + 2, augment=augment,  # those ahead, the one in use, the next one
         )  # fmt: skip
         self.order, self._rank, self._world, self._ahead = order, rank, world, ahead
-        self._copies: Copies | None = None
-        if device == "cuda":
-            self._copies = Copies(CudaDevice(torch.device("cuda", torch.cuda.current_device())))
+        device_id = torch.cuda.current_device() if device == "cuda" else None
+        self._copies = None if device_id is None else Copies(CudaDevice(torch.device("cuda", device_id)))
+        self._starts = own_thread(device_id)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from first_step on.
 
         A damaged sample raises DatasetError at the batch that contains it.
         """
-        under_way: deque[tuple[Tensor, Reading]] = deque()
+        under_way: deque[Future[tuple[Tensor, Reading]]] = deque()
         try:
             for step in range(first_step, self.order.steps_per_epoch):
-                ids = self.order.batch_ids(epoch, step, self._rank, self._world)
-                under_way.append(self._start(ids, epoch))
+                under_way.append(self._starts.submit(self._start_step, epoch, step))
                 if len(under_way) > self._ahead:
-                    yield self._finish(*under_way.popleft())
+                    yield self._finish(*under_way.popleft().result())
             while under_way:
-                yield self._finish(*under_way.popleft())
+                yield self._finish(*under_way.popleft().result())
         finally:
-            for _, reading in under_way:
-                for part in reading.parts:
-                    part.cancel()
+            for started in under_way:
+                if not started.cancel():
+                    started.add_done_callback(_cancel_parts)  # without waiting, for the collector may run this anywhere
+
+    def close(self) -> None:
+        """Stop the loader's threads after their current batch."""
+        self._starts.shutdown(cancel_futures=True)
+        super().close()
+
+    def _start_step(self, epoch: int, step: int) -> tuple[Tensor, Reading]:
+        return self._start(self.order.batch_ids(epoch, step, self._rank, self._world), epoch)
 
     def _lend(self, shape: tuple[int, ...]) -> Tensor:
         if self._copies is None:
@@ -173,6 +181,12 @@ class FFCVLoader(ViewMaker):
             return batch
         views = tuple(self._copies.upload(batch.views).here())
         return replace(batch, views=views, tokens=None if batch.tokens is None else batch.tokens.pin_memory())
+
+
+def _cancel_parts(started: Future[tuple[Tensor, Reading]]) -> None:
+    if started.exception() is None:
+        for part in started.result()[1].parts:
+            part.cancel()
 
 
 def _make_augmented_rows(

@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..dataset import Dataset
@@ -79,3 +80,12 @@ class Reader:
     def close(self) -> None:
         """Stop the threads after their current batch."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def own_thread(device_id: int | None) -> ThreadPoolExecutor:
+    """Return a thread for what a loader does on the host, beside its caller's, with this CUDA device as the current."""
+    name = "thermopile-batches"
+    if device_id is None:
+        return ThreadPoolExecutor(1, name)
+    # A thread begins with device 0, and would pin memory for it and take memory on it.
+    return ThreadPoolExecutor(1, name, torch.cuda.set_device, (device_id,))

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,11 +22,13 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.dali_loader import DALILoader
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
+from thermopile.pipeline.loading.reader import Reader
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
 from made import repeat_shard
+from watched import watch
 
 LOADERS = {"ffcv": FFCVLoader, "dali": DALILoader}
 WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))
@@ -258,6 +261,14 @@ def test_a_batch_kept_stays_as_it_was(open_loader, pairs_dataset):
     assert all(torch.equal(batch.views[0], copy) for batch, copy in zip(kept, copies, strict=True))
 
 
+def test_the_caller_s_thread_neither_computes_the_order_nor_reads(open_loader, pairs_dataset, monkeypatch):
+    threads = watch(monkeypatch, [(Order, "batch_ids"), (Reader, "locate"), (Reader, "start")])
+    for _ in open_loader(pairs_dataset).epoch(0):
+        pass
+    assert len(threads) == 3
+    assert threading.current_thread() not in set.union(*threads.values())
+
+
 def threads_and_files():
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
@@ -313,16 +324,31 @@ def test_closing_ends_the_threads(open_loader, pairs_dataset):
     assert threads_and_files()[0] == before
 
 
-@pytest.fixture
-def damaged(pairs_dataset, tmp_path):
-    """The pairs, with sample 123 overwritten by zeros."""
+def zero_picture(dataset, shard, row):
+    """Overwrite a sample's JPEG with zeros."""
+    (record,) = dataset.shard(shard).records(np.array([row]))
+    with (dataset.path / "shards" / f"shard-{shard:05d}.beton").open("r+b") as file:
+        file.seek(int(record["jpeg_at"]))
+        file.write(bytes(int(record["jpeg_bytes"])))
+
+
+def flip_record(dataset, shard, row):
+    """Flip bits of a sample's record."""
+    with (dataset.path / "shards" / f"shard-{shard:05d}.rows").open("r+b") as file:
+        file.seek(64 * (1 + row))
+        file.write(b"\xff")
+
+
+@pytest.fixture(
+    params=[(zero_picture, "the checksum of its picture does not match"), (flip_record, "damaged or unreadable record")]
+)
+def damaged(request, pairs_dataset, tmp_path):
+    """The pairs, with damage to sample 123, and what is said of it."""
+    damage, message = request.param
     shutil.copytree(pairs_dataset.path, tmp_path / "copy")
-    shard, _ = pairs_dataset.locate(np.array([123]))
-    path = tmp_path / "copy" / "shards" / f"shard-{shard[0]:05d}.beton"
-    jpeg, data = pairs_dataset.jpeg(123), path.read_bytes()
-    assert data.count(jpeg) == 1
-    path.write_bytes(data.replace(jpeg, bytes(len(jpeg))))
-    return Dataset(tmp_path / "copy")
+    shard, row = (int(at[0]) for at in pairs_dataset.locate(np.array([123])))
+    damage(Dataset(tmp_path / "copy"), shard, row)
+    return Dataset(tmp_path / "copy"), message
 
 
 def step_of(loader, sample_id, epoch):
@@ -331,14 +357,13 @@ def step_of(loader, sample_id, epoch):
 
 
 def test_a_sample_damaged_after_conversion_is_named_at_its_batch_and_the_loader_goes_on(open_loader, damaged):
-    loader = open_loader(damaged)
-    shard, row = (int(at[0]) for at in damaged.locate(np.array([123])))
+    dataset, message = damaged
+    loader = open_loader(dataset)
+    shard, row = (int(at[0]) for at in dataset.locate(np.array([123])))
     batches = loader.epoch(0)
     for _ in range(step_of(loader, 123, 0)):
         next(batches)
-    with pytest.raises(
-        DatasetError, match=f"sample 123 .*row {row} of shard {shard}.*the checksum of its picture does not match"
-    ):
+    with pytest.raises(DatasetError, match=f"sample 123 .*row {row} of shard {shard}.*{message}"):
         next(batches)
     later = step_of(loader, 123, 1) + 1
     served = [batch.sample_ids.tolist() for batch in loader.epoch(1, later)]

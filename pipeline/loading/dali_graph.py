@@ -1,0 +1,91 @@
+"""The graph that DALI runs: decodes JPEGs and makes their views.
+
+The functions are in DALI's language and run once, to build the graph. An `if` on an input is a branch that only some
+samples take; an `if` on the recipe decides whether the graph has that operation at all.
+"""
+
+from typing import Any
+
+import numpy as np
+import nvidia.dali
+import nvidia.dali.math
+from numpy.typing import NDArray
+
+from ..augment import Recipe, ViewParameters
+
+dali: Any = nvidia.dali  # its own types know neither its constants nor conditionals
+fn, types = dali.fn, dali.types
+
+
+@dali.pipeline_def(enable_conditionals=True)  # type: ignore[untyped-decorator]
+def views_of_jpegs(
+    recipe: Recipe, image_size: int, views: int, on_gpu: bool, hardware_load: float
+) -> tuple[Any, ...]:  # fmt: skip
+    jpegs = fn.external_source(name="jpegs", dtype=types.UINT8, ndim=1, no_copy=True)
+    start = fn.external_source(name="jpeg_start", dtype=types.INT64, ndim=1)
+    jpeg = fn.slice(jpegs, start, fn.external_source(name="jpeg_bytes", dtype=types.INT64, ndim=1), axes=[0])
+    sides = fn.external_source(name="sides", dtype=types.FLOAT, ndim=1)
+    # Decode as FFCV does: orientation as stored, chroma interpolated, fast inverse DCT.
+    picture = fn.decoders.image(
+        _with_header_of(jpeg, sides), device="mixed" if on_gpu else "cpu",
+        adjust_orientation=False, jpeg_fancy_upsampling=True, use_fast_idct=True, hw_decoder_load=hardware_load,
+    )  # fmt: skip
+    return tuple([_view(picture, view, recipe, image_size, on_gpu) for view in range(views)])
+
+
+def _with_header_of(jpeg: Any, sides: Any) -> Any:
+    """Return the same bytes if their header has these sides; otherwise fail.
+
+    Without this check a damaged header crashes the process: in the decoder's next run if the header cannot be read, and
+    in the resize if the crop lies outside the picture that it describes.
+    """
+    found = fn.peek_image_shape(jpeg, dtype=types.FLOAT, adjust_orientation=False)
+    off_by = fn.reductions.sum(dali.math.abs(found[:2] - sides), keep_dims=True)
+    return fn.reshape(jpeg, rel_shape=1.0 + off_by)  # reshaping to more bytes than there are fails
+
+
+def _view(picture: Any, view: int, recipe: Recipe, image_size: int, on_gpu: bool) -> Any:
+    pixels = fn.resize(
+        picture, size=[image_size, image_size], dtype=types.FLOAT, interp_type=types.INTERP_LINEAR, antialias=True,
+        roi_start=_input("start", view, types.FLOAT, 1), roi_end=_input("end", view, types.FLOAT, 1),
+    )  # fmt: skip
+    if recipe.has_colour:
+        mean = fn.reductions.mean(pixels, axes=[0, 1])
+        of_mean = _input("colour_mean", view, types.FLOAT, 2)
+        if on_gpu:
+            of_mean = of_mean.gpu()
+        turned = fn.coord_transform(pixels, M=_input("colour", view, types.FLOAT, 2))
+        pixels = dali.math.clamp(turned + fn.reductions.sum(of_mean * mean, axes=[1]), 0.0, 255.0)
+    if recipe.has_blur:
+        sigma = _input("blur", view, types.FLOAT, 0)
+        if sigma > 0.0:
+            pixels = fn.gaussian_blur(pixels, sigma=sigma)  # same window and borders as ours
+    if recipe.has_solarise:
+        solarise = _input("solarise", view, types.BOOL, 0)
+        if solarise:
+            pixels = pixels + (pixels >= 128.0) * (255.0 - 2.0 * pixels)
+    return fn.crop_mirror_normalize(
+        pixels, mirror=_input("flip", view, types.INT32, 0),
+        mean=[255 * mean for mean in recipe.mean], std=[255 * std for std in recipe.std],
+    )  # fmt: skip
+
+
+def _input(name: str, view: int, dtype: Any, ndim: int) -> Any:
+    return fn.external_source(name=f"{name}{view}", dtype=dtype, ndim=ndim)
+
+
+def inputs_of_view(recipe: Recipe, drawn: ViewParameters) -> dict[str, NDArray[Any]]:
+    """Return the inputs of a view's graph, by the names that `_view` uses."""
+    start, size = drawn.box[:, :2], drawn.box[:, 2:]
+    inputs: dict[str, NDArray[Any]] = {
+        "start": start.astype(np.float32),
+        "end": (start + size).astype(np.float32),
+        "flip": drawn.flip.astype(np.int32),
+    }
+    if recipe.has_colour:
+        inputs |= {"colour": drawn.colour, "colour_mean": drawn.colour_mean}
+    if recipe.has_blur:
+        inputs["blur"] = drawn.blur
+    if recipe.has_solarise:
+        inputs["solarise"] = drawn.solarise
+    return inputs

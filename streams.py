@@ -10,7 +10,8 @@ The caller computes on torch's current stream; copies have a stream of their own
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -132,11 +133,11 @@ class CudaDevice:
         return torch.cuda.current_stream(self._device)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, stream: torch.cuda.Stream) -> Tensor:
-        with torch.cuda.stream(stream):
+        with self._streaming(stream):
             return torch.empty(*shape, dtype=dtype, device=self._device)
 
     def copy(self, target: Tensor, source: Tensor, stream: torch.cuda.Stream) -> None:
-        with torch.cuda.stream(stream):
+        with self._streaming(stream):
             target.copy_(source, non_blocking=True)
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
@@ -150,3 +151,9 @@ class CudaDevice:
 
     def keep(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
         tensor.record_stream(stream)
+
+    @contextmanager
+    def _streaming(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        # The stream's own context would leave a thread on the GPU that it began on, with a context there: see wait_for.
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            yield

@@ -87,7 +87,7 @@ class Optimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`, with tensors on the CPU.
 
-        AdamW's step count must stay on the CPU, because on the device it would force a synchronisation in every step.
+        The step count of a temperature's AdamW stays there: on the device, every step would synchronise to read it.
         Raises ValueError if the state belongs to other optimisers or weights.
         """
         held, asked = _kind(state), _kind(self.state_dict())

@@ -30,11 +30,16 @@ def fast_kernels(config: TrainConfig) -> Iterator[None]:
     """Let CUDA's products and convolutions of float32 use TF32, unless the precision is float32, and choose among
     kernels by timing them if `cudnn_benchmark` is set.
 
-    These are settings of the whole process; the caller's are restored at the end. config: resolved.
+    These are settings of the whole process; the caller's are restored at the end. Meanwhile torch refuses to read its
+    older names for them, such as `allow_tf32`. config: resolved.
     """
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
     before, benchmark = [backend.fp32_precision for backend in backends], torch.backends.cudnn.benchmark
+    cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     try:
+        # torch prefers cuDNN's attention on an H100 and newer, which with a mask gives NaN gradients for some lengths
+        # of captions (https://github.com/pytorch/pytorch/issues/196678).
+        torch.backends.cuda.enable_cudnn_sdp(False)
         for backend in backends:
             backend.fp32_precision = "ieee" if config.precision == "float32" else "tf32"
         torch.backends.cudnn.benchmark = config.cudnn_benchmark is True
@@ -43,12 +48,14 @@ def fast_kernels(config: TrainConfig) -> Iterator[None]:
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision
         torch.backends.cudnn.benchmark = benchmark
+        torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
 
 
 class MixedPrecision:
     """torch's autocast and, for fp16, whose gradients would underflow, loss scaling.
 
-    A step whose scaled gradients overflow changes no weight and halves the scale for the next ones. To detect that,
+    A step whose scaled gradients overflow changes no weight of the encoders and halves the scale for the next ones, but
+    may move a global temperature, whose gradients are checked by themselves. To detect an overflow,
     fp16 synchronises with the device in every step.
     """
 

@@ -44,7 +44,7 @@ def dali(found: Findings) -> None:
     size, batch = (16, 16) if found.small else (224, BATCH)
     dataset = Dataset(_folder(found) / "dataset")
     order = Order.create(dataset.n, batch)
-    batches = min(24, order.steps_per_epoch - WARM_UP)
+    batches = min(12, order.steps_per_epoch - WARM_UP)
     work = Work(dataset, order, "crop_flip", 1, size, batches, torch.device(found.device))
     about = f"Images a second, one view of crop_flip, {size}×{size}, batches of {batch}"
     for load in HARDWARE_LOADS:

@@ -24,12 +24,13 @@ OBJECTIVE = ("torch", "numpy", "pydantic", "click", "rich")
 TRAINER = (*OBJECTIVE, "numba", "tomli_w", "zarr", "icechunk", "numcodecs", "pyarrow", "safetensors", "tokenizers",
            "transformers")  # fmt: skip
 DATA = (*TRAINER, "ffcv", "PIL", "sklearn")
+TESTS = (*TRAINER, "pytest", "pytest_timeout", "hypothesis", "PIL")
 PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "tomli_w": "tomli-w", "pytest_timeout": "pytest-timeout",
             "nvidia.dali": "nvidia-dali-cuda130"}  # fmt: skip
 """Module → package, where the names differ."""
 
 PARTS = (
-    Part("tests", "Tests on the GPU", "runs:tests", (*TRAINER, "pytest", "pytest_timeout", "hypothesis", "PIL"), 200),
+    Part("tests", "Tests on the GPU", "runs:tests", TESTS, 150, ("not compiled",)),
     Part("objective", "The objective", "objective:measure", OBJECTIVE, 60),
     Part("step-bf16", "A step in bfloat16", "steps:measure", TRAINER, 75, ("bf16",)),
     Part("step-tf32", "A step in TF32", "steps:measure", TRAINER, 60, ("tf32",)),
@@ -45,4 +46,5 @@ PARTS = (
     Part("checkpoint", "Checkpoints", "runs:checkpoint", TRAINER, 60),
     Part("resume", "A stopped and resumed run", "runs:resume", TRAINER, 60),
     Part("step-compiled", "A step in bfloat16, compiled", "steps:measure", TRAINER, 150, ("compiled",)),
+    Part("tests-compiled", "Tests of compiled encoders on the GPU", "runs:tests", TESTS, 150, ("compiled",)),
 )  # fmt: skip

@@ -27,14 +27,16 @@ MAX_DIFFERENCE = 0.01
 """Of a resumed run's losses: convolutions on a GPU are not deterministic."""
 
 
-def tests(found: Findings) -> None:
-    """Run the tests that are marked for a GPU."""
+def tests(found: Findings, which: str) -> None:
+    """Run the tests that are marked for a GPU. which: an expression about their names, as pytest's -k."""
     # Only files that have some: the others import for a minute.
     files = sorted(str(file) for file in TESTS.rglob("test_*.py") if MARK in file.read_text("utf-8"))
-    report = found.folder / "tests.xml"
-    words = ["-q", "-p", "no:cacheprovider", "--rootdir", str(TESTS), "-m", "gpu", "--continue-on-collection-errors",
-             "--basetemp", str(found.folder / "pytest"), f"--junitxml={report}"]  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", "pytest", *words, *files], cwd=TESTS.parent)
+    report = found.folder / f"{which.replace(' ', '-')}.xml"
+    words = ["-q", "-p", "no:cacheprovider", "--rootdir", str(TESTS), "-m", "gpu", "-k", which,
+             "--continue-on-collection-errors", "--basetemp", str(found.folder / "pytest"),
+             f"--junitxml={report}"]  # fmt: skip
+    # -P: a package of the checkout would be taken for the folder of tests with its name.
+    done = subprocess.run([sys.executable, "-P", "-m", "pytest", *words, *files], cwd=TESTS.parent)
     if not report.exists():
         raise SystemExit(f"pytest ended with exit code {done.returncode} and no report")
     cases = list(ElementTree.parse(report).iter("testcase"))

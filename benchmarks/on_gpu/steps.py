@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from thermopile.pipeline.batch import Batch
-from thermopile.tools.bench.step import open_trainer
+from thermopile.tools.bench.step import is_out_of_memory, open_trainer
 from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
 from thermopile.trainer.config_layers import merge
 from thermopile.trainer.loop import Trainer
@@ -124,7 +124,9 @@ def _fits(trainer: Trainer, size: int) -> bool:
         for _ in range(2):
             step()
         trainer.log.flush()  # waits for the device; and the log would keep each step's loss with what it refers to
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         return False
     finally:
         trainer.optimizer.zero_grad()
@@ -144,7 +146,9 @@ def _row(found: Findings, trainer: Trainer, size: int, *, judged: bool = False) 
             seconds = seconds_of(step, 5, found.device)
             share = objective_seconds() / seconds
         trainer.log.flush()
-    except torch.OutOfMemoryError:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         trainer.optimizer.zero_grad()
         gc.collect()
         return False

@@ -57,7 +57,8 @@ CLIP = {
     [
         {"precision": "float32"}, {}, {"model": HF}, {"model": CLIP}, {"model": HF, "precision": "tf32"},
         {"model": HF | {"activation_checkpointing": True}}, {"model": CLIP | {"activation_checkpointing": True}},
-        {"model": HF, "compile": True}, {"model": CLIP, "compile": True},
+        pytest.param({"model": HF, "compile": True}, id="compiled-HF"),
+        pytest.param({"model": CLIP, "compile": True}, id="compiled-CLIP"),
     ],
 )  # fmt: skip
 def test_a_step_between_two_lines_of_the_log_does_not_wait_for_the_gpu(pairs_dataset, tmp_path, settings):

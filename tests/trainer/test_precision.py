@@ -25,3 +25,10 @@ def test_a_caller_has_its_own_settings_back_after_an_error():
     with pytest.raises(KeyError), fast_kernels(load_config({"precision": "tf32", "cudnn_benchmark": True})):
         raise KeyError
     assert before == ([backend.fp32_precision for backend in BACKENDS], torch.backends.cudnn.benchmark)
+
+
+def test_cudnn_s_attention_is_off_during_a_run():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with fast_kernels(load_config({"precision": "bf16", "cudnn_benchmark": False})):
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before

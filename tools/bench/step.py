@@ -63,13 +63,21 @@ def costs_of(
         with TemporaryDirectory(dir=directory) as run:
             try:
                 costs.append(step_cost(dataset, own, steps, Path(run)))
-            except torch.OutOfMemoryError:
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
                 return costs, f"out of memory with {loader} data; use a smaller batch"
             except ConfigError as error:
                 if loader == "synthetic":
                     raise
                 return costs, str(error)  # its package is missing
     return costs, ""
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether an error says that the GPU's memory is full, for which its libraries have words of their own."""
+    own_words = ("unable to find an engine", "ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in own_words)
 
 
 def step_cost(dataset: Dataset, settings: Mapping[str, Any], steps: int, directory: Path) -> StepCost:

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from .synced_batch_norm import SyncedBatchNorm
+
 
 class Backbone(nn.Module):
     """Images or tokens → features h, [b, width]: the part of an encoder that is kept after training."""
@@ -82,10 +84,16 @@ def run_blocks(blocks: Iterable[nn.Module], inputs: Tensor, *, recompute: bool) 
 
 
 def _recomputed(block: nn.Module, inputs: Tensor) -> Tensor:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and not any(isinstance(each, SyncedBatchNorm) for each in block.modules()):
         # A compiled graph updates statistics in its forward part only, and cannot use contexts.
         compiled: Tensor = checkpoint(block, inputs, use_reentrant=False)
         return compiled
+    outputs: Tensor = _recomputed_eagerly(block, inputs)
+    return outputs
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _recomputed_eagerly(block: nn.Module, inputs: Tensor) -> Tensor:
     outputs: Tensor = checkpoint(
         block, inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), _statistics_untouched(block))
     )

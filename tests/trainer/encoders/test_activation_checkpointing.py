@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from thermopile.pipeline.batch import Batch
 from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig
-from thermopile.trainer.encoders import Encoders, create_encoder
+from thermopile.trainer.encoders import Encoders, create_encoder, synced_batch_norm
 
 TOKENIZER = TokenizerInfo(vocab_size=50, context_length=9, end_id=2)
 RESNET = {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 2]}
@@ -72,3 +73,19 @@ def test_less_is_kept_for_backprop(name, config):
         return sum(saved.values())
 
     assert kept(True) < 0.8 * kept(False)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's tracer
+def test_norms_over_all_ranks_count_a_batch_once_also_in_compiled_encoders(monkeypatch):
+    def normalised(inputs, weight, bias, mean, var, momentum, eps):
+        return F.batch_norm(inputs, mean, var, weight, bias, True, momentum, eps)
+
+    monkeypatch.setattr(synced_batch_norm._Normalised, "apply", normalised)  # torch's kernels are for GPUs only
+    image = EncoderConfig(name="hf:resnet-18", config=RESNET)
+    encoder = create_encoder("image", ModelConfig(activation_checkpointing=True, image=image), 32).train()
+    synced_batch_norm.synchronise_batch_norms(encoder)
+    encoder.compile(backend="aot_eager")
+    for _ in range(3):
+        encoder(torch.randn(4, 3, 32, 32)).sum().backward()
+    counts = {int(value) for name, value in encoder.named_buffers() if name.endswith("num_batches_tracked")}
+    assert counts == {3}

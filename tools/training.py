@@ -268,22 +268,20 @@ def _acknowledge(signal_name: str) -> None:
 
 
 class _Shown:
-    """Shows step reports in the progress bar, and each hint about a wait once."""
+    """Shows step reports in the progress bar, and each hint once."""
 
     def __init__(self, bar: ProgressBar, first_step: int) -> None:
         self._bar, self._hints_from = bar, first_step + STEADY_STEPS
         self._hinted: set[str] = set()
 
     def __call__(self, report: StepReport) -> None:
-        from ..trainer.step_report import hints
-
         tau = "" if report.tau_mean is None else f"tau {report.tau_mean:.4f}  "
         shares = "  ".join(f"{words} {report.split[part]:.0%}" for part, words in SHOWN.items() if part in report.split)
         speed = f"{report.samples_per_second:,.0f} samples/s"
         self._bar.update(report.step, f"loss {report.loss:.4f}  {tau}{speed}  {shares}")
-        for part, hint in hints(report.split).items():
-            if report.step >= self._hints_from and part not in self._hinted:
-                self._hinted.add(part)
+        for problem, hint in report.hints.items():
+            if report.step >= self._hints_from and problem not in self._hinted:
+                self._hinted.add(problem)
                 self._bar.note(hint)
 
 

@@ -165,7 +165,7 @@ def _read_metrics(path: Path, notes: list[str]) -> tuple[StepsStatus | None, lis
         notes.append(f"{damaged:,} of the last lines of {path} cannot be read; `train --resume` sets them aside")
     if not lines:
         return None, evaluations
-    last, shares = lines[-1], split(lines)
+    last = lines[-1]
     taus = [name for name in last if name == "tau" or name.endswith("/tau_mean")]
     refused = _number(last, "refused_rows")
     return StepsStatus(
@@ -180,8 +180,8 @@ def _read_metrics(path: Path, notes: list[str]) -> tuple[StepsStatus | None, lis
         refused_rows=None if refused is None else int(refused),
         skipped=sum(line.get("skipped") is True for line in lines),
         step_seconds=_mean(_number(line, TIME) for line in lines),
-        split=shares,
-        hints=list(hints(shares).values()),
+        split=split(lines),
+        hints=list(hints(lines).values()),
     ), evaluations
 
 

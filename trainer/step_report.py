@@ -12,6 +12,8 @@ PARTS = ("data_wait", "store_wait", "forward_backward", "optimizer", "communicat
 
 TOO_LONG = 0.1
 """Share of the time above which a wait gets a hint."""
+TOO_SILENT = 0.01
+"""Share of anchors above which those that give no gradient get a hint."""
 
 _HINTS = {
     "data_wait": "batches arrive late. Convert with fewer pixels (`thermopile convert … --max-size`), use more cores "
@@ -40,13 +42,28 @@ def split(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return shares | {"other": max(0.0, 1.0 - sum(shares.get(name, 0.0) for name in PARTS))}
 
 
-def hints(shares: Mapping[str, float]) -> dict[str, str]:
-    """Return a hint for each wait above TOO_LONG, by name: what it means and how to reduce it."""
-    return {
+def share_silent(lines: Sequence[Mapping[str, Any]]) -> float | None:
+    """Return the share of anchors that gave no gradient, mean over steps and sides; None if taus are not individual."""
+    sides = {name.removesuffix("tau_mean") for line in lines for name in line if name.endswith("/tau_mean")}
+    found = [line.get(f"{side}share_silent") for line in lines for side in sides]
+    known = [share for share in found if isinstance(share, int | float)]
+    return sum(known) / len(known) if known else None
+
+
+def hints(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return a hint for each wait above TOO_LONG, and for TOO_SILENT anchors, by name: what it means and a cure."""
+    shares, silent = split(lines), share_silent(lines)
+    found = {
         name: f"{name.replace('_', ' ')} {shares[name]:.0%}: {advice}"
         for name, advice in _HINTS.items()
         if shares.get(name, 0.0) > TOO_LONG
     }
+    if silent is not None and silent > TOO_SILENT:
+        found["silent"] = (
+            f"silent anchors {silent:.1%}: their temperatures move faster than their s can follow, so they give no "
+            "gradient. Lower `objective.eta`, or set `objective.tau_step`, to 0.1 for example"
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -65,6 +82,8 @@ class StepReport:
     """Over all ranks."""
     split: dict[str, float]
     """Part of a step -> its share of time, 0 … 1, on this rank; see `split`."""
+    hints: dict[str, str]
+    """Name of a problem -> what it means and a cure; see `hints`."""
 
 
 def report_of(lines: Sequence[Mapping[str, Any]], total_steps: int, batch_size: int, seconds: float) -> StepReport:
@@ -79,4 +98,5 @@ def report_of(lines: Sequence[Mapping[str, Any]], total_steps: int, batch_size: 
         tau_mean=sum(taus) / len(taus) if taus else None,
         samples_per_second=len(lines) * batch_size / seconds,
         split=split(lines),
+        hints=hints(lines),
     )

@@ -38,18 +38,35 @@ def test_parts_that_exceed_the_whole_leave_nothing_else():
     assert split([line(1.0, data_wait=0.4, forward_backward=0.601)])["other"] == 0.0
 
 
-def test_a_wait_above_a_tenth_gives_one_line_that_says_how_to_mend_it():
-    (data,) = hints({"data_wait": 0.23, "store_wait": 0.1}).values()
+def test_a_wait_above_a_tenth_gives_one_line_that_says_how_to_shorten_it():
+    (data,) = hints([line(data_wait=0.23, store_wait=0.1)]).values()
     assert data.startswith("data wait 23%: ")
     for words in ("--max-size", "data.workers", "thermopile bench loader"):
         assert words in data
-    (store,) = hints({"data_wait": 0.05, "store_wait": 0.11}).values()
+    (store,) = hints([line(data_wait=0.05, store_wait=0.11)]).values()
     assert store.startswith("store wait 11%: ")
     for words in ("state.memory_budget", "state.prefetch_steps", "disk", "thermopile bench step"):
         assert words in store
     assert "\n" not in data + store
 
 
+def test_more_than_a_hundredth_of_silent_anchors_give_one_line_that_names_both_settings():
+    def step(image, text):
+        shares = {"image/share_silent": image, "text/share_silent": text}
+        return line() | {"image/tau_mean": 0.1, "text/tau_mean": 0.1} | shares
+
+    (silent,) = hints([step(0.0, 0.0), step(0.03, 0.05)]).values()
+    assert silent.startswith("silent anchors 2.0%: ")
+    assert "objective.eta" in silent
+    assert "objective.tau_step" in silent
+    assert hints([step(0.0, 0.02)]) == {}
+
+
+@pytest.mark.parametrize("silent", [{"image/share_silent": 0.5}, {"image/tau_mean": 0.1, "image/share_silent": None}])
+def test_anchors_with_a_constant_temperature_or_of_a_damaged_line_are_not_called_silent(silent):
+    assert hints([line() | silent]) == {}
+
+
 def test_no_wait_gives_no_hint():
-    assert hints({"data_wait": 0.1, "store_wait": 0.0, "forward_backward": 0.9}) == {}
-    assert hints({}) == {}
+    assert hints([line(data_wait=0.1, store_wait=0.0, forward_backward=0.9)]) == {}
+    assert hints([]) == {}

@@ -10,6 +10,9 @@ from torch import Tensor
 from .base import Progress, Settings
 from .contrastive import Anchors, Contrastive, Rows
 
+SILENT = 0.01
+"""Sum of an anchor's weights below which it gives its features next to no gradient; about 1 where s follows g."""
+
 
 class AverageSettings(Settings, frozen=True):
     """How fast a moving average follows the batches."""
@@ -87,7 +90,10 @@ class GlobalContrastive(Contrastive):
         log_s_eps = log_with_eps(log_s, self.settings.eps)
         ratio = (log_g - log_s_eps).exp()
         exponent = self.pool(ratio * anchors.mean_exponent)
-        metrics = self.by_side(log_s_mean=log_s.mean(1), share_unseen=share_unseen(rows["log_s"]))
+        silent = self.pool((ratio < SILENT).to(ratio.dtype))
+        metrics = self.by_side(
+            log_s_mean=log_s.mean(1), share_unseen=share_unseen(rows["log_s"]), share_silent=silent.mean(1)
+        )
         return Estimate(log_s, log_s_eps, ratio * self.share(anchors), exponent, metrics)
 
     def advice_on_rho(self, rho: float, batch_size: int) -> list[str]:

@@ -134,8 +134,7 @@ class FastclipV2(IndividualTemperature):
         m = b1 * rows["m"] + (1 - b1) * gradient
         v = b2 * rows["v"] + (1 - b2) * gradient.square()
         step = (m / _correction(b1, visits)) / ((v / _correction(b2, visits)).sqrt() + 1e-8)
-        tau = (rows["tau"] - self.settings.eta_at(progress) * step).clamp(self.settings.tau_min, self.settings.tau_max)
-        return {"tau": tau, "m": m, "v": v}
+        return {"tau": self.settings.stepped(rows["tau"], -self.settings.eta_at(progress) * step), "m": m, "v": v}
 
 
 def _correction(beta: float, visits: Tensor) -> Tensor:

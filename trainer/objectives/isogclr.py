@@ -30,6 +30,10 @@ class IndividualTau(BoundedTau, frozen=True):
     """Epochs, 1 or more, over which eta falls as a cosine to eta_min; unset: constant."""
     grad_clip: float = Field(default=5.0, gt=0.0)
     """Bound on the absolute temperature gradient before it enters the moving averages, above 0."""
+    tau_step: float | None = Field(default=None, gt=0.0)
+    """Trust region: a step changes tau by a factor between exp(-tau_step) and exp(tau_step); unset: as in the papers.
+    One step of the papers' rule may take a sample to tau_min, where its s, estimated at another tau, is far above any
+    batch's g: the sample gives its features no gradient, and stays so for tens of visits. Ours."""
 
     @model_validator(mode="after")
     def _cosine_falls(self) -> Self:
@@ -42,6 +46,13 @@ class IndividualTau(BoundedTau, frozen=True):
         if self.eta_decay_epochs is None:
             return self.eta
         return progress.cosine(self.eta, self.eta_min, self.eta_decay_epochs)
+
+    def stepped(self, tau: Tensor, step: Tensor) -> Tensor:
+        """Return tau + step, limited by tau_step, tau_min and tau_max; any equal shapes."""
+        moved = tau + step
+        if self.tau_step is not None:
+            moved = tau * (step / tau).clamp(-self.tau_step, self.tau_step).exp()
+        return moved.clamp(self.tau_min, self.tau_max)
 
 
 class RobustSettings(EstimatorSettings, IndividualTau, frozen=True):
@@ -126,5 +137,4 @@ class Isogclr(IndividualTemperature):
         """iSogCLR algorithm 1."""
         settings = self.settings
         u = (1.0 - settings.beta_u) * rows["u"] + settings.beta_u * gradient
-        tau = (rows["tau"] - settings.eta_at(progress) * u).clamp(settings.tau_min, settings.tau_max)
-        return {"tau": tau, "u": u}
+        return {"tau": settings.stepped(rows["tau"], -settings.eta_at(progress) * u), "u": u}

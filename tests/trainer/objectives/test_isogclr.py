@@ -78,3 +78,46 @@ def test_cosine_schedules_give_the_steps_of_their_constant_values(make_features,
         outcome, *_ = run(scheduled, features, state, Progress(step=10 * epoch + 9, steps_per_epoch=10))
         for name, values in constant.state.items():
             torch.testing.assert_close(outcome.state[name], values, rtol=1e-13, atol=0)
+
+
+SETTINGS = [("isogclr", "bimodal"), ("isogclr", "unimodal"), ("fastclip_v2", "bimodal")]
+
+
+@pytest.mark.parametrize(("name", "mode"), SETTINGS)
+def test_a_trust_region_bounds_the_factor_of_a_step_and_leaves_small_steps_as_they_are(
+    name, mode, make_features, make_state, run
+):
+    bounds = {"tau_min": 1e-4, "tau_max": 100.0, "tau_init": 0.05}
+    free, held = (create_objective(name, mode, eta=0.02, tau_step=step, **bounds) for step in (None, 0.1))
+    features, state = make_features(40), make_state(held, 40)
+    freely, within = run(free, features, state)[0], run(held, features, state)[0]
+    for side in held.sides:
+        tau = state[f"{side}/tau"]
+        asked = (freely.state[f"{side}/tau"] - tau) / tau
+        factor = within.state[f"{side}/tau"] / tau
+        torch.testing.assert_close(factor.log(), asked.clamp(-0.1, 0.1))
+        assert (asked.abs() > 0.1).any()
+    others = [name for name in within.state if not name.endswith("tau")]
+    assert all(torch.equal(within.state[name], freely.state[name]) for name in others)
+
+
+@pytest.mark.parametrize(("name", "mode"), SETTINGS)
+def test_a_trust_region_keeps_the_bounds_of_tau(name, mode, make_features, make_state, run):
+    objective = create_objective(name, mode, eta=0.5, tau_step=5.0, tau_min=0.04, tau_init=0.05, tau_max=0.06)
+    features, state = make_features(40), make_state(objective, 40)
+    for side in objective.sides:
+        state[f"{side}/tau"].clamp_(0.04, 0.06)
+        tau = run(objective, features, state)[0].state[f"{side}/tau"]
+        assert tau.min() >= 0.04
+        assert tau.max() <= 0.06
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_anchors_whose_s_is_far_above_this_batch_are_silent(mode, make_features, make_state, run):
+    objective = create_objective("isogclr", mode)
+    features, state = make_features(10), make_state(objective, 10, unseen=0.0)
+    for side in objective.sides:
+        state[f"{side}/log_s"][:3] = 60.0
+    outcome, *_ = run(objective, features, state)
+    for side in objective.sides:
+        assert outcome.metrics[f"{side}/share_silent"].item() == pytest.approx(0.3)

@@ -39,7 +39,8 @@ def test_a_step_on_a_dataset_is_compared_with_one_on_random_batches(pairs_datase
 def test_without_the_loader_s_package_a_step_is_measured_on_random_batches_and_the_command_fails(
     pairs_dataset, monkeypatch
 ):
-    monkeypatch.setitem(sys.modules, "nvidia.dali", None)  # as if it were not installed
+    for module in ("nvidia.dali", "nvidia.dali.tensors"):  # as if it were not installed
+        monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "thermopile.pipeline.loading.dali_loader", raising=False)
     words = ["bench", "step", "--data", str(pairs_dataset.path), "--batch", "16", "--steps", "1", "--device", "cpu",
              "--set", "data.loader=dali"]  # fmt: skip

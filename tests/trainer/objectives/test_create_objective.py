@@ -55,6 +55,10 @@ OUT_OF_RANGE = {
     "clip": [
         ("log_logit_scale", -0.1), ("log_logit_scale", 4.7), ("similarity_budget", -1), ("similarity_budget", 1.5)
     ],
+    "cyclip": [("in_modal", -0.1), ("cross_modal", -0.1), ("log_logit_scale", 4.7)],
+    "siglip": [("log_logit_scale", 10.1), ("logit_bias", float("nan")), ("logit_bias", -101.0)],
+    "flatnce": [("tau", 0.0)],
+    "simco": [("tau", 0.0), ("tau_beta", 0.0)],
     "simclr": [("tau", 0.0), ("tau", 5e-5)],
     "dcl": [("tau", -1.0)],
     "dclw": [("tau", 0.0), ("sigma", 0.0)],

@@ -73,7 +73,7 @@ OUT_OF_RANGE = {
     "fastclip_v2": [("rho", -1.0), ("eta", -1.0), ("grad_clip", 0.0), ("betas", (1.5, 0.9)), ("betas", (0.9, 1.0))],
     "fastclip_v3": [("rho", -1.0), ("eta", -1.0), ("tau_max", 0.0), ("betas", (-0.1, 0.9)), ("betas", (0.9, 1.0))],
     "decl": [("gamma", 0.0), ("tau", 0.0), ("t0", 0.0), ("seed", -1), ("auxiliary", "median"), ("mixing", "both")],
-    "auc_cl": [("a", 1.1), ("a", -1.1), ("b", 1.1), ("b", -1.1), ("alpha", -0.1)],
+    "auc_cl": [("a", 0.0), ("a", 20.1), ("b", 1.1), ("b", -1.1), ("alpha", -0.1), ("p", 0.0), ("views", "both")],
 }  # fmt: skip
 
 

@@ -9,19 +9,26 @@ from pydantic import ValidationError
 from .auc_cl import AucCl
 from .base import FeaturesError, Objective, Outcome, Progress, Settings
 from .clip import Clip
+from .cyclip import Cyclip
 from .decl import Decl
 from .fastclip import FastclipV0, FastclipV1, FastclipV2, FastclipV3
 from .isogclr import Isogclr
-from .ntxent import Dcl, Dclw, Simclr
+from .ntxent import Dcl, Dclw, Flatnce, Simclr
+from .siglip import Siglip
+from .simco import Simco
 from .sogclr import Sogclr
 
 __all__ = ["OBJECTIVES", "FeaturesError", "Objective", "Outcome", "Progress", "create_objective"]
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "clip": Clip,
+    "cyclip": Cyclip,
+    "siglip": Siglip,
     "simclr": Simclr,
     "dcl": Dcl,
     "dclw": Dclw,
+    "flatnce": Flatnce,
+    "simco": Simco,
     "sogclr": Sogclr,
     "isogclr": Isogclr,
     "fastclip_v0": FastclipV0,

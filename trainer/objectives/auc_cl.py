@@ -1,7 +1,7 @@
 """AUC-CL: a contrastive loss that maximises the area under the ROC curve (Sharma et al., ICLR 2024)."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -13,21 +13,32 @@ from .pairs import Block, Pairs
 
 
 class AucClSettings(Settings, frozen=True):
-    """Settings of AUC-CL."""
+    """Settings of AUC-CL. The defaults are eq 8; the authors' code has another form (docs/objectives.md)."""
 
-    a: float = Field(default=1.0, ge=-1.0, le=1.0)
-    """Target similarity of positives, in [-1, 1]; fixed. AUC-CL eq 8."""
+    a: float = Field(default=1.0, gt=0.0, le=20.0)
+    """Target similarity of positives, in (0, 20]; fixed. AUC-CL eq 8; 10 in the authors' code."""
     b: float = Field(default=0.0, ge=-1.0, le=1.0)
-    """Initial value of the learned target similarity of negatives, in [-1, 1]. AUC-CL eq 8."""
+    """Target similarity of negatives, in [-1, 1]; its initial value if it is learned. AUC-CL eq 8."""
+    learn_b: bool = True
+    """Learn b, as in eq 8; the authors' ImageNet runs keep it at 0."""
     alpha: float = Field(default=0.5, ge=0.0)
     """Margin, 0 or more; 0.1 to 1 train, 0 collapses. AUC-CL table 11."""
+    similarity: Literal["cos", "shifted"] = "cos"
+    """The cosine, or (1 + cosine) / 2, as in the authors' code."""
+    negatives: Literal["sum", "weighted"] = "sum"
+    """Weight of a negative: 1, or p / anchors, which gives their sum the same weight at any batch size."""
+    p: float = Field(default=32.0, gt=0.0)
+    """Above 0; used only with negatives = "weighted". 32 in the authors' ImageNet runs."""
+    views: Literal["across", "all"] = "across"
+    """across: anchors are the first view, negatives the other samples' second view, as in eq 8. all: anchors are both
+    views, negatives both views of the other samples, as in the authors' CIFAR runs."""
 
 
 class AucCl(Objective):
-    """Squared AUC loss of two views, from their [b, b] similarities; no temperature, no per-sample state.
+    """Squared AUC loss of two views; no temperature, no per-sample state.
 
-    Value: (1/b) sum_i of (sim_ii - a)² + sum_{j≠i} (sim_ij - b)² + 2 alpha (1 - sim_ii + sum_{j≠i} sim_ij) - alpha².
-    AUC-CL eq 8. `b` is learned.
+    Value: mean over anchors of (s - a)² + w sum_z (s_z - b)² + 2 alpha (1 - s + w sum_z s_z) - alpha², with s the
+    similarity of the anchor to its positive, s_z those to its negatives, and w the weight of a negative. AUC-CL eq 8.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": AucClSettings}
@@ -36,48 +47,60 @@ class AucCl(Objective):
 
     def __init__(self, mode: str, settings: AucClSettings) -> None:
         super().__init__(mode, settings)
-        self.across = True
-        self.b = scalar_parameter(settings.b)
+        self.across = settings.views == "across"
+        b = scalar_parameter(settings.b)
+        if settings.learn_b:
+            self.b = b
+        else:
+            self.register_buffer("b", b.detach(), persistent=False)
+        self._slope = 1.0 if settings.similarity == "cos" else 0.5
+        """Derivative of the similarity by the cosine."""
 
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
-        b, positive = self.b.to(pairs.features.dtype), (pairs.features[0] * pairs.features[1]).sum(1)
-        squares, differences, peak = batch.gather(_row_sums(pairs, b))
+        settings, b = self.settings, self.b.to(pairs.features.dtype)
+        positive = self._similarity((pairs.features[0] * pairs.features[1]).sum(1))
+        # Each [1 or 2, b]: of the anchors of one view, or of both.
+        squares, differences, peak = batch.gather(self._own_sums(pairs, b).flatten(0, 1)).chunk(3)
+        weight = 1.0 if settings.negatives == "sum" else settings.p / squares.numel()
+
+        def weigh(similarities: Tensor, rows: slice, block: Block) -> None:
+            # Where both ends of a pair are anchors, it counts twice in a mean over twice as many.
+            excess = torch.sub(self._similarity(similarities), b - settings.alpha, out=similarities)
+            excess.mul_(2 * weight * self._slope)
+            pairs.fill_own(similarities, rows, block, 0.0)
 
         def feature_gradients() -> Tensor:
-            in_positives = 2 * (positive - self.settings.a - self.settings.alpha)
-            gradients = pairs.gradients(lambda *piece: self._grad_weights(pairs, b, *piece), in_positives)
-            return gradients.mul_(batch.world / len(positive))
+            in_positives = 2 * self._slope * (positive - settings.a - settings.alpha)
+            return pairs.gradients(weigh, in_positives).mul_(batch.world / len(positive))
 
-        found = (positive > peak).to(positive.dtype).mean()
+        negatives = (len(positive) - 1) * len(squares)
+        of_positives = (positive - settings.a).square() + 2 * settings.alpha * (1 - positive) - settings.alpha**2
+        of_negatives = squares.mean() + 2 * settings.alpha * (differences.mean() + negatives * b)
         return Computed(
-            value=self._value(b, positive, squares, differences),
+            value=of_positives.mean() + weight * of_negatives,
             feature_gradients=feature_gradients,
-            parameter_gradients=[-2 * differences.mean()],
-            metrics={"b": self.b.detach().clone(), "sample/retrieval_accuracy": found},
+            parameter_gradients=[-2 * weight * differences.mean()] if settings.learn_b else [],
+            metrics={
+                "b": self.b.detach().clone(),
+                "sample/retrieval_accuracy": (positive > peak).to(positive.dtype).mean(),
+            },
         )
 
     def project(self) -> None:
         self.b.clamp_(-1.0, 1.0)
 
-    def _value(self, b: Tensor, positive: Tensor, squares: Tensor, differences: Tensor) -> Tensor:
-        """Return the loss. squares, differences: sums over each row's negatives [b] of (sim - b)² and of sim - b."""
-        alpha, others = self.settings.alpha, len(positive) - 1
-        of_positives = (positive - self.settings.a).square() + 2 * alpha * (1 - positive) - alpha**2
-        return (of_positives + squares + 2 * alpha * differences).mean() + 2 * alpha * others * b
+    def _similarity(self, cosines: Tensor) -> Tensor:
+        return cosines if self.settings.similarity == "cos" else (1 + cosines) / 2
 
-    def _grad_weights(self, pairs: Pairs, b: Tensor, similarities: Tensor, rows: slice, block: Block) -> None:
-        """Write b times the loss's gradient with respect to a piece of similarities over it, 0 at positives."""
-        similarities.sub_(b - self.settings.alpha).mul_(2)
-        pairs.fill_own(similarities, rows, block, 0.0)
-
-
-def _row_sums(pairs: Pairs, b: Tensor) -> Tensor:
-    """Return [3, n], sums over the negatives of own rows: of (sim - b)², of sim - b, and the largest sim."""
-    block = pairs.blocks[0]
-    sums = pairs.table.new_empty((3, block.rows.stop - block.rows.start))
-    for rows, similarities in pairs.pieces(block):
-        differences = similarities - b
-        pairs.fill_own(differences, rows, block, 0.0)
-        of_rows = (differences.square().sum(1), differences.sum(1), similarities.amax(1))
-        sums[:, block.local(rows)] = torch.stack(of_rows)
-    return sums
+    def _own_sums(self, pairs: Pairs, b: Tensor) -> Tensor:
+        """Return [3, 1 or 2, n], over own anchors' negatives: the sums of (s - b)² and of s - b, and the largest s."""
+        blocks = pairs.blocks[:1] if self.across else pairs.blocks
+        sums = pairs.table.new_empty((3, len(blocks), pairs.own.stop - pairs.own.start))
+        for view, block in enumerate(blocks):
+            for rows, cosines in pairs.pieces(block):
+                similarities = self._similarity(cosines)
+                differences = similarities - b
+                pairs.fill_own(differences, rows, block, 0.0)
+                of_rows = (differences.square().sum(1), differences.sum(1), similarities.amax(1))
+                sums[:, view, block.local(rows)] = torch.stack(of_rows)
+        return sums

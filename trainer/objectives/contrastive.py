@@ -77,6 +77,10 @@ class Contrastive(Objective):
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         """Return value, gradient weights, new state and metrics of a step, from the global batch's old state `rows`."""
 
+    def further_sums(self, pairs: Pairs) -> Rows:
+        """Return values of this rank's anchors, [2, n] each. `compute_step` gets the global batch's, in `rows`."""
+        return {}
+
     def pool(self, of_anchors: Tensor) -> Tensor:
         """Average over the anchors that share a row of state: [2, b] -> [sides, b]."""
         return of_anchors if len(self.sides) == 2 else of_anchors.mean(0, keepdim=True)
@@ -102,7 +106,7 @@ class Contrastive(Objective):
         if self.reads_visits:
             rows["visits"] = state["visits"].to(features.dtype)[None]
         sums = accumulate(pairs, self.temperature(rows, features).expand(2, own.stop - own.start))
-        sums, rows = _gather(batch, sums, rows)
+        sums, rows = _gather(batch, sums, rows | self.further_sums(pairs))
         anchors = self._anchors(features, self.temperature(rows, features), sums)
         step = self.compute_step(anchors, rows, progress)
         found = self.pool((anchors.margin > 0).to(features.dtype)).mean(1)

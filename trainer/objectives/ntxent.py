@@ -1,4 +1,4 @@
-"""Mini-batch losses of two views: SimCLR's NT-Xent and its decoupled forms DCL and DCLW."""
+"""Mini-batch losses of two views: SimCLR's NT-Xent and its decoupled forms DCL, DCLW and FlatNCE."""
 
 from typing import ClassVar
 
@@ -53,6 +53,16 @@ class Dcl(_Views):
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         weight = torch.full_like(anchors.log_sum, 1.0 / self.settings.tau) * self.share(anchors)
         return Step(anchors.log_sum.mean(), weight)
+
+
+class Flatnce(_Views):
+    """FlatNCE (Chen et al., 2021): DCL's gradient, and NT-Xent's value for reading, since its own is always 1."""
+
+    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": NtxentSettings}
+
+    def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
+        weight = torch.full_like(anchors.log_sum, 1.0 / self.settings.tau) * self.share(anchors)
+        return Step(F.softplus(anchors.log_sum).mean(), weight)
 
 
 class Dclw(_Views):

@@ -58,6 +58,10 @@ CASES = {f"{name} {mode}": Case(name, mode) for name, mode in KNOWN}
 CASES |= {f"{name} {mode}, in chunks": Case(name, mode, {"similarity_budget": 200}) for name, mode in OF_EACH_KIND}
 CASES |= {f"{name} {mode}, one sample each": Case(name, mode, one_each=True) for name, mode in OF_EACH_KIND}
 CASES |= {
+    "auc_cl unimodal, all views": Case(
+        "auc_cl", "unimodal", {"views": "all", "negatives": "weighted", "similarity": "shifted", "a": 10.0}
+    ),
+    "auc_cl unimodal, b fixed": Case("auc_cl", "unimodal", {"learn_b": False}),
     "decl bimodal, in turn": Case("decl", "bimodal", {"mixing": "alternate"}),
     "decl unimodal, both": Case("decl", "unimodal", {"mixing": "decay", "t0": 2.0}),
     "fastclip_v2 bimodal, float32": Case("fastclip_v2", "bimodal", dtype=torch.float32),

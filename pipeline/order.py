@@ -76,7 +76,7 @@ class Order:
         """Create an order with defaults for omitted arguments.
 
         canonical_shards: 8, or the largest smaller power of two that divides batch_size and takes 16 ids a step.
-        blocks_per_shard: the min_blocks that keep a block at 65,536 rows or less.
+        blocks_per_shard: the smallest number that keeps a block at 65,536 rows or less.
         window_blocks: a full shuffle, as is any window wider than a shard.
         """
         if canonical_shards is None:

@@ -24,7 +24,7 @@ from step import measure as measure_checkpoints
 TESTS = Path(__file__).parents[2] / "tests"
 MARK = "pytest.mark.gpu"
 MAX_DIFFERENCE = 0.01
-"""Of a resumed run's losses: convolutions on a GPU are not deterministic."""
+"""Largest relative difference of losses after a resume: convolutions on a GPU are not deterministic."""
 
 
 def tests(found: Findings, which: str) -> None:

@@ -46,8 +46,8 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.option("--image", "images", multiple=True, metavar="NAME",
               help="An image encoder, as model.image.name; repeatable. Default: the preset's.")  # fmt: skip
 @click.option("--text", metavar="NAME", help="The text encoder, as model.text.name. Default: the preset's.")
-@click.option("--device", "devices", multiple=True, metavar="NAME",
-              help="cpu or cuda; repeatable. Default: auto.")  # fmt: skip
+@click.option("--device", "devices", multiple=True, type=click.Choice(["cpu", "cuda"]),
+              help="Repeatable. Default: auto.")  # fmt: skip
 @click.option("--data", type=DatasetPath(), help="Also train on this dataset, and compare.")
 @click.option("--batch", type=click.IntRange(min=16), help="Batch size. Default: the preset's.")
 @click.option("--preset", default="glyphs", show_default=True, help="Where all other settings come from.")
@@ -127,8 +127,8 @@ def _print_steps(costs: list[StepCost]) -> None:
     "  thermopile bench loader --recipe crop_flip --views 1 --json"
 )
 @click.option("--data", type=DatasetPath(), help="Your dataset. Default: photographs of 400×300, made for the purpose.")
-@click.option("--device", default="auto", show_default=True, metavar="NAME",
-              help="Where the batches are wanted, cpu or cuda; dali decodes there.")  # fmt: skip
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
+              help="Where the batches are wanted; dali decodes there.")  # fmt: skip
 @click.option("--recipe", default="simclr", show_default=True, help="How views are made, as data.recipe.")
 @click.option("--views", type=click.IntRange(1, 2), default=2, show_default=True, help="Views of an image.")
 @click.option("--image-size", type=click.IntRange(min=8), default=224, show_default=True, help="Pixels of a side.")

@@ -92,6 +92,7 @@ def _recomputed(block: nn.Module, inputs: Tensor) -> Tensor:
     return outputs
 
 
+# Norms over all ranks are not compiled, so a block that holds some is not either: tracing it would lose the context.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _recomputed_eagerly(block: nn.Module, inputs: Tensor) -> Tensor:
     outputs: Tensor = checkpoint(

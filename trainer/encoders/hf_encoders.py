@@ -106,8 +106,8 @@ class HFTextBackbone(Backbone):
         """tokens int [b, L] → [b, width]."""
         tokens = tokens.long()
         real = caption_mask(tokens, self.end_id)
-        # Of a [b, L] mask transformers asks whether it hides anything, which would read from the device in every step.
-        # It takes [b, 1, L, L] as it is. A causal model needs no mask: padding lies behind the token that is read.
+        # transformers uses a mask [b, 1, L, L] as it is; to see whether a [b, L] one hides anything, it would read from
+        # the device in every step. A causal model needs no mask: padding lies behind the token that is read.
         mask = None if self.reads_at_end else real[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)
         states = self.model(input_ids=tokens, attention_mask=mask).last_hidden_state
         place = real.sum(1) - 1 if self.reads_at_end else 0

@@ -1,5 +1,6 @@
 """Mini-batch losses of two views: SimCLR's NT-Xent and its decoupled forms DCL, DCLW and FlatNCE."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -55,14 +56,11 @@ class Dcl(_Views):
         return Step(anchors.log_sum.mean(), weight)
 
 
-class Flatnce(_Views):
+class Flatnce(Dcl):
     """FlatNCE (Chen et al., 2021): DCL's gradient, and NT-Xent's value for reading, since its own is always 1."""
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": NtxentSettings}
-
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        weight = torch.full_like(anchors.log_sum, 1.0 / self.settings.tau) * self.share(anchors)
-        return Step(F.softplus(anchors.log_sum).mean(), weight)
+        return replace(super().compute_step(anchors, rows, progress), value=F.softplus(anchors.log_sum).mean())
 
 
 class Dclw(_Views):

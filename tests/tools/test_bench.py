@@ -79,7 +79,8 @@ def test_an_encoder_is_trained_through_each_loader_that_is_there_beside_random_b
     [(("loader", "--batch", "128"), "300 images make 2 batches of 128, but 5 are needed"),
      (("loader", "--recipe", "simlr"), "data.recipe = 'simlr' is unknown"),
      (("step", "--image", "resnet"), "resnet"), (("step", "--set", "batchsize=3"), "batchsize"),
-     (("step", "--device", "tpu"), "'tpu' is not one of 'cpu', 'cuda'"), (("loader", "--device", "gpu"), "'gpu' is not one of 'auto', 'cpu', 'cuda'")],
+     (("step", "--device", "tpu"), "'tpu' is not one of 'cpu', 'cuda'"),
+     (("loader", "--device", "gpu"), "'gpu' is not one of 'auto', 'cpu', 'cuda'")],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_wrong_usage(words, expected, images_dataset):
     data = ["--data", str(images_dataset.path)] if words[0] == "loader" else []

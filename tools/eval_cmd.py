@@ -15,7 +15,7 @@ from .progress import ProgressBar, progress_bar
 from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
-    from ..trainer.evaluation.evaluate import Evaluation
+    from ..trainer.evaluation.evaluate import Evaluation, Network
 
 LABELS = {
     "knn": "k-NN, k = {}", "probe": "linear probe, {}", "image_to_text": "image to text, R@{}",
@@ -46,6 +46,8 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
               help="The dataset to fit classifiers on; its class sizes define the bands.")  # fmt: skip
 @click.option("--test", required=True, type=DatasetPath(), help="The dataset to score.")
 @click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to evaluate.")
+@click.option("--network", type=click.Choice(["online", "momentum"]), default="online", show_default=True,
+              help="The trained network, or its moving average where the run has one (model.momentum).")  # fmt: skip
 @click.option("--template", "templates", multiple=True, default=("a photo of a {}",), show_default=True,
               callback=_with_place,
               help="Zero-shot prompt; {} is the class name, {lower} the name in lower case. Repeatable.")  # fmt: skip
@@ -53,8 +55,9 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
               help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
 def eval_(
-    run: Path, train: Path, test: Path, at: str, templates: tuple[str, ...], data: Path | None, as_json: bool
-) -> None:
+    run: Path, train: Path, test: Path, at: str, network: Network, templates: tuple[str, ...], data: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Score the features of RUN's latest checkpoint: k-NN, linear probes, retrieval, zero-shot.
 
     Classes are the datasets' groups. Scores are given for all test samples and for head, medium and tail: the thirds of
@@ -68,9 +71,11 @@ def eval_(
     from ..trainer.evaluation.evaluate import evaluate
 
     with _progress() as on_progress:
-        evaluation = evaluate(directory, *sets, at=at, data=data, templates=templates, on_progress=on_progress)
+        evaluation = evaluate(
+            directory, *sets, at=at, data=data, network=network, templates=templates, on_progress=on_progress
+        )
     if as_json:
-        click.echo(json.dumps(_to_json(run, evaluation), allow_nan=False))
+        click.echo(json.dumps({"network": network} | _to_json(run, evaluation), allow_nan=False))
     else:
         _print_scores(run, evaluation)
 

@@ -250,7 +250,7 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
 def _in_words(trainer: Trainer) -> str:
     """Describe the training in one line."""
     dataset, config = trainer.dataset, trainer.config
-    parameters = sum(weights.numel() for weights in trainer.encoders.parameters())
+    parameters = sum(weights.numel() for weights in trainer.encoders.parameters() if weights.requires_grad)
     ranks = f" on {trainer.world.size} ranks" if trainer.world.size > 1 else ""
     speed = ""
     if trainer.device.type == "cuda":

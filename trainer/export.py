@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ class _Side:
     """One encoder of a checkpoint, and the metadata that a reader of its weights needs, as JSON values."""
 
     name: str
-    """image or text."""
+    """image, text, or momentum: the moving average of the image encoder."""
     encoder: Encoder
     facts: dict[str, Any]
     tokenizer: Path | None = None
@@ -97,6 +97,8 @@ def _restore(run: RunDirectory, config: TrainConfig, at: str, data: Path | None)
     recipe = recipe_named(config.data.recipe)
     facts = {"image_size": config.data.image_size, "mean": recipe.mean, "std": recipe.std}
     image = _Side("image", encoders.image, _facts(config, config.model.image, encoders.image, info.step) | facts)
+    if encoders.momentum is not None:
+        return [image, replace(image, name="momentum", encoder=encoders.momentum)]
     if encoders.text is None or tokenizer is None or sizes is None:
         return [image]
     facts = sizes.model_dump(include={"vocab_size", "context_length", "end_id"})

@@ -27,7 +27,7 @@ from .failures import not_finite, ranks_lost, samples_after
 from .metrics_log import MetricsLog, Scalar
 from .objectives import FeaturesError, Outcome, Progress
 from .opening import LOSS_SCALE, find_start, open_store, restore
-from .optim import create_optimizer, learning_rate
+from .optim import create_optimizer, learning_rate, momentum_at
 from .precision import MixedPrecision, fast_kernels
 from .run_directory import RunDirectory
 from .step_clock import StepClock
@@ -55,10 +55,11 @@ class Trainer:
         self.dataset, start = find_start(config, run, world, resume=resume)
         self.device = device_named(config.device)
         torch.manual_seed(config.seed)
-        self.encoders = Encoders.create(
-            config.model, self.mode, config.data.image_size, self.dataset.index.tokenizer, pretrained=start is None
-        ).to(self.device)
         self.objective = objective_of(config).to(self.device)
+        self.encoders = Encoders.create(
+            config.model, self.mode, config.data.image_size, self.dataset.index.tokenizer,
+            pretrained=start is None, unit_norm=self.objective.unit_norm,
+        ).to(self.device)  # fmt: skip
         self.order = create_order(config, self.dataset, self.objective, world)
         self.total_steps = config.epochs * self.order.steps_per_epoch
         self._clock = StepClock(self.device)
@@ -198,6 +199,8 @@ class Trainer:
             self._clock.end_of_backward()
         with self._clock.computing("optimizer"):
             self.precision.step(self.optimizer)
+            # For the next step's keys. Not before them, so that a skipped step leaves this network unchanged as well.
+            self.encoders.move_momentum(momentum_at(self.config.model.momentum, self.steps_done + 1, self.total_steps))
         self._skipped_in_a_row = 0
         self._end_step({"epoch": progress.epoch, "loss": outcome.loss, "learning_rate": rate, **outcome.metrics})
 
@@ -233,10 +236,12 @@ class Trainer:
         # The norms of a bad batch would remain in their running means.
         buffers = [buffer.clone() for buffer in self.encoders.buffers()] if skips else []
         with self.precision.autocast():
-            first, second = self._encode(batch.to(self.device))
-        if not (skips and self.world.any_rank(not _all_finite(first, second))):
+            features = self._encode(batch.to(self.device))
+        if not (skips and self.world.any_rank(not _all_finite(*features.tensors()))):
             try:
-                outcome: Outcome = self.objective(first, second, state, progress)
+                outcome: Outcome = self.objective(
+                    features.first, features.second, state, progress, features.keys, features.local
+                )
             except FeaturesError as error:
                 self._flushed_log()  # the loss of an earlier step may be the cause
                 raise self._not_finite(self.steps_done, f"step {self.steps_done + 1:,}: {error}") from error

@@ -30,6 +30,14 @@ def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, tota
     return config.lr_min + (config.lr - config.lr_min) * 0.5 * (1 + math.cos(math.pi * share))
 
 
+def momentum_at(start: float, step: int, total_steps: int) -> float:
+    """Return the momentum network's weight of its old values: a cosine from `start` at step 0 to 1 at total_steps.
+
+    Source: the code of MoCo-v3 (Chen et al., ICCV 2021).
+    """
+    return 1.0 - (1.0 - start) * 0.5 * (1 + math.cos(math.pi * step / total_steps))
+
+
 class TemperatureAdamW(torch.optim.AdamW):
     """AdamW for a global temperature, independent of the weights' optimiser; no weight decay.
 
@@ -125,7 +133,7 @@ def create_optimizer(config: OptimizerConfig, encoders: nn.Module, objective: Ob
     rate = objective.temperature_rate
     temperature = None if rate is None else TemperatureAdamW(objective.get_parameter("tau"), rate)
     others = [p for name, p in objective.named_parameters() if rate is None or name != "tau"]
-    weights = list(encoders.parameters())
+    weights = [parameter for parameter in encoders.parameters() if parameter.requires_grad]
     groups: Groups = [
         {"params": [p for p in weights if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in weights if p.ndim < 2], "weight_decay": 0.0},

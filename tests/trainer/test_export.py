@@ -50,6 +50,8 @@ def make_run(path, dataset, image, text=None, name=None, **model):
     run.create(config)
     torch.manual_seed(3)
     encoders = Encoders.create(config.model, config.objective.mode, 32, dataset.index.tokenizer)
+    if encoders.momentum is not None:
+        encoders.momentum.head.weight.mul_(2)  # so that it differs
     encoders(_batch(dataset))  # so that batch norms have seen something
     identity = {"order_version": 1, "dataset_fingerprint": dataset.index.fingerprint, "settings": {}}
     info = CheckpointInfo(step=7, snapshot="none", **identity)
@@ -90,6 +92,19 @@ def test_transformers_alone_gives_the_text_encoders_features_from_the_tokenizer_
     h = states[range(200), end] if text == "clip" else states[:, 0]
     assert torch.equal(h, encoders.text.backbone(tokens))
     assert ("not `pooler_output`" in (folder / "README.md").read_text("utf-8")) == (text == "clip")
+
+
+@pytest.mark.parametrize("form", ["hf", "safetensors"])
+def test_the_momentum_network_is_exported_beside_the_trained_one(form, images_dataset, tmp_path):
+    run, encoders = make_run(tmp_path / "run", images_dataset, "resnet", momentum=0.9)
+    export(run, tmp_path / "out", form)
+    assert not torch.equal(encoders.image(PICTURES), encoders.momentum(PICTURES))
+    if form == "hf":
+        h = AutoModel.from_pretrained(tmp_path / "out/momentum").eval()(PICTURES).pooler_output.flatten(1)
+        assert torch.equal(h, encoders.momentum.backbone(PICTURES))
+    else:
+        encoders.image.load_state_dict(load_file(tmp_path / "out/momentum.safetensors"))
+        assert torch.equal(encoders.image(PICTURES), encoders.momentum(PICTURES))
 
 
 def test_the_image_processor_shows_the_central_square_as_training_normalises_it(images_dataset, tmp_path):

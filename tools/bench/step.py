@@ -101,7 +101,7 @@ def step_cost(dataset: Dataset, settings: Mapping[str, Any], steps: int, directo
             device=str(trainer.device),
             loader=config.data.loader,
             batch_size=config.batch_size,
-            parameters=sum(parameter.numel() for parameter in trainer.encoders.parameters()),
+            parameters=sum(parameter.numel() for parameter in trainer.encoders.parameters() if parameter.requires_grad),
             step_ms=1e3 * seconds,
             samples_per_second=config.batch_size / seconds,
             shares=split(lines),

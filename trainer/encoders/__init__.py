@@ -1,18 +1,20 @@
 """Encoders: images or tokens → features. Small built-ins, and transformers models as `hf:`, without downloads."""
 
+import copy
 from collections.abc import Callable
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ...pipeline.batch import Batch
 from ...pipeline.dataset_index import TokenizerInfo
 from ..config import ModelConfig
 from ..errors import ConfigError
 from .backbones import Backbone, conv, mean_embedding
-from .projection_heads import HEADS
+from .projection_heads import HEADS, PREDICTORS
 
 BUILT_IN: dict[str, dict[str, Callable[..., Backbone]]] = {
     "image": {"conv": conv},
@@ -80,20 +82,48 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
     return Encoder(backbone, HEADS[config.head](backbone.width, config.dim, config.head_width or None))
 
 
-class Encoders(nn.Module):
-    """Both encoders of a run; maps a batch to the objective's two sets of unit-norm features."""
+class Features(NamedTuple):
+    """What the objective sees of a batch; each tensor is float32 [b, d]."""
 
-    def __init__(self, image: Encoder, text: Encoder | None) -> None:
+    first: Tensor
+    """Of the images, or of the first views."""
+    second: Tensor
+    """Of the captions, or of the second views."""
+    keys: tuple[Tensor, Tensor] | None = None
+    """Of both views, by the momentum network, without gradient; None without one."""
+    local: tuple[Tensor, ...] = ()
+    """Of the local views."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return all of them."""
+        return [self.first, self.second, *(self.keys or ()), *self.local]
+
+
+class Encoders(nn.Module):
+    """All networks of a run; maps a batch to the objective's features.
+
+    Bimodal: an image and a text encoder. Unimodal: one image encoder for all views, where wanted with a predictor
+    behind its head, and a momentum network: a moving average of the encoder, head included, that gives the keys.
+    """
+
+    def __init__(
+        self, image: Encoder, text: Encoder | None = None, predictor: nn.Module | None = None, *,
+        has_momentum: bool = False, unit_norm: bool = True,
+    ) -> None:  # fmt: skip
+        """unit_norm: whether features are divided by their norm, as all objectives want that do not say otherwise."""
         super().__init__()
         self.image = image
         self.text = text
+        self.predictor = predictor
+        self.momentum = copy.deepcopy(image).requires_grad_(False) if has_momentum else None
+        self._unit_norm = unit_norm
 
     @classmethod
     def create(
         cls, config: ModelConfig, mode: str, image_size: int, tokenizer: TokenizerInfo | None, *,
-        pretrained: bool = True,
+        pretrained: bool = True, unit_norm: bool = True,
     ) -> Self:  # fmt: skip
-        """Create an image and a text encoder if bimodal, one image encoder for both views if unimodal.
+        """Create an image and a text encoder if bimodal, one image encoder for all views if unimodal.
 
         pretrained: as create_encoder. If False, a local model's directory need not exist any more.
         Raises ConfigError if the settings do not give encoders that fit into memory.
@@ -102,18 +132,50 @@ class Encoders(nn.Module):
             raise ConfigError("objective.mode = 'bimodal' needs captions, but the dataset has only images")
         try:
             image = create_encoder("image", config, image_size, pretrained=pretrained)
-            if mode == "unimodal" or tokenizer is None:
-                return cls(image, None)
-            return cls(image, create_encoder("text", config, tokenizer, pretrained=pretrained))
+            if mode == "bimodal" and tokenizer is not None:
+                text = create_encoder("text", config, tokenizer, pretrained=pretrained)
+                return cls(image, text, unit_norm=unit_norm)
+            predictor = None
+            if config.predictor != "none":
+                predictor = PREDICTORS[config.predictor](config.dim, config.head_width or None)
+            return cls(image, None, predictor, has_momentum=config.momentum > 0, unit_norm=unit_norm)
         except (RuntimeError, OverflowError) as error:  # torch raises these for negative sizes and when out of memory
             reason = str(error).splitlines()[0][:200]
             raise ConfigError(f"the encoders cannot be created from the settings of `model`: {reason}") from error
 
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return first and second, [b, d] with rows of norm 1: image and text features, or those of the two views."""
-        if self.text is None:
-            first, second = self.image(torch.cat(batch.views)).chunk(2)
-        else:
-            first, second = self.image(batch.views[0]), self.text(batch.tokens)
+    def forward(self, batch: Batch) -> Features:
+        """Return the batch's features, in rows of norm 1 unless the objective wants them raw."""
+        if self.text is not None:
+            return Features(self._finished(self.image(batch.views[0])), self._finished(self.text(batch.tokens)))
+        views, keys = torch.cat(batch.views), None
+        first, second = self._queries(views).chunk(2)
+        if self.momentum is not None:
+            with torch.no_grad():
+                of_first, of_second = self._finished(self.momentum(views)).chunk(2)
+            keys = of_first, of_second
+        local = self._queries(torch.cat(batch.local)).chunk(len(batch.local)) if batch.local else ()
+        return Features(first, second, keys, tuple(local))
+
+    def _queries(self, views: Tensor) -> Tensor:
+        """float32 [b, 3, H, W] → [b, d], by the network that is trained."""
+        features = self.image(views)
+        return self._finished(features if self.predictor is None else self.predictor(features))
+
+    def _finished(self, features: Tensor) -> Tensor:
         # Autocast returns half precision, in which no norm is exactly 1.
-        return F.normalize(first.float(), dim=-1), F.normalize(second.float(), dim=-1)
+        return F.normalize(features.float(), dim=-1) if self._unit_norm else features.float()
+
+    @torch.no_grad()
+    def restart_momentum(self) -> None:
+        """Set the momentum network, if there is one, to the image encoder as it is."""
+        if self.momentum is not None:
+            self.momentum.load_state_dict(self.image.state_dict())
+
+    def move_momentum(self, momentum: float) -> None:
+        """Move the momentum network, if there is one, to momentum · its weights + (1 - momentum) · the image encoder's.
+
+        Its batch norms keep statistics of their own. Source: MoCo-v3 (Chen et al., ICCV 2021), algorithm 1.
+        """
+        if self.momentum is not None:
+            weights = list(self.momentum.parameters()), list(self.image.parameters())
+            get_ema_multi_avg_fn(momentum)(*weights, None)  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -32,15 +33,13 @@ class BuiltIn(Backbone):
         return run_blocks([self.body], inputs, recompute=self.recompute)
 
 
-def conv(recompute: bool, width: int = 32) -> BuiltIn:
+def conv(recompute: bool, width: int = 32, batch_norm: bool = False) -> BuiltIn:
     """Three strided convolutions, for small images of about 32 pixels."""
-    body = nn.Sequential(
-        nn.Conv2d(3, width, 3, stride=2, padding=1), nn.ReLU(),
-        nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU(),
-        nn.Conv2d(2 * width, 4 * width, 3, stride=2, padding=1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(4), nn.Flatten(),
-    )  # fmt: skip
-    return BuiltIn(body, 4 * width * 16, recompute)
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise((3, width, 2 * width, 4 * width)):
+        layers.append(nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=not batch_norm))
+        layers += [nn.BatchNorm2d(outputs), nn.ReLU()] if batch_norm else [nn.ReLU()]
+    return BuiltIn(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten()), 4 * width * 16, recompute)
 
 
 def mean_embedding(recompute: bool, vocab_size: int, end_id: int, width: int = 128) -> BuiltIn:

@@ -1,5 +1,6 @@
 """Encoders from Hugging Face transformers: untrained by name, or from a local directory. Nothing is downloaded."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,14 @@ STEMS = ("imagenet", "cifar")
 
 
 class HFImageBackbone(Backbone):
-    """A vision model's pooled output. `own`: settings of its config, and for a ResNet `stem`."""
+    """A vision model's pooled output. `own`: settings of its config; for a ResNet `stem`, for a ViT `fixed_patches`."""
 
     def __init__(self, name: str, own: dict[str, Any], recompute: bool, image_size: int, pretrained: bool) -> None:
         where, model_type, defaults = _kind("image", IMAGE_MODELS, name, own)
         is_resnet = model_type == "resnet"
         stem = own.get("stem", STEMS[0]) if is_resnet else None
-        settings = {key: value for key, value in own.items() if key != "stem" or not is_resnet}
+        extra = "stem" if is_resnet else "fixed_patches"
+        settings = {key: value for key, value in own.items() if key != extra}
         if not is_resnet and not _is_directory(name):
             settings = {"image_size": image_size} | settings
         config = _config(where, model_type, defaults, settings)
@@ -44,10 +46,13 @@ class HFImageBackbone(Backbone):
                               f"{image_size}; set data.image_size={config.image_size}")  # fmt: skip
         super().__init__(config.hidden_sizes[-1] if is_resnet else config.pooler_output_size)
         self.model = _model(where, name, config, pretrained)
+        self.image_size = None if is_resnet else image_size
         if stem not in (None, *STEMS):
             raise ConfigError(f"model.image.config.stem = {stem!r}; available: {', '.join(STEMS)}")
         if stem == "cifar":
             _put_cifar_stem(self.model)
+        if not is_resnet and own.get("fixed_patches"):
+            _fix_patches(self.model, drawn=not _is_directory(name))
         self.recomputes_resnet = recompute and is_resnet
         if recompute and not is_resnet:
             _recompute(self.model)
@@ -56,7 +61,9 @@ class HFImageBackbone(Backbone):
         """pixels float32 [b, 3, H, W] → [b, width]."""
         if self.recomputes_resnet:
             return self._resnet_recomputed(pixels)
-        pooled: Tensor = self.model(pixel_values=pixels).pooler_output.flatten(1)
+        # Local views are smaller than the size that a ViT's positions are for.
+        positions = {} if self.image_size in (None, pixels.shape[-1]) else {"interpolate_pos_encoding": True}
+        pooled: Tensor = self.model(pixel_values=pixels, **positions).pooler_output.flatten(1)
         return pooled
 
     def _resnet_recomputed(self, pixels: Tensor) -> Tensor:
@@ -74,6 +81,17 @@ def _put_cifar_stem(model: Any) -> None:
     nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")  # as transformers initialises the others
     model.embedder.embedder.convolution = new
     model.embedder.pooler = nn.Identity()
+
+
+def _fix_patches(model: Any, *, drawn: bool) -> None:
+    """Exclude a ViT's patch projection from training, which is then stable: MoCo-v3, section 4.2. drawn: at random."""
+    projection = model.embeddings.patch_embeddings.projection
+    if drawn:  # as MoCo-v3's code; transformers' own weights would make its outputs half as large
+        inputs, outputs = projection.weight[0].numel(), len(projection.weight)
+        bound = math.sqrt(6 / (inputs + outputs))
+        nn.init.uniform_(projection.weight, -bound, bound)
+        nn.init.zeros_(projection.bias)
+    projection.requires_grad_(False)
 
 
 class HFTextBackbone(Backbone):

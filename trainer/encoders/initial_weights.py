@@ -40,21 +40,26 @@ def is_same_source(source: str, recorded: str) -> bool:
 
 
 def load_initial_weights(encoders: Encoders, source: str) -> None:
-    """Load the weights of a checkpoint, as returned by `pinned`, into each encoder that both runs have.
+    """Load the weights of a checkpoint, as returned by `pinned`, into each network that both runs have.
 
     A unimodal run has no text encoder, so a bimodal run that starts from it keeps a newly initialised one, with a
-    warning. Raises RunError if the checkpoint is missing or damaged, ConfigError if its encoders have other shapes.
+    warning; a predictor likewise. A momentum network starts as the image encoder, as in every new run. Raises RunError
+    if the checkpoint is missing or damaged, ConfigError if its encoders have other shapes.
     """
     path, step = _parts_of(source)
     if not (checkpoint := path / "checkpoints" / str(step)).is_dir():
         raise RunError(f"{checkpoint}, which the run starts from, is missing; start a new run with another --init-from")
     weights = _weights_in(checkpoint)
-    for side, encoder in encoders.named_children():
+    for side, network in encoders.named_children():
+        if network is encoders.momentum:
+            continue
         own = {name.removeprefix(f"{side}."): value for name, value in weights.items() if name.startswith(f"{side}.")}
         if own:
-            _load(encoder, own, side, checkpoint)
+            _load(network, own, side, checkpoint)
         else:
-            _log.warning("%s has no %s encoder: that of this run is newly initialised", checkpoint, side)
+            what = "predictor" if network is encoders.predictor else f"{side} encoder"
+            _log.warning("%s has no %s: that of this run is newly initialised", checkpoint, what)
+    encoders.restart_momentum()
 
 
 def _weights_in(checkpoint: Path) -> dict[str, Tensor]:
@@ -65,8 +70,8 @@ def _weights_in(checkpoint: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _load(encoder: nn.Module, weights: dict[str, Tensor], side: str, checkpoint: Path) -> None:
-    wanted: dict[str, Tensor] = encoder.state_dict()
+def _load(network: nn.Module, weights: dict[str, Tensor], side: str, checkpoint: Path) -> None:
+    wanted: dict[str, Tensor] = network.state_dict()
     for name in sorted(wanted.keys() | weights.keys()):
         have, want = (list(each[name].shape) if name in each else "none" for each in (weights, wanted))
         if have != want:
@@ -74,7 +79,7 @@ def _load(encoder: nn.Module, weights: dict[str, Tensor], side: str, checkpoint:
                 f"init_from: {checkpoint} has other encoders: {side}.{name} is {have} there, but {want} in this run. "
                 "Use the `model` settings and the tokenizer of that run"
             )
-    encoder.load_state_dict(weights)
+    network.load_state_dict(weights)
 
 
 def _parts_of(source: str) -> tuple[Path, str | None]:

@@ -1,10 +1,11 @@
-"""Projection heads by name, from a backbone's features to the objective's space."""
+"""Projection heads by name, from a backbone's features to the objective's space, and predictors behind them."""
 
 from collections.abc import Callable
 
 from torch import nn
 
 VICREG_WIDTH = 8192
+MOCO_V3_WIDTH = 4096
 
 
 def linear(width: int, dim: int, hidden: int | None = None) -> nn.Module:
@@ -15,11 +16,40 @@ def linear(width: int, dim: int, hidden: int | None = None) -> nn.Module:
 def simclr(width: int, dim: int, hidden: int | None = None) -> nn.Module:
     """Two layers; the hidden one has the backbone's width by default: W2 relu(W1 h).
 
-    Source: SimCLR (Chen et al., ICML 2020), section 2.1. The authors' code adds a batch norm after each layer. The
-    paper does not, and without it a sample's features are independent of its batch and of the number of ranks.
+    Source: SimCLR (Chen et al., ICML 2020), section 2.1. The authors' code adds a batch norm after each layer, as
+    `simclr_bn`. The paper does not, and without it a sample's features are independent of its batch and of the number
+    of ranks.
     """
     hidden = hidden or width
     return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, dim))
+
+
+def simclr_bn(width: int, dim: int, hidden: int | None = None) -> nn.Module:
+    """As `simclr`, with a batch norm after each layer; the last one scales, but does not shift.
+
+    Source: the code of SimCLR (Chen et al., ICML 2020).
+    """
+    hidden = hidden or width
+    last = nn.BatchNorm1d(dim)
+    last.bias.requires_grad_(False)  # it stays 0
+    return nn.Sequential(*_normed(width, hidden), nn.ReLU(), nn.Linear(hidden, dim, bias=False), last)
+
+
+def moco_v3(width: int, dim: int, hidden: int | None = None) -> nn.Module:
+    """Three layers, hidden ones with 4096 units by default, batch norm after each; the last one has no parameters.
+
+    Source: MoCo-v3 (Chen et al., ICCV 2021), section 4, for ViTs; `dim` = 256 there.
+    """
+    hidden = hidden or MOCO_V3_WIDTH
+    return nn.Sequential(
+        *_normed(width, hidden), nn.ReLU(), *_normed(hidden, hidden), nn.ReLU(), *_normed(hidden, dim, affine=False)
+    )
+
+
+def moco_v3_resnet(width: int, dim: int, hidden: int | None = None) -> nn.Module:
+    """As `moco_v3` with two layers. Source: the code of MoCo-v3 (Chen et al., ICCV 2021), for ResNets."""
+    hidden = hidden or MOCO_V3_WIDTH
+    return nn.Sequential(*_normed(width, hidden), nn.ReLU(), *_normed(hidden, dim, affine=False))
 
 
 def vicreg(width: int, dim: int, hidden: int | None = None) -> nn.Module:
@@ -36,5 +66,34 @@ def vicreg(width: int, dim: int, hidden: int | None = None) -> nn.Module:
     )  # fmt: skip
 
 
-HEADS: dict[str, Callable[[int, int, int | None], nn.Module]] = {"linear": linear, "simclr": simclr, "vicreg": vicreg}
+def moco_v3_predictor(dim: int, hidden: int | None = None) -> nn.Module:
+    """Two layers dim → 4096 units by default → dim, as the head's last two. Source: as `moco_v3`."""
+    return moco_v3_resnet(dim, dim, hidden)
+
+
+def moco_v3_resnet_predictor(dim: int, hidden: int | None = None) -> nn.Module:
+    """As `moco_v3_predictor`, without the last batch norm. Source: as `moco_v3_resnet`."""
+    hidden = hidden or MOCO_V3_WIDTH
+    return nn.Sequential(*_normed(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim, bias=False))
+
+
+def _normed(width: int, outputs: int, *, affine: bool = True) -> tuple[nn.Module, nn.Module]:
+    """Return a linear layer, whose bias the norm would remove, and its batch norm."""
+    return nn.Linear(width, outputs, bias=False), nn.BatchNorm1d(outputs, affine=affine)
+
+
+HEADS: dict[str, Callable[[int, int, int | None], nn.Module]] = {
+    "linear": linear,
+    "simclr": simclr,
+    "simclr_bn": simclr_bn,
+    "moco_v3": moco_v3,
+    "moco_v3_resnet": moco_v3_resnet,
+    "vicreg": vicreg,
+}
 """Name → (width of the features, dim, hidden units or None for the default) → a module [b, width] → [b, dim]."""
+
+PREDICTORS: dict[str, Callable[[int, int | None], nn.Module]] = {
+    "moco_v3": moco_v3_predictor,
+    "moco_v3_resnet": moco_v3_resnet_predictor,
+}
+"""Name → (dim, hidden units or None for the default) → a module [b, dim] → [b, dim]."""

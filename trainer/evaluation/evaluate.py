@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from ..build import device_named, recipe_named
 from ..checkpoint import LATEST, CheckpointInfo
 from ..config import DataConfig
 from ..encoders import Encoders
+from ..errors import ConfigError
 from ..run_directory import RunDirectory, find_checkpoint, load_found
 from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
 from .features import image_features, restore_encoders, text_features
@@ -26,6 +28,8 @@ from .scoring import LBFGS_ITERATIONS, TEMPLATES, knn, lbfgs_probe, retrieval_ra
 
 NEIGHBOURS = (10, 20, 100, 200)
 RECALL_AT = (1, 5, 10)
+
+Network = Literal["online", "momentum"]
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the name of the task, the amount done and the total."""
@@ -65,7 +69,8 @@ class Evaluation:
 
 def evaluate(
     run: RunDirectory, train: Dataset, test: Dataset, *, at: str = LATEST, data: Path | None = None,
-    templates: Sequence[str] = TEMPLATES, on_progress: OnProgress = lambda what, done, total: None,
+    network: Network = "online", templates: Sequence[str] = TEMPLATES,
+    on_progress: OnProgress = lambda what, done, total: None,
 ) -> Evaluation:  # fmt: skip
     """Evaluate a run's checkpoint, `latest` or step-N, by every method that its mode and the datasets allow.
 
@@ -74,8 +79,9 @@ def evaluate(
     the space shared by images and texts, for all methods.
     data: where the run's dataset is now; None: the recorded path. Texts need its tokenizer. The run's dataset may
     differ from both `train` and `test`. Nothing is fitted to or chosen by the test set.
+    network: the trained one, or its moving average.
     Raises RunError if the run or checkpoint does not exist, DatasetError if the datasets do not fit each other or
-    the run, ConfigError if the run's encoders cannot be built.
+    the run, ConfigError if the run's encoders cannot be built or it has no momentum network.
     """
     config = run.config()
     checkpoint = find_checkpoint(run, at)
@@ -84,6 +90,12 @@ def evaluate(
     has_texts = config.objective.mode == "bimodal"
     tokenizer, sizes = tokenizer_of(data or Path(config.data.path), info) if has_texts else (None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes)
+    if network == "momentum":
+        if encoders.momentum is None:
+            raise ConfigError(f"{run.path} has no momentum network (model.momentum is 0); score it without --network")
+        encoders = Encoders(encoders.momentum)
+    elif encoders.momentum is not None:
+        result.notes.append("Scores of the trained network; --network momentum gives those of its moving average.")
     device = device_named("auto")  # a run trained on a GPU can be evaluated without one
     score_encoders(result, encoders.to(device), config.data, device, tokenizer, templates, on_progress=on_progress)
     return result

@@ -37,7 +37,7 @@ def a_step(image, text, recompute):
     encoders = Encoders.create(config, "bimodal", 32, TOKENIZER).train()
     tokens = torch.randint(3, 50, (4, 9))
     tokens[:, 7] = 2
-    first, second = encoders(Batch(torch.arange(4), (torch.randn(4, 3, 32, 32),), tokens))
+    first, second, *_ = encoders(Batch(torch.arange(4), (torch.randn(4, 3, 32, 32),), tokens))
     loss = -(first @ second.T).log_softmax(1).diagonal().mean()
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in encoders.named_parameters()}

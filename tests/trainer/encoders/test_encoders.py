@@ -112,9 +112,41 @@ def test_published_sizes_are_what_their_names_say():
     )
 
 
+@pytest.mark.parametrize("name", TINY_IMAGE)
+def test_an_image_encoder_takes_local_views_of_another_size(name):
+    assert image_encoder(name, **TINY_IMAGE[name])(torch.randn(2, 3, 16, 16)).shape == (2, 6)
+
+
+def test_convolutions_may_have_batch_norm_in_place_of_biases():
+    body = image_encoder("conv", width=2, batch_norm=True).backbone.body
+    kinds = [type(layer).__name__ for layer in body]
+    assert kinds[:9] == ["Conv2d", "BatchNorm2d", "ReLU"] * 3
+    assert all(layer.bias is None for layer in body if isinstance(layer, torch.nn.Conv2d))
+
+
+def test_a_vits_patch_projection_may_stay_as_it_was_drawn():
+    encoder = image_encoder("hf:vit-s", **TINY_IMAGE["hf:vit-s"], fixed_patches=True)
+    projection = encoder.backbone.model.embeddings.patch_embeddings.projection
+    assert not any(parameter.requires_grad for parameter in projection.parameters())
+    # MoCo-v3's code: uniform, as for a matrix of 3·16·16 inputs and the model's width.
+    bound = (6 / (3 * 16 * 16 + 12)) ** 0.5
+    assert bound * 0.99 < projection.weight.abs().max() <= bound
+    assert not projection.bias.any()
+
+
+def test_a_trained_vits_patch_projection_is_kept(tmp_path):
+    model = image_encoder("hf:vit-s", **TINY_IMAGE["hf:vit-s"]).backbone.model
+    model.save_pretrained(tmp_path / "vit")
+    config = with_names(ModelConfig(image={"name": f"hf:{tmp_path}/vit", "config": {"fixed_patches": True}}))
+    loaded = create_encoder("image", config, 32).backbone.model
+    theirs, ours = (each.embeddings.patch_embeddings.projection.weight for each in (model, loaded))
+    assert torch.equal(ours, theirs)
+    assert not ours.requires_grad
+
+
 def test_bimodal_features_are_of_picture_and_caption_with_norm_one():
     encoders = Encoders.create(with_names(ModelConfig(dim=5)), "bimodal", 32, TOKENIZER)
-    first, second = encoders(Batch(torch.arange(2), (torch.randn(2, 3, 32, 32),), TOKENS))
+    first, second, *_ = encoders(Batch(torch.arange(2), (torch.randn(2, 3, 32, 32),), TOKENS))
     assert first.shape == second.shape == (2, 5)
     torch.testing.assert_close(torch.cat([first, second]).norm(dim=1), torch.ones(4))
 
@@ -122,7 +154,7 @@ def test_bimodal_features_are_of_picture_and_caption_with_norm_one():
 def test_unimodal_features_are_of_both_views_by_one_encoder():
     encoders = Encoders.create(with_names(ModelConfig(dim=5)), "unimodal", 32, None)
     view = torch.randn(2, 3, 32, 32)
-    first, second = encoders(Batch(torch.arange(2), (view, view.flip(0))))
+    first, second, *_ = encoders(Batch(torch.arange(2), (view, view.flip(0))))
     torch.testing.assert_close(first, second.flip(0))
 
 

@@ -12,8 +12,8 @@ from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.run_directory import RunDirectory
 
 
-def encoders(mode="bimodal", dim=4, vocab_size=50):
-    model = ModelConfig(dim=dim, image={"name": "conv", "config": {"width": 2}}, text={"config": {"width": 3}})
+def encoders(mode="bimodal", dim=4, vocab_size=50, **more):
+    model = ModelConfig(dim=dim, image={"name": "conv", "config": {"width": 2}}, text={"config": {"width": 3}}, **more)
     tokenizer = TokenizerInfo(vocab_size=vocab_size, context_length=8, end_id=2)
     return Encoders.create(with_names(model), mode, 16, tokenizer)
 
@@ -69,6 +69,17 @@ def test_a_unimodal_run_takes_the_image_encoder_of_a_bimodal_one(tmp_path):
     source, fresh = encoders(), encoders("unimodal")
     load_initial_weights(fresh, pinned(str(write_run(tmp_path / "run", source))))
     assert torch.equal(weights(fresh), weights(source.image))
+
+
+@pytest.mark.parametrize("of_source", [{}, {"momentum": 0.9}])
+def test_a_momentum_network_starts_as_the_image_encoder_whatever_the_checkpoint_holds(of_source, tmp_path, caplog):
+    source, fresh = encoders("unimodal", **of_source), encoders("unimodal", momentum=0.9, predictor="moco_v3")
+    if source.momentum is not None:
+        source.momentum.backbone.body[0].weight.fill_(5.0)
+    load_initial_weights(fresh, pinned(str(write_run(tmp_path / "run", source))))
+    assert torch.equal(weights(fresh.image), weights(source.image))
+    assert torch.equal(weights(fresh.momentum), weights(source.image))
+    assert "has no predictor: that of this run is newly initialised" in caplog.text
 
 
 def test_a_bimodal_run_from_a_unimodal_one_keeps_its_own_text_encoder_and_says_so(tmp_path, caplog):

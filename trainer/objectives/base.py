@@ -1,11 +1,11 @@
 """The interface of an objective: settings, inputs, outcome; and the step that all of them share."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import cos, pi
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, Field
@@ -107,6 +107,12 @@ class Objective(nn.Module):
     settings_of_mode: ClassVar[dict[str, type[Settings]]]
     """Settings model for each supported mode."""
 
+    keys: ClassVar[Literal["never", "optional", "always"]] = "never"
+    """Whether a step takes the keys of a momentum encoder; never in mode bimodal."""
+
+    has_local: ClassVar[bool] = False
+    """Whether a step takes local views."""
+
     settings: Settings
     """The settings in use, with defaults filled in."""
 
@@ -137,6 +143,24 @@ class Objective(nn.Module):
         """Return warnings for a run with global batches of this size; empty if there are none."""
         return []
 
+    def check_frame(self, keys: bool, local: int) -> None:
+        """Raise ValueError unless the objective takes this frame.
+
+        keys: whether each step has the keys of a momentum encoder; local: number of local views.
+        """
+        from . import OBJECTIVES  # late: the registry imports this module
+
+        name = next((name for name, known in OBJECTIVES.items() if known is type(self)), type(self).__name__)
+        with_keys = ", ".join(name for name, known in OBJECTIVES.items() if known.keys != "never")
+        with_local = ", ".join(name for name, known in OBJECTIVES.items() if known.has_local)
+        if keys and (self.keys == "never" or len(self.sides) == 2):
+            mode = " bimodal" if len(self.sides) == 2 else ""
+            raise ValueError(f"objective '{name}'{mode} takes no keys of a momentum encoder; unimodal do: {with_keys}")
+        if not keys and self.keys == "always":
+            raise ValueError(f"objective '{name}' needs the keys of a momentum encoder: use one, or another objective")
+        if local and not self.has_local:
+            raise ValueError(f"objective '{name}' takes no local views, {local} given; these do: {with_local}")
+
     @abstractmethod
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
         """Return value, gradients and new state. Called without autograd; all ranks of the batch make the same calls.
@@ -145,11 +169,22 @@ class Objective(nn.Module):
         """
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
-    def forward(self, first: Tensor, second: Tensor, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
+    def forward(
+        self,
+        first: Tensor,
+        second: Tensor,
+        state: Mapping[str, Tensor],
+        progress: Progress,
+        keys: tuple[Tensor, Tensor] | None = None,
+        local: Sequence[Tensor] = (),
+    ) -> Outcome:
         """Return loss, gradients and new state of one step. Computes in the features' dtype, at least float32.
 
-        Raises ValueError for shapes or state that do not fit, and FeaturesError.
+        keys: the momentum encoder's features of the same two views; no gradient reaches them. local: features of local
+        views. All are unit-norm [b, d], as `first`. Raises ValueError for shapes, state, keys or local views that do
+        not fit, and FeaturesError.
         """
+        self.check_frame(keys is not None, len(local))
         batch = GlobalBatch.of_this_process(self.communicating)
         self._check(first, second, batch)
         check_state(state, self.fields, len(first))

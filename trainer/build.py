@@ -47,6 +47,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
         }
     )
     device, objective = device_named(config.device), objective_of(resolved)
+    _check_frame(resolved, objective)
     order = create_order(resolved, dataset, objective, world)
     settings = objective.settings.model_dump(exclude_none=True)
     settings["similarity_budget"] = objective.settings.budget_on(device)
@@ -59,6 +60,16 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
             "window_blocks": order.window_blocks,
         }
     )
+
+
+def _check_frame(config: TrainConfig, objective: Objective) -> None:
+    """Raise ConfigError unless momentum network and local views are what the objective takes."""
+    momentum, local = config.model.momentum, config.data.local_views
+    try:
+        objective.check_frame(momentum > 0, local)
+    except ValueError as error:
+        given = f"model.momentum = {momentum:g}" + (f", data.local_views = {local}" if local else "")
+        raise ConfigError(f"{given}: {error}") from None
 
 
 def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfig:

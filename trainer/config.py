@@ -49,6 +49,8 @@ class DataConfig(_Section):
     changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""
     image_size: int = Field(default=224, ge=8)
     """Side length of a view in pixels."""
+    local_views: int = Field(default=0, ge=0, le=64)
+    local_size: int = Field(default=96, ge=8)
     workers: int = Field(default=0, ge=0, le=10_000)
     """Decoding threads; 0 means one per core, plus one with `dali`."""
     ahead: int = Field(default=2, ge=1, le=1000)

@@ -122,6 +122,9 @@ class Objective(nn.Module):
     temperature_rate: TemperatureRate | None = None
     """Set if the objective learns a global temperature, its parameter `tau`."""
 
+    unit_norm: bool = True
+    """Whether features are to be normalised; False: they are taken as they are, finite and of any norm."""
+
     communicating: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
     """Context manager around every exchange with other ranks; the trainer uses it for timing."""
 

@@ -44,9 +44,9 @@ def pairs_run(pairs_dataset, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def images_run(images_dataset, tmp_path_factory):
-    """A few steps on pictures alone."""
+    """A few steps on pictures alone, with a momentum network."""
     out = tmp_path_factory.mktemp("runs") / "images"
-    settings = ("epochs=1", "batch_size=64", "data.image_size=24")
+    settings = ("epochs=1", "batch_size=64", "data.image_size=24", "objective.name=moco_v3", "model.momentum=0.99")
     result = run(
         "train", "--data", images_dataset.path, "--out", out, *(part for s in settings for part in ("--set", s))
     )
@@ -134,6 +134,21 @@ def test_pictures_alone_can_be_classified_by_a_run_on_pairs_but_not_retrieved(pa
     result = scores_of(pairs_run, images_dataset, images_dataset)
     assert set(result["scores"]) == {"knn", "probe", "zero_shot"}
     assert any("has no captions, so there are no retrieval scores" in note for note in result["notes"])
+
+
+def test_trained_network_and_moving_average_have_scores_of_their_own(images_run, images_dataset):
+    scores = {
+        network: scores_of(images_run, images_dataset, images_dataset, "--network", network)
+        for network in ("online", "momentum")
+    }
+    assert [each["network"] for each in scores.values()] == ["online", "momentum"]
+    assert scores["online"]["scores"] != scores["momentum"]["scores"]
+    assert any("--network momentum" in note for note in scores["online"]["notes"])
+
+
+def test_a_run_without_a_momentum_network_is_refused_where_it_is_asked_for(pairs_run, pairs_dataset, assert_one_line):
+    result = evaluate(pairs_run, pairs_dataset, pairs_dataset, "--network", "momentum")
+    assert_one_line(result, 2, "has no momentum network (model.momentum is 0); score it without --network")
 
 
 def test_the_run_is_left_as_it_was(pairs_run, hostile_dataset):

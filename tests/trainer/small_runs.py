@@ -3,13 +3,16 @@
 import json
 
 import numpy as np
+import torch
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.state_store import StateReader
 from thermopile.trainer.build import resolve
+from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.tensors import take_apart
 
 
 def small(dataset: Dataset, **more):
@@ -44,6 +47,21 @@ def lines(run):
 
 def losses(run):
     return {line["step"]: line["loss"] for line in lines(run)}
+
+
+MOMENTUM = (
+    "objective.name=moco_v3", "model.momentum=0.9", "model.predictor=moco_v3", "model.head=moco_v3",
+    "model.head_width=16", "model.image.config.batch_norm=true", "data.local_views=2", "data.local_size=8",
+)  # fmt: skip
+"""Settings with all that a momentum network has beside it, and local views."""
+
+
+def assert_same_weights(one, other):
+    """Assert that the newest checkpoints of two runs hold the same tensors: weights, averages, optimiser."""
+    tensors = [take_apart(load_checkpoint(latest_checkpoint(run.checkpoints))[1])[0] for run in (one, other)]
+    assert tensors[0].keys() == tensors[1].keys()
+    for name, tensor in tensors[0].items():
+        assert torch.equal(tensor, tensors[1][name]), name
 
 
 def assert_same_state(one, other):

@@ -65,9 +65,14 @@ def assert_same_state(one, other):
         np.testing.assert_array_equal(one.column(column), other.column(column))
 
 
-@pytest.mark.parametrize("what", ["pictures", "loss"])
-def test_a_step_that_is_skipped_leaves_weights_norms_optimiser_and_rows_as_they_were(pairs_dataset, tmp_path, what):
-    config = small(pairs_dataset, epochs=1, checkpoint={"every_minutes": 0, "every_steps": 1, "keep_last": 9})
+MOMENTUM = {"objective": {"name": "moco_v3"}, "model": VICREG | {"momentum": 0.9}}
+
+
+@pytest.mark.parametrize(("what", "more"), [("pictures", {}), ("loss", {}), ("loss", MOMENTUM)])
+def test_a_step_that_is_skipped_leaves_weights_norms_optimiser_and_rows_as_they_were(
+    pairs_dataset, tmp_path, what, more
+):
+    config = small(pairs_dataset, epochs=1, checkpoint={"every_minutes": 0, "every_steps": 1, "keep_last": 9}, **more)
     run = train(config, tmp_path / "run", [4], what)
     before, after, moved = (load_checkpoint(run.checkpoints / f"step-{step}")[1] for step in (3, 4, 5))
     assert any("running_mean" in name for name in before["encoders"])

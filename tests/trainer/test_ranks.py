@@ -20,6 +20,8 @@ from thermopile.trainer.errors import ConfigError, RanksLostError
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 
+from small_runs import MOMENTUM, assert_same_weights
+
 SETTINGS = (
     "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=8",
     "checkpoint.every_steps=5", "canonical_shards=4",
@@ -154,6 +156,29 @@ def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the
     assert f"--resume continues from the last checkpoint, {latest_checkpoint(run.checkpoints)}" in last
     finish(start(run, 2))
     assert losses(run) == losses(two_ranks)
+
+
+def test_two_ranks_with_a_momentum_network_and_crops_killed_and_resumed_are_those_never_killed(start, tmp_path):
+    whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
+    finish(start(whole, 2, more_settings=MOMENTUM))
+    ranks = start(broken, 2, more_settings=MOMENTUM)
+    wait_for(broken, 12, ranks)
+    for rank in ranks:
+        rank.kill()
+    for rank in ranks:
+        rank.end()
+    finish(start(broken, 2, more_settings=MOMENTUM))
+    assert losses(broken) == losses(whole)
+    assert_same_weights(broken, whole)
+
+
+@pytest.mark.parametrize("more", [("objective.name=moco_v3", "data.local_views=1", "data.local_size=8"),
+                                  ("objective.name=isogclr", "objective.mode=unimodal")])  # fmt: skip
+def test_two_ranks_train_as_one_process_does_with_a_momentum_network(start, tmp_path, more):
+    one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
+    for run, world in ((one, 1), (two, 2)):
+        finish(start(run, world, epochs=1, more_settings=("model.momentum=0.9", *more)))
+    assert_close(losses(two), losses(one), range(1, 16))
 
 
 def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_with_more_and_with_fewer(alone, start, tmp_path):

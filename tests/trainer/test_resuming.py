@@ -3,6 +3,7 @@
 import random
 import shutil
 import time
+from functools import partial
 from itertools import cycle
 
 import pytest
@@ -14,7 +15,7 @@ from thermopile.trainer.errors import RunError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import assert_same_state, lines, losses, small, stop_at, train
+from small_runs import MOMENTUM, assert_same_state, assert_same_weights, lines, losses, small, stop_at, train
 
 
 def checkpoints(run):
@@ -105,8 +106,8 @@ KILLED = (
 def start(start_program, pairs_dataset):
     """Return a function that starts or resumes a run, 15 steps an epoch, in a process of its own."""
 
-    def start(run, epochs, budget="none"):
-        all_settings = (*KILLED, f"epochs={epochs}", f"state.memory_budget={budget}")
+    def start(run, epochs, budget="none", more=()):
+        all_settings = (*KILLED, f"epochs={epochs}", f"state.memory_budget={budget}", *more)
         settings = [part for setting in all_settings for part in ("--set", setting)]
         return start_program("train", "--data", pairs_dataset.path, "--out", run.path, "--resume", *settings)
 
@@ -126,11 +127,14 @@ def kill_once_it_has_made(program, run, steps):
     program.end()
 
 
+@pytest.mark.parametrize("frame", [(), MOMENTUM, ("objective.mode=unimodal", "model.momentum=0.9")],
+                         ids=["pairs", "momentum and crops", "keys with state"])  # fmt: skip
 @pytest.mark.parametrize(("kills", "epochs"), [(1, 2), pytest.param(100, 20, marks=pytest.mark.soak)])
 def test_a_run_killed_and_resumed_with_all_or_few_rows_in_memory_has_the_losses_of_one_never_killed(
-    start, tmp_path, kills, epochs
+    start, tmp_path, kills, epochs, frame
 ):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
+    start = partial(start, more=frame)
     finish(start(whole, epochs))
     steps = len(losses(whole))
     assert steps == 15 * epochs
@@ -140,4 +144,5 @@ def test_a_run_killed_and_resumed_with_all_or_few_rows_in_memory_has_the_losses_
     finish(start(broken, epochs, next(budgets)))
     assert [line["step"] for line in lines(broken)] == list(range(1, steps + 1))
     assert losses(broken) == losses(whole)
+    assert_same_weights(broken, whole)
     assert_same_state(broken, whole)

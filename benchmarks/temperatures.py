@@ -38,7 +38,8 @@ CELLS: list[dict[str, float]] = [
     {"eta": eta} | ({} if step is None else {"tau_step": step}) for eta, step in product(STEP_SIZES, TRUST_REGIONS)
 ]
 CELLS += [{"tau_init": 0.01, "eta": 0.01, "rho": 6.0} | more for more in ({}, {"tau_step": 0.1})]
-"""Settings of the objective that differ from those of `--preset glyphs`; the last two have the papers' values."""
+"""Settings of the objective; the others are those of `--preset glyphs`, but for tau_step, which is unset where it is
+not named. The last two have the papers' values."""
 
 COLUMNS = {
     "stuck": "stuck", "at_tau_min": "at tau_min", "silent": "silent", "spearman": "Spearman", "r_at_1": "R@1 i→t",
@@ -107,7 +108,7 @@ def _found(folder: Path, cell: dict[str, float], seed: int, epochs: int) -> dict
 
 
 def _train(folder: Path, train: Dataset, test: Dataset, cell: dict[str, float], seed: int, epochs: int) -> bool:
-    settings = {f"objective.{key}": value for key, value in cell.items()}
+    settings = {f"objective.{key}": value for key, value in ({"tau_step": "none"} | cell).items()}
     settings |= {"seed": seed, "epochs": epochs, "checkpoint.every_steps": 0, "log_every": 100}
     settings |= {
         "evaluation.test": test.path,

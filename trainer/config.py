@@ -124,7 +124,8 @@ class ObjectiveConfig(BaseModel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return dict(self.model_extra or {})
+        """The objective's own; one that is `none`, over a preset's or a file's value, has its default."""
+        return {key: value for key, value in (self.model_extra or {}).items() if value != "none"}
 
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -57,6 +57,30 @@ def test_a_run_with_a_gpu_has_dali_unless_it_brings_an_augmentation(pairs_datase
         assert settings(pairs_dataset, device="auto", augmentation="own:colours").data.loader == "ffcv"
 
 
+def test_an_objectives_setting_that_is_none_has_its_default_again(pairs_dataset):
+    tree = {"data": {"path": str(pairs_dataset.path)}, "objective": {"tau_step": "none", "eta": 0.5}}
+    found = resolve(load_config(tree), pairs_dataset).objective.settings
+    assert "tau_step" not in found
+    assert found["eta"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [({"objective": {"name": "simclr"}, "model": {"momentum": 0.9}},
+      "model.momentum = 0.9: objective 'simclr' takes no keys"),
+     ({"model": {"momentum": 0.9}}, "model.momentum = 0.9: objective 'isogclr' in mode bimodal takes no keys"),
+     ({"objective": {"name": "moco_v3"}}, "model.momentum = 0: objective 'moco_v3' needs the keys"),
+     ({"objective": {"name": "sogclr", "mode": "unimodal"}, "data": {"local_views": 2}},
+      "data.local_views = 2: objective 'sogclr' takes no local views"),
+     ({"objective": {"name": "auc_cl", "views": "all"}, "model": {"momentum": 0.9}}, "views")],
+)  # fmt: skip
+def test_a_frame_that_the_objective_does_not_take_is_refused_by_its_settings(pairs_dataset, tree, words):
+    tree = tree | {"data": {"path": str(pairs_dataset.path), **tree.get("data", {})}}
+    with pytest.raises(ConfigError, match=words) as refused:
+        resolve(load_config(tree), pairs_dataset)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_run_keeps_its_loader_and_speed_settings_on_a_machine_of_another_kind(pairs_dataset, gpu):
     with gpu():
         begun = settings(pairs_dataset, device="auto")

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from .auc_cl import AucCl
+from .barlow_twins import BarlowTwins
 from .base import FeaturesError, Objective, Outcome, Progress, Settings
 from .clip import Clip
 from .cyclip import Cyclip
@@ -17,6 +18,8 @@ from .ntxent import Dcl, Dclw, Flatnce, Simclr
 from .siglip import Siglip
 from .simco import Simco
 from .sogclr import Sogclr
+from .spectral import Spectral
+from .vicreg import Vicreg
 
 __all__ = ["OBJECTIVES", "FeaturesError", "Objective", "Outcome", "Progress", "create_objective"]
 
@@ -29,6 +32,9 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "dclw": Dclw,
     "flatnce": Flatnce,
     "simco": Simco,
+    "spectral": Spectral,
+    "barlow_twins": BarlowTwins,
+    "vicreg": Vicreg,
     "sogclr": Sogclr,
     "isogclr": Isogclr,
     "fastclip_v0": FastclipV0,

@@ -17,7 +17,7 @@ from .pairs import Pairs
 
 
 class FeaturesError(ValueError):
-    """Features are not unit-norm rows; NaN and infinity count as such."""
+    """Features are not what the objective takes: unit-norm rows, or finite ones. NaN and infinity are neither."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,9 @@ class Computed:
 class Objective(nn.Module):
     """A loss on two batches of features that reads and updates the state of the batch's samples.
 
-    `objective(first, second, state, progress)` takes unit-norm features [b, d] of the same b distinct samples in the
-    same order (bimodal: image and text; unimodal: two views), and the state of those samples, each tensor [b].
+    `objective(first, second, state, progress)` takes features [b, d] of the same b distinct samples in the same order
+    (bimodal: image and text; unimodal: two views), unit-norm where `unit_norm` is set, and the state of those samples,
+    each tensor [b].
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]]
@@ -124,6 +125,9 @@ class Objective(nn.Module):
 
     unit_norm: bool = True
     """Whether features are to be normalised; False: they are taken as they are, finite and of any norm."""
+
+    pairs_of: type[Pairs] = Pairs
+    """How similar two features are: by their product, or by a subclass."""
 
     communicating: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
     """Context manager around every exchange with other ranks; the trainer uses it for timing."""
@@ -198,7 +202,7 @@ class Objective(nn.Module):
             self.project()
             features = batch.gather(torch.stack([first, second])).to(dtype)
             own, budget = batch.own(len(first)), self.settings.budget_on(first.device)
-            pairs = Pairs(features, own, across=self.across, budget=budget)
+            pairs = self.pairs_of(features, own, across=self.across, budget=budget)
             computed = self.compute(pairs, batch, state, progress)
             gradients = computed.parameter_gradients
             if differentiable:
@@ -218,7 +222,7 @@ class Objective(nn.Module):
         }
 
     def _check(self, first: Tensor, second: Tensor, batch: GlobalBatch) -> None:
-        """Raise ValueError unless both are unit-norm [b, d] of equal shape, on all ranks, of 2 samples or more in all.
+        """Raise ValueError unless both are [b, d] of equal shape, on all ranks, of 2 samples or more in all.
 
         On a GPU values are checked only in the first step, because reading them synchronises with the device.
         """
@@ -229,9 +233,17 @@ class Objective(nn.Module):
         if len(first) * batch.world < 2:
             raise ValueError(f"features: a batch of {len(first)} sample has no negatives; use a batch of at least 2")
         if first_step or first.device.type == "cpu":
-            check_unit_norm("first", first)
-            check_unit_norm("second", second)
+            self.check_values(first, second, first_step=first_step)
         self._looked_at_features = True
+
+    def check_values(self, first: Tensor, second: Tensor, *, first_step: bool) -> None:
+        """Raise FeaturesError unless both are of unit norm or, without `unit_norm`, finite.
+
+        Synchronises with the device.
+        """
+        check = check_unit_norm if self.unit_norm else check_finite
+        check("first", first)
+        check("second", second)
 
 
 def scalar_parameter(value: float) -> nn.Parameter:
@@ -255,14 +267,30 @@ def check_unit_norm(name: str, features: Tensor) -> None:
 
     Synchronises with the device.
     """
-    norms = torch.linalg.vector_norm(features.detach(), dim=1, dtype=torch.promote_types(features.dtype, torch.float32))
-    slack = 1e-3 if features.dtype in (torch.float32, torch.float64) else 1e-2
-    off = ~((norms - 1).abs() <= slack)  # negated, so that a NaN norm counts as off
+    norms, of_norm_one = row_norms(features)
+    off = ~of_norm_one
     if off.any():
         row = int(off.nonzero()[0])
         raise FeaturesError(
             f"features: row {row} of {name} has norm {norms[row].item():.6g}, and so {int(off.sum())} of {len(norms)} "
             "rows are not of norm 1; pass finite features through torch.nn.functional.normalize(…, dim=1)"
+        )
+
+
+def row_norms(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the norm of every row of `features` [b, d], and whether it is 1 within the round-off of its dtype."""
+    norms = torch.linalg.vector_norm(features.detach(), dim=1, dtype=torch.promote_types(features.dtype, torch.float32))
+    slack = 1e-3 if features.dtype in (torch.float32, torch.float64) else 1e-2
+    return norms, (norms - 1).abs() <= slack  # a NaN norm is not
+
+
+def check_finite(name: str, features: Tensor) -> None:
+    """Raise FeaturesError unless `features` [b, d] are finite. Synchronises with the device."""
+    bad = ~features.detach().isfinite().all(1)
+    if bad.any():
+        raise FeaturesError(
+            f"features: row {int(bad.nonzero()[0])} of {name} holds NaN or infinity, and so {int(bad.sum())} of "
+            f"{len(bad)} rows are not finite; check the inputs of these samples, or lower the learning rate"
         )
 
 

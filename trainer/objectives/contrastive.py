@@ -107,7 +107,7 @@ class Contrastive(Objective):
             rows["visits"] = state["visits"].to(features.dtype)[None]
         sums = accumulate(pairs, self.temperature(rows, features).expand(2, own.stop - own.start))
         sums, rows = _gather(batch, sums, rows | self.further_sums(pairs))
-        anchors = self._anchors(features, self.temperature(rows, features), sums)
+        anchors = self._anchors(pairs, self.temperature(rows, features), sums)
         step = self.compute_step(anchors, rows, progress)
         found = self.pool((anchors.margin > 0).to(features.dtype)).mean(1)
         return Computed(
@@ -122,9 +122,8 @@ class Contrastive(Objective):
             metrics=step.metrics | self.by_side(retrieval_accuracy=found),
         )
 
-    def _anchors(self, features: Tensor, tau: Tensor, sums: Sums) -> Anchors:
-        samples = features.shape[1]
-        tau, positive = tau.expand(2, samples), (features[0] * features[1]).sum(1).expand(2, samples)
+    def _anchors(self, pairs: Pairs, tau: Tensor, sums: Sums) -> Anchors:
+        tau, positive = tau.expand(2, pairs.batch), pairs.positives.expand(2, pairs.batch)
         lift = (sums.peak - positive) / tau
         return Anchors(
             tau=tau,
@@ -132,7 +131,7 @@ class Contrastive(Objective):
             mean_exponent=sums.spread / sums.total + lift,
             positive=positive,
             margin=positive - sums.peak,
-            candidates=self.candidates(samples),
+            candidates=self.candidates(pairs.batch),
         )
 
 

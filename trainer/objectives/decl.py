@@ -9,11 +9,12 @@ from pydantic import Field
 from torch import Tensor
 
 from .base import Progress, Settings
-from .contrastive import Anchors, Contrastive, Rows, Step
+from .contrastive import Anchors, Rows, Step
+from .distances import CosineOrDistance, SimilaritySettings
 from .estimator import AverageSettings, share_unseen, update_log_s
 
 
-class DeclSettings(AverageSettings, frozen=True):
+class DeclSettings(AverageSettings, SimilaritySettings, frozen=True):
     """Settings of DeCL."""
 
     tau: float = Field(default=0.1, ge=1e-4, le=100.0)
@@ -41,7 +42,7 @@ class DeclSettings(AverageSettings, frozen=True):
                 return 1.0 / (1.0 + progress.step / self.t0)
 
 
-class Decl(Contrastive):
+class Decl(CosineOrDistance):
     """Contrastive loss with decoupled normalisers, bimodal or unimodal.
 
     With r_i the mean of exp(sim / tau) over an anchor's negatives and rate a moving average of it:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .base import Progress, Settings
 from .contrastive import Anchors, Contrastive, Rows, Step
+from .distances import CosineOrDistance, SimilaritySettings
 
 
 class NtxentSettings(Settings, frozen=True):
@@ -17,6 +18,10 @@ class NtxentSettings(Settings, frozen=True):
 
     tau: float = Field(default=0.1, ge=1e-4, le=100.0)
     """Temperature, 0.0001 to 100. iSogCLR tunes SimCLR's in {0.1, 0.3, 0.5, 0.7} (section 5)."""
+
+
+class SimclrSettings(NtxentSettings, SimilaritySettings, frozen=True):
+    """Settings of SimCLR."""
 
 
 class DclwSettings(NtxentSettings, frozen=True):
@@ -35,10 +40,10 @@ class _Views(Contrastive):
         return like.new_full((), self.settings.tau)
 
 
-class Simclr(_Views):
+class Simclr(_Views, CosineOrDistance):
     """NT-Xent: cross-entropy of each of 2b anchors over its 2b - 1 candidates (Chen et al., ICML 2020, eq 1)."""
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": NtxentSettings}
+    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": SimclrSettings}
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         # The positive is a candidate as well, with exponent 0.

@@ -6,6 +6,7 @@ An anchor is identified by its row. A rank's own anchors and its own features' g
 """
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -60,8 +61,17 @@ class Pairs:
         self._keep = len(self.blocks) * rows * row_bytes <= budget
         self._chunk_rows = rows if self._keep else min(rows, max(1, budget // row_bytes))
         self._kept: dict[int, Tensor] = {}
-        # One buffer for all chunks: a new one would be allocated while the previous chunk is still in use.
-        self._chunk = features.new_empty((0 if self._keep else self._chunk_rows, columns))
+
+    @cached_property
+    def positives(self) -> Tensor:
+        """Similarity of each sample's own two features, [b]."""
+        return (self.features[0] * self.features[1]).sum(1)
+
+    @cached_property
+    def _chunk(self) -> Tensor:
+        """One buffer for all chunks: a new one would be allocated while the previous chunk is still in use."""
+        columns = self.blocks[0].columns
+        return self.features.new_empty((0 if self._keep else self._chunk_rows, columns.stop - columns.start))
 
     def visit(self, block: Block) -> Iterator[tuple[slice, Tensor]]:
         """Yield chunks of the block: the table's rows and [rows, columns], EXCLUDED where a sample meets itself.
@@ -78,9 +88,13 @@ class Pairs:
                 similarities = self._kept[start] = similarities.new_empty(
                     (rows.stop - rows.start, self._chunk.shape[1])
                 )
-            torch.mm(self.table[rows], self.table[block.columns].T, out=similarities)
+            self.fill(similarities, rows, block)
             self.fill_own(similarities, rows, block, EXCLUDED)
             yield rows, similarities
+
+    def fill(self, similarities: Tensor, rows: slice, block: Block) -> None:
+        """Write the block's similarities at `rows`."""
+        torch.mm(self.table[rows], self.table[block.columns].T, out=similarities)
 
     def fill_own(self, similarities: Tensor, rows: slice, block: Block, value: float) -> None:
         """Write `value` where a row meets rows of its own sample; similarities: the block's at `rows`."""

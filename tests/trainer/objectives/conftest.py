@@ -31,6 +31,8 @@ def make_objective():
     def make(name, mode, **settings):
         """The objective with those of `settings` that it knows."""
         known = OBJECTIVES[name].settings_of_mode[mode].model_fields
+        # Rows of norm 1 are on the edge of the ball of mu = 1, where the gradient jumps.
+        settings = {"mu": 0.9} | settings
         return create_objective(name, mode, **{key: value for key, value in settings.items() if key in known})
 
     return make

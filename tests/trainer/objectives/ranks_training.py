@@ -26,8 +26,9 @@ UNSEEN = 5
 """One sample in this many has not been seen before."""
 PATIENCE = timedelta(seconds=60)
 """After which a rank that waits for another gives up."""
-MODERATE = {"tau": 0.2, "tau_init": 0.2, "eta": 0.02}
-"""Temperatures at which a wrong candidate moves the results, and does not drown in one that dominates."""
+MODERATE = {"tau": 0.2, "tau_init": 0.2, "eta": 0.02, "mu": 0.5}
+"""Temperatures at which a wrong candidate moves the results, and does not drown in one that dominates; and a ball that
+some features are in and some are not."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Case:
 
 
 KNOWN = [(name, mode) for name, objective in OBJECTIVES.items() for mode in objective.settings_of_mode]
-OF_EACH_KIND = [("isogclr", "bimodal"), ("sogclr", "unimodal"), ("auc_cl", "unimodal")]
+OF_EACH_KIND = [(name, "unimodal") for name in ("sogclr", "auc_cl", "spectral", "barlow_twins", "vicreg")]
+OF_EACH_KIND += [("isogclr", "bimodal")]
 CASES = {f"{name} {mode}": Case(name, mode) for name, mode in KNOWN}
 CASES |= {f"{name} {mode}, in chunks": Case(name, mode, {"similarity_budget": 200}) for name, mode in OF_EACH_KIND}
 CASES |= {f"{name} {mode}, one sample each": Case(name, mode, one_each=True) for name, mode in OF_EACH_KIND}
@@ -62,6 +64,9 @@ CASES |= {
         "auc_cl", "unimodal", {"views": "all", "negatives": "weighted", "similarity": "shifted", "a": 10.0}
     ),
     "auc_cl unimodal, b fixed": Case("auc_cl", "unimodal", {"learn_b": False}),
+    "simclr unimodal, distance": Case("simclr", "unimodal", {"similarity": "distance"}),
+    "decl bimodal, distance": Case("decl", "bimodal", {"similarity": "distance", "mixing": "decay"}),
+    "decl unimodal, distance in chunks": Case("decl", "unimodal", {"similarity": "distance", "similarity_budget": 200}),
     "decl bimodal, in turn": Case("decl", "bimodal", {"mixing": "alternate"}),
     "decl unimodal, both": Case("decl", "unimodal", {"mixing": "decay", "t0": 2.0}),
     "fastclip_v2 bimodal, float32": Case("fastclip_v2", "bimodal", dtype=torch.float32),
@@ -70,17 +75,20 @@ CASES |= {
 
 
 class Encoders(nn.Module):
-    """Inputs [n, INPUTS] of both sides -> unit-norm features [n, WIDTH] of both; unimodal, one encoder has both."""
+    """Inputs [n, INPUTS] of both sides -> features [n, WIDTH] of both; unimodal, one encoder has both."""
 
-    def __init__(self, mode):
+    def __init__(self, mode, *, unit_norm=True):
         super().__init__()
+        self.unit_norm = unit_norm
         with torch.random.fork_rng():
             torch.manual_seed(0)
             self.first = nn.Linear(INPUTS, WIDTH, dtype=torch.float64)
             self.second = nn.Linear(INPUTS, WIDTH, dtype=torch.float64) if mode == "bimodal" else self.first
 
     def forward(self, first, second):
-        return F.normalize(self.first(first), dim=1), F.normalize(self.second(second), dim=1)
+        first, second = self.first(first), self.second(second)
+        # Where a shift changes nothing, the biases have a gradient only through something that is not linear.
+        return tuple(F.normalize(side, dim=1) if self.unit_norm else side.tanh() for side in (first, second))
 
 
 class Traffic(TorchDispatchMode):
@@ -133,7 +141,8 @@ def train_alone(case, samples):
 
 
 def _train(case, samples, own, wrap):
-    objective, encoders = case.objective(), Encoders(case.mode)
+    objective = case.objective()
+    encoders = Encoders(case.mode, unit_norm=objective.unit_norm)
     model, parameters = wrap(encoders), list(objective.parameters())
     groups = [{"params": encoders.parameters(), "lr": 0.1}, {"params": parameters, "lr": 1e-3}]
     optimizer = torch.optim.SGD(groups if parameters else groups[:1])

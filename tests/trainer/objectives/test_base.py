@@ -6,11 +6,18 @@ import re
 import pytest
 import torch
 
-from thermopile.trainer.objectives import Progress
+from thermopile.trainer.objectives import OBJECTIVES, FeaturesError, Progress
 
 START = Progress(step=0, steps_per_epoch=10)
+UNIT_NORM = [(name, mode) for name, known in OBJECTIVES.items() if known.unit_norm for mode in known.settings_of_mode]
+RAW = [(name, "unimodal", {}) for name in ("spectral", "barlow_twins", "vicreg")]
+BY_DISTANCE = [
+    (name, mode, {"similarity": "distance"})
+    for name, mode in [("simclr", "unimodal"), ("decl", "bimodal"), ("decl", "unimodal")]
+]
 
 
+@pytest.mark.parametrize("case", UNIT_NORM, ids="-".join)
 @pytest.mark.parametrize("side", ["first", "second"])
 @pytest.mark.parametrize(
     ("scale", "norm"), [(1.1, "1.1"), (0.0, "0"), (math.nan, "nan"), (math.inf, "(inf|nan)")], ids=str
@@ -23,6 +30,35 @@ def test_a_row_whose_norm_is_not_one_is_named_with_its_norm(
     features[("first", "second").index(side)][4] *= scale
     with pytest.raises(ValueError, match=rf"row 4 of {side} has norm {norm}, .*1 of 6 rows are not of norm 1; .*norm"):
         objective(*features, make_state(objective, 6), START)
+
+
+@pytest.mark.parametrize(("name", "mode", "settings"), RAW + BY_DISTANCE)
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_raw_features_may_have_any_norm_but_no_value_that_is_not_finite(
+    name, mode, settings, side, value, make_objective, make_features, make_state
+):
+    objective = make_objective(name, mode, **settings)
+    features, state = [5 * given.detach() for given in make_features(6)], make_state(objective, 6)
+    features[side][3] = 0.0
+    assert objective(*features, state, START).loss.isfinite()
+    features[side][4, 2] = value
+    message = rf"row 4 of {('first', 'second')[side]} holds NaN or infinity, .*1 of 6 rows are not finite; check"
+    with pytest.raises(FeaturesError, match=message):
+        objective(*features, state, START)
+
+
+@pytest.mark.parametrize(("name", "mode", "settings"), BY_DISTANCE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_distances_refuse_features_that_were_normalised_by_mistake(
+    name, mode, settings, dtype, make_objective, make_features, make_state
+):
+    objective = make_objective(name, mode, **settings)
+    (first, second), state = make_features(6, dtype=dtype), make_state(objective, 6)
+    with pytest.raises(FeaturesError, match=r"^features: every row has norm 1, but similarity = 'distance' takes.*$"):
+        objective(first, second, state, START)
+    objective(first, second + 0.1, state, START)
+    objective(first, second, state, START)  # by chance, later on
 
 
 def test_features_are_looked_at_in_every_step_on_the_cpu(make_objective, make_features):

@@ -59,7 +59,10 @@ OUT_OF_RANGE = {
     "siglip": [("log_logit_scale", 10.1), ("logit_bias", float("nan")), ("logit_bias", -101.0)],
     "flatnce": [("tau", 0.0)],
     "simco": [("tau", 0.0), ("tau_beta", 0.0)],
-    "simclr": [("tau", 0.0), ("tau", 5e-5)],
+    "spectral": [("mu", 0.0)],
+    "barlow_twins": [("redundancy", -0.1), ("eps", 0.0)],
+    "vicreg": [("invariance", -1.0), ("variance", -1.0), ("covariance", -1.0), ("eps", 0.0)],
+    "simclr": [("tau", 0.0), ("tau", 5e-5), ("similarity", "shifted")],
     "dcl": [("tau", -1.0)],
     "dclw": [("tau", 0.0), ("sigma", 0.0)],
     "sogclr": [("tau", 0.0), ("gamma", 0.0), ("gamma", 1.1), ("eps", -1e-9), ("tau", float("nan"))],
@@ -72,7 +75,10 @@ OUT_OF_RANGE = {
     "fastclip_v1": [("gamma", 2.0), ("tau", 0.0), ("eps", -1.0)],
     "fastclip_v2": [("rho", -1.0), ("eta", -1.0), ("grad_clip", 0.0), ("betas", (1.5, 0.9)), ("betas", (0.9, 1.0))],
     "fastclip_v3": [("rho", -1.0), ("eta", -1.0), ("tau_max", 0.0), ("betas", (-0.1, 0.9)), ("betas", (0.9, 1.0))],
-    "decl": [("gamma", 0.0), ("tau", 0.0), ("t0", 0.0), ("seed", -1), ("auxiliary", "median"), ("mixing", "both")],
+    "decl": [
+        ("gamma", 0.0), ("tau", 0.0), ("t0", 0.0), ("seed", -1), ("auxiliary", "median"), ("mixing", "both"),
+        ("similarity", "distances"),
+    ],
     "auc_cl": [("a", 0.0), ("a", 20.1), ("b", 1.1), ("b", -1.1), ("alpha", -0.1), ("p", 0.0), ("views", "both")],
 }  # fmt: skip
 
@@ -109,6 +115,21 @@ def test_temperatures_out_of_order_are_refused_with_all_three_numbers(name, firs
 def test_a_cosine_of_eta_that_would_rise_is_refused():
     with pytest.raises(ValueError, match=r"eta_min 0\.1 is above eta 0\.01"):
         create_objective("isogclr", eta_min=0.1, eta_decay_epochs=3)
+
+
+@pytest.mark.parametrize("name", ["simclr", "decl"])
+def test_distances_have_a_higher_temperature_than_cosines_where_none_is_given(name):
+    assert create_objective(name, "unimodal").settings.tau == 0.1
+    assert create_objective(name, "unimodal", similarity="distance").settings.tau == 0.5
+    assert create_objective(name, "unimodal", similarity="distance", tau=0.1).settings.tau == 0.1
+
+
+def test_features_come_raw_where_columns_or_distances_are_compared():
+    raw = [name for name, objective in OBJECTIVES.items() if not objective.unit_norm]
+    assert raw == ["spectral", "barlow_twins", "vicreg"]
+    for name in ("simclr", "decl"):
+        assert create_objective(name, "unimodal", similarity="cos").unit_norm
+        assert not create_objective(name, "unimodal", similarity="distance").unit_norm
 
 
 def test_settings_are_kept_frozen_and_make_the_same_objective_again():

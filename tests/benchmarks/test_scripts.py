@@ -19,6 +19,7 @@ FIGURES = {
     ("convert", "encoded"): {"images_per_second", "start_up_seconds"},
     ("objective", "time"): {"32_products_ms", "32_autograd_ms"},
     ("objective", "memory"): {"32_products_mib", "32_autograd_mib"},
+    ("momentum", "step"): {"step_ms", "over", "encoders_ms", "keys_ms", "products_ms"},
     ("inspect_report", "beside_pandas"): {"seconds", "peak_megabytes", "page_megabytes", "export_seconds"},
     ("loader", "open"): {"ffcv_seconds", "ffcv_megabytes", "ffcv_process_megabytes", "dali_seconds", "dali_megabytes",
                          "dali_process_megabytes", "format_1_seconds"},

@@ -13,6 +13,7 @@ from .cyclip import Cyclip
 from .decl import Decl
 from .fastclip import FastclipV0, FastclipV1, FastclipV2, FastclipV3
 from .isogclr import Isogclr
+from .moco_v3 import MocoV3
 from .ntxent import Dcl, Dclw, Flatnce, Simclr
 from .siglip import Siglip
 from .simco import Simco
@@ -29,6 +30,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "dclw": Dclw,
     "flatnce": Flatnce,
     "simco": Simco,
+    "moco_v3": MocoV3,
     "sogclr": Sogclr,
     "isogclr": Isogclr,
     "fastclip_v0": FastclipV0,

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from .closed_form import attach_gradients, full_precision
+from .directed import Directed
 from .gathering import GlobalBatch
 from .pairs import Pairs
 
@@ -84,12 +85,16 @@ class TemperatureRate:
 
 @dataclass
 class Computed:
-    """What an objective computes from the similarities of the global batch."""
+    """What an objective computes from the similarities of the global batch.
+
+    With keys or local views, value and gradients are those of the mean over directions (see `Directed`).
+    """
 
     value: Tensor
     """Scalar: the reported loss."""
     feature_gradients: Callable[[], Tensor]
-    """Returns those of this rank's features, [2, n, d], times the number of ranks: DDP averages over ranks."""
+    """Returns those of this rank's features, [2, n, d], or with local views [2 + m, n, d], times the number of ranks:
+    DDP averages over ranks."""
     parameter_gradients: list[Tensor] = field(default_factory=list)
     """In the order of `parameters()`."""
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -186,25 +191,38 @@ class Objective(nn.Module):
         """
         self.check_frame(keys is not None, len(local))
         batch = GlobalBatch.of_this_process(self.communicating)
-        self._check(first, second, batch)
+        views = [first, second, *local]
+        self._check(first, {"second": second} | _numbered(keys=keys or (), local=local), batch)
         check_state(state, self.fields, len(first))
-        dtype = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)
         inputs: list[Tensor] = list(self.parameters())
-        differentiable = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
+        differentiable = torch.is_grad_enabled() and any(view.requires_grad for view in views)
         with torch.no_grad(), full_precision(first.device.type):
             self.project()
-            features = batch.gather(torch.stack([first, second])).to(dtype)
-            own, budget = batch.own(len(first)), self.settings.budget_on(first.device)
-            pairs = Pairs(features, own, across=self.across, budget=budget)
-            computed = self.compute(pairs, batch, state, progress)
+            computed = self.compute(self._pairs(views, keys, batch), batch, state, progress)
             gradients = computed.parameter_gradients
             if differentiable:
-                inputs += [first, second]
+                inputs += views
                 gradients = [*gradients, *computed.feature_gradients()]
         loss = attach_gradients(computed.value, inputs, gradients)
+        if keys is not None:
+            # The sum of both directions: a positive pulls at an anchor alone, and keeps the size that it has without
+            # keys, where it pulls at both ends with half the weight.
+            loss = 2 * loss
         # Through int64, because torch cannot add in uint32.
         visits = {name: (old.to(torch.int64) + 1).to(old.dtype) for name, old in state.items() if name == "visits"}
         return Outcome(loss, computed.state | visits, computed.metrics)
+
+    def _pairs(self, views: list[Tensor], keys: tuple[Tensor, Tensor] | None, batch: GlobalBatch) -> Pairs:
+        """Gather what anchors are compared with; the step's first exchange."""
+        dtype = torch.float32
+        for features in (*views, *(keys or ())):
+            dtype = torch.promote_types(dtype, features.dtype)
+        targets = batch.gather(torch.stack(keys or views[:2])).to(dtype)
+        across, budget = self.across or keys is not None, self.settings.budget_on(targets.device)
+        if keys is None and len(views) == 2:
+            return Pairs(targets, batch.own(len(views[0])), across=across, budget=budget)
+        own = torch.stack(views).to(dtype)
+        return Directed(own, targets, batch, across=across, constant=keys is not None, budget=budget)
 
     def by_side(self, **figures: Tensor) -> dict[str, Tensor]:
         """Return metrics per side; figures: [sides]."""
@@ -214,21 +232,26 @@ class Objective(nn.Module):
             for name, values in figures.items()
         }
 
-    def _check(self, first: Tensor, second: Tensor, batch: GlobalBatch) -> None:
-        """Raise ValueError unless both are unit-norm [b, d] of equal shape, on all ranks, of 2 samples or more in all.
+    def _check(self, first: Tensor, others: Mapping[str, Tensor], batch: GlobalBatch) -> None:
+        """Raise ValueError unless all are unit-norm [b, d] of equal shape, on all ranks, of 2 samples or more in all.
 
         On a GPU values are checked only in the first step, because reading them synchronises with the device.
         """
-        check_shapes(first, second)
+        for name, features in others.items():
+            check_shapes(first, features, name)
         first_step = not self._looked_at_features
         if first_step:
             batch.check_alike(first)
         if len(first) * batch.world < 2:
             raise ValueError(f"features: a batch of {len(first)} sample has no negatives; use a batch of at least 2")
         if first_step or first.device.type == "cpu":
-            check_unit_norm("first", first)
-            check_unit_norm("second", second)
+            for name, features in {"first": first, **others}.items():
+                check_unit_norm(name, features)
         self._looked_at_features = True
+
+
+def _numbered(**views: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {f"{kind}[{number}]": view for kind, given in views.items() for number, view in enumerate(given)}
 
 
 def scalar_parameter(value: float) -> nn.Parameter:
@@ -236,15 +259,15 @@ def scalar_parameter(value: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor(value, dtype=torch.float64))
 
 
-def check_shapes(first: Tensor, second: Tensor) -> None:
-    """Raise ValueError unless both are floating-point [b, d] of equal shape."""
-    if first.dim() != 2 or first.shape != second.shape:
+def check_shapes(first: Tensor, other: Tensor, name: str) -> None:
+    """Raise ValueError unless both are floating-point [b, d] of equal shape; name: of `other`."""
+    if first.dim() != 2 or first.shape != other.shape:
         raise ValueError(
-            f"features: first is {list(first.shape)} and second {list(second.shape)}; "
+            f"features: first is {list(first.shape)} and {name} {list(other.shape)}; "
             "both must be [b, d], row i of each from the same sample"
         )
-    if not (first.is_floating_point() and second.is_floating_point()):
-        raise ValueError(f"features: first is {first.dtype} and second {second.dtype}; both must be floating point")
+    if not (first.is_floating_point() and other.is_floating_point()):
+        raise ValueError(f"features: first is {first.dtype} and {name} {other.dtype}; both must be floating point")
 
 
 def check_unit_norm(name: str, features: Tensor) -> None:

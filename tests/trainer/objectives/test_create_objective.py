@@ -59,6 +59,7 @@ OUT_OF_RANGE = {
     "siglip": [("log_logit_scale", 10.1), ("logit_bias", float("nan")), ("logit_bias", -101.0)],
     "flatnce": [("tau", 0.0)],
     "simco": [("tau", 0.0), ("tau_beta", 0.0)],
+    "moco_v3": [("tau", 0.0)],
     "simclr": [("tau", 0.0), ("tau", 5e-5)],
     "dcl": [("tau", -1.0)],
     "dclw": [("tau", 0.0), ("sigma", 0.0)],
@@ -72,7 +73,10 @@ OUT_OF_RANGE = {
     "fastclip_v1": [("gamma", 2.0), ("tau", 0.0), ("eps", -1.0)],
     "fastclip_v2": [("rho", -1.0), ("eta", -1.0), ("grad_clip", 0.0), ("betas", (1.5, 0.9)), ("betas", (0.9, 1.0))],
     "fastclip_v3": [("rho", -1.0), ("eta", -1.0), ("tau_max", 0.0), ("betas", (-0.1, 0.9)), ("betas", (0.9, 1.0))],
-    "decl": [("gamma", 0.0), ("tau", 0.0), ("t0", 0.0), ("seed", -1), ("auxiliary", "median"), ("mixing", "both")],
+    "decl": [
+        ("gamma", 0.0), ("tau", 0.0), ("t0", 0.0), ("seed", -1), ("auxiliary", "median"), ("mixing", "both"),
+        ("rate", "median"),
+    ],
     "auc_cl": [("a", 0.0), ("a", 20.1), ("b", 1.1), ("b", -1.1), ("alpha", -0.1), ("p", 0.0), ("views", "both")],
 }  # fmt: skip
 

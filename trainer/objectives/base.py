@@ -156,15 +156,17 @@ class Objective(nn.Module):
         from . import OBJECTIVES  # late: the registry imports this module
 
         name = next((name for name, known in OBJECTIVES.items() if known is type(self)), type(self).__name__)
-        with_keys = ", ".join(name for name, known in OBJECTIVES.items() if known.keys != "never")
-        with_local = ", ".join(name for name, known in OBJECTIVES.items() if known.has_local)
-        if keys and (self.keys == "never" or len(self.sides) == 2):
-            mode = " bimodal" if len(self.sides) == 2 else ""
-            raise ValueError(f"objective '{name}'{mode} takes no keys of a momentum encoder; unimodal do: {with_keys}")
+        with_keys = ", ".join(sorted(name for name, known in OBJECTIVES.items() if known.keys != "never"))
+        with_local = ", ".join(sorted(name for name, known in OBJECTIVES.items() if known.has_local))
+        no_keys = f"objective '{name}' takes no keys of a momentum encoder"
+        if keys and self.keys == "never":
+            raise ValueError(f"{no_keys}; valid: {with_keys}")
+        if keys and len(self.sides) == 2:
+            raise ValueError(f"{no_keys} in mode bimodal; unimodal: {with_keys}")
         if not keys and self.keys == "always":
-            raise ValueError(f"objective '{name}' needs the keys of a momentum encoder: use one, or another objective")
+            raise ValueError(f"objective '{name}' needs the keys of a momentum encoder")
         if local and not self.has_local:
-            raise ValueError(f"objective '{name}' takes no local views, {local} given; these do: {with_local}")
+            raise ValueError(f"objective '{name}' takes no local views, and {local} are given; valid: {with_local}")
 
     @abstractmethod
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:

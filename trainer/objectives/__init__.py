@@ -9,11 +9,11 @@ from pydantic import ValidationError
 from .auc_cl import AucCl
 from .barlow_twins import BarlowTwins
 from .base import FeaturesError, Objective, Outcome, Progress, Settings
-from .clip import Clip
-from .cyclip import Cyclip
+from .clip import Clip, Cyclip
 from .decl import Decl
 from .fastclip import FastclipV0, FastclipV1, FastclipV2, FastclipV3
 from .isogclr import Isogclr
+from .moco_v3 import MocoV3
 from .ntxent import Dcl, Dclw, Flatnce, Simclr
 from .siglip import Siglip
 from .simco import Simco
@@ -32,6 +32,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "dclw": Dclw,
     "flatnce": Flatnce,
     "simco": Simco,
+    "moco_v3": MocoV3,
     "spectral": Spectral,
     "barlow_twins": BarlowTwins,
     "vicreg": Vicreg,

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from .base import Computed, Objective, Progress, Settings, scalar_parameter
+from .directed import Directed
 from .gathering import GlobalBatch
 from .pairs import Block, Pairs
 
@@ -39,10 +40,13 @@ class AucCl(Objective):
 
     Value: mean over anchors of (s - a)² + w sum_z (s_z - b)² + 2 alpha (1 - s + w sum_z s_z) - alpha², with s the
     similarity of the anchor to its positive, s_z those to its negatives, and w the weight of a negative. AUC-CL eq 8.
+    With keys: the sum over both directions. With local views: the mean over directions, with keys twice that.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": AucClSettings}
 
+    keys = "optional"
+    has_local = True
     settings: AucClSettings
 
     def __init__(self, mode: str, settings: AucClSettings) -> None:
@@ -56,12 +60,18 @@ class AucCl(Objective):
         self._slope = 1.0 if settings.similarity == "cos" else 0.5
         """Derivative of the similarity by the cosine."""
 
+    def check_frame(self, keys: bool, local: int) -> None:
+        super().check_frame(keys, local)
+        if self.settings.views == "all" and (keys or local):
+            raise ValueError("objective 'auc_cl': views = 'all' takes neither keys nor local views; use 'across'")
+
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
         settings, b = self.settings, self.b.to(pairs.features.dtype)
-        positive = self._similarity((pairs.features[0] * pairs.features[1]).sum(1))
-        # Each [1 or 2, b]: of the anchors of one view, or of both.
-        squares, differences, peak = batch.gather(self._own_sums(pairs, b).flatten(0, 1)).chunk(3)
-        weight = 1.0 if settings.negatives == "sum" else settings.p / squares.numel()
+        cosines, (sums,) = pairs.exchange(batch, [self._own_sums(pairs, b).flatten(0, 1)])
+        positive = self._similarity(cosines)
+        # Each [1 or 2, b], of the anchors of one view or of both, or [directions, b].
+        squares, differences, peak = sums.chunk(3)
+        weight = 1.0 if settings.negatives == "sum" else settings.p / (pairs.batch * (1 if self.across else 2))
 
         def weigh(similarities: Tensor, rows: slice, block: Block) -> None:
             # Where both ends of a pair are anchors, it counts twice in a mean over twice as many.
@@ -71,11 +81,10 @@ class AucCl(Objective):
 
         def feature_gradients() -> Tensor:
             in_positives = 2 * self._slope * (positive - settings.a - settings.alpha)
-            return pairs.gradients(weigh, in_positives).mul_(batch.world / len(positive))
+            return pairs.gradients(weigh, in_positives).mul_(batch.world / positive.numel())
 
-        negatives = (len(positive) - 1) * len(squares)
         of_positives = (positive - settings.a).square() + 2 * settings.alpha * (1 - positive) - settings.alpha**2
-        of_negatives = squares.mean() + 2 * settings.alpha * (differences.mean() + negatives * b)
+        of_negatives = squares.mean() + 2 * settings.alpha * (differences.mean() + pairs.negatives * b)
         return Computed(
             value=of_positives.mean() + weight * of_negatives,
             feature_gradients=feature_gradients,
@@ -93,8 +102,11 @@ class AucCl(Objective):
         return cosines if self.settings.similarity == "cos" else (1 + cosines) / 2
 
     def _own_sums(self, pairs: Pairs, b: Tensor) -> Tensor:
-        """Return [3, 1 or 2, n], over own anchors' negatives: the sums of (s - b)² and of s - b, and the largest s."""
-        blocks = pairs.blocks[:1] if self.across else pairs.blocks
+        """Return [3, 1 or 2, n] or [3, directions, n], over own anchors' negatives: the sums of (s - b)² and of s - b,
+        and the largest s.
+        """
+        both = isinstance(pairs, Directed) or not self.across
+        blocks = pairs.blocks if both else pairs.blocks[:1]
         sums = pairs.table.new_empty((3, len(blocks), pairs.own.stop - pairs.own.start))
         for view, block in enumerate(blocks):
             for rows, cosines in pairs.pieces(block):

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
 from .closed_form import attach_gradients, full_precision
+from .directed import Directed
 from .gathering import GlobalBatch
 from .pairs import Pairs
 
@@ -84,12 +85,16 @@ class TemperatureRate:
 
 @dataclass
 class Computed:
-    """What an objective computes from the similarities of the global batch."""
+    """What an objective computes from the similarities of the global batch.
+
+    With keys or local views, value and gradients are those of the mean over directions (see `Directed`).
+    """
 
     value: Tensor
     """Scalar: the reported loss."""
     feature_gradients: Callable[[], Tensor]
-    """Returns those of this rank's features, [2, n, d], times the number of ranks: DDP averages over ranks."""
+    """Returns those of this rank's features, [2, n, d], or with local views [2 + m, n, d], times the number of ranks:
+    DDP averages over ranks."""
     parameter_gradients: list[Tensor] = field(default_factory=list)
     """In the order of `parameters()`."""
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -158,15 +163,17 @@ class Objective(nn.Module):
         from . import OBJECTIVES  # late: the registry imports this module
 
         name = next((name for name, known in OBJECTIVES.items() if known is type(self)), type(self).__name__)
-        with_keys = ", ".join(name for name, known in OBJECTIVES.items() if known.keys != "never")
-        with_local = ", ".join(name for name, known in OBJECTIVES.items() if known.has_local)
-        if keys and (self.keys == "never" or len(self.sides) == 2):
-            mode = " bimodal" if len(self.sides) == 2 else ""
-            raise ValueError(f"objective '{name}'{mode} takes no keys of a momentum encoder; unimodal do: {with_keys}")
+        with_keys = ", ".join(sorted(name for name, known in OBJECTIVES.items() if known.keys != "never"))
+        with_local = ", ".join(sorted(name for name, known in OBJECTIVES.items() if known.has_local))
+        no_keys = f"objective '{name}' takes no keys of a momentum encoder"
+        if keys and self.keys == "never":
+            raise ValueError(f"{no_keys}; valid: {with_keys}")
+        if keys and len(self.sides) == 2:
+            raise ValueError(f"{no_keys} in mode bimodal; unimodal: {with_keys}")
         if not keys and self.keys == "always":
-            raise ValueError(f"objective '{name}' needs the keys of a momentum encoder: use one, or another objective")
+            raise ValueError(f"objective '{name}' needs the keys of a momentum encoder")
         if local and not self.has_local:
-            raise ValueError(f"objective '{name}' takes no local views, {local} given; these do: {with_local}")
+            raise ValueError(f"objective '{name}' takes no local views, and {local} are given; valid: {with_local}")
 
     @abstractmethod
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
@@ -193,25 +200,38 @@ class Objective(nn.Module):
         """
         self.check_frame(keys is not None, len(local))
         batch = GlobalBatch.of_this_process(self.communicating)
-        self._check(first, second, batch)
+        views = [first, second, *local]
+        self._check(first, {"second": second} | _numbered(keys=keys or (), local=local), batch)
         check_state(state, self.fields, len(first))
-        dtype = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)
         inputs: list[Tensor] = list(self.parameters())
-        differentiable = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
+        differentiable = torch.is_grad_enabled() and any(view.requires_grad for view in views)
         with torch.no_grad(), full_precision(first.device.type):
             self.project()
-            features = batch.gather(torch.stack([first, second])).to(dtype)
-            own, budget = batch.own(len(first)), self.settings.budget_on(first.device)
-            pairs = self.pairs_of(features, own, across=self.across, budget=budget)
-            computed = self.compute(pairs, batch, state, progress)
+            computed = self.compute(self._pairs(views, keys, batch), batch, state, progress)
             gradients = computed.parameter_gradients
             if differentiable:
-                inputs += [first, second]
+                inputs += views
                 gradients = [*gradients, *computed.feature_gradients()]
         loss = attach_gradients(computed.value, inputs, gradients)
+        if keys is not None:
+            # The sum of both directions: a positive pulls at an anchor alone, and keeps the size that it has without
+            # keys, where it pulls at both ends with half the weight.
+            loss = 2 * loss
         # Through int64, because torch cannot add in uint32.
         visits = {name: (old.to(torch.int64) + 1).to(old.dtype) for name, old in state.items() if name == "visits"}
         return Outcome(loss, computed.state | visits, computed.metrics)
+
+    def _pairs(self, views: list[Tensor], keys: tuple[Tensor, Tensor] | None, batch: GlobalBatch) -> Pairs:
+        """Gather what anchors are compared with; the step's first exchange."""
+        dtype = torch.float32
+        for features in (*views, *(keys or ())):
+            dtype = torch.promote_types(dtype, features.dtype)
+        targets = batch.gather(torch.stack(keys or views[:2])).to(dtype)
+        across, budget = self.across or keys is not None, self.settings.budget_on(targets.device)
+        if keys is None and len(views) == 2:
+            return self.pairs_of(targets, batch.own(len(views[0])), across=across, budget=budget)
+        own = torch.stack(views).to(dtype)
+        return Directed(own, targets, batch, across=across, constant=keys is not None, budget=budget)
 
     def by_side(self, **figures: Tensor) -> dict[str, Tensor]:
         """Return metrics per side; figures: [sides]."""
@@ -221,29 +241,34 @@ class Objective(nn.Module):
             for name, values in figures.items()
         }
 
-    def _check(self, first: Tensor, second: Tensor, batch: GlobalBatch) -> None:
-        """Raise ValueError unless both are [b, d] of equal shape, on all ranks, of 2 samples or more in all.
+    def _check(self, first: Tensor, others: Mapping[str, Tensor], batch: GlobalBatch) -> None:
+        """Raise ValueError unless all are [b, d] of equal shape, on all ranks, of 2 samples or more in all.
 
         On a GPU values are checked only in the first step, because reading them synchronises with the device.
         """
-        check_shapes(first, second)
+        for name, features in others.items():
+            check_shapes(first, features, name)
         first_step = not self._looked_at_features
         if first_step:
             batch.check_alike(first)
         if len(first) * batch.world < 2:
             raise ValueError(f"features: a batch of {len(first)} sample has no negatives; use a batch of at least 2")
         if first_step or first.device.type == "cpu":
-            self.check_values(first, second, first_step=first_step)
+            self.check_values({"first": first, **others}, first_step=first_step)
         self._looked_at_features = True
 
-    def check_values(self, first: Tensor, second: Tensor, *, first_step: bool) -> None:
-        """Raise FeaturesError unless both are of unit norm or, without `unit_norm`, finite.
+    def check_values(self, features: Mapping[str, Tensor], *, first_step: bool) -> None:
+        """Raise FeaturesError unless all are of unit norm or, without `unit_norm`, finite.
 
         Synchronises with the device.
         """
         check = check_unit_norm if self.unit_norm else check_finite
-        check("first", first)
-        check("second", second)
+        for name, rows in features.items():
+            check(name, rows)
+
+
+def _numbered(**views: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {f"{kind}[{number}]": view for kind, given in views.items() for number, view in enumerate(given)}
 
 
 def scalar_parameter(value: float) -> nn.Parameter:
@@ -251,15 +276,15 @@ def scalar_parameter(value: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor(value, dtype=torch.float64))
 
 
-def check_shapes(first: Tensor, second: Tensor) -> None:
-    """Raise ValueError unless both are floating-point [b, d] of equal shape."""
-    if first.dim() != 2 or first.shape != second.shape:
+def check_shapes(first: Tensor, other: Tensor, name: str) -> None:
+    """Raise ValueError unless both are floating-point [b, d] of equal shape; name: of `other`."""
+    if first.dim() != 2 or first.shape != other.shape:
         raise ValueError(
-            f"features: first is {list(first.shape)} and second {list(second.shape)}; "
+            f"features: first is {list(first.shape)} and {name} {list(other.shape)}; "
             "both must be [b, d], row i of each from the same sample"
         )
-    if not (first.is_floating_point() and second.is_floating_point()):
-        raise ValueError(f"features: first is {first.dtype} and second {second.dtype}; both must be floating point")
+    if not (first.is_floating_point() and other.is_floating_point()):
+        raise ValueError(f"features: first is {first.dtype} and {name} {other.dtype}; both must be floating point")
 
 
 def check_unit_norm(name: str, features: Tensor) -> None:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from .base import Computed, Objective, Progress
+from .directed import Directed
 from .gathering import GlobalBatch
 from .pairs import Pairs
-from .softmax_sums import LN2, Sums, Weights, accumulate, grad_weights
+from .softmax_sums import LN2, Sums, Weights, accumulate, grad_weights, row_weights
 
 Rows = dict[str, Tensor]
 """Per-sample state of a batch by field: [sides, b], in the dtype of the computation; `visits` is [1, b]."""
@@ -20,6 +21,8 @@ Rows = dict[str, Tensor]
 
 class Anchors(NamedTuple):
     """Sums over the candidates of each anchor in the global batch, [2, b]: anchors in `first`, then those in `second`.
+
+    With keys or local views: [directions, b], as in `Directed`.
 
     h_ij = S_ij - S_ii; q is the softmax of an anchor's h_ij / tau_i over its candidates j, which exclude the positive.
     """
@@ -44,9 +47,9 @@ class Step:
     value: Tensor
     """Scalar: the reported loss."""
     negative_weight: Tensor
-    """[2, b]: the gradient on an anchor's candidates is dR/dS_ij = negative_weight_i · q_ij."""
+    """As anchors: the gradient on an anchor's candidates is dR/dS_ij = negative_weight_i · q_ij."""
     positive_weight: Tensor | None = None
-    """[2, b]: the gradient on its positive is dR/dS_ii = -positive_weight_i; None: negative_weight."""
+    """As anchors: the gradient on its positive is dR/dS_ii = -positive_weight_i; None: negative_weight."""
     rows: Rows = field(default_factory=dict)
     """New state."""
     parameter_gradients: list[Tensor] = field(default_factory=list)
@@ -60,10 +63,12 @@ class Contrastive(Objective):
     Bimodal: an anchor's candidates are the other samples' features of the other side; each side has its own state.
     Unimodal: the candidates are both views of every other sample; both anchors share the sample's row of state.
 
-    With several ranks, one exchange gathers the features and a second the anchors' sums and states, a few scalars per
-    sample. Each rank then computes the same step, keeps its own samples' new state and forms its own features'
-    gradients, times the number of ranks, so that DDP's mean over ranks is the gradient on the global batch. FastCLIP
-    section 4.
+    With keys, its candidates are the other samples' keys of the target, and both anchors share the sample's row.
+
+    With several ranks, one exchange gathers the features or keys and a second the anchors' sums and states, a few
+    scalars per sample. Each rank then computes the same step, keeps its own samples' new state and forms its own
+    features' gradients, times the number of ranks, so that DDP's mean over ranks is the gradient on the global batch.
+    FastCLIP section 4.
     """
 
     reads_visits: ClassVar[bool] = False
@@ -71,14 +76,14 @@ class Contrastive(Objective):
 
     @abstractmethod
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
-        """Return this step's temperatures, broadcastable to [2, n], in the dtype and on the device of `like`."""
+        """Return this step's temperatures, [sides, n] or a scalar, in the dtype and on the device of `like`."""
 
     @abstractmethod
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         """Return value, gradient weights, new state and metrics of a step, from the global batch's old state `rows`."""
 
     def further_sums(self, pairs: Pairs) -> Rows:
-        """Return values of this rank's anchors, [2, n] each. `compute_step` gets the global batch's, in `rows`."""
+        """Return values of this rank's samples, [k, n] each. `compute_step` gets the global batch's, in `rows`."""
         return {}
 
     def pool(self, of_anchors: Tensor) -> Tensor:
@@ -95,7 +100,7 @@ class Contrastive(Objective):
 
     def candidates(self, batch_size: int) -> int:
         """Return the number of candidates per anchor."""
-        return (batch_size - 1) * (1 if len(self.sides) == 2 else 2)
+        return (batch_size - 1) * (1 if self.across else 2)
 
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
         features, own = pairs.features, pairs.own
@@ -105,14 +110,16 @@ class Contrastive(Objective):
         }
         if self.reads_visits:
             rows["visits"] = state["visits"].to(features.dtype)[None]
-        sums = accumulate(pairs, self.temperature(rows, features).expand(2, own.stop - own.start))
-        sums, rows = _gather(batch, sums, rows | self.further_sums(pairs))
-        anchors = self._anchors(pairs, self.temperature(rows, features), sums)
+        further = self.further_sums(pairs)
+        sums = accumulate(pairs, self.temperature(rows, features).expand(pairs.anchor_sets, own.stop - own.start))
+        positive, sums, rows = _gather(pairs, batch, sums, rows | further)
+        tau = self.temperature(rows, features)
+        anchors = _anchors(pairs, positive, tau, sums)
         step = self.compute_step(anchors, rows, progress)
         found = self.pool((anchors.margin > 0).to(features.dtype)).mean(1)
         return Computed(
             value=step.value,
-            feature_gradients=lambda: _feature_gradients(pairs, anchors.tau, sums, step).mul_(batch.world),
+            feature_gradients=lambda: _feature_gradients(pairs, tau, sums, step).mul_(batch.world),
             parameter_gradients=step.parameter_gradients,
             state={
                 f"{side}/{name}": values[number, own].to(state[f"{side}/{name}"].dtype)
@@ -122,30 +129,38 @@ class Contrastive(Objective):
             metrics=step.metrics | self.by_side(retrieval_accuracy=found),
         )
 
-    def _anchors(self, pairs: Pairs, tau: Tensor, sums: Sums) -> Anchors:
-        tau, positive = tau.expand(2, pairs.batch), pairs.positives.expand(2, pairs.batch)
-        lift = (sums.peak - positive) / tau
-        return Anchors(
-            tau=tau,
-            log_sum=sums.total.log() + lift,
-            mean_exponent=sums.spread / sums.total + lift,
-            positive=positive,
-            margin=positive - sums.peak,
-            candidates=self.candidates(pairs.batch),
-        )
+
+def _anchors(pairs: Pairs, positive: Tensor, tau: Tensor, sums: Sums) -> Anchors:
+    peak, total, spread = (pairs.of_directions(values) for values in sums)
+    tau, positive = tau.expand_as(peak), positive.expand_as(peak)
+    lift = (peak - positive) / tau
+    return Anchors(
+        tau=tau,
+        log_sum=total.log() + lift,
+        mean_exponent=spread / total + lift,
+        positive=positive,
+        margin=positive - peak,
+        candidates=pairs.negatives,
+    )
 
 
-def _gather(batch: GlobalBatch, sums: Sums, rows: Rows) -> tuple[Sums, Rows]:
-    """Gather this rank's sums and rows into those of the global batch: the second of a step's two exchanges."""
-    own = [*sums, *rows.values()]
-    whole = torch.split(batch.gather(torch.cat(own)), [len(values) for values in own])
-    return Sums(*whole[: len(sums)]), dict(zip(rows, whole[len(sums) :], strict=True))
+def _gather(pairs: Pairs, batch: GlobalBatch, sums: Sums, rows: Rows) -> tuple[Tensor, Sums, Rows]:
+    """Return the similarities of all positives, and the global batch's sums and rows from this rank's."""
+    positive, whole = pairs.exchange(batch, [*sums, *rows.values()])
+    return positive, Sums(*whole[: len(sums)]), dict(zip(rows, whole[len(sums) :], strict=True))
 
 
 def _feature_gradients(pairs: Pairs, tau: Tensor, sums: Sums, step: Step) -> Tensor:
-    """Return the gradients of this rank's features, [2, n, d]."""
-    weights = Weights(sums.peak.flatten(), tau.flatten() * LN2, (step.negative_weight / sums.total).flatten())
+    """Return the gradients of this rank's features, [2, n, d] or [views, n, d]."""
     on_positives = step.negative_weight if step.positive_weight is None else step.positive_weight
+    tau_ln2 = tau.expand_as(sums.peak) * LN2
+    if isinstance(pairs, Directed):
+        scale = pairs.summed_by_block(step.negative_weight) / sums.total
+        own = Weights(*(values[:, pairs.own].flatten() for values in (sums.peak, tau_ln2, scale)))
+        return pairs.gradients(
+            lambda similarities, rows, block: row_weights(similarities, rows, own), in_positives=-on_positives
+        )
+    weights = Weights(sums.peak.flatten(), tau_ln2.flatten(), (step.negative_weight / sums.total).flatten())
     return pairs.gradients(
         lambda similarities, rows, block: grad_weights(similarities, rows, block, weights),
         in_positives=-on_positives.sum(0),

@@ -12,6 +12,8 @@ from .base import Progress, Settings
 from .contrastive import Anchors, Rows, Step
 from .distances import CosineOrDistance, SimilaritySettings
 from .estimator import AverageSettings, share_unseen, update_log_s
+from .pairs import Pairs
+from .softmax_sums import accumulate
 
 
 class DeclSettings(AverageSettings, SimilaritySettings, frozen=True):
@@ -26,6 +28,9 @@ class DeclSettings(AverageSettings, SimilaritySettings, frozen=True):
     in which loss1 has the weight 1 / (1 + t / t0). DeCL algorithm 1."""
     t0: float = Field(default=1000.0, gt=0.0)
     """Steps until loss1 has half the weight, above 0; used only with mixing = "decay"."""
+    rate: Literal["moving_average", "momentum"] = "moving_average"
+    """Where a sample's rate comes from: a moving average over steps, or a momentum encoder, whose keys of the batch are
+    then anchors and negatives alike; without keys, momentum is refused. DeCL section 2.2.3."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of the draws, which depend only on it and the step: 0 to 2³¹ - 1; used only with auxiliary = "sample"."""
 
@@ -48,23 +53,42 @@ class Decl(CosineOrDistance):
     With r_i the mean of exp(sim / tau) over an anchor's negatives and rate a moving average of it:
     loss1 = mean_i(U_i · r_i - positive / tau), U_i = e_i / rate_i not differentiated, e_i of Exp(1) or 1 (`auxiliary`);
     loss2 = mean_i(log sum of exp(sim / tau) over negatives - positive / tau). Bimodal: the sum of both sides.
-    State: log_rate of each side.
+    State: log_rate of each side; with rate = "momentum" that of the last batch, which no step reads.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": DeclSettings, "unimodal": DeclSettings}
 
+    keys = "optional"
     settings: DeclSettings
 
     def __init__(self, mode: str, settings: DeclSettings) -> None:
         super().__init__(mode, settings, log_rate=-math.inf)
 
+    def check_frame(self, keys: bool, local: int) -> None:
+        super().check_frame(keys, local)
+        if self.settings.rate == "momentum" and not keys:
+            raise ValueError(
+                "objective 'decl': rate = 'momentum' needs the keys of a momentum encoder: use one, or 'moving_average'"
+            )
+
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         return torch.full_like(rows["log_rate"], self.settings.tau)
+
+    def further_sums(self, pairs: Pairs) -> Rows:
+        if self.settings.rate == "moving_average":
+            return {}
+        keys = Pairs(pairs.features, pairs.own, across=True, budget=pairs.budget)
+        tau = keys.features.new_full((2, keys.own.stop - keys.own.start), self.settings.tau)
+        sums = accumulate(keys, tau)
+        return {"log_rate_of_keys": sums.total.log() + sums.peak / tau - math.log(keys.negatives)}
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         settings, positive = self.settings, anchors.positive / self.settings.tau
         log_r = anchors.log_sum + positive - math.log(anchors.candidates)
-        log_rate = update_log_s(rows["log_rate"], self.pool_log(log_r), settings.gamma_at(progress))
+        if settings.rate == "momentum":
+            log_rate = self.pool_log(rows["log_rate_of_keys"])
+        else:
+            log_rate = update_log_s(rows["log_rate"], self.pool_log(log_r), settings.gamma_at(progress))
         normalised = self._auxiliary(log_rate, progress) * (log_r - log_rate).exp()
         one = settings.share_of_loss1(progress)
         loss1 = (normalised - positive).mean(1).sum()

@@ -1,6 +1,6 @@
 """Similarity by distance: the negative Euclidean distance of features of any norm, in place of the cosine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
@@ -80,9 +80,14 @@ class CosineOrDistance(Contrastive):
         if settings.similarity == "distance":
             self.pairs_of, self.unit_norm = Distances, False
 
-    def check_values(self, first: Tensor, second: Tensor, *, first_step: bool) -> None:
-        super().check_values(first, second, first_step=first_step)
-        if first_step and not self.unit_norm and all(bool(row_norms(side)[1].all()) for side in (first, second)):
+    def check_frame(self, keys: bool, local: int) -> None:
+        super().check_frame(keys, local)
+        if (keys or local) and not self.unit_norm:
+            raise ValueError("similarity = 'distance' has neither keys nor local views; set similarity = 'cos'")
+
+    def check_values(self, features: Mapping[str, Tensor], *, first_step: bool) -> None:
+        super().check_values(features, first_step=first_step)
+        if first_step and not self.unit_norm and all(bool(row_norms(rows)[1].all()) for rows in features.values()):
             raise FeaturesError(
                 "features: every row has norm 1, but similarity = 'distance' takes features as they are, not "
                 "normalised; pass them without torch.nn.functional.normalize, or set similarity = 'cos'"

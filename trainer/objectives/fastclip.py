@@ -111,6 +111,7 @@ class FastclipV1(Sogclr):
     """Global contrastive loss with one constant temperature: SogCLR on image-text pairs with FastCLIP's settings."""
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV1Settings}
+    keys = "never"  # SogCLR's unimodal mode takes them
 
 
 class FastclipV2(IndividualTemperature):

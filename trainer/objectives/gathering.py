@@ -1,4 +1,4 @@
-"""Gathering values from all ranks; objectives exchange nothing else."""
+"""Gathering and summing values of all ranks; objectives exchange nothing else."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -39,6 +39,13 @@ class GlobalBatch:
         with self.communicating():
             dist.all_gather(list(received), sent)
         return received.view(values.dtype).transpose(0, 1).flatten(1, 2)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Replace `values`, of one shape on all ranks, by their sum over ranks, and return it; no gradient passes."""
+        if self.world > 1:
+            with self.communicating():
+                dist.all_reduce(values)
+        return values
 
     def check_alike(self, features: Tensor) -> None:
         """Raise ValueError if the ranks' features differ in shape or dtype, which gathering does not check.

@@ -129,6 +129,7 @@ class Isogclr(IndividualTemperature):
         "unimodal": IsogclrUnimodalSettings,
     }
 
+    keys = "optional"
     settings: IsogclrSettings
 
     def __init__(self, mode: str, settings: IsogclrSettings) -> None:

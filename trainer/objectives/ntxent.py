@@ -41,9 +41,13 @@ class _Views(Contrastive):
 
 
 class Simclr(_Views, CosineOrDistance):
-    """NT-Xent: cross-entropy of each of 2b anchors over its 2b - 1 candidates (Chen et al., ICML 2020, eq 1)."""
+    """NT-Xent: cross-entropy of each of 2b anchors over its 2b - 1 candidates (Chen et al., ICML 2020, eq 1).
+
+    A local view is an anchor twice, against either global view of its sample and both global views of all others.
+    """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": SimclrSettings}
+    has_local = True
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         # The positive is a candidate as well, with exponent 0.

@@ -5,12 +5,14 @@ An anchor is identified by its row. A rank's own anchors and its own features' g
 [own rows, candidates].
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .gathering import GlobalBatch
 
 EXCLUDED = -1e30
 """Similarity of a pair that is not a candidate. Finite, because -inf would make exp(x)·x a NaN; for any temperature
@@ -22,13 +24,13 @@ temporaries."""
 
 
 class Block(NamedTuple):
-    """A block of the table's similarities with itself."""
+    """A block of the similarities of `anchors`, its rows, with `table`, its columns."""
 
     rows: slice
     columns: slice
 
     def local(self, rows: slice) -> slice:
-        """Return the table's `rows` relative to the block's first row."""
+        """Return `rows` relative to the block's first row."""
         return slice(rows.start - self.rows.start, rows.stop - self.rows.start)
 
 
@@ -44,8 +46,8 @@ class Pairs:
 
         across: a row's candidates are the rows of the other half (image against text) instead of all rows.
         """
-        self.features, self.own, self.batch = features, own, features.shape[1]
-        self.table = features.flatten(0, 1)
+        self.features, self.own, self.batch, self.budget = features, own, features.shape[1], budget
+        self.table = self.anchors = features.flatten(0, 1)
         halves = [slice(start, start + self.batch) for start in (0, self.batch)]
         owned = [slice(half.start + own.start, half.start + own.stop) for half in halves]
         everything = slice(0, 2 * self.batch)
@@ -56,10 +58,14 @@ class Pairs:
         """The only block also holds the second half's similarities, in its columns."""
         if self.mirrored:
             del self.blocks[1]
-        rows, columns = own.stop - own.start, self.blocks[0].columns.stop - self.blocks[0].columns.start
-        row_bytes = columns * features.element_size()
-        self._keep = len(self.blocks) * rows * row_bytes <= budget
-        self._chunk_rows = rows if self._keep else min(rows, max(1, budget // row_bytes))
+        self._divide_budget()
+
+    def _divide_budget(self) -> None:
+        """Choose between blocks that are kept and chunks that are recomputed."""
+        rows, columns = self.own.stop - self.own.start, self.blocks[0].columns.stop - self.blocks[0].columns.start
+        row_bytes = columns * self.features.element_size()
+        self._keep = len(self.blocks) * rows * row_bytes <= self.budget
+        self._chunk_rows = rows if self._keep else min(rows, max(1, self.budget // row_bytes))
         self._kept: dict[int, Tensor] = {}
 
     @cached_property
@@ -73,8 +79,32 @@ class Pairs:
         columns = self.blocks[0].columns
         return self.features.new_empty((0 if self._keep else self._chunk_rows, columns.stop - columns.start))
 
+    @property
+    def anchor_sets(self) -> int:
+        """Sets of anchors, each with one anchor of every sample."""
+        return 2
+
+    @property
+    def negatives(self) -> int:
+        """Candidates per anchor."""
+        columns = self.blocks[0].columns
+        halves: int = (columns.stop - columns.start) // self.batch
+        return halves * (self.batch - 1)
+
+    def exchange(self, ranks: GlobalBatch, own: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Return the similarities of all positives, [b] or [directions, b], and the global batch's values, [k, b] each.
+
+        own: values of this rank's anchors or samples, [k, n] each. This is the second of a step's two exchanges.
+        """
+        whole = torch.split(ranks.gather(torch.cat(list(own))), [len(values) for values in own])
+        return self.positives, list(whole)
+
+    def of_directions(self, of_blocks: Tensor) -> Tensor:
+        """Return values of each set of anchors, [anchor_sets, b], once for each positive that an anchor has."""
+        return of_blocks
+
     def visit(self, block: Block) -> Iterator[tuple[slice, Tensor]]:
-        """Yield chunks of the block: the table's rows and [rows, columns], EXCLUDED where a sample meets itself.
+        """Yield chunks of the block: the anchors' rows and [rows, columns], EXCLUDED where a sample meets itself.
 
         A chunk is valid until the next one. On the block's last visit the caller may overwrite it.
         """
@@ -94,13 +124,14 @@ class Pairs:
 
     def fill(self, similarities: Tensor, rows: slice, block: Block) -> None:
         """Write the block's similarities at `rows`."""
-        torch.mm(self.table[rows], self.table[block.columns].T, out=similarities)
+        torch.mm(self.anchors[rows], self.table[block.columns].T, out=similarities)
 
     def fill_own(self, similarities: Tensor, rows: slice, block: Block, value: float) -> None:
         """Write `value` where a row meets rows of its own sample; similarities: the block's at `rows`."""
+        first = self.own.start + rows.start - block.rows.start
         for half in (0, self.batch):
             if block.columns.start <= half < block.columns.stop:
-                similarities.diagonal(rows.start % self.batch + half - block.columns.start).fill_(value)
+                similarities.diagonal(first + half - block.columns.start).fill_(value)
 
     def pieces(self, block: Block) -> Iterator[tuple[slice, Tensor]]:
         """As `visit`, in smaller pieces for elementwise operations."""

@@ -42,9 +42,6 @@ class Simco(Contrastive):
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         return like.new_full((), self.settings.tau)
 
-    def candidates(self, batch_size: int) -> int:
-        return batch_size - 1
-
     def further_sums(self, pairs: Pairs) -> Rows:
         tau = pairs.features.new_full((2, pairs.own.stop - pairs.own.start), self.settings.tau_beta)
         sums, (first, second) = accumulate(pairs, tau), pairs.features[:, pairs.own]

@@ -29,7 +29,10 @@ class Sums(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """dR/dS_ij = scale_i · 2^((S_ij - peak_i) / tau_ln2_i), summed over the pair's two anchors; each [2b]."""
+    """dR/dS_ij = scale_i · 2^((S_ij - peak_i) / tau_ln2_i), summed over the pair's anchors, one or two.
+
+    Each has an entry for every row of the pairs' `anchors`.
+    """
 
     peak: Tensor
     tau_ln2: Tensor
@@ -38,7 +41,7 @@ class Weights(NamedTuple):
 
 
 def accumulate(pairs: Pairs, tau: Tensor) -> Sums:
-    """Return the sums over candidates of this rank's anchors; tau and the results are [2, n], float32 or float64."""
+    """Return the sums over candidates of this rank's anchors; tau and results are [anchor_sets, n], float32 or 64."""
     # Allocated before the pieces: small results between freed temporaries would fragment the heap, by gigabytes.
     sums = Sums(torch.full_like(tau, EXCLUDED), torch.zeros_like(tau), torch.zeros_like(tau))
     tau_ln2 = tau * LN2
@@ -55,8 +58,14 @@ def accumulate(pairs: Pairs, tau: Tensor) -> Sums:
 def grad_weights(similarities: Tensor, rows: slice, block: Block, weights: Weights) -> None:
     """Overwrite a piece of similarities with dR/dS; both rows and columns are anchors."""
     of_columns = _scaled_exponentials(similarities, Weights(*(vector[block.columns] for vector in weights)))
+    row_weights(similarities, rows, weights)
+    similarities.add_(of_columns)
+
+
+def row_weights(similarities: Tensor, rows: slice, weights: Weights) -> None:
+    """Overwrite a piece of similarities with dR/dS; only rows are anchors."""
     of_rows = Weights(*(vector[rows].unsqueeze(1) for vector in weights))
-    similarities.sub_(of_rows.peak).div_(of_rows.tau_ln2).exp2_().mul_(of_rows.scale).add_(of_columns)
+    similarities.sub_(of_rows.peak).div_(of_rows.tau_ln2).exp2_().mul_(of_rows.scale)
 
 
 def _scaled_exponentials(similarities: Tensor, weights: Weights) -> Tensor:

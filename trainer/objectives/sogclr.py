@@ -38,6 +38,7 @@ class Sogclr(GlobalContrastive):
         "unimodal": SogclrUnimodalSettings,
     }
 
+    keys = "optional"
     settings: SogclrSettings
 
     def __init__(self, mode: str, settings: SogclrSettings) -> None:

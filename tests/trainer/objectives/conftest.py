@@ -1,14 +1,13 @@
-"""What the tests of objectives share: every objective in every mode, features, rows of state, and one step."""
+"""What the tests of objectives share: every objective in every mode and frame, features, rows of state, one step."""
 
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
+from objective_frames import FRAMED, PLAIN, keys_of, local_of
 
 from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
-
-CASES = [(name, mode) for name, objective in OBJECTIVES.items() for mode in objective.settings_of_mode]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -20,20 +19,22 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=CASES, ids="-".join, scope="session")
+@pytest.fixture(params=FRAMED, ids=lambda case: f"{case[0]}-{case[1]}{case[2]}", scope="session")
 def case(request):
-    """Name and mode, of every objective in turn."""
+    """Name, mode and frame, of every objective in turn."""
     return request.param
 
 
 @pytest.fixture(scope="session")
 def make_objective():
-    def make(name, mode, **settings):
-        """The objective with those of `settings` that it knows."""
+    def make(name, mode, frame=PLAIN, **settings):
+        """The objective with those of `settings` that it knows; `step` calls it with this frame."""
         known = OBJECTIVES[name].settings_of_mode[mode].model_fields
         # Rows of norm 1 are on the edge of the ball of mu = 1, where the gradient jumps.
         settings = {"mu": 0.9} | settings
-        return create_objective(name, mode, **{key: value for key, value in settings.items() if key in known})
+        objective = create_objective(name, mode, **{key: value for key, value in settings.items() if key in known})
+        objective.frame = frame
+        return objective
 
     return make
 
@@ -72,16 +73,27 @@ def make_state():
 
 
 @pytest.fixture(scope="session")
-def run():
-    def step(objective, features, state, progress=Progress(step=0, steps_per_epoch=10)):  # noqa: B008
+def step():
+    def call(objective, first, second, state, progress=Progress(step=0, steps_per_epoch=10)):  # noqa: B008
+        """One step in the objective's frame."""
+        frame = getattr(objective, "frame", PLAIN)
+        keys, local = keys_of(frame, first, second), local_of(frame, first, second)
+        return objective(first, second, state, progress, keys=keys, local=local)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def run(step):
+    def run_step(objective, features, state, progress=Progress(step=0, steps_per_epoch=10)):  # noqa: B008
         """One step: its outcome, then the gradients of the two features and of the objective's own parameters."""
         first, second = (side.detach().clone().requires_grad_() for side in features)
         objective.zero_grad()
-        outcome = objective(first, second, state, progress)
+        outcome = step(objective, first, second, state, progress)
         outcome.loss.backward()
         return outcome, first.grad, second.grad, *(parameter.grad for parameter in objective.parameters())
 
-    return step
+    return run_step
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Tiny encoders that are trained with every objective, by ranks under DDP or by one process alone.
 
-test_distributed starts this as a program, which forks 2 ranks, then 3; rank k of n writes what it saw to
+test_distributed starts this as a program, which forks 2 ranks, then 3, then 4; rank k of n writes what it saw to
 n/k.pt. What one process sees, test_distributed finds out by itself.
 """
 
@@ -20,8 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
 
-WORLDS = (2, 3)
+WORLDS = (2, 3, 4)
 SAMPLES, STEPS, INPUTS, WIDTH = 12, 3, 8, 6
+SHIFT = 0.3
 UNSEEN = 5
 """One sample in this many has not been seen before."""
 PATIENCE = timedelta(seconds=60)
@@ -42,6 +43,10 @@ class Case:
     """Dtype of the features and the state; the encoders compute in float64."""
     one_each: bool = False
     """A single sample on every rank, in place of SAMPLES in all."""
+    keys: bool = False
+    """With the keys of encoders that stay as they start, of views shifted by SHIFT."""
+    local: int = 0
+    """Local views: the second view, shifted by SHIFT and multiples of it."""
 
     def samples(self, world):
         """Return the number of samples in the global batch."""
@@ -53,13 +58,30 @@ class Case:
         return create_objective(self.name, self.mode, **moderate | self.settings)
 
 
-KNOWN = [(name, mode) for name, objective in OBJECTIVES.items() for mode in objective.settings_of_mode]
+KNOWN = [
+    (name, mode)
+    for name, objective in OBJECTIVES.items()
+    for mode in objective.settings_of_mode
+    if objective.keys != "always"
+]
+TAKE_KEYS = [name for name, objective in OBJECTIVES.items() if objective.keys != "never"]
+TAKE_LOCAL = [name for name, objective in OBJECTIVES.items() if objective.has_local and objective.keys != "always"]
+TAKE_BOTH = [name for name in TAKE_KEYS if OBJECTIVES[name].has_local]
 OF_EACH_KIND = [(name, "unimodal") for name in ("sogclr", "auc_cl", "spectral", "barlow_twins", "vicreg")]
 OF_EACH_KIND += [("isogclr", "bimodal")]
 CASES = {f"{name} {mode}": Case(name, mode) for name, mode in KNOWN}
 CASES |= {f"{name} {mode}, in chunks": Case(name, mode, {"similarity_budget": 200}) for name, mode in OF_EACH_KIND}
 CASES |= {f"{name} {mode}, one sample each": Case(name, mode, one_each=True) for name, mode in OF_EACH_KIND}
+CASES |= {f"{name}, keys": Case(name, "unimodal", keys=True) for name in TAKE_KEYS}
+CASES |= {f"{name}, local": Case(name, "unimodal", local=3) for name in TAKE_LOCAL}
+CASES |= {f"{name}, keys, local": Case(name, "unimodal", keys=True, local=3) for name in TAKE_BOTH}
 CASES |= {
+    "simclr, local, in chunks": Case("simclr", "unimodal", {"similarity_budget": 200}, local=3),
+    "simclr, local, one sample each": Case("simclr", "unimodal", one_each=True, local=2),
+    "moco_v3, keys, local, in chunks": Case("moco_v3", "unimodal", {"similarity_budget": 200}, keys=True, local=3),
+    "moco_v3, keys, one sample each": Case("moco_v3", "unimodal", one_each=True, keys=True),
+    "decl, keys, of the momentum encoder": Case("decl", "unimodal", {"rate": "momentum"}, keys=True),
+    "auc_cl, keys, weighted": Case("auc_cl", "unimodal", {"negatives": "weighted"}, keys=True, local=1),
     "auc_cl unimodal, all views": Case(
         "auc_cl", "unimodal", {"views": "all", "negatives": "weighted", "similarity": "shifted", "a": 10.0}
     ),
@@ -75,7 +97,8 @@ CASES |= {
 
 
 class Encoders(nn.Module):
-    """Inputs [n, INPUTS] of both sides -> features [n, WIDTH] of both; unimodal, one encoder has both."""
+    """Inputs [n, INPUTS] of both sides, and of further views -> features [n, WIDTH] of each; unimodal, one encoder has
+    both sides."""
 
     def __init__(self, mode, *, unit_norm=True):
         super().__init__()
@@ -85,10 +108,10 @@ class Encoders(nn.Module):
             self.first = nn.Linear(INPUTS, WIDTH, dtype=torch.float64)
             self.second = nn.Linear(INPUTS, WIDTH, dtype=torch.float64) if mode == "bimodal" else self.first
 
-    def forward(self, first, second):
-        first, second = self.first(first), self.second(second)
+    def forward(self, first, second, *local):
+        features = self.first(first), self.second(second), *(self.second(view) for view in local)
         # Where a shift changes nothing, the biases have a gradient only through something that is not linear.
-        return tuple(F.normalize(side, dim=1) if self.unit_norm else side.tanh() for side in (first, second))
+        return [F.normalize(each, dim=1) if self.unit_norm else each.tanh() for each in features]
 
 
 class Traffic(TorchDispatchMode):
@@ -142,7 +165,7 @@ def train_alone(case, samples):
 
 def _train(case, samples, own, wrap):
     objective = case.objective()
-    encoders = Encoders(case.mode, unit_norm=objective.unit_norm)
+    encoders, momentum_encoders = (Encoders(case.mode, unit_norm=objective.unit_norm) for _ in range(2))
     model, parameters = wrap(encoders), list(objective.parameters())
     groups = [{"params": encoders.parameters(), "lr": 0.1}, {"params": parameters, "lr": 1e-3}]
     optimizer = torch.optim.SGD(groups if parameters else groups[:1])
@@ -152,8 +175,12 @@ def _train(case, samples, own, wrap):
         optimizer.zero_grad()
         # In its first two steps DDP arranges itself, which is no business of the objective's.
         with (traffic := Traffic()) if number == STEPS - 1 else nullcontext():
-            features = (side.to(case.dtype) for side in model(*inputs))
-            outcome = objective(*features, state, Progress(step=number, steps_per_epoch=2))
+            views = [*inputs, *(inputs[1] + SHIFT * (place + 1) for place in range(case.local))]
+            first, second, *local = (view.to(case.dtype) for view in model(*views))
+            with torch.no_grad():
+                keys = momentum_encoders(*(inputs + SHIFT)) if case.keys else None
+            progress = Progress(step=number, steps_per_epoch=2)
+            outcome = objective(first, second, state, progress, keys=keys, local=local)
             outcome.loss.backward()
         state = outcome.state
         steps.append(

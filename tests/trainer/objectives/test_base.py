@@ -5,11 +5,12 @@ import re
 
 import pytest
 import torch
+from objective_frames import FRAMED
 
 from thermopile.trainer.objectives import OBJECTIVES, FeaturesError, Progress
 
 START = Progress(step=0, steps_per_epoch=10)
-UNIT_NORM = [(name, mode) for name, known in OBJECTIVES.items() if known.unit_norm for mode in known.settings_of_mode]
+UNIT_NORM = [case for case in FRAMED if OBJECTIVES[case[0]].unit_norm]
 RAW = [(name, "unimodal", {}) for name in ("spectral", "barlow_twins", "vicreg")]
 BY_DISTANCE = [
     (name, mode, {"similarity": "distance"})
@@ -17,19 +18,19 @@ BY_DISTANCE = [
 ]
 
 
-@pytest.mark.parametrize("case", UNIT_NORM, ids="-".join)
+@pytest.mark.parametrize("case", UNIT_NORM, ids=lambda case: f"{case[0]}-{case[1]}{case[2]}")
 @pytest.mark.parametrize("side", ["first", "second"])
 @pytest.mark.parametrize(
     ("scale", "norm"), [(1.1, "1.1"), (0.0, "0"), (math.nan, "nan"), (math.inf, "(inf|nan)")], ids=str
 )
 def test_a_row_whose_norm_is_not_one_is_named_with_its_norm(
-    case, side, scale, norm, make_objective, make_features, make_state
+    case, side, scale, norm, make_objective, make_features, make_state, step
 ):
     objective = make_objective(*case)
     features = [given.detach() for given in make_features(6)]
     features[("first", "second").index(side)][4] *= scale
     with pytest.raises(ValueError, match=rf"row 4 of {side} has norm {norm}, .*1 of 6 rows are not of norm 1; .*norm"):
-        objective(*features, make_state(objective, 6), START)
+        step(objective, *features, make_state(objective, 6), START)
 
 
 @pytest.mark.parametrize(("name", "mode", "settings"), RAW + BY_DISTANCE)
@@ -93,22 +94,22 @@ def test_rows_normalised_in_their_own_dtype_are_of_norm_one(dtype, make_objectiv
     ids=["rows", "columns", "vectors", "one sample", "integers"],
 )
 def test_features_that_do_not_fit_are_refused_with_what_they_are(
-    case, first, second, message, make_objective, make_state
+    case, first, second, message, make_objective, make_state, step
 ):
     objective = make_objective(*case)
     with pytest.raises(ValueError, match=re.escape(message)):
-        objective(first, second, make_state(objective, len(first)), START)
+        step(objective, first, second, make_state(objective, len(first)), START)
 
 
-def test_a_missing_or_misshapen_field_of_state_is_named(case, make_objective, make_features, make_state):
+def test_a_missing_or_misshapen_field_of_state_is_named(case, make_objective, make_features, make_state, step):
     objective = make_objective(*case)
     features, state = make_features(4), make_state(objective, 4)
     for name in state:
         others = {other: values for other, values in state.items() if other != name}
         with pytest.raises(ValueError, match=f"state: '{name}' is missing; given "):
-            objective(*features, others, START)
+            step(objective, *features, others, START)
         with pytest.raises(ValueError, match=rf"state: '{name}' is \[3\] but the batch has 4 samples; pass \[4\]"):
-            objective(*features, others | {name: state[name][:3]}, START)
+            step(objective, *features, others | {name: state[name][:3]}, START)
 
 
 def test_state_of_another_mode_is_refused(make_objective, make_features, make_state):

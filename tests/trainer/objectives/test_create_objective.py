@@ -62,6 +62,7 @@ OUT_OF_RANGE = {
     "spectral": [("mu", 0.0)],
     "barlow_twins": [("redundancy", -0.1), ("eps", 0.0)],
     "vicreg": [("invariance", -1.0), ("variance", -1.0), ("covariance", -1.0), ("eps", 0.0)],
+    "moco_v3": [("tau", 0.0)],
     "simclr": [("tau", 0.0), ("tau", 5e-5), ("similarity", "shifted")],
     "dcl": [("tau", -1.0)],
     "dclw": [("tau", 0.0), ("sigma", 0.0)],
@@ -77,7 +78,7 @@ OUT_OF_RANGE = {
     "fastclip_v3": [("rho", -1.0), ("eta", -1.0), ("tau_max", 0.0), ("betas", (-0.1, 0.9)), ("betas", (0.9, 1.0))],
     "decl": [
         ("gamma", 0.0), ("tau", 0.0), ("t0", 0.0), ("seed", -1), ("auxiliary", "median"), ("mixing", "both"),
-        ("similarity", "distances"),
+        ("similarity", "distances"), ("rate", "median"),
     ],
     "auc_cl": [("a", 0.0), ("a", 20.1), ("b", 1.1), ("b", -1.1), ("alpha", -0.1), ("p", 0.0), ("views", "both")],
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Two and three ranks that train under DDP, against one process that has the batches of all.
+"""Two to four ranks that train under DDP, against one process that has the batches of all.
 
 Both take the same steps of SGD from the same encoders, and pass on the state that they got back.
 """
@@ -156,16 +156,21 @@ def test_a_step_gathers_the_features_and_a_few_scalars_and_leaves_the_rest_to_dd
         rows, scalar = case.samples(len(ranks)) // len(ranks), max(case.dtype.itemsize, 4)
         for seen in (rank["trained"][name] for rank in ranks):
             (operations, sent), state = zip(*seen["traffic"], strict=True), seen["steps"][0]["state"]
-            if case.name in ("barlow_twins", "vicreg"):  # the rest follows from the features
+            # Where local views pull at targets that are not keys, the ranks sum what all of them do.
+            in_targets = ["allreduce_"] if case.local and not case.keys else []
+            if case.name in ("barlow_twins", "vicreg"):  # what the second would gather follows from the features
                 assert operations == ("allgather_", "allreduce_"), name
                 sent = (sent[0], 0, sent[1])
             else:
-                assert operations == ("allgather_", "allgather_", "allreduce_"), name
+                assert operations == ("allgather_", "allgather_", *in_targets, "allreduce_"), name
             assert sent[0] == 2 * rows * WIDTH * case.dtype.itemsize, name
-            # Three sums of each of a sample's two anchors, a fourth at a second temperature, and its state.
-            sums = 4 if case.name == "simco" else 3
-            assert sent[1] <= (2 * sums + len(state)) * rows * scalar, name
-            assert sent[2] == sum(parameter.nbytes for parameter in seen["encoders"].values()), name
+            # Three sums of each of a sample's anchors; a fourth at a second temperature, or the positive, which other
+            # ranks cannot compute from keys; the rate of its keys; and its state.
+            sums = 4 if case.name == "simco" or case.keys or case.local else 3
+            of_keys = 2 if case.settings.get("rate") == "momentum" else 0
+            assert sent[1] <= (2 * (1 + case.local) * sums + of_keys + len(state)) * rows * scalar, name
+            assert all(each == 2 * case.samples(len(ranks)) * WIDTH * scalar for each in sent[2:-1]), name
+            assert sent[-1] == sum(parameter.nbytes for parameter in seen["encoders"].values()), name
         assert reference(name, ranks)["traffic"] == []
 
 

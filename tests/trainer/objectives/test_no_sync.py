@@ -11,13 +11,13 @@ from waits import no_waits
 @pytest.mark.gpu
 @pytest.mark.parametrize("budget", [1, 2**28])
 def test_a_step_and_its_backward_and_its_metrics_wait_for_the_gpu_in_the_first_step_alone(
-    case, budget, make_objective, make_features, make_state
+    case, budget, make_objective, make_features, make_state, step
 ):
     objective = make_objective(*case, similarity_budget=budget).cuda()
     features = [side.detach().cuda().requires_grad_() for side in make_features(8, dtype=torch.float32)]
     state = {name: values.cuda() for name, values in make_state(make_objective(*case), 8, dtype=torch.float32).items()}
-    objective(*features, state, Progress(0, 10)).loss.backward()
+    step(objective, *features, state, Progress(0, 10)).loss.backward()
     with no_waits():
-        outcome = objective(*features, state, Progress(1, 10))
+        outcome = step(objective, *features, state, Progress(1, 10))
         outcome.loss.backward()
     assert outcome.loss.isfinite()

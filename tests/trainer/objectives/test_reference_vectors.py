@@ -40,14 +40,19 @@ def errors_of(entry, dtype):
     """Error of each output array of one case, computed in `dtype`."""
     arrays = arrays_of(entry)
     tensors = {name: torch.tensor(array).to(dtype) for name, array in arrays.items()}
-    state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
-    first, second = tensors["first"].requires_grad_(), tensors["second"].requires_grad_()
     objective = make_objective(entry).to(dtype)
-    outcome = objective(first, second, state, Progress(step=0, steps_per_epoch=10))
+    state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
+    stateless = not state
+    if stateless:  # the reference has no state where no step reads it
+        state = {name: torch.zeros(len(tensors["first"]), dtype=dtype) for name in (*objective.fields, "visits")}
+    views = {name: value for name, value in tensors.items() if name in ("first", "second") or name.startswith("local/")}
+    first, second, *local = (view.requires_grad_() for view in views.values())
+    keys = (tensors["key_first"], tensors["key_second"]) if "key_first" in tensors else None
+    outcome = objective(first, second, state, Progress(step=0, steps_per_epoch=10), keys=keys, local=local)
     outcome.loss.backward()
 
-    outputs = {"value": outcome.loss.detach(), "grad_first": first.grad, "grad_second": second.grad}
-    outputs |= {f"new/{name}": value for name, value in outcome.state.items() if name != "visits"}
+    outputs = {"value": outcome.loss.detach()} | {f"grad_{name}": view.grad for name, view in views.items()}
+    outputs |= {f"new/{name}": value for name, value in outcome.state.items() if name != "visits" and not stateless}
     outputs |= {f"grad_{name}": parameter.grad for name, parameter in objective.named_parameters()}
     assert all(value.dtype == dtype for value in outputs.values())
     assert outputs.keys() == {name for name in arrays if name.startswith(("value", "grad_", "new/"))}

@@ -1,7 +1,7 @@
 """Augmentation: every random choice in a view is a function of (seed, epoch, sample_id, view), in both loaders.
 
-A view is: crop and resize, flip, colour, clamp, blur, solarise, normalise. All colour operations are linear in the
-pixel and in the mean of the crop, so a sample's colour jitter is one pair of 3×3 matrices.
+A view is: crop and resize, flip, affine map, colour, clamp, blur, solarise, noise, clamp, normalise. All colour
+operations are linear in the pixel and in the mean of the crop, so a sample's colour jitter is one pair of 3×3 matrices.
 """
 
 import math
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, NonNegativeFloat, model_validator
 
 from .rng import GOLDEN, compiled, fold, uniform
+from .view_draws import BLUR, FLIP, NOISE, NOISE_KEY, SIGMA, SOLARISE, between, crop_box, draw_affine, draw_colour
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -20,14 +21,24 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 class Recipe(BaseModel, frozen=True, extra="forbid"):
-    """How a view is made. Pairs of probabilities are for the first and the second view."""
+    """How a view is made. Pairs of probabilities are for the first and the second view; local views take turns."""
 
     scale: tuple[float, float] = (0.08, 1.0)
     """Range of a crop's share of the picture's area."""
+    local_scale: tuple[float, float] = (0.05, 0.14)
+    """The same for local views. SwAV's (Caron et al. 2020, its code's `min_scale_crops`); DINO has 0.05 … 0.4."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     """Range of a crop's width over height; drawn uniformly in its logarithm."""
     flip: float = Field(default=0.5, ge=0, le=1)
     """Probability of a horizontal flip."""
+    rotation: NonNegativeFloat = 0.0
+    """An angle is drawn from ± this, in degrees, for the affine map; likewise for the next."""
+    shear: float = Field(default=0.0, ge=0, lt=90)
+    """Angle in degrees by which vertical lines lean."""
+    zoom: tuple[float, float] = (1.0, 1.0)
+    """Range of the affine map's magnification."""
+    shift: NonNegativeFloat = 0.0
+    """The affine map shifts by ± this share of the view's side, drawn for each axis."""
     jitter: float = Field(default=0.0, ge=0, le=1)
     """Probability of changing brightness, contrast, saturation and hue."""
     brightness: NonNegativeFloat = 0.0
@@ -44,6 +55,8 @@ class Recipe(BaseModel, frozen=True, extra="forbid"):
     """Range of its standard deviation, in pixels of the view."""
     solarise: tuple[float, float] = (0.0, 0.0)
     """Probability of inverting all values of 128 or more."""
+    noise: tuple[float, float] = (0.0, 0.0)
+    """Range of the standard deviation of the noise added to each value, in levels of 255."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Subtracted from each channel, with pixels in [0, 1]."""
     std: tuple[float, float, float] = IMAGENET_STD
@@ -51,17 +64,23 @@ class Recipe(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"scale {self.scale} is not 0 < from <= to <= 1")
-        if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ValueError(f"ratio {self.ratio} is not 0 < from <= to")
-        if not 0 < self.sigma[0] <= self.sigma[1]:
-            raise ValueError(f"sigma {self.sigma} is not 0 < from <= to")
+        for name in ("scale", "local_scale"):
+            if not 0 < getattr(self, name)[0] <= getattr(self, name)[1] <= 1:
+                raise ValueError(f"{name} {getattr(self, name)} is not 0 < from <= to <= 1")
+        for name in ("ratio", "zoom", "sigma"):
+            if not 0 < getattr(self, name)[0] <= getattr(self, name)[1]:
+                raise ValueError(f"{name} {getattr(self, name)} is not 0 < from <= to")
+        if not 0 <= self.noise[0] <= self.noise[1]:
+            raise ValueError(f"noise {self.noise} is not 0 <= from <= to")
         if not all(0 <= share <= 1 for share in self.blur + self.solarise):
             raise ValueError(f"blur {self.blur} or solarise {self.solarise} is not a pair of probabilities")
         if min(self.std) <= 0:
             raise ValueError(f"std {self.std} is not above 0 in every channel")
         return self
+
+    @property
+    def has_affine(self) -> bool:
+        return max(self.rotation, self.shear, self.shift) > 0 or self.zoom != (1.0, 1.0)
 
     @property
     def has_colour(self) -> bool:
@@ -76,6 +95,10 @@ class Recipe(BaseModel, frozen=True, extra="forbid"):
     @property
     def has_solarise(self) -> bool:
         return max(self.solarise) > 0
+
+    @property
+    def has_noise(self) -> bool:
+        return self.noise[1] > 0
 
 
 RECIPES: dict[str, Recipe] = {
@@ -99,6 +122,12 @@ RECIPES: dict[str, Recipe] = {
         jitter=0.8, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2,
         blur=(0.5, 0.5), solarise=(0.1, 0.1),
     ),
+    # For characters, of which a mirrored or cut one is another: glyphs differ by ±15°, ±3 of 32 pixels, 18 to 26 points
+    # and noise of 12 levels, and the views by as much again. A local view keeps a part that can still be read.
+    "glyphs": Recipe(
+        scale=(1.0, 1.0), local_scale=(0.3, 0.6), flip=0.0, rotation=20, shear=10, zoom=(0.8, 1.2), shift=0.1,
+        jitter=1.0, contrast=0.4, noise=(0.0, 25.0), mean=CLIP_MEAN, std=CLIP_STD,
+    ),
 }  # fmt: skip
 
 
@@ -109,6 +138,9 @@ class ViewParameters(NamedTuple):
     """int64 [b, 4]: top, left, height, width of the crop, in pixels of the stored picture."""
     flip: NDArray[np.bool_]
     """bool [b]."""
+    affine: NDArray[np.float32]
+    """float32 [b, 2, 3]: A place (x, y) of the view shows the place affine · (x, y, 1) of the crop, interpolated
+    bilinearly; both are relative to the centre, in sides of the view. Beyond the border the edge is repeated."""
     colour: NDArray[np.float32]
     """float32 [b, 3, 3], M: a pixel (R, G, B in 0 … 255) becomes M · pixel + K · mean, clamped to 0 … 255."""
     colour_mean: NDArray[np.float32]
@@ -118,22 +150,42 @@ class ViewParameters(NamedTuple):
     the view is mirrored at its borders, without repeating the edge."""
     solarise: NDArray[np.bool_]
     """bool [b]: map values of 128 or more to 255 - value."""
+    noise: NDArray[np.float32]
+    """float32 [b]: standard deviation in levels of 255, 0 for none."""
+    noise_key: NDArray[np.uint64]
+    """uint64 [b]: value (channel, y, x) gets `nearly_normal(noise_key, (channel · side + y) · side + x)` times that."""
+
+
+FIRST_LOCAL = 2
+"""Number of the first local view; the global ones are 0 and 1."""
+
+
+def sides_of_views(image_size: int, views: int, local_size: int, local_views: int) -> dict[int, int]:
+    """Return the number of each view of a sample → the view's side in pixels; global views come first."""
+    local = range(FIRST_LOCAL, FIRST_LOCAL + local_views)
+    return dict.fromkeys(range(views), image_size) | dict.fromkeys(local, local_size)
 
 
 def view_parameters(
     recipe: Recipe, seed: int, epoch: int, sample_ids: NDArray[np.int64],
     heights: NDArray[np.int64], widths: NDArray[np.int64], view: int,
 ) -> ViewParameters:  # fmt: skip
-    """Draw the choices for one view of samples whose stored pictures have these heights and widths; all arrays [b]."""
+    """Draw the choices for one view of samples whose stored pictures have these heights and widths; all arrays [b].
+
+    view: 0 or 1 for a global view, from FIRST_LOCAL on for a local one.
+    """
     b = len(sample_ids)
     drawn = ViewParameters(
-        np.empty((b, 4), np.int64), np.empty(b, np.bool_), np.empty((b, 3, 3), np.float32),
-        np.empty((b, 3, 3), np.float32), np.empty(b, np.float32), np.empty(b, np.bool_),
+        np.empty((b, 4), np.int64), np.empty(b, np.bool_), np.empty((b, 2, 3), np.float32),
+        np.empty((b, 3, 3), np.float32), np.empty((b, 3, 3), np.float32), np.empty(b, np.float32),
+        np.empty(b, np.bool_), np.empty(b, np.float32), np.empty(b, np.uint64),
     )  # fmt: skip
     chances = _Chances(
-        recipe.scale, recipe.ratio, recipe.flip, recipe.jitter if recipe.has_colour else 0.0,
+        recipe.scale if view < FIRST_LOCAL else recipe.local_scale, recipe.ratio, recipe.flip,
+        (math.radians(recipe.rotation), math.radians(recipe.shear), recipe.shift), recipe.zoom,
+        recipe.jitter if recipe.has_colour else 0.0,
         (recipe.brightness, recipe.contrast, recipe.saturation, recipe.hue), recipe.grayscale,
-        recipe.blur[view], recipe.sigma, recipe.solarise[view],
+        recipe.blur[view % 2], recipe.sigma, recipe.solarise[view % 2], recipe.noise,
     )  # fmt: skip
     _draw_views(drawn, chances, np.uint64(seed), np.uint64(epoch), sample_ids, heights, widths, np.uint64(view))
     return drawn
@@ -145,24 +197,15 @@ class _Chances(NamedTuple):
     scale: tuple[float, float]
     ratio: tuple[float, float]
     flip: float
+    affine: tuple[float, float, float]
+    zoom: tuple[float, float]
     jitter: float
     strengths: tuple[float, float, float, float]
     grayscale: float
     blur: float
     sigma: tuple[float, float]
     solarise: float
-
-
-# Index of each random number of a view's key. The crop uses five per attempt.
-_ATTEMPTS = 10
-_FLIP, _AREA, _RATIO, _TOP, _LEFT = 0, 1, 2, 3, 4
-_DRAWS = 5
-_JITTER, _GRAYSCALE, _BLUR, _SIGMA, _SOLARISE, _STRENGTH = 64, 65, 66, 67, 68, 70
-
-_LUMA = np.array([0.299, 0.587, 0.114])
-"""ITU-R BT.601, like Pillow's grey."""
-_TO_YIQ = np.array([_LUMA, [0.595716, -0.274453, -0.321263], [0.211456, -0.522591, 0.311135]])
-_FROM_YIQ = np.linalg.inv(_TO_YIQ)
+    noise: tuple[float, float]
 
 
 @compiled
@@ -181,80 +224,11 @@ def _draw_views(
         box = crop_box(key, heights[i], widths[i], chances.scale, chances.ratio)
         for side in range(4):
             drawn.box[i, side] = box[side]
-        drawn.flip[i] = uniform(key, np.uint64(_FLIP)) < chances.flip
+        drawn.flip[i] = uniform(key, np.uint64(FLIP)) < chances.flip
+        draw_affine(key, chances.affine, chances.zoom, drawn.affine[i])
         draw_colour(key, chances.jitter, chances.strengths, chances.grayscale, drawn.colour[i], drawn.colour_mean[i])
-        low, high = chances.sigma
-        blurred = uniform(key, np.uint64(_BLUR)) < chances.blur
-        drawn.blur[i] = low + (high - low) * uniform(key, np.uint64(_SIGMA)) if blurred else 0.0
-        drawn.solarise[i] = uniform(key, np.uint64(_SOLARISE)) < chances.solarise
-
-
-@compiled
-def crop_box(
-    key: np.uint64, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
-) -> tuple[int, int, int, int]:
-    """Return (top, left, height, width) of a random resized crop, in pixels, within height × width.
-
-    Tries ten areas and aspect ratios, then takes the largest central crop of an allowed aspect ratio:
-    Szegedy et al. 2015, as torchvision's RandomResizedCrop does it.
-    """
-    for attempt in range(_ATTEMPTS):
-        draw = np.uint64(attempt * _DRAWS)
-        area = height * width * (scale[0] + (scale[1] - scale[0]) * uniform(key, draw + np.uint64(_AREA)))
-        low, high = math.log(ratio[0]), math.log(ratio[1])
-        aspect = math.exp(low + (high - low) * uniform(key, draw + np.uint64(_RATIO)))
-        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < w <= width and 0 < h <= height:
-            top = int(uniform(key, draw + np.uint64(_TOP)) * (height - h + 1))
-            left = int(uniform(key, draw + np.uint64(_LEFT)) * (width - w + 1))
-            return top, left, h, w
-    w = min(width, max(1, round(height * ratio[1])))
-    h = min(height, max(1, round(width / ratio[0])))
-    return (height - h) // 2, (width - w) // 2, h, w
-
-
-@compiled
-def draw_colour(
-    key: np.uint64, jitter: float, strengths: tuple[float, float, float, float], grayscale: float,
-    matrix: NDArray[np.float32], of_mean: NDArray[np.float32],
-) -> None:  # fmt: skip
-    """Fill M and K (ViewParameters.colour and .colour_mean) of one view.
-
-    The operations are torchvision's ColorJitter and RandomGrayscale with two differences: values are clamped once, at
-    the end, and hue rotates the I-Q plane of YIQ instead of HSV's hue. Saturation and hue then preserve greys and luma,
-    and the result does not depend on the order of the four operations, so no order is drawn.
-    """
-    factors = np.ones(3)
-    angle = 0.0
-    if uniform(key, np.uint64(_JITTER)) < jitter:
-        for operation in range(3):
-            factors[operation] = max(0.0, 1 + strengths[operation] * _either_way(key, _STRENGTH + operation))
-        angle = 2 * math.pi * strengths[3] * _either_way(key, _STRENGTH + 3)
-    brightness, contrast = factors[0], factors[1]
-    saturation = 0.0 if uniform(key, np.uint64(_GRAYSCALE)) < grayscale else factors[2]
-    turned = _hue_matrix(angle)
-    for row in range(3):
-        for column in range(3):
-            coloured = saturation * turned[row, column] + (1 - saturation) * _LUMA[column]
-            matrix[row, column] = brightness * contrast * coloured
-            of_mean[row, column] = brightness * (1 - contrast) * _LUMA[column]
-
-
-@compiled
-def _either_way(key: np.uint64, draw: int) -> float:
-    """Return a number in [-1, 1)."""
-    return 2 * uniform(key, np.uint64(draw)) - 1
-
-
-@compiled
-def _hue_matrix(angle: float) -> NDArray[np.float64]:
-    """Return the rotation of hue by an angle in radians; positive from red towards yellow."""
-    cos, sin = math.cos(angle), math.sin(angle)
-    turn = np.array([[1.0, 0.0, 0.0], [0.0, cos, sin], [0.0, -sin, cos]])
-    matrix = np.zeros((3, 3))
-    for row in range(3):
-        for column in range(3):
-            for i in range(3):
-                for q in range(3):
-                    matrix[row, column] += _FROM_YIQ[row, i] * turn[i, q] * _TO_YIQ[q, column]
-    return matrix
+        blurred = uniform(key, np.uint64(BLUR)) < chances.blur
+        drawn.blur[i] = between(chances.sigma, key, SIGMA) if blurred else 0.0
+        drawn.solarise[i] = uniform(key, np.uint64(SOLARISE)) < chances.solarise
+        drawn.noise[i] = between(chances.noise, key, NOISE)
+        drawn.noise_key[i] = fold(key, np.uint64(NOISE_KEY))

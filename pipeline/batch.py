@@ -21,13 +21,13 @@ class Batch:
     tokens: Tensor | None = None
     """int32 [b, L], padded with the tokenizer's pad id; None if the dataset has no captions."""
     local: tuple[Tensor, ...] = ()
-    """float32 [b, 3, h, h] each: local views, smaller ones of smaller parts of the images; none unless asked for."""
+    """float32 [b, 3, h, h] each, normalised: m local views, smaller crops of the same pictures."""
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch with views and tokens on `device`; the ids stay on the CPU."""
+        """Return the batch with all views and tokens on `device`; the ids stay on the CPU."""
         return replace(
             self,
             views=tuple(view.to(device, non_blocking=True) for view in self.views),
-            local=tuple(view.to(device, non_blocking=True) for view in self.local),
             tokens=None if self.tokens is None else self.tokens.to(device, non_blocking=True),
+            local=tuple(view.to(device, non_blocking=True) for view in self.local),
         )

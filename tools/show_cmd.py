@@ -9,7 +9,7 @@ import click
 
 from .dataset_path import DatasetPath
 
-RECIPE_NAMES = ("clip", "crop_flip", "simclr", "simclr_cifar", "moco_v3", "vicreg")
+RECIPE_NAMES = ("clip", "crop_flip", "simclr", "simclr_cifar", "moco_v3", "vicreg", "glyphs")
 """Names from pipeline/augment.py, repeated here because importing it loads numba and would slow `--help`."""
 MAX_SAMPLES = 200
 

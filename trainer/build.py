@@ -147,21 +147,22 @@ def open_loader(
 
     Raises ConfigError if the loader's package is missing or the user's augmentation cannot be loaded.
     """
-    views = 1 if mode == "bimodal" else 2
+    shared: dict[str, Any] = {
+        "image_size": config.image_size,
+        "views": 1 if mode == "bimodal" else 2,
+        "local_size": config.local_size,
+        "local_views": config.local_views,
+        "rank": world.rank,
+        "world": world.size,
+    }
     if config.loader == "synthetic":
         from ..pipeline.loading.synthetic_loader import SyntheticLoader
 
-        return SyntheticLoader(
-            dataset, order, image_size=config.image_size, views=views, device=device, rank=world.rank, world=world.size
-        )
-    shared: dict[str, Any] = {
+        return SyntheticLoader(dataset, order, **shared, device=device)
+    shared |= {
         "recipe": recipe_named(config.recipe),
-        "image_size": config.image_size,
-        "views": views,
         "workers": config.workers or _workers_beside_others(config.loader, world),
         "ahead": config.ahead,
-        "rank": world.rank,
-        "world": world.size,
         "device": device.type,
     }
     try:

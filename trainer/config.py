@@ -42,15 +42,17 @@ class DataConfig(_Section):
     A run keeps its loader on whatever machine it is resumed; `dali` also runs without a GPU. Their views differ by
     about one level of 255. `synthetic` repeats random batches: it measures speed and learns nothing."""
     recipe: str = "auto"
-    """Augmentation recipe: clip, crop_flip, simclr, simclr_cifar, moco_v3 or vicreg; auto is `clip` for pairs and
-    `crop_flip` for images."""
+    """Augmentation recipe: clip, crop_flip, simclr, simclr_cifar, moco_v3, vicreg or glyphs; auto is `clip` for pairs
+    and `crop_flip` for images."""
     augmentation: str = ""
     """Custom augmentation after the recipe's, as `module:function`; requires `ffcv`. A function compiled by numba that
     changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""
     image_size: int = Field(default=224, ge=8)
     """Side length of a view in pixels."""
     local_views: int = Field(default=0, ge=0, le=64)
+    """Local views of each picture beside its two global ones: small crops, for objectives with multi-crop."""
     local_size: int = Field(default=96, ge=8)
+    """Side length of a local view in pixels."""
     workers: int = Field(default=0, ge=0, le=10_000)
     """Decoding threads; 0 means one per core, plus one with `dali`."""
     ahead: int = Field(default=2, ge=1, le=1000)

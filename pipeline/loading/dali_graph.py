@@ -4,6 +4,7 @@ The functions are in DALI's language and run once, to build the graph. An `if` o
 samples take; an `if` on the recipe decides whether the graph has that operation at all.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import nvidia.dali.math
 from numpy.typing import NDArray
 
 from ..augment import Recipe, ViewParameters
+from ..rng import compiled
+from .pixels import noise_at
 
 dali: Any = nvidia.dali  # its own types know neither its constants nor conditionals
 fn, types = dali.fn, dali.types
@@ -19,18 +22,19 @@ fn, types = dali.fn, dali.types
 
 @dali.pipeline_def(enable_conditionals=True)  # type: ignore[untyped-decorator]
 def views_of_jpegs(
-    recipe: Recipe, image_size: int, views: int, on_gpu: bool, hardware_load: float
+    recipe: Recipe, sides: Mapping[int, int], on_gpu: bool, hardware_load: float
 ) -> tuple[Any, ...]:  # fmt: skip
+    """Return every view that `sides` has by its number, with this many pixels a side."""
     jpegs = fn.external_source(name="jpegs", dtype=types.UINT8, ndim=1, no_copy=True)
     start = fn.external_source(name="jpeg_start", dtype=types.INT64, ndim=1)
     jpeg = fn.slice(jpegs, start, fn.external_source(name="jpeg_bytes", dtype=types.INT64, ndim=1), axes=[0])
-    sides = fn.external_source(name="sides", dtype=types.FLOAT, ndim=1)
+    stored_sides = fn.external_source(name="sides", dtype=types.FLOAT, ndim=1)
     # Decode as FFCV does: orientation as stored, chroma interpolated, fast inverse DCT.
     picture = fn.decoders.image(
-        _with_header_of(jpeg, sides), device="mixed" if on_gpu else "cpu",
+        _with_header_of(jpeg, stored_sides), device="mixed" if on_gpu else "cpu",
         adjust_orientation=False, jpeg_fancy_upsampling=True, use_fast_idct=True, hw_decoder_load=hardware_load,
     )  # fmt: skip
-    return tuple([_view(picture, view, recipe, image_size, on_gpu) for view in range(views)])
+    return tuple([_view(picture, view, recipe, side, on_gpu) for view, side in sides.items()])
 
 
 def _with_header_of(jpeg: Any, sides: Any) -> Any:
@@ -44,11 +48,13 @@ def _with_header_of(jpeg: Any, sides: Any) -> Any:
     return fn.reshape(jpeg, rel_shape=1.0 + off_by)  # reshaping to more bytes than there are fails
 
 
-def _view(picture: Any, view: int, recipe: Recipe, image_size: int, on_gpu: bool) -> Any:
+def _view(picture: Any, view: int, recipe: Recipe, side: int, on_gpu: bool) -> Any:
     pixels = fn.resize(
-        picture, size=[image_size, image_size], dtype=types.FLOAT, interp_type=types.INTERP_LINEAR, antialias=True,
+        picture, size=[side, side], dtype=types.FLOAT, interp_type=types.INTERP_LINEAR, antialias=True,
         roi_start=_input("start", view, types.FLOAT, 1), roi_end=_input("end", view, types.FLOAT, 1),
     )  # fmt: skip
+    if recipe.has_affine:  # without a fill value, it repeats the edge
+        pixels = fn.warp_affine(pixels, matrix=_input("affine", view, types.FLOAT, 2), interp_type=types.INTERP_LINEAR)
     if recipe.has_colour:
         mean = fn.reductions.mean(pixels, axes=[0, 1])
         of_mean = _input("colour_mean", view, types.FLOAT, 2)
@@ -64,6 +70,9 @@ def _view(picture: Any, view: int, recipe: Recipe, image_size: int, on_gpu: bool
         solarise = _input("solarise", view, types.BOOL, 0)
         if solarise:
             pixels = pixels + (pixels >= 128.0) * (255.0 - 2.0 * pixels)
+    if recipe.has_noise:
+        noise = _input("noise", view, types.FLOAT, 3)
+        pixels = dali.math.clamp(pixels + (noise.gpu() if on_gpu else noise), 0.0, 255.0)
     return fn.crop_mirror_normalize(
         pixels, mirror=_input("flip", view, types.INT32, 0),
         mean=[255 * mean for mean in recipe.mean], std=[255 * std for std in recipe.std],
@@ -74,18 +83,46 @@ def _input(name: str, view: int, dtype: Any, ndim: int) -> Any:
     return fn.external_source(name=f"{name}{view}", dtype=dtype, ndim=ndim)
 
 
-def inputs_of_view(recipe: Recipe, drawn: ViewParameters) -> dict[str, NDArray[Any]]:
-    """Return the inputs of a view's graph, by the names that `_view` uses."""
+def inputs_of_view(recipe: Recipe, drawn: ViewParameters, side: int) -> dict[str, NDArray[Any]]:
+    """Return the inputs of the graph of a view with this side, by the names that `_view` uses.
+
+    The graph mirrors last, so what depends on the place is mirrored here.
+    """
     start, size = drawn.box[:, :2], drawn.box[:, 2:]
     inputs: dict[str, NDArray[Any]] = {
         "start": start.astype(np.float32),
         "end": (start + size).astype(np.float32),
         "flip": drawn.flip.astype(np.int32),
     }
+    if recipe.has_affine:
+        inputs["affine"] = _affine_in_pixels(drawn.affine, drawn.flip, side)
     if recipe.has_colour:
         inputs |= {"colour": drawn.colour, "colour_mean": drawn.colour_mean}
     if recipe.has_blur:
         inputs["blur"] = drawn.blur
     if recipe.has_solarise:
         inputs["solarise"] = drawn.solarise
+    if recipe.has_noise:
+        noise = np.empty((len(drawn.flip), side, side, 3), np.float32)
+        _fill_noise(noise, drawn.noise, drawn.noise_key)
+        noise[drawn.flip] = noise[drawn.flip, :, ::-1]
+        inputs["noise"] = noise
     return inputs
+
+
+def _affine_in_pixels(affine: NDArray[np.float32], flip: NDArray[np.bool_], side: int) -> NDArray[np.float32]:
+    """Return the same maps, float32 [b, 2, 3], for pixels counted from the corner, as DALI does."""
+    mirrored = affine * np.array([[1, -1, -1], [-1, 1, 1]], np.float32)
+    maps = np.where(flip[:, np.newaxis, np.newaxis], mirrored, affine)
+    maps[:, :, 2] = side * (maps[:, :, 2] + 0.5 - maps[:, :, :2].sum(2) / 2)
+    return maps
+
+
+@compiled
+def _fill_noise(out: NDArray[np.float32], deviations: NDArray[np.float32], keys: NDArray[np.uint64]) -> None:
+    rows, side = out.shape[:2]
+    for row in range(rows):
+        for channel in range(3):
+            for y in range(side):
+                for x in range(side):
+                    out[row, y, x, channel] = noise_at(deviations[row], keys[row], side, channel, y, x)

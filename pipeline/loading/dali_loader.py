@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from ...streams import Arriving, Copies, CudaDevice
-from ..augment import Recipe, view_parameters
+from ..augment import Recipe, sides_of_views, view_parameters
 from ..batch import Batch
 from ..cores import cores
 from ..dataset import Dataset
@@ -54,13 +54,14 @@ class DALILoader:
     """
 
     def __init__(
-        self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
-        workers: int | None = None, ahead: int = 2, rank: int = 0, world: int = 1,
+        self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int, local_size: int = 96,
+        local_views: int = 0, workers: int | None = None, ahead: int = 2, rank: int = 0, world: int = 1,
         device: Literal["cpu", "cuda"] = "cpu", hardware_load: float = 0.65,
     ) -> None:  # fmt: skip
         """Open a loader.
 
         image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
+        local_size: side of the local views, in pixels. local_views: their number.
         workers: DALI threads; None: one more than cores, since each operator waits for its last sample.
         ahead: number of batches to prefetch, at least 1.
         device: where to decode and augment; "cuda" is torch's current CUDA device.
@@ -70,7 +71,8 @@ class DALILoader:
         if not 0 <= hardware_load <= 1:
             raise ValueError(f"hardware_load {hardware_load} is not a share; use 0 … 1")
         refuse_other_samples(order, dataset)
-        self.order, self._recipe, self._image_size, self._views = order, recipe, image_size, views
+        self.order, self._recipe, self._views = order, recipe, views
+        self._sides = sides_of_views(image_size, views, local_size, local_views)
         self._rank, self._world, self._hardware_load = rank, world, hardware_load
         self._workers, self._ahead = workers or cores() + 1, max(1, ahead)
         self._reader = Reader(dataset, self._workers)
@@ -168,9 +170,9 @@ class DALILoader:
             "jpeg_bytes": located.jpeg_bytes[:, np.newaxis],
             "sides": np.stack([heights, widths], axis=1).astype(np.float32),
         }
-        for view in range(self._views):
+        for view, side in self._sides.items():
             drawn = view_parameters(self._recipe, self.order.seed, epoch, ids, heights, widths, view)
-            inputs |= {f"{name}{view}": values for name, values in inputs_of_view(self._recipe, drawn).items()}
+            inputs |= {f"{name}{view}": values for name, values in inputs_of_view(self._recipe, drawn, side).items()}
         return _Read(ids, located.tokens if located.vocab_size else None, jpegs, inputs)
 
     def _finish(self, begun: Future[_Read]) -> Callable[[], Batch]:
@@ -188,9 +190,12 @@ class DALILoader:
         tokens = None if batch.tokens is None else torch.from_numpy(batch.tokens)
         if self._copies is None:  # the tensors share DALI's memory and own it as long as they live
             views = tuple(from_dlpack(output.as_tensor()) for output in outputs)
-            return lambda: Batch(ids, views, tokens)
+            return lambda: self._batch(ids, views, tokens)
         pinned, arriving = None if tokens is None else tokens.pin_memory(), copy_outputs(outputs, self._copies)
-        return lambda: Batch(ids, tuple(arriving.here()), pinned)
+        return lambda: self._batch(ids, tuple(arriving.here()), pinned)
+
+    def _batch(self, ids: Tensor, views: tuple[Tensor, ...], tokens: Tensor | None) -> Batch:
+        return Batch(ids, views[: self._views], tokens, views[self._views :])
 
     def _take_outputs(self) -> tuple[Any, ...]:
         """Return the oldest run's outputs. DALI pipelines do not survive an error: the next batch builds a new one."""
@@ -226,7 +231,7 @@ class DALILoader:
 
     def _build(self) -> Any:
         pipeline = views_of_jpegs(
-            self._recipe, self._image_size, self._views, self._device_id is not None, self._hardware_load,
+            self._recipe, self._sides, self._device_id is not None, self._hardware_load,
             batch_size=self.order.batch_size // self._world, num_threads=self._workers, device_id=self._device_id,
             prefetch_queue_depth=1,  # runs that start with the first; later ones are scheduled explicitly
         )  # fmt: skip

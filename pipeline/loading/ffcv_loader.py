@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from math import prod
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...streams import Copies, CudaDevice
-from ..augment import Recipe, ViewParameters, view_key, view_parameters
+from ..augment import Recipe, ViewParameters, sides_of_views, view_key, view_parameters
 from ..batch import Batch
 from ..cores import cores
 from ..dataset import Dataset
@@ -24,7 +24,7 @@ from ..order import Order
 from ..rng import compiled
 from ..stored_sample import SOUND, UNDECODABLE, Located, fetch
 from . import refuse_other_samples
-from .pixels import gaussian_blur, normalise, recolour, solarise
+from .pixels import add_noise, affine, gaussian_blur, normalise, recolour, solarise
 from .reader import Reader, Reading, own_thread
 from .resample import resample_into
 
@@ -53,6 +53,15 @@ class ViewMemory:
         return lent.reshape(shape)
 
 
+class _Pixels(NamedTuple):
+    """A batch's views, in one piece of memory."""
+
+    views: Tensor
+    """float32 [views, b, 3, image_size, image_size]."""
+    local: Tensor
+    """float32 [local views, b, 3, local_size, local_size]."""
+
+
 class ViewMaker:
     """Makes the views of any samples. Batches may be kept: memory is reused only once nothing refers to it.
 
@@ -60,17 +69,20 @@ class ViewMaker:
     """
 
     def __init__(
-        self, dataset: Dataset, *, recipe: Recipe, image_size: int, views: int, seed: int = 0,
-        workers: int | None = None, spare: int = 1, augment: Augmentation | None = None,
+        self, dataset: Dataset, *, recipe: Recipe, image_size: int, views: int, local_size: int = 96,
+        local_views: int = 0, seed: int = 0, workers: int | None = None, spare: int = 1,
+        augment: Augmentation | None = None,
     ) -> None:  # fmt: skip
         """Make views of a dataset of any size; a sample's views depend on seed, epoch, id and recipe.
 
         image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
+        local_size: side of the local views, in pixels. local_views: their number.
         workers: decoding threads; None: one per core. spare: number of batches whose memory is kept for reuse.
         augment: custom augmentation, applied after the recipe's operations and before normalisation.
         """
-        self._recipe, self._image_size, self._views, self._seed = recipe, image_size, views, seed
-        self._augment = augment
+        self._recipe, self._seed, self._augment = recipe, seed, augment
+        self._sides = sides_of_views(image_size, views, local_size, local_views)
+        self._shapes = (views, 3, image_size, image_size), (local_views, 3, local_size, local_size)
         self._reader = Reader(dataset, workers or cores())
         self._memory = ViewMemory(spare)
 
@@ -89,29 +101,34 @@ class ViewMaker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[Tensor, Reading]:
+    def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[_Pixels, Reading]:
         recipe, seed = self._recipe, self._seed
-        pixels = self._lend((self._views, len(ids), 3, self._image_size, self._image_size))
+        pixels = self._pixels_of(len(ids))
         located = self._reader.locate(ids)
-        views = tuple(
-            view_parameters(recipe, seed, epoch, ids, located.height, located.width, view)
-            for view in range(self._views)
-        )
+        heights, widths = located.height, located.width
+        views = [view_parameters(recipe, seed, epoch, ids, heights, widths, view) for view in self._sides]
+        drawn = ViewParameters(*map(np.stack, zip(*views, strict=True)))
         std = np.array(recipe.std)
         gain, offset = (1 / (255 * std)).astype(np.float32), (-np.array(recipe.mean) / std).astype(np.float32)
-        made = (views, pixels.numpy(), recipe.has_colour, gain, offset)
+        out = (pixels.views.numpy(), pixels.local.numpy())
+        made = (drawn, *out, recipe.has_affine, recipe.has_colour, gain, offset)
         if self._augment is None:
             return pixels, self._reader.start(ids, located, _make_rows, *made)
-        keyed = (self._augment, np.uint64(seed), np.uint64(epoch), ids)
+        keyed = (self._augment, np.uint64(seed), np.uint64(epoch), ids, np.array([*self._sides], np.uint64))
         return pixels, self._reader.start(ids, located, _make_augmented_rows, *made, *keyed)
 
-    def _lend(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.from_numpy(self._memory.lend(shape))
+    def _pixels_of(self, rows: int) -> _Pixels:
+        views, local = ((number, rows, *shape) for number, *shape in self._shapes)
+        memory = self._lend(prod(views) + prod(local))
+        return _Pixels(memory[: prod(views)].view(views), memory[prod(views) :].view(local))
 
-    def _finish(self, pixels: Tensor, reading: Reading) -> Batch:
+    def _lend(self, values: int) -> Tensor:
+        return torch.from_numpy(self._memory.lend((values,)))
+
+    def _finish(self, pixels: _Pixels, reading: Reading) -> Batch:
         self._reader.finish(reading)
         tokens = torch.from_numpy(reading.located.tokens) if reading.located.vocab_size else None
-        return Batch(torch.from_numpy(reading.sample_ids), tuple(pixels), tokens)
+        return Batch(torch.from_numpy(reading.sample_ids), tuple(pixels.views), tokens, tuple(pixels.local))
 
 
 class FFCVLoader(ViewMaker):
@@ -122,8 +139,8 @@ class FFCVLoader(ViewMaker):
     """
 
     def __init__(
-        self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int,
-        workers: int | None = None, ahead: int = 2, rank: int = 0, world: int = 1,
+        self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int, local_size: int = 96,
+        local_views: int = 0, workers: int | None = None, ahead: int = 2, rank: int = 0, world: int = 1,
         device: Literal["cpu", "cuda"] = "cpu", augment: Augmentation | None = None,
     ) -> None:  # fmt: skip
         """Open a loader.
@@ -134,8 +151,9 @@ class FFCVLoader(ViewMaker):
         """
         refuse_other_samples(order, dataset)
         super().__init__(
-            dataset, recipe=recipe, image_size=image_size, views=views, seed=order.seed, workers=workers,
-            spare=ahead + 2, augment=augment,  # those ahead, the one in use, the next one
+            dataset, recipe=recipe, image_size=image_size, views=views, local_size=local_size, local_views=local_views,
+            seed=order.seed, workers=workers, augment=augment,
+            spare=ahead + 2,  # those ahead, the one in use, the next one
         )  # fmt: skip
         self.order, self._rank, self._world, self._ahead = order, rank, world, ahead
         device_id = torch.cuda.current_device() if device == "cuda" else None
@@ -147,7 +165,7 @@ class FFCVLoader(ViewMaker):
 
         A damaged sample raises DatasetError at the batch that contains it.
         """
-        under_way: deque[Future[tuple[Tensor, Reading]]] = deque()
+        under_way: deque[Future[tuple[_Pixels, Reading]]] = deque()
         try:
             for step in range(first_step, self.order.steps_per_epoch):
                 under_way.append(self._starts.submit(self._start_step, epoch, step))
@@ -165,59 +183,71 @@ class FFCVLoader(ViewMaker):
         self._starts.shutdown(cancel_futures=True)
         super().close()
 
-    def _start_step(self, epoch: int, step: int) -> tuple[Tensor, Reading]:
+    def _start_step(self, epoch: int, step: int) -> tuple[_Pixels, Reading]:
         return self._start(self.order.batch_ids(epoch, step, self._rank, self._world), epoch)
 
-    def _lend(self, shape: tuple[int, ...]) -> Tensor:
+    def _lend(self, values: int) -> Tensor:
         if self._copies is None:
-            return super()._lend(shape)
+            return super()._lend(values)
         # A GPU copies from pinned memory while the host goes on. torch pools it, rounded up to a power of two, and
         # reuses it only after the copies from it are done.
-        return torch.empty(shape, pin_memory=True)
+        return torch.empty(values, pin_memory=True)
 
-    def _finish(self, pixels: Tensor, reading: Reading) -> Batch:
+    def _finish(self, pixels: _Pixels, reading: Reading) -> Batch:
         batch = super()._finish(pixels, reading)
         if self._copies is None:
             return batch
-        views = tuple(self._copies.upload(batch.views).here())
-        return replace(batch, views=views, tokens=None if batch.tokens is None else batch.tokens.pin_memory())
+        views, local = self._copies.upload(pixels).here()
+        tokens = None if batch.tokens is None else batch.tokens.pin_memory()
+        return replace(batch, views=tuple(views), tokens=tokens, local=tuple(local))
 
 
-def _cancel_parts(started: Future[tuple[Tensor, Reading]]) -> None:
+def _cancel_parts(started: Future[tuple[_Pixels, Reading]]) -> None:
     if started.exception() is None:
         for part in started.result()[1].parts:
             part.cancel()
 
 
 def _make_augmented_rows(
-    located: Located, low: int, high: int, views: tuple[ViewParameters, ...], out: NDArray[np.float32],
-    recolours: bool, gain: NDArray[np.float32], offset: NDArray[np.float32], *keyed: Any,
+    located: Located, low: int, high: int, drawn: ViewParameters, views: NDArray[np.float32],
+    local: NDArray[np.float32], warps: bool, recolours: bool, gain: NDArray[np.float32], offset: NDArray[np.float32],
+    *keyed: Any,
 ) -> tuple[int, int]:  # fmt: skip
     """As `_make_rows`, with a user's augmentation before the normalisation."""
-    row, fault = _make_rows(located, low, high, views, out, recolours, np.ones_like(gain), np.zeros_like(offset))
+    as_they_are = np.ones_like(gain), np.zeros_like(offset)
+    row, fault = _make_rows(located, low, high, drawn, views, local, warps, recolours, *as_they_are)
     if fault == SOUND:
-        _augment_rows(low, high, out, gain, offset, *keyed)
+        _augment_rows(low, high, views, local, gain, offset, *keyed)
     return row, fault
 
 
 @njit(nogil=True)  # not cached: each process has another type for a user's function
 def _augment_rows(
-    low: int, high: int, out: NDArray[np.float32], gain: NDArray[np.float32], offset: NDArray[np.float32],
-    augment: Augmentation, seed: np.uint64, epoch: np.uint64, ids: NDArray[np.int64],
+    low: int, high: int, views: NDArray[np.float32], local: NDArray[np.float32], gain: NDArray[np.float32],
+    offset: NDArray[np.float32], augment: Augmentation, seed: np.uint64, epoch: np.uint64, ids: NDArray[np.int64],
+    numbers: NDArray[np.uint64],
 ) -> None:  # fmt: skip
-    for view in range(len(out)):
+    for place in range(len(numbers)):
         for row in range(low, high):
-            augment(out[view, row], view_key(seed, epoch, np.uint64(ids[row]), np.uint64(view)))
-            normalise(out[view, row], gain, offset)
+            view = _view_at(views, local, place, row)
+            augment(view, view_key(seed, epoch, np.uint64(ids[row]), numbers[place]))
+            normalise(view, gain, offset)
+
+
+@compiled
+def _view_at(views: NDArray[np.float32], local: NDArray[np.float32], place: int, row: int) -> NDArray[np.float32]:
+    """Return a row's view at this place, global ones first: float32 [3, side, side]."""
+    return views[place, row] if place < len(views) else local[place - len(views), row]
 
 
 @compiled
 def _make_rows(
-    located: Located, low: int, high: int, views: tuple[ViewParameters, ...], out: NDArray[np.float32],
-    recolours: bool, gain: NDArray[np.float32], offset: NDArray[np.float32],
+    located: Located, low: int, high: int, drawn: ViewParameters, views: NDArray[np.float32],
+    local: NDArray[np.float32], warps: bool, recolours: bool, gain: NDArray[np.float32], offset: NDArray[np.float32],
 ) -> tuple[int, int]:  # fmt: skip
-    """Fill out[view, row] and the tokens for rows low … high - 1.
+    """Fill views[:, row], local[:, row] and the tokens for rows low … high - 1.
 
+    drawn: its arrays are [views and local views, b, …]. views, local: as in _Pixels.
     Returns the first damaged row and its fault, or (high, SOUND).
     """
     memory, jpeg = np.empty(0, np.uint8), np.empty(located.jpeg_bytes[low:high].max(), np.uint8)
@@ -225,34 +255,47 @@ def _make_rows(
         fault = fetch(located, row, jpeg)
         if fault != SOUND:
             return row, fault
-        reduced = _reduction(views, row, out.shape[3])
+        reduced = _reduction(drawn.box, row, views, local)
         height, width = -(-located.height[row] // reduced), -(-located.width[row] // reduced)
         if len(memory) < 3 * height * width:  # the JPEG's header confirms them
             memory = np.empty(3 * height * width, np.uint8)
         if not decode(jpeg[: located.jpeg_bytes[row]], located.height[row], located.width[row], memory, reduced):
             return row, UNDECODABLE
         picture = memory[: 3 * height * width].reshape(height, width, 3)
-        for view in range(len(views)):
-            drawn, pixels = views[view], out[view, row]
-            top, left, h, w = drawn.box[row] / reduced
-            resample_into(pixels, picture, top, left, h, w, drawn.flip[row])
-            if recolours:
-                recolour(pixels, drawn.colour[row], drawn.colour_mean[row])
-            if drawn.blur[row] > 0:
-                gaussian_blur(pixels, drawn.blur[row])
-            if drawn.solarise[row]:
-                solarise(pixels)
-            normalise(pixels, gain, offset)
+        for place in range(len(drawn.box)):
+            view = _view_at(views, local, place, row)
+            _make_view(view, picture, reduced, drawn, place, row, warps, recolours)
+            normalise(view, gain, offset)
     return high, SOUND
 
 
 @compiled
-def _reduction(views: tuple[ViewParameters, ...], row: int, size: int) -> int:
+def _make_view(
+    view: NDArray[np.float32], picture: NDArray[np.uint8], reduced: int, drawn: ViewParameters, place: int, row: int,
+    warps: bool, recolours: bool,
+) -> None:  # fmt: skip
+    top, left, height, width = drawn.box[place, row] / reduced
+    resample_into(view, picture, top, left, height, width, drawn.flip[place, row])
+    if warps:
+        affine(view, drawn.affine[place, row])
+    if recolours:
+        recolour(view, drawn.colour[place, row], drawn.colour_mean[place, row])
+    if drawn.blur[place, row] > 0:
+        gaussian_blur(view, drawn.blur[place, row])
+    if drawn.solarise[place, row]:
+        solarise(view)
+    if drawn.noise[place, row] > 0:
+        add_noise(view, drawn.noise[place, row], drawn.noise_key[place, row])
+
+
+@compiled
+def _reduction(
+    boxes: NDArray[np.int64], row: int, views: NDArray[np.float32], local: NDArray[np.float32]
+) -> int:  # fmt: skip
     """Return the decoder's reduction, 1, 2, 4 or 8: the largest that keeps every crop at least as large as its view."""
-    shortest = 1 << 30
-    for view in range(len(views)):
-        shortest = min(shortest, views[view].box[row, 2], views[view].box[row, 3])
-    reduced = 1
-    while reduced < 8 and shortest >= 2 * reduced * size:
-        reduced *= 2
+    reduced = 8
+    for place in range(len(boxes)):
+        side = _view_at(views, local, place, row).shape[1]
+        while reduced > 1 and min(boxes[place, row, 2], boxes[place, row, 3]) < reduced * side:
+            reduced //= 2
     return reduced

@@ -6,7 +6,28 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from ..rng import compiled
+from ..rng import compiled, nearly_normal
+
+
+@compiled
+def affine(view: NDArray[np.float32], matrix: NDArray[np.float32]) -> None:
+    """Move pixels as ViewParameters.affine says, float32 [2, 3]; bilinear, with the edge repeated beyond the border."""
+    size, crop = view.shape[1], view.copy()
+    last, middle = np.float32(size - 1), 0.5 * (size - 1)
+    for y in range(size):
+        for x in range(size):
+            across, down = np.float32(x - middle), np.float32(y - middle)
+            u = matrix[0, 0] * across + matrix[0, 1] * down + np.float32(matrix[0, 2] * size + middle)
+            v = matrix[1, 0] * across + matrix[1, 1] * down + np.float32(matrix[1, 2] * size + middle)
+            u, v = min(last, max(np.float32(0), u)), min(last, max(np.float32(0), v))
+            left, top = int(u), int(v)
+            right, bottom = min(left + 1, size - 1), min(top + 1, size - 1)
+            to_right, to_bottom = u - np.float32(left), v - np.float32(top)
+            for channel in range(view.shape[0]):
+                upper, lower = crop[channel, top], crop[channel, bottom]
+                above = upper[left] + to_right * (upper[right] - upper[left])
+                below = lower[left] + to_right * (lower[right] - lower[left])
+                view[channel, y, x] = above + to_bottom * (below - above)
 
 
 @compiled
@@ -122,6 +143,23 @@ def solarise(view: NDArray[np.float32]) -> None:
             row = view[channel, y]
             for x in range(len(row)):
                 row[x] = white - row[x] if row[x] >= threshold else row[x]
+
+
+@compiled
+def add_noise(view: NDArray[np.float32], deviation: float, key: np.uint64) -> None:
+    """Add noise as ViewParameters.noise says, and clamp to 0 … 255."""
+    low, high = np.float32(0), np.float32(255)
+    for channel in range(view.shape[0]):
+        for y in range(view.shape[1]):
+            row = view[channel, y]
+            for x in range(len(row)):
+                row[x] = min(high, max(low, row[x] + noise_at(deviation, key, view.shape[1], channel, y, x)))
+
+
+@compiled
+def noise_at(deviation: float, key: np.uint64, side: int, channel: int, y: int, x: int) -> np.float32:
+    """Return what is added to one value of a view, in levels of 255."""
+    return np.float32(deviation * nearly_normal(key, np.uint64((channel * side + y) * side + x)))
 
 
 @compiled

@@ -20,11 +20,12 @@ class SyntheticLoader:
 
     def __init__(
         self, dataset: Dataset, order: Order, *, image_size: int, views: int, device: torch.device,
-        rank: int = 0, world: int = 1,
+        local_size: int = 96, local_views: int = 0, rank: int = 0, world: int = 1,
     ) -> None:  # fmt: skip
         """Make the batches, of the shapes and dtypes that the dataset's own would have.
 
         image_size: side of the square views, in pixels. views: 1 for pairs, 2 for images only.
+        local_size: side of the local views, in pixels. local_views: their number.
         Raises DatasetError if the order was made for another number of samples.
         """
         refuse_other_samples(order, dataset)
@@ -33,13 +34,16 @@ class SyntheticLoader:
         random = torch.Generator(device).manual_seed(order.seed)
         self._kept = []
         for _ in range(_KEPT):
-            shape = (views, rows, 3, image_size, image_size)
-            pixels, tokens = torch.randn(shape, generator=random, device=device), None
+            pixels, local, tokens = (
+                torch.randn((views, rows, 3, image_size, image_size), generator=random, device=device),
+                torch.randn((local_views, rows, 3, local_size, local_size), generator=random, device=device),
+                None,
+            )
             if tokenizer is not None:
                 words = (rows, tokenizer.context_length)
                 tokens = torch.randint(tokenizer.vocab_size, words, generator=random, device=device, dtype=torch.int32)
                 tokens[:, -1] = tokenizer.end_id
-            self._kept.append((tuple(pixels), tokens))
+            self._kept.append((tuple(pixels), tokens, tuple(local)))
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from first_step on; the same few tensors again and again."""

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from thermopile.pipeline.augment import RECIPES, Recipe, crop_box, view_key, view_parameters
+from thermopile.pipeline.augment import RECIPES, Recipe, sides_of_views, view_key, view_parameters
+from thermopile.pipeline.view_draws import crop_box
 
 sides = st.integers(1, 700)
 keys = st.integers(0, 2**64 - 1).map(np.uint64)
@@ -57,9 +58,11 @@ def draw(samples=4000, view=0, seed=0, epoch=0, first_id=0, **settings):
     return view_parameters(Recipe(**settings), seed, epoch, ids, sides, sides + 100, view)
 
 
-def test_what_is_drawn_for_a_sample_depends_on_nothing_else_in_the_batch():
-    settings = RECIPES["moco_v3"].model_dump()
-    many, few = draw(samples=50, seed=3, epoch=2, **settings), draw(samples=7, seed=3, epoch=2, first_id=20, **settings)
+@pytest.mark.parametrize("view", [0, 3])
+@pytest.mark.parametrize("name", ["moco_v3", "glyphs"])
+def test_what_is_drawn_for_a_sample_depends_on_nothing_else_in_the_batch(name, view):
+    settings = RECIPES[name].model_dump() | {"seed": 3, "epoch": 2, "view": view}
+    many, few = draw(samples=50, **settings), draw(samples=7, first_id=20, **settings)
     for of_many, of_few in zip(many, few, strict=True):
         np.testing.assert_array_equal(of_many[20:27], of_few)
 
@@ -78,6 +81,75 @@ def test_flip_blur_and_solarise_come_as_often_as_asked_in_each_view(share):
 def test_sigma_is_uniform_over_its_range():
     sigma = draw(blur=(1.0, 1.0), sigma=(0.5, 1.5)).blur
     assert np.histogram(sigma, bins=4, range=(0.5, 1.5))[0] / 4000 == pytest.approx([0.25] * 4, abs=0.03)
+
+
+# Local views
+
+
+def test_local_views_are_numbered_from_two_on_whether_there_are_one_or_two_others():
+    assert sides_of_views(224, 1, 96, 2) == {0: 224, 2: 96, 3: 96}
+    assert sides_of_views(224, 2, 96, 1) == {0: 224, 1: 224, 2: 96}
+    assert sides_of_views(224, 2, 96, 0) == {0: 224, 1: 224}
+
+
+def test_a_local_view_s_crop_has_the_area_of_local_views_and_only_its():
+    for view, (low, high) in enumerate([(0.5, 1.0), (0.5, 1.0), (0.1, 0.2), (0.1, 0.2)]):
+        box = draw(view=view, scale=(0.5, 1.0), local_scale=(0.1, 0.2)).box
+        area = box[:, 2] * box[:, 3] / 120_000
+        assert low - 0.01 < area.min() < low + 0.01
+        assert high - 0.01 < area.max() < high + 0.01
+
+
+def test_local_views_take_the_probabilities_of_the_first_and_the_second_view_in_turn():
+    for view in (2, 3, 4):
+        drawn = draw(view=view, samples=10, blur=(1.0, 0.0), solarise=(0.0, 1.0))
+        assert (drawn.blur > 0).all() == drawn.blur.any() == (view % 2 == 0)
+        assert drawn.solarise.all() == drawn.solarise.any() == (view % 2 == 1)
+
+
+# The affine map and noise
+
+AFFINE = {"zoom": (0.5, 2.0), "shear": 30, "rotation": 40, "shift": 0.2}
+"""Settings in the order in which they come one after the other."""
+
+
+def test_a_recipe_without_an_affine_map_moves_nothing_and_adds_no_noise():
+    drawn = draw(samples=20)
+    np.testing.assert_array_equal(drawn.affine, np.broadcast_to(np.eye(3)[:2], (20, 2, 3)))
+    assert not drawn.noise.any()
+
+
+def test_angles_magnification_shift_and_deviation_are_uniform_over_their_ranges():
+    turned = draw(rotation=40).affine
+    np.testing.assert_allclose(turned[:, :, :2] @ turned[:, :, :2].transpose(0, 2, 1), np.tile(np.eye(2), (4000, 1, 1)),
+                               atol=1e-6)  # fmt: skip
+    shift = draw(shift=0.2).affine[:, :, 2]
+    for values, low, high in (
+        (np.degrees(np.arctan2(turned[:, 0, 1], turned[:, 0, 0])), -40, 40),
+        (np.degrees(np.arctan(draw(shear=30).affine[:, 0, 1])), -30, 30),
+        (1 / draw(zoom=(0.5, 2.0)).affine[:, 0, 0], 0.5, 2),
+        (shift[:, 0], -0.2, 0.2),
+        (shift[:, 1], -0.2, 0.2),
+        (draw(noise=(5, 25)).noise, 5, 25),
+    ):
+        assert np.histogram(values, bins=4, range=(low, high))[0] / 4000 == pytest.approx([0.25] * 4, abs=0.03)
+    assert abs(np.corrcoef(shift.T)[0, 1]) < 0.05
+
+
+def test_an_affine_map_undoes_zoom_shear_rotation_and_shift_in_this_order():
+    def homogeneous(**settings):
+        drawn = draw(samples=20, **settings).affine
+        return np.concatenate([drawn, np.tile([[[0.0, 0, 1]]], (20, 1, 1))], axis=1)
+
+    together = np.tile(np.eye(3), (20, 1, 1))
+    for name, value in AFFINE.items():
+        together = together @ homogeneous(**{name: value})
+    np.testing.assert_allclose(homogeneous(**AFFINE), together, atol=1e-6)
+
+
+def test_every_view_of_every_sample_has_noise_of_its_own():
+    keys = np.concatenate([draw(samples=50, view=view, epoch=epoch).noise_key for view in range(4) for epoch in (0, 1)])
+    assert len(np.unique(keys)) == 400
 
 
 LUMA = np.array([0.299, 0.587, 0.114])
@@ -156,6 +228,12 @@ def test_clip_keeps_nearly_the_whole_picture_and_never_mirrors_text():
         {"contrast": -1},
         {"scale": (0.0, 1.0)},
         {"scale": (0.5, 0.2)},
+        {"local_scale": (0.0, 0.1)},
+        {"zoom": (0.0, 1.0)},
+        {"shear": 90},
+        {"rotation": -1},
+        {"noise": (-1.0, 0.0)},
+        {"noise": (2.0, 1.0)},
         {"ratio": (2.0, 1.0)},
         {"std": (0.0, 1, 1)},
     ],
@@ -172,12 +250,17 @@ def test_aspect_ratio_is_uniform_in_its_logarithm():
 
 
 def test_a_recipe_says_which_operations_it_can_need():
-    needs = {name: (recipe.has_colour, recipe.has_blur, recipe.has_solarise) for name, recipe in RECIPES.items()}
+    operations = ("affine", "colour", "blur", "solarise", "noise")
+    needs = {
+        name: {operation for operation in operations if getattr(recipe, f"has_{operation}")}
+        for name, recipe in RECIPES.items()
+    }
     assert needs == {
-        "clip": (False, False, False),
-        "crop_flip": (False, False, False),
-        "simclr": (True, True, False),
-        "simclr_cifar": (True, False, False),
-        "moco_v3": (True, True, True),
-        "vicreg": (True, True, True),
+        "clip": set(),
+        "crop_flip": set(),
+        "simclr": {"colour", "blur"},
+        "simclr_cifar": {"colour"},
+        "moco_v3": {"colour", "blur", "solarise"},
+        "vicreg": {"colour", "blur", "solarise"},
+        "glyphs": {"affine", "colour", "noise"},
     }

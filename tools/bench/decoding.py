@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...pipeline.augment import RECIPES, ViewParameters, view_parameters
 from ...pipeline.cores import cores
 from ...pipeline.jpeg import decode
-from ...pipeline.loading.pixels import gaussian_blur, normalise, recolour
+from ...pipeline.loading.pixels import add_noise, affine, gaussian_blur, normalise, recolour
 from ...pipeline.loading.resample import resample_into
 from ...pipeline.raw_bytes import read_at
 from ...pipeline.rng import compiled
@@ -87,6 +87,10 @@ def _parts(work: Work, ids: NDArray[np.int64]) -> dict[str, Callable[[], object]
         top, left, height, width = of_view.box[image].astype(np.float64)
         resample_into(view, picture, top, left, height, width, of_view.flip[image])
 
+    def warp(of_view: ViewParameters, image: int) -> None:
+        if recipe.has_affine:
+            affine(view, of_view.affine[image])
+
     def colour(of_view: ViewParameters, image: int) -> None:
         if recipe.has_colour:
             recolour(view, of_view.colour[image], of_view.colour_mean[image])
@@ -94,6 +98,10 @@ def _parts(work: Work, ids: NDArray[np.int64]) -> dict[str, Callable[[], object]
     def blur(of_view: ViewParameters, image: int) -> None:
         if of_view.blur[image] > 0:
             gaussian_blur(view, of_view.blur[image])
+
+    def noise(of_view: ViewParameters, image: int) -> None:
+        if of_view.noise[image] > 0:
+            add_noise(view, of_view.noise[image], of_view.noise_key[image])
 
     def every_view(part: Callable[[ViewParameters, int], None]) -> None:
         for image in range(len(ids)):
@@ -103,7 +111,9 @@ def _parts(work: Work, ids: NDArray[np.int64]) -> dict[str, Callable[[], object]
     return {
         "decode": lambda: decode_rows(shard, ids),
         "resize": lambda: every_view(resize),
+        "affine": lambda: every_view(warp),
         "colour": lambda: every_view(colour),
         "blur": lambda: every_view(blur),
+        "noise": lambda: every_view(noise),
         "normalise": lambda: every_view(lambda of_view, image: normalise(view, gain, offset)),
     }

@@ -70,8 +70,9 @@ class CyclipSettings(ClipSettings, frozen=True):
 class Cyclip(Clip):
     """CLIP's loss, and consistency of similarities within and across the sides (CyCLIP, Goel et al., NeurIPS 2022).
 
-    Neither term moves the logit scale. Both and their gradients follow from products [d, d] of the features, so no matrix [b, b] is made for them:
-    for X, T [b, d], |X Xᵀ - T Tᵀ|² = |XᵀX|² - 2 |XᵀT|² + |TᵀT|² and |X Tᵀ - T Xᵀ|² = 2 <XᵀX, TᵀT> - 2 <XᵀT, TᵀX>.
+    Neither term moves the logit scale. Both and their gradients follow from products [d, d] of the features, so no
+    matrix [b, b] is made for them: for X, T [b, d], |X Xᵀ - T Tᵀ|² = |XᵀX|² - 2 |XᵀT|² + |TᵀT|² and |X Tᵀ - T Xᵀ|² =
+    2 <XᵀX, TᵀT> - 2 <XᵀT, TᵀX>.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": CyclipSettings}

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from nvidia.dali.pipeline import Pipeline
+from scipy.ndimage import affine_transform
 
 from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
 from thermopile.pipeline.loading.dali_graph import views_of_jpegs
+from thermopile.pipeline.loading.pixels import add_noise
 from thermopile.pipeline.loading.reader import Reader
 
 from watched import watch
@@ -25,6 +27,13 @@ PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
 def levels(batch, view=0):
     """Float64 [b, 3, H, W], 0 … 255."""
     return 255 * batch.views[view].double().numpy()
+
+
+def moved(pixels, affine):
+    """Scipy has y first and counts from the first pixel's centre, the recipe from the view's."""
+    by_rows, middle = affine[::-1, [1, 0, 2]], (SIZE - 1) / 2
+    offset = SIZE * by_rows[:, 2] + middle - by_rows[:, :2].sum(1) * middle
+    return np.stack([affine_transform(c, by_rows[:, :2], offset, order=1, mode="nearest") for c in pixels])
 
 
 def recoloured(pixels, matrix, of_mean):
@@ -46,11 +55,20 @@ def solarised(pixels):
     return np.where(pixels >= 128, 255 - pixels, pixels)
 
 
+def noisy(pixels, deviation, key):
+    pixels = pixels.astype(np.float32)
+    add_noise(pixels, deviation, key)
+    return pixels
+
+
 def expected(pixels, drawn, row):
+    pixels = moved(pixels, drawn.affine[row].astype(float))
     pixels = recoloured(pixels, drawn.colour[row].astype(float), drawn.colour_mean[row].astype(float))
     if drawn.blur[row] > 0:
         pixels = blurred(pixels, drawn.blur[row])
-    return solarised(pixels) if drawn.solarise[row] else pixels
+    if drawn.solarise[row]:
+        pixels = solarised(pixels)
+    return noisy(pixels, drawn.noise[row], drawn.noise_key[row])
 
 
 @pytest.mark.parametrize(
@@ -61,6 +79,9 @@ def expected(pixels, drawn, row):
         {"blur": (0.5, 0.5)},
         {"solarise": (0.5, 0.5)},
         {"jitter": 0.8, "contrast": 0.8, "blur": (1.0, 0.1), "solarise": (0.0, 0.5)},
+        {"rotation": 40, "shear": 20, "zoom": (0.5, 1.5), "shift": 0.2},
+        {"noise": (10.0, 60.0)},
+        {"rotation": 20, "jitter": 0.8, "contrast": 0.8, "noise": (10.0, 60.0)},
     ],
 )
 def test_the_operators_do_to_a_crop_what_was_drawn_for_it(open_dali, images_dataset, operations):
@@ -85,13 +106,24 @@ def test_views_are_normalised_as_the_recipe_says(open_dali, images_dataset):
     assert torch.allclose(normalised, (plain - mean) / std, atol=1e-5)
 
 
+def graph_of(recipe, sides):
+    return views_of_jpegs(recipe, sides, False, 0.5, batch_size=4, num_threads=1, device_id=None).serialize()
+
+
+def test_a_picture_is_decoded_once_for_all_its_views_local_ones_included():
+    one, five = (graph_of(PLAIN, sides) for sides in ({0: SIZE}, {0: SIZE, 1: SIZE, 2: 16, 3: 16, 4: 16}))
+    assert five.count(b"decoders__Image") == one.count(b"decoders__Image") > 0
+    assert five.count(b"CropMirrorNormalize") == 5 * one.count(b"CropMirrorNormalize")
+
+
 def test_operations_that_a_recipe_never_uses_are_not_in_the_graph():
     def graph(name):
-        recipe = RECIPES[name]
-        return views_of_jpegs(recipe, SIZE, 2, False, 0.5, batch_size=4, num_threads=1, device_id=None).serialize()
+        return graph_of(RECIPES[name], {0: SIZE, 1: SIZE})
 
     for operation, users in {
-        b"CoordTransform": {"simclr", "simclr_cifar", "moco_v3", "vicreg"},
+        b"WarpAffine": {"glyphs"},
+        b"noise0": {"glyphs"},
+        b"CoordTransform": {"simclr", "simclr_cifar", "moco_v3", "vicreg", "glyphs"},
         b"GaussianBlur": {"simclr", "moco_v3", "vicreg"},
         b"split": {"simclr", "moco_v3", "vicreg"},
     }.items():

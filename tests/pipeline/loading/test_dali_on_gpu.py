@@ -89,12 +89,13 @@ def test_the_first_layer_learns_as_from_the_ffcv_loader_on_the_same_ids(open_dal
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_gpu_gives_the_ids_and_the_pixels_of_the_cpu_as_cuda_tensors(open_dali, pairs_dataset, name):
     recipe = RECIPES[name].model_copy(update={"mean": (0, 0, 0), "std": (1, 1, 1)})
-    loaders = [open_dali(pairs_dataset, recipe=recipe, views=2, device=device) for device in ("cpu", "cuda")]
+    asked = {"recipe": recipe, "views": 2, "local_size": 16, "local_views": 2}
+    loaders = [open_dali(pairs_dataset, device=device, **asked) for device in ("cpu", "cuda")]
     for one, other in zip(*(loader.epoch(0) for loader in loaders), strict=True):
         assert torch.equal(one.sample_ids, other.sample_ids)
         assert torch.equal(one.tokens, other.tokens)
         assert other.tokens.is_pinned()
-        for first, second in zip(one.views, other.views, strict=True):
+        for first, second in zip((*one.views, *one.local), (*other.views, *other.local), strict=True):
             assert second.is_cuda
             assert 255 * (first - second.cpu()).abs().mean() < 1.5
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numba import njit
 from PIL import Image
 
-from thermopile.pipeline.augment import Recipe
+from thermopile.pipeline.augment import Recipe, view_key
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader, ViewMemory
@@ -45,7 +45,7 @@ def views_by_id(loader, epoch=0):
     return {
         int(sample_id): views
         for batch in loader.epoch(epoch)
-        for sample_id, *views in zip(batch.sample_ids, *batch.views, strict=True)
+        for sample_id, *views in zip(batch.sample_ids, *batch.views, *batch.local, strict=True)
     }
 
 
@@ -65,15 +65,16 @@ def darken_some(view, key):
         view[:] = view * np.float32(0.5)
 
 
-def test_a_user_s_own_augmentation_sees_each_view_before_it_is_normalised(open_loader, images_dataset):
-    plain = views_by_id(open_loader(images_dataset, views=2))
-    darkened = views_by_id(open_loader(images_dataset, views=2, augment=darken_some))
-    halved = {
-        (i, view): torch.allclose(darkened[i][view], plain[i][view] / 2, atol=1e-6) for i in plain for view in (0, 1)
-    }
-    same = {(i, view): torch.equal(darkened[i][view], plain[i][view]) for i in plain for view in (0, 1)}
-    assert all(halved[at] != same[at] for at in halved)
-    assert 0.4 < np.mean(list(halved.values())) < 0.6
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_user_s_own_augmentation_sees_each_view_before_it_is_normalised(open_loader, images_dataset, views):
+    asked = {"views": views, "local_size": 20, "local_views": 2}
+    plain = views_by_id(open_loader(images_dataset, **asked))
+    darkened = views_by_id(open_loader(images_dataset, augment=darken_some, **asked))
+    for place, number in enumerate([*range(views), 2, 3]):
+        halved = {i: torch.allclose(darkened[i][place], plain[i][place] / 2, atol=1e-6) for i in plain}
+        assert all(torch.equal(darkened[i][place], plain[i][place]) != halved[i] for i in plain)
+        keys = {i: np.uint64(view_key(*(np.uint64(each) for each in (0, 0, i, number)))) for i in plain}
+        assert halved == {i: uniform(keys[i], np.uint64(1000)) < 0.5 for i in plain}
 
 
 def test_large_pictures_are_decoded_at_a_fraction_of_their_size_and_look_the_same(open_loader, draw, tmp_path):

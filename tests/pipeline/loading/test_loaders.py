@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import itertools
 import os
 import shutil
 import subprocess
@@ -34,6 +35,8 @@ LOADERS = {"ffcv": FFCVLoader, "dali": DALILoader}
 WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))
 """Nearly the whole picture, unchanged but for the resize; its pixels lie in [0, 1]."""
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
+NOISY = WHOLE.model_copy(update={"local_scale": (1.0, 1.0), "noise": (10.0, 10.0)})
+"""Views that differ in their noise alone."""
 
 
 def photograph(seed):
@@ -111,12 +114,13 @@ def test_three_epochs_resumed_in_the_middle_serve_the_ids_of_the_order_with_the_
 
 
 def test_an_epoch_entered_in_the_middle_goes_on_as_if_never_left(open_loader, pairs_dataset):
-    loader = open_loader(pairs_dataset)
+    loader = open_loader(pairs_dataset, recipe=RECIPES["glyphs"], local_size=16, local_views=2)
     whole = list(loader.epoch(1))
     for one, other in zip(whole[-3:], loader.epoch(1, first_step=len(whole) - 3), strict=True):
         assert torch.equal(one.sample_ids, other.sample_ids)
-        assert torch.equal(one.views[0], other.views[0])
         assert torch.equal(one.tokens, other.tokens)
+        for view, again in zip((*one.views, *one.local), (*other.views, *other.local), strict=True):
+            assert torch.equal(view, again)
 
 
 def test_an_epoch_entered_at_its_end_is_empty(open_loader, pairs_dataset):
@@ -182,15 +186,18 @@ def views_by_id(loader, epoch=0):
     return {
         int(sample_id): views
         for batch in loader.epoch(epoch)
-        for sample_id, *views in zip(batch.sample_ids, *batch.views, strict=True)
+        for sample_id, *views in zip(batch.sample_ids, *batch.views, *batch.local, strict=True)
     }
 
 
 @pytest.mark.parametrize(
     "other", [{"batch_size": 64, "workers": 3, "ahead": 4}, {"batch_size": 64, "rank": 1, "world": 2}]
 )
-def test_augmentation_of_a_sample_does_not_depend_on_batch_size_threads_or_ranks(open_loader, images_dataset, other):
-    settings = {"views": 2, "recipe": RECIPES["vicreg"]}
+@pytest.mark.parametrize("name", ["vicreg", "glyphs"])
+def test_augmentation_of_a_sample_does_not_depend_on_batch_size_threads_or_ranks(
+    open_loader, images_dataset, name, other
+):
+    settings = {"views": 2, "recipe": RECIPES[name], "local_size": 16, "local_views": 2}
     one = views_by_id(open_loader(images_dataset, workers=1, **settings))
     other = views_by_id(open_loader(images_dataset, **settings, **other))
     shared = one.keys() & other.keys()
@@ -198,46 +205,67 @@ def test_augmentation_of_a_sample_does_not_depend_on_batch_size_threads_or_ranks
     assert all(torch.equal(a, b) for i in shared for a, b in zip(one[i], other[i], strict=True))
 
 
-def test_augmentation_differs_between_epochs(open_loader, images_dataset):
-    loader = open_loader(images_dataset, views=2)
+@pytest.mark.parametrize("recipe", [PLAIN, NOISY])
+def test_augmentation_differs_between_epochs_and_views(open_loader, images_dataset, recipe):
+    loader = open_loader(images_dataset, views=2, recipe=recipe, local_size=32, local_views=2)
     one, other = views_by_id(loader, 0), views_by_id(loader, 1)
-    assert not any(torch.equal(one[i][0], other[i][0]) for i in one.keys() & other.keys())
+    for i in one.keys() & other.keys():
+        assert not any(torch.equal(*two) for two in itertools.combinations([*one[i], *other[i]], 2))
+
+
+def test_local_views_are_smaller_crops_of_the_same_pictures_and_leave_the_others_as_they_were(
+    open_loader, images_dataset
+):
+    alone = next(open_loader(images_dataset, views=2).epoch(0))
+    batch = next(open_loader(images_dataset, views=2, local_size=20, local_views=3).epoch(0))
+    assert alone.local == ()
+    assert [view.shape for view in batch.local] == [(32, 3, 20, 20)] * 3
+    assert {view.dtype for view in batch.local} == {torch.float32}
+    assert all(torch.equal(*two) for two in zip(alone.views, batch.views, strict=True))
+    whole = next(open_loader(images_dataset, recipe=WHOLE).epoch(0)).views[0].mean((2, 3))
+    for local in batch.local:
+        own, other = ((local.mean((2, 3)) - means).norm(dim=1).mean() for means in (whole, whole.roll(1, 0)))
+        assert own < other
 
 
 @pytest.mark.parametrize("image_size", [48, 224])  # most crops are reduced, or enlarged
 def test_a_view_is_the_crop_that_was_drawn_resized_as_pillow_does_and_mirrored(open_loader, photographs, image_size):
     root, dataset = photographs
-    loader = open_loader(dataset, image_size=image_size)
+    loader = open_loader(dataset, image_size=image_size, local_size=40, local_views=2)
     batch = next(loader.epoch(3))
     ids, sizes = batch.sample_ids.numpy(), np.array([[300], [400]]).repeat(len(batch.sample_ids), 1)
-    drawn = view_parameters(PLAIN, loader.order.seed, 3, ids, *sizes, view=0)
-    assert 0 < drawn.flip.sum() < len(ids)
-    for sample_id, picture, (top, left, height, width), flip in zip(
-        ids, pictures(batch.views[0]), drawn.box.tolist(), drawn.flip, strict=True
-    ):
-        source = Image.open(root / f"{source_index(dataset, sample_id):03d}.jpg")
-        box = (left, top, left + width, top + height)
-        expected = np.asarray(source.resize((image_size, image_size), Image.BILINEAR, box=box), dtype=np.float32)
-        expected = expected[:, ::-1] if flip else expected
-        assert psnr(picture, expected) > 40
+    for view, made in ((0, batch.views[0]), (2, batch.local[0]), (3, batch.local[1])):
+        drawn = view_parameters(PLAIN, loader.order.seed, 3, ids, *sizes, view)
+        assert 0 < drawn.flip.sum() < len(ids)
+        for sample_id, picture, (top, left, height, width), flip in zip(
+            ids, pictures(made), drawn.box.tolist(), drawn.flip, strict=True
+        ):
+            source = Image.open(root / f"{source_index(dataset, sample_id):03d}.jpg")
+            box = (left, top, left + width, top + height)
+            expected = np.asarray(source.resize(made.shape[2:], Image.BILINEAR, box=box), dtype=np.float32)
+            expected = expected[:, ::-1] if flip else expected
+            assert psnr(picture, expected) > 40
 
 
 def psnr(one, other):
     return 10 * np.log10(255**2 / np.square(one - other).mean())
 
 
-@pytest.mark.parametrize("name", RECIPES)
+MIRRORED = {"mirrored glyphs": RECIPES["glyphs"].model_copy(update={"flip": 0.5})}
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *MIRRORED])
 def test_the_loaders_make_the_same_views(open_one, photographs, name):
     # FFCV decodes with libjpeg-turbo's fast transform, DALI with the exact one: one level of 255 apart, and 46 dB.
     # Where contrast or saturation is raised, so is that: up to 1.4 levels and 39 dB in one view. A crop that is off by
     # a pixel would be some 5 levels apart.
     _, dataset = photographs
-    recipe = RECIPES[name].model_copy(update={"mean": (0, 0, 0), "std": (1, 1, 1)})
+    recipe = (RECIPES | MIRRORED)[name].model_copy(update={"mean": (0, 0, 0), "std": (1, 1, 1)})
     size = 32 if name == "simclr_cifar" else 128
-    loaders = [open_one(kind, dataset, recipe=recipe, views=2, image_size=size, ahead=0) for kind in LOADERS]
-    one, other = (next(loader.epoch(1)) for loader in loaders)
+    asked = {"views": 2, "image_size": size, "local_views": 2, "local_size": size // 2, "ahead": 0}
+    one, other = (next(open_one(kind, dataset, recipe=recipe, **asked).epoch(1)) for kind in LOADERS)
     assert torch.equal(one.sample_ids, other.sample_ids)
-    for first, second in zip(one.views, other.views, strict=True):
+    for first, second in zip((*one.views, *one.local), (*other.views, *other.local), strict=True):
         pairs = list(zip(pictures(first), pictures(second), strict=True))
         levels = [np.abs(a - b).mean() for a, b in pairs]
         decibels = [psnr(a, b) for a, b in pairs]
@@ -358,7 +386,7 @@ def step_of(loader, sample_id, epoch):
 
 def test_a_sample_damaged_after_conversion_is_named_at_its_batch_and_the_loader_goes_on(open_loader, damaged):
     dataset, message = damaged
-    loader = open_loader(dataset)
+    loader = open_loader(dataset, local_size=16, local_views=2)
     shard, row = (int(at[0]) for at in dataset.locate(np.array([123])))
     batches = loader.epoch(0)
     for _ in range(step_of(loader, 123, 0)):

@@ -16,13 +16,14 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize(("dataset", "views"), [("pairs_dataset", 1), ("images_dataset", 2)])
 def test_random_batches_have_the_shapes_and_types_of_the_dataset_s_own(dataset, views, request):
     dataset = request.getfixturevalue(dataset)
-    order, size = Order.create(dataset.n, 32), {"image_size": 16, "views": views}
+    order, size = Order.create(dataset.n, 32), {"image_size": 16, "views": views, "local_size": 8, "local_views": 3}
     with FFCVLoader(dataset, order, recipe=RECIPES["clip"], **size) as loader:
         real = next(loader.epoch(0))
     with SyntheticLoader(dataset, order, device=CPU, **size) as loader:
         made = next(loader.epoch(0))
     assert torch.equal(made.sample_ids, real.sample_ids)
     assert [(view.shape, view.dtype) for view in made.views] == [(view.shape, view.dtype) for view in real.views]
+    assert [(view.shape, view.dtype) for view in made.local] == [(view.shape, view.dtype) for view in real.local]
     if dataset.index.tokenizer is None:
         assert made.tokens is None
     else:

@@ -53,11 +53,12 @@ class BarlowTwins(Objective):
             products[1].addmm_(own[0, :, columns], c)
 
         def feature_gradients() -> Tensor:
-            pull = -2 * (1 - diagonal)
+            pull = 2 * (diagonal - 1)
             in_normalised = 2 * redundancy * products + pull * own.flip(0)
             # Moving a feature moves its column's mean and deviation too; in_normalised has mean 0 over the batch.
             along = 2 * redundancy * squares + pull * diagonal
-            return (in_normalised - along * own) * batch.world / (samples * deviations)
+            gradients: Tensor = (in_normalised - along * own) * batch.world / (samples * deviations)
+            return gradients
 
         return Computed(
             value=(1 - diagonal).square().sum() + redundancy * squares[0].sum(),

@@ -26,7 +26,8 @@ class Distances(Pairs):
 
     @cached_property
     def positives(self) -> Tensor:
-        return -torch.linalg.vector_norm(self.features[0] - self.features[1], dim=1)
+        distances: Tensor = torch.linalg.vector_norm(self.features[0] - self.features[1], dim=1)
+        return -distances
 
     def fill(self, similarities: Tensor, rows: slice, block: Block) -> None:
         of_columns, columns = self._squares[block.columns], self.table[block.columns]

@@ -32,14 +32,14 @@ class Directed(Pairs):
         self.views, self.table = views, targets.flatten(0, 1)
         self.directions = [(view, target) for view in range(count) for target in (0, 1) if view != target]
         self._ranks, self._constant, self._across = ranks, constant, across
-        self._view_of_block = [view for view, _ in self.directions] if across else list(range(count))
+        if across:
+            compared = [(view, slice(target * samples, (target + 1) * samples)) for view, target in self.directions]
+        else:
+            compared = [(view, slice(0, 2 * samples)) for view in range(count)]
+        self._view_of_block = [view for view, _ in compared]
         self.anchors = torch.cat([views[view] for view in self._view_of_block])
         self.blocks = [
-            Block(
-                slice(number * rows, (number + 1) * rows),
-                slice(target * samples, (target + 1) * samples) if across else slice(0, 2 * samples),
-            )
-            for number, (_, target) in enumerate(self.directions[: len(self._view_of_block)])
+            Block(slice(number * rows, (number + 1) * rows), columns) for number, (_, columns) in enumerate(compared)
         ]
         self.mirrored = False
         self._divide_budget()

@@ -1,7 +1,7 @@
 """SogCLR: the global contrastive loss with one constant temperature (Yuan et al., ICML 2022; iSogCLR section 3)."""
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -38,7 +38,7 @@ class Sogclr(GlobalContrastive):
         "unimodal": SogclrUnimodalSettings,
     }
 
-    keys = "optional"
+    keys: ClassVar[Literal["never", "optional", "always"]] = "optional"
     settings: SogclrSettings
 
     def __init__(self, mode: str, settings: SogclrSettings) -> None:

@@ -148,11 +148,11 @@ class Encoders(nn.Module):
         if self.text is not None:
             return Features(self._finished(self.image(batch.views[0])), self._finished(self.text(batch.tokens)))
         views, keys = torch.cat(batch.views), None
-        first, second = self._queries(views).chunk(2)
-        if self.momentum is not None:
+        if self.momentum is not None:  # first: no activations are held yet
             with torch.no_grad():
                 of_first, of_second = self._finished(self.momentum(views)).chunk(2)
             keys = of_first, of_second
+        first, second = self._queries(views).chunk(2)
         local = self._queries(torch.cat(batch.local)).chunk(len(batch.local)) if batch.local else ()
         return Features(first, second, keys, tuple(local))
 

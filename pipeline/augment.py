@@ -122,11 +122,12 @@ RECIPES: dict[str, Recipe] = {
         jitter=0.8, brightness=0.4, contrast=0.4, saturation=0.2, hue=0.1, grayscale=0.2,
         blur=(0.5, 0.5), solarise=(0.1, 0.1),
     ),
-    # For characters, of which a mirrored or cut one is another: glyphs differ by ±15°, ±3 of 32 pixels, 18 to 26 points
-    # and noise of 12 levels, and the views by as much again. A local view keeps a part that can still be read.
+    # For characters, of which a mirrored or cut one is another. Glyphs differ by ±15°, ±3 of 32 pixels, 18 to 26 points
+    # and noise of 12 levels; views by as much again. Without brightness, SimCLR's k-NN fell from 48.5 to 44.5 %; noise
+    # up to 12 or 40 levels made no difference. A local view keeps a part that can still be read.
     "glyphs": Recipe(
         scale=(1.0, 1.0), local_scale=(0.3, 0.6), flip=0.0, rotation=20, shear=10, zoom=(0.8, 1.2), shift=0.1,
-        jitter=1.0, contrast=0.4, noise=(0.0, 25.0), mean=CLIP_MEAN, std=CLIP_STD,
+        jitter=1.0, brightness=0.4, contrast=0.4, noise=(0.0, 25.0), mean=CLIP_MEAN, std=CLIP_STD,
     ),
 }  # fmt: skip
 

@@ -237,7 +237,8 @@ def _augment_rows(
 @compiled
 def _view_at(views: NDArray[np.float32], local: NDArray[np.float32], place: int, row: int) -> NDArray[np.float32]:
     """Return a row's view at this place, global ones first: float32 [3, side, side]."""
-    return views[place, row] if place < len(views) else local[place - len(views), row]
+    view: NDArray[np.float32] = views[place, row] if place < len(views) else local[place - len(views), row]
+    return view
 
 
 @compiled

@@ -209,3 +209,21 @@ def test_an_augmentation_that_cannot_be_used_is_refused_before_a_run_begins(
 def test_another_loader_than_ffcv_with_an_augmentation_of_ones_own_is_refused(pairs_dataset, loader):
     with pytest.raises(ConfigError, match=rf"data: augmentation 'own:negative' .* '{loader}' cannot run; use loader"):
         settings(pairs_dataset, loader=loader, augmentation="own:negative")
+
+
+# Local views
+
+
+@pytest.mark.parametrize("loader", ["ffcv", "dali", "synthetic"])
+def test_local_views_are_as_many_and_as_large_as_asked_for(images_dataset, loader):
+    config = settings(images_dataset, loader=loader, recipe="glyphs", local_views=3, local_size=16)
+    batch = first_batch(config, images_dataset)
+    assert [view.shape for view in batch.views] == [(256, 3, 32, 32)] * 2
+    assert [view.shape for view in batch.to(CPU).local] == [(256, 3, 16, 16)] * 3
+    assert first_batch(settings(images_dataset, loader=loader), images_dataset).local == ()
+
+
+@pytest.mark.parametrize(("name", "value"), [("local_views", -1), ("local_views", 65), ("local_size", 7)])
+def test_a_number_or_side_of_local_views_that_cannot_be_is_refused(images_dataset, name, value):
+    with pytest.raises(ConfigError, match=rf"data\.{name}"):
+        settings(images_dataset, **{name: value})

@@ -16,10 +16,11 @@ from thermopile.trainer.run_directory import RunDirectory
 CPU = torch.device("cpu")
 
 
-def settings(dataset, device="cpu", **data):
+def settings(dataset, device="cpu", objective="isogclr", **data):
     """Resolved settings of a short run."""
     data = {"path": str(dataset.path), "image_size": 32, "workers": 2} | data
-    return resolve(load_config({"epochs": 1, "batch_size": 256, "device": device, "data": data}), dataset)
+    tree = {"epochs": 1, "batch_size": 256, "device": device, "data": data, "objective": {"name": objective}}
+    return resolve(load_config(tree), dataset)
 
 
 def first_batch(config, dataset):
@@ -216,7 +217,7 @@ def test_another_loader_than_ffcv_with_an_augmentation_of_ones_own_is_refused(pa
 
 @pytest.mark.parametrize("loader", ["ffcv", "dali", "synthetic"])
 def test_local_views_are_as_many_and_as_large_as_asked_for(images_dataset, loader):
-    config = settings(images_dataset, loader=loader, recipe="glyphs", local_views=3, local_size=16)
+    config = settings(images_dataset, objective="simclr", loader=loader, recipe="glyphs", local_views=3, local_size=16)
     batch = first_batch(config, images_dataset)
     assert [view.shape for view in batch.views] == [(256, 3, 32, 32)] * 2
     assert [view.shape for view in batch.to(CPU).local] == [(256, 3, 16, 16)] * 3

@@ -11,7 +11,7 @@ from .survey import Survey
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 TERMINAL_QUANTILES = (0.05, 0.5, 0.95)
-SETTINGS = ("rho", "gamma", "eta", "tau_init", "tau_min", "tau_max")
+SETTINGS = ("rho", "gamma", "eta", "tau_step", "tau_init", "tau_min", "tau_max")
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE = 16
 

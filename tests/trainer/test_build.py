@@ -70,7 +70,7 @@ def test_an_objectives_setting_that_is_none_has_its_default_again(pairs_dataset)
     [({"objective": {"name": "simclr"}, "model": {"momentum": 0.9}},
       "model.momentum = 0.9: objective 'simclr' takes no keys"),
      ({"model": {"momentum": 0.9}}, "objective 'isogclr' takes no keys .* in mode bimodal; unimodal: auc_cl"),
-     ({"objective": {"name": "moco_v3"}}, "model.momentum = 0: objective 'moco_v3' needs the keys"),
+     ({"objective": {"name": "moco_v3"}}, "model.momentum = 0: objective 'moco_v3' needs a momentum encoder's keys"),
      ({"objective": {"name": "sogclr", "mode": "unimodal"}, "data": {"local_views": 2}},
       "data.local_views = 2: objective 'sogclr' takes no local views"),
      ({"objective": {"name": "auc_cl", "views": "all"}, "model": {"momentum": 0.9}}, "views")],

@@ -171,7 +171,7 @@ class Objective(nn.Module):
         if keys and len(self.sides) == 2:
             raise ValueError(f"{no_keys} in mode bimodal; unimodal: {with_keys}")
         if not keys and self.keys == "always":
-            raise ValueError(f"objective '{name}' needs the keys of a momentum encoder; a run has them by model.momentum")
+            raise ValueError(f"objective '{name}' needs a momentum encoder's keys; a run has them by model.momentum")
         if local and not self.has_local:
             raise ValueError(f"objective '{name}' takes no local views, and {local} are given; valid: {with_local}")
 

@@ -226,7 +226,7 @@ NAMES = {"keys": "auc_cl, decl, isogclr, moco_v3, sogclr", "local": "auc_cl, moc
         ("simclr", "unimodal", {}, KEYS, r"objective 'simclr' takes no keys of a momentum encoder; valid: {keys}$"),
         ("sogclr", "bimodal", {}, KEYS, r"objective 'sogclr' takes no keys .* in mode bimodal; unimodal: {keys}$"),
         ("decl", "unimodal", {}, LOCAL, r"objective 'decl' takes no local views, and 2 are given; valid: {local}$"),
-        ("moco_v3", "unimodal", {}, PLAIN, r"objective 'moco_v3' needs the keys of a momentum encoder; .*model.momentum$"),
+        ("moco_v3", "unimodal", {}, PLAIN, r"objective 'moco_v3' needs a momentum encoder's keys; .*model.momentum$"),
         ("decl", "unimodal", {"rate": "momentum"}, PLAIN, r"'decl': rate = 'momentum' needs .*'moving_average'$"),
         ("auc_cl", "unimodal", {"views": "all"}, KEYS, r"'auc_cl': views = 'all' takes neither .*; use 'across'$"),
         ("auc_cl", "unimodal", {"views": "all"}, LOCAL, r"'auc_cl': views = 'all' takes neither .*; use 'across'$"),

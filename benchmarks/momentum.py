@@ -1,4 +1,4 @@
-"""What a step of moco_v3 costs beside its parts: what joins them is to cost next to nothing.
+"""Overhead of a step of moco_v3 over the sum of its parts.
 
 \b
 step      encoders, keys, objective, backward and the moving average, as a run makes them

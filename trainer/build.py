@@ -68,7 +68,8 @@ def _check_frame(config: TrainConfig, objective: Objective) -> None:
     try:
         objective.check_frame(momentum > 0, local)
     except ValueError as error:
-        given = f"model.momentum = {momentum:g}" + (f", data.local_views = {local}" if local else "")
+        of_keys = f"model.momentum = {momentum:g}" if momentum else "model.momentum = 0 (set 0.99, say)"
+        given = f"data.local_views = {local}" if local and "local views" in str(error) else of_keys
         raise ConfigError(f"{given}: {error}") from None
 
 

@@ -50,7 +50,7 @@ class DataConfig(_Section):
     image_size: int = Field(default=224, ge=8)
     """Side length of a view in pixels."""
     local_views: int = Field(default=0, ge=0, le=64)
-    """Local views of each picture beside its two global ones: small crops, for objectives with multi-crop."""
+    """Number of small crops of a picture besides its two views, for objectives with multi-crop."""
     local_size: int = Field(default=96, ge=8)
     """Side length of a local view in pixels."""
     workers: int = Field(default=0, ge=0, le=10_000)
@@ -93,8 +93,8 @@ class ModelConfig(_Section):
     """Weight of the old values in the momentum network's moving average at the run's first step, from where it rises
     to 1 by a cosine; 0: no momentum network. MoCo-v3 has 0.99 for 300 epochs."""
     predictor: Literal["none", "moco_v3", "moco_v3_resnet"] = "none"
-    """Two layers behind the head, in front of the objective and in the trained network only, beside a momentum network:
-    MoCo-v3's for ViTs, or for ResNets, without the last batch norm."""
+    """Two layers after the head of the trained network only; needs `momentum`. MoCo-v3's for ViTs, or for ResNets,
+    without the last batch norm."""
     activation_checkpointing: bool = False
     """Recompute the encoders' activations in backprop instead of keeping them: less memory, more time."""
     image: EncoderConfig = EncoderConfig()
@@ -126,8 +126,8 @@ class ObjectiveConfig(BaseModel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The objective's own; one that is `none`, over a preset's or a file's value, has its default."""
-        return {key: value for key, value in (self.model_extra or {}).items() if value != "none"}
+        """The objective's own; `none` removes a preset's or a file's value."""
+        return dict(self.model_extra or {})
 
 
 _Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -98,7 +98,8 @@ def _restore(run: RunDirectory, config: TrainConfig, at: str, data: Path | None)
     facts = {"image_size": config.data.image_size, "mean": recipe.mean, "std": recipe.std}
     image = _Side("image", encoders.image, _facts(config, config.model.image, encoders.image, info.step) | facts)
     if encoders.momentum is not None:
-        return [image, replace(image, name="momentum", encoder=encoders.momentum)]
+        facts = image.facts | {"network": "momentum"}
+        return [image, replace(image, name="momentum", encoder=encoders.momentum, facts=facts)]
     if encoders.text is None or tokenizer is None or sizes is None:
         return [image]
     facts = sizes.model_dump(include={"vocab_size", "context_length", "end_id"})
@@ -178,7 +179,7 @@ library_name: transformers
 A `{model_class}`, trained contrastively to step {facts["step"]:,}. `transformers.AutoModel.from_pretrained` loads it.
 
 Its features, {facts["width"]} wide, are {outputs[model_class]}. `head.safetensors` holds the projection head
-({facts["head"]}) between them and the {facts["dim"]} dimensions that were compared, after division by the norm.
+({facts["head"]}) from them to the {facts["dim"]} dimensions of the objective's space.
 
 | | |
 |---|---|

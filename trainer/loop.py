@@ -61,6 +61,8 @@ class Trainer:
             pretrained=start is None, unit_norm=self.objective.unit_norm,
         ).to(self.device)  # fmt: skip
         self.order = create_order(config, self.dataset, self.objective, world)
+        if config.data.local_views:
+            self.encoders.image.backbone.check_side(config.data.local_size)
         self.total_steps = config.epochs * self.order.steps_per_epoch
         self._clock = StepClock(self.device)
         self._pace = Pace(CudaDevice(self.device)) if self.device.type == "cuda" else None
@@ -199,7 +201,7 @@ class Trainer:
             self._clock.end_of_backward()
         with self._clock.computing("optimizer"):
             self.precision.step(self.optimizer)
-            # For the next step's keys. Not before them, so that a skipped step leaves this network unchanged as well.
+            # For the next step's keys. Not before them, so that on_nan = skip leaves this network unchanged as well.
             self.encoders.move_momentum(momentum_at(self.config.model.momentum, self.steps_done + 1, self.total_steps))
         self._skipped_in_a_row = 0
         self._end_step({"epoch": progress.epoch, "loss": outcome.loss, "learning_rate": rate, **outcome.metrics})
@@ -302,7 +304,8 @@ class Trainer:
         of_norms = batch_norm_advice(self.encoders, self.device, self.world)
         of_evaluation = self.evaluation.notes if self.evaluation else []
         of_data = [SYNTHETIC_ADVICE] if self.config.data.loader == "synthetic" else []
-        return self.objective.advice(self.config.batch_size) + of_norms + of_data + of_evaluation
+        of_objective = self.objective.advice(self.config.batch_size, keys=self.config.model.momentum > 0)
+        return of_objective + of_norms + of_data + of_evaluation
 
     def _parts(self) -> dict[str, Any]:
         """Return what a checkpoint holds besides the samples' state, by name; each has state_dict, load_state_dict."""

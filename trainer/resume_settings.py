@@ -22,6 +22,8 @@ FIXED = {
         ("model", "objective.name", "objective.mode", "optimizer.name"),
         "the checkpoint's weights and state depend on it",
     ),
+    "objective.learn_b": "it decides whether the checkpoint holds b",
+    "objective.similarity": "the weights were trained for it",
     "objective.tau_init": "unseen samples have the run's value",
     **{f"optimizer.{name}": _RESTORED for name in _OPTIMIZER},
     "init_from": "the run continues with its own weights",

@@ -58,6 +58,21 @@ def test_a_run_with_a_gpu_has_dali_unless_it_brings_an_augmentation(pairs_datase
         assert settings(pairs_dataset, device="auto", augmentation="own:colours").data.loader == "ffcv"
 
 
+def test_an_objectives_setting_that_there_is_not_is_named_also_where_it_is_none(pairs_dataset):
+    tree = {"data": {"path": str(pairs_dataset.path)}, "objective": {"tau_stepp": "none"}}
+    with pytest.raises(ConfigError, match=r"no setting 'tau_stepp' .did you mean 'tau_step'"):
+        resolve(load_config(tree), pairs_dataset)
+
+
+def test_local_views_that_a_vits_patches_do_not_divide_are_refused_before_the_run_is_there(images_dataset, tmp_path):
+    vit = {"name": "hf:vit-s", "config": {"hidden_size": 12, "num_hidden_layers": 1, "patch_size": 16}}
+    data = {"path": str(images_dataset.path), "image_size": 32, "local_views": 1, "local_size": 24}
+    tree = {"data": data, "model": {"image": vit}, "objective": {"name": "simclr"}, "batch_size": 64}
+    with pytest.raises(ConfigError, match=r"patches of 16 pixels, of which data.local_size = 24 is no multiple"):
+        Trainer.open(resolve(load_config(tree), images_dataset), RunDirectory(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_objectives_setting_that_is_none_has_its_default_again(pairs_dataset):
     tree = {"data": {"path": str(pairs_dataset.path)}, "objective": {"tau_step": "none", "eta": 0.5}}
     found = resolve(load_config(tree), pairs_dataset).objective.settings
@@ -70,9 +85,9 @@ def test_an_objectives_setting_that_is_none_has_its_default_again(pairs_dataset)
     [({"objective": {"name": "simclr"}, "model": {"momentum": 0.9}},
       "model.momentum = 0.9: objective 'simclr' takes no keys"),
      ({"model": {"momentum": 0.9}}, "objective 'isogclr' takes no keys .* in mode bimodal; unimodal: auc_cl"),
-     ({"objective": {"name": "moco_v3"}}, "model.momentum = 0: objective 'moco_v3' needs a momentum encoder's keys"),
+     ({"objective": {"name": "moco_v3"}}, r"model.momentum = 0 \(set 0.99, say\): objective 'moco_v3' needs the keys"),
      ({"objective": {"name": "sogclr", "mode": "unimodal"}, "data": {"local_views": 2}},
-      "data.local_views = 2: objective 'sogclr' takes no local views"),
+      "^data.local_views = 2: objective 'sogclr' takes no local views"),
      ({"objective": {"name": "auc_cl", "views": "all"}, "model": {"momentum": 0.9}}, "views")],
 )  # fmt: skip
 def test_a_frame_that_the_objective_does_not_take_is_refused_by_its_settings(pairs_dataset, tree, words):

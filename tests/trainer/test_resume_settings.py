@@ -39,7 +39,8 @@ def test_what_changes_no_result_needs_no_name():
     "asked",
     [{"seed": 1}, {"batch_size": 128}, {"canonical_shards": 4}, {"blocks_per_shard": 4}, {"window_blocks": 4},
      {"model": {"dim": 8}}, {"model": {"image": {"name": "hf:vit-b"}}}, {"objective": {"mode": "unimodal"}},
-     {"objective": {"tau_init": 0.02}}, {"optimizer": {"name": "lion", "eps": "none"}}, {"init_from": "/other@step-3"},
+     {"objective": {"tau_init": 0.02}}, {"objective": {"learn_b": False}}, {"objective": {"similarity": "distance"}},
+     {"optimizer": {"name": "lion", "eps": "none"}}, {"init_from": "/other@step-3"},
      {"optimizer": {"weight_decay": 0.1}}, {"optimizer": {"betas": [0.5, 0.5]}}],
 )  # fmt: skip
 def test_what_order_weights_or_state_depend_on_cannot_change_even_where_it_is_named(asked):

@@ -102,8 +102,8 @@ class Features(NamedTuple):
 class Encoders(nn.Module):
     """All networks of a run; maps a batch to the objective's features.
 
-    Bimodal: an image and a text encoder. Unimodal: one image encoder for all views, where wanted with a predictor
-    behind its head, and a momentum network: a moving average of the encoder, head included, that gives the keys.
+    Bimodal: an image and a text encoder. Unimodal: one image encoder for all views, optionally with a predictor after
+    its head, and a momentum network: a moving average of the encoder, head included, that gives the keys.
     """
 
     def __init__(

@@ -19,6 +19,9 @@ class Backbone(nn.Module):
         super().__init__()
         self.width = width
 
+    def check_side(self, pixels: int) -> None:
+        """Raise ConfigError if local views of this side in pixels do not fit."""
+
 
 class BuiltIn(Backbone):
     """A small backbone; activation checkpointing recomputes it as a whole."""
@@ -35,6 +38,8 @@ class BuiltIn(Backbone):
 
 def conv(recompute: bool, width: int = 32, batch_norm: bool = False) -> BuiltIn:
     """Three strided convolutions, for small images of about 32 pixels."""
+    if not isinstance(batch_norm, bool):
+        raise TypeError(f"batch_norm = {batch_norm!r}; use true or false")
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise((3, width, 2 * width, 4 * width)):
         layers.append(nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=not batch_norm))

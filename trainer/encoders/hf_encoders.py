@@ -51,7 +51,7 @@ class HFImageBackbone(Backbone):
             raise ConfigError(f"model.image.config.stem = {stem!r}; available: {', '.join(STEMS)}")
         if stem == "cifar":
             _put_cifar_stem(self.model)
-        if not is_resnet and own.get("fixed_patches"):
+        if not is_resnet and _is_true(own, "fixed_patches"):
             _fix_patches(self.model, drawn=not _is_directory(name))
         self.recomputes_resnet = recompute and is_resnet
         if recompute and not is_resnet:
@@ -65,6 +65,14 @@ class HFImageBackbone(Backbone):
         positions = {} if self.image_size in (None, pixels.shape[-1]) else {"interpolate_pos_encoding": True}
         pooled: Tensor = self.model(pixel_values=pixels, **positions).pooler_output.flatten(1)
         return pooled
+
+    def check_side(self, pixels: int) -> None:
+        model: Any = self.model
+        patch = 1 if self.image_size is None else model.config.patch_size
+        if pixels % patch:
+            raise ConfigError(
+                f"model.image.name has patches of {patch} pixels, of which data.local_size = {pixels} is no multiple"
+            )
 
     def _resnet_recomputed(self, pixels: Tensor) -> Tensor:
         """Run the model's own forward layer by layer; transformers has no activation checkpointing for ResNet."""
@@ -81,6 +89,13 @@ def _put_cifar_stem(model: Any) -> None:
     nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")  # as transformers initialises the others
     model.embedder.embedder.convolution = new
     model.embedder.pooler = nn.Identity()
+
+
+def _is_true(own: dict[str, Any], key: str) -> bool:
+    value = own.get(key, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"model.image.config.{key} = {value!r}; use true or false")
+    return value
 
 
 def _fix_patches(model: Any, *, drawn: bool) -> None:

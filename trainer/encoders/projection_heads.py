@@ -53,7 +53,7 @@ def moco_v3_resnet(width: int, dim: int, hidden: int | None = None) -> nn.Module
 
 
 def vicreg(width: int, dim: int, hidden: int | None = None) -> nn.Module:
-    """Three layers, the first two with 8192 units by default, batch norm and ReLU; `dim` = 8192 is the published one.
+    """Three layers, the first two with 8192 units by default, batch norm and ReLU; `dim` is 8192 in the papers.
 
     Source: VICReg (Bardes et al., ICLR 2022), whose code has no bias in the last layer; iSogCLR (ICML 2023), section
     6.1, uses it with 8192 units in all three.

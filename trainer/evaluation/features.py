@@ -69,7 +69,7 @@ def sample_features(
     encoders: Encoders, dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe, image_size: int,
     device: torch.device, on_progress: OnCount,
 ) -> list[Tensor]:  # fmt: skip
-    """Return the features of chosen samples as the objective sees them: of their images and, for pairs, their captions.
+    """Return what the heads give for chosen samples: for their images and, for pairs, their captions.
 
     sample_ids: int64 [m], at least one. Each result is float32 [m, d] on `device`, rows of norm 1.
     on_progress: called with the number of samples done, and m. Raises as image_features does.

@@ -50,7 +50,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 def create_objective(name: str, mode: str = "bimodal", **settings: Any) -> Objective:
     """Create the objective `name` of OBJECTIVES. mode: "bimodal" (image-text pairs) or "unimodal" (two views).
 
-    settings: keyword arguments of its settings model, `OBJECTIVES[name].settings_of_mode[mode]`.
+    settings: keyword arguments of its settings model, `OBJECTIVES[name].settings_of_mode[mode]`; "none" is the default.
     Raises ValueError for an unknown name, mode or setting, and for a value out of range.
     """
     if name not in OBJECTIVES:
@@ -67,7 +67,7 @@ def _check_settings(name: str, model: type[Settings], settings: dict[str, Any]) 
         if key not in known:
             raise ValueError(f"'{name}' has no setting '{key}'{_nearest(key, known)}; valid: {', '.join(known)}")
     try:
-        return model(**settings)
+        return model(**{key: value for key, value in settings.items() if value != "none"})
     except ValidationError as error:
         raise ValueError(f"objective '{name}': {'; '.join(_describe(part) for part in error.errors())}") from None
 

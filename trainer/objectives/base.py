@@ -151,8 +151,8 @@ class Objective(nn.Module):
     def project(self) -> None:
         """Clamp the objective's own parameters to their range, in place. Every step starts with this."""
 
-    def advice(self, batch_size: int) -> list[str]:
-        """Return warnings for a run with global batches of this size; empty if there are none."""
+    def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
+        """Return warnings for a run with global batches of this size, with a momentum encoder's keys or without."""
         return []
 
     def check_frame(self, keys: bool, local: int) -> None:
@@ -171,9 +171,9 @@ class Objective(nn.Module):
         if keys and len(self.sides) == 2:
             raise ValueError(f"{no_keys} in mode bimodal; unimodal: {with_keys}")
         if not keys and self.keys == "always":
-            raise ValueError(f"objective '{name}' needs a momentum encoder's keys; a run has them by model.momentum")
+            raise ValueError(f"objective '{name}' needs the keys of a momentum encoder")
         if local and not self.has_local:
-            raise ValueError(f"objective '{name}' takes no local views, and {local} are given; valid: {with_local}")
+            raise ValueError(f"objective '{name}' takes no local views; valid: {with_local}")
 
     @abstractmethod
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:

@@ -67,9 +67,7 @@ class Decl(CosineOrDistance):
     def check_frame(self, keys: bool, local: int) -> None:
         super().check_frame(keys, local)
         if self.settings.rate == "momentum" and not keys:
-            raise ValueError(
-                "objective 'decl': rate = 'momentum' needs the keys of a momentum encoder: use one, or 'moving_average'"
-            )
+            raise ValueError("objective 'decl': rate = 'momentum' needs the keys of a momentum encoder")
 
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
         return torch.full_like(rows["log_rate"], self.settings.tau)

@@ -96,13 +96,13 @@ class GlobalContrastive(Contrastive):
         )
         return Estimate(log_s, log_s_eps, ratio * self.share(anchors), exponent, metrics)
 
-    def advice_on_rho(self, rho: float, batch_size: int) -> list[str]:
+    def advice_on_rho(self, rho: float, batch_size: int, keys: bool = False) -> list[str]:
         """Warn of a rho that may never bind: the KL divergence of weights from uniform is at most log(negatives).
 
         The moving average covers more than one batch, so the papers exceed that a little with batches of 1,024 and
         more.
         """
-        negatives = self.candidates(batch_size)
+        negatives = batch_size - 1 if keys else self.candidates(batch_size)
         if rho < math.log(negatives):
             return []
         return [

@@ -160,5 +160,5 @@ class FastclipV3(_GlobalTemperature):
         value = tau * (est.log_s_eps.mean(1).sum() + 2 * rho)
         return self.learn(value, est.weight, (est.log_s_eps - est.exponent).mean(1).sum() + 2 * rho, est)
 
-    def advice(self, batch_size: int) -> list[str]:
+    def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
         return self.advice_on_rho(self.settings.rho, batch_size)

@@ -114,8 +114,8 @@ class IndividualTemperature(GlobalContrastive):
         value = (rows["tau"] * (est.log_s_eps + settings.rho)).mean(1).sum()
         return Step(value, est.weight, rows={"log_s": est.log_s, **moved}, metrics=metrics | est.metrics)
 
-    def advice(self, batch_size: int) -> list[str]:
-        return self.advice_on_rho(self.settings.rho, batch_size)
+    def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
+        return self.advice_on_rho(self.settings.rho, batch_size, keys)
 
 
 class Isogclr(IndividualTemperature):

@@ -164,6 +164,8 @@ def test_unimodal_features_are_of_both_views_by_one_encoder():
         (EncoderConfig(name="cnv"), "'cnv': unknown encoder; available: conv"),
         (EncoderConfig(name="hf:resnet-51"), "unknown model; available: hf:resnet-18"),
         (EncoderConfig(name="conv", config={"wdth": 3}), "wdth"),
+        (EncoderConfig(name="conv", config={"batch_norm": "no"}), "batch_norm = 'no'; use true or false"),
+        (EncoderConfig(name="hf:vit-s", config={"fixed_patches": "no"}), "fixed_patches = 'no'; use true or false"),
         (EncoderConfig(name="hf:vit-s", config={"hiden_size": 3}), "no such setting"),
         # Both can make transformers fetch code and run it.
         (EncoderConfig(name="hf:vit-s", config={"_attn_implementation": "someone/kernel"}), "no such setting"),

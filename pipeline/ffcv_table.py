@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import DatasetError
-from .raw_bytes import Descriptor, read_at
+from .raw_bytes import Descriptor
 from .row_records import RECORD, Extent, first_outside
 
 _VERSION = 2
@@ -83,7 +83,7 @@ def _items(file: Descriptor, at: int, count: int, dtype: np.dtype[Any], unfinish
     if at > file.bytes or size > file.bytes - at:  # before allocating what a damaged header asks for
         raise DatasetError(unfinished)
     items = np.empty(count, dtype)
-    if not read_at(file.number, at, items.view(np.uint8).reshape(-1)):
+    if not file.read(at, items.view(np.uint8).reshape(-1)):
         raise DatasetError(unfinished)
     return items
 

@@ -36,6 +36,16 @@ class Descriptor:
         self.bytes = os.fstat(self.number).st_size
         """Size when it was opened."""
 
+    def read(self, at: int, memory: NDArray[np.uint8]) -> bool:
+        """Fill memory as `read_at`, for callers that are not compiled: stored_sample.py says why."""
+        done = 0
+        try:
+            while done < len(memory) and (came := os.preadv(self.number, [memory[done:]], at + done)):
+                done += came
+        except OSError:
+            return False
+        return done == len(memory)
+
 
 @compiled
 def read_at(file: int, at: int | np.int64, memory: NDArray[np.uint8]) -> bool:

@@ -69,8 +69,7 @@ class RowRecords:
         """Raises DatasetError if the file has another number of rows or belongs to another .beton; OSError."""
         self._file, self._extent = Descriptor(path), extent
         header = np.zeros(1, _HEADER)
-        came = read_at(self._file.number, 0, header.view(np.uint8))
-        is_sealed = _first_changed(header.view(np.uint8).reshape(1, -1), np.zeros(1, np.int64)) == 1  # like row 0
+        came, is_sealed = self._file.read(0, header.view(np.uint8)), _is_sealed(header.view(np.uint8).reshape(1, -1))
         if not came or header["magic"][0] != _MAGIC or not is_sealed:
             raise DatasetError(f"{path} is not a shard's row table, or its header is damaged")
         version, width, told, beton_bytes = (
@@ -132,6 +131,12 @@ def _read(file: int, rows: NDArray[np.int64], records: NDArray[np.uint8]) -> int
         if not read_at(file, (rows[i] + 1) * records.shape[1], records[i]):
             return i
     return _first_changed(records, rows)
+
+
+@compiled
+def _is_sealed(header: NDArray[np.uint8]) -> bool:
+    """Return whether the header, uint8 [1, 64], matches its checksum; it is sealed like row 0."""
+    return _first_changed(header, np.zeros(1, np.int64)) == 1
 
 
 @compiled

@@ -40,7 +40,7 @@ class Descriptor:
         """Fill memory as `read_at`, for callers that are not compiled: stored_sample.py says why."""
         done = 0
         try:
-            while done < len(memory) and (came := os.preadv(self.number, [memory[done:]], at + done)):
+            while done < len(memory) and (came := os.preadv(self.number, [memory[done:].data], at + done)):
                 done += came
         except OSError:
             return False

@@ -32,7 +32,7 @@ class Sizes:
     image_size: int = 32
     dim: int = 256
     width: int = 64
-    """Of the convolutions."""
+    """Channels of the first convolution."""
     head_width: int = 1024
     rounds: int = 60
 

@@ -52,7 +52,7 @@ def local_of(frame, first, second):
 
 
 def directions_of(frame, across, first, second):
-    """Of each direction of two views: anchors, the rows of their positives, and the tables of their candidates."""
+    """Return anchors, the rows of their positives and the tables of their candidates, for each direction."""
     views, targets = [first, second, *local_of(frame, first, second)], keys_of(frame, first, second) or (first, second)
     pairs = [(view, target) for view in range(len(views)) for target in (0, 1) if view != target]
     return [(views[v], targets[a], [targets[a]] if across or frame.keys else targets) for v, a in pairs]

@@ -84,16 +84,16 @@ class ModelConfig(_Section):
     dim: int = Field(default=64, ge=1, le=1 << 20)
     """Dimension d of the features."""
     head: Literal["linear", "simclr", "simclr_bn", "moco_v3", "moco_v3_resnet", "vicreg"] = "linear"
-    """Projection head of each encoder: one linear layer, SimCLR's two without or with batch norm, MoCo-v3's three for
+    """Projection head of each encoder: one linear layer, SimCLR's two without or with batch norm, MoCo v3's three for
     ViTs or two for ResNets, or VICReg's three, all with batch norm."""
     head_width: int = Field(default=0, ge=0, le=1 << 20)
     """Width of the hidden layers of head and predictor; 0 is the default: the encoder's width for simclr, 4096 for
     moco_v3, 8192 for vicreg."""
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Weight of the old values in the momentum network's moving average at the run's first step, from where it rises
-    to 1 by a cosine; 0: no momentum network. MoCo-v3 has 0.99 for 300 epochs."""
+    to 1 by a cosine; 0: no momentum network. MoCo v3 has 0.99 for 300 epochs."""
     predictor: Literal["none", "moco_v3", "moco_v3_resnet"] = "none"
-    """Two layers after the head of the trained network only; needs `momentum`. MoCo-v3's for ViTs, or for ResNets,
+    """Two layers after the head of the trained network only; needs `momentum`. MoCo v3's for ViTs, or for ResNets,
     without the last batch norm."""
     activation_checkpointing: bool = False
     """Recompute the encoders' activations in backprop instead of keeping them: less memory, more time."""

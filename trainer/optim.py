@@ -33,7 +33,7 @@ def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, tota
 def momentum_at(start: float, step: int, total_steps: int) -> float:
     """Return the momentum network's weight of its old values: a cosine from `start` at step 0 to 1 at total_steps.
 
-    Source: the code of MoCo-v3 (Chen et al., ICCV 2021).
+    Source: the code of MoCo v3 (Chen et al., ICCV 2021).
     """
     return 1.0 - (1.0 - start) * 0.5 * (1 + math.cos(math.pi * step / total_steps))
 

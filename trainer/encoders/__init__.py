@@ -86,13 +86,13 @@ class Features(NamedTuple):
     """What the objective sees of a batch; each tensor is float32 [b, d]."""
 
     first: Tensor
-    """Of the images, or of the first views."""
+    """Features of the images, or of the first views."""
     second: Tensor
-    """Of the captions, or of the second views."""
+    """Features of the captions, or of the second views."""
     keys: tuple[Tensor, Tensor] | None = None
-    """Of both views, by the momentum network, without gradient; None without one."""
+    """Features of both views by the momentum network, without gradient; None without one."""
     local: tuple[Tensor, ...] = ()
-    """Of the local views."""
+    """Features of the local views."""
 
     def tensors(self) -> list[Tensor]:
         """Return all of them."""
@@ -174,7 +174,7 @@ class Encoders(nn.Module):
     def move_momentum(self, momentum: float) -> None:
         """Move the momentum network, if there is one, to momentum · its weights + (1 - momentum) · the image encoder's.
 
-        Its batch norms keep statistics of their own. Source: MoCo-v3 (Chen et al., ICCV 2021), algorithm 1.
+        Its batch norms keep statistics of their own. Source: MoCo v3 (Chen et al., ICCV 2021), algorithm 1.
         """
         if self.momentum is not None:
             weights = list(self.momentum.parameters()), list(self.image.parameters())

@@ -99,9 +99,9 @@ def _is_true(own: dict[str, Any], key: str) -> bool:
 
 
 def _fix_patches(model: Any, *, drawn: bool) -> None:
-    """Exclude a ViT's patch projection from training, which is then stable: MoCo-v3, section 4.2. drawn: at random."""
+    """Exclude a ViT's patch projection from training, which is then stable: MoCo v3, section 4.2. drawn: at random."""
     projection = model.embeddings.patch_embeddings.projection
-    if drawn:  # as MoCo-v3's code; transformers' own weights would make its outputs half as large
+    if drawn:  # as MoCo v3's code; transformers' own weights would make its outputs half as large
         inputs, outputs = projection.weight[0].numel(), len(projection.weight)
         bound = math.sqrt(6 / (inputs + outputs))
         nn.init.uniform_(projection.weight, -bound, bound)

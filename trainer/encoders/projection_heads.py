@@ -38,7 +38,7 @@ def simclr_bn(width: int, dim: int, hidden: int | None = None) -> nn.Module:
 def moco_v3(width: int, dim: int, hidden: int | None = None) -> nn.Module:
     """Three layers, hidden ones with 4096 units by default, batch norm after each; the last one has no parameters.
 
-    Source: MoCo-v3 (Chen et al., ICCV 2021), section 4, for ViTs; `dim` = 256 there.
+    Source: MoCo v3 (Chen et al., ICCV 2021), section 4, for ViTs; `dim` = 256 there.
     """
     hidden = hidden or MOCO_V3_WIDTH
     return nn.Sequential(
@@ -47,7 +47,7 @@ def moco_v3(width: int, dim: int, hidden: int | None = None) -> nn.Module:
 
 
 def moco_v3_resnet(width: int, dim: int, hidden: int | None = None) -> nn.Module:
-    """As `moco_v3` with two layers. Source: the code of MoCo-v3 (Chen et al., ICCV 2021), for ResNets."""
+    """As `moco_v3` with two layers. Source: the code of MoCo v3 (Chen et al., ICCV 2021), for ResNets."""
     hidden = hidden or MOCO_V3_WIDTH
     return nn.Sequential(*_normed(width, hidden), nn.ReLU(), *_normed(hidden, dim, affine=False))
 

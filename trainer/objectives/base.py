@@ -160,20 +160,22 @@ class Objective(nn.Module):
 
         keys: whether each step has the keys of a momentum encoder; local: number of local views.
         """
+        if keys and self.keys == "never":
+            raise ValueError(f"{self._name} takes no keys of a momentum encoder; valid: {_names('keys', 'never')}")
+        if keys and len(self.sides) == 2:
+            others = _names("keys", "never")
+            raise ValueError(f"{self._name} takes no keys of a momentum encoder in mode bimodal; unimodal: {others}")
+        if not keys and self.keys == "always":
+            raise ValueError(f"{self._name} needs the keys of a momentum encoder")
+        if local and not self.has_local:
+            raise ValueError(f"{self._name} takes no local views; valid: {_names('has_local', False)}")
+
+    @property
+    def _name(self) -> str:
         from . import OBJECTIVES  # late: the registry imports this module
 
         name = next((name for name, known in OBJECTIVES.items() if known is type(self)), type(self).__name__)
-        with_keys = ", ".join(sorted(name for name, known in OBJECTIVES.items() if known.keys != "never"))
-        with_local = ", ".join(sorted(name for name, known in OBJECTIVES.items() if known.has_local))
-        no_keys = f"objective '{name}' takes no keys of a momentum encoder"
-        if keys and self.keys == "never":
-            raise ValueError(f"{no_keys}; valid: {with_keys}")
-        if keys and len(self.sides) == 2:
-            raise ValueError(f"{no_keys} in mode bimodal; unimodal: {with_keys}")
-        if not keys and self.keys == "always":
-            raise ValueError(f"objective '{name}' needs the keys of a momentum encoder")
-        if local and not self.has_local:
-            raise ValueError(f"objective '{name}' takes no local views; valid: {with_local}")
+        return f"objective '{name}'"
 
     @abstractmethod
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
@@ -265,6 +267,13 @@ class Objective(nn.Module):
         check = check_unit_norm if self.unit_norm else check_finite
         for name, rows in features.items():
             check(name, rows)
+
+
+def _names(attribute: str, without: object) -> str:
+    """Return the names of the objectives whose attribute has another value."""
+    from . import OBJECTIVES  # late: the registry imports this module
+
+    return ", ".join(sorted(name for name, known in OBJECTIVES.items() if getattr(known, attribute) != without))
 
 
 def _numbered(**views: Sequence[Tensor]) -> dict[str, Tensor]:

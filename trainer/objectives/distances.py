@@ -84,10 +84,7 @@ class CosineOrDistance(Contrastive):
     def check_frame(self, keys: bool, local: int) -> None:
         super().check_frame(keys, local)
         if (keys or local) and not self.unit_norm:
-            name = type(self).__name__.lower()
-            raise ValueError(
-                f"objective '{name}': similarity = 'distance' takes neither keys nor local views; use 'cos'"
-            )
+            raise ValueError(f"{self._name}: similarity = 'distance' takes neither keys nor local views; use 'cos'")
 
     def check_values(self, features: Mapping[str, Tensor], *, first_step: bool) -> None:
         super().check_values(features, first_step=first_step)

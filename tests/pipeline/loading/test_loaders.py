@@ -1,14 +1,8 @@
 """What every loader must do: the order's ids, the pixels that belong to them, from any step, nothing left behind."""
 
-import ctypes
-import gc
 import itertools
-import os
-import shutil
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,67 +11,16 @@ import torch
 from PIL import Image
 
 from thermopile.pipeline.augment import RECIPES, Recipe, view_parameters
-from thermopile.pipeline.conversion import plan
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.errors import DatasetError
-from thermopile.pipeline.loading.dali_loader import DALILoader
-from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.loading.reader import Reader
-from thermopile.pipeline.order import Order
-from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 
 from made import repeat_shard
-from watched import watch
 
-LOADERS = {"ffcv": FFCVLoader, "dali": DALILoader}
 WHOLE = Recipe(scale=(1.0, 1.0), ratio=(0.01, 100.0), flip=0.0, mean=(0, 0, 0), std=(1, 1, 1))
 """Nearly the whole picture, unchanged but for the resize; its pixels lie in [0, 1]."""
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
 NOISY = WHOLE.model_copy(update={"local_scale": (1.0, 1.0), "noise": (10.0, 10.0)})
 """Views that differ in their noise alone."""
-
-
-def photograph(seed):
-    """400×300: large shapes under a grain, which tells apart crops that differ by a pixel."""
-    rng = np.random.default_rng(seed)
-    shapes = Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize((400, 300), Image.BICUBIC)
-    grain = rng.normal(0, 8, (300, 400, 1))
-    return Image.fromarray(np.clip(np.asarray(shapes) + grain, 0, 255).astype(np.uint8))
-
-
-@pytest.fixture(scope="module")
-def photographs(tmp_path_factory):
-    """A folder of 96 JPEGs of 400×300, and the same as a dataset of several shards."""
-    root = tmp_path_factory.mktemp("photographs")
-    for i in range(96):
-        photograph(i).save(root / f"{i:03d}.jpg", quality=90)
-    out = tmp_path_factory.mktemp("dataset") / "photographs"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "shard_count", lambda samples, stored_bytes: 4)
-        convert(FolderSource(root), out, ConvertSettings(), workers=1)
-    return root, Dataset(out)
-
-
-@pytest.fixture
-def open_one():
-    opened = []
-
-    def open_one(kind, dataset, *, views=1, image_size=32, batch_size=32, recipe=PLAIN, seed=0, **options):
-        order = Order.create(dataset.n, batch_size, seed)
-        loader = LOADERS[kind](dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
-        opened.append(loader)
-        return loader
-
-    yield open_one
-    for loader in opened:
-        loader.close()
-
-
-@pytest.fixture(params=LOADERS)
-def open_loader(request, open_one):
-    return lambda *given, **options: open_one(request.param, *given, **options)
 
 
 def source_index(dataset, sample_id):
@@ -263,7 +206,7 @@ def test_the_loaders_make_the_same_views(open_one, photographs, name):
     recipe = (RECIPES | MIRRORED)[name].model_copy(update={"mean": (0, 0, 0), "std": (1, 1, 1)})
     size = 32 if name == "simclr_cifar" else 128
     asked = {"views": 2, "image_size": size, "local_views": 2, "local_size": size // 2, "ahead": 0}
-    one, other = (next(open_one(kind, dataset, recipe=recipe, **asked).epoch(1)) for kind in LOADERS)
+    one, other = (next(open_one(kind, dataset, recipe=recipe, **asked).epoch(1)) for kind in ("ffcv", "dali"))
     assert torch.equal(one.sample_ids, other.sample_ids)
     for first, second in zip((*one.views, *one.local), (*other.views, *other.local), strict=True):
         pairs = list(zip(pictures(first), pictures(second), strict=True))
@@ -273,132 +216,3 @@ def test_the_loaders_make_the_same_views(open_one, photographs, name):
         assert max(levels) < 3
         assert np.mean(decibels) > 44
         assert min(decibels) > 36
-
-
-# Life and death
-
-
-def test_a_batch_kept_stays_as_it_was(open_loader, pairs_dataset):
-    loader = open_loader(pairs_dataset)
-    batches = loader.epoch(0)
-    kept = [next(batches) for _ in range(4)]
-    copies = [batch.views[0].clone() for batch in kept]
-    for _ in batches:
-        pass
-    loader.close()
-    assert all(torch.equal(batch.views[0], copy) for batch, copy in zip(kept, copies, strict=True))
-
-
-def test_the_caller_s_thread_neither_computes_the_order_nor_reads(open_loader, pairs_dataset, monkeypatch):
-    threads = watch(monkeypatch, [(Order, "batch_ids"), (Reader, "locate"), (Reader, "start")])
-    for _ in open_loader(pairs_dataset).epoch(0):
-        pass
-    assert len(threads) == 3
-    assert threading.current_thread() not in set.union(*threads.values())
-
-
-def threads_and_files():
-    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
-
-
-def resident_megabytes():
-    """Memory in use, without what the allocator has been given back and keeps, which depends on the tests before."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-@pytest.mark.parametrize("epochs", [5, pytest.param(50, marks=pytest.mark.soak)])
-def test_epochs_broken_off_half_way_leave_threads_files_and_memory_as_they_were(open_loader, images_dataset, epochs):
-    loader = open_loader(images_dataset, views=2, image_size=64, batch_size=64, recipe=RECIPES["simclr"], workers=2)
-
-    def highest(numbers):
-        """Most megabytes after any of these epochs, each broken off half-way."""
-        megabytes = []
-        for epoch in numbers:
-            batches = loader.epoch(epoch)
-            for _ in range(loader.order.steps_per_epoch // 2):
-                next(batches)
-            batches.close()
-            megabytes.append(resident_megabytes())
-        return max(megabytes)
-
-    first_half = highest(range(epochs))
-    before = threads_and_files()
-    # A batch has 6 MB, and two are ahead.
-    assert highest(range(epochs, 2 * epochs)) < first_half + 24
-    assert threads_and_files() == before
-
-
-def test_loaders_dropped_unclosed_end_neither_the_process_nor_its_silence(photographs):
-    _, dataset = photographs
-    command = [sys.executable, Path(__file__).with_name("dropping_run.py"), dataset.path]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_closing_ends_the_threads(open_loader, pairs_dataset):
-    next(open_loader(pairs_dataset).epoch(0))  # libraries start threads of their own the first time
-    before, _ = threads_and_files()
-    loader = open_loader(pairs_dataset, workers=5)
-    batches = loader.epoch(0)
-    next(batches)
-    assert threads_and_files()[0] >= before + 5
-    loader.close()
-    end = time.monotonic() + 60
-    while threads_and_files()[0] > before and time.monotonic() < end:  # the system counts a thread a moment longer
-        time.sleep(0.01)
-    assert threads_and_files()[0] == before
-
-
-def zero_picture(dataset, shard, row):
-    """Overwrite a sample's JPEG with zeros."""
-    (record,) = dataset.shard(shard).records(np.array([row]))
-    with (dataset.path / "shards" / f"shard-{shard:05d}.beton").open("r+b") as file:
-        file.seek(int(record["jpeg_at"]))
-        file.write(bytes(int(record["jpeg_bytes"])))
-
-
-def flip_record(dataset, shard, row):
-    """Flip bits of a sample's record."""
-    with (dataset.path / "shards" / f"shard-{shard:05d}.rows").open("r+b") as file:
-        file.seek(64 * (1 + row))
-        file.write(b"\xff")
-
-
-@pytest.fixture(
-    params=[(zero_picture, "the checksum of its picture does not match"), (flip_record, "damaged or unreadable record")]
-)
-def damaged(request, pairs_dataset, tmp_path):
-    """The pairs, with damage to sample 123, and what is said of it."""
-    damage, message = request.param
-    shutil.copytree(pairs_dataset.path, tmp_path / "copy")
-    shard, row = (int(at[0]) for at in pairs_dataset.locate(np.array([123])))
-    damage(Dataset(tmp_path / "copy"), shard, row)
-    return Dataset(tmp_path / "copy"), message
-
-
-def step_of(loader, sample_id, epoch):
-    steps = range(loader.order.steps_per_epoch)
-    return next(step for step in steps if sample_id in loader.order.batch_ids(epoch, step))
-
-
-def test_a_sample_damaged_after_conversion_is_named_at_its_batch_and_the_loader_goes_on(open_loader, damaged):
-    dataset, message = damaged
-    loader = open_loader(dataset, local_size=16, local_views=2)
-    shard, row = (int(at[0]) for at in dataset.locate(np.array([123])))
-    batches = loader.epoch(0)
-    for _ in range(step_of(loader, 123, 0)):
-        next(batches)
-    with pytest.raises(DatasetError, match=f"sample 123 .*row {row} of shard {shard}.*{message}"):
-        next(batches)
-    later = step_of(loader, 123, 1) + 1
-    served = [batch.sample_ids.tolist() for batch in loader.epoch(1, later)]
-    assert served == [loader.order.batch_ids(1, step).tolist() for step in range(later, loader.order.steps_per_epoch)]
-
-
-def test_an_order_for_another_number_of_samples_is_refused(open_one, pairs_dataset):
-    for loader in LOADERS.values():
-        with pytest.raises(DatasetError, match=r"order is for 1,999 samples.*holds 2,000"):
-            loader(pairs_dataset, Order.create(1999, 64), recipe=PLAIN, image_size=32, views=1)

@@ -128,7 +128,7 @@ def test_a_vits_patch_projection_may_stay_as_it_was_drawn():
     encoder = image_encoder("hf:vit-s", **TINY_IMAGE["hf:vit-s"], fixed_patches=True)
     projection = encoder.backbone.model.embeddings.patch_embeddings.projection
     assert not any(parameter.requires_grad for parameter in projection.parameters())
-    # MoCo-v3's code: uniform, as for a matrix of 3·16·16 inputs and the model's width.
+    # MoCo v3's code: uniform, as for a matrix of 3·16·16 inputs and the model's width.
     bound = (6 / (3 * 16 * 16 + 12)) ** 0.5
     assert bound * 0.99 < projection.weight.abs().max() <= bound
     assert not projection.bias.any()

@@ -91,7 +91,7 @@ def plain_simclr(objective, first, second):
 
 
 def plain_decl(objective, first, second):
-    """Of samples that were never seen, so that the rate is the batch's own mean."""
+    """Rows of samples never seen, so that the rate is the batch's own mean."""
     positive, negatives = distance_exponents(objective, first, second)
     one = {"loss1": 1.0, "loss2": 0.0}[objective.settings.mixing]
     r = negatives.exp().mean(2)

@@ -77,7 +77,7 @@ def eval_(
     if as_json:
         click.echo(json.dumps({"network": network} | _to_json(run, evaluation), allow_nan=False))
     else:
-        _print_scores(run, evaluation)
+        _print_scores(run, network, evaluation)
 
 
 @contextmanager
@@ -107,8 +107,9 @@ def _to_json(run: Path, evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _print_scores(run: Path, evaluation: Evaluation) -> None:
-    facts = [("run", f"{run}, {evaluation.checkpoint}")]
+def _print_scores(run: Path, network: Network, evaluation: Evaluation) -> None:
+    of_average = ", momentum network" if network == "momentum" else ""
+    facts = [("run", f"{run}, {evaluation.checkpoint}{of_average}")]
     for word, dataset in (("train", evaluation.train), ("test", evaluation.test)):
         facts.append((word, f"{dataset.path}, {dataset.n:,} samples"))
     print_facts([*facts, *(("note", note) for note in evaluation.notes)])

@@ -144,6 +144,10 @@ def test_trained_network_and_moving_average_have_scores_of_their_own(images_run,
     assert [each["network"] for each in scores.values()] == ["online", "momentum"]
     assert scores["online"]["scores"] != scores["momentum"]["scores"]
     assert any("--network momentum" in note for note in scores["online"]["notes"])
+    assert (
+        "step-4, momentum network"
+        in evaluate(images_run, images_dataset, images_dataset, "--network", "momentum").stdout
+    )
 
 
 def test_a_run_without_a_momentum_network_is_refused_where_it_is_asked_for(pairs_run, pairs_dataset, assert_one_line):

@@ -44,7 +44,15 @@ def conv(recompute: bool, width: int = 32, batch_norm: bool = False) -> BuiltIn:
     for inputs, outputs in pairwise((3, width, 2 * width, 4 * width)):
         layers.append(nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=not batch_norm))
         layers += [nn.BatchNorm2d(outputs), nn.ReLU()] if batch_norm else [nn.ReLU()]
-    return BuiltIn(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten()), 4 * width * 16, recompute)
+    return BuiltIn(nn.Sequential(*layers, PooledTo4(4), nn.Flatten()), 4 * width * 16, recompute)
+
+
+class PooledTo4(nn.AdaptiveAvgPool2d):
+    """Averages to 4 × 4; maps of that size, as of 32 pixels, stay as they are, which torch would take a while to do."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """[b, c, H, W] → [b, c, 4, 4]."""
+        return maps if maps.shape[-2:] == (4, 4) else super().forward(maps)
 
 
 def mean_embedding(recompute: bool, vocab_size: int, end_id: int, width: int = 128) -> BuiltIn:

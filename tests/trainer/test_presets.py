@@ -25,7 +25,8 @@ PAPERS = {
     *(f"{objective}/{data}" for objective in ("isogclr", "sogclr", "simclr") for data in IMAGES),
     "isogclr/cc3m", "sogclr/cc3m", "clip/cc3m",
     *(f"fastclip_{version}/{size}" for version in ("v0", "v1", "v2", "v3") for size in ("medium", "large")),
-    "fastclip_v3/xlarge", "decl/cifar", "decl/openclip-cc3m", "auc_cl/cifar",
+    "fastclip_v3/xlarge", "decl/cifar", "decl/openclip-cc3m", "decl/mocov3-imagenet",
+    "auc_cl/cifar", "auc_cl/imagenet",
 }  # fmt: skip
 TOKENIZER = TokenizerInfo(vocab_size=1024, context_length=64, end_id=2)
 
@@ -64,7 +65,8 @@ def test_presets_on_images_have_simclrs_augmentation_without_blur_where_views_ar
     if preset(name).objective.mode == "bimodal":
         assert data.recipe == "auto"
     else:
-        assert data.recipe == {224: "simclr", 32: "simclr_cifar"}[data.image_size]
+        of_size = {224: "simclr", 32: "simclr_cifar"}[data.image_size]
+        assert data.recipe == ("moco_v3" if preset(name).model.momentum else of_size)
     assert data.recipe in {"auto", *RECIPES}
 
 
@@ -100,6 +102,7 @@ FASTCLIP = "fastclip_v0 fastclip_v1 fastclip_v2 fastclip_v3"
 LARS = {"name": "lars", "momentum": 0.9, "lr_min": 0, "warmup_epochs": 10, "weight_decay": 1e-4}
 ADAMW = {"name": "adamw", "betas": (0.9, 0.999), "eps": 1e-8, "lr_min": 0}
 ADAMW_OF_VIT = {"name": "adamw", "betas": (0.9, 0.98), "eps": 1e-6, "lr_min": 0}
+CONSTANT = {"name": "adamw", "lr": 1e-3, "lr_min": 1e-3, "warmup_epochs": 0}
 
 
 @pytest.mark.parametrize(
@@ -115,10 +118,13 @@ ADAMW_OF_VIT = {"name": "adamw", "betas": (0.9, 0.98), "eps": 1e-6, "lr_min": 0}
          ADAMW_OF_VIT | {"lr": 4e-4, "warmup_steps": 10_000, "weight_decay": 0.1}),
         (["fastclip_v3/xlarge"], "hf:vit-b/16", 5120, 42,
          ADAMW_OF_VIT | {"lr": 2e-4, "warmup_steps": 13_000, "weight_decay": 0.2}),
-        (["decl/cifar"], "hf:resnet-50", Between(64, 512), Between(200, 500), {}),
+        (["decl/cifar"], "hf:resnet-50", Between(64, 512), Between(200, 500), CONSTANT | {"weight_decay": 1e-6}),
+        (["decl/mocov3-imagenet"], "hf:resnet-50", 512, 100,
+         {"name": "lars", "lr": 0.6 * 512 / 256, "lr_min": 0, "warmup_epochs": 10, "weight_decay": 1e-6}),
         (["decl/openclip-cc3m"], "hf:resnet-50", 1024, 30, {}),
-        (["auc_cl/cifar"], "hf:resnet-18", 128, 500,
-         {"name": "adamw", "lr": 1e-3 * 128 / 256, "lr_min": 0, "warmup_epochs": 40}),
+        (["auc_cl/cifar"], "hf:resnet-18", 128, 500, CONSTANT | {"weight_decay": 1e-4}),
+        (["auc_cl/imagenet"], "hf:resnet-50", 256, 100,
+         {"name": "adamw", "lr": 1e-3 * 256 / 256, "lr_min": 0, "warmup_epochs": 40}),
     ],
 )  # fmt: skip
 def test_a_preset_trains_as_its_paper_does(names, image_encoder, batch_size, epochs, optimizer):
@@ -146,8 +152,10 @@ TUNED_TAU = Between(0.1, 0.7)
 @pytest.mark.parametrize(
     ("names", "settings"),
     [
-        (SMALL[:4] + LARGE[:2], {"gamma": Between(0.7, 0.9), "rho": Between(0.1, 0.4), "tau_init": 0.7,
-                                 "tau_min": 0.05}),
+        (SMALL[:4] + LARGE[:2], {"gamma": Between(0.7, 0.9), "rho": Between(0.1, 0.4), "tau_min": 0.05}),
+        (["isogclr/cifar10"], {"tau_init": 0.5}),
+        (presets("isogclr", "cifar100", "cifar10-lt"), {"tau_init": 0.3}),
+        (presets("isogclr", "cifar100-lt", "imagenet100", "inaturalist"), {"tau_init": 0.7}),
         (SMALL[4:] + LARGE[2:], {"tau": TUNED_TAU}),
         (["isogclr/cc3m"], {"gamma": Between(0.7, 0.9), "rho": Between(5.8, 6.4), "tau_init": 0.01, "tau_min": 0.005,
                             "beta_u": 0.9, "eta": 0.01}),
@@ -161,9 +169,10 @@ TUNED_TAU = Between(0.1, 0.7)
         (["fastclip_v3/medium"], {"tau": 0.07, "eta": 2e-4, "rho": 6.5}),
         (["fastclip_v3/large"], {"tau": 0.07, "eta": 1e-4, "rho": 8.5}),
         (["fastclip_v3/xlarge"], {"tau": 0.07, "eta": 5e-5, "rho": 16.0}),
-        (["decl/cifar"], {"mixing": "loss1"}),
+        (["decl/cifar"], {"mixing": "loss1", "rate": "moving_average", "tau": 0.5}),
+        (["decl/mocov3-imagenet"], {"mixing": "loss1", "rate": "momentum"}),
         (["decl/openclip-cc3m"], {"mixing": "alternate"}),
-        (["auc_cl/cifar"], {"alpha": 0.5}),
+        (["auc_cl/cifar", "auc_cl/imagenet"], {"alpha": 0.5, "a": 1.0, "similarity": "cos"}),
     ],
 )  # fmt: skip
 def test_the_objective_of_a_preset_has_its_papers_settings(names, settings):
@@ -234,7 +243,7 @@ def test_the_encoders_of_all_presets_can_be_built():
 
 def test_a_preset_has_the_settings_of_the_one_that_it_extends_below_its_own():
     base, own = preset("isogclr/cifar10"), preset("isogclr/cifar100")
-    assert own.objective.settings == base.objective.settings | {"rho": 0.4}
+    assert own.objective.settings == base.objective.settings | {"rho": 0.4, "tau_init": 0.3}
     assert own.model_copy(update={"objective": base.objective}) == base
 
 

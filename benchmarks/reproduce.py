@@ -1,6 +1,6 @@
 """Train the papers' methods on the glyphs, score them, and write a page: their claims beside what was seen.
 
-OUT holds the datasets and a run directory for every run; what is there is not made again.
+Every finished run is a line of RESULTS; what is there is not made again, and the page is made of these lines alone.
 
 \b
 Exit codes: 75, stopped by a signal; the same command goes on.
@@ -8,31 +8,71 @@ Exit codes: 75, stopped by a signal; the same command goes on.
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from types import FrameType
 
 import click
 
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.cores import cores
+from thermopile.trainer.preemption import EXIT_CODE
 
 from reproduction.page import write_page
-from reproduction.plan import FULL, SHORT
-from reproduction.running import EXIT_CODE_STOPPED, Sets, make_runs, thermopile
+from reproduction.results import Result, Results
+from reproduction.schedule import SHORT, Part, missing, parts
 
 
 @click.command(help=__doc__)
-@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--full", is_flag=True, help="Two batch sizes and three seeds: hours instead of half an hour.")
-@click.option("--page", type=click.Path(dir_okay=False, path_type=Path),
-              help="Where the page goes, its picture beside it; OUT/reproduction.md by default.")  # fmt: skip
+@click.argument("results_file", metavar="RESULTS", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--page", required=True, type=click.Path(dir_okay=False, path_type=Path),
+              help="Where the page goes, its pictures beside it.")  # fmt: skip
+@click.option("--full", is_flag=True, help="Every comparison: hours instead of three quarters of an hour.")
+@click.option("--page-only", is_flag=True, help="Make no run.")
+@click.option("--work", default="reproduction", show_default=True, type=click.Path(file_okay=False, path_type=Path),
+              help="Where the datasets go, and runs while they are made.")  # fmt: skip
 @click.pass_context
-def main(context: click.Context, out: Path, full: bool, page: Path | None) -> None:
-    plan, glyphs, results = FULL if full else SHORT, out / "glyphs", None
-    if thermopile("convert", "glyphs", str(glyphs), "--resume"):
-        results = make_runs(plan, Sets(Dataset(glyphs), Dataset(out / "glyphs-test")), out)
-    if results is None:
-        click.echo(f"{out}: stopped; the same command goes on", err=True)
-        context.exit(EXIT_CODE_STOPPED)
-    click.echo(write_page(results, plan, page or out / "reproduction.md"))
+def main(context: click.Context, results_file: Path, page: Path, full: bool, page_only: bool, work: Path) -> None:
+    results, planned = Results.read(results_file), parts(None if full else SHORT)
+    stopped = not page_only and not _make(planned, results, results_file, work)
+    if len(results):
+        click.echo(write_page(results, page))
+    if stopped:
+        click.echo(f"stopped with {len(results)} runs in {results_file}; the same command goes on", err=True)
+        context.exit(EXIT_CODE)
+
+
+def _make(planned: list[Part], results: Results, file: Path, work: Path) -> bool:
+    """Make what is missing; False if a signal stopped it."""
+    from reproduction.running import StoppedError, make_missing  # which imports torch
+
+    def add(result: Result) -> None:
+        results.append(result, file)
+        click.echo(f"{len(results)} runs; {_minutes_left(planned, results)} minutes left", err=True)
+
+    for part in planned:
+        count = len([*part.runs(results)])
+        click.echo(f"{count - len(missing([part], results)):4d} of {count:3d} made  {part.name}", err=True)
+    click.echo(f"{_minutes_left(planned, results)} minutes on {cores()} cores", err=True)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        make_missing(lambda: [run for run in missing(planned, results) if run], work, add)
+    except (KeyboardInterrupt, StoppedError):
+        return False
+    return True
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _minutes_left(planned: list[Part], results: Results) -> int:
+    """By what the parts' runs took elsewhere, times how much longer the finished ones took here."""
+    expected = taken = 0.0
+    for part in planned:
+        for result in (found for run in part.known(results) if (found := results.of(run))):
+            expected, taken = expected + part.seconds, taken + result.seconds
+    left = sum(part.seconds * len(missing([part], results)) for part in planned)
+    return round(left * (taken / expected if expected else 1) / cores() / 60)
 
 
 if __name__ == "__main__":

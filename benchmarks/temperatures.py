@@ -24,11 +24,11 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import StateReader
 from thermopile.tools.bench.machine import describe_machine, words_of
+from thermopile.tools.cli import main as thermopile
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
+from thermopile.trainer.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory
-
-from reproduction.running import thermopile
 
 GLYPHS_SEED = 1
 STEPS_PER_EPOCH = 42
@@ -116,7 +116,8 @@ def _train(folder: Path, train: Dataset, test: Dataset, cell: dict[str, float], 
     }  # after the last step
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     out = _run(folder, cell, seed, epochs).path
-    return thermopile("train", "--preset", "glyphs", "--data", str(train.path), "--out", str(out), "--resume", *words)
+    given = ["train", "--preset", "glyphs", "--data", str(train.path), "--out", str(out), "--resume", *words]
+    return bool(thermopile(given, standalone_mode=False) != EXIT_CODE)
 
 
 def _scores(run: RunDirectory) -> dict[str, float]:

@@ -1,35 +1,44 @@
-"""What the papers claim, and what a comparison has to say about it. Verdicts are computed, never written."""
+"""What the papers claim, and what the runs have to say about it. Verdicts are computed, never written."""
 
 from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from reproduction.plan import Mode
-from reproduction.results import LINEAR, RETRIEVAL, ZERO_SHOT, Estimate, Results, difference
+from reproduction.comparison import Comparison, Estimate
+from reproduction.plan import METHOD, Mode
+from reproduction.results import ZERO_SHOT, Measure, Result
+from reproduction.schedule import BATCHES, COSINE, OPTIMIZERS, OTHER_TAU_INIT, WITH_COSINE
 
 SHOWS = "shows"
 NOISE = "does not show: within noise"
 REVERSED = "does not show: the reverse does"
 NO = "does not show"
+NOT_CLEAR = "no verdict"
 NOT_TESTED = "not tested"
 
-NOT_RUN = "the runs that would say so were not made"
-ONE_BATCH_SIZE = "one batch size was run; `make reproduce FULL=1` has two"
+SMALL, LARGE = min(BATCHES), max(BATCHES)
 LONG_TAIL = 0.5
 """Skewness from which a distribution counts as skewed."""
+REMEMBERED = 0.1
+"""Share of the difference of two tau_init from which the last temperatures still tell them apart."""
 
 
 class Finding(NamedTuple):
-    """What was seen of a claim."""
+    """What was seen of a claim, and the verdict."""
 
     seen: str
-    """Or, where it was not tested, why."""
     verdict: str
+
+
+NOT_RUN = Finding("not run yet", NOT_TESTED)
+UNCLEAR = Finding("the baseline is not clearly above raw pixels and an untrained encoder", NOT_CLEAR)
+Check = Callable[[Comparison], Finding]
 
 
 class Claim(NamedTuple):
@@ -38,12 +47,19 @@ class Claim(NamedTuple):
     claim: str
     source: str
     reported: str
-    """The paper's own figures, in points of 100, and on what."""
-    check: Callable[[Results], Finding] | str
+    check: Check | str
     """How the runs test it, or why they cannot."""
 
-    def judge(self, results: Results) -> Finding:
-        return Finding(self.check, NOT_TESTED) if isinstance(self.check, str) else self.check(results)
+    def judge(self, runs: Comparison) -> Finding:
+        return Finding(self.check, NOT_TESTED) if isinstance(self.check, str) else self.check(runs)
+
+
+class Group(NamedTuple):
+    """Claims with a picture."""
+
+    name: str
+    picture: str
+    claims: list[Claim]
 
 
 def verdict(estimate: Estimate) -> str:
@@ -53,94 +69,181 @@ def verdict(estimate: Estimate) -> str:
     return SHOWS if estimate.points > 0 else REVERSED
 
 
-def _above(mode: Mode, better: str, worse: str, score: str) -> Callable[[Results], Finding]:
-    """The claim that a method is above another on the whole test set, at the smallest batch size."""
-    measure = {"linear": LINEAR, "retrieval": RETRIEVAL, "zero_shot": ZERO_SHOT}[score]
-
-    def check(results: Results) -> Finding:
-        batch_size = min(results.batch_sizes(mode), default=0)
-        if (gap := results.gap(mode, better, worse, batch_size, measure)) is None:
-            return Finding(NOT_RUN, NOT_TESTED)
-        tail = fmean(results.shares(mode, better, batch_size, measure, "tail")) - fmean(
-            results.shares(mode, worse, batch_size, measure, "tail")
-        )
-        seen = f"{measure.label}, batch {batch_size}: {signed(gap)}; in the tail {_points(100 * tail)}"
-        return Finding(seen, verdict(gap))
-
-    return check
+def verdict_of_all(estimates: Sequence[Estimate]) -> str:
+    """Return the verdict on the claim that several figures are all above 0."""
+    verdicts = {verdict(estimate) for estimate in estimates}
+    return next(worst for worst in (REVERSED, NOISE, SHOWS) if worst in verdicts)
 
 
-def _most_at_small_batches(results: Results) -> Finding:
-    if (gaps := _at_two_batch_sizes(results, lambda b: results.gap("unimodal", "decl", "simclr", b, LINEAR))) is None:
-        return Finding(ONE_BATCH_SIZE, NOT_TESTED)
-    small, large = gaps
-    return Finding(f"gain {signed(small)} with the smallest batches, {signed(large)} with the largest",
-                   verdict(difference(small, large)))  # fmt: skip
+def _compared(runs: Comparison, better: list[Result], worse: list[Result], measure: Measure | None = None) -> Finding:
+    """The claim that a method is above a baseline."""
+    if (gap := runs.gap(better, worse, measure)) is None:
+        return NOT_RUN
+    if not runs.is_clear(worse, measure):
+        return UNCLEAR
+    tail = runs.gap(better, worse, measure, "tail")
+    return Finding(signed(gap) + (f"; in the tail {signed(tail)}" if tail else ""), verdict(gap))
 
 
-def _hardly_depends_on_batch(results: Results) -> Finding:
-    if (means := _at_two_batch_sizes(results, lambda b: results.mean("unimodal", "auc_cl", b, LINEAR))) is None:
-        return Finding(ONE_BATCH_SIZE, NOT_TESTED)
-    small, large = means
-    change = difference(large, small)
-    held = verdict(change) == NOISE
-    return Finding(f"{signed(change)} from the smallest batches to the largest", SHOWS if held else NO)
+def _above(mode: Mode, better: str, worse: str, score: str = "") -> Check:
+    measure = {"zero_shot": ZERO_SHOT, "": None}[score]
+    return lambda runs: _compared(runs, runs.seeds(mode, better), runs.seeds(mode, worse), measure)
 
 
-def _at_two_batch_sizes(results: Results, figure: Callable[[int], Estimate | None]) -> tuple[Estimate, Estimate] | None:
-    """The figure with the smallest and the largest batches; None where there is one batch size."""
-    batch_sizes = results.batch_sizes("unimodal")
-    if len(batch_sizes) < 2 or (small := figure(batch_sizes[0])) is None or (large := figure(batch_sizes[-1])) is None:
-        return None
-    return small, large
+def _above_at(better: str, worse: str, batch: int) -> Check:
+    return lambda runs: _compared(runs, runs.swept(better, batch), runs.swept(worse, batch))
 
 
-def _rare_is_cold(mode: Mode) -> Callable[[Results], Finding]:
-    """The claim that tau grows with class size, in every run and side: Spearman's correlation beside chance's."""
+def _between(runs: Comparison) -> Finding:
+    low, middle, high = (runs.seeds("unimodal", label) for label in ("simclr", "sogclr", "isogclr"))
+    below, above = runs.gap(middle, low), runs.gap(high, middle)
+    if below is None or above is None:
+        return NOT_RUN
+    if not runs.is_clear(low):
+        return UNCLEAR
+    return Finding(f"{signed(below)} above SimCLR, {signed(above)} below iSogCLR", verdict_of_all([below, above]))
 
-    def check(results: Results) -> Finding:
-        runs = [result for result in results.every if result.run.method.mode == mode]
-        found = [side.spearman for result in runs for side in result.temperatures.values() if side.spearman is not None]
+
+def _more_on_a_long_tail(runs: Comparison) -> Finding:
+    gains = []
+    for data in ("long-tailed", "balanced"):
+        simclr = runs.seeds("unimodal", "simclr", data=data)
+        if (gain := runs.gap(runs.seeds("unimodal", "isogclr", data=data), simclr)) is None:
+            return NOT_RUN
+        if not runs.is_clear(simclr, data=data):
+            return UNCLEAR
+        gains.append(gain)
+    return Finding(f"{signed(gains[0])}; balanced {signed(gains[1])}", verdict(gains[0].minus(gains[1])))
+
+
+def _rare_is_cold(mode: Mode) -> Check:
+    """The claim that tau grows with class size, in every seed and side: Spearman's correlation beside chance's."""
+
+    def check(runs: Comparison) -> Finding:
+        sides = [side for result in runs.seeds(mode, "isogclr") for side in result.temperatures.values()]
+        found = [side.spearman for side in sides if side.spearman is not None]
         if not found:
-            return Finding(NOT_RUN, NOT_TESTED)
-        chance = 2 / math.sqrt(sum(runs[0].classes_of_band.values()) - 1)
+            return NOT_RUN
+        chance = 2 / math.sqrt(len(sides[0].sizes) - 1)
         held = SHOWS if min(found) > chance else REVERSED if max(found) < -chance else NOISE
-        return Finding(f"Spearman {min(found):+.2f} to {max(found):+.2f}; chance gives up to ±{chance:.2f}", held)
+        return Finding(f"Spearman {_range(found)}; chance gives up to ±{chance:.2f}", held)
 
     return check
 
 
-def _long_tail_on_pairs(results: Results) -> Finding:
-    """Skewness of iSogCLR's temperatures: that of pairs above that of images, which is to be that of a normal one."""
-    skewness = {
-        mode: [side.skewness for batch in results.batch_sizes(mode) for result in results.of(mode, "isogclr", batch)
-               for side in result.temperatures.values()]
-        for mode in ("bimodal", "unimodal")
-    }  # fmt: skip
-    pairs, images = skewness["bimodal"], skewness["unimodal"]
+def _long_tail_on_pairs(runs: Comparison) -> Finding:
+    pairs, images = ([side.skewness for result in runs.seeds(mode, "isogclr") for side in result.temperatures.values()]
+                     for mode in ("bimodal", "unimodal"))  # fmt: skip
     if not pairs or not images:
-        return Finding(NOT_RUN, NOT_TESTED)
-    seen = (
-        f"skewness {min(pairs):+.2f} to {max(pairs):+.2f} on pairs, {min(images):+.2f} to {max(images):+.2f} on images"
-    )
+        return NOT_RUN
     tails = min(pairs) > LONG_TAIL and max(map(abs, images)) <= LONG_TAIL
-    return Finding(seen, SHOWS if tails else NO)
+    return Finding(f"skewness {_range(pairs)} on pairs, {_range(images)} on images", SHOWS if tails else NO)
+
+
+def _forgets_tau_init(runs: Comparison) -> Finding:
+    """The share of the difference of two first temperatures that is left between the last ones' means."""
+    left = []
+    for mode, other in OTHER_TAU_INIT.items():
+        first = METHOD[mode, "isogclr"].fixed["objective.tau_init"]
+        pair = [runs.seeds(mode, "isogclr", changed=changed)[:1] for changed in ({}, {"objective.tau_init": other})]
+        if not all(pair):
+            return NOT_RUN
+        (one,), (two,) = pair
+        left += [abs(one.temperatures[side].mean - two.temperatures[side].mean) / abs(first - other)
+                 for side in one.temperatures]  # fmt: skip
+    words = ", ".join(f"{100 * share:.0f} %" for share in left)
+    return Finding(f"left of the difference of two tau_init: {words}", SHOWS if max(left) < REMEMBERED else NO)
+
+
+def _more_at_small_batches(runs: Comparison) -> Finding:
+    simclr = [runs.swept("simclr", batch) for batch in (SMALL, LARGE)]
+    small, large = (runs.gap(runs.swept("decl", batch), of) for batch, of in zip((SMALL, LARGE), simclr, strict=True))
+    if small is None or large is None:
+        return NOT_RUN
+    if not all(map(runs.is_clear, simclr)):
+        return UNCLEAR
+    return Finding(f"gain {signed(small)} at {SMALL}, {signed(large)} at {LARGE}", verdict(small.minus(large)))
+
+
+def _hardly_depends_on_batch(runs: Comparison) -> Finding:
+    changes = {name: runs.gap(runs.swept(name, LARGE), runs.swept(name, SMALL)) for name in ("auc_cl", "simclr")}
+    if (change := changes["auc_cl"]) is None:
+        return NOT_RUN
+    if not runs.is_clear(runs.swept("auc_cl", SMALL)):
+        return UNCLEAR
+    beside = f"; SimCLR {signed(changes['simclr'])}" if changes["simclr"] else ""
+    return Finding(f"{signed(change)} from {SMALL} to {LARGE}{beside}", SHOWS if verdict(change) == NOISE else NO)
+
+
+def _collapses_without_alpha(runs: Comparison) -> Finding:
+    """Collapse is a score that is not above an untrained encoder's."""
+    without = runs.seeds("unimodal", "auc_cl", changed={"objective.alpha": 0.0})
+    untrained = runs.baseline("unimodal", "untrained")
+    gap = runs.gap(without, [untrained] if untrained else [])
+    if gap is None:
+        return NOT_RUN
+    return Finding(f"{signed(gap)} against an untrained encoder", NO if verdict(gap) == SHOWS else SHOWS)
+
+
+def _best_version(runs: Comparison) -> Finding:
+    best = runs.seeds("bimodal", "fastclip_v3")
+    gaps = {f"v{v}": runs.gap(best, runs.seeds("bimodal", f"fastclip_v{v}")) for v in range(3)}
+    known = [gap for gap in gaps.values() if gap is not None]
+    if len(known) < len(gaps):
+        return NOT_RUN
+    words = ", ".join(f"{signed(gap)} above {name}" for name, gap in zip(gaps, known, strict=True))
+    return Finding(words, verdict_of_all(known))
+
+
+def _cosine_of_gamma(runs: Comparison) -> Finding:
+    """The mean of the versions' gains."""
+    gaps = [
+        runs.gap(runs.seeds("bimodal", label, changed=COSINE), runs.seeds("bimodal", label)) for label in WITH_COSINE
+    ]
+    known = [gap for gap in gaps if gap is not None]
+    if len(known) < len(gaps):
+        return NOT_RUN
+    mean = Estimate(fmean(gap.points for gap in known), math.hypot(*(gap.noise for gap in known)) / len(known))
+    each = ", ".join(f"{label[-2:]} {points(gap.points)}" for label, gap in zip(WITH_COSINE, known, strict=True))
+    return Finding(f"{signed(mean)} ({each})", verdict(mean))
+
+
+def _order_of_optimizers(runs: Comparison) -> Finding:
+    each = [runs.optimized(name) for name in OPTIMIZERS]
+    gaps = [runs.gap(better, worse) for better, worse in pairwise(each)]
+    known = [gap for gap in gaps if gap is not None]
+    if len(known) < len(gaps):
+        return NOT_RUN
+    return Finding(", ".join(map(signed, known)), verdict_of_all(known))
 
 
 def signed(estimate: Estimate) -> str:
-    return f"{_points(estimate.points)} ± {estimate.noise:.1f}"
+    return f"{points(estimate.points)} ± {estimate.noise:.1f}"
 
 
-def _points(points: float) -> str:
-    return f"{points:+.1f}".replace("-", "−")
+def points(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
 
 
-_CHECKS: dict[str, Callable[..., Callable[[Results], Finding]]] = {
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{value:+.2f}".replace("-", "−") for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+_CHECKS: dict[str, Callable[..., Check]] = {
     "above": _above,
+    "above_at": _above_at,
+    "between": lambda: _between,
+    "more_on_a_long_tail": lambda: _more_on_a_long_tail,
     "rare_is_cold": _rare_is_cold,
-    "most_at_small_batches": lambda: _most_at_small_batches,
-    "hardly_depends_on_batch": lambda: _hardly_depends_on_batch,
     "long_tail_on_pairs": lambda: _long_tail_on_pairs,
+    "forgets_tau_init": lambda: _forgets_tau_init,
+    "more_at_small_batches": lambda: _more_at_small_batches,
+    "hardly_depends_on_batch": lambda: _hardly_depends_on_batch,
+    "collapses_without_alpha": lambda: _collapses_without_alpha,
+    "best_version": lambda: _best_version,
+    "cosine_of_gamma": lambda: _cosine_of_gamma,
+    "order_of_optimizers": lambda: _order_of_optimizers,
 }
 
 
@@ -150,4 +253,7 @@ def _claim(entry: dict[str, Any]) -> Claim:
     return Claim(entry["claim"], entry["source"], entry["reported"], check)
 
 
-CLAIMS = [_claim(entry) for entry in tomllib.loads(Path(__file__).with_name("claims.toml").read_text("utf-8"))["claim"]]
+GROUPS = [
+    Group(group["name"], group["picture"], [_claim(entry) for entry in group["claim"]])
+    for group in tomllib.loads(Path(__file__).with_name("claims.toml").read_text("utf-8"))["group"]
+]

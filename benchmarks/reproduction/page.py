@@ -1,127 +1,205 @@
-"""The page: the papers' claims beside what was seen; settings, scores and temperatures of every method.
+"""The page: the papers' claims beside what was seen, the settings that the search chose, and the scores.
 
-Its words are in page.md; here are its figures and tables.
+Its words are in page.md; here are its figures and tables. It is made of the results alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from textwrap import fill
 from typing import Any
 
-from thermopile import __version__
 from thermopile.files import write_atomically
 
 from reproduction import claims
 from reproduction import plan as plans
-from reproduction.figure import draw_bands
-from reproduction.plan import METHODS, MODES, Mode, Plan
-from reproduction.results import BANDS, MEASURES, Results
-from reproduction.running import PROMPT
+from reproduction.comparison import ALL, TEST_SAMPLES, Comparison, Estimate
+from reproduction.figures import draw
+from reproduction.plan import BASELINES, EPOCHS, METHODS, MODES, RATE, Data, Length, Method, Mode
+from reproduction.results import KNN, PROBE, RETRIEVAL, ZERO_SHOT, Measure, Result, Results
+from reproduction.schedule import (
+    BALANCED,
+    BATCHES,
+    COSINE,
+    FORMS,
+    OPTIMIZERS,
+    OTHER_TAU_INIT,
+    SEARCHED_AGAIN,
+    SEARCHED_AT,
+    SWEPT,
+    WITH_COSINE,
+    optimized,
+    parts,
+)  # fmt: skip
+from reproduction.search import chosen
 
-_SPREADS = {
-    1: "One seed.",
-    2: "Means over seeds where there are two, with both in brackets.",
-    3: "Means over seeds ± their standard deviation.",
-}
 WORDS = Path(__file__).with_name("page.md")
+COMMAND = "make reproduce FULL=1"
+CORES = 2
+SCORES: dict[Mode, tuple[Measure, ...]] = {"unimodal": (KNN, PROBE), "bimodal": (KNN, PROBE, ZERO_SHOT, RETRIEVAL)}
+"""The columns of a mode's table; the last one is what verdicts are about."""
 
 
-def write_page(results: Results, plan: Plan, path: Path) -> Path:
-    """Write the page, Markdown, and its picture beside it; return where the page is."""
+def write_page(results: Results, path: Path) -> Path:
+    """Write the page, Markdown, and its pictures beside it; return where the page is."""
+    runs = Comparison(results)
+    pictures = {group.picture: draw(group.picture, runs) for group in claims.GROUPS}
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture = path.with_suffix(".png")
-    write_atomically(picture, draw_bands(results, min(plan.batch_sizes)))
-    write_atomically(path, to_markdown(results, plan, picture.name).encode())
+    for name, png in pictures.items():
+        if png is not None:
+            write_atomically(path.with_name(f"{path.stem}_{name}.png"), png)
+    files = {name: f"{path.stem}_{name}.png" for name, png in pictures.items() if png is not None}
+    write_atomically(path, to_markdown(results, files).encode())
     return path
 
 
-def to_markdown(results: Results, plan: Plan, picture: str) -> str:
-    """The page's text; picture: the file name of its picture."""
-    values = {**vars(claims), **vars(plans), **_of_plan(plan), **_of_results(results), "picture": picture,
-              "version": __version__, "PROMPT": PROMPT}  # fmt: skip
+def to_markdown(results: Results, pictures: dict[str, str]) -> str:
+    """The page's text. pictures: group's picture -> its file name."""
+    runs = Comparison(results)
+    values = {
+        **vars(claims),
+        **_of_plan(),
+        **_of_results(results),
+        "claims": "\n\n".join(_claims(group, runs, pictures) for group in claims.GROUPS),
+        "methods_tables": "\n\n".join(_methods_table(mode, runs) for mode in MODES),
+        "sweep": _sweep_table(runs),
+        "others": _others_table(runs),
+    }
     return "\n\n".join(_wrapped(block.format_map(values)) for block in WORDS.read_text("utf-8").split("\n\n"))
 
 
-def _of_plan(plan: Plan) -> dict[str, Any]:
+def _of_plan() -> dict[str, Any]:
+    rate_of_images = plans.METHOD["unimodal", "isogclr"].fixed["objective.eta"]
     return {
-        "command": "make reproduce FULL=1" if len(plan.batch_sizes) > 1 else "make reproduce",
-        "batches": ", ".join(map(str, plan.batch_sizes)),
-        "epochs": ", ".join(f"{plan.epochs[mode]} {mode}" for mode in MODES),
-        "seeds": ", ".join(f"{plan.seeds[mode]} {mode}" for mode in MODES),
-        "shared": ", ".join(f"`{key}={value}`" for key, value in plans.SHARED.items()),
-        "recipes": ", ".join(f"`{recipe}` {mode}" for mode, recipe in plans.RECIPES.items()),
-        "methods": _table(("mode", "objective", "settings", "tried"),
-                          [(method.mode, f"`{method.name}`", method.words, method.tried) for method in METHODS]),
-        "spread": _SPREADS[min(max(plan.seeds.values()), 3)],
-    }  # fmt: skip
+        "command": COMMAND,
+        "shared": ", ".join(f"`{key}={plans.word(value)}`" for key, value in plans.SHARED.items()),
+        "epochs": f"{EPOCHS['unimodal']} epochs on images, {EPOCHS['bimodal']} on pairs",
+        "images_epochs": EPOCHS["unimodal"],
+        "images_recipe": plans.RECIPES["unimodal"],
+        "pairs_recipe": plans.RECIPES["bimodal"],
+        "taus": _listed(plans.TAUS),
+        "rates": _listed(plans.RATES),
+        "middle_rate": plans.MIDDLE_RATE,
+        "eta_images": rate_of_images,
+        "test_samples": TEST_SAMPLES[ALL],
+        "seeds": _listed(plans.SEEDS),
+        "batch": plans.BATCH,
+        "again": ", ".join(f"`{name}`" for name in SEARCHED_AGAIN),
+        "smallest": min(BATCHES),
+        "largest": max(BATCHES),
+        "smallest_for": next(batch for batch, at in SEARCHED_AT.items() if at != batch),
+    }
 
 
 def _of_results(results: Results) -> dict[str, Any]:
-    first = results.every[0]
     machines = {f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}, {m['gpu'] or 'no GPU'}"
-                for m in (result.machine for result in results.every)}  # fmt: skip
+                for m in (result.machine for result in results)}  # fmt: skip
+    planned = {part.name: [*part.runs(results)] for part in parts(None)}
+    missing = {name: len([run for run in runs if run is None or results.of(run) is None])
+               for name, runs in planned.items()}  # fmt: skip
+    not_run = "; ".join(f"{name} ({count} of {len(planned[name])})" for name, count in missing.items() if count)
+    total = sum(map(len, planned.values()))
+    made = total - sum(missing.values())
+    seconds = sum(part.seconds * missing[part.name] for part in parts(None)) + sum(r.seconds for r in results)
     return {
-        "runs": len(results.every), "samples": first.samples, "test_samples": first.test_samples,
-        "bands": ", ".join(f"{band} {count}" for band, count in first.classes_of_band.items()),
-        "claims": _table(("claim", "source", "reported there", "seen here", "verdict"), [
-            (claim.claim, claim.source, claim.reported, finding.seen, f"**{finding.verdict}**")
-            for claim in claims.CLAIMS for finding in [claim.judge(results)]
-        ]),
-        "scores": "\n\n".join(
-            f"### {mode.capitalize()}, batch {batch_size}\n\n"
-            + _table(("", "objective", *BANDS), _score_rows(results, mode, batch_size))
-            for mode in MODES for batch_size in results.batch_sizes(mode)
-        ),
-        "temperatures": _table(
-            ("mode", "objective", "batch", "seed", "side", "mean tau", "skewness", "Spearman", "permuted"),
-            _temperature_rows(results),
-        ),
-        "times": _table(("run", "seconds"), [
-            (f"`{r.run.name}`", "–" if r.seconds is None else f"{r.seconds:.0f}") for r in results.every
-        ]),
+        "hours": f"{seconds / CORES / 3600:.0f}",
+        "status": f"All {total} are made." if made == total else f"{made} of {total} are made; missing: {not_run}.",
         "machines": "; ".join(sorted(machines)),
-    }  # fmt: skip
+        "versions": _listed(sorted({result.version for result in results})),
+        "samples": plans.SAMPLES,
+    }
 
 
-def _score_rows(results: Results, mode: Mode, batch_size: int) -> Iterator[tuple[str, ...]]:
-    for measure in MEASURES:
-        label = measure.label
-        for method in results.methods(mode):
-            cells = [_spread(results.shares(mode, method, batch_size, measure, band)) for band in BANDS]
-            if any(cells):
-                yield (label, f"`{method}`", *(cell or "–" for cell in cells))
-                label = ""  # said once, above the other methods
+def _claims(group: claims.Group, runs: Comparison, pictures: dict[str, str]) -> str:
+    picture = f"![{group.name}]({pictures[group.picture]})\n\n" if group.picture in pictures else ""
+    rows = [(claim.claim, f"{claim.source}: {claim.reported}", found.seen, f"**{found.verdict}**")
+            for claim in group.claims for found in [claim.judge(runs)]]  # fmt: skip
+    return f"### {group.name}\n\n{picture}" + _table(("claim", "reported", "seen here", "verdict"), rows)
 
 
-def _spread(shares: Sequence[float]) -> str:
-    """Mean over seeds in per cent, and both if two, their standard deviation if more; empty where there is none."""
-    points = [100 * share for share in shares]
-    match len(points):
-        case 0:
-            return ""
-        case 1:
-            return f"{points[0]:.1f}"
-        case 2:
-            return f"{fmean(points):.1f} ({points[0]:.1f}, {points[1]:.1f})"
-        case _:
-            return f"{fmean(points):.1f} ± {stdev(points):.1f}"
+def _methods_table(mode: Mode, runs: Comparison) -> str:
+    measures = SCORES[mode]
+    heading = (plans.WORDS[mode], "chosen", *(m.label for m in measures), "tail")
+    floors = [(name.replace("_", " "), "", runs.baseline(mode, name)) for name in BASELINES]
+    rows = [(label, words, *_scores([result] if result else [], measures, runs, single=True))
+            for label, words, result in floors]  # fmt: skip
+    for method in METHODS:
+        if method.mode == mode:
+            found = runs.seeds(mode, method.label)
+            rows.append((f"`{method.label}`", _chosen(method, runs.results), *_scores(found, measures, runs)))
+    return _table(heading, rows)
 
 
-def _temperature_rows(results: Results) -> Iterator[tuple[str, ...]]:
-    for result in results.every:
-        run = result.run
-        where: tuple[str, ...] = (run.method.mode, f"`{run.method.name}`", str(run.batch_size), str(run.seed))
-        yield from [
-            (*where, label, f"{side.mean:.3f}", _signed(side.skewness), _signed(side.spearman), _signed(side.permuted))
-            for label, side in result.temperatures.items()
-        ] or [(*where, *["–"] * 5)]
+def _chosen(method: Method, results: Results) -> str:
+    """The searched settings, by their short names."""
+    if (settings := chosen(method, results)) is None:
+        return "not searched yet"
+    keys = [*(key for key in method.grid if key != RATE), RATE]
+    return ", ".join(f"{key.rsplit('.', 1)[-1]} {plans.word(settings[key])}" for key in keys)
 
 
-def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.2f}".replace("-", "−")
+def _scores(
+    found: Sequence[Result], measures: Sequence[Measure], runs: Comparison, *, single: bool = False
+) -> list[str]:
+    """Means; the last measure's with its error, also in the tail. single: without any error."""
+    cells = [runs.mean(found, measure) for measure in measures]
+    plain = [f"{cell.points:.1f}" if cell else "–" for cell in cells]
+    tail = runs.mean(found, measures[-1], "tail")
+    if single:
+        return [*plain, f"{tail.points:.1f}" if tail else "–"]
+    return [*plain[:-1], _with_error(cells[-1]), _with_error(tail)]
+
+
+def _with_error(estimate: Estimate | None) -> str:
+    return f"{estimate.points:.1f} ± {estimate.noise:.1f}" if estimate else "–"
+
+
+def _sweep_table(runs: Comparison) -> str:
+    rows = [(f"`{name}`", f"equal {length}", *(_with_error(runs.mean(runs.swept(name, batch, length)))
+                                                for batch in BATCHES))
+            for name in SWEPT for length in _LENGTHS]  # fmt: skip
+    return _table(("", "", *map(str, BATCHES)), rows)
+
+
+_LENGTHS: tuple[Length, ...] = ("epochs", "steps")
+
+
+def _others_table(runs: Comparison) -> str:
+    def row(what: str, found: Sequence[Result], beside: str = "") -> tuple[str, str, str]:
+        return what, _with_error(runs.mean(found)), beside
+
+    balanced: Data = "balanced"
+    rows = [
+        row(f"balanced classes: {name.replace('_', ' ')}", [floor] if floor else [])
+        for name in BASELINES for floor in [runs.baseline("unimodal", name, balanced)]
+    ]  # fmt: skip
+    rows += [row(f"balanced classes: `{label}`", runs.seeds("unimodal", label, data=balanced)) for label in BALANCED]
+    for label in FORMS["auc_cl"]:
+        rows.append(row(f"alpha = 0: `{label}`", runs.seeds("unimodal", label, changed={"objective.alpha": 0.0})))
+    for mode, other in OTHER_TAU_INIT.items():
+        found = runs.seeds(mode, "isogclr", changed={"objective.tau_init": other})
+        rows.append(row(f"tau_init {other:g}: `isogclr`, {plans.WORDS[mode]}", found, _last_tau(runs, mode, found)))
+    for label in WITH_COSINE:
+        rows.append(row(f"cosine of gamma: `{label}`", runs.seeds("bimodal", label, changed=COSINE)))
+    for name in OPTIMIZERS:
+        run = optimized(name, 0, runs.results)
+        rate = f"lr {plans.word(run.settings[RATE])}" if run else ""
+        rows.append(row(f"optimiser {name}: `fastclip_v3`", runs.optimized(name), rate))
+    return _table(("", "linear probe, or R@1 on pairs", ""), rows)
+
+
+def _last_tau(runs: Comparison, mode: Mode, found: Sequence[Result]) -> str:
+    usual = runs.seeds(mode, "isogclr")[:1]
+    if not found or not usual:
+        return ""
+    means = [", ".join(f"{side.mean:.3f}" for side in runs_[0].temperatures.values()) for runs_ in (found, usual)]
+    first = plans.METHOD[mode, "isogclr"].fixed["objective.tau_init"]
+    return f"mean tau {means[0]}; from {first:g} {means[1]}"
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(plans.word(value) for value in values)
 
 
 def _wrapped(block: str) -> str:

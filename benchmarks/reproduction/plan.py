@@ -1,105 +1,161 @@
-"""Which runs are compared, and with which settings."""
+"""Which runs are compared, with which settings, and in which order they are made.
+
+A run is a dataset and all settings of `thermopile train`. What a later run is depends on the scores of earlier ones: a
+search chooses settings on glyphs of another seed, and the compared runs have the chosen ones.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Mapping
+from itertools import product
 from typing import Any, Literal, NamedTuple
 
-Mode = Literal["bimodal", "unimodal"]
-MODES: tuple[Mode, ...] = ("bimodal", "unimodal")
+from thermopile.pipeline.sources.glyphs import class_sizes
+
+Mode = Literal["unimodal", "bimodal"]
+MODES: tuple[Mode, ...] = ("unimodal", "bimodal")
+WORDS: dict[Mode, str] = {"unimodal": "images", "bimodal": "pairs"}
+Data = Literal["development", "long-tailed", "balanced"]
+DATA: tuple[Data, ...] = ("development", "long-tailed", "balanced")
+
+Settings = dict[str, Any]
+
+BATCH = 128
+EPOCHS: dict[Mode, int] = {"unimodal": 16, "bimodal": 32}
+SEEDS = (0, 1, 2)
+TRIALS = 8
+"""Of a search, more where the best learning rate is not between two others."""
+BASELINES = ("raw_pixels", "untrained")
+RECIPES: dict[Mode, str] = {"unimodal": "glyphs", "bimodal": "clip"}
+SAMPLES = int(class_sizes().sum())
+"""Of every training set."""
+RATE = "optimizer.lr"
+MIDDLE_RATE, RATES = 4e-3, (1e-3, 4e-3)
+TAUS = (0.1, 0.3, 0.5)
+"""The one grid of temperatures, for all losses with a softmax."""
+
+SHARED: Settings = {
+    "model.dim": 64,
+    "model.image.config.width": 16,
+    "data.image_size": 32,
+    "channels_last": True,
+    "optimizer.name": "adamw",
+    "optimizer.weight_decay": 0.02,
+    "optimizer.warmup_steps": 100,
+    "checkpoint.every_steps": 0,
+    "log_every": 100,
+}
+"""Settings of every run."""
+
+
+def word(value: object) -> str:
+    """A setting's value as the page shows it."""
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 class Method(NamedTuple):
-    """An objective with the settings that it is compared with."""
+    """An objective, its form, and what is searched."""
 
     mode: Mode
-    name: str
-    settings: dict[str, float]
-    """The objective's settings; the others keep their defaults (docs/objectives.md)."""
-    tried: str
-    """What was tried for the settings, these among it, on glyphs drawn with another seed."""
+    label: str
+    """Its name on the page."""
+    fixed: Settings
+    """Settings that are not searched; what is not named has its default (docs/objectives.md)."""
+    grid: dict[str, tuple[Any, ...]]
+    """Setting -> its values; every combination is tried, then twice and half the learning rate of the best."""
 
     @property
-    def words(self) -> str:
-        return ", ".join(f"{key} {value:g}" for key, value in self.settings.items()) or "defaults"
+    def objective(self) -> str:
+        return str(self.fixed["objective.name"])
 
-
-METHODS = (
-    Method("bimodal", "clip", {}, "learns its temperature"),
-    Method("bimodal", "sogclr", {"tau": 0.1}, "tau 0.03, 0.05, 0.1"),
-    Method("bimodal", "isogclr", {"rho": 0.5, "tau_init": 0.05, "eta": 0.02}, "rho 0.5, 1, 2, 3"),
-    Method("bimodal", "fastclip_v3", {"rho": 1.0}, "rho 1, 2"),
-    Method("unimodal", "simclr", {"tau": 0.3}, "tau 0.1, 0.3"),
-    Method("unimodal", "isogclr", {"rho": 1.0, "tau_init": 0.3, "eta": 0.05},
-           "rho 0.3 with tau_init 0.7 and eta 0.01; rho 0.3, 1 with tau_init 0.3 and eta 0.05"),
-    Method("unimodal", "decl", {"tau": 0.1}, "tau 0.1, 0.3"),
-    Method("unimodal", "auc_cl", {"alpha": 1.0}, "alpha 0.1, 0.5, 1"),
-)  # fmt: skip
-
-SHARED: dict[str, Any] = {
-    "model.dim": 64,
-    "data.image_size": 32,
-    "optimizer.name": "adamw",
-    "optimizer.weight_decay": 0.02,
-    "optimizer.warmup_epochs": 2,
-    "checkpoint.every_minutes": 1,
-}
-"""Settings of every run."""
-RECIPES: dict[Mode, str] = {"bimodal": "clip", "unimodal": "clip"}
-"""crop_flip and simclr_cifar were tried for images too, but a mirrored or cut glyph is a different one."""
-RATE, RATE_BATCH = 1e-3, 128
-"""Learning rate at this batch size; it grows in proportion, as FastCLIP's and AUC-CL's do."""
-
-
-class Run(NamedTuple):
-    """One training."""
-
-    method: Method
-    batch_size: int
-    seed: int
-    epochs: int
-
-    @property
-    def name(self) -> str:
-        """The name of its directory."""
-        return f"{self.method.mode}-{self.method.name}-b{self.batch_size}-seed{self.seed}"
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What `thermopile train --set` is given."""
-        method = self.method
-        objective = {"name": method.name, "mode": method.mode} | method.settings
-        return SHARED | {
-            "seed": self.seed,
-            "epochs": self.epochs,
-            "batch_size": self.batch_size,
-            "data.recipe": RECIPES[method.mode],
-            "optimizer.lr": RATE * self.batch_size / RATE_BATCH,
-            **{f"objective.{key}": value for key, value in objective.items()},
-        }
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The size of a comparison."""
-
-    batch_sizes: tuple[int, ...]
-    seeds: dict[Mode, int]
-    """How many, 0, 1, …, each mode has."""
-    epochs: dict[Mode, int]
-    methods: tuple[Method, ...] = METHODS
-
-    def runs(self) -> list[Run]:
-        """Every training, the small batches first."""
+    def candidates(self) -> list[Settings]:
         return [
-            Run(method, batch_size, seed, self.epochs[method.mode])
-            for batch_size in self.batch_sizes
-            for method in self.methods
-            for seed in range(self.seeds[method.mode])
+            {RATE: MIDDLE_RATE} | dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())
         ]
 
 
-EPOCHS: dict[Mode, int] = {"bimodal": 30, "unimodal": 60}
-SHORT = Plan((128,), {"bimodal": 2, "unimodal": 1}, EPOCHS)
-FULL = Plan((128, 256), {"bimodal": 3, "unimodal": 3}, EPOCHS)
-"""Holds the runs of SHORT as well, which are not made again."""
+def _method(
+    mode: Mode, label: str, grid: Mapping[str, tuple[Any, ...]], fixed: Settings | None = None, objective: str = ""
+) -> Method:
+    """`fixed` and the keys of the grid are settings of the objective; those with a dot are any."""
+    own = {"name": objective or label, "mode": mode} | (fixed or {})
+    return Method(mode, label, {_key(key): value for key, value in own.items()},
+                  {_key(key): values for key, values in grid.items()})  # fmt: skip
+
+
+def _key(key: str) -> str:
+    return key if "." in key else f"objective.{key}"
+
+
+_TAU = {"tau": TAUS, RATE: RATES}
+_SCALE = {"log_logit_scale": tuple(round(-math.log(tau), 4) for tau in TAUS), RATE: RATES}
+_RHO = {"rho": (0.5, 1.0, 2.0), "tau_step": (0.1, 0.3)}
+_MOCO = {"model.momentum": 0.99, "model.predictor": "moco_v3_resnet", "model.head": "moco_v3_resnet",
+         "model.head_width": 256}  # fmt: skip
+_WIDE = {"model.head": "vicreg", "model.head_width": 256, "model.dim": 256}
+
+METHODS = (
+    _method("unimodal", "simclr", _TAU),
+    _method("unimodal", "sogclr", _TAU),
+    # The paper's 0.01 in 400 epochs is 0.25 in 16; the trust region keeps so large a step from taking tau to tau_min.
+    _method("unimodal", "isogclr", {"rho": (0.1, 0.2, 0.4), "tau_step": (0.1, 0.3)}, {"tau_init": 0.5, "eta": 0.25}),
+    _method("unimodal", "decl, sampled", _TAU, objective="decl"),
+    _method("unimodal", "decl, mean", _TAU, {"auxiliary": "mean"}, "decl"),
+    _method("unimodal", "auc_cl", {"alpha": (0.1, 0.5, 1.0), "negatives": ("sum", "weighted")}),
+    _method("unimodal", "auc_cl, code", {"a": (5.0, 10.0, 20.0), "negatives": ("sum", "weighted")},
+            {"similarity": "shifted", "views": "all", "alpha": 1.0}, "auc_cl"),
+    _method("unimodal", "moco_v3", _TAU, _MOCO),
+    _method("unimodal", "barlow_twins", {"redundancy": (0.002, 0.0051, 0.02), RATE: RATES}, _WIDE),
+    _method("unimodal", "vicreg", {"covariance": (0.3, 1.0, 3.0), RATE: RATES}, _WIDE),
+    _method("unimodal", "simco", _TAU),
+    _method("bimodal", "clip", _SCALE),
+    _method("bimodal", "cyclip", _SCALE),
+    _method("bimodal", "siglip", _SCALE),
+    _method("bimodal", "sogclr", _TAU),
+    _method("bimodal", "isogclr", _RHO, {"tau_init": 0.05, "eta": 0.005}),
+    _method("bimodal", "fastclip_v0", _TAU),
+    _method("bimodal", "fastclip_v1", _TAU),
+    _method("bimodal", "fastclip_v2", _RHO),
+    _method("bimodal", "fastclip_v3", {"rho": (0.5, 1.0, 2.0), "eta": (2e-4, 1e-3)}),
+)  # fmt: skip
+METHOD = {(method.mode, method.label): method for method in METHODS}
+
+Length = Literal["epochs", "steps"]
+
+
+class Run(NamedTuple):
+    """One training, or a baseline that learns nothing."""
+
+    data: Data
+    settings: Settings
+
+    @property
+    def key(self) -> str:
+        """The same for the same run."""
+        return json.dumps([self.data, self.settings], sort_keys=True)
+
+    @property
+    def mode(self) -> Mode:
+        mode: Mode = self.settings["objective.mode"]
+        return mode
+
+
+def train_run(
+    method: Method, chosen: Settings, data: Data, *, seed: int = 0, batch: int = BATCH, length: Length = "epochs"
+) -> Run:
+    """A method's run; with length `steps` it has as many steps as one with batches of BATCH."""
+    epochs = EPOCHS[method.mode] * (batch if length == "steps" else BATCH) // BATCH
+    varied = {"seed": seed, "epochs": epochs, "batch_size": batch, "data.recipe": RECIPES[method.mode]}
+    return Run(data, SHARED | varied | method.fixed | chosen)
+
+
+def untrained_settings(mode: Mode) -> Settings:
+    """The settings of every run of a mode that encoders and views follow from."""
+    return SHARED | {"seed": 0, "data.recipe": RECIPES[mode], "objective.mode": mode}
+
+
+def baseline_run(mode: Mode, data: Data, baseline: str) -> Run:
+    """baseline: `untrained`, the encoder's initial weights; `raw_pixels`, grey, less their mean."""
+    return Run(data, {"objective.mode": mode, "baseline": baseline})

@@ -1,10 +1,11 @@
-"""What the runs of a comparison scored, and how far two methods are apart."""
+"""What finished runs scored: lines of a file, one for each, and how far two methods are apart."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from statistics import fmean, variance
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from reproduction.plan import Mode, Run
@@ -20,20 +21,12 @@ class Measure(NamedTuple):
     """Method and variant; of several the mean."""
 
 
-LINEAR = Measure("linear probe, L-BFGS", (("probe", "lbfgs"),))
-KNN = Measure("k-NN, k = 10", (("knn", "10"),))
-RETRIEVAL = Measure("R@1, mean of both ways", (("image_to_text", "1"), ("text_to_image", "1")))
+PROBE = Measure("linear probe", (("probe", "sgd"),))
+KNN = Measure("k-NN", (("knn", "10"),))
+RETRIEVAL = Measure("R@1", (("image_to_text", "1"), ("text_to_image", "1")))
 ZERO_SHOT = Measure("zero-shot", (("zero_shot", "top1"),))
-MEASURES = (
-    KNN,
-    Measure("k-NN, k = 20", (("knn", "20"),)),
-    LINEAR,
-    Measure("linear probe, SGD", (("probe", "sgd"),)),
-    *(Measure(f"image to text, R@{k}", (("image_to_text", k),)) for k in ("1", "5", "10")),
-    *(Measure(f"text to image, R@{k}", (("text_to_image", k),)) for k in ("1", "5", "10")),
-    ZERO_SHOT,
-)
-"""In the order of the page's tables."""
+DECIDES: dict[Mode, Measure] = {"unimodal": PROBE, "bimodal": RETRIEVAL}
+"""The score that a search goes by, over all classes, and that verdicts are about."""
 
 
 class Temperatures(NamedTuple):
@@ -42,10 +35,16 @@ class Temperatures(NamedTuple):
     mean: float
     skewness: float
     """0 for a normal distribution, above 0 for a long tail of high temperatures."""
+    deciles: list[float]
+    """Lowest to highest, 11."""
     spearman: float | None
     """Correlation of class size and the class's mean tau; None where there is nothing to rank."""
     permuted: float | None
-    """The same with the samples' classes permuted."""
+    """The same with the samples' classes permuted; None where no permutation leaves anything to rank."""
+    sizes: list[int]
+    """Samples of each class, the largest class first."""
+    class_means: list[float]
+    """Mean tau of each class."""
 
 
 class Result(NamedTuple):
@@ -53,16 +52,16 @@ class Result(NamedTuple):
 
     run: Run
     scores: dict[str, dict[str, dict[str, float | None]]]
-    """As in `thermopile eval --json`: method, variant, band → share of 1."""
-    classes_of_band: dict[str, int]
-    test_samples: int
+    """As in `thermopile eval --json`: method, variant, band → share of 1. Empty where training failed."""
     temperatures: dict[str, Temperatures]
     """By side, `image` and `text`, or `sample`; empty where no sample has a temperature of its own."""
-    samples: int
-    """Number of training samples."""
-    seconds: float | None
-    """Training time in seconds; None if training was interrupted."""
+    seconds: float
+    """Of training and scoring, on one core."""
     machine: dict[str, Any]
+    version: str
+    """thermopile's."""
+    failed: str = ""
+    """Why the training did not end."""
 
     def share(self, measure: Measure, band: str = "all") -> float | None:
         """Share of correct test samples; None if not scored."""
@@ -70,58 +69,45 @@ class Result(NamedTuple):
         known = [share for share in found if share is not None]
         return fmean(known) if len(known) == len(found) else None
 
+    def line(self) -> str:
+        """One line of JSON, which `Results.read` reads."""
+        fields = self._asdict() | {"run": self.run._asdict()}
+        fields["temperatures"] = {side: figures._asdict() for side, figures in self.temperatures.items()}
+        return json.dumps(fields, allow_nan=False) + "\n"
 
-class Estimate(NamedTuple):
-    """A figure in points (hundredths of all), and twice its standard error."""
+    @classmethod
+    def of_line(cls, line: str) -> Result:
+        fields = json.loads(line)
+        temperatures = {side: Temperatures(**figures) for side, figures in fields["temperatures"].items()}
+        return cls(**fields | {"run": Run(**fields["run"]), "temperatures": temperatures})
 
-    points: float
-    noise: float
 
-
-@dataclass(frozen=True)
 class Results:
-    """All runs of a comparison."""
+    """All finished runs."""
 
-    every: list[Result]
+    def __init__(self, every: Iterable[Result] = ()) -> None:
+        self._by_key = {result.run.key: result for result in every}
 
-    def of(self, mode: Mode, method: str, batch_size: int) -> list[Result]:
-        """A method's runs, one for each seed."""
-        return [r for r in self.every if (r.run.method.mode, r.run.method.name, r.run.batch_size)
-                == (mode, method, batch_size)]  # fmt: skip
+    @classmethod
+    def read(cls, file: Path) -> Results:
+        """The runs of a file, none where there is no file. A last line without its end was not written whole."""
+        text = file.read_text("utf-8") if file.exists() else ""
+        return cls(map(Result.of_line, text[: text.rfind("\n") + 1].splitlines()))
 
-    def shares(self, mode: Mode, method: str, batch_size: int, measure: Measure, band: str = "all") -> list[float]:
-        """A method's scores, one for each seed; empty where there are none."""
-        found = (result.share(measure, band) for result in self.of(mode, method, batch_size))
-        return [share for share in found if share is not None]
+    def add(self, result: Result) -> None:
+        self._by_key[result.run.key] = result
 
-    def batch_sizes(self, mode: Mode) -> list[int]:
-        return sorted({result.run.batch_size for result in self.every if result.run.method.mode == mode})
+    def append(self, result: Result, file: Path) -> None:
+        """Add a result, here and as a line of the file."""
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(result.line())
+        self.add(result)
 
-    def methods(self, mode: Mode) -> list[str]:
-        """In the order in which they were compared."""
-        return list(dict.fromkeys(r.run.method.name for r in self.every if r.run.method.mode == mode))
+    def of(self, run: Run) -> Result | None:
+        return self._by_key.get(run.key)
 
-    def mean(self, mode: Mode, method: str, batch_size: int, measure: Measure) -> Estimate | None:
-        """A method's mean over its seeds, in points, and twice its standard error; None where it was not scored.
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._by_key.values())
 
-        The error is of drawing the test samples, and of the seeds: their variance is pooled over the methods of the
-        mode, for two or three seeds of one method say little. With one seed there is none to be seen.
-        """
-        if not (shares := self.shares(mode, method, batch_size, measure)):
-            return None
-        share = fmean(shares)
-        spread = [variance(own) for name in self.methods(mode)
-                  if len(own := self.shares(mode, name, batch_size, measure)) > 1]  # fmt: skip
-        of_seeds = fmean(spread) / len(shares) if spread else 0.0
-        of_test = share * (1 - share) / self.every[0].test_samples
-        return Estimate(100 * share, 200 * math.sqrt(of_seeds + of_test))
-
-    def gap(self, mode: Mode, better: str, worse: str, batch_size: int, measure: Measure) -> Estimate | None:
-        """How far `better` is above `worse`; None where one was not scored."""
-        high, low = self.mean(mode, better, batch_size, measure), self.mean(mode, worse, batch_size, measure)
-        return None if high is None or low is None else difference(high, low)
-
-
-def difference(high: Estimate, low: Estimate) -> Estimate:
-    """Return the difference of two figures with independent errors."""
-    return Estimate(high.points - low.points, math.hypot(high.noise, low.noise))
+    def __len__(self) -> int:
+        return len(self._by_key)

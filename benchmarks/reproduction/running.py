@@ -1,147 +1,188 @@
-"""Making the runs of a comparison: each a run directory of `thermopile train`, with what it scored beside it."""
+"""Making runs: each trained by `thermopile train` and scored in a process of its own, on one core, then a line."""
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
+import io
+import multiprocessing
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
+import numpy as np
+import torch
 from scipy.stats import skew
+from torch import Tensor
 
 from thermopile import __version__
-from thermopile.files import write_atomically
-from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.cores import cores
+from thermopile.pipeline.tokenizer import load_tokenizer
 from thermopile.tools.bench.machine import describe_machine
+from thermopile.tools.cli import main as command_line
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
-from thermopile.trainer.errors import RunError
-from thermopile.trainer.evaluation.evaluate import evaluate
+from thermopile.trainer.config import load_config
+from thermopile.trainer.config_layers import apply_overrides
+from thermopile.trainer.encoders import Encoders, with_names
+from thermopile.trainer.encoders.backbones import Backbone
+from thermopile.trainer.evaluation.bands import Scores
+from thermopile.trainer.evaluation.evaluate import Evaluation, compared, evaluate, score_encoders
+from thermopile.trainer.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory
 
-from reproduction.plan import Plan, Run
-from reproduction.results import Result, Results, Temperatures
+from reproduction.plan import DATA, Mode, Run, untrained_settings
+from reproduction.results import Result, Temperatures
+from reproduction.sets import Sets, make_sets, open_sets
 
-SCORES = "scores.json"
 PROMPT = "the character {lower}"
 """For zero-shot: how the glyphs' captions begin."""
-
-EXIT_CODE_STOPPED = 75
-
-
-class Sets(NamedTuple):
-    """The datasets that the runs learn from and are scored on."""
-
-    train: Dataset
-    test: Dataset
+RUNS_PER_PROCESS = 20
 
 
-def thermopile(*words: str) -> bool:
-    """Run the command line in a process of its own; return False where a signal stopped it.
+class StoppedError(Exception):
+    """A signal stopped a run."""
 
-    Raises CalledProcessError where it failed.
+
+def make_missing(missing: Callable[[], list[Run]], folder: Path, add: Callable[[Result], None]) -> None:
+    """Make the first of the missing runs until none is, one on every core.
+
+    missing: called again whenever a run is finished, since its scores may decide about others.
+    add: called with each finished run. folder: for the datasets, and for run directories while they are needed.
     """
-    process = subprocess.Popen([sys.executable, "-m", "thermopile.tools.cli", *words])
-    # A terminal's Ctrl-C reaches both processes, a signal by id this one alone; training ends with a checkpoint.
-    before = {
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: process.terminate()),
-    }
-    try:
-        exit_code = process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if exit_code not in (0, EXIT_CODE_STOPPED):
-        raise subprocess.CalledProcessError(exit_code, process.args)
-    return exit_code == 0
+    for data in DATA:
+        make_sets(folder, data)
+    os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes when they import torch
+    context = multiprocessing.get_context("spawn")
+    making: dict[Future[Result], str] = {}
+    with ProcessPoolExecutor(cores(), context, max_tasks_per_child=RUNS_PER_PROCESS) as pool:
+        try:
+            while True:
+                new = [run for run in missing() if run.key not in making.values()]
+                for run in new[: cores() - len(making)]:
+                    making[pool.submit(make, run, folder)] = run.key
+                if not making:
+                    return
+                finished, _ = wait(making, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    del making[future]
+                    add(future.result())
+        except BaseException:
+            for process in multiprocessing.active_children():
+                process.terminate()
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
-def make_runs(plan: Plan, sets: Sets, folder: Path, train: Callable[..., bool] = thermopile) -> Results | None:
-    """Train and score every run of the plan that `folder` does not hold yet; None where a signal stopped one.
-
-    A run that was stopped goes on where it was. train: does what `thermopile` does with these words.
-    Raises RunError where a run in `folder` was made with other settings, and what training and evaluation raise.
-    """
-    done = []
-    for number, run in enumerate(plan.runs(), 1):
-        if (result := _read(run, sets, folder)) is None:
-            click.echo(f"run {number} of {len(plan.runs())}: {run.name}", err=True)
-            fresh, started = not (folder / run.name).exists(), time.monotonic()
-            if not train(*train_words(run, sets.train.path, folder)):
-                return None
-            result = _score(run, sets, folder, time.monotonic() - started if fresh else None)
-            _write(result, sets, folder)
-        done.append(result)
-    return Results(done)
-
-
-def train_words(run: Run, data: Path, folder: Path) -> list[str]:
-    """With these `thermopile` makes the run, or goes on with it."""
-    settings = [word for key, value in run.settings.items() for word in ("--set", f"{key}={value}")]
-    return ["train", "--data", str(data), "--out", str(folder / run.name), "--resume", *settings]
-
-
-def _score(run: Run, sets: Sets, folder: Path, seconds: float | None) -> Result:
-    """The last checkpoint of a finished run, scored. Nothing of it was chosen by any score."""
-    directory = RunDirectory(folder / run.name)
-    evaluation = evaluate(directory, sets.train, sets.test, templates=(PROMPT,))
+def make(run: Run, folder: Path) -> Result:
+    """Train and score a run. Raises StoppedError if a signal stopped it, and what evaluation raises."""
+    sets, started = open_sets(folder, run.data), time.monotonic()
+    scores, temperatures, failed = {}, {}, ""
+    if "baseline" in run.settings:
+        scores = _score_baseline(run, sets).scores
+    else:
+        with TemporaryDirectory(dir=folder) as scratch:
+            directory = RunDirectory(Path(scratch) / "run")
+            if not (failed := _train(run, sets, directory)):
+                scores = evaluate(directory, sets.train, sets.test, templates=(PROMPT,)).scores
+                temperatures = _temperatures(directory)
     return Result(
         run=run,
-        scores=evaluation.scores,
-        classes_of_band=evaluation.classes_of_band,
-        test_samples=sets.test.n,
-        samples=sets.train.n,
-        temperatures=_temperatures(directory),
-        seconds=seconds,
+        scores=_kept(scores),
+        temperatures=temperatures,
+        seconds=round(time.monotonic() - started, 1),
         machine=describe_machine("torch", "numpy"),
+        version=__version__,
+        failed=failed,
     )
 
 
+def train_words(run: Run, sets: Sets, directory: RunDirectory) -> list[str]:
+    """With these `thermopile` makes the run."""
+    settings = [word for key, value in run.settings.items() for word in ("--set", f"{key}={_exact(value)}")]
+    return ["train", "--data", str(sets.train.path), "--out", str(directory.path), *settings]
+
+
+def _exact(value: Any) -> str:
+    """A setting's value as `--set` reads it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:
+    """Return why training failed, such as a loss that is not finite; empty where it did not."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said), redirect_stdout(said):
+            exit_code = command_line(train_words(run, sets, directory), standalone_mode=False)
+    except click.ClickException as error:
+        if isinstance(error, click.UsageError) or not directory.metrics_file.exists():
+            raise
+        return error.format_message()
+    if exit_code == EXIT_CODE:
+        raise StoppedError(run.key)
+    return ""
+
+
+def _score_baseline(run: Run, sets: Sets) -> Evaluation:
+    """Score what nothing has trained: an encoder's first weights, or the pixels themselves."""
+    raw = run.settings["baseline"] == "raw_pixels"
+    mode: Mode = "unimodal" if raw else run.mode
+    tree: dict[str, Any] = {}
+    apply_overrides(tree, [f"{key}={_exact(value)}" for key, value in untrained_settings(mode).items()])
+    config, index, tokenizer = load_config(tree), sets.train.index, None
+    torch.manual_seed(config.seed)
+    encoders = Encoders.create(with_names(config.model), mode, config.data.image_size, index.tokenizer)
+    if raw:
+        encoders.image.backbone = GreyPixels(config.data.image_size**2)
+    if mode == "bimodal" and index.tokenizer is not None:
+        tokenizer = load_tokenizer(sets.train.tokenizer_path, context_length=index.tokenizer.context_length)
+    result = compared("", sets.train, sets.test)
+    score_encoders(result, encoders.eval(), config.data, torch.device("cpu"), tokenizer, (PROMPT,))
+    return result
+
+
+def _kept(scores: dict[str, dict[str, Scores]]) -> dict[str, dict[str, Scores]]:
+    """To a hundredth of a point."""
+    return {
+        method: {
+            variant: {band: _rounded(share) for band, share in bands.items()} for variant, bands in variants.items()
+        }
+        for method, variants in scores.items()
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+class GreyPixels(Backbone):
+    """The pixels of a view in grey, less their mean: nearer to its neighbours of the same class than in colour."""
+
+    def forward(self, views: Tensor) -> Tensor:
+        """float32 [b, 3, H, W] → [b, H · W]."""
+        grey = views.mean(1).flatten(1)
+        return grey - grey.mean(1, keepdim=True)
+
+
 def _temperatures(directory: RunDirectory) -> dict[str, Temperatures]:
-    if (measured := survey(read_run(directory))) is None:
+    measured = survey(read_run(directory))
+    if measured is None or not measured.sides:
         return {}
+    (classes,) = measured.groups
     found = {}
     for side in measured.sides:
-        correlation = measured.groups[0].correlation[side.name] if measured.groups else None
+        tau, correlation = measured.pool.tau[side.name].astype("float64"), classes.correlation[side.name]
         found[side.name] = Temperatures(
-            mean=side.tau.mean,
-            skewness=float(skew(measured.pool.tau[side.name].astype("float64"))),
-            spearman=correlation.spearman if correlation else None,
-            permuted=correlation.permuted if correlation else None,
+            mean=round(float(tau.mean()), 5),
+            skewness=round(float(skew(tau)), 4),
+            deciles=np.quantile(tau, np.linspace(0, 1, 11)).round(5).tolist(),
+            spearman=_rounded(correlation and correlation.spearman),
+            permuted=_rounded(correlation and correlation.permuted),
+            sizes=classes.sizes.tolist(),
+            class_means=classes.tau[side.name].mean.round(5).tolist(),
         )
     return found
-
-
-def _made_by(run: Run, sets: Sets) -> dict[str, Any]:
-    """All that a run's scores follow from."""
-    fingerprints = {"train": sets.train.index.fingerprint, "test": sets.test.index.fingerprint}
-    return {"thermopile": __version__} | fingerprints | run.settings
-
-
-def _read(run: Run, sets: Sets, folder: Path) -> Result | None:
-    file = folder / run.name / SCORES
-    if not file.is_file():
-        return None
-    found, wanted = json.loads(file.read_text("utf-8")), _made_by(run, sets)
-    if found["made_by"] != wanted:
-        changed = [key for key in wanted if found["made_by"].get(key) != wanted[key]]
-        raise RunError(f"{file} was made with other settings ({', '.join(changed)}); delete {file.parent} to make "
-                       "the run again, or the whole folder to make all of them")  # fmt: skip
-    temperatures = {side: Temperatures(**figures) for side, figures in found["temperatures"].items()}
-    return Result(run=run, **{key: found[key] for key in _KEPT}, temperatures=temperatures)
-
-
-_KEPT = ("scores", "classes_of_band", "test_samples", "samples", "seconds", "machine")
-
-
-def _write(result: Result, sets: Sets, folder: Path) -> None:
-    kept = {key: getattr(result, key) for key in _KEPT}
-    temperatures = {side: figures._asdict() for side, figures in result.temperatures.items()}
-    text = json.dumps({"made_by": _made_by(result.run, sets), **kept, "temperatures": temperatures}, allow_nan=False)
-    write_atomically(folder / result.run.name / SCORES, text.encode())

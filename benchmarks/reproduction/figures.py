@@ -1,0 +1,143 @@
+"""The page's pictures, as PNG bytes.
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart; what a picture shows is in a table too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from reproduction.comparison import ALL, Comparison, Estimate
+from reproduction.plan import BASELINES, METHODS, MODES, WORDS, Length, Mode
+from reproduction.results import DECIDES, Result
+from reproduction.schedule import BATCHES, COSINE, OPTIMIZERS, SWEPT, WITH_COSINE
+
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7")
+INK, GRID, MUTED = "#33373d", "#e3e5e8", "#8a9099"
+
+
+def draw(picture: str, runs: Comparison) -> bytes | None:
+    """The picture of a group of claims; None where no run is made that it would show."""
+    panels = {"methods": _methods, "temperatures": _temperatures, "batches": _batches, "fastclip": _fastclip}
+    return panels[picture](runs)
+
+
+def _methods(runs: Comparison) -> bytes | None:
+    """Every method's score, and in the tail, beside what nothing has trained."""
+
+    def panel(axes: Axes, mode: Mode) -> bool:
+        labels = [method.label for method in METHODS if method.mode == mode and runs.seeds(mode, method.label)]
+        for y, label in enumerate(reversed(labels)):
+            for band, face in ((ALL, COLOURS[0]), ("tail", "white")):
+                _dot(axes, runs.mean(runs.seeds(mode, label), band=band), y, COLOURS[0], face)
+        for name, style in zip(BASELINES, (":", "--"), strict=True):
+            floor = runs.baseline(mode, name)
+            if floor is not None and (share := floor.share(DECIDES[mode])) is not None:
+                axes.axvline(100 * share, color=MUTED, linestyle=style, label=name.replace("_", " "))
+        axes.set_yticks(range(len(labels)), labels[::-1])
+        axes.set_ylim(-0.6, len(labels) - 0.4)
+        axes.set_xlabel("right, %")
+        axes.set_title(f"{WORDS[mode]}: {DECIDES[mode].label}; hollow: in the tail", loc="left")
+        axes.legend(loc="lower right")
+        return bool(labels)
+
+    return _figure((9.0, 3.6), [lambda axes, mode=mode: panel(axes, mode) for mode in MODES])  # type: ignore[misc]
+
+
+def _dot(axes: Axes, estimate: Estimate | None, y: float, colour: str, face: str) -> None:
+    if estimate is not None:
+        axes.errorbar(estimate.points, y, xerr=estimate.noise, fmt="o", color=colour, markerfacecolor=face, zorder=3)
+
+
+def _temperatures(runs: Comparison) -> bytes | None:
+    """Every class's mean tau by its number of samples."""
+
+    def panel(axes: Axes, mode: Mode) -> bool:
+        seeds = runs.seeds(mode, "isogclr")
+        for number, result in enumerate(seeds):
+            for (name, side), marker in zip(result.temperatures.items(), "o^", strict=False):
+                words = ("" if name == "sample" else f"{name}, ") + f"seed {result.run.settings['seed']}"
+                axes.plot(side.sizes, side.class_means, marker, color=COLOURS[number], markersize=3, label=words)
+        axes.set_xscale("log")
+        axes.set_xlabel("samples of the class")
+        axes.set_ylabel("mean tau of the class")
+        axes.set_title(WORDS[mode], loc="left")
+        axes.legend(loc="best", fontsize=7)
+        return bool(seeds)
+
+    return _figure((9.0, 3.2), [lambda axes, mode=mode: panel(axes, mode) for mode in MODES])  # type: ignore[misc]
+
+
+def _batches(runs: Comparison) -> bytes | None:
+    """Accuracy by batch size, as the papers draw it."""
+
+    def panel(axes: Axes, length: Length) -> bool:
+        found = False
+        for name, colour in zip(SWEPT, COLOURS, strict=True):
+            reached = {batch: runs.mean(runs.swept(name, batch, length)) for batch in BATCHES}
+            known = {batch: estimate for batch, estimate in reached.items() if estimate is not None}
+            found = found or len(known) > 1
+            heights, errors = [each.points for each in known.values()], [each.noise for each in known.values()]
+            axes.errorbar([*known], heights, yerr=errors, marker="o", color=colour, label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(BATCHES, [str(batch) for batch in BATCHES])
+        axes.set_xlabel("batch size")
+        axes.set_ylabel("linear probe, %")
+        axes.set_title(f"equal {length}", loc="left")
+        axes.legend(loc="lower right", fontsize=7)
+        return found
+
+    lengths: Sequence[Length] = ("epochs", "steps")
+    return _figure((9.0, 3.4), [lambda axes, length=length: panel(axes, length) for length in lengths])  # type: ignore[misc]
+
+
+def _fastclip(runs: Comparison) -> bytes | None:
+    """The versions with a constant and a falling gamma, and v3 with every optimiser."""
+
+    def rows(axes: Axes, of_label: dict[str, list[tuple[list[Result], str]]], title: str) -> bool:
+        for y, found in enumerate(reversed(of_label.values())):
+            for seeds, face in found:
+                _dot(axes, runs.mean(seeds), y, COLOURS[2], face)
+        axes.set_yticks(range(len(of_label)), [*of_label][::-1])
+        axes.set_ylim(-0.6, len(of_label) - 0.4)
+        axes.set_xlabel("R@1, %")
+        axes.set_title(title, loc="left")
+        return any(seeds for found in of_label.values() for seeds, _ in found)
+
+    def versions(axes: Axes) -> bool:
+        labels = ["clip", *(f"fastclip_v{version}" for version in range(4))]
+        cosine = {label: runs.seeds("bimodal", label, changed=COSINE) for label in WITH_COSINE}
+        of_label = {label: [(runs.seeds("bimodal", label), COLOURS[2]), (cosine.get(label, []), "white")]
+                    for label in labels}  # fmt: skip
+        return rows(axes, of_label, "versions; hollow: gamma falls by a cosine")
+
+    def optimizers(axes: Axes) -> bool:
+        return rows(axes, {name: [(runs.optimized(name), COLOURS[2])] for name in OPTIMIZERS}, "v3 by optimiser")
+
+    return _figure((9.0, 2.6), [versions, optimizers])
+
+
+def _figure(size: tuple[float, float], panels: Sequence[Callable[[Axes], bool]]) -> bytes | None:
+    """Panels side by side; None where all of them are empty."""
+    settings: dict[Any, Any] = {
+        "font.size": 9, "axes.titlesize": 10, "axes.titleweight": "bold", "text.color": INK, "axes.labelcolor": INK,
+        "xtick.color": INK, "ytick.color": INK, "legend.frameon": False,
+    }  # fmt: skip
+    png = BytesIO()
+    with matplotlib.rc_context(settings):
+        figure = Figure(size, facecolor="#ffffff", layout="constrained")
+        for axes, panel in zip(figure.subplots(1, len(panels)).ravel(), panels, strict=True):
+            if not panel(axes):
+                axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color=MUTED)
+            axes.grid(linewidth=0.8, color=GRID, zorder=0)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.spines[["left", "bottom"]].set_color(GRID)
+            axes.tick_params(length=0)
+        figure.savefig(png, format="png", dpi=120, metadata={"Software": None})
+    return png.getvalue()

@@ -1,0 +1,201 @@
+"""Everything that is compared, part by part, in the order in which it is made: that of the page's claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from reproduction import plan
+from reproduction.plan import BATCH, METHOD, METHODS, MODES, RATE, SEEDS, Data, Length, Method, Mode, Run, Settings
+from reproduction.results import Results
+from reproduction.search import chosen, score_of_search, trials
+
+SHORT: dict[Mode, tuple[str, ...]] = {"unimodal": ("simclr", "isogclr"), "bimodal": ("clip", "isogclr")}
+CORE: dict[Mode, tuple[str, ...]] = {
+    "unimodal": ("simclr", "sogclr", "isogclr", "decl, sampled", "decl, mean", "auc_cl", "auc_cl, code"),
+    "bimodal": ("clip", "sogclr", "isogclr"),
+}
+FORMS = {"decl": ("decl, sampled", "decl, mean"), "auc_cl": ("auc_cl", "auc_cl, code")}
+"""Of these, batch sizes are swept with the form that the search prefers."""
+SWEPT, SEARCHED_AGAIN = ("simclr", "sogclr", "isogclr", "decl", "auc_cl"), ("simclr", "decl", "auc_cl")
+BATCHES = (16, 32, 64, 128, 256)
+SEARCHED_AT = {16: 16, 32: 16, 64: BATCH, BATCH: BATCH, 256: 256}
+"""Batch size -> the one whose search its settings are from, for the methods that are searched again."""
+BALANCED = ("simclr", "sogclr", "isogclr")
+OTHER_TAU_INIT: dict[Mode, float] = {"unimodal": 0.2, "bimodal": 0.2}
+COSINE = {"objective.gamma_decay_epochs": plan.EPOCHS["bimodal"] // 2, "objective.gamma_min": 0.2}
+WITH_COSINE = ("fastclip_v1", "fastclip_v2", "fastclip_v3")
+OPTIMIZERS = {"adamw": (2e-3, 0.02), "lion": (4e-4, 0.06), "lamb": (4e-3, 0.02), "sgd": (0.2, 3e-6)}
+"""Middle learning rate and weight decay; the decays relate to AdamW's about as FastCLIP's do."""
+SECONDS = 110
+SECONDS_AT = {16: 280, 32: 180, 64: 130, 128: SECONDS, 256: 100}
+"""What a run on images with equal epochs takes on one core, at this batch size."""
+
+Runs = Iterator[Run | None]
+"""None for a run that depends on scores that are missing."""
+
+
+class Part(NamedTuple):
+    """Runs that belong together."""
+
+    name: str
+    seconds: float
+    """What a run of it takes on one core, as measured; for the estimate."""
+    runs: Callable[[Results], Runs]
+    """As many at any time."""
+
+    def known(self, results: Results) -> list[Run]:
+        return [run for run in self.runs(results) if run is not None]
+
+
+def parts(methods: dict[Mode, tuple[str, ...]] | None) -> list[Part]:
+    """The search and the headline of these methods; None: all there is."""
+    baselines = Part("nothing trained", 20, _baselines)
+    compared = [part for mode in MODES for part in _of_methods(mode, (methods or CORE)[mode])]
+    return [baselines, *compared] if methods else [baselines, *compared, *_sweep(), *_others()]
+
+
+def missing(planned: list[Part], results: Results) -> list[Run | None]:
+    """The runs that are not made, each once, in order; None for each that is not known yet."""
+    unknown: list[Run | None] = []
+    found: dict[str, Run] = {}
+    for run in (run for part in planned for run in part.runs(results)):
+        if run is None:
+            unknown.append(None)
+        elif results.of(run) is None:
+            found[run.key] = run
+    return [*found.values(), *unknown]
+
+
+# What is compared
+
+
+def headline(
+    mode: Mode,
+    label: str,
+    results: Results,
+    *,
+    seed: int = 0,
+    data: Data = "long-tailed",
+    changed: Settings | None = None,
+) -> Run | None:
+    """A method's run with the settings that its search chose, but for the changed ones; None while it is unfinished."""
+    if (settings := chosen(METHOD[mode, label], results)) is None:
+        return None
+    return plan.train_run(METHOD[mode, label], settings | (changed or {}), data, seed=seed)
+
+
+def swept(name: str, batch: int, length: Length, results: Results) -> Run | None:
+    """A method's run at a batch size, on images; None while what its settings are from is missing.
+
+    A method that is not searched again keeps its settings and takes a learning rate that grows with the root of the
+    batch size.
+    """
+    if (method := form_of(name, results)) is None:
+        return None
+    again = name in SEARCHED_AGAIN
+    if (settings := chosen(method, results, SEARCHED_AT[batch] if again else BATCH)) is None:
+        return None
+    if not again:
+        settings = settings | {RATE: settings[RATE] * math.sqrt(batch / BATCH)}
+    return plan.train_run(method, settings, "long-tailed", batch=batch, length=length)
+
+
+def form_of(name: str, results: Results) -> Method | None:
+    """The form of a method that has the best score of the search at BATCH; None while it is unfinished."""
+    forms = [METHOD["unimodal", label] for label in FORMS.get(name, (name,))]
+    scores = [score_of_search(form, results) for form in forms]
+    known = [score for score in scores if score is not None]
+    return forms[known.index(max(known))] if len(known) == len(forms) else None
+
+
+def with_optimizer(name: str, results: Results) -> Method | None:
+    """FastCLIP-v3 with another optimiser, whose learning rate is searched; None while v3's own search is unfinished."""
+    method = METHOD["bimodal", "fastclip_v3"]
+    if (settings := chosen(method, results)) is None:
+        return None
+    rate, decay = OPTIMIZERS[name]
+    own = {"optimizer.name": name, "optimizer.weight_decay": decay}
+    fixed = method.fixed | {key: value for key, value in settings.items() if key != RATE} | own
+    return Method("bimodal", f"fastclip_v3, {name}", fixed, {RATE: (rate / 4, rate, 4 * rate)})
+
+
+def optimized(name: str, seed: int, results: Results) -> Run | None:
+    """A run of FastCLIP-v3 with an optimiser and the learning rate that its search chose."""
+    if (method := with_optimizer(name, results)) is None or (settings := chosen(method, results)) is None:
+        return None
+    return plan.train_run(method, settings, "long-tailed", seed=seed)
+
+
+# Its parts
+
+
+def _baselines(results: Results) -> Runs:
+    sets: list[tuple[Mode, Data]] = [("unimodal", "long-tailed"), ("bimodal", "long-tailed"), ("unimodal", "balanced")]
+    return (plan.baseline_run(mode, data, name) for mode, data in sets for name in plan.BASELINES)
+
+
+def _of_methods(mode: Mode, labels: tuple[str, ...]) -> list[Part]:
+    methods = [METHOD[mode, label] for label in labels]
+    names = f"{plan.WORDS[mode]}: {labels[0]} and {len(labels) - 1} more"
+    return [
+        Part(f"search, {names}", SECONDS, lambda results: _searches(methods, results, BATCH)),
+        Part(f"three seeds, {names}", SECONDS, lambda results: (
+            headline(mode, label, results, seed=seed) for seed in SEEDS for label in labels
+        )),
+    ]  # fmt: skip
+
+
+def _searches(methods: Iterable[Method | None], results: Results, batch: int) -> Runs:
+    for method in methods:
+        yield from trials(method, results, batch) if method else [None] * plan.TRIALS
+
+
+def _sweep() -> list[Part]:
+    lengths: tuple[Length, ...] = ("epochs", "steps")
+    again = sorted(set(SEARCHED_AT.values()) - {BATCH}, reverse=True)
+    others = [batch for batch in BATCHES if batch != BATCH]
+    return [*map(_search_at, again), *(_swept_at(batch, length) for length in lengths for batch in others)]
+
+
+def _search_at(batch: int) -> Part:
+    return Part(f"search, images, batch {batch}", SECONDS_AT[batch], lambda results: (
+        _searches((form_of(name, results) for name in SEARCHED_AGAIN), results, batch)
+    ))  # fmt: skip
+
+
+def _swept_at(batch: int, length: Length) -> Part:
+    seconds = SECONDS_AT[batch] * (1 if length == "epochs" else batch / BATCH)
+    return Part(f"batch {batch}, equal {length}", seconds, lambda results: (
+        swept(name, batch, length, results) for name in SWEPT
+    ))  # fmt: skip
+
+
+def _others() -> list[Part]:
+    rest = [
+        part
+        for mode in reversed(MODES)  # pairs first: claims are about FastCLIP's versions
+        for part in _of_methods(mode, tuple(m.label for m in METHODS if m.mode == mode and m.label not in CORE[mode]))
+    ]
+    return [
+        Part("balanced classes", SECONDS, lambda results: (
+            headline("unimodal", label, results, seed=seed, data="balanced") for seed in SEEDS for label in BALANCED
+        )),
+        Part("alpha = 0", SECONDS, lambda results: (
+            headline("unimodal", label, results, changed={"objective.alpha": 0.0}) for label in FORMS["auc_cl"]
+        )),
+        Part("another tau_init", SECONDS, lambda results: (
+            headline(mode, "isogclr", results, changed={"objective.tau_init": OTHER_TAU_INIT[mode]}) for mode in MODES
+        )),
+        *rest,
+        Part("a cosine of gamma", SECONDS, lambda results: (
+            headline("bimodal", label, results, seed=seed, changed=COSINE) for seed in SEEDS for label in WITH_COSINE
+        )),
+        Part("search, optimisers", SECONDS, lambda results: (
+            _searches([with_optimizer(name, results) for name in OPTIMIZERS], results, BATCH)
+        )),
+        Part("three seeds, optimisers", SECONDS, lambda results: (
+            optimized(name, seed, results) for seed in SEEDS for name in OPTIMIZERS
+        )),
+    ]  # fmt: skip

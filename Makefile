@@ -20,10 +20,12 @@ demo: .venv/ready
 	@echo "Look at single samples: $(RUN) inspect demo/run --sample 1204 77"
 	@echo "Train on your own data: $(RUN) convert folder PICTURES data/mine && $(RUN) train --data data/mine --out runs/mine"
 
-# The papers' methods compared, as docs/reproduction.md: half an hour on two cores, with FULL=1 hours. Called again, it
-# goes on where it was stopped, and makes no run twice; `rm -r reproduction` makes them all anew.
+# The papers' methods compared, on docs/reproduction.md: CLIP, SogCLR and iSogCLR on pairs in three quarters of an hour on
+# two cores, with FULL=1 everything, in hours. What RESULTS holds is not made again: name a new file to make it yourself.
+RESULTS = benchmarks/reproduction/results.jsonl
+PAGE = docs/reproduction.md
 reproduce: .venv/ready
-	.venv/bin/python benchmarks/reproduce.py reproduction --page docs/reproduction.md $(if $(FULL),--full)
+	.venv/bin/python benchmarks/reproduce.py $(RESULTS) --page $(PAGE) $(if $(FULL),--full)
 
 # Two processes, a file in one of them: what a file makes once is not made twice.
 test: lint

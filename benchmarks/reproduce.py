@@ -19,7 +19,7 @@ from thermopile.trainer.preemption import EXIT_CODE
 
 from reproduction.page import write_page
 from reproduction.results import Result, Results
-from reproduction.schedule import SHORT, Part, missing, parts
+from reproduction.schedule import Part, missing, parts
 
 
 @click.command(help=__doc__)
@@ -32,7 +32,7 @@ from reproduction.schedule import SHORT, Part, missing, parts
               help="Where the datasets go, and runs while they are made.")  # fmt: skip
 @click.pass_context
 def main(context: click.Context, results_file: Path, page: Path, full: bool, page_only: bool, work: Path) -> None:
-    results, planned = Results.read(results_file), parts(None if full else SHORT)
+    results, planned = Results.read(results_file), parts(full=full)
     stopped = not page_only and not _make(planned, results, results_file, work)
     if len(results):
         click.echo(write_page(results, page))

@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from thermopile.pipeline.sources.glyphs import class_sizes
+
 from reproduction.comparison import Comparison, Estimate
 from reproduction.plan import METHOD, Mode
 from reproduction.results import ZERO_SHOT, Measure, Result
@@ -87,7 +89,7 @@ def _compared(runs: Comparison, better: list[Result], worse: list[Result], measu
 
 def _above(mode: Mode, better: str, worse: str, score: str = "") -> Check:
     measure = {"zero_shot": ZERO_SHOT, "": None}[score]
-    return lambda runs: _compared(runs, runs.seeds(mode, better), runs.seeds(mode, worse), measure)
+    return lambda runs: _compared(runs, runs.best(mode, better), runs.best(mode, worse), measure)
 
 
 def _above_at(better: str, worse: str, batch: int) -> Check:
@@ -95,7 +97,7 @@ def _above_at(better: str, worse: str, batch: int) -> Check:
 
 
 def _between(runs: Comparison) -> Finding:
-    low, middle, high = (runs.seeds("unimodal", label) for label in ("simclr", "sogclr", "isogclr"))
+    low, middle, high = (runs.best("unimodal", name) for name in ("simclr", "sogclr", "isogclr"))
     below, above = runs.gap(middle, low), runs.gap(high, middle)
     if below is None or above is None:
         return NOT_RUN
@@ -107,8 +109,8 @@ def _between(runs: Comparison) -> Finding:
 def _more_on_a_long_tail(runs: Comparison) -> Finding:
     gains = []
     for data in ("long-tailed", "balanced"):
-        simclr = runs.seeds("unimodal", "simclr", data=data)
-        if (gain := runs.gap(runs.seeds("unimodal", "isogclr", data=data), simclr)) is None:
+        simclr = runs.best("unimodal", "simclr", data=data)
+        if (gain := runs.gap(runs.best("unimodal", "isogclr", data=data), simclr)) is None:
             return NOT_RUN
         if not runs.is_clear(simclr, data=data):
             return UNCLEAR
@@ -116,19 +118,25 @@ def _more_on_a_long_tail(runs: Comparison) -> Finding:
     return Finding(f"{signed(gains[0])}; balanced {signed(gains[1])}", verdict(gains[0].minus(gains[1])))
 
 
-def _rare_is_cold(mode: Mode) -> Check:
+def _rare_is_cold(mode: Mode, label: str) -> Check:
     """The claim that tau grows with class size, in every seed and side: Spearman's correlation beside chance's."""
 
     def check(runs: Comparison) -> Finding:
-        sides = [side for result in runs.seeds(mode, "isogclr") for side in result.temperatures.values()]
-        found = [side.spearman for side in sides if side.spearman is not None]
+        found, beside = (_spearman(runs.seeds(mode, each)) for each in (label, "isogclr"))
         if not found:
             return NOT_RUN
-        chance = 2 / math.sqrt(len(sides[0].sizes) - 1)
+        chance = 2 / math.sqrt(len(class_sizes()) - 1)
         held = SHOWS if min(found) > chance else REVERSED if max(found) < -chance else NOISE
-        return Finding(f"Spearman {_range(found)}; chance gives up to ±{chance:.2f}", held)
+        words = f"; with the settings of the best score {_range(beside)}" if label != "isogclr" and beside else ""
+        return Finding(f"Spearman {_range(found)}, chance gives up to ±{chance:.2f}{words}", held)
 
     return check
+
+
+def _spearman(runs: Sequence[Result]) -> list[float]:
+    """Of every seed and side."""
+    sides = (side for result in runs for side in result.temperatures.values())
+    return [side.spearman for side in sides if side.spearman is not None]
 
 
 def _long_tail_on_pairs(runs: Comparison) -> Finding:

@@ -13,7 +13,7 @@ from thermopile.trainer.evaluation.bands import BANDS, band_of_class
 
 from reproduction.plan import BASELINES, METHODS, SEEDS, Data, Length, Mode, Run, Settings, baseline_run
 from reproduction.results import DECIDES, PROBE, Measure, Result, Results
-from reproduction.schedule import headline, optimized, swept
+from reproduction.schedule import best_headline, headline, optimized, swept
 
 ALL = "all"
 _CLASSES = Counter(band_of_class(class_sizes()).tolist())
@@ -44,6 +44,10 @@ class Comparison:
     ) -> list[Result]:
         """A method's runs, one for each seed."""
         return self._found(lambda seed: headline(mode, label, self.results, seed=seed, data=data, changed=changed))
+
+    def best(self, mode: Mode, name: str, *, data: Data = "long-tailed") -> list[Result]:
+        """The same, of the form that the search prefers, where a method has several."""
+        return self._found(lambda seed: best_headline(mode, name, self.results, seed=seed, data=data))
 
     def optimized(self, name: str) -> list[Result]:
         """FastCLIP-v3's runs with an optimiser, one for each seed."""

@@ -44,7 +44,6 @@ def _methods(runs: Comparison) -> bytes | None:
         axes.set_ylim(-0.6, len(labels) - 0.4)
         axes.set_xlabel("right, %")
         axes.set_title(f"{WORDS[mode]}: {DECIDES[mode].label}; hollow: in the tail", loc="left")
-        axes.legend(loc="lower right")
         return bool(labels)
 
     return _figure((9.0, 3.6), [lambda axes, mode=mode: panel(axes, mode) for mode in MODES])  # type: ignore[misc]
@@ -59,7 +58,7 @@ def _temperatures(runs: Comparison) -> bytes | None:
     """Every class's mean tau by its number of samples."""
 
     def panel(axes: Axes, mode: Mode) -> bool:
-        seeds = runs.seeds(mode, "isogclr")
+        seeds = runs.seeds(mode, "isogclr, for tau" if mode == "unimodal" else "isogclr")
         for number, result in enumerate(seeds):
             for (name, side), marker in zip(result.temperatures.items(), "o^", strict=False):
                 words = ("" if name == "sample" else f"{name}, ") + f"seed {result.run.settings['seed']}"
@@ -68,7 +67,6 @@ def _temperatures(runs: Comparison) -> bytes | None:
         axes.set_xlabel("samples of the class")
         axes.set_ylabel("mean tau of the class")
         axes.set_title(WORDS[mode], loc="left")
-        axes.legend(loc="best", fontsize=7)
         return bool(seeds)
 
     return _figure((9.0, 3.2), [lambda axes, mode=mode: panel(axes, mode) for mode in MODES])  # type: ignore[misc]
@@ -90,7 +88,6 @@ def _batches(runs: Comparison) -> bytes | None:
         axes.set_xlabel("batch size")
         axes.set_ylabel("linear probe, %")
         axes.set_title(f"equal {length}", loc="left")
-        axes.legend(loc="lower right", fontsize=7)
         return found
 
     lengths: Sequence[Length] = ("epochs", "steps")
@@ -132,9 +129,15 @@ def _figure(size: tuple[float, float], panels: Sequence[Callable[[Axes], bool]])
     png = BytesIO()
     with matplotlib.rc_context(settings):
         figure = Figure(size, facecolor="#ffffff", layout="constrained")
-        for axes, panel in zip(figure.subplots(1, len(panels)).ravel(), panels, strict=True):
-            if not panel(axes):
+        every = figure.subplots(1, len(panels)).ravel()
+        shown = [panel(axes) for axes, panel in zip(every, panels, strict=True)]
+        if not any(shown):
+            return None
+        for axes, is_shown in zip(every, shown, strict=True):
+            if not is_shown:
                 axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color=MUTED)
+            elif axes.get_legend_handles_labels()[0]:
+                axes.legend(fontsize=7)
             axes.grid(linewidth=0.8, color=GRID, zorder=0)
             axes.spines[["top", "right"]].set_visible(False)
             axes.spines[["left", "bottom"]].set_color(GRID)

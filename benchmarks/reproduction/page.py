@@ -95,13 +95,13 @@ def _of_plan() -> dict[str, Any]:
 def _of_results(results: Results) -> dict[str, Any]:
     machines = {f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}, {m['gpu'] or 'no GPU'}"
                 for m in (result.machine for result in results)}  # fmt: skip
-    planned = {part.name: [*part.runs(results)] for part in parts(None)}
+    planned = {part.name: [*part.runs(results)] for part in parts(full=True)}
     missing = {name: len([run for run in runs if run is None or results.of(run) is None])
                for name, runs in planned.items()}  # fmt: skip
     not_run = "; ".join(f"{name} ({count} of {len(planned[name])})" for name, count in missing.items() if count)
     total = sum(map(len, planned.values()))
     made = total - sum(missing.values())
-    seconds = sum(part.seconds * missing[part.name] for part in parts(None)) + sum(r.seconds for r in results)
+    seconds = sum(part.seconds * missing[part.name] for part in parts(full=True)) + sum(r.seconds for r in results)
     return {
         "hours": f"{seconds / CORES / 3600:.0f}",
         "status": f"All {total} are made." if made == total else f"{made} of {total} are made; missing: {not_run}.",
@@ -174,7 +174,7 @@ def _others_table(runs: Comparison) -> str:
         row(f"balanced classes: {name.replace('_', ' ')}", [floor] if floor else [])
         for name in BASELINES for floor in [runs.baseline("unimodal", name, balanced)]
     ]  # fmt: skip
-    rows += [row(f"balanced classes: `{label}`", runs.seeds("unimodal", label, data=balanced)) for label in BALANCED]
+    rows += [row(f"balanced classes: `{name}`", runs.best("unimodal", name, data=balanced)) for name in BALANCED]
     for label in FORMS["auc_cl"]:
         rows.append(row(f"alpha = 0: `{label}`", runs.seeds("unimodal", label, changed={"objective.alpha": 0.0})))
     for mode, other in OTHER_TAU_INIT.items():

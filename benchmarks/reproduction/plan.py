@@ -18,7 +18,6 @@ Mode = Literal["unimodal", "bimodal"]
 MODES: tuple[Mode, ...] = ("unimodal", "bimodal")
 WORDS: dict[Mode, str] = {"unimodal": "images", "bimodal": "pairs"}
 Data = Literal["development", "long-tailed", "balanced"]
-DATA: tuple[Data, ...] = ("development", "long-tailed", "balanced")
 
 Settings = dict[str, Any]
 
@@ -64,11 +63,9 @@ class Method(NamedTuple):
     fixed: Settings
     """Settings that are not searched; what is not named has its default (docs/objectives.md)."""
     grid: dict[str, tuple[Any, ...]]
-    """Setting -> its values; every combination is tried, then twice and half the learning rate of the best."""
-
-    @property
-    def objective(self) -> str:
-        return str(self.fixed["objective.name"])
+    """Setting -> its values; every combination is tried."""
+    for_tau: bool = False
+    """Whether the search goes by the correlation of class size and tau; else by the score, also over learning rates."""
 
     def candidates(self) -> list[Settings]:
         return [
@@ -92,6 +89,7 @@ def _key(key: str) -> str:
 _TAU = {"tau": TAUS, RATE: RATES}
 _SCALE = {"log_logit_scale": tuple(round(-math.log(tau), 4) for tau in TAUS), RATE: RATES}
 _RHO = {"rho": (0.5, 1.0, 2.0), "tau_step": (0.1, 0.3)}
+_WIDE_RHO = ({"rho": (0.4, 0.8, 1.6), "gamma": (0.2, 0.8)}, {"tau_init": 0.5, "eta": 0.25, "tau_step": 0.3}, "isogclr")
 _MOCO = {"model.momentum": 0.99, "model.predictor": "moco_v3_resnet", "model.head": "moco_v3_resnet",
          "model.head_width": 256}  # fmt: skip
 _WIDE = {"model.head": "vicreg", "model.head_width": 256, "model.dim": 256}
@@ -101,6 +99,9 @@ METHODS = (
     _method("unimodal", "sogclr", _TAU),
     # The paper's 0.01 in 400 epochs is 0.25 in 16; the trust region keeps so large a step from taking tau to tau_min.
     _method("unimodal", "isogclr", {"rho": (0.1, 0.2, 0.4), "tau_step": (0.1, 0.3)}, {"tau_init": 0.5, "eta": 0.25}),
+    # Beyond the paper's rho, since the best constant tau is the lowest; once by the score, once by what tau says.
+    _method("unimodal", "isogclr, wide", *_WIDE_RHO),
+    _method("unimodal", "isogclr, for tau", *_WIDE_RHO)._replace(for_tau=True),
     _method("unimodal", "decl, sampled", _TAU, objective="decl"),
     _method("unimodal", "decl, mean", _TAU, {"auxiliary": "mean"}, "decl"),
     _method("unimodal", "auc_cl", {"alpha": (0.1, 0.5, 1.0), "negatives": ("sum", "weighted")}),

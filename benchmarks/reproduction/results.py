@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from thermopile.files import write_atomically
+
 from reproduction.plan import Mode, Run
 
 BANDS = ("all", "head", "medium", "tail")
@@ -98,9 +100,9 @@ class Results:
         self._by_key[result.run.key] = result
 
     def append(self, result: Result, file: Path) -> None:
-        """Add a result, here and as a line of the file."""
-        with file.open("a", encoding="utf-8") as lines:
-            lines.write(result.line())
+        """Add a result, here and as a line of the file, in the place of a last line that was not written whole."""
+        text = file.read_bytes() if file.exists() else b""
+        write_atomically(file, text[: text.rfind(b"\n") + 1] + result.line().encode())
         self.add(result)
 
     def of(self, run: Run) -> Result | None:

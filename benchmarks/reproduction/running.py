@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -30,12 +31,13 @@ from thermopile.trainer.config import load_config
 from thermopile.trainer.config_layers import apply_overrides
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.encoders.backbones import Backbone
+from thermopile.trainer.errors import TrainingError
 from thermopile.trainer.evaluation.bands import Scores
 from thermopile.trainer.evaluation.evaluate import Evaluation, compared, evaluate, score_encoders
 from thermopile.trainer.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory
 
-from reproduction.plan import DATA, Mode, Run, untrained_settings
+from reproduction.plan import Mode, Run, untrained_settings
 from reproduction.results import Result, Temperatures
 from reproduction.sets import Sets, make_sets, open_sets
 
@@ -54,17 +56,21 @@ def make_missing(missing: Callable[[], list[Run]], folder: Path, add: Callable[[
     missing: called again whenever a run is finished, since its scores may decide about others.
     add: called with each finished run. folder: for the datasets, and for run directories while they are needed.
     """
-    for data in DATA:
-        make_sets(folder, data)
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes when they import torch
     context = multiprocessing.get_context("spawn")
     making: dict[Future[Result], str] = {}
-    with ProcessPoolExecutor(cores(), context, max_tasks_per_child=RUNS_PER_PROCESS) as pool:
+    with (
+        TemporaryDirectory(dir=folder) as scratch,
+        ProcessPoolExecutor(
+            cores(), context, initializer=_end_with_parent, max_tasks_per_child=RUNS_PER_PROCESS
+        ) as pool,
+    ):
         try:
             while True:
                 new = [run for run in missing() if run.key not in making.values()]
                 for run in new[: cores() - len(making)]:
-                    making[pool.submit(make, run, folder)] = run.key
+                    make_sets(folder, run.data)
+                    making[pool.submit(make, run, folder, Path(scratch))] = run.key
                 if not making:
                     return
                 finished, _ = wait(making, return_when=FIRST_COMPLETED)
@@ -78,15 +84,29 @@ def make_missing(missing: Callable[[], list[Run]], folder: Path, add: Callable[[
             raise
 
 
-def make(run: Run, folder: Path) -> Result:
-    """Train and score a run. Raises StoppedError if a signal stopped it, and what evaluation raises."""
+def _end_with_parent() -> None:
+    """End this process when its parent is gone: the pool's processes would wait for ever for one that was killed."""
+
+    def end() -> None:
+        if (parent := multiprocessing.parent_process()) is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+def make(run: Run, folder: Path, scratch: Path) -> Result:
+    """Train and score a run on the datasets in `folder`; its directory is in `scratch` meanwhile.
+
+    Raises StoppedError if a signal stopped it, and what evaluation raises.
+    """
     sets, started = open_sets(folder, run.data), time.monotonic()
     scores, temperatures, failed = {}, {}, ""
     if "baseline" in run.settings:
         scores = _score_baseline(run, sets).scores
     else:
-        with TemporaryDirectory(dir=folder) as scratch:
-            directory = RunDirectory(Path(scratch) / "run")
+        with TemporaryDirectory(dir=scratch) as own:
+            directory = RunDirectory(Path(own) / "run")
             if not (failed := _train(run, sets, directory)):
                 scores = evaluate(directory, sets.train, sets.test, templates=(PROMPT,)).scores
                 temperatures = _temperatures(directory)
@@ -119,9 +139,9 @@ def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:
         with redirect_stderr(said), redirect_stdout(said):
             exit_code = command_line(train_words(run, sets, directory), standalone_mode=False)
     except click.ClickException as error:
-        if isinstance(error, click.UsageError) or not directory.metrics_file.exists():
-            raise
-        return error.format_message()
+        if isinstance(error.__cause__, TrainingError):
+            return error.format_message().replace(str(directory.path), "RUN")
+        raise
     if exit_code == EXIT_CODE:
         raise StoppedError(run.key)
     return ""

@@ -6,7 +6,7 @@ All of a grid, then twice and half the learning rate of the best, until the best
 from __future__ import annotations
 
 from reproduction.plan import BATCH, RATE, TRIALS, Method, Run, Settings, train_run
-from reproduction.results import DECIDES, Results
+from reproduction.results import DECIDES, Result, Results
 
 FACTORS = (2, 0.5)
 
@@ -14,7 +14,7 @@ FACTORS = (2, 0.5)
 def trials(method: Method, results: Results, batch: int = BATCH) -> list[Run | None]:
     """The runs of a method's search that are known; None for each of the usual number that is not known yet."""
     known: list[Run | None] = [_trial(method, settings, batch) for settings in _tried(method, results, batch)]
-    return known + [None] * (TRIALS - len(known))
+    return known + [None] * (0 if method.for_tau else TRIALS - len(known))
 
 
 def chosen(method: Method, results: Results, batch: int = BATCH) -> Settings | None:
@@ -31,7 +31,7 @@ def score_of_search(method: Method, results: Results) -> float | None:
 
 def _tried(method: Method, results: Results, batch: int) -> list[Settings]:
     tried = method.candidates()
-    while best := _best(method, tried, results, batch):
+    while not method.for_tau and (best := _best(method, tried, results, batch)):
         around = [best[0] | {RATE: factor * best[0][RATE]} for factor in FACTORS]
         if not (new := [settings for settings in around if settings not in tried]):
             break
@@ -40,15 +40,20 @@ def _tried(method: Method, results: Results, batch: int) -> list[Settings]:
 
 
 def _best(method: Method, candidates: list[Settings], results: Results, batch: int) -> tuple[Settings, float] | None:
-    """The best of the candidates, of equals the first, and its score; a training that failed scores 0."""
+    """The best of the candidates, of equals the first, and what it is judged by; a training that failed has 0."""
     best = None
     for settings in candidates:
         if (result := results.of(_trial(method, settings, batch))) is None:
             return None
-        share = result.share(DECIDES[method.mode]) or 0.0
-        if best is None or share > best[1]:
-            best = settings, share
+        if best is None or _score(method, result) > best[1]:
+            best = settings, _score(method, result)
     return best
+
+
+def _score(method: Method, result: Result) -> float:
+    if method.for_tau:
+        return min(side.spearman or 0.0 for side in result.temperatures.values())
+    return result.share(DECIDES[method.mode]) or 0.0
 
 
 def _trial(method: Method, settings: Settings, batch: int) -> Run:

@@ -39,9 +39,11 @@ def make_sets(folder: Path, data: Data) -> None:
 
     The development set has another seed: other drawings, and other characters are frequent.
     """
+    train, test = _paths(folder, data)
+    if test.exists():  # written last, and whole or not at all
+        return
     seed = DEVELOPMENT_SEED if data == "development" else SEED
     source = BalancedGlyphs(seed) if data == "balanced" else GlyphSource(seed)
-    train, test = _paths(folder, data)
     convert(source, train, ConvertSettings(), workers=1, resume=True)
     tokenizer = Dataset(train).tokenizer_path
     convert(GlyphSource(seed, test=True), test, ConvertSettings(), workers=1, resume=True, tokenizer_from=tokenizer)

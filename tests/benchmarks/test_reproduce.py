@@ -1,7 +1,10 @@
-"""`benchmarks/reproduce.py`: what it makes, what it does not make twice, and how it judges the papers' claims."""
+"""`benchmarks/reproduce.py`: how it searches, what it makes and does not make twice, how it judges, its page."""
 
-import re
-from subprocess import CalledProcessError
+import json
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,173 +12,472 @@ import pytest
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource, class_sizes
-from thermopile.tools.cli import main
-from thermopile.trainer.errors import RunError
-from thermopile.trainer.preemption import EXIT_CODE
 
-from reproduction.claims import CLAIMS, NO, NOISE, NOT_TESTED, REVERSED, SHOWS, verdict
-from reproduction.page import write_page
-from reproduction.plan import FULL, METHODS, SHORT, Plan, Run
-from reproduction.results import LINEAR, RETRIEVAL, Estimate, Result, Results, Temperatures
-from reproduction.running import EXIT_CODE_STOPPED, Sets, make_runs, thermopile
+from reproduction import page as pages
+from reproduction import plan, running
+from reproduction.claims import GROUPS, NO, NOISE, NOT_CLEAR, NOT_TESTED, REVERSED, SHOWS, verdict, verdict_of_all
+from reproduction.comparison import BASELINES, Comparison, Estimate
+from reproduction.plan import BATCH, METHOD, METHODS, RATE, Run, baseline_run, train_run
+from reproduction.results import PROBE, RETRIEVAL, Result, Results, Temperatures
+from reproduction.schedule import (
+    COSINE,
+    OPTIMIZERS,
+    best_headline,
+    headline,
+    missing,
+    optimized,
+    parts,
+    swept,
+    with_optimizer,
+)
+from reproduction.search import chosen, trials
+from reproduction.sets import BalancedGlyphs
 
-TINY = Plan((128,), {"bimodal": 1, "unimodal": 1}, {"bimodal": 2, "unimodal": 1},
-            tuple(m for m in METHODS if m.name == "isogclr"))  # fmt: skip
-METHOD = {(method.mode, method.name): method for method in METHODS}
-CLAIM = {claim.claim: claim for claim in CLAIMS}
-
-
-@pytest.fixture(scope="module")
-def sets(pairs_dataset, tmp_path_factory):
-    """A twentieth of each class's glyphs, two at least: long-tailed still; and the balanced 2,000 for testing."""
-    sizes = class_sizes()
-    firsts = np.cumsum(sizes) - sizes  # the source lists class by class
-    chosen = np.concatenate([first + np.arange(max(2, size // 20)) for first, size in zip(firsts, sizes, strict=True)])
-    out = tmp_path_factory.mktemp("tail") / "glyphs"
-    convert(GlyphSource(0), out, ConvertSettings(), workers=1, selection=chosen)
-    return Sets(Dataset(out), pairs_dataset)
-
-
-class Commands:
-    """Does what it is told, up to so many times, and remembers it."""
-
-    def __init__(self, most=100):
-        self.most, self.given = most, []
-
-    def __call__(self, *arguments):
-        if len(self.given) == self.most:
-            return False  # as if by a signal
-        self.given.append(arguments)
-        return main(list(arguments), standalone_mode=False) != EXIT_CODE
+CHECKOUT = Path(__file__).parents[2]
+RESULTS, PAGE = CHECKOUT / "benchmarks/reproduction/results.jsonl", CHECKOUT / "docs/reproduction.md"
+CLAIM = {claim.claim: claim for group in GROUPS for claim in group.claims}
 
 
-@pytest.fixture(scope="module")
-def made(sets, tmp_path_factory):
-    """A tiny comparison, stopped after its first run and called again: the folder, both calls, what it came to."""
-    folder = tmp_path_factory.mktemp("reproduction")
-    first, second = Commands(most=1), Commands()
-    stopped = make_runs(TINY, sets, folder, first)
-    assert stopped is None
-    return folder, first, second, make_runs(TINY, sets, folder, second)
+# Made-up results
 
 
-def test_a_comparison_that_was_stopped_goes_on_and_makes_nothing_twice(made, sets):
-    folder, first, second, results = made
-    names = [run.name for run in TINY.runs()]
-    assert [len(first.given), len(second.given)] == [1, len(names) - 1]
-    again = Commands(most=0)
-    assert make_runs(TINY, sets, folder, again) == results
-    assert [result.run.name for result in results.every] == names
-    assert all(result.share(LINEAR) is not None for result in results.every)
+def result(run, share, tau=None):
+    """A run all of whose scores are `share`. tau: side -> its Spearman correlation, skewness and mean."""
+    variants = {"knn": ["10"], "probe": ["sgd"], "image_to_text": ["1"], "text_to_image": ["1"], "zero_shot": ["top1"]}
+    scores = {score: {variant: {"all": share, "tail": share} for variant in of} for score, of in variants.items()}
+    sides = {
+        side: Temperatures(mean, skewness, [mean] * 11, spearman, 0.0, [1] * 100, [mean] * 100)
+        for side, (spearman, skewness, mean) in (tau or {}).items()
+    }
+    machine = {"cpu": "Abacus", "cores": 2, "gpu": None, "torch": "2"}
+    return Result(run, {} if share is None else scores, sides, 60.0, machine, "0", "" if share is not None else "NaN")
 
 
-def test_a_run_made_with_other_settings_is_refused_by_what_changed(made, sets, tmp_path):
-    folder, *_ = made
-    longer = Plan(TINY.batch_sizes, TINY.seeds, {"bimodal": 3, "unimodal": 1}, TINY.methods)
-    with pytest.raises(RunError, match=r"made with other settings \(epochs\); delete"):
-        make_runs(longer, sets, folder, Commands(most=0))
+class Made:
+    """Results in which every search and every baseline is made, and what a test adds."""
+
+    def __init__(self, floor=0.2):
+        self.results = Results()
+        for mode, data in (("unimodal", "long-tailed"), ("bimodal", "long-tailed"), ("unimodal", "balanced")):
+            for name in BASELINES:
+                self.results.add(result(baseline_run(mode, data, name), floor))
+        for method in METHODS:
+            self.search(method)
+        for name in ("simclr", "decl, sampled", "auc_cl"):
+            for batch in (16, 256):
+                self.search(METHOD["unimodal", name], batch)
+
+    def search(self, method, batch=BATCH):
+        while new := [run for run in trials(method, self.results, batch) if run and not self.results.of(run)]:
+            for run in new:
+                self.results.add(result(run, 0.5, {"sample": (0.5, 0.0, 0.1)}))
+
+    def add(self, run, share, **tau):
+        assert run is not None
+        self.results.add(result(run, share, tau))
+
+    def seeds(self, mode, label, shares, *, data="long-tailed", changed=None, **tau):
+        for seed, share in enumerate(shares):
+            self.add(headline(mode, label, self.results, seed=seed, data=data, changed=changed), share, **tau)
+        return self
+
+    def swept(self, name, of_batch):
+        for batch, share in of_batch.items():
+            self.add(swept(name, batch, "epochs", self.results), share)
+        return self
+
+    def verdict(self, claim):
+        return CLAIM[claim].judge(Comparison(self.results)).verdict
 
 
-def test_the_page_holds_every_claim_with_a_verdict_and_every_score(made, tmp_path):
-    *_, results = made
-    page = write_page(results, TINY, tmp_path / "docs" / "page.md")
-    text = page.read_text("utf-8")
-    for claim in CLAIMS:
-        (line,) = [line for line in text.splitlines() if line.startswith(f"| {claim.claim} |")]
-        assert re.search(r"\*\*(.+)\*\* \|$", line)[1] in {SHOWS, NO, NOISE, REVERSED, NOT_TESTED}
-    (iso,) = [r for r in results.every if r.run.name.startswith("bimodal-isogclr")]
-    assert f"{100 * iso.scores['probe']['lbfgs']['tail']:.1f}" in text
-    assert f"{iso.temperatures['image'].spearman:+.2f}".replace("-", "−") in text
-    assert (tmp_path / "docs" / "page.png").read_bytes().startswith(b"\x89PNG")
+# The search
 
 
-def result(mode, method, share, *, seed=0, batch_size=128, tau=None):
-    """A run all of whose scores are `share`; tau maps a side to its Spearman correlation and its skewness."""
-    variants = {"probe": ["lbfgs"], "image_to_text": ["1"], "text_to_image": ["1"], "zero_shot": ["top1"]}
-    return Result(
-        run=Run(METHOD[mode, method], batch_size, seed, 1),
-        scores={score: {variant: {"all": share, "tail": share} for variant in of} for score, of in variants.items()},
-        classes_of_band={"head": 34, "medium": 33, "tail": 33}, test_samples=2000, samples=10_000,
-        temperatures={side: Temperatures(0.1, skewness, spearman, 0.0)
-                      for side, (spearman, skewness) in (tau or {}).items()},
-        seconds=1.0, machine={},
-    )  # fmt: skip
+def test_every_search_has_eight_trials_and_every_softmax_the_same_temperatures():
+    for method in METHODS:
+        assert len(trials(method, Results())) == (6 if method.for_tau else 8)
+        taus = method.grid.get("objective.tau")
+        assert taus in (None, (0.1, 0.3, 0.5))
+        assert {settings[RATE] for settings in method.candidates()} in ({0.001, 0.004}, {0.004})
 
 
-def verdict_of(claim, *results):
-    return CLAIM[claim].judge(Results(list(results))).verdict
+def test_a_search_climbs_until_its_learning_rate_is_between_two_others():
+    """Scores fall off from tau 0.3 and a learning rate of 0.016, which is not on the grid."""
+    method, results, rates = METHOD["unimodal", "simclr"], Results(), []
+    while new := [run for run in trials(method, results) if run and not results.of(run)]:
+        assert chosen(method, results) is None
+        for run in new:
+            rates.append(run.settings[RATE])
+            off = abs(run.settings["objective.tau"] - 0.3) + abs(np.log2(run.settings[RATE] / 0.016)) / 20
+            results.add(result(run, 0.6 - off))
+    assert chosen(method, results) == {"objective.tau": 0.3, RATE: 0.016}
+    assert sorted(set(rates)) == [0.001, 0.002, 0.004, 0.008, 0.016, 0.032]
+    assert len(rates) == len(results) == 10
 
 
-def test_a_difference_shows_only_beyond_twice_its_standard_error():
-    assert verdict(Estimate(2.1, 2.0)) == SHOWS
-    assert verdict(Estimate(1.9, 2.0)) == verdict(Estimate(-1.9, 2.0)) == NOISE
-    assert verdict(Estimate(-2.1, 2.0)) == REVERSED
+def test_a_search_is_of_the_development_set_alone_at_the_length_of_the_compared_runs():
+    for method in METHODS:
+        for run in trials(method, Results()):
+            assert run is None or (run.data == "development" and run.settings["epochs"] == plan.EPOCHS[method.mode])
+    made = Made()
+    before = chosen(METHOD["unimodal", "decl, mean"], made.results)
+    made.seeds("unimodal", "decl, mean", [0.9, 0.9, 0.9])
+    assert chosen(METHOD["unimodal", "decl, mean"], made.results) == before
 
 
-def test_one_method_is_above_another_by_the_whole_test_set():
+def test_the_search_for_temperatures_goes_by_their_correlation_with_class_size():
+    method, results = METHOD["unimodal", "isogclr, for tau"], Results()
+    for run in trials(method, results):
+        share, rho = run.settings["objective.gamma"], run.settings["objective.rho"]
+        results.add(result(run, share, {"sample": (rho, 0.0, 0.1)}))
+    assert chosen(method, results)["objective.rho"] == 1.6
+
+
+def test_a_training_that_failed_is_never_chosen():
+    method, results = METHOD["unimodal", "sogclr"], Results()
+    while new := [run for run in trials(method, results) if run and not results.of(run)]:
+        for run in new:
+            results.add(result(run, None if run.settings["objective.tau"] < 0.5 else 0.01))
+    assert chosen(method, results)["objective.tau"] == 0.5
+
+
+def test_a_batch_size_is_searched_again_or_keeps_the_settings_with_a_rate_by_the_root_of_the_batch():
+    made = Made()
+    again = swept("simclr", 32, "epochs", made.results)
+    assert again.settings[RATE] == chosen(METHOD["unimodal", "simclr"], made.results, 16)[RATE]
+    kept = swept("sogclr", 32, "steps", made.results)
+    assert kept.settings[RATE] == pytest.approx(chosen(METHOD["unimodal", "sogclr"], made.results)[RATE] / 2)
+    assert (again.settings["epochs"], kept.settings["epochs"]) == (16, 4)
+    assert swept("simclr", BATCH, "epochs", made.results) == headline("unimodal", "simclr", made.results)
+
+
+def test_of_several_forms_the_one_that_the_search_prefers_is_held_against_others():
+    made = Made()
+    assert best_headline("unimodal", "isogclr", made.results) == headline("unimodal", "isogclr", made.results)
+    wide = next(run for run in trials(METHOD["unimodal", "isogclr, wide"], made.results) if run)
+    made.add(wide, 0.51)
+    made.search(METHOD["unimodal", "isogclr, wide"])
+    preferred = best_headline("unimodal", "isogclr", made.results)
+    assert preferred == headline("unimodal", "isogclr, wide", made.results)
+    assert preferred.settings["objective.gamma"] == 0.2
+
+
+def test_an_optimiser_keeps_all_of_fastclip_v3_but_its_learning_rate_and_decay():
+    made = Made()
+    own = chosen(METHOD["bimodal", "fastclip_v3"], made.results)
+    method = with_optimizer("lion", made.results)
+    assert all(method.fixed[key] == value for key, value in own.items() if key != RATE)
+    assert len(method.candidates()) == 3
+    assert optimized("lion", 0, made.results) is None
+
+
+# Which runs are missing
+
+
+def test_the_plan_counts_runs_that_are_not_known_yet_and_makes_a_run_of_two_parts_once():
+    everything = parts(full=True)
+    shared = len(METHOD["unimodal", "isogclr, wide"].candidates())  # the grid of `isogclr, for tau` as well
+    assert len(missing(everything, Results())) == sum(len([*part.runs(Results())]) for part in everything) - shared
+    known = [run.key for run in missing(everything, Made().results) if run]
+    assert len(set(known)) == len(known)
+    short = {run.key for run in missing(parts(full=False), Results()) if run}
+    assert short < {run.key for run in missing(everything, Results()) if run}
+
+
+def test_what_is_made_is_not_missing():
+    made = Made()
+    before = {run.key for run in missing(parts(full=True), made.results) if run}
+    run = headline("unimodal", "simclr", made.results)
+    made.add(run, 0.7)
+    assert before - {run.key for run in missing(parts(full=True), made.results) if run} == {run.key}
+
+
+# Lines
+
+
+def test_a_result_is_a_line_and_a_line_that_was_not_written_whole_is_no_result(tmp_path):
+    file = tmp_path / "results.jsonl"
+    first = result(headline("bimodal", "isogclr", Made().results), 0.6, {"image": (0.9, -0.1, 0.2)})
+    results = Results()
+    results.append(first, file)
+    results.append(result(baseline_run("bimodal", "long-tailed", "untrained"), None), file)
+    again = Results.read(file)
+    assert [*again] == [*results]
+    assert again.of(first.run) == first
+    file.write_bytes(file.read_bytes()[:-1])
+    assert [each.run for each in Results.read(file)] == [first.run]
+
+
+def test_a_result_after_a_torn_line_is_read_again(tmp_path):
+    file, results = tmp_path / "results.jsonl", Results()
+    made = [result(baseline_run("bimodal", "long-tailed", name), 0.5) for name in BASELINES]
+    results.append(made[0], file)
+    file.write_bytes(file.read_bytes() + made[1].line().encode()[:50])
+    Results.read(file).append(made[1], file)
+    assert [*Results.read(file)] == made
+
+
+# Verdicts
+
+
+def test_a_figure_shows_only_beyond_its_error_and_several_by_the_worst():
+    shows, noise, reverse = Estimate(2.1, 2.0), Estimate(-1.9, 2.0), Estimate(-2.1, 2.0)
+    assert [verdict(each) for each in (shows, noise, reverse)] == [SHOWS, NOISE, REVERSED]
+    assert verdict_of_all([shows, shows]) == SHOWS
+    assert verdict_of_all([shows, noise]) == NOISE
+    assert verdict_of_all([noise, shows, reverse]) == REVERSED
+
+
+ABOVE = "iSogCLR is above SimCLR, images"
+
+
+@pytest.mark.parametrize(("ahead", "expected"), [(0.0310, NOISE), (0.0325, SHOWS), (-0.0325, REVERSED)])
+def test_one_method_is_above_another_by_twice_the_error_of_drawing_the_test_set(ahead, expected):
     # Of 2,000 samples at 50 %: one standard error is 1.118 points, of a difference 1.581.
-    for ahead, expected in ((0.0310, NOISE), (0.0325, SHOWS), (-0.0325, REVERSED)):
-        pair = result("unimodal", "decl", 0.5 + ahead), result("unimodal", "simclr", 0.5)
-        assert verdict_of("DeCL is above SimCLR", *pair) == expected
-    assert verdict_of("DeCL is above SimCLR", pair[0]) == NOT_TESTED
+    made = Made().seeds("unimodal", "isogclr", [0.5 + ahead]).seeds("unimodal", "simclr", [0.5])
+    assert made.verdict(ABOVE) == expected
 
 
-def test_the_spread_over_seeds_counts_as_noise():
-    def verdict_at(spread):
-        return verdict_of(
-            "iSogCLR is above CLIP in retrieval",
-            *(result("bimodal", "isogclr", 0.55 + sign * spread, seed=seed) for seed, sign in enumerate((-1, 1))),
-            *(result("bimodal", "clip", 0.5 + sign * spread, seed=seed) for seed, sign in enumerate((-1, 1))),
-        )
-
-    assert verdict_at(0.001) == SHOWS
-    assert verdict_at(0.03) == NOISE
+def test_the_spread_over_seeds_counts_and_is_pooled_over_methods():
+    made = Made().seeds("unimodal", "isogclr", [0.56]).seeds("unimodal", "simclr", [0.5])
+    assert made.verdict(ABOVE) == SHOWS
+    made.seeds("unimodal", "sogclr", [0.4, 0.5, 0.6])
+    assert made.verdict(ABOVE) == NOISE
 
 
 def test_the_error_of_a_mean_is_that_of_the_test_and_of_the_seeds():
-    seeds = [result("bimodal", "clip", share, seed=seed) for seed, share in enumerate((0.48, 0.52))]
-    estimate = Results(seeds).mean("bimodal", "clip", 128, RETRIEVAL)
+    made = Made().seeds("bimodal", "clip", [0.48, 0.52])
+    runs = Comparison(made.results)
+    estimate = runs.mean(runs.seeds("bimodal", "clip"), RETRIEVAL)
     assert estimate.points == pytest.approx(50)
     assert estimate.noise == pytest.approx(200 * np.sqrt(0.25 / 2000 + 0.0008 / 2))
 
 
-def test_what_depends_on_the_batch_size_takes_two_of_them():
-    def runs(small, large, method):
-        return [result("unimodal", method, share, batch_size=b) for b, share in ((128, small), (256, large))]
+@pytest.mark.parametrize("floor", [0.19, 0.25])
+def test_there_is_no_verdict_where_the_baseline_is_not_clearly_above_what_nothing_has_trained(floor):
+    made = Made(floor).seeds("unimodal", "isogclr", [0.4] * 3).seeds("unimodal", "simclr", [0.22] * 3)
+    assert made.verdict(ABOVE) == (SHOWS if floor < 0.2 else NOT_CLEAR)
 
-    hardly = "AUC-CL hardly depends on the batch size"
-    assert verdict_of(hardly, *runs(0.5, 0.51, "auc_cl")) == SHOWS
-    assert verdict_of(hardly, *runs(0.5, 0.6, "auc_cl")) == NO
-    assert verdict_of(hardly, runs(0.5, 0.5, "auc_cl")[0]) == NOT_TESTED
+
+def test_what_was_not_run_is_not_tested():
+    made = Made()
+    assert {made.verdict(claim) for claim in CLAIM} == {NOT_TESTED}
+
+
+def test_sogclr_lies_between_the_two_where_both_steps_show():
+    def verdict_at(simclr, sogclr, isogclr):
+        made = Made().seeds("unimodal", "simclr", [simclr]).seeds("unimodal", "sogclr", [sogclr])
+        return made.seeds("unimodal", "isogclr", [isogclr]).verdict("SogCLR lies between the two")
+
+    assert verdict_at(0.4, 0.5, 0.6) == SHOWS
+    assert verdict_at(0.4, 0.6, 0.6) == NOISE
+    assert verdict_at(0.4, 0.6, 0.5) == REVERSED
+    assert verdict_at(0.2, 0.5, 0.6) == NOT_CLEAR
+
+
+@pytest.mark.parametrize(("balanced", "expected"), [(0.5, SHOWS), (0.58, NOISE), (0.75, REVERSED), (None, NOT_TESTED)])
+def test_the_gain_on_a_long_tail_is_held_against_that_on_balanced_classes(balanced, expected):
+    made = Made().seeds("unimodal", "simclr", [0.5]).seeds("unimodal", "isogclr", [0.6])
+    if balanced is not None:
+        made.seeds("unimodal", "simclr", [0.5], data="balanced")
+        made.seeds("unimodal", "isogclr", [balanced], data="balanced")
+    assert made.verdict("the gain over SimCLR is larger on a long tail") == expected
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"), [(0.21, 0.9, SHOWS), (0.19, 0.9, NOISE), (-0.9, -0.21, REVERSED)]
+)
+def test_rare_classes_are_cold_where_every_seed_and_side_says_so(first, second, expected):
+    made = Made().seeds("bimodal", "isogclr", [0.5], image=(first, 0, 0.1), text=(second, 0, 0.1))  # of 100 classes
+    assert made.verdict("rare semantics get low temperatures, pairs") == expected
+
+
+@pytest.mark.parametrize(("pairs", "images", "expected"), [(0.6, 0.4, SHOWS), (0.4, 0.4, NO), (0.6, 0.6, NO)])
+def test_the_shapes_of_the_temperatures_are_told_by_their_skewness(pairs, images, expected):
+    made = Made().seeds("bimodal", "isogclr", [0.5], image=(0.9, pairs, 0.1))
+    made.seeds("unimodal", "isogclr", [0.5], sample=(0.9, images, 0.1))
+    assert made.verdict("temperatures are near-Gaussian on images, long-tailed on pairs") == expected
+
+
+@pytest.mark.parametrize(("left", "expected"), [(0.02, SHOWS), (0.04, NO)])
+def test_the_last_temperatures_forget_tau_init_where_little_of_the_difference_is_left(left, expected):
+    made = Made()
+    for mode, first, other in (("unimodal", 0.5, 0.2), ("bimodal", 0.05, 0.2)):
+        made.seeds(mode, "isogclr", [0.5], side=(0.9, 0.0, 0.3))
+        made.seeds(mode, "isogclr", [0.5], changed={"objective.tau_init": other},
+                   side=(0.9, 0.0, 0.3 + left * abs(first - other) / 0.3))  # fmt: skip
+    assert made.verdict("the last temperatures do not depend on tau_init") == expected
+
+
+def test_what_depends_on_the_batch_size_is_told_by_the_smallest_and_the_largest():
+    def verdict_at(claim, decl, simclr):
+        made = Made().swept("decl", dict(zip((16, 256), decl, strict=True)))
+        return made.swept("simclr", dict(zip((16, 256), simclr, strict=True))).verdict(claim)
+
     most = "DeCL gains most over SimCLR with small batches"
-    assert verdict_of(most, *runs(0.7, 0.6, "decl"), *runs(0.5, 0.6, "simclr")) == SHOWS
-    assert verdict_of(most, *runs(0.6, 0.7, "decl"), *runs(0.6, 0.5, "simclr")) == REVERSED
-    assert verdict_of(most, *runs(0.6, 0.6, "decl")) == NOT_TESTED
+    assert verdict_at(most, (0.7, 0.6), (0.5, 0.6)) == SHOWS
+    assert verdict_at(most, (0.6, 0.6), (0.6, 0.6)) == NOISE
+    assert verdict_at(most, (0.6, 0.7), (0.6, 0.5)) == REVERSED
+    assert verdict_at(most, (0.6, 0.7), (0.2, 0.5)) == NOT_CLEAR
+    assert verdict_at("DeCL is above SimCLR, batch 16", (0.7, 0.6), (0.5, 0.6)) == SHOWS
+    assert verdict_at("DeCL is above SimCLR, batch 256", (0.7, 0.5), (0.5, 0.6)) == REVERSED
 
 
-def test_rare_classes_are_cold_where_every_side_says_so():
-    claim = "rare semantics get low temperatures, on pairs"
-    for first, second, expected in ((0.21, 0.9, SHOWS), (0.19, 0.9, NOISE), (-0.9, -0.21, REVERSED)):
-        tau = {"image": (first, 0.0), "text": (second, 0.0)}
-        assert verdict_of(claim, result("bimodal", "isogclr", 0.5, tau=tau)) == expected  # of 100 classes
-    assert verdict_of(claim, result("bimodal", "clip", 0.5)) == NOT_TESTED
+@pytest.mark.parametrize(("large", "expected"), [(0.51, SHOWS), (0.6, NO), (0.4, NO)])
+def test_hardly_depending_on_the_batch_size_is_a_change_within_its_error(large, expected):
+    made = Made().swept("auc_cl", {16: 0.5, 256: large})
+    assert made.verdict("AUC-CL hardly depends on the batch size") == expected
 
 
-def test_the_shapes_of_the_temperatures_are_told_by_their_skewness():
-    claim = "temperatures are near-Gaussian on images and have a long tail on pairs"
-    for pairs, images, expected in ((0.6, 0.4, SHOWS), (0.4, 0.4, NO), (0.6, 0.6, NO)):
-        runs = (result("bimodal", "isogclr", 0.5, tau={"image": (0.9, pairs)}),
-                result("unimodal", "isogclr", 0.5, tau={"sample": (0.9, images)}))  # fmt: skip
-        assert verdict_of(claim, *runs) == expected
-    assert verdict_of(claim, runs[0]) == NOT_TESTED
+@pytest.mark.parametrize(("reached", "expected"), [(0.01, SHOWS), (0.2, SHOWS), (0.3, NO)])
+def test_collapse_is_a_score_that_is_not_above_an_untrained_encoders(reached, expected):
+    made = Made().seeds("unimodal", "auc_cl", [reached], changed={"objective.alpha": 0.0})
+    assert made.verdict("AUC-CL with alpha = 0 collapses") == expected
 
 
-def test_the_full_comparison_holds_the_short_one():
-    assert {run.name for run in SHORT.runs()} < {run.name for run in FULL.runs()}
-    assert len(SHORT.runs()) == 12
+@pytest.mark.parametrize(("v0", "expected"), [(0.4, SHOWS), (0.51, NOISE), (0.6, REVERSED)])
+def test_the_best_version_is_above_every_other(v0, expected):
+    made = Made()
+    for version, share in enumerate((v0, 0.4, 0.4, 0.5)):
+        made.seeds("bimodal", f"fastclip_v{version}", [share])
+    assert made.verdict("FastCLIP-v3 is the best of four versions") == expected
 
 
-def test_a_command_that_fails_is_an_error_and_not_a_stop():
-    with pytest.raises(CalledProcessError):
-        thermopile("convert", "nothing")
-    assert EXIT_CODE_STOPPED == EXIT_CODE
+@pytest.mark.parametrize(("gain", "expected"), [(0.03, SHOWS), (0.01, NOISE), (-0.03, REVERSED)])
+def test_a_cosine_of_gamma_is_judged_by_the_mean_of_three_versions(gain, expected):
+    made = Made()
+    for version in (1, 2, 3):
+        made.seeds("bimodal", f"fastclip_v{version}", [0.5])
+        made.seeds("bimodal", f"fastclip_v{version}", [0.5 + gain], changed=COSINE)
+    assert made.verdict("a cosine of gamma is better than a constant one") == expected
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [((0.7, 0.6, 0.5, 0.4), SHOWS), ((0.7, 0.6, 0.6, 0.4), NOISE), ((0.7, 0.6, 0.5, 0.55), REVERSED)],
+)
+def test_the_order_of_the_optimisers_shows_where_every_step_does(shares, expected):
+    made = Made()
+    for name, share in zip(OPTIMIZERS, shares, strict=True):
+        made.search(with_optimizer(name, made.results))
+        made.add(optimized(name, 0, made.results), share)
+    assert made.verdict("AdamW is above Lion, Lion above LAMB, LAMB above SGD") == expected
+
+
+# Making runs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A development set with a twentieth of each class's glyphs, two at least, and two test glyphs of each."""
+    folder = tmp_path_factory.mktemp("reproduction")
+    sizes = class_sizes()
+    firsts = np.cumsum(sizes) - sizes  # the source lists class by class
+    chosen = np.concatenate([first + np.arange(max(2, size // 20)) for first, size in zip(firsts, sizes, strict=True)])
+    convert(GlyphSource(1), folder / "development", ConvertSettings(), workers=1, selection=chosen)
+    tokenizer = Dataset(folder / "development").tokenizer_path
+    convert(GlyphSource(1, test=True), folder / "development-test", ConvertSettings(), workers=1,
+            selection=np.arange(0, 2000, 10), tokenizer_from=tokenizer)  # fmt: skip
+    return folder
+
+
+def short(mode, label, **changed):
+    """A first trial of one epoch."""
+    run = train_run(METHOD[mode, label], METHOD[mode, label].candidates()[0], "development", batch=64)
+    return Run(run.data, run.settings | {"epochs": 1} | changed)
+
+
+@pytest.mark.parametrize(("mode", "sides"), [("unimodal", ["sample"]), ("bimodal", ["image", "text"])])
+def test_a_run_is_trained_and_scored_and_leaves_its_temperatures_by_class(mode, sides, folder, tmp_path):
+    made = running.make(short(mode, "isogclr"), folder, tmp_path)
+    assert made.failed == ""
+    assert made.share(PROBE) > 0.02
+    assert (made.share(RETRIEVAL) is None) == (mode == "unimodal")
+    assert [*made.temperatures] == sides
+    for side in made.temperatures.values():
+        assert side.sizes == sorted(side.sizes, reverse=True)
+        assert len(side.class_means) == 100
+        assert side.deciles[0] <= side.mean <= side.deciles[-1]
+    assert Result.of_line(made.line()) == made
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_are_made_side_by_side_until_none_is_missing_or_a_signal_comes(folder):
+    before, made = sorted(folder.iterdir()), []
+    long = short("unimodal", "simclr", epochs=100_000)
+    wanted = [short("bimodal", "clip"), long]
+
+    def stop(result):
+        made.append(result)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        running.make_missing(lambda: wanted, folder, stop)
+    assert [each.run for each in made] == wanted[:1]
+    assert multiprocessing.active_children() == []
+    wanted.remove(long)
+    running.make_missing(lambda: [run for run in wanted if run not in [each.run for each in made]], folder, stop)
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_run_whose_loss_is_not_finite_is_a_result_without_scores_or_paths(folder, tmp_path):
+    made = running.make(
+        short("unimodal", "simclr", **{"optimizer.lr": 1e30, "optimizer.warmup_steps": 0}), folder, tmp_path
+    )
+    assert "finite" in made.failed
+    assert str(tmp_path) not in made.failed
+    assert made.share(PROBE) is None
+
+
+def test_baselines_are_scored_untrained(folder, tmp_path):
+    shares = [running.make(baseline_run(mode, "development", name), folder, tmp_path).share(PROBE)
+              for mode in plan.MODES for name in BASELINES]  # fmt: skip
+    assert min(shares) > 0.01
+    assert shares[0] == shares[2]  # pixels are the same
+    assert len(set(shares)) == 3
+
+
+def test_balanced_glyphs_are_as_many_as_long_tailed_ones():
+    codes = BalancedGlyphs(0).groups().of_sample
+    assert len(codes) == plan.SAMPLES
+    assert set(np.bincount(codes)) == {108, 109}
+
+
+# The page
+
+
+def test_the_page_holds_every_claim_with_a_verdict_and_says_what_was_not_run(tmp_path):
+    made = Made().seeds("unimodal", "simclr", [0.7, 0.71, 0.72])
+    text = pages.write_page(made.results, tmp_path / "page.md").read_text("utf-8")
+    for claim in CLAIM:
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {claim} |")]
+        assert line.endswith("**not tested** |")
+    assert "| `simclr` | tau 0.1, lr 0.001 | 71.0 | 71.0 ± " in text
+    assert "balanced classes (9 of 9)" in text
+    assert "nothing trained" not in text
+    assert (tmp_path / "page_methods.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_committed_page_is_that_of_the_committed_results_byte_by_byte(tmp_path):
+    command = [
+        sys.executable,
+        CHECKOUT / "benchmarks/reproduce.py",
+        RESULTS,
+        "--page-only",
+        "--page",
+        tmp_path / PAGE.name,
+    ]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    made = sorted(tmp_path.iterdir())
+    assert [file.name for file in made] == sorted(file.name for file in PAGE.parent.glob("reproduction*"))
+    for file in made:
+        assert file.read_bytes() == (PAGE.parent / file.name).read_bytes(), file.name
+
+
+def test_every_committed_line_belongs_to_the_plan():
+    """Nothing is left of another plan, and no score was added by hand to a run that is not compared."""
+    results = Results.read(RESULTS)
+    planned = {run.key for part in parts(full=True) for run in part.known(results)}
+    assert {each.run.key for each in results} <= planned
+    for line in RESULTS.read_text("utf-8").splitlines():
+        assert set(json.loads(line)) == set(Result._fields)

@@ -96,16 +96,6 @@ def _above_at(better: str, worse: str, batch: int) -> Check:
     return lambda runs: _compared(runs, runs.swept(better, batch), runs.swept(worse, batch))
 
 
-def _between(runs: Comparison) -> Finding:
-    low, middle, high = (runs.best("unimodal", name) for name in ("simclr", "sogclr", "isogclr"))
-    below, above = runs.gap(middle, low), runs.gap(high, middle)
-    if below is None or above is None:
-        return NOT_RUN
-    if not runs.is_clear(low):
-        return UNCLEAR
-    return Finding(f"{signed(below)} above SimCLR, {signed(above)} below iSogCLR", verdict_of_all([below, above]))
-
-
 def _more_on_a_long_tail(runs: Comparison) -> Finding:
     gains = []
     for data in ("long-tailed", "balanced"):
@@ -241,7 +231,6 @@ def _range(values: Sequence[float]) -> str:
 _CHECKS: dict[str, Callable[..., Check]] = {
     "above": _above,
     "above_at": _above_at,
-    "between": lambda: _between,
     "more_on_a_long_tail": lambda: _more_on_a_long_tail,
     "rare_is_cold": _rare_is_cold,
     "long_tail_on_pairs": lambda: _long_tail_on_pairs,

@@ -22,7 +22,6 @@ from reproduction.schedule import (
     BALANCED,
     BATCHES,
     COSINE,
-    FORMS,
     OPTIMIZERS,
     OTHER_TAU_INIT,
     SEARCHED_AGAIN,
@@ -64,7 +63,7 @@ def to_markdown(results: Results, pictures: dict[str, str]) -> str:
         "claims": "\n\n".join(_claims(group, runs, pictures) for group in claims.GROUPS),
         "methods_tables": "\n\n".join(_methods_table(mode, runs) for mode in MODES),
         "sweep": _sweep_table(runs),
-        "others": _others_table(runs),
+        "others": _others_tables(runs),
     }
     return "\n\n".join(_wrapped(block.format_map(values)) for block in WORDS.read_text("utf-8").split("\n\n"))
 
@@ -73,7 +72,6 @@ def _of_plan() -> dict[str, Any]:
     rate_of_images = plans.METHOD["unimodal", "isogclr"].fixed["objective.eta"]
     return {
         "command": COMMAND,
-        "shared": ", ".join(f"`{key}={plans.word(value)}`" for key, value in plans.SHARED.items()),
         "epochs": f"{EPOCHS['unimodal']} epochs on images, {EPOCHS['bimodal']} on pairs",
         "images_epochs": EPOCHS["unimodal"],
         "images_recipe": plans.RECIPES["unimodal"],
@@ -144,10 +142,10 @@ def _scores(
 ) -> list[str]:
     """Means; the last measure's with its error, also in the tail. single: without any error."""
     cells = [runs.mean(found, measure) for measure in measures]
-    plain = [f"{cell.points:.1f}" if cell else "–" for cell in cells]
+    plain = [_plain(cell) for cell in cells]
     tail = runs.mean(found, measures[-1], "tail")
     if single:
-        return [*plain, f"{tail.points:.1f}" if tail else "–"]
+        return [*plain, _plain(tail)]
     return [*plain[:-1], _with_error(cells[-1]), _with_error(tail)]
 
 
@@ -156,46 +154,69 @@ def _with_error(estimate: Estimate | None) -> str:
 
 
 def _sweep_table(runs: Comparison) -> str:
-    rows = [(f"`{name}`", f"equal {length}", *(_with_error(runs.mean(runs.swept(name, batch, length)))
-                                                for batch in BATCHES))
-            for name in SWEPT for length in _LENGTHS]  # fmt: skip
-    return _table(("", "", *map(str, BATCHES)), rows)
+    def cell(name: str, batch: int) -> str:
+        """At BATCH both lengths are the same run."""
+        lengths: tuple[Length, ...] = ("epochs",) if batch == plans.BATCH else ("epochs", "steps")
+        return " / ".join(_plain(runs.mean(runs.swept(name, batch, length))) for length in lengths)
+
+    found = [mean for name in SWEPT for batch in BATCHES if (mean := runs.mean(runs.swept(name, batch)))]
+    noise = f"± {max(mean.noise for mean in found):.1f}" if found else ""
+    floors = {name: _floor(runs, "unimodal", name) for name in BASELINES}
+    rows = [(name.replace("_", " "), *[cell] * len(BATCHES)) for name, cell in floors.items()]
+    rows += [(f"`{name}`", *(cell(name, batch) for batch in BATCHES)) for name in SWEPT]
+    return _table((f"all {noise}", *map(str, BATCHES)), rows)
 
 
-_LENGTHS: tuple[Length, ...] = ("epochs", "steps")
+def _floor(runs: Comparison, mode: Mode, name: str, data: Data = "long-tailed") -> str:
+    """The score of what nothing has trained."""
+    found = runs.baseline(mode, name, data)
+    return _plain(runs.mean([found] if found else []))
 
 
-def _others_table(runs: Comparison) -> str:
-    def row(what: str, found: Sequence[Result], beside: str = "") -> tuple[str, str, str]:
-        return what, _with_error(runs.mean(found)), beside
+def _others_tables(runs: Comparison) -> str:
+    """Lying tables: what is compared in the heading, its scores below."""
+    return "\n\n".join((_balanced_table(runs), _tau_init_table(runs), _gamma_table(runs), _optimizer_table(runs)))
 
-    balanced: Data = "balanced"
-    rows = [
-        row(f"balanced classes: {name.replace('_', ' ')}", [floor] if floor else [])
-        for name in BASELINES for floor in [runs.baseline("unimodal", name, balanced)]
-    ]  # fmt: skip
-    rows += [row(f"balanced classes: `{name}`", runs.best("unimodal", name, data=balanced)) for name in BALANCED]
-    for label in FORMS["auc_cl"]:
-        rows.append(row(f"alpha = 0: `{label}`", runs.seeds("unimodal", label, changed={"objective.alpha": 0.0})))
+
+def _balanced_table(runs: Comparison) -> str:
+    data: Data = "balanced"
+    cells = [*(_floor(runs, "unimodal", name, data) for name in BASELINES),
+             *(_with_error(runs.mean(runs.best("unimodal", name, data=data))) for name in BALANCED)]  # fmt: skip
+    names = [*(name.replace("_", " ") for name in BASELINES), *(f"`{name}`" for name in BALANCED)]
+    return _table(("balanced classes", *names), [("linear probe", *cells)])
+
+
+def _tau_init_table(runs: Comparison) -> str:
+    heading, means = ["tau_init of `isogclr`"], ["mean tau at the end"]
+    floors, scores = ["probe, R@1, untrained"], ["probe, R@1"]
     for mode, other in OTHER_TAU_INIT.items():
-        found = runs.seeds(mode, "isogclr", changed={"objective.tau_init": other})
-        rows.append(row(f"tau_init {other:g}: `isogclr`, {plans.WORDS[mode]}", found, _last_tau(runs, mode, found)))
-    for label in WITH_COSINE:
-        rows.append(row(f"cosine of gamma: `{label}`", runs.seeds("bimodal", label, changed=COSINE)))
-    for name in OPTIMIZERS:
-        run = optimized(name, 0, runs.results)
-        rate = f"lr {plans.word(run.settings[RATE])}" if run else ""
-        rows.append(row(f"optimiser {name}: `fastclip_v3`", runs.optimized(name), rate))
-    return _table(("", "linear probe, or R@1 on pairs", ""), rows)
+        for first in (plans.METHOD[mode, "isogclr"].fixed["objective.tau_init"], other):
+            found = runs.seeds(mode, "isogclr", changed={"objective.tau_init": first})[:1]
+            heading.append(f"{first:g}, {plans.WORDS[mode]}")
+            means.append(", ".join(f"{side.mean:.3f}" for side in found[0].temperatures.values()) if found else "–")
+            floors.append(_floor(runs, mode, "untrained"))
+            scores.append(_with_error(runs.mean(found)))
+    return _table(heading, [means, floors, scores])
 
 
-def _last_tau(runs: Comparison, mode: Mode, found: Sequence[Result]) -> str:
-    usual = runs.seeds(mode, "isogclr")[:1]
-    if not found or not usual:
-        return ""
-    means = [", ".join(f"{side.mean:.3f}" for side in runs_[0].temperatures.values()) for runs_ in (found, usual)]
-    first = plans.METHOD[mode, "isogclr"].fixed["objective.tau_init"]
-    return f"mean tau {means[0]}; from {first:g} {means[1]}"
+def _gamma_table(runs: Comparison) -> str:
+    rows = [(words, *(_with_error(runs.mean(runs.seeds("bimodal", label, changed=changed))) for label in WITH_COSINE))
+            for words, changed in (("constant", None), ("cosine", COSINE))]  # fmt: skip
+    untrained = ("untrained", *[_floor(runs, "bimodal", "untrained")] * len(WITH_COSINE))
+    return _table(("gamma, R@1", *(f"`{label}`" for label in WITH_COSINE)), [untrained, *rows])
+
+
+def _optimizer_table(runs: Comparison) -> str:
+    known = {name: optimized(name, 0, runs.results) for name in OPTIMIZERS}
+    rates = [plans.word(run.settings[RATE]) if run else "–" for run in known.values()]
+    scores = [_with_error(runs.mean(runs.optimized(name))) for name in OPTIMIZERS]
+    untrained = [_floor(runs, "bimodal", "untrained")] * len(OPTIMIZERS)
+    rows = [("learning rate", *rates), ("R@1, untrained", *untrained), ("R@1", *scores)]
+    return _table(("`fastclip_v3`", *OPTIMIZERS), rows)
+
+
+def _plain(estimate: Estimate | None) -> str:
+    return f"{estimate.points:.1f}" if estimate else "–"
 
 
 def _listed(values: Iterable[object]) -> str:

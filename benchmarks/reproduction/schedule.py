@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from reproduction import plan
@@ -167,9 +168,7 @@ def _searches(methods: Iterable[Method | None], results: Results, batch: int) ->
 
 def _sweep() -> list[Part]:
     lengths: tuple[Length, ...] = ("epochs", "steps")
-    again = sorted(set(SEARCHED_AT.values()) - {BATCH}, reverse=True)
-    others = [batch for batch in BATCHES if batch != BATCH]
-    return [*map(_search_at, again), *(_swept_at(batch, length) for length in lengths for batch in others)]
+    return [*map(_search_at, (max(BATCHES), min(BATCHES))), *map(_swept, lengths)]
 
 
 def _search_at(batch: int) -> Part:
@@ -178,10 +177,11 @@ def _search_at(batch: int) -> Part:
     ))  # fmt: skip
 
 
-def _swept_at(batch: int, length: Length) -> Part:
-    seconds = SECONDS_AT[batch] * (1 if length == "epochs" else batch / BATCH)
-    return Part(f"batch {batch}, equal {length}", seconds, lambda results: (
-        swept(name, batch, length, results) for name in SWEPT
+def _swept(length: Length) -> Part:
+    batches = (min(BATCHES), max(BATCHES), 32, 64)  # the ends first: claims are about them
+    seconds = fmean(SECONDS_AT[batch] * (1 if length == "epochs" else batch / BATCH) for batch in batches)
+    return Part(f"batch sizes, equal {length}", seconds, lambda results: (
+        swept(name, batch, length, results) for batch in batches for name in SWEPT
     ))  # fmt: skip
 
 

@@ -264,17 +264,6 @@ def test_what_was_not_run_is_not_tested():
     assert {made.verdict(claim) for claim in CLAIM} == {NOT_TESTED}
 
 
-def test_sogclr_lies_between_the_two_where_both_steps_show():
-    def verdict_at(simclr, sogclr, isogclr):
-        made = Made().seeds("unimodal", "simclr", [simclr]).seeds("unimodal", "sogclr", [sogclr])
-        return made.seeds("unimodal", "isogclr", [isogclr]).verdict("SogCLR lies between the two")
-
-    assert verdict_at(0.4, 0.5, 0.6) == SHOWS
-    assert verdict_at(0.4, 0.6, 0.6) == NOISE
-    assert verdict_at(0.4, 0.6, 0.5) == REVERSED
-    assert verdict_at(0.2, 0.5, 0.6) == NOT_CLEAR
-
-
 @pytest.mark.parametrize(("balanced", "expected"), [(0.5, SHOWS), (0.58, NOISE), (0.75, REVERSED), (None, NOT_TESTED)])
 def test_the_gain_on_a_long_tail_is_held_against_that_on_balanced_classes(balanced, expected):
     made = Made().seeds("unimodal", "simclr", [0.5]).seeds("unimodal", "isogclr", [0.6])

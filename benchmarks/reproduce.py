@@ -19,7 +19,7 @@ from thermopile.trainer.preemption import EXIT_CODE
 
 from reproduction.page import write_page
 from reproduction.results import Result, Results
-from reproduction.schedule import Part, missing, parts
+from reproduction.schedule import Part, missing, parts, runs_of
 
 
 @click.command(help=__doc__)
@@ -50,7 +50,7 @@ def _make(planned: list[Part], results: Results, file: Path, work: Path) -> bool
         click.echo(f"{len(results)} runs; {_minutes_left(planned, results)} minutes left", err=True)
 
     for part in planned:
-        count = len([*part.runs(results)])
+        count = len(runs_of([part], results))
         click.echo(f"{count - len(missing([part], results)):4d} of {count:3d} made  {part.name}", err=True)
     click.echo(f"{_minutes_left(planned, results)} minutes on {cores()} cores", err=True)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -66,10 +66,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _minutes_left(planned: list[Part], results: Results) -> int:
-    """By what the parts' runs took elsewhere, times how much longer the finished ones took here."""
+    """By what a run of each part is expected to take, times how much longer the finished ones took."""
     expected = taken = 0.0
     for part in planned:
-        for result in (found for run in part.known(results) if (found := results.of(run))):
+        for result in (found for run in part.runs(results) if run and (found := results.of(run))):
             expected, taken = expected + part.seconds, taken + result.seconds
     left = sum(part.seconds * len(missing([part], results)) for part in planned)
     return round(left * (taken / expected if expected else 1) / cores() / 60)

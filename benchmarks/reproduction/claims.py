@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from thermopile.pipeline.sources.glyphs import class_sizes
 
 from reproduction.comparison import Comparison, Estimate
-from reproduction.plan import METHOD, Mode
+from reproduction.plan import METHOD, SEEDS, Mode
 from reproduction.results import ZERO_SHOT, Measure, Result
-from reproduction.schedule import BATCHES, COSINE, OPTIMIZERS, OTHER_TAU_INIT, WITH_COSINE
+from reproduction.schedule import BATCHES, CONSTANT_GAMMA, OPTIMIZERS, OTHER_TAU_INIT, WITH_COSINE
 
 SHOWS = "shows"
 NOISE = "does not show: within noise"
@@ -112,7 +112,7 @@ def _rare_is_cold(mode: Mode, label: str) -> Check:
     """The claim that tau grows with class size, in every seed and side: Spearman's correlation beside chance's."""
 
     def check(runs: Comparison) -> Finding:
-        found, beside = (_spearman(runs.seeds(mode, each)) for each in (label, "isogclr"))
+        found, beside = _spearman(runs.seeds(mode, label)), _spearman(runs.best(mode, "isogclr"))
         if not found:
             return NOT_RUN
         chance = 2 / math.sqrt(len(class_sizes()) - 1)
@@ -124,13 +124,12 @@ def _rare_is_cold(mode: Mode, label: str) -> Check:
 
 
 def _spearman(runs: Sequence[Result]) -> list[float]:
-    """Of every seed and side."""
-    sides = (side for result in runs for side in result.temperatures.values())
-    return [side.spearman for side in sides if side.spearman is not None]
+    """Of every seed and side; 0 where all classes have the same tau."""
+    return [side.spearman or 0.0 for result in runs for side in result.temperatures.values()]
 
 
 def _long_tail_on_pairs(runs: Comparison) -> Finding:
-    pairs, images = ([side.skewness for result in runs.seeds(mode, "isogclr") for side in result.temperatures.values()]
+    pairs, images = ([side.skewness for result in runs.best(mode, "isogclr") for side in result.temperatures.values()]
                      for mode in ("bimodal", "unimodal"))  # fmt: skip
     if not pairs or not images:
         return NOT_RUN
@@ -143,7 +142,9 @@ def _forgets_tau_init(runs: Comparison) -> Finding:
     left = []
     for mode, other in OTHER_TAU_INIT.items():
         first = METHOD[mode, "isogclr"].fixed["objective.tau_init"]
-        pair = [runs.seeds(mode, "isogclr", changed=changed)[:1] for changed in ({}, {"objective.tau_init": other})]
+        pair = [
+            runs.seeds(mode, "isogclr", changed={"objective.tau_init": tau}, seeds=SEEDS[:1]) for tau in (first, other)
+        ]
         if not all(pair):
             return NOT_RUN
         (one,), (two,) = pair
@@ -164,55 +165,63 @@ def _more_at_small_batches(runs: Comparison) -> Finding:
 
 
 def _hardly_depends_on_batch(runs: Comparison) -> Finding:
-    changes = {name: runs.gap(runs.swept(name, LARGE), runs.swept(name, SMALL)) for name in ("auc_cl", "simclr")}
-    if (change := changes["auc_cl"]) is None:
+    """It shows where AUC-CL's change is within its error and SimCLR's is not: else the error may be too large."""
+    changes = [runs.gap(runs.swept(name, LARGE), runs.swept(name, SMALL)) for name in ("auc_cl", "simclr")]
+    change, simclr = changes
+    if change is None or simclr is None:
         return NOT_RUN
     if not runs.is_clear(runs.swept("auc_cl", SMALL)):
         return UNCLEAR
-    beside = f"; SimCLR {signed(changes['simclr'])}" if changes["simclr"] else ""
-    return Finding(f"{signed(change)} from {SMALL} to {LARGE}{beside}", SHOWS if verdict(change) == NOISE else NO)
+    held = NO if verdict(change) != NOISE else NOISE if verdict(simclr) == NOISE else SHOWS
+    return Finding(f"{signed(change)} from {SMALL} to {LARGE}; SimCLR {signed(simclr)}", held)
 
 
 def _collapses_without_alpha(runs: Comparison) -> Finding:
-    """Collapse is a score that is not above an untrained encoder's."""
-    without = runs.seeds("unimodal", "auc_cl", changed={"objective.alpha": 0.0})
-    untrained = runs.baseline("unimodal", "untrained")
+    """Collapse is a score that is not above an untrained encoder's, where that with alpha is."""
+    usual, untrained = runs.seeds("unimodal", "auc_cl"), runs.baseline("unimodal", "untrained")
+    without = runs.seeds("unimodal", "auc_cl", changed={"objective.alpha": 0.0}, seeds=SEEDS[:1])
     gap = runs.gap(without, [untrained] if untrained else [])
-    if gap is None:
+    if gap is None or not usual:
         return NOT_RUN
+    if not runs.is_clear(usual):
+        return UNCLEAR
     return Finding(f"{signed(gap)} against an untrained encoder", NO if verdict(gap) == SHOWS else SHOWS)
 
 
 def _best_version(runs: Comparison) -> Finding:
     best = runs.seeds("bimodal", "fastclip_v3")
-    gaps = {f"v{v}": runs.gap(best, runs.seeds("bimodal", f"fastclip_v{v}")) for v in range(3)}
-    known = [gap for gap in gaps.values() if gap is not None]
-    if len(known) < len(gaps):
+    rivals = {f"v{version}": runs.seeds("bimodal", f"fastclip_v{version}") for version in range(3)}
+    gaps = {name: gap for name, rival in rivals.items() if (gap := runs.gap(best, rival))}
+    if len(gaps) < len(rivals):
         return NOT_RUN
-    words = ", ".join(f"{signed(gap)} above {name}" for name, gap in zip(gaps, known, strict=True))
-    return Finding(words, verdict_of_all(known))
+    if not all(map(runs.is_clear, rivals.values())):
+        return UNCLEAR
+    words = ", ".join(f"{signed(gap)} to {name}" for name, gap in gaps.items())
+    return Finding(words, verdict_of_all([*gaps.values()]))
 
 
 def _cosine_of_gamma(runs: Comparison) -> Finding:
     """The mean of the versions' gains."""
-    gaps = [
-        runs.gap(runs.seeds("bimodal", label, changed=COSINE), runs.seeds("bimodal", label)) for label in WITH_COSINE
-    ]
-    known = [gap for gap in gaps if gap is not None]
-    if len(known) < len(gaps):
+    constant = {label: runs.seeds("bimodal", label, changed=CONSTANT_GAMMA) for label in WITH_COSINE}
+    gaps = {label: gap for label, rival in constant.items() if (gap := runs.gap(runs.seeds("bimodal", label), rival))}
+    if len(gaps) < len(constant):
         return NOT_RUN
-    mean = Estimate(fmean(gap.points for gap in known), math.hypot(*(gap.noise for gap in known)) / len(known))
-    each = ", ".join(f"{label[-2:]} {points(gap.points)}" for label, gap in zip(WITH_COSINE, known, strict=True))
+    if not all(map(runs.is_clear, constant.values())):
+        return UNCLEAR
+    noise = math.hypot(*(gap.noise for gap in gaps.values())) / len(gaps)
+    mean = Estimate(fmean(gap.points for gap in gaps.values()), noise)
+    each = ", ".join(f"{label[-2:]} {points(gap.points)}" for label, gap in gaps.items())
     return Finding(f"{signed(mean)} ({each})", verdict(mean))
 
 
 def _order_of_optimizers(runs: Comparison) -> Finding:
     each = [runs.optimized(name) for name in OPTIMIZERS]
-    gaps = [runs.gap(better, worse) for better, worse in pairwise(each)]
-    known = [gap for gap in gaps if gap is not None]
-    if len(known) < len(gaps):
+    gaps = [gap for better, worse in pairwise(each) if (gap := runs.gap(better, worse))]
+    if len(gaps) < len(each) - 1:
         return NOT_RUN
-    return Finding(", ".join(map(signed, known)), verdict_of_all(known))
+    if not runs.is_clear(each[0]):
+        return UNCLEAR
+    return Finding(", ".join(map(signed, gaps)), verdict_of_all(gaps))
 
 
 def signed(estimate: Estimate) -> str:

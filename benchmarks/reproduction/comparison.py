@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, variance
 from typing import NamedTuple
 
@@ -40,29 +40,31 @@ class Comparison:
         self._variances: dict[tuple[Mode, Measure, str], float] = {}
 
     def seeds(
-        self, mode: Mode, label: str, *, data: Data = "long-tailed", changed: Settings | None = None
-    ) -> list[Result]:
-        """A method's runs, one for each seed."""
-        return self._found(lambda seed: headline(mode, label, self.results, seed=seed, data=data, changed=changed))
+        self, mode: Mode, label: str, *, data: Data = "long-tailed", changed: Settings | None = None,
+        seeds: Sequence[int] = SEEDS,
+    ) -> list[Result]:  # fmt: skip
+        """A method's runs, one for each seed; none before all are made."""
+        return self._all(headline(mode, label, self.results, seed=seed, data=data, changed=changed) for seed in seeds)
 
     def best(self, mode: Mode, name: str, *, data: Data = "long-tailed") -> list[Result]:
         """The same, of the form that the search prefers, where a method has several."""
-        return self._found(lambda seed: best_headline(mode, name, self.results, seed=seed, data=data))
+        return self._all(best_headline(mode, name, self.results, seed=seed, data=data) for seed in SEEDS)
 
     def optimized(self, name: str) -> list[Result]:
         """FastCLIP-v3's runs with an optimiser, one for each seed."""
-        return self._found(lambda seed: optimized(name, seed, self.results))
+        return self._all(optimized(name, seed, self.results) for seed in SEEDS)
 
     def swept(self, name: str, batch: int, length: Length = "epochs") -> list[Result]:
         """A method's run on images at a batch size."""
-        return self._found(lambda seed: None if seed else swept(name, batch, length, self.results))
+        return self._all([swept(name, batch, length, self.results)])
 
     def baseline(self, mode: Mode, baseline: str, data: Data = "long-tailed") -> Result | None:
         return self.results.of(baseline_run(mode, data, baseline))
 
-    def _found(self, run_of_seed: Callable[[int], Run | None]) -> list[Result]:
-        found = (self.results.of(run) for seed in SEEDS if (run := run_of_seed(seed)))
-        return [result for result in found if result is not None]
+    def _all(self, runs: Iterable[Run | None]) -> list[Result]:
+        found = [self.results.of(run) if run else None for run in runs]
+        made = [result for result in found if result is not None]
+        return made if len(made) == len(found) else []
 
     def mean(self, runs: Sequence[Result], measure: Measure | None = None, band: str = ALL) -> Estimate | None:
         """The mean of a score over the runs of a method; None where there are none with that score.
@@ -85,15 +87,18 @@ class Comparison:
         return None if high is None or low is None else high.minus(low)
 
     def is_clear(self, runs: Sequence[Result], measure: Measure | None = None, data: Data = "long-tailed") -> bool:
-        """Whether a method is above what nothing has trained, by more than the error."""
-        mode = runs[0].run.mode
-        reached = self.mean(runs, measure)
+        """Whether a method is above what nothing has trained, by more than the error.
+
+        runs: at least one. Raw pixels have no score for pairs.
+        """
+        mode, measure = runs[0].run.mode, measure or DECIDES[runs[0].run.mode]
         floors = [self.baseline(mode, name, data) for name in BASELINES]
-        shares = [floor.share(measure or DECIDES[mode]) for floor in floors if floor is not None]
-        known = [Estimate(100 * share, 200 * math.sqrt(_of_test(share, ALL))) for share in shares if share is not None]
-        return bool(known) and reached is not None and all(
-            (above := reached.minus(floor)).points > above.noise for floor in known
-        )  # fmt: skip
+        reached = self.mean(runs, measure)
+        if reached is None or None in floors:
+            return False
+        gaps = [reached.minus(Estimate(100 * share, 200 * math.sqrt(_of_test(share, ALL))))
+                for share in shares_of([floor for floor in floors if floor], measure)]  # fmt: skip
+        return all(gap.points > gap.noise for gap in gaps)
 
     def _variance(self, mode: Mode, measure: Measure, band: str) -> float:
         """Of the seeds, as a share squared; 0 where no method has several."""

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from reproduction.comparison import ALL, Comparison, Estimate
 from reproduction.plan import BASELINES, METHODS, MODES, WORDS, Length, Mode
 from reproduction.results import DECIDES, Result
-from reproduction.schedule import BATCHES, COSINE, OPTIMIZERS, SWEPT, WITH_COSINE
+from reproduction.schedule import BATCHES, CONSTANT_GAMMA, OPTIMIZERS, SWEPT, WITH_COSINE
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7")
 INK, GRID, MUTED = "#33373d", "#e3e5e8", "#8a9099"
@@ -109,10 +109,10 @@ def _fastclip(runs: Comparison) -> bytes | None:
 
     def versions(axes: Axes) -> bool:
         labels = ["clip", *(f"fastclip_v{version}" for version in range(4))]
-        cosine = {label: runs.seeds("bimodal", label, changed=COSINE) for label in WITH_COSINE}
-        of_label = {label: [(runs.seeds("bimodal", label), COLOURS[2]), (cosine.get(label, []), "white")]
+        constant = {label: runs.seeds("bimodal", label, changed=CONSTANT_GAMMA) for label in WITH_COSINE}
+        of_label = {label: [(runs.seeds("bimodal", label), COLOURS[2]), (constant.get(label, []), "white")]
                     for label in labels}  # fmt: skip
-        return rows(axes, of_label, "versions; hollow: gamma falls by a cosine")
+        return rows(axes, of_label, "versions; hollow: constant gamma")
 
     def optimizers(axes: Axes) -> bool:
         return rows(axes, {name: [(runs.optimized(name), COLOURS[2])] for name in OPTIMIZERS}, "v3 by optimiser")

@@ -5,10 +5,10 @@ Its words are in page.md; here are its figures and tables. It is made of the res
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 from thermopile.files import write_atomically
 
@@ -16,22 +16,24 @@ from reproduction import claims
 from reproduction import plan as plans
 from reproduction.comparison import ALL, TEST_SAMPLES, Comparison, Estimate
 from reproduction.figures import draw
-from reproduction.plan import BASELINES, EPOCHS, METHODS, MODES, RATE, Data, Length, Method, Mode
+from reproduction.plan import BASELINES, EPOCHS, METHODS, MODES, RATE, SEEDS, Data, Length, Method, Mode
 from reproduction.results import KNN, PROBE, RETRIEVAL, ZERO_SHOT, Measure, Result, Results
 from reproduction.schedule import (
     BALANCED,
     BATCHES,
-    COSINE,
+    CONSTANT_GAMMA,
     OPTIMIZERS,
     OTHER_TAU_INIT,
     SEARCHED_AGAIN,
     SEARCHED_AT,
     SWEPT,
     WITH_COSINE,
+    missing,
     optimized,
     parts,
+    runs_of,
 )  # fmt: skip
-from reproduction.search import chosen
+from reproduction.search import chosen, trials
 
 WORDS = Path(__file__).with_name("page.md")
 COMMAND = "make reproduce FULL=1"
@@ -57,13 +59,18 @@ def to_markdown(results: Results, pictures: dict[str, str]) -> str:
     """The page's text. pictures: group's picture -> its file name."""
     runs = Comparison(results)
     values = {
-        **vars(claims),
+        "SHOWS": claims.SHOWS,
+        "REVERSED": claims.REVERSED,
+        "NOISE": claims.NOISE,
+        "NOT_CLEAR": claims.NOT_CLEAR,
+        "LONG_TAIL": claims.LONG_TAIL,
+        "remembered": f"{100 * claims.REMEMBERED:.0f} %",
         **_of_plan(),
         **_of_results(results),
         "claims": "\n\n".join(_claims(group, runs, pictures) for group in claims.GROUPS),
         "methods_tables": "\n\n".join(_methods_table(mode, runs) for mode in MODES),
         "sweep": _sweep_table(runs),
-        "others": _others_tables(runs),
+        "others": _others_table(runs),
     }
     return "\n\n".join(_wrapped(block.format_map(values)) for block in WORDS.read_text("utf-8").split("\n\n"))
 
@@ -93,16 +100,14 @@ def _of_plan() -> dict[str, Any]:
 def _of_results(results: Results) -> dict[str, Any]:
     machines = {f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}, {m['gpu'] or 'no GPU'}"
                 for m in (result.machine for result in results)}  # fmt: skip
-    planned = {part.name: [*part.runs(results)] for part in parts(full=True)}
-    missing = {name: len([run for run in runs if run is None or results.of(run) is None])
-               for name, runs in planned.items()}  # fmt: skip
-    not_run = "; ".join(f"{name} ({count} of {len(planned[name])})" for name, count in missing.items() if count)
-    total = sum(map(len, planned.values()))
-    made = total - sum(missing.values())
-    seconds = sum(part.seconds * missing[part.name] for part in parts(full=True)) + sum(r.seconds for r in results)
+    planned = parts(full=True)
+    left = {part: (len(missing([part], results)), len(runs_of([part], results))) for part in planned}
+    not_run = "; ".join(f"{part.name} ({count} of {of})" for part, (count, of) in left.items() if count)
+    total, missed = len(runs_of(planned, results)), len(missing(planned, results))
+    seconds = sum(part.seconds * count for part, (count, _) in left.items()) + sum(r.seconds for r in results)
     return {
         "hours": f"{seconds / CORES / 3600:.0f}",
-        "status": f"All {total} are made." if made == total else f"{made} of {total} are made; missing: {not_run}.",
+        "status": f"{total - missed} of {total} runs are made" + (f"; not yet: {not_run}." if missed else "."),
         "machines": "; ".join(sorted(machines)),
         "versions": _listed(sorted({result.version for result in results})),
         "samples": plans.SAMPLES,
@@ -118,14 +123,21 @@ def _claims(group: claims.Group, runs: Comparison, pictures: dict[str, str]) -> 
 
 def _methods_table(mode: Mode, runs: Comparison) -> str:
     measures = SCORES[mode]
-    heading = (plans.WORDS[mode], "chosen", *(m.label for m in measures), "tail")
+    heading = (plans.WORDS[mode], "chosen", "trials", *(m.label for m in measures), "tail")
     floors = [(name.replace("_", " "), "", runs.baseline(mode, name)) for name in BASELINES]
-    rows = [(label, words, *_scores([result] if result else [], measures, runs, single=True))
+    rows = [(label, words, "", *_scores([result] if result else [], measures, runs, single=True))
             for label, words, result in floors]  # fmt: skip
     for method in METHODS:
         if method.mode == mode:
             found = runs.seeds(mode, method.label)
-            rows.append((f"`{method.label}`", _chosen(method, runs.results), *_scores(found, measures, runs)))
+            rows.append(
+                (
+                    f"`{method.label}`",
+                    _chosen(method, runs.results),
+                    str(len(trials(method, runs.results))),
+                    *_scores(found, measures, runs),
+                )
+            )
     return _table(heading, rows)
 
 
@@ -160,11 +172,10 @@ def _sweep_table(runs: Comparison) -> str:
         return " / ".join(_plain(runs.mean(runs.swept(name, batch, length))) for length in lengths)
 
     found = [mean for name in SWEPT for batch in BATCHES if (mean := runs.mean(runs.swept(name, batch)))]
-    noise = f"± {max(mean.noise for mean in found):.1f}" if found else ""
-    floors = {name: _floor(runs, "unimodal", name) for name in BASELINES}
-    rows = [(name.replace("_", " "), *[cell] * len(BATCHES)) for name, cell in floors.items()]
+    noise = f" (all ± {max(mean.noise for mean in found):.1f})" if found else ""
+    rows = [(name.replace("_", " "), *[_floor(runs, "unimodal", name)] * len(BATCHES)) for name in BASELINES]
     rows += [(f"`{name}`", *(cell(name, batch) for batch in BATCHES)) for name in SWEPT]
-    return _table((f"all {noise}", *map(str, BATCHES)), rows)
+    return _table((f"batch size{noise}", *map(str, BATCHES)), rows)
 
 
 def _floor(runs: Comparison, mode: Mode, name: str, data: Data = "long-tailed") -> str:
@@ -173,46 +184,45 @@ def _floor(runs: Comparison, mode: Mode, name: str, data: Data = "long-tailed") 
     return _plain(runs.mean([found] if found else []))
 
 
-def _others_tables(runs: Comparison) -> str:
-    """Lying tables: what is compared in the heading, its scores below."""
-    return "\n\n".join((_balanced_table(runs), _tau_init_table(runs), _gamma_table(runs), _optimizer_table(runs)))
+class _Other(NamedTuple):
+    """Runs that are compared beside the methods' own."""
+
+    what: str
+    mode: Mode
+    found: dict[str, list[Result]]
+    """What is compared -> its runs."""
+    data: Data = "long-tailed"
 
 
-def _balanced_table(runs: Comparison) -> str:
-    data: Data = "balanced"
-    cells = [*(_floor(runs, "unimodal", name, data) for name in BASELINES),
-             *(_with_error(runs.mean(runs.best("unimodal", name, data=data))) for name in BALANCED)]  # fmt: skip
-    names = [*(name.replace("_", " ") for name in BASELINES), *(f"`{name}`" for name in BALANCED)]
-    return _table(("balanced classes", *names), [("linear probe", *cells)])
+def _others_table(runs: Comparison) -> str:
+    rows = []
+    for other in _others(runs):
+        floors = (_floor(runs, other.mode, name, other.data) for name in BASELINES)
+        scores = (f"{words} {_with_error(runs.mean(found))}" for words, found in other.found.items())
+        rows.append((other.what, *floors, "; ".join(scores)))
+    return _table(("", "raw pixels", "untrained", "scores"), rows)
 
 
-def _tau_init_table(runs: Comparison) -> str:
-    heading, means = ["tau_init of `isogclr`"], ["mean tau at the end"]
-    floors, scores = ["probe, R@1, untrained"], ["probe, R@1"]
+def _others(runs: Comparison) -> Iterator[_Other]:
+    balanced = {f"`{name}`": runs.best("unimodal", name, data="balanced") for name in BALANCED}
+    yield _Other("balanced classes, images", "unimodal", balanced, "balanced")
+    without = runs.seeds("unimodal", "auc_cl", changed={"objective.alpha": 0.0}, seeds=SEEDS[:1])
+    usual = runs.seeds("unimodal", "auc_cl")
+    yield _Other("alpha of `auc_cl`", "unimodal", {"chosen": usual, "0, one seed:": without})
     for mode, other in OTHER_TAU_INIT.items():
+        found = {}
         for first in (plans.METHOD[mode, "isogclr"].fixed["objective.tau_init"], other):
-            found = runs.seeds(mode, "isogclr", changed={"objective.tau_init": first})[:1]
-            heading.append(f"{first:g}, {plans.WORDS[mode]}")
-            means.append(", ".join(f"{side.mean:.3f}" for side in found[0].temperatures.values()) if found else "–")
-            floors.append(_floor(runs, mode, "untrained"))
-            scores.append(_with_error(runs.mean(found)))
-    return _table(heading, [means, floors, scores])
-
-
-def _gamma_table(runs: Comparison) -> str:
-    rows = [(words, *(_with_error(runs.mean(runs.seeds("bimodal", label, changed=changed))) for label in WITH_COSINE))
-            for words, changed in (("constant", None), ("cosine", COSINE))]  # fmt: skip
-    untrained = ("untrained", *[_floor(runs, "bimodal", "untrained")] * len(WITH_COSINE))
-    return _table(("gamma, R@1", *(f"`{label}`" for label in WITH_COSINE)), [untrained, *rows])
-
-
-def _optimizer_table(runs: Comparison) -> str:
+            made = runs.seeds(mode, "isogclr", changed={"objective.tau_init": first}, seeds=SEEDS[:1])
+            last = ", ".join(f"{side.mean:.3f}" for result in made for side in result.temperatures.values())
+            found[f"{first:g} (at the end {last or '–'})"] = made
+        yield _Other(f"tau_init of `isogclr`, {plans.WORDS[mode]}, one seed", mode, found)
+    for label in WITH_COSINE:
+        constant, cosine = (runs.seeds("bimodal", label, changed=changed) for changed in (CONSTANT_GAMMA, None))
+        yield _Other(f"gamma of `{label}`", "bimodal", {"constant": constant, "cosine": cosine})
     known = {name: optimized(name, 0, runs.results) for name in OPTIMIZERS}
-    rates = [plans.word(run.settings[RATE]) if run else "–" for run in known.values()]
-    scores = [_with_error(runs.mean(runs.optimized(name))) for name in OPTIMIZERS]
-    untrained = [_floor(runs, "bimodal", "untrained")] * len(OPTIMIZERS)
-    rows = [("learning rate", *rates), ("R@1, untrained", *untrained), ("R@1", *scores)]
-    return _table(("`fastclip_v3`", *OPTIMIZERS), rows)
+    rates = {name: plans.word(run.settings[RATE]) if run else "–" for name, run in known.items()}
+    tried = {f"{name} (lr {rates[name]})": runs.optimized(name) for name in OPTIMIZERS}
+    yield _Other("optimiser of `fastclip_v3`", "bimodal", tried)
 
 
 def _plain(estimate: Estimate | None) -> str:

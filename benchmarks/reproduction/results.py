@@ -66,7 +66,9 @@ class Result(NamedTuple):
     """Why the training did not end."""
 
     def share(self, measure: Measure, band: str = "all") -> float | None:
-        """Share of correct test samples; None if not scored."""
+        """Share of correct test samples; None if not scored, 0 if training failed."""
+        if self.failed:
+            return 0.0
         found = [self.scores.get(method, {}).get(variant, {}).get(band) for method, variant in measure.parts]
         known = [share for share in found if share is not None]
         return fmean(known) if len(known) == len(found) else None

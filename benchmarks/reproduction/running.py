@@ -56,6 +56,7 @@ def make_missing(missing: Callable[[], list[Run]], folder: Path, add: Callable[[
     missing: called again whenever a run is finished, since its scores may decide about others.
     add: called with each finished run. folder: for the datasets, and for run directories while they are needed.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes when they import torch
     context = multiprocessing.get_context("spawn")
     making: dict[Future[Result], str] = {}

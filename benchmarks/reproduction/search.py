@@ -5,16 +5,18 @@ All of a grid, then twice and half the learning rate of the best, until the best
 
 from __future__ import annotations
 
-from reproduction.plan import BATCH, RATE, TRIALS, Method, Run, Settings, train_run
+from reproduction.plan import BATCH, RATE, Method, Run, Settings, train_run
 from reproduction.results import DECIDES, Result, Results
 
 FACTORS = (2, 0.5)
 
 
 def trials(method: Method, results: Results, batch: int = BATCH) -> list[Run | None]:
-    """The runs of a method's search that are known; None for each of the usual number that is not known yet."""
-    known: list[Run | None] = [_trial(method, settings, batch) for settings in _tried(method, results, batch)]
-    return known + [None] * (0 if method.for_tau else TRIALS - len(known))
+    """The runs of a method's search that are known; None for those after the grid meanwhile."""
+    tried = _tried(method, results, batch)
+    known: list[Run | None] = [_trial(method, settings, batch) for settings in tried]
+    more = not method.for_tau and len(tried) == len(method.candidates())
+    return known + [None] * (len(FACTORS) if more else 0)
 
 
 def chosen(method: Method, results: Results, batch: int = BATCH) -> Settings | None:
@@ -52,7 +54,7 @@ def _best(method: Method, candidates: list[Settings], results: Results, batch: i
 
 def _score(method: Method, result: Result) -> float:
     if method.for_tau:
-        return min(side.spearman or 0.0 for side in result.temperatures.values())
+        return min((side.spearman or 0.0 for side in result.temperatures.values()), default=0.0)
     return result.share(DECIDES[method.mode]) or 0.0
 
 

@@ -27,6 +27,7 @@ from reproduction.schedule import (
     missing,
     optimized,
     parts,
+    runs_of,
     swept,
     with_optimizer,
 )
@@ -495,7 +496,7 @@ def test_the_page_holds_every_claim_with_a_verdict_and_says_what_was_not_run(tmp
     for claim in CLAIM:
         (line,) = [line for line in text.splitlines() if line.startswith(f"| {claim} |")]
         assert line.endswith("**not tested** |")
-    assert "| `simclr` | tau 0.1, lr 0.001 | 71.0 | 71.0 ± " in text
+    assert "| `simclr` | tau 0.1, lr 0.001 | 8 | 71.0 | 71.0 ± " in text
     assert "balanced classes (9 of 9)" in text
     assert "nothing trained" not in text
     assert (tmp_path / "page_methods.png").read_bytes().startswith(b"\x89PNG")
@@ -520,7 +521,7 @@ def test_the_committed_page_is_that_of_the_committed_results_byte_by_byte(tmp_pa
 def test_every_committed_line_belongs_to_the_plan():
     """Nothing is left of another plan, and no score was added by hand to a run that is not compared."""
     results = Results.read(RESULTS)
-    planned = {run.key for part in parts(full=True) for run in part.known(results)}
+    planned = {run.key for run in runs_of(parts(full=True), results) if run}
     assert {each.run.key for each in results} <= planned
     for line in RESULTS.read_text("utf-8").splitlines():
         assert set(json.loads(line)) == set(Result._fields)

@@ -77,12 +77,14 @@ def _batches(runs: Comparison) -> bytes | None:
 
     def panel(axes: Axes, length: Length) -> bool:
         found = False
-        for name, colour in zip(SWEPT, COLOURS, strict=True):
+        for place, (name, colour) in enumerate(zip(SWEPT, COLOURS, strict=True)):
+            aside = 2 ** (0.08 * (place - len(SWEPT) / 2))  # so that no error bar hides another
             reached = {batch: runs.mean(runs.swept(name, batch, length)) for batch in BATCHES}
             known = {batch: estimate for batch, estimate in reached.items() if estimate is not None}
             found = found or len(known) > 1
             heights, errors = [each.points for each in known.values()], [each.noise for each in known.values()]
-            axes.errorbar([*known], heights, yerr=errors, marker="o", color=colour, label=name)
+            places = [aside * batch for batch in known]
+            axes.errorbar(places, heights, yerr=errors, marker="o", color=colour, elinewidth=1, label=name)
         axes.set_xscale("log", base=2)
         axes.set_xticks(BATCHES, [str(batch) for batch in BATCHES])
         axes.set_xlabel("batch size")
@@ -136,11 +138,23 @@ def _figure(size: tuple[float, float], panels: Sequence[Callable[[Axes], bool]])
         for axes, is_shown in zip(every, shown, strict=True):
             if not is_shown:
                 axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color=MUTED)
-            elif axes.get_legend_handles_labels()[0]:
-                axes.legend(fontsize=7)
             axes.grid(linewidth=0.8, color=GRID, zorder=0)
             axes.spines[["top", "right"]].set_visible(False)
             axes.spines[["left", "bottom"]].set_color(GRID)
             axes.tick_params(length=0)
+        _add_legends(every)
         figure.savefig(png, format="png", dpi=120, metadata={"Software": None})
     return png.getvalue()
+
+
+def _add_legends(panels: Sequence[Axes]) -> None:
+    """One beside the last panel where it holds for all, else one in each."""
+    labels = [axes.get_legend_handles_labels()[1] for axes in panels]
+    if all(of_one == labels[-1] for of_one in labels):
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+        panels = panels[-1:] if labels[-1] else ()
+    else:
+        place = {"loc": "best", "fontsize": 7}
+    for axes in panels:
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(**place)

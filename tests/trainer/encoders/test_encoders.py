@@ -10,6 +10,7 @@ from thermopile.pipeline.batch import Batch
 from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders, create_encoder, with_names
+from thermopile.trainer.encoders.backbones import PooledTo4
 from thermopile.trainer.errors import ConfigError
 
 TOKENIZER = TokenizerInfo(vocab_size=50, context_length=9, end_id=2)
@@ -115,6 +116,14 @@ def test_published_sizes_are_what_their_names_say():
 @pytest.mark.parametrize("name", TINY_IMAGE)
 def test_an_image_encoder_takes_local_views_of_another_size(name):
     assert image_encoder(name, **TINY_IMAGE[name])(torch.randn(2, 3, 16, 16)).shape == (2, 6)
+
+
+@pytest.mark.parametrize("side", [2, 4, 5, 8])
+def test_maps_of_4_by_4_are_not_averaged_which_would_change_nothing(side):
+    maps = torch.rand(3, 2, side, side)
+    pooled = PooledTo4(4)(maps)
+    assert torch.equal(pooled, torch.nn.AdaptiveAvgPool2d(4)(maps))
+    assert (pooled is maps) == (side == 4)
 
 
 def test_convolutions_may_have_batch_norm_in_place_of_biases():

@@ -15,6 +15,7 @@ from types import FrameType
 import click
 
 from thermopile.pipeline.cores import cores
+from thermopile.trainer.errors import RunError
 from thermopile.trainer.preemption import EXIT_CODE
 
 from reproduction.page import write_page
@@ -32,10 +33,15 @@ from reproduction.schedule import Part, missing, parts, runs_of
               help="Where the datasets go, and runs while they are made.")  # fmt: skip
 @click.pass_context
 def main(context: click.Context, results_file: Path, page: Path, full: bool, page_only: bool, work: Path) -> None:
-    results, planned = Results.read(results_file), parts(full=full)
+    try:
+        results, planned = Results.read(results_file), parts(full=full)
+    except RunError as error:
+        raise click.ClickException(str(error)) from error
     stopped = not page_only and not _make(planned, results, results_file, work)
     if len(results):
         click.echo(write_page(results, page))
+    elif page_only:
+        raise click.ClickException(f"{results_file} has no runs to make a page of; leave out --page-only to make some")
     if stopped:
         click.echo(f"stopped with {len(results)} runs in {results_file}; the same command goes on", err=True)
         context.exit(EXIT_CODE)
@@ -66,7 +72,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _minutes_left(planned: list[Part], results: Results) -> int:
-    """By what a run of each part is expected to take, times how much longer the finished ones took."""
+    """Estimate it from what a run of each part should take, times how much longer the finished ones took."""
     expected = taken = 0.0
     for part in planned:
         for result in (found for run in part.runs(results) if run and (found := results.of(run))):

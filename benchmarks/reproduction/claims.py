@@ -124,7 +124,7 @@ def _rare_is_cold(mode: Mode, label: str) -> Check:
 
 
 def _spearman(runs: Sequence[Result]) -> list[float]:
-    """Of every seed and side; 0 where all classes have the same tau."""
+    """Return the correlation of each seed and side; 0 where all classes have the same tau."""
     return [side.spearman or 0.0 for result in runs for side in result.temperatures.values()]
 
 

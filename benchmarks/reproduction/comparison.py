@@ -101,7 +101,7 @@ class Comparison:
         return all(gap.points > gap.noise for gap in gaps)
 
     def _variance(self, mode: Mode, measure: Measure, band: str) -> float:
-        """Of the seeds, as a share squared; 0 where no method has several."""
+        """Return the variance of a share over seeds, pooled over methods; 0 before any method has its seeds."""
         if (key := (mode, measure, band)) not in self._variances:
             of_methods = (self.seeds(mode, method.label) for method in METHODS if method.mode == mode)
             spreads = [variance(shares) for runs in of_methods if len(shares := shares_of(runs, measure, band)) > 1]
@@ -110,7 +110,7 @@ class Comparison:
 
 
 def shares_of(runs: Sequence[Result], measure: Measure, band: str = ALL) -> list[float]:
-    """The scores of the runs that have this one; a training that failed has none."""
+    """Return the score of each run that has it; 0 for a training that failed."""
     found = (result.share(measure, band) for result in runs)
     return [share for share in found if share is not None]
 

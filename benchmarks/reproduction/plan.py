@@ -25,11 +25,11 @@ BATCH = 128
 EPOCHS: dict[Mode, int] = {"unimodal": 16, "bimodal": 32}
 SEEDS = (0, 1, 2)
 TRIALS = 8
-"""Of a search, more where the best learning rate is not between two others."""
+"""Runs of a search; there are more where the best learning rate is not between two others."""
 BASELINES = ("raw_pixels", "untrained")
 RECIPES: dict[Mode, str] = {"unimodal": "glyphs", "bimodal": "clip"}
 SAMPLES = int(class_sizes().sum())
-"""Of every training set."""
+"""Size of every training set."""
 RATE = "optimizer.lr"
 MIDDLE_RATE, RATES = 4e-3, (1e-3, 4e-3)
 TAUS = (0.1, 0.3, 0.5)
@@ -137,7 +137,7 @@ class Run(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The same for the same run."""
+        """Text that equal runs share."""
         return json.dumps([self.data, self.settings], sort_keys=True)
 
     @property

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from thermopile.files import write_atomically
+from thermopile.trainer.errors import RunError
 
 from reproduction.plan import Mode, Run
 
@@ -42,7 +43,7 @@ class Temperatures(NamedTuple):
     spearman: float | None
     """Correlation of class size and the class's mean tau; None where there is nothing to rank."""
     permuted: float | None
-    """The same with the samples' classes permuted; None where no permutation leaves anything to rank."""
+    """Correlation with the samples' classes permuted; None where no permutation leaves anything to rank."""
     sizes: list[int]
     """Samples of each class, the largest class first."""
     class_means: list[float]
@@ -56,9 +57,9 @@ class Result(NamedTuple):
     scores: dict[str, dict[str, dict[str, float | None]]]
     """As in `thermopile eval --json`: method, variant, band → share of 1. Empty where training failed."""
     temperatures: dict[str, Temperatures]
-    """By side, `image` and `text`, or `sample`; empty where no sample has a temperature of its own."""
+    """Side, `image` and `text` or `sample` -> its figures; empty where no sample has a temperature of its own."""
     seconds: float
-    """Of training and scoring, on one core."""
+    """Time of training and scoring, on one core."""
     machine: dict[str, Any]
     version: str
     """thermopile's."""
@@ -94,9 +95,20 @@ class Results:
 
     @classmethod
     def read(cls, file: Path) -> Results:
-        """The runs of a file, none where there is no file. A last line without its end was not written whole."""
+        """Return the runs of a file, none where there is no file; a last line without its end was not written whole.
+
+        Raises RunError for any other line that is not a result.
+        """
         text = file.read_text("utf-8") if file.exists() else ""
-        return cls(map(Result.of_line, text[: text.rfind("\n") + 1].splitlines()))
+        results = cls()
+        for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), 1):
+            try:
+                results.add(Result.of_line(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise RunError(
+                    f"{file}, line {number}, is not a result ({error}); delete it to make its run again"
+                ) from error
+        return results
 
     def add(self, result: Result) -> None:
         self._by_key[result.run.key] = result

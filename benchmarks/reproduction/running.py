@@ -123,7 +123,7 @@ def make(run: Run, folder: Path, scratch: Path) -> Result:
 
 
 def train_words(run: Run, sets: Sets, directory: RunDirectory) -> list[str]:
-    """With these `thermopile` makes the run."""
+    """Return the arguments of `thermopile` that make the run."""
     settings = [word for key, value in run.settings.items() for word in ("--set", f"{key}={_exact(value)}")]
     return ["train", "--data", str(sets.train.path), "--out", str(directory.path), *settings]
 
@@ -167,7 +167,7 @@ def _score_baseline(run: Run, sets: Sets) -> Evaluation:
 
 
 def _kept(scores: dict[str, dict[str, Scores]]) -> dict[str, dict[str, Scores]]:
-    """To a hundredth of a point."""
+    """Return the scores, rounded to a hundredth of a point."""
     return {
         method: {
             variant: {band: _rounded(share) for band, share in bands.items()} for variant, bands in variants.items()

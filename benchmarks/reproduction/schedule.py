@@ -51,11 +51,11 @@ class Part(NamedTuple):
     seconds: float
     """What a run of it takes on one core, as measured; for the estimate."""
     runs: Callable[[Results], Runs]
-    """About as many at any time."""
+    """Its runs; about the same number at any time."""
 
 
 def parts(*, full: bool) -> list[Part]:
-    """All there is; else what three quarters of an hour are enough for: the claims of iSogCLR on pairs."""
+    """Return all parts; else those for three quarters of an hour, which the claims of iSogCLR on pairs need."""
     baselines, pairs = Part("nothing trained", 20, _baselines), _of_methods("bimodal", CORE["bimodal"])
     if not full:
         return [baselines, *pairs]
@@ -70,7 +70,7 @@ def runs_of(planned: list[Part], results: Results) -> list[Run | None]:
 
 
 def missing(planned: list[Part], results: Results) -> list[Run | None]:
-    """Those that are not made."""
+    """The runs of these parts that are not made, as `runs_of` gives them."""
     return [run for run in runs_of(planned, results) if run is None or results.of(run) is None]
 
 

@@ -13,7 +13,7 @@ from ..pipeline.augment import RECIPES, Recipe
 from ..pipeline.cores import cores
 from ..pipeline.dataset import Dataset
 from ..pipeline.loading import Loader
-from ..pipeline.order import Order, Window
+from ..pipeline.order import Order, Pieces, Window
 from ..state_store.schema import Schema
 from .config import DataConfig, TrainConfig
 from .encoders import with_names
@@ -48,6 +48,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     )
     device, objective = device_named(config.device), objective_of(resolved)
     _check_frame(resolved, objective)
+    pieces_per_step(resolved, world)
     order = create_order(resolved, dataset, objective, world)
     settings = objective.settings.model_dump(exclude_none=True)
     settings["similarity_budget"] = objective.settings.budget_on(device)
@@ -132,6 +133,20 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     return order
 
 
+def pieces_per_step(config: TrainConfig, world: World = ALONE) -> int:
+    """Return in how many pieces a rank encodes its share of a batch: 1 without `micro_batch`.
+
+    Raises ConfigError if `micro_batch` does not divide the share.
+    """
+    share = config.batch_size // world.size
+    if share % (config.micro_batch or share) == 0:
+        return share // (config.micro_batch or share)
+    smaller = next(size for size in range(min(config.micro_batch, share), 0, -1) if share % size == 0)
+    of_rank = f" that each of {world.size} ranks has of a batch" if world.size > 1 else " of a batch"
+    raise ConfigError(f"micro_batch = {config.micro_batch:,} does not divide the {share:,} samples{of_rank}; "
+                      f"use {smaller:,}, or 0 to encode them at once")  # fmt: skip
+
+
 def objective_of(config: TrainConfig) -> Objective:
     """Create the objective, whose mode is no longer `auto`. Raises ConfigError for an invalid setting."""
     objective = config.objective
@@ -142,12 +157,16 @@ def objective_of(config: TrainConfig) -> Objective:
 
 
 def open_loader(
-    config: DataConfig, dataset: Dataset, order: Order, mode: str, device: torch.device, world: World = ALONE
-) -> Loader:
+    config: DataConfig, dataset: Dataset, order: Order, mode: str, device: torch.device, world: World = ALONE, *,
+    pieces: int = 1,
+) -> Loader:  # fmt: skip
     """Open the loader for a rank's share of the dataset in this order: one view per sample if bimodal, else two.
+
+    pieces: how many batches the loader makes of a step's.
 
     Raises ConfigError if the loader's package is missing or the user's augmentation cannot be loaded.
     """
+    served = order if pieces == 1 else Pieces(order, pieces)
     shared: dict[str, Any] = {
         "image_size": config.image_size,
         "views": 1 if mode == "bimodal" else 2,
@@ -159,7 +178,7 @@ def open_loader(
     if config.loader == "synthetic":
         from ..pipeline.loading.synthetic_loader import SyntheticLoader
 
-        return SyntheticLoader(dataset, order, **shared, device=device)
+        return SyntheticLoader(dataset, served, **shared, device=device)
     shared |= {
         "recipe": recipe_named(config.recipe),
         "workers": config.workers or _workers_beside_others(config.loader, world),
@@ -170,14 +189,16 @@ def open_loader(
         if config.loader == "dali":
             from ..pipeline.loading.dali_loader import DALILoader
 
-            return DALILoader(dataset, order, **shared)
+            return DALILoader(dataset, served, **shared)
         from ..pipeline.loading.ffcv_loader import FFCVLoader
     except ImportError as error:
         raise ConfigError(
             f"data.loader = {config.loader!r} cannot be used here: {error}. Install it, or choose another loader"
         ) from error
     augment = _augmentation_named(config.augmentation) if config.augmentation else None
-    return FFCVLoader(dataset, order, **shared, augment=augment)
+    if pieces > 1:
+        shared["device"] = "cpu"  # where the pieces of a batch wait
+    return FFCVLoader(dataset, served, **shared, augment=augment)
 
 
 def _workers_beside_others(loader: str, world: World) -> int | None:

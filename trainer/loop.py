@@ -3,9 +3,10 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain, islice
 from typing import Any, Self
 
 import torch
@@ -15,12 +16,13 @@ from ..pipeline.batch import Batch
 from ..pipeline.loading.synthetic_loader import ADVICE as SYNTHETIC_ADVICE
 from ..state_store.ranks import agreement
 from ..streams import CudaDevice, Pace
-from .build import create_order, device_named, objective_of, open_loader, windows_from
+from .build import create_order, device_named, objective_of, open_loader, pieces_per_step, windows_from
 from .checkpointer import Checkpointer
 from .config import TrainConfig
-from .encoders import Encoders
+from .encoders import Encoders, Features
 from .encoders.data_parallel import batch_norm_advice, encoders_of_a_step
 from .encoders.initial_weights import load_initial_weights
+from .encoders.micro_batches import MicroBatches, OnePiece, StepEncoder
 from .errors import NotFiniteError, RanksLostError, RunError, TrainingError
 from .evaluation.online import OnlineEvaluation
 from .failures import not_finite, ranks_lost, samples_after
@@ -67,14 +69,19 @@ class Trainer:
         self._clock = StepClock(self.device)
         self._pace = Pace(CudaDevice(self.device)) if self.device.type == "cuda" else None
         self.objective.communicating = partial(self._clock.computing, "communication")
-        self._encode = encoders_of_a_step(self.encoders, config, self.device, world, self._clock)
+        encode = encoders_of_a_step(self.encoders, config, self.device, world, self._clock)
         self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective)
         self.precision = MixedPrecision(config.precision, self.device)
+        self._pieces = pieces_per_step(config, world)
+        shared = encode, self.precision, self.device, self._clock
+        self._encoder: StepEncoder = OnePiece(*shared)
+        if self._pieces > 1:
+            self._encoder = MicroBatches(self.encoders, *shared, self._seed_random_numbers)
         self.steps_done = self._skipped_in_a_row = self._refused_rows = self._refused_before = 0
         with ExitStack() as opened:
             opened.enter_context(fast_kernels(config))
             self.loader = opened.enter_context(
-                open_loader(config.data, self.dataset, self.order, self.mode, self.device, world)
+                open_loader(config.data, self.dataset, self.order, self.mode, self.device, world, pieces=self._pieces)
             )
             with agreement(world.control, RunError):
                 if start is None and config.init_from:
@@ -140,8 +147,8 @@ class Trainer:
             if self._agree(should_stop())[0]:
                 return
         self._clock.end_step()  # what came before belongs to no step
-        for batch in self._batches():
-            self.step(batch)
+        for pieces in self._batches():
+            self.step(pieces)
             # Once in a while: a report, an evaluation, a checkpoint.
             stop, checkpoint_is_due = self._agree(should_stop())
             is_last = stop or self.steps_done == self.total_steps
@@ -160,32 +167,42 @@ class Trainer:
             if is_last:
                 return
 
-    def _batches(self) -> Iterator[Batch]:
-        """Yield the batches of all steps to come."""
+    def _batches(self) -> Iterator[Iterator[Batch]]:
+        """Yield the batches of all steps to come, each as its pieces."""
         while self.steps_done < self.total_steps:
-            batches = self.loader.epoch(*divmod(self.steps_done, self.order.steps_per_epoch))
-            while True:
-                with self._clock.waiting("data_wait"):
-                    batch = next(batches, None)
-                if batch is None:
-                    break
-                yield batch
+            epoch, step = divmod(self.steps_done, self.order.steps_per_epoch)
+            pieces = self._awaited(self.loader.epoch(epoch, step * self._pieces))
+            for first in pieces:
+                yield chain([first], islice(pieces, self._pieces - 1))
 
-    def step(self, batch: Batch) -> None:
-        """Make one step: state in, loss, state out, gradients, weights.
+    def _awaited(self, pieces: Iterator[Batch]) -> Iterator[Batch]:
+        while True:
+            with self._clock.waiting("data_wait"):
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
 
-        Nothing here reads from the device, except fp16's overflow check and, with on_nan = skip, the check for bad
-        values.
+    def step(self, pieces: Iterable[Batch]) -> None:
+        """Make one step: features, state in, loss, state out, gradients, weights.
+
+        pieces: the batch; with `micro_batch` set, its pieces in order. Nothing here reads from the device, except
+        fp16's overflow check and, with on_nan = skip, the check for bad values.
         """
-        sample_ids, progress = batch.sample_ids, Progress(self.steps_done, self.order.steps_per_epoch)
+        progress = Progress(self.steps_done, self.order.steps_per_epoch)
+        # The norms of a bad batch would remain in their running means.
+        buffers = [buffer.clone() for buffer in self.encoders.buffers()] if self.config.on_nan == "skip" else []
         self._seed_random_numbers()
+        sample_ids, features = self._encoder.encode(pieces)
         with self._clock.waiting("store_wait"):
             state = self.store.take(sample_ids)
         self._prefetch()
 
         with self._clock.computing("forward_backward"):
-            outcome = self._outcome(batch, state, progress)
+            outcome = self._outcome(features, state, progress)
         if outcome is None:
+            for buffer, before in zip(self.encoders.buffers(), buffers, strict=True):
+                buffer.copy_(before)
             self._skip(progress)
             return
 
@@ -198,6 +215,7 @@ class Trainer:
         self.optimizer.zero_grad()
         with self._clock.computing("forward_backward"):
             self.precision.backward(outcome.loss)
+            self._encoder.finish_backward()
             self._clock.end_of_backward()
         with self._clock.computing("optimizer"):
             self.precision.step(self.optimizer)
@@ -214,10 +232,13 @@ class Trainer:
         times = self._clock.end_step()
         self.log.add({"step": self.steps_done, **scalars, "refused_rows": self._refused_rows} | times | backlog)
 
-    def _seed_random_numbers(self) -> None:
-        """Derive random numbers, e.g. for dropout, from the step, so that nothing needs saving; ranks differ."""
-        key = f"{self.config.seed}/{self.steps_done}/{self.world.rank}".encode()
-        seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
+    def _seed_random_numbers(self, piece: int = 0) -> None:
+        """Derive random numbers, e.g. for dropout, from the step, so that nothing needs saving; ranks differ.
+
+        piece: from 1 on if the numbers are for one piece of the batch.
+        """
+        key = f"{self.config.seed}/{self.steps_done}/{self.world.rank}{f'/{piece}' if piece else ''}"
+        seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest())
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
@@ -232,13 +253,9 @@ class Trainer:
                 self.store.prefetch(sample_ids)
         self._prefetched = end
 
-    def _outcome(self, batch: Batch, state: Mapping[str, Tensor], progress: Progress) -> Outcome | None:
+    def _outcome(self, features: Features, state: Mapping[str, Tensor], progress: Progress) -> Outcome | None:
         """Return the objective's outcome, or None if it is not finite and such steps are skipped."""
         skips = self.config.on_nan == "skip"
-        # The norms of a bad batch would remain in their running means.
-        buffers = [buffer.clone() for buffer in self.encoders.buffers()] if skips else []
-        with self.precision.autocast():
-            features = self._encode(batch.to(self.device))
         if not (skips and self.world.any_rank(not _all_finite(*features.tensors()))):
             try:
                 outcome: Outcome = self.objective(
@@ -249,8 +266,6 @@ class Trainer:
                 raise self._not_finite(self.steps_done, f"step {self.steps_done + 1:,}: {error}") from error
             if not (skips and not _all_finite(outcome.loss)):
                 return outcome
-        for buffer, before in zip(self.encoders.buffers(), buffers, strict=True):
-            buffer.copy_(before)
         return None
 
     def _skip(self, progress: Progress) -> None:
@@ -301,7 +316,7 @@ class Trainer:
 
     def advice(self) -> list[str]:
         """Return warnings to show before the run begins; empty if there are none."""
-        of_norms = batch_norm_advice(self.encoders, self.device, self.world)
+        of_norms = batch_norm_advice(self.encoders, self.device, self.world, self._pieces)
         of_evaluation = self.evaluation.notes if self.evaluation else []
         of_data = [SYNTHETIC_ADVICE] if self.config.data.loader == "synthetic" else []
         of_objective = self.objective.advice(self.config.batch_size, keys=self.config.model.momentum > 0)

@@ -60,12 +60,13 @@ class MixedPrecision:
     """
 
     def __init__(self, precision: str, device: torch.device) -> None:
-        self._device_type, self._dtype = device.type, DTYPES[precision]
+        self._device_type, self.dtype = device.type, DTYPES[precision]
+        """The encoders compute in this dtype; None: in that of their weights."""
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def autocast(self) -> torch.autocast:
         """Return the context for the encoders' forward pass."""
-        return torch.autocast(self._device_type, self._dtype or torch.bfloat16, enabled=self._dtype is not None)
+        return torch.autocast(self._device_type, self.dtype or torch.bfloat16, enabled=self.dtype is not None)
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of the scaled loss."""

@@ -158,22 +158,23 @@ def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the
     assert losses(run) == losses(two_ranks)
 
 
-def test_two_ranks_with_a_momentum_network_and_crops_killed_and_resumed_are_those_never_killed(start, tmp_path):
+@pytest.mark.parametrize("more", [MOMENTUM, ("micro_batch=16",)], ids=["momentum and crops", "pieces"])
+def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, more):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    finish(start(whole, 2, more_settings=MOMENTUM))
-    ranks = start(broken, 2, more_settings=MOMENTUM)
+    finish(start(whole, 2, more_settings=more))
+    ranks = start(broken, 2, more_settings=more)
     wait_for(broken, 12, ranks)
     for rank in ranks:
         rank.kill()
     for rank in ranks:
         rank.end()
-    finish(start(broken, 2, more_settings=MOMENTUM))
+    finish(start(broken, 2, more_settings=more))
     assert losses(broken) == losses(whole)
     assert_same_weights(broken, whole)
 
 
 @pytest.mark.parametrize("more", [("objective.name=moco_v3", "data.local_views=1", "data.local_size=8"),
-                                  ("objective.name=isogclr", "objective.mode=unimodal")])  # fmt: skip
+                                  ("objective.name=isogclr", "objective.mode=unimodal", "micro_batch=32")])  # fmt: skip
 def test_two_ranks_train_as_one_process_does_with_a_momentum_network(start, tmp_path, more):
     one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
     for run, world in ((one, 1), (two, 2)):

@@ -143,18 +143,21 @@ class Encoders(nn.Module):
             reason = str(error).splitlines()[0][:200]
             raise ConfigError(f"the encoders cannot be created from the settings of `model`: {reason}") from error
 
-    def forward(self, batch: Batch) -> Features:
-        """Return the batch's features, in rows of norm 1 unless the objective wants them raw."""
+    def forward(self, batch: Batch, *, keys: bool = True) -> Features:
+        """Return the batch's features, in rows of norm 1 unless the objective wants them raw.
+
+        keys: whether those of the momentum network, if there is one, are wanted.
+        """
         if self.text is not None:
             return Features(self._finished(self.image(batch.views[0])), self._finished(self.text(batch.tokens)))
-        views, keys = torch.cat(batch.views), None
-        if self.momentum is not None:  # first: no activations are held yet
+        views, of_momentum = torch.cat(batch.views), None
+        if self.momentum is not None and keys:  # first: no activations are held yet
             with torch.no_grad():
                 of_first, of_second = self._finished(self.momentum(views)).chunk(2)
-            keys = of_first, of_second
+            of_momentum = of_first, of_second
         first, second = self._queries(views).chunk(2)
         local = self._queries(torch.cat(batch.local)).chunk(len(batch.local)) if batch.local else ()
-        return Features(first, second, keys, tuple(local))
+        return Features(first, second, of_momentum, tuple(local))
 
     def _queries(self, views: Tensor) -> Tensor:
         """float32 [b, 3, H, W] → [b, d], by the network that is trained."""
@@ -163,7 +166,8 @@ class Encoders(nn.Module):
 
     def _finished(self, features: Tensor) -> Tensor:
         # Autocast returns half precision, in which no norm is exactly 1.
-        return F.normalize(features.float(), dim=-1) if self._unit_norm else features.float()
+        precise = features.to(torch.promote_types(features.dtype, torch.float32))
+        return F.normalize(precise, dim=-1) if self._unit_norm else precise
 
     @torch.no_grad()
     def restart_momentum(self) -> None:

@@ -108,14 +108,14 @@ def _recomputed(block: nn.Module, inputs: Tensor) -> Tensor:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _recomputed_eagerly(block: nn.Module, inputs: Tensor) -> Tensor:
     outputs: Tensor = checkpoint(
-        block, inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), _statistics_untouched(block))
+        block, inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), statistics_untouched(block))
     )
     return outputs
 
 
 @contextmanager
-def _statistics_untouched(block: nn.Module) -> Iterator[None]:
-    """Make batch norms update copies of their statistics: recomputation would count each batch twice."""
+def statistics_untouched(block: nn.Module) -> Iterator[None]:
+    """Make batch norms update copies of their statistics: a second forward pass would count each batch twice."""
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     own = [(norm, dict(norm.named_buffers(recurse=False))) for norm in norms]
     for norm, buffers in own:

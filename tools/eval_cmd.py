@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .dataset_path import DatasetPath
+from .own_code import ALLOW, admit_code_of_features
 from .progress import ProgressBar, progress_bar
 from .terminal import print_facts, print_table
 
@@ -53,10 +54,11 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
               help="Zero-shot prompt; {} is the class name, {lower} the name in lower case. Repeatable.")  # fmt: skip
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.")  # fmt: skip
+@ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
 def eval_(
     run: Path, train: Path, test: Path, at: str, network: Network, templates: tuple[str, ...], data: Path | None,
-    as_json: bool,
+    allow_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Score the features of RUN's latest checkpoint: k-NN, linear probes, retrieval, zero-shot.
 
@@ -67,7 +69,7 @@ def eval_(
     from ..trainer.run_directory import RunDirectory
 
     directory, sets = RunDirectory(run), (Dataset(train), Dataset(test))
-    directory.config()  # refuse what is not a run before importing torch
+    admit_code_of_features(directory, allow_code=allow_code)  # and refuse what is not a run before importing torch
     from ..trainer.evaluation.evaluate import evaluate
 
     with _progress() as on_progress:

@@ -7,6 +7,8 @@ from typing import Literal
 
 import click
 
+from .own_code import ALLOW, admit_code_of_features
+
 
 @click.command(
     epilog="\b\nExamples:\n"
@@ -21,7 +23,10 @@ import click
 @click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to export.")
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.")  # fmt: skip
-def export(run: Path, to: Path, format_: Literal["hf", "safetensors"], at: str, data: Path | None) -> None:
+@ALLOW
+def export(
+    run: Path, to: Path, format_: Literal["hf", "safetensors"], at: str, data: Path | None, allow_code: bool
+) -> None:  # fmt: skip
     """Write the encoders of RUN's latest checkpoint into a new directory.
 
     Works while the run trains and changes nothing.
@@ -29,7 +34,7 @@ def export(run: Path, to: Path, format_: Literal["hf", "safetensors"], at: str, 
     from ..trainer.run_directory import RunDirectory
 
     directory = RunDirectory(run)
-    directory.config()  # refuse what is not a run before importing torch
+    admit_code_of_features(directory, allow_code=allow_code)  # and refuse what is not a run before importing torch
     from ..trainer.export import export as write
 
     for path in write(directory, to, format_, at=at, data=data):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from .own_code import ALLOW, admit_code_of_features
+
 LATEST = "latest"
 
 
@@ -36,12 +38,13 @@ LATEST = "latest"
               help="New path of the run's dataset, if it was moved.")  # fmt: skip
 @click.option("--to", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIRECTORY",
               help="Directory of the page. Default: RUN/report.")  # fmt: skip
+@ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no file.")
 @click.pass_context
 def inspect(
     context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], rows_file: Path | None, at: str,
     against: str | None, by: tuple[str, ...], with_map: bool, overwrite: bool, data: Path | None, to: Path | None,
-    as_json: bool,
+    allow_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
 
@@ -61,6 +64,10 @@ def inspect(
         inspecting.print_samples(run, (*ids, *more_ids), at, data, to, as_json)
     else:
         _refuse(context, "a report", "overwrite")
+        if with_map:
+            from ..trainer.run_directory import RunDirectory
+
+            admit_code_of_features(RunDirectory(run), allow_code=allow_code)
         inspecting.report(run, at, against, tuple(dict.fromkeys(by)), with_map, data, to, as_json)
 
 

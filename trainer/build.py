@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import ValidationError
 
 from ..pipeline.augment import RECIPES, Recipe
 from ..pipeline.cores import cores
 from ..pipeline.dataset import Dataset
 from ..pipeline.loading import Loader
 from ..pipeline.order import Order, Pieces, Window
+from ..plugins import PluginError, is_plugin, load_plugin
 from ..state_store.schema import Schema
-from .config import DataConfig, TrainConfig
+from .config import DataConfig, RecipeConfig, TrainConfig, nearest
 from .encoders import with_names
 from .errors import ConfigError
-from .objectives import OBJECTIVES, Objective, create_objective
+from .objectives import Objective, create_objective, objective_class
 from .precision import resolve_speed
 from .world import ALONE, World
 
@@ -34,8 +36,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     pairs = dataset.index.mode == "pairs"
     mode = config.objective.mode
     if mode == "auto":  # what fits the data, or the objective's only mode
-        known = OBJECTIVES.get(config.objective.name)
-        modes = known.settings_of_mode.keys() if known else {"bimodal", "unimodal"}
+        modes = _modes_of(config.objective.name)
         mode = "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
     if mode == "bimodal" and not pairs:
         raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.path} has only images")
@@ -63,6 +64,13 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     )
 
 
+def _modes_of(objective: str) -> Set[str]:
+    try:
+        return objective_class(objective).settings_of_mode.keys()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def _check_frame(config: TrainConfig, objective: Objective) -> None:
     """Raise ConfigError unless momentum network and local views are what the objective takes."""
     momentum, local = config.model.momentum, config.data.local_views
@@ -77,19 +85,45 @@ def _check_frame(config: TrainConfig, objective: Objective) -> None:
 def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfig:
     data = config.data
     recipe, loader = data.recipe, data.loader
-    if recipe == "auto":
-        recipe = "clip" if mode == "bimodal" else "crop_flip"
+    usual = "clip" if mode == "bimodal" else "crop_flip"
+    if isinstance(recipe, str):
+        recipe = usual if recipe == "auto" else recipe
+    elif recipe.name == "auto":
+        recipe = recipe.model_copy(update={"name": usual})
     recipe_named(recipe)
     if loader == "auto":
         loader = "dali" if device_named(config.device).type == "cuda" and not data.augmentation else "ffcv"
     return data.model_copy(update={"recipe": recipe, "loader": loader, "path": str(dataset.path.resolve())})
 
 
-def recipe_named(name: str) -> Recipe:
-    """Return the recipe of the views, no longer `auto`. Raises ConfigError for an unknown name."""
-    if name not in RECIPES:
-        raise ConfigError(f"data.recipe = {name!r} is unknown; available: auto, {', '.join(RECIPES)}")
-    return RECIPES[name]
+def recipe_named(asked: str | RecipeConfig) -> Recipe:
+    """Return the recipe of the views, no longer `auto`, with its changed fields.
+
+    For `module:name` this runs that module. Raises ConfigError for an unknown name or field, or a value out of range.
+    """
+    name, fields = (asked, {}) if isinstance(asked, str) else (asked.name, asked.fields)
+    if is_plugin(name):
+        try:
+            recipe = load_plugin(name)
+        except PluginError as error:
+            raise ConfigError(f"data.recipe = {name!r} {error}") from error
+        if not isinstance(recipe, Recipe):
+            raise ConfigError(f"data.recipe = {name!r} is a {type(recipe).__name__}; it must be a thermopile.Recipe, "
+                              "such as Recipe(blur=(0.5, 0.5))")  # fmt: skip
+    elif name in RECIPES:
+        recipe = RECIPES[name]
+    else:
+        raise ConfigError(f"data.recipe = {name!r} is unknown; available: auto, {', '.join(RECIPES)}, module:name")
+    for key in fields:
+        if key not in Recipe.model_fields:
+            near = nearest(key, Recipe.model_fields)
+            raise ConfigError(f"data.recipe has no field {key!r}{near}; it has {', '.join(Recipe.model_fields)}")
+    try:
+        return Recipe(**(recipe.model_dump() | fields))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(["data.recipe", *map(str, first["loc"][:1])])
+        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALONE) -> Iterator[Window]:

@@ -31,6 +31,19 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class RecipeConfig(BaseModel):
+    """An augmentation recipe with some of its fields changed. All keys except the name are fields (docs/data.md)."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = "auto"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The changed fields; `none` removes a preset's or a file's value."""
+        return {key: value for key, value in (self.model_extra or {}).items() if value != "none"}
+
+
 class DataConfig(_Section):
     """The dataset and how it is turned into batches."""
 
@@ -41,9 +54,10 @@ class DataConfig(_Section):
 
     A run keeps its loader on whatever machine it is resumed; `dali` also runs without a GPU. Their views differ by
     about one level of 255. `synthetic` repeats random batches: it measures speed and learns nothing."""
-    recipe: str = "auto"
-    """Augmentation recipe: clip, crop_flip, simclr, simclr_cifar, moco_v3, vicreg or glyphs; auto is `clip` for pairs
-    and `crop_flip` for images."""
+    recipe: str | RecipeConfig = "auto"
+    """Augmentation recipe: clip, crop_flip, simclr, simclr_cifar, moco_v3, vicreg, glyphs, or `module:name` for a
+    `thermopile.Recipe` of your own; auto is `clip` for pairs and `crop_flip` for images. Its fields can be changed:
+    `data.recipe.blur=0.5`."""
     augmentation: str = ""
     """Custom augmentation after the recipe's, as `module:function`; requires `ffcv`. A function compiled by numba that
     changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import read_regular
+from ..plugins import is_plugin
 from .config import TrainConfig, flat, load_config, nearest
 from .errors import ConfigError
 
@@ -15,6 +16,17 @@ MAX_BYTES, MAX_DOTS = 1 << 18, 300
 """Limits on a settings file and on dots per line: tomllib's memory grows with the square of a key's parts."""
 MAX_DEPTH = 8
 """Maximum nesting of tables in a settings file; ours have four levels."""
+
+
+CODE_OF_FEATURES = ("data.recipe", "data.recipe.name", "model.image.name", "model.text.name")
+CODE = ("data.augmentation", "objective.name", *CODE_OF_FEATURES)
+"""Settings that may name a user's own code, as `module:name`; the former are those that features depend on."""
+
+
+def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
+    """Return key → `module:name` of the code that a run with these settings imports."""
+    values = flat(config.model_dump())
+    return {key: values[key] for key in keys if is_plugin(name := values.get(key, "")) and not name.startswith("hf:")}
 
 
 @dataclass
@@ -114,22 +126,35 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
         *tables, last = key.split(".")
         table = asked
         for name in tables:
-            table = table.setdefault(name, {})
+            table[name] = table = _as_table(table.get(name, {}))
             if not isinstance(table, dict):
                 raise ConfigError(f"{key}: {name} is a value, not a table of settings")
-        table[last] = _toml_value(text)
+        value = _toml_value(text)
+        if isinstance(value, str) and isinstance(fields := table.get(last), dict):
+            fields["name"] = value
+        else:
+            table[last] = value
     merge(tree, asked)
+
+
+def _as_table(value: Any) -> Any:
+    """Return a name, such as data.recipe's, as the table that its changed fields go into; other values as they are."""
+    return {"name": value} if isinstance(value, str) else value
 
 
 def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
     """Merge `other` into `tree`, in place: tables are merged, values replaced.
 
     A table that names another objective or encoder replaces the old one entirely, since its settings would not apply.
+    A table of changed fields keeps the name that it is for.
     An optimiser of another name keeps schedule and decay; unknown settings are rejected later.
     """
     for key, value in other.items():
         old = tree.get(key)
+        if isinstance(value, Mapping):
+            old = _as_table(old)
         if isinstance(value, Mapping) and isinstance(old, dict) and (key == "optimizer" or _one_name(old, value)):
+            tree[key] = old
             merge(old, value)
         else:
             tree[key] = value

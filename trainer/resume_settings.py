@@ -134,10 +134,12 @@ def changes_since(checkpoint: Path, settings: Mapping[str, Any], now: TrainConfi
 
 def _impossible(changes: list[Change], recorded: TrainConfig) -> dict[str, str]:
     """Return key → why a change cannot be made, for those that cannot: FIXED, and values that the objective learns."""
-    objective = objective_of(recorded)
-    learned = [name for name, _ in objective.named_parameters()]  # their initial values no longer matter
-    if objective.temperature_rate is not None:
-        learned += ["eta", "betas"]  # the checkpoint restores the temperature's optimiser
+    learned = []
+    if all(change.key != "objective.name" for change in changes):  # which is impossible, and may name code to import
+        objective = objective_of(recorded)
+        learned = [name for name, _ in objective.named_parameters()]  # their initial values no longer matter
+        if objective.temperature_rate is not None:
+            learned += ["eta", "betas"]  # the checkpoint restores the temperature's optimiser
     reasons = FIXED | {f"objective.{name}": _RESTORED for name in learned}
     return {
         change.key: f"{change} (cannot change: {why})"

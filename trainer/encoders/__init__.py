@@ -11,9 +11,11 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ...pipeline.batch import Batch
 from ...pipeline.dataset_index import TokenizerInfo
+from ...plugins import is_plugin
 from ..config import ModelConfig
 from ..errors import ConfigError
 from .backbones import Backbone, conv, mean_embedding
+from .own_backbone import own_backbone
 from .projection_heads import HEADS, PREDICTORS
 
 BUILT_IN: dict[str, dict[str, Callable[..., Backbone]]] = {
@@ -69,6 +71,8 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
         from .hf_encoders import HF_BACKBONES
 
         backbone: Backbone = HF_BACKBONES[side](encoder.name[len(HF) :], encoder.config, recompute, given, pretrained)
+    elif is_plugin(encoder.name):
+        backbone = own_backbone(side, encoder, recompute, given)
     elif encoder.name in (known := BUILT_IN[side]):
         sizes = {} if isinstance(given, int) else {"vocab_size": given.vocab_size, "end_id": given.end_id}
         try:
@@ -77,7 +81,8 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
             raise ConfigError(f"model.{side}.config: {error}") from None
     else:
         raise ConfigError(
-            f"model.{side}.name = {encoder.name!r}: unknown encoder; available: {', '.join(known)}, hf:<model>"
+            f"model.{side}.name = {encoder.name!r}: unknown encoder; available: {', '.join(known)}, hf:<model>, "
+            "module:name"
         )
     return Encoder(backbone, HEADS[config.head](backbone.width, config.dim, config.head_width or None))
 

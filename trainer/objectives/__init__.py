@@ -24,7 +24,7 @@ from .sogclr import Sogclr
 from .spectral import Spectral
 from .vicreg import Vicreg
 
-__all__ = ["OBJECTIVES", "FeaturesError", "Objective", "Outcome", "Progress", "create_objective"]
+__all__ = ["OBJECTIVES", "FeaturesError", "Objective", "Outcome", "Progress", "Settings", "create_objective"]
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "clip": Clip,

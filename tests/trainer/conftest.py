@@ -69,7 +69,8 @@ def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["thermopile.trainer.loop", "thermopile.tools.cli", "warm_up"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        for folder in (Path(__file__).parents[1], Path(__file__).parent):
+            patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         patch.setenv("WARM_UP_DATASET", str(pairs_dataset.path))
         patch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # as the program sets it before it imports torch
         # The conversion of the dataset started a server that has imported much less, and blocks Ctrl-C.

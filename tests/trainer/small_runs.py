@@ -55,6 +55,9 @@ MOMENTUM = (
 )  # fmt: skip
 """Settings with all that a momentum network has beside it, and local views."""
 
+OWN_CODE = ("model.image.name=own_code:Tower", "model.text.name=own_code:Words", "objective.name=own_code:Weighted")
+"""Encoders and an objective of the user's own."""
+
 
 def assert_same_weights(one, other):
     """Assert that the newest checkpoints of two runs hold the same tensors: weights, averages, optimiser."""

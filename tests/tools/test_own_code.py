@@ -50,7 +50,10 @@ def test_a_source_of_ones_own_is_converted_with_its_options(dataset):
     refused = run("convert", "own_code:Pictures", "x", dataset.path.with_name("other"), "--option", "colour=red")
     assert refused.exit_code == 1
     assert "own_code:Pictures cannot be created with SRC 'x' and options {'colour': 'red'}: TypeError" in refused.stderr
-    for name, said in (("own_code:Tower", "derive it from thermopile.Source"), ("nowhere:X", "with the module's directory in PYTHON")):
+    for name, said in (
+        ("own_code:Tower", "derive it from thermopile.Source"),
+        ("nowhere:X", "with the module's directory in PYTHON"),
+    ):
         assert said in run("convert", name, "x", dataset.path.with_name("other")).stderr
 
 

@@ -54,7 +54,7 @@ def encoders_of_a_step(
 
 def batch_norm_advice(encoders: nn.Module, device: torch.device, world: World) -> list[str]:
     """Warn about the encoders' batch norms with several ranks; empty if there are none or they run on GPUs."""
-    has_some = any(isinstance(module, _BatchNorm) for module in encoders.modules())
+    has_some = any(isinstance(module, _BatchNorm) and module.training for module in encoders.modules())
     if world.size == 1 or device.type == "cuda" or not has_some:
         return []
     return ["on CPUs the encoders' batch norms use only the samples of their own rank, so the results depend on the "

@@ -80,14 +80,14 @@ class EmbeddingMap:
     """float32 [m]: cosine similarity of each picture and its caption; None without captions."""
     checkpoint: str
     """Checkpoint of the encoders: step-N."""
-    weights: Weights
-    """Which of its weights the encoders have."""
     perplexity: float
+    weights: Weights
+    """Which of the checkpoint's weights the encoders have."""
 
 
 def embedding_map(
-    inspection: Inspection, survey: Survey, weights: Weights | None = None,
-    on_progress: OnProgress = lambda what, done, total: None,
+    inspection: Inspection, survey: Survey, on_progress: OnProgress = lambda what, done, total: None, *,
+    weights: Weights | None = None,
 ) -> EmbeddingMap | None:  # fmt: skip
     """Embed up to 2,000 stratified samples and the coldest and hottest of each side, and project them by t-SNE.
 
@@ -136,8 +136,8 @@ def _made(inspection: Inspection, survey: Survey, weights: Weights | None, on_pr
         kinds=_kinds(classes, places),
         similarity=(features[0] * features[1]).sum(1) if len(features) == 2 else None,
         checkpoint=checkpoint.name,
-        weights=weights,
         perplexity=perplexity,
+        weights=weights,
     )
 
 

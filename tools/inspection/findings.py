@@ -98,7 +98,7 @@ def look(
             def show(what: str, done: int, total: int) -> None:
                 status.update(f"map of the embeddings: {what} {done:,}/{total:,}")
 
-            findings = replace(findings, map=embedding_map(inspection, found, weights, show))
+            findings = replace(findings, map=embedding_map(inspection, found, show, weights=weights))
     return findings
 
 

@@ -294,4 +294,5 @@ def _scores_in_words(line: dict[str, Any]) -> str:
     """Summarise an evaluation in one line: each method's first score over all samples."""
     firsts = {method: next(iter(variants.items())) for method, variants in line["evaluation"].items()}
     scores = (f"{LABELS[method].format(variant)}: {of['all']:.1%}" for method, (variant, of) in firsts.items())
-    return f"step {line['step']:,}: {'; '.join(scores)}"
+    of = " of averaged weights" if line.get("weights") == "averaged" else ""
+    return f"step {line['step']:,}{of}: {'; '.join(scores)}"

@@ -90,6 +90,18 @@ class EncoderConfig(_Section):
     a local directory."""
     config: dict[str, bool | int | float | str | list[int]] = {}
     """Overrides of the encoder's own settings; for a local directory, its recorded architecture."""
+    locked: bool = False
+    """Do not train this encoder (LiT); its batch norms and dropouts are in evaluation mode."""
+    unlocked_groups: int = Field(default=0, ge=0)
+    """Groups of layers of a locked encoder to train nevertheless, counted from its output: 1 is the head alone, 2 the
+    head and the last layers before it."""
+
+    @model_validator(mode="after")
+    def _unlocked_where_locked(self) -> Self:
+        if self.unlocked_groups and not self.locked:
+            raise ValueError(f"unlocked_groups {self.unlocked_groups} is for a locked encoder; set locked = true, or "
+                             "remove unlocked_groups")  # fmt: skip
+        return self
 
 
 class ModelConfig(_Section):
@@ -109,6 +121,9 @@ class ModelConfig(_Section):
     predictor: Literal["none", "moco_v3", "moco_v3_resnet"] = "none"
     """Two layers after the head of the trained network only; needs `momentum`. MoCo v3's for ViTs, or for ResNets,
     without the last batch norm."""
+    ema: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Weight of the old values in a moving average of the weights, such as 0.999, for evaluation and export; it starts
+    lower, so that short runs forget their first weights; 0: no average."""
     activation_checkpointing: bool = False
     """Recompute the encoders' activations in backprop instead of keeping them: less memory, more time."""
     image: EncoderConfig = EncoderConfig()
@@ -183,6 +198,11 @@ class OptimizerConfig(_Section):
     """Decay rate of the update, in [0, 1)."""
     trust_coefficient: PositiveFloat | None = None
     """Norm of a layer's update relative to its weights' norm, at learning rate 1."""
+    layer_decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor by which each group of an encoder's layers learns more slowly than the next one, for fine-tuning, such as
+    0.75; the head has the full learning rate. 1 disables."""
+    grad_clip_norm: PositiveFloat | None = None
+    """Scale gradients down to this norm, over all weights together, if theirs is larger; none disables."""
 
     @model_validator(mode="before")
     @classmethod
@@ -334,6 +354,8 @@ class TrainConfig(_Section):
     """Steps between reads from the device; metrics.jsonl has a line for every step in any case."""
     init_from: str = ""
     """RUN or RUN@step-N whose encoder weights a new run starts from; `--init-from`. Recorded with its step."""
+    init_sides: Literal["both", "image", "text"] = "both"
+    """Encoders that take their weights from `init_from`; the others start as they would without it."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -341,6 +363,13 @@ class TrainConfig(_Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     state: StateConfig = StateConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _sides_of_a_source(self) -> Self:
+        if self.init_sides != "both" and not self.init_from:
+            raise ValueError(f"init_sides {self.init_sides!r} needs init_from, the run that gives the weights; set it "
+                             "(--init-from), or remove init_sides")  # fmt: skip
+        return self
 
 
 def load_config(tree: Mapping[str, Any]) -> TrainConfig:

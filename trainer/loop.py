@@ -20,8 +20,10 @@ from .build import create_order, device_named, objective_of, open_loader, pieces
 from .checkpointer import Checkpointer
 from .config import TrainConfig
 from .encoders import Encoders, Features
+from .encoders.averaging import AveragedEncoders
 from .encoders.data_parallel import batch_norm_advice, encoders_of_a_step
 from .encoders.initial_weights import load_initial_weights
+from .encoders.locking import lock_advice
 from .encoders.micro_batches import MicroBatches, OnePiece, StepEncoder
 from .errors import NotFiniteError, RanksLostError, RunError, TrainingError
 from .evaluation.online import OnlineEvaluation
@@ -85,11 +87,12 @@ class Trainer:
             )
             with agreement(world.control, RunError):
                 if start is None and config.init_from:
-                    load_initial_weights(self.encoders, config.init_from)
+                    load_initial_weights(self.encoders, config.init_from, config.init_sides)
                 # Only one rank evaluates; the others wait for it.
                 self.evaluation = OnlineEvaluation.open(config, self.dataset, self.device) if world.is_first else None
                 if not resume and world.is_first:
                     run.create(config)
+            self.average = AveragedEncoders(self.encoders, config.model.ema) if config.model.ema else None
             if not resume:
                 refuse_separate_directories(world, run.path)
             self.store, start = open_store(
@@ -218,11 +221,15 @@ class Trainer:
             self._encoder.finish_backward()
             self._clock.end_of_backward()
         with self._clock.computing("optimizer"):
-            self.precision.step(self.optimizer)
+            norm = self.precision.step(self.optimizer, self.config.optimizer.grad_clip_norm)
             # For the next step's keys. Not before them, so that on_nan = skip leaves this network unchanged as well.
             self.encoders.move_momentum(momentum_at(self.config.model.momentum, self.steps_done + 1, self.total_steps))
+            if self.average is not None:
+                self.average.follow(self.encoders, self.steps_done + 1)
         self._skipped_in_a_row = 0
-        self._end_step({"epoch": progress.epoch, "loss": outcome.loss, "learning_rate": rate, **outcome.metrics})
+        norms = {} if norm is None else {"gradient_norm": norm}
+        scalars = {"loss": outcome.loss, "learning_rate": rate, **norms, **outcome.metrics}
+        self._end_step({"epoch": progress.epoch, **scalars})
 
     def _end_step(self, scalars: Mapping[str, Scalar]) -> None:
         self.steps_done += 1
@@ -296,9 +303,9 @@ class Trainer:
         """Score the encoders after this step, once its line is written, on rank 0; the others wait."""
         evaluation, scores = self.evaluation, None
         if evaluation is not None:
-            scores = evaluation.scores(self.encoders, self.steps_done, should_stop)
+            scores = evaluation.scores(self.average or self.encoders, self.steps_done, should_stop)
         if scores is not None:
-            on_evaluation(self.log.add_evaluation(self.steps_done, scores))
+            on_evaluation(self.log.add_evaluation(self.steps_done, scores, averaged=self.average is not None))
         self.world.slow_group.broadcast(None)
 
     def _lacks_evaluation(self) -> bool:
@@ -320,12 +327,14 @@ class Trainer:
         of_evaluation = self.evaluation.notes if self.evaluation else []
         of_data = [SYNTHETIC_ADVICE] if self.config.data.loader == "synthetic" else []
         of_objective = self.objective.advice(self.config.batch_size, keys=self.config.model.momentum > 0)
-        return of_objective + of_norms + of_data + of_evaluation
+        return of_objective + lock_advice(self.config) + of_norms + of_data + of_evaluation
 
     def _parts(self) -> dict[str, Any]:
         """Return what a checkpoint holds besides the samples' state, by name; each has state_dict, load_state_dict."""
         scaler = self.precision.scaler
-        return {"encoders": self.encoders, "objective": self.objective, "optimizer": self.optimizer, LOSS_SCALE: scaler}
+        parts = {"encoders": self.encoders, "objective": self.objective, "optimizer": self.optimizer}
+        averaged = {} if self.average is None else {"averaged": self.average}
+        return parts | averaged | {LOSS_SCALE: scaler}
 
     def training_state(self) -> dict[str, Any]:
         """Return the model's part of a checkpoint: tensors on the device, not copied."""

@@ -91,13 +91,13 @@ class MetricsLog:
             self._board.add(lines)
         return lines
 
-    def add_evaluation(self, step: int, scores: Mapping[str, Any]) -> dict[str, Any]:
+    def add_evaluation(self, step: int, scores: Mapping[str, Any], *, averaged: bool = False) -> dict[str, Any]:
         """Write the scores after a flushed step, and return their line. On a full disk, as `flush`.
 
-        scores: tables of finite numbers or None.
+        scores: tables of finite numbers or None. averaged: whether they are those of averaged weights.
         """
         assert not self._waiting
-        line = {"step": step, "evaluation": scores}
+        line = {"step": step, "evaluation": scores} | ({"weights": "averaged"} if averaged else {})
         self._unwritten += seal_line(line) + b"\n"
         self._write_or_keep()
         if self._board:

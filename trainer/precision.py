@@ -72,8 +72,16 @@ class MixedPrecision:
         """Compute the gradients of the scaled loss."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def step(self, optimizer: Optimizer) -> None:
-        """Update the weights by their unscaled gradients."""
+    def step(self, optimizer: Optimizer, max_norm: float | None = None) -> Tensor | None:
+        """Update the weights by their unscaled gradients, clipped to `max_norm` if given.
+
+        Returns the norm before clipping, a scalar on the device; not finite where fp16 skips the step.
+        """
+        norm = None
+        if max_norm is not None:
+            self.scaler.unscale_(optimizer.weights)
+            norm = optimizer.clip_gradients(max_norm)
         for each in optimizer.parts:
             self.scaler.step(each)
         self.scaler.update()
+        return norm

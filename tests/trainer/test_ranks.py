@@ -20,7 +20,7 @@ from thermopile.trainer.errors import ConfigError, RanksLostError
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 
-from small_runs import MOMENTUM, OWN_CODE, assert_same_weights
+from small_runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_weights
 
 SETTINGS = (
     "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=8",
@@ -158,8 +158,8 @@ def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the
     assert losses(run) == losses(two_ranks)
 
 
-@pytest.mark.parametrize("more", [MOMENTUM, ("micro_batch=16",), OWN_CODE],
-                         ids=["momentum and crops", "pieces", "own code"])  # fmt: skip
+@pytest.mark.parametrize("more", [MOMENTUM, PRACTICE, ("micro_batch=16",), OWN_CODE],
+                         ids=["momentum and crops", "clipped and locked", "pieces", "own code"])  # fmt: skip
 def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, more):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     finish(start(whole, 2, more_settings=more))
@@ -181,6 +181,18 @@ def test_two_ranks_train_as_one_process_does_with_a_momentum_network_or_code_of_
     one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
     for run, world in ((one, 1), (two, 2)):
         finish(start(run, world, epochs=1, more_settings=("model.momentum=0.9", *more)))
+    assert_close(losses(two), losses(one), range(1, 16))
+
+
+def test_two_ranks_clip_the_norm_of_the_gradients_that_one_process_has(start, tmp_path):
+    one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
+    more = ("optimizer.grad_clip_norm=0.5", "model.text.locked=true", "model.text.unlocked_groups=1")
+    for run, world in ((one, 1), (two, 2)):
+        finish(start(run, world, epochs=1, more_settings=more))
+    norms = [
+        [json.loads(line)["gradient_norm"] for line in run.metrics_file.read_text().splitlines()] for run in (one, two)
+    ]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
     assert_close(losses(two), losses(one), range(1, 16))
 
 

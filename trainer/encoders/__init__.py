@@ -15,6 +15,7 @@ from ...plugins import is_plugin
 from ..config import ModelConfig
 from ..errors import ConfigError
 from .backbones import Backbone, conv, mean_embedding
+from .locking import refuse_impossible_locks
 from .own_backbone import own_backbone
 from .projection_heads import HEADS, PREDICTORS
 
@@ -53,6 +54,34 @@ class Encoder(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self._locked_groups = 0
+
+    def groups(self) -> list[nn.Module]:
+        """Return the backbone's groups of layers, input first, and the head."""
+        return [*self.backbone.groups(), self.head]
+
+    def lock(self, unlocked_groups: int) -> None:
+        """Keep all groups but the last `unlocked_groups` from changing: weights, and buffers of batch norms.
+
+        No gradient is computed for them, and no graph is built. Raises ValueError if there are fewer groups.
+        Source: LiT (Zhai et al., CVPR 2022); the groups follow open_clip.
+        """
+        if unlocked_groups > (count := len(self.groups())):
+            raise ValueError(f"the encoder has {count} groups, the head included; set at most {count}")
+        self._locked_groups = count - unlocked_groups
+        for group in self._locked():
+            group.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch to training mode, except for what is locked."""
+        super().train(mode)
+        for group in self._locked():
+            group.eval()
+        return self
+
+    def _locked(self) -> list[nn.Module]:
+        return self.groups()[: self._locked_groups] if self._locked_groups else []
 
     def forward(self, inputs: Tensor) -> Tensor:
         """float32 [b, 3, H, W], or int [b, L], → [b, dim]."""
@@ -84,7 +113,13 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
             f"model.{side}.name = {encoder.name!r}: unknown encoder; available: {', '.join(known)}, hf:<model>, "
             "module:name"
         )
-    return Encoder(backbone, HEADS[config.head](backbone.width, config.dim, config.head_width or None))
+    made = Encoder(backbone, HEADS[config.head](backbone.width, config.dim, config.head_width or None))
+    if encoder.locked:
+        try:
+            made.lock(encoder.unlocked_groups)
+        except ValueError as error:
+            raise ConfigError(f"model.{side}.unlocked_groups = {encoder.unlocked_groups}: {error}") from None
+    return made
 
 
 class Features(NamedTuple):
@@ -135,6 +170,7 @@ class Encoders(nn.Module):
         """
         if mode == "bimodal" and tokenizer is None:
             raise ConfigError("objective.mode = 'bimodal' needs captions, but the dataset has only images")
+        refuse_impossible_locks(config, mode)
         try:
             image = create_encoder("image", config, image_size, pretrained=pretrained)
             if mode == "bimodal" and tokenizer is not None:

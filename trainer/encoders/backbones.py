@@ -22,11 +22,20 @@ class Backbone(nn.Module):
     def check_side(self, pixels: int) -> None:
         """Raise ConfigError if local views of this side in pixels do not fit."""
 
+    def groups(self) -> list[nn.Module]:
+        """Return the layers in groups that may be locked or learn at their own rates, input first.
+
+        Each layer with weights or buffers is in one group, and a group depends on no later one.
+        """
+        return [self]
+
 
 class BuiltIn(Backbone):
     """A small backbone; activation checkpointing recomputes it as a whole."""
 
-    def __init__(self, body: nn.Module, width: int, recompute: bool) -> None:
+    body: nn.Sequential
+
+    def __init__(self, body: nn.Sequential, width: int, recompute: bool) -> None:
         super().__init__(width)
         self.body = body
         self.recompute = recompute
@@ -34,6 +43,11 @@ class BuiltIn(Backbone):
     def forward(self, inputs: Tensor) -> Tensor:
         """float32 [b, 3, H, W], or int [b, L], → [b, width]."""
         return run_blocks([self.body], inputs, recompute=self.recompute)
+
+    def groups(self) -> list[nn.Module]:
+        """Return each convolution, embedding or linear layer with what follows it."""
+        starts = [i for i, layer in enumerate(self.body) if isinstance(layer, nn.Conv2d | MeanOfTokens | nn.Linear)]
+        return [self.body[first:end] for first, end in pairwise([*starts, len(self.body)])]
 
 
 def conv(recompute: bool, width: int = 32, batch_norm: bool = False) -> BuiltIn:

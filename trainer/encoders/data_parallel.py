@@ -57,7 +57,7 @@ def batch_norm_advice(encoders: nn.Module, device: torch.device, world: World, p
 
     Empty if there are none.
     """
-    if not any(isinstance(module, _BatchNorm) for module in encoders.modules()):
+    if not any(isinstance(module, _BatchNorm) and module.training for module in encoders.modules()):
         return []
     advice = []
     if pieces > 1:

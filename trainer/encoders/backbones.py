@@ -30,12 +30,10 @@ class Backbone(nn.Module):
         return [self]
 
 
-class BuiltIn(Backbone):
-    """A small backbone; activation checkpointing recomputes it as a whole."""
+class OneBlock(Backbone):
+    """A backbone that activation checkpointing recomputes as a whole."""
 
-    body: nn.Sequential
-
-    def __init__(self, body: nn.Sequential, width: int, recompute: bool) -> None:
+    def __init__(self, body: nn.Module, width: int, recompute: bool) -> None:
         super().__init__(width)
         self.body = body
         self.recompute = recompute
@@ -43,6 +41,12 @@ class BuiltIn(Backbone):
     def forward(self, inputs: Tensor) -> Tensor:
         """float32 [b, 3, H, W], or int [b, L], → [b, width]."""
         return run_blocks([self.body], inputs, recompute=self.recompute)
+
+
+class BuiltIn(OneBlock):
+    """A small backbone."""
+
+    body: nn.Sequential
 
     def groups(self) -> list[nn.Module]:
         """Return each convolution, embedding or linear layer with what follows it."""

@@ -107,8 +107,9 @@ class MicroBatches(OnePiece):
             with self._averaging(last=not self._waiting), statistics_untouched(self._encoders):
                 with self._precision.autocast():
                     features = self._encode(piece, keys=False)
-                of_views = [features.first, features.second, *features.local]
-                torch.autograd.backward(of_views, list(gradients[number - 1]))
+                of_views = zip([features.first, features.second, *features.local], gradients[number - 1], strict=True)
+                trained = [pair for pair in of_views if pair[0].requires_grad]  # not those of a locked encoder
+                torch.autograd.backward(*map(list, zip(*trained, strict=True)))
         self._features = []
 
     def _averaging(self, *, last: bool) -> AbstractContextManager[None]:

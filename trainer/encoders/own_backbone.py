@@ -9,10 +9,19 @@ from ...pipeline.dataset_index import TokenizerInfo
 from ...plugins import PluginError, load_plugin
 from ..config import EncoderConfig
 from ..errors import ConfigError
-from .backbones import Backbone, BuiltIn
+from .backbones import Backbone, OneBlock
 
 TRIED = 2
 """Samples in the trial."""
+
+
+class OwnBackbone(OneBlock):
+    """What a user's own code has made."""
+
+    def groups(self) -> list[nn.Module]:
+        """Return the groups of layers that its method `groups` lists, or all as one if it has none."""
+        own = getattr(self.body, "groups", None)
+        return list(own()) if callable(own) else [self.body]
 
 
 class ImageEncoder(Protocol):
@@ -23,7 +32,8 @@ class ImageEncoder(Protocol):
 
         config: the settings `model.image.config`. The projection head (`model.head`) is added to it. Its weights are
         drawn here, from torch's global generator, whose seed is the run's. With local views it gets them as well, at
-        their own size.
+        their own size. A method `groups() -> list[nn.Module]`, input first, lets it be locked in part
+        (`model.image.unlocked_groups`) and its layers learn at rates of their own (`optimizer.layer_decay`).
         """
         ...
 
@@ -62,7 +72,7 @@ def own_backbone(side: str, encoder: EncoderConfig, recompute: bool, given: int 
         raise ConfigError(f"{key} returns {type(body).__name__} with width {width!r}; it must return a torch module "
                           "whose width is the number of its features")  # fmt: skip
     _try(key, body, width, given)
-    return BuiltIn(body, width, recompute)
+    return OwnBackbone(body, width, recompute)
 
 
 @torch.no_grad()

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .tools.inspection.opened_run import open_run
     from .trainer.loop import Trainer
     from .trainer.objectives import Objective, Outcome, Progress, Settings, create_objective
+    from .trainer.run import Run
+    from .trainer.world import joined_world
 
 __all__ = [
     "Dataset",
@@ -25,6 +27,7 @@ __all__ = [
     "Outcome",
     "Progress",
     "Recipe",
+    "Run",
     "Sample",
     "Settings",
     "Source",
@@ -33,6 +36,7 @@ __all__ = [
     "Trainer",
     "__version__",
     "create_objective",
+    "joined_world",
     "list_snapshots",
     "open_run",
 ]
@@ -44,6 +48,7 @@ _HOME = {
     "Outcome": "trainer.objectives",
     "Progress": "trainer.objectives",
     "Recipe": "pipeline.augment",
+    "Run": "trainer.run",
     "Sample": "pipeline.sources",
     "Settings": "trainer.objectives",
     "Source": "pipeline.sources",
@@ -51,6 +56,7 @@ _HOME = {
     "StateStore": "state_store",
     "Trainer": "trainer.loop",
     "create_objective": "trainer.objectives",
+    "joined_world": "trainer.world",
     "list_snapshots": "state_store",
     "open_run": "tools.inspection.opened_run",
 }

@@ -23,7 +23,7 @@ class Kind(NamedTuple):
     example: str
     source: str
     """`module:class` in pipeline/sources, or a user's own; imported when it is opened."""
-    src: click.ParamType | None
+    src: click.ParamType[Any] | None
     """Type of SRC; None if the samples are drawn from the seed, with a long tail of their own."""
     options: tuple[click.Option, ...] = ()
     """Specific to this kind; keywords of the class."""

@@ -217,7 +217,7 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
     """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
     from ..trainer.loop import Trainer
     from ..trainer.preemption import StopRequest
-    from ..trainer.warnings_log import warnings_log
+    from .warnings_log import warnings_log
 
     def say(text: str, err: bool = True) -> None:
         if world.is_first:

@@ -9,7 +9,7 @@ from itertools import cycle
 import pytest
 
 from thermopile.state_store import list_snapshots
-from thermopile.trainer import loop
+from thermopile.trainer import run as run_module
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.loop import Trainer
@@ -81,13 +81,13 @@ def test_a_checkpoint_of_other_settings_is_refused_with_its_name(finished, tmp_p
 
 def test_a_run_that_another_process_has_just_saved_is_not_taken_back(finished, tmp_path, monkeypatch):
     run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
-    create_order = loop.create_order
+    create_order = run_module.create_order
 
     def meanwhile(*arguments):
         (run.checkpoints / "step-15").mkdir()
         return create_order(*arguments)
 
-    monkeypatch.setattr(loop, "create_order", meanwhile)
+    monkeypatch.setattr(run_module, "create_order", meanwhile)
     with pytest.raises(RunError, match="another process has just written a checkpoint"):
         Trainer.open(run.config(), run, resume=True)
     assert 14 in {snapshot.step for snapshot in list_snapshots(run.state)}

@@ -3,7 +3,7 @@
 Source of the latter: GradCache (Gao, Zhang, Han and Callan, RepL4NLP 2021).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -98,25 +98,21 @@ class MicroBatches(OnePiece):
 
         Leaves nothing of the batch behind.
         """
-        rows = [len(piece.sample_ids) for piece in self._waiting]
-        gradients = list(zip(*(_gradient(features).split(rows) for features in self._features), strict=True))
+        gradients = [torch.tensor_split(_gradient(features), len(self._waiting)) for features in self._features]
         self._waiting.reverse()
-        for number in range(1, len(rows) + 1):
+        for number, of_piece in enumerate(zip(*gradients, strict=True), 1):
             self._seed(number)
             piece = self._waiting.pop().to(self._device)
             with self._averaging(last=not self._waiting), statistics_untouched(self._encoders):
                 with self._precision.autocast():
                     features = self._encode(piece, keys=False)
-                of_views = zip([features.first, features.second, *features.local], gradients[number - 1], strict=True)
-                trained = [pair for pair in of_views if pair[0].requires_grad]  # not those of a locked encoder
-                torch.autograd.backward(*map(list, zip(*trained, strict=True)))
+                _backward([features.first, features.second, *features.local], of_piece)
         self._features = []
 
     def _averaging(self, *, last: bool) -> AbstractContextManager[None]:
         """Average the gradients over ranks with the last piece only."""
         if isinstance(self._encode, DistributedDataParallel) and not last:
-            no_sync: AbstractContextManager[None] = self._encode.no_sync()  # type: ignore[no-untyped-call]
-            return no_sync
+            return self._encode.no_sync()
         return nullcontext()
 
     def _on_host(self, piece: Batch) -> Batch:
@@ -138,12 +134,16 @@ class MicroBatches(OnePiece):
 
 def _joined(pieces: list[Features]) -> Features:
     first, second, keys, local = zip(*pieces, strict=True)
-    return Features(
-        torch.cat(first),
-        torch.cat(second),
-        None if keys[0] is None else tuple(map(torch.cat, zip(*keys, strict=True))),
-        tuple(map(torch.cat, zip(*local, strict=True))),
-    )
+    of_momentum = None
+    if keys[0] is not None:
+        of_first, of_second = zip(*keys, strict=True)
+        of_momentum = torch.cat(of_first), torch.cat(of_second)
+    return Features(torch.cat(first), torch.cat(second), of_momentum, tuple(map(torch.cat, zip(*local, strict=True))))
+
+
+def _backward(features: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    trained = [place for place, of_view in enumerate(features) if of_view.requires_grad]  # not by a locked encoder
+    torch.autograd.backward([features[place] for place in trained], [gradients[place] for place in trained])
 
 
 def _gradient(features: Tensor) -> Tensor:

@@ -210,7 +210,7 @@ class Trainer:
                 self.average.follow(self.encoders, self.steps_done + 1)
         self._skipped_in_a_row = 0
         norms = {} if norm is None else {"gradient_norm": norm}
-        scalars = {"loss": outcome.loss, "learning_rate": rate, **norms, **outcome.metrics}
+        scalars: dict[str, Scalar] = {"loss": outcome.loss, "learning_rate": rate, **norms, **outcome.metrics}
         self._end_step({"epoch": progress.epoch, **scalars})
 
     def _end_step(self, scalars: Mapping[str, Scalar]) -> None:

@@ -19,6 +19,7 @@ from .encoders.micro_batches import MicroBatches, OnePiece, StepEncoder
 from .errors import RunError
 from .evaluation.online import OnlineEvaluation
 from .failures import ranks_lost, samples_after
+from .metrics_log import Scalar
 from .objectives import FeaturesError, Outcome, Progress
 from .opening import LOSS_SCALE
 from .optim import create_optimizer, learning_rate, momentum_at
@@ -151,8 +152,8 @@ class Trainer(Run):
                 self.average.follow(self.encoders, self.steps_done + 1)
         self._skipped_in_a_row = 0
         norms = {} if norm is None else {"gradient_norm": norm}
-        scalars = {"loss": outcome.loss, "learning_rate": rate} | norms | outcome.metrics
-        self._count_step({"epoch": progress.epoch} | scalars)
+        scalars: dict[str, Scalar] = {"loss": outcome.loss, "learning_rate": rate, **norms, **outcome.metrics}
+        self._count_step({"epoch": progress.epoch, **scalars})
 
     def _outcome(self, features: Features, state: Mapping[str, Tensor], progress: Progress) -> Outcome | None:
         """Return the objective's outcome, or None if it is not finite and such steps are skipped."""

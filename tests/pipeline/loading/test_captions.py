@@ -17,7 +17,7 @@ from several_captions import captions_of
 
 @pytest.fixture(scope="module")
 def caption_of(captions_dataset):
-    """Return a function (sample id, its tokens) -> number of that caption among the sample's; it fails for another's."""
+    """Return a function (sample id, its tokens) -> number of that caption of the sample; it fails for another's."""
     length = captions_dataset.index.tokenizer.context_length
     tokenizer = load_tokenizer(captions_dataset.tokenizer_path, context_length=length)
     own = [
@@ -39,8 +39,10 @@ def served(loader, epoch, caption_of):
 def test_a_conversion_keeps_every_caption_with_its_tokens_and_counts_them(captions_dataset, caption_of):
     index, keys = captions_dataset.index, captions_dataset.column("key").to_pylist()
     expected = [captions_of(int(key)) for key in keys]
-    assert captions_dataset.column(CAPTIONS).to_pylist() == expected
-    assert captions_dataset.column("caption").to_pylist() == [captions[0] for captions in expected]
+    both = captions_dataset.take(np.arange(512), [CAPTIONS, "caption"])
+    assert both[CAPTIONS].to_pylist() == expected
+    assert both["caption"].to_pylist() == [captions[0] for captions in expected]
+    assert CAPTIONS not in captions_dataset.schema.names, "one text a sample, unless all are asked for"
     assert (index.captions_per_sample, index.captions) == (5, sum(map(len, expected)))
     for sample_id in range(0, 512, 7):
         tokens = torch.from_numpy(captions_dataset.shard(0).tokens_of(sample_id))

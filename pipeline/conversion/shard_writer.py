@@ -118,8 +118,8 @@ class _Rows:
     def _refuse_too_many_tokens(self, sample: Sample, jpeg: bytes) -> None:
         count, length = len(sample.captions), self._settings.context_length
         if len(jpeg) + 4 * count * length > MAX_BYTES:
-            raise BadSampleError(f"its JPEG of {len(jpeg):,} bytes and {count} captions of {length:,} tokens do not fit "
-                                 f"{MAX_BYTES:,} bytes; lower --context-length or --max-size")  # fmt: skip
+            raise BadSampleError(f"its JPEG of {len(jpeg):,} bytes and {count} captions of {length:,} tokens do not "
+                                 f"fit {MAX_BYTES:,} bytes; lower --context-length or --max-size")  # fmt: skip
 
     def _leave_out(self, source_index: int, reason: str) -> None:
         uri, key = self._source.uri(source_index), self._source.key(source_index)

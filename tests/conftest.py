@@ -16,6 +16,7 @@ settings.load_profile("thermopile")
 
 import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from io import BytesIO  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 # Benchmarks are scripts; tests use some of what they make. And what tests of several folders share.
@@ -33,6 +34,9 @@ from thermopile.pipeline.dataset_index import SHARD_SUFFIXES, seal_index, shard_
 from thermopile.pipeline.sources import Source  # noqa: E402
 from thermopile.pipeline.sources.folder import FolderSource  # noqa: E402
 from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
+from thermopile.pipeline.sources.parquet import ParquetSource  # noqa: E402
+
+from several_captions import captions_of  # noqa: E402
 
 LONGEST = ("test_claim.py", "test_ranks.py", "test_lost_ranks.py", "test_bit_flips.py", "test_scripts.py")
 
@@ -92,6 +96,19 @@ def picture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def images_dataset(picture_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """The picture folder, converted."""
     return converted(FolderSource(picture_folder), tmp_path_factory.mktemp("images") / "pictures")
+
+
+@pytest.fixture(scope="session")
+def captions_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """512 pairs with one to five captions each: the picture of key k is noise(k), its captions captions_of(k)."""
+    folder, pictures = tmp_path_factory.mktemp("captions"), []
+    for number in range(512):
+        file = BytesIO()
+        noise(number).save(file, "JPEG")
+        pictures.append(file.getvalue())
+    table = pa.table({"image": pictures, "caption": [captions_of(number) for number in range(512)]})
+    pq.write_table(table, folder / "pairs.parquet", row_group_size=100)
+    return converted(ParquetSource([folder / "pairs.parquet"]), folder / "pairs")
 
 
 @pytest.fixture(scope="session")

@@ -162,7 +162,7 @@ KINDS = (
         _EITHER,
         (
             _part("image", "jpg;jpeg;png;webp", "Suffixes of pictures; the first that a sample has is used."),
-            _part("caption", "txt", "Suffix of the caption, or json:FIELD; empty for images only."),
+            _part("caption", "txt", "Suffix of the captions, one per line, or json:FIELD; empty for images only."),
             _part("group", "cls", "Suffix of the class, or json:FIELD."),
         ),
         pattern="*.tar",
@@ -176,7 +176,7 @@ KINDS = (
         _EITHER,
         (
             _part("image", "image;jpg;jpeg;png;webp;img", "Column with the picture; the first that exists is used."),
-            _part("caption", "caption;text", "Column with the caption; images only if empty or not found."),
+            _part("caption", "caption;text", "Column with the caption or captions; images only if empty or not found."),
             _part("group", "label;cls", "Column with the class; the first that exists is used."),
         ),
         pattern="*.parquet",

@@ -217,6 +217,7 @@ def open_loader(
         "recipe": recipe_named(config.recipe),
         "workers": config.workers or _workers_beside_others(config.loader, world),
         "ahead": config.ahead,
+        "captions": config.captions,
         "device": device.type,
     }
     try:

@@ -61,6 +61,8 @@ class DataConfig(_Section):
     augmentation: str = ""
     """Custom augmentation after the recipe's, as `module:function`; requires `ffcv`. A function compiled by numba that
     changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""
+    captions: Literal["draw", "first"] = "draw"
+    """Caption of a sample that has several: one drawn for each epoch, or always the first."""
     image_size: int = Field(default=224, ge=8)
     """Side length of a view in pixels."""
     local_views: int = Field(default=0, ge=0, le=64)

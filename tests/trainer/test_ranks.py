@@ -34,12 +34,12 @@ STEPS_PER_EPOCH = 15
 def start(start_program, pairs_dataset):
     """Return a function that starts a process for each rank, as torchrun does; but nobody ends those that are left."""
 
-    def start(run, world, epochs=2, last_rank=(), more_settings=()):
+    def start(run, world, epochs=2, last_rank=(), more_settings=(), data=pairs_dataset):
         settings = [part for setting in (*SETTINGS, f"epochs={epochs}", *more_settings) for part in ("--set", setting)]
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = ("train", "--data", pairs_dataset.path, "--out", run.path, "--resume", *settings)
+        command = ("train", "--data", data.path, "--out", run.path, "--resume", *settings)
         more = [()] * (world - 1) + [last_rank]
         return [start_program(*command, *own, **shared, RANK=rank, LOCAL_RANK=rank) for rank, own in enumerate(more)]
 
@@ -170,6 +170,22 @@ def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, mo
     for rank in ranks:
         rank.end()
     finish(start(broken, 2, more_settings=more))
+    assert losses(broken) == losses(whole)
+    assert_same_weights(broken, whole)
+
+
+def test_two_ranks_that_draw_captions_killed_within_an_epoch_and_resumed_are_those_never_killed(
+    start, captions_dataset, tmp_path
+):
+    whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
+    finish(start(whole, 2, epochs=5, data=captions_dataset))
+    ranks = start(broken, 2, epochs=5, data=captions_dataset)
+    wait_for(broken, 7, ranks)  # of 20, 4 an epoch; the checkpoint is of step 5
+    for rank in ranks:
+        rank.kill()
+    for rank in ranks:
+        rank.end()
+    finish(start(broken, 2, epochs=5, data=captions_dataset))
     assert losses(broken) == losses(whole)
     assert_same_weights(broken, whole)
 

@@ -31,6 +31,12 @@ def test_a_change_that_nothing_names_is_refused_with_the_option_that_allows_it(a
         changes(allowed, optimizer={"lr": 0.5})
 
 
+def test_the_choice_of_captions_changes_results():
+    with pytest.raises(ConfigError, match=r"has 'draw', asked for 'first'.* --allow-change data\.captions"):
+        changes([], data={"captions": "first"})
+    assert changes(["data.captions"], data={"captions": "first"}) == [("data.captions", "draw", "first")]
+
+
 def test_what_changes_no_result_needs_no_name():
     assert changes([], log_every=3, data={"workers": 4}, state={"prefetch_steps": 5}) == []
 

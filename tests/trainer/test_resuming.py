@@ -58,6 +58,24 @@ def test_a_run_stopped_within_an_epoch_goes_on_with_the_rates_and_losses_of_one_
     assert rates == sorted(rates[:7]) + sorted(rates[7:], reverse=True)
 
 
+def test_a_run_that_draws_captions_stopped_within_an_epoch_goes_on_with_the_captions_of_one_never_stopped(
+    captions_dataset, tmp_path
+):
+    data = {"path": str(captions_dataset.path), "image_size": 16}
+    config = small(captions_dataset, batch_size=64, epochs=3, data=data, checkpoint={"every_steps": 5})
+    whole, broken = train(config, tmp_path / "whole"), RunDirectory(tmp_path / "broken")
+    with pytest.raises(KeyboardInterrupt), Trainer.open(config, broken) as trainer:
+        trainer.run(stop_at(12))
+    with Trainer.open(config, broken, resume=True) as trainer:
+        assert trainer.steps_done == 10, "two steps into the second epoch"
+        trainer.run()
+    assert losses(broken) == losses(whole)
+    assert_same_state(broken, whole)
+    assert_same_weights(broken, whole)
+    first = small(captions_dataset, batch_size=64, epochs=3, data=data | {"captions": "first"})
+    assert losses(train(first, tmp_path / "first")) != losses(whole)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

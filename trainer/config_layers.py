@@ -51,7 +51,9 @@ class Layers:
 
     def _add(self, tree: Mapping[str, Any], origins: Mapping[str, str]) -> None:
         merge(self.tree, tree)
-        self.origins = {key: origins[key] if key in origins else self.origins[key] for key in flat(self.tree)}
+        known = self.origins | origins
+        # A name that has become a table, for changed fields, has it where it was: data.recipe in data.recipe.name.
+        self.origins = {key: known.get(key) or known[key.removesuffix(".name")] for key in flat(self.tree)}
 
     def load(self) -> TrainConfig:
         """Return the validated settings. Raises ConfigError as `load_config`."""

@@ -72,7 +72,7 @@ class DataConfig(_Section):
     workers: int = Field(default=0, ge=0, le=10_000)
     """Decoding threads; 0 means one per core, plus one with `dali`."""
     ahead: int = Field(default=2, ge=1, le=1000)
-    """Batches decoded ahead."""
+    """Batches decoded ahead; pieces with `micro_batch`."""
 
     @model_validator(mode="after")
     def _augmentation_has_its_loader(self) -> Self:

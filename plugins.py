@@ -27,7 +27,9 @@ def place_of(name: str) -> str:
 
 def load_plugin(name: str) -> Any:
     """Import the object `module:name`, which runs the module. Raises PluginError if that fails."""
-    module, _, attribute = name.partition(":")
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise PluginError(f"is not module:name. {WRITE}")
     try:
         return getattr(import_module(module), attribute)
     except Exception as error:  # a user's module may raise anything

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from .own_code import announce
-
 if TYPE_CHECKING:
     from ..pipeline.sources import Source
 
@@ -50,10 +48,10 @@ class Kind(NamedTuple):
 def _users_source(name: str, src: str, **options: Any) -> Source:
     """Import and create a source. Raises SourceError if it is none."""
     from ..pipeline.errors import SourceError
-    from ..pipeline.sources import Source
     from ..plugins import PluginError, load_plugin
+    from ..trainer.config_layers import announce_code
 
-    announce({"the source": name})
+    announce_code({"the source": name})
     try:
         source: Source = load_plugin(name)(src, **options)
     except PluginError as error:
@@ -63,7 +61,7 @@ def _users_source(name: str, src: str, **options: Any) -> Source:
     except Exception as error:  # a user's code may raise anything
         raise SourceError(f"{name} cannot be created with SRC {src!r} and options {options}: {type(error).__name__}: "
                           f"{error}") from error  # fmt: skip
-    if missing := [part for part in dir(Source) if part in _OF_A_SOURCE and not hasattr(source, part)]:
+    if missing := [part for part in _OF_A_SOURCE if not hasattr(source, part)]:
         raise SourceError(f"{name} lacks {', '.join(missing)}; derive it from thermopile.Source")
     if (mode := getattr(source, "mode", None)) not in ("images", "pairs"):
         raise SourceError(f"{name} has mode = {mode!r}; it must be 'images' or 'pairs'")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .dataset_path import DatasetPath
-from .own_code import ALLOW, admit_code_of_features
+from .own_code import ALLOW
 from .progress import ProgressBar, progress_bar
 from .terminal import print_facts, print_table
 
@@ -72,7 +72,7 @@ def eval_(
     from ..trainer.run_directory import RunDirectory
 
     directory, sets = RunDirectory(run), (Dataset(train), Dataset(test))
-    admit_code_of_features(directory, allow_code=allow_code)  # and refuse what is not a run before importing torch
+    directory.config()  # refuse what is not a run before importing torch
     from ..trainer.evaluation.evaluate import evaluate
 
     with _progress() as on_progress:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from .own_code import ALLOW, admit_code_of_features
+from .own_code import ALLOW
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights
@@ -40,8 +40,8 @@ def export(
     from ..trainer.run_directory import RunDirectory
 
     directory = RunDirectory(run)
-    admit_code_of_features(directory, allow_code=allow_code)  # and refuse what is not a run before importing torch
+    directory.config()  # refuse what is not a run before importing torch
     from ..trainer.export import export as write
 
-    for path in write(directory, to, format_, at=at, data=data, weights=weights):
+    for path in write(directory, to, format_, at=at, data=data, weights=weights, allow_code=allow_code):
         click.echo(path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .own_code import ALLOW, admit_code_of_features
+from .own_code import ALLOW
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights
@@ -70,13 +70,9 @@ def inspect(
         inspecting.print_samples(run, (*ids, *more_ids), at, data, to, as_json)
     else:
         _refuse(context, "a report", "overwrite")
-        if with_map:
-            from ..trainer.run_directory import RunDirectory
-
-            admit_code_of_features(RunDirectory(run), allow_code=allow_code)
-        else:
-            _refuse(context, "a report without --map", "weights")
-        inspecting.report(run, at, against, tuple(dict.fromkeys(by)), with_map, weights, data, to, as_json)
+        if not with_map:
+            _refuse(context, "a report without --map", "weights", "allow_code")
+        inspecting.report(run, at, against, tuple(dict.fromkeys(by)), with_map, weights, allow_code, data, to, as_json)
 
 
 def _refuse(context: click.Context, what: str, *names: str) -> None:

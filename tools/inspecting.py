@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
 def report(
     run: Path, at: str, against: str | None, by: tuple[str, ...], with_map: bool, weights: Weights | None,
-    data: Path | None, to: Path | None, as_json: bool,
+    allow_code: bool, data: Path | None, to: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print a summary and write the report, or print the findings as JSON."""
     folder = None if as_json else _writable(run, to)
-    findings = look(run, at=at, against=against, by=by, with_map=with_map, weights=weights, data=data)
+    findings = look(
+        run, at=at, against=against, by=by, with_map=with_map, weights=weights, allow_code=allow_code, data=data
+    )
     if folder is None:
         click.echo(json.dumps(to_json(findings), allow_nan=False))
         return

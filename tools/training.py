@@ -18,13 +18,20 @@ from ..pipeline.dataset import Dataset
 from ..pipeline.errors import DatasetError
 from ..state_store.ranks import agreement
 from ..trainer.config import TrainConfig, to_tree
-from ..trainer.config_layers import Layers, apply_overrides, code_in, preset_names, read_toml
+from ..trainer.config_layers import (
+    Layers,
+    announce_code,
+    apply_overrides,
+    code_in,
+    preset_names,
+    read_toml,
+    refuse_code,
+)
 from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world, refuse_separate_directories
 from .dataset_path import DatasetPath
 from .eval_cmd import LABELS
-from .own_code import announce, refuse_code
 from .plain_text import MAX_ERROR_CHARACTERS, plain_text
 from .progress import ProgressBar, progress_bar
 
@@ -86,7 +93,7 @@ def train(asked: Asked) -> bool:
             if not asked.allow_code:
                 _refuse_code_of_files(settings, recorded, layers)
             if world.is_first:
-                announce(code_in(settings))
+                announce_code(code_in(settings))
         if begun is None or recorded is None:
             settings = _new(settings, world, asked)
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Set
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,8 +48,8 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     )
     device, objective = device_named(config.device), objective_of(resolved)
     _check_frame(resolved, objective)
-    pieces_per_step(resolved, world)
     order = create_order(resolved, dataset, objective, world)
+    pieces_per_step(resolved, world)
     settings = objective.settings.model_dump(exclude_none=True)
     settings["similarity_budget"] = objective.settings.budget_on(device)
     return resolved.model_copy(
@@ -86,10 +85,9 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
     data = config.data
     recipe, loader = data.recipe, data.loader
     usual = "clip" if mode == "bimodal" else "crop_flip"
-    if isinstance(recipe, str):
-        recipe = usual if recipe == "auto" else recipe
-    elif recipe.name == "auto":
-        recipe = recipe.model_copy(update={"name": usual})
+    name, fields = (recipe, {}) if isinstance(recipe, str) else (recipe.name, recipe.fields)
+    name = usual if name == "auto" else name
+    recipe = RecipeConfig(name=name, **fields) if fields else name
     recipe_named(recipe)
     if loader == "auto":
         loader = "dali" if device_named(config.device).type == "cuda" and not data.augmentation else "ffcv"
@@ -168,14 +166,16 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
 
 
 def pieces_per_step(config: TrainConfig, world: World = ALONE) -> int:
-    """Return in how many pieces a rank encodes its share of a batch: 1 without `micro_batch`.
+    """Return in how many pieces a rank encodes its share of a batch: 1 if `micro_batch` is 0 or no smaller.
 
     Raises ConfigError if `micro_batch` does not divide the share.
     """
     share = config.batch_size // world.size
-    if share % (config.micro_batch or share) == 0:
-        return share // (config.micro_batch or share)
-    smaller = next(size for size in range(min(config.micro_batch, share), 0, -1) if share % size == 0)
+    if not 0 < config.micro_batch < share:
+        return 1
+    if share % config.micro_batch == 0:
+        return share // config.micro_batch
+    smaller = next(size for size in range(config.micro_batch, 0, -1) if share % size == 0)
     of_rank = f" that each of {world.size} ranks has of a batch" if world.size > 1 else " of a batch"
     raise ConfigError(f"micro_batch = {config.micro_batch:,} does not divide the {share:,} samples{of_rank}; "
                       f"use {smaller:,}, or 0 to encode them at once")  # fmt: skip
@@ -249,14 +249,10 @@ def _augmentation_named(name: str) -> Augmentation:
     from numba.core.dispatcher import Dispatcher
     from numba.core.errors import NumbaError
 
-    module, _, function = name.partition(":")
     try:
-        augmentation = getattr(import_module(module), function)
-    except Exception as error:  # a user's module may raise anything
-        raise ConfigError(
-            f"data.augmentation = {name!r} cannot be imported: {type(error).__name__}: {error}. "
-            "Write module:function, with the module's directory in PYTHONPATH"
-        ) from error
+        augmentation = load_plugin(name)
+    except PluginError as error:
+        raise ConfigError(f"data.augmentation = {name!r} {error}") from error
     if not isinstance(augmentation, Dispatcher):
         raise ConfigError(f"data.augmentation = {name!r} is not compiled; decorate it with numba.njit")
     try:

@@ -1,15 +1,19 @@
 """Merging settings from presets, TOML files and `key=value`, with the origin of each value."""
 
+import logging
 import tomllib
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..files import read_regular
-from ..plugins import is_plugin
+from ..plugins import is_plugin, place_of
 from .config import TrainConfig, flat, load_config, nearest
 from .errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 PRESETS = Path(__file__).parent / "presets"
 MAX_BYTES, MAX_DOTS = 1 << 18, 300
@@ -25,8 +29,30 @@ CODE = ("data.augmentation", "objective.name", *CODE_OF_FEATURES)
 
 def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
     """Return key → `module:name` of the code that a run with these settings imports."""
-    values = flat(config.model_dump())
-    return {key: values[key] for key in keys if is_plugin(name := values.get(key, "")) and not name.startswith("hf:")}
+    values = {key: value for key, value in flat(config.model_dump()).items() if key in keys}
+    if config.objective.mode == "unimodal":
+        values.pop("model.text.name", None)
+    return {
+        key: name for key, name in values.items()
+        if is_plugin(name) and not (key.startswith("model.") and name.startswith("hf:"))
+    }  # fmt: skip
+
+
+def refuse_code(named: Mapping[str, str], where: object) -> None:
+    """Raise ConfigError if there is any. named: as `code_in` returns it; where: the file that names it."""
+    for key, code in named.items():
+        raise ConfigError(f"{where} sets {key} = {code!r}, which imports that module and runs its code. "
+                          "If you trust it, add --allow-code")  # fmt: skip
+
+
+def announce_code(named: Mapping[str, str]) -> None:
+    """Log what is about to be imported, and from where."""
+    for key, code in named.items():
+        _log.warning("imports %s = %s from %s", key, code, place_of(code) or "a place that is not found")
+
+
+_RECIPE = "recipe"
+"""The setting that is a name, or a table of changed fields with the name in it."""
 
 
 @dataclass
@@ -128,38 +154,37 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
         *tables, last = key.split(".")
         table = asked
         for name in tables:
-            table[name] = table = _as_table(table.get(name, {}))
+            table[name] = table = _as_table(name, table.get(name, {}))
             if not isinstance(table, dict):
                 raise ConfigError(f"{key}: {name} is a value, not a table of settings")
         value = _toml_value(text)
-        if isinstance(value, str) and isinstance(fields := table.get(last), dict):
+        if last == _RECIPE and isinstance(value, str) and isinstance(fields := table.get(last), dict):
             fields["name"] = value
         else:
             table[last] = value
     merge(tree, asked)
 
 
-def _as_table(value: Any) -> Any:
-    """Return a name, such as data.recipe's, as the table that its changed fields go into; other values as they are."""
-    return {"name": value} if isinstance(value, str) else value
+def _as_table(key: str, value: Any) -> Any:
+    """Return a recipe's name as the table that its changed fields go into; other values as they are."""
+    return {"name": value} if key == _RECIPE and isinstance(value, str) else value
 
 
 def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
     """Merge `other` into `tree`, in place: tables are merged, values replaced.
 
-    A table that names another objective or encoder replaces the old one entirely, since its settings would not apply.
-    A table of changed fields keeps the name that it is for.
-    An optimiser of another name keeps schedule and decay; unknown settings are rejected later.
+    A table that names another objective, encoder or recipe replaces the old one entirely, since its settings would not
+    apply. An optimiser of another name keeps schedule and decay; unknown settings are rejected later.
     """
     for key, value in other.items():
         old = tree.get(key)
         if isinstance(value, Mapping):
-            old = _as_table(old)
+            old = _as_table(key, old)
         if isinstance(value, Mapping) and isinstance(old, dict) and (key == "optimizer" or _one_name(old, value)):
             tree[key] = old
             merge(old, value)
         else:
-            tree[key] = value
+            tree[key] = deepcopy(value)
 
 
 def _one_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

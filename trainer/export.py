@@ -47,15 +47,15 @@ class _Side:
 
 def export(
     run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, data: Path | None = None,
-    weights: Weights | None = None,
+    weights: Weights | None = None, allow_code: bool = False,
 ) -> list[Path]:  # fmt: skip
     """Write the encoders of a run's checkpoint, `latest` or step-N, to the new directory `to`; returns its files.
 
     data: where the run's dataset is now; None: the recorded path. Texts need its tokenizer. weights: those of image and
-    text encoder, by default averaged ones, where the run has them; a momentum network has only its own. A kill leaves
-    no `to`, only a hidden directory next to it. Raises ConfigError if `to` exists, transformers has no such encoder or
-    the run has no averaged weights, RunError if the run or checkpoint does not exist or a weight is not finite,
-    DatasetError if the tokenizer is not found, OSError if writing fails.
+    text encoder, by default averaged ones, where the run has them; a momentum network has only its own. allow_code: as
+    restore_encoders. A kill leaves no `to`, only a hidden directory next to it. Raises ConfigError if `to` exists,
+    transformers has no such encoder or the run has no averaged weights, RunError if the run or checkpoint does not
+    exist or a weight is not finite, DatasetError if the tokenizer is not found, OSError if writing fails.
     """
     if os.path.lexists(to):
         raise ConfigError(f"{to} already exists; nothing was written. Choose another directory with --to")
@@ -63,7 +63,7 @@ def export(
     weights = chosen_weights(config.model, weights)
     if format == "hf":
         _check_transformers_has_them(config)
-    sides = _restore(run, config, at, data, weights)
+    sides = _restore(run, config, at, data, weights, allow_code)
     with _written_aside(to) as folder:
         for side in sides:
             if format == "hf":
@@ -88,12 +88,14 @@ def _check_transformers_has_them(config: TrainConfig) -> None:
         raise ConfigError(f"the run's {side} encoder is {what}; export it with --format safetensors")
 
 
-def _restore(run: RunDirectory, config: TrainConfig, at: str, data: Path | None, weights: Weights) -> list[_Side]:
+def _restore(
+    run: RunDirectory, config: TrainConfig, at: str, data: Path | None, weights: Weights, allow_code: bool
+) -> list[_Side]:
     checkpoint = find_checkpoint(run, at)
     info, training = load_found(checkpoint)
     folder = data or Path(config.data.path)
     tokenizer, sizes = tokenizer_of(folder, info) if config.objective.mode == "bimodal" else (None, None)
-    encoders = restore_encoders(config, checkpoint, training, sizes, weights)
+    encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     for name, values in encoders.state_dict().items():
         if not values.isfinite().all():
             raise RunError(

@@ -116,14 +116,13 @@ class Trainer(Run):
         pieces: the batch; with `micro_batch` set, its pieces in order. Nothing here reads from the device, except
         fp16's overflow check and, with on_nan = skip, the check for bad values.
         """
-        progress, self._start = self.progress, None
+        progress = self.progress
+        self._begin_step()
         # The norms of a bad batch would remain in their running means.
         buffers = [buffer.clone() for buffer in self.encoders.buffers()] if self.config.on_nan == "skip" else []
         self._seed_random_numbers()
         sample_ids, features = self._encoder.encode(pieces)
-        with self._clock.waiting("store_wait"):
-            state = self.store.take(sample_ids)
-        self._prefetch()
+        state = self._take(sample_ids)
 
         with self._clock.computing("forward_backward"):
             outcome = self._outcome(features, state, progress)
@@ -133,9 +132,7 @@ class Trainer(Run):
             self._skip(progress)
             return
 
-        with self._clock.waiting("store_wait"):
-            # Asynchronous: written during backprop.
-            self.store.put(sample_ids, outcome.state, step=self.steps_done + 1)
+        self._put(sample_ids, outcome.state)
 
         rate = learning_rate(self.config.optimizer, self.steps_done, self.order.steps_per_epoch, self.total_steps)
         self.optimizer.set_learning_rate(rate)

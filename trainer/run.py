@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
@@ -21,24 +21,25 @@ from ..streams import CudaDevice, Pace
 from .build import create_order, device_named, objective_of, open_loader, pieces_per_step, resolve, windows_from
 from .checkpoint import Loaded
 from .checkpointer import Checkpointer
-from .config import TrainConfig
+from .config import TrainConfig, to_tree
 from .config_layers import Layers, code_in
 from .encoders import Encoders
-from .encoders.initial_weights import load_initial_weights
+from .encoders.initial_weights import load_initial_weights, pinned
 from .errors import ConfigError, NotFiniteError, RanksLostError, RunError, TrainingError
 from .failures import not_finite
 from .metrics_log import MetricsLog, Scalar
 from .objectives import Progress
 from .opening import find_start, open_store, restore
 from .precision import fast_kernels
-from .resume_settings import allowed_changes
+from .resume_settings import allowed_changes, as_recorded
 from .run_directory import RunDirectory
 from .step_clock import StepClock
+from .tensors import take_apart
 from .world import ALONE, World, refuse_separate_directories
 
 
 class Part(Protocol):
-    """What can be in a checkpoint: a module, an optimiser, a schedule."""
+    """Anything with a state dict: a module, an optimiser, a schedule."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -81,6 +82,7 @@ class Run:
         self.objective.communicating = partial(self._clock.computing, "communication")
         self._parts: dict[str, Part] = {"encoders": self.encoders, "objective": self.objective}
         self._start: Loaded | None = None  # the checkpoint to restore parts from, until the first step
+        self._has_stepped = False
         with ExitStack() as opened:
             opened.enter_context(fast_kernels(config))
             self.loader = opened.enter_context(
@@ -118,33 +120,42 @@ class Run:
     @classmethod
     def from_settings(
         cls, path: str | PathLike[str], data: str | PathLike[str], settings: Mapping[str, Any] | None = None, *,
-        preset: str | None = None, world: World = ALONE,
+        preset: str | None = None, allow_change: Collection[str] = (), world: World = ALONE,
     ) -> Self:  # fmt: skip
-        """Start the run in the directory `path`, or resume it there, with the same settings.
+        """Start the run in the directory `path`, or resume it there; what `settings` leaves out, it keeps then.
 
-        data: the dataset. settings: a tree as in a TOML file, over those of the preset. world: as `joined_world` yields
-        it under torchrun; all ranks call this.
-        Raises ConfigError, also for settings other than the run's, RunError, DatasetError, StateStoreError, OSError.
+        data: the dataset. settings: a tree as in a TOML file, over those of the preset. allow_change: settings, or
+        tables of settings, that may differ from the run's, such as `epochs`. world: as `joined_world` yields it under
+        torchrun; all ranks call this.
+        Raises ConfigError, also for other changes, RunError, DatasetError, StateStoreError, OSError.
         """
-        directory = RunDirectory(Path(path))
+        directory, given = RunDirectory(Path(path)), Layers()
         begun = world.control.broadcast(directory.exists())
+        if begun:
+            refuse_separate_directories(world, directory.path)
         with agreement(world.control, ConfigError):
-            layers = Layers()
             if preset is not None:
-                layers.add_preset(preset)
-            layers.add(settings or {}, "settings")
-            layers.add({"data": {"path": str(Path(data).resolve())}}, "data")
-            asked, dataset = layers.load(), Dataset(Path(data))
-            config = resolve(asked, dataset, world)
+                given.add_preset(preset)
+            given.add(settings or {}, "settings")
+            given.add({"data": {"path": str(Path(data).resolve())}}, "data")
+            config, dataset = given.load(), Dataset(Path(data))
             if begun:
-                recorded = directory.config_to_resume(accept_edits=False)
-                if code_in(recorded) != code_in(asked):  # before any of it is imported
-                    raise ConfigError(f"{path} names other code: {code_in(recorded)}, asked for {code_in(asked)}")
-                allowed_changes(directory.path, resolve(recorded, dataset, world), config, ())
-        return cls(config, directory, world, resume=begun)
+                config = _resumed(directory, given, dataset, world, allow_change)
+            else:
+                config = _with_source(config, world)
+                config = resolve(config, dataset, world)
+        run = cls(config, directory, world, resume=begun)
+        if begun and world.is_first:
+            directory.record(config)  # the dataset's new path and other allowed changes
+        return run
 
     def _prepare(self) -> None:
-        """Make what a subclass needs, before anything is written. Called by all ranks."""
+        """Make what a subclass needs, before anything is written. Called by all ranks.
+
+        Raises ConfigError for settings that only the trainer's loop can follow.
+        """
+        if self._pieces > 1 or self.config.model.ema:
+            raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.run; leave them out")
 
     @property
     def progress(self) -> Progress:
@@ -154,8 +165,12 @@ class Run:
     def attach(self, **parts: Part) -> None:
         """Make optimisers and the like part of every checkpoint, and restore them if the run was resumed.
 
-        Call it before the first step. Raises RunError if the checkpoint does not fit them.
+        Raises RunError if the checkpoint does not fit them, or after the first step; TypeError for a part whose
+        `state_dict` holds anything but tensors, numbers, text, lists and dicts.
         """
+        if self._has_stepped:
+            raise RunError(f"{', '.join(parts)}: attach parts of a run before its first step")
+        take_apart({name: part.state_dict() for name, part in parts.items()})
         self._parts |= parts
         if self._start is not None:
             restore(self._start, self.store, parts)
@@ -163,30 +178,28 @@ class Run:
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of all steps to come, on the run's device; ids stay on the CPU.
 
-        Raises ConfigError with `micro_batch`, which only the trainer's own loop knows.
+        Raises RuntimeError unless `end_step` was called once for each.
         """
-        if self._pieces > 1:
-            raise ConfigError("micro_batch is for thermopile's own loop, Trainer.run; leave it out")
         self._clock.end_step()  # what came before belongs to no step
         for pieces in self._steps():
-            (batch,) = pieces
+            (batch,), before = pieces, self.steps_done
             self._seed_random_numbers()
             yield batch.to(self.device)
+            if self.steps_done != before + 1:
+                raise RuntimeError(
+                    f"{self.steps_done - before} steps were ended for one batch; call end_step once each"
+                )
 
     def take(self, batch: Batch) -> dict[str, Tensor]:
         """Return the state of the batch's samples, each field [b] on the device, and prefetch that of coming ones."""
-        with self._clock.waiting("store_wait"):
-            state = self.store.take(batch.sample_ids)
-        self._prefetch()
-        return state
+        return self._take(batch.sample_ids)
 
     def put(self, batch: Batch, state: Mapping[str, Tensor]) -> None:
         """Give back the new state of the batch's samples; it is written while the step goes on.
 
         Call it before backprop: the new state depends on the forward pass alone.
         """
-        with self._clock.waiting("store_wait"):
-            self.store.put(batch.sample_ids, state, step=self.steps_done + 1)
+        self._put(batch.sample_ids, state)
 
     def end_step(self, *, loss: Tensor, **scalars: Scalar) -> None:
         """Count the step, log its scalars, and write a checkpoint if one is due or the step is the last.
@@ -194,7 +207,7 @@ class Run:
         Every `log_every` steps this waits for the device. Raises TrainingError if a loss is not finite, and
         SnapshotError or OSError if the last checkpoint cannot be written.
         """
-        self._start = None
+        self._begin_step()
         self._count_step({"epoch": self.progress.epoch, "loss": loss, **scalars})
         _, checkpoint_is_due = self._agree(False)
         is_last = self.steps_done == self.total_steps
@@ -202,6 +215,16 @@ class Run:
             self._flushed_log()
         if is_last or checkpoint_is_due:
             self._save(is_last=is_last)
+
+    def _take(self, sample_ids: Tensor) -> dict[str, Tensor]:
+        with self._clock.waiting("store_wait"):
+            state = self.store.take(sample_ids)
+        self._prefetch()
+        return state
+
+    def _put(self, sample_ids: Tensor, state: Mapping[str, Tensor]) -> None:
+        with self._clock.waiting("store_wait"):
+            self.store.put(sample_ids, state, step=self.steps_done + 1)  # asynchronous: written during backprop
 
     def _steps(self) -> Iterator[Iterator[Batch]]:
         """Yield the batches of all steps to come, each as its pieces."""
@@ -248,6 +271,10 @@ class Run:
         times = self._clock.end_step()
         self.log.add({"step": self.steps_done, **scalars, "refused_rows": self._refused_rows} | times | backlog)
 
+    def _begin_step(self) -> None:
+        """Drop the checkpoint that the run was resumed from, which parts are no longer restored from."""
+        self._start, self._has_stepped = None, True
+
     def _agree(self, stop: bool) -> tuple[bool, bool]:
         """Agree at the end of a step whether any rank is to stop, and whether a checkpoint is due."""
         own = [stop, self.store.refused_rows, self.checkpointer.is_due(self.steps_done), self.checkpointer.write_state]
@@ -287,3 +314,30 @@ class Run:
         # If ranks are gone, threads may wait for them for an hour.
         if kind is None or not issubclass(kind, RanksLostError):
             self.close()
+
+
+def _resumed(
+    directory: RunDirectory, given: Layers, dataset: Dataset, world: World, allow_change: Collection[str]
+) -> TrainConfig:
+    """Return a run's settings with the changes among the given ones. Raises ConfigError for changes not allowed."""
+    recorded, named = directory.config_to_resume(accept_edits=False), code_in(given.load())
+    for key, code in code_in(recorded).items():
+        if named.get(key) != code:  # before it is imported
+            raise ConfigError(f"{directory.config_file} sets {key} = {code!r}, which imports that module and runs its "
+                              "code. If you trust it, name it in your settings, too")  # fmt: skip
+    layers = Layers()
+    layers.add(to_tree(recorded), str(directory.config_file))
+    layers.add(given.tree, "settings")
+    asked = as_recorded(layers.load(), recorded)
+    recorded, config = resolve(recorded, dataset, world), resolve(asked, dataset, world)
+    allowed_changes(directory.path, recorded, config, allow_change)
+    return config
+
+
+def _with_source(config: TrainConfig, world: World) -> TrainConfig:
+    """Return a new run's settings with the checkpoint that `init_from` means now."""
+    if not config.init_from:
+        return config
+    # Use one rank's answer: the other run may still be training and have a newer checkpoint by now.
+    source = world.control.broadcast(pinned(config.init_from) if world.is_first else "")
+    return config.model_copy(update={"init_from": source})

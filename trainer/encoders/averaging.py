@@ -18,7 +18,7 @@ class AveragedEncoders(Encoders):
     """Encoders with the moving averages of those that are trained, in evaluation mode; no predictor, no momentum.
 
     Batch norms have averages of the trained ones' statistics: the newest ones belong to weights that the average
-    reaches only 1 / (1 - decay) steps later. Counters are copied.
+    reaches only 1 / (1 - decay) steps later. Other buffers are copied.
     """
 
     def __init__(self, trained: Encoders, decay: float) -> None:
@@ -35,16 +35,18 @@ class AveragedEncoders(Encoders):
         ExponentialMovingAverage, so that short runs forget their first weights.
         """
         average = get_ema_multi_avg_fn(min(self._decay, (1 + steps_done) / (10 + steps_done)))  # type: ignore[no-untyped-call]
-        values = _values(self)
-        newest = _values(trained)
-        floats = [name for name, value in values.items() if value.is_floating_point()]
-        average([values[name] for name in floats], [newest[name] for name in floats], None)
-        for name in values.keys() - floats:
-            values[name].copy_(newest[name])
+        averaged, newest = _averaged(self), _averaged(trained)
+        average(list(averaged.values()), [newest[name] for name in averaged], None)
+        buffers = dict(trained.named_buffers())
+        for name, buffer in self.named_buffers():
+            if name not in averaged:  # a counter, or a mask, whose -inf has no average
+                buffer.copy_(buffers[name])
 
 
-def _values(encoders: nn.Module) -> dict[str, torch.Tensor]:
-    return dict(encoders.named_parameters()) | dict(encoders.named_buffers())
+def _averaged(encoders: nn.Module) -> dict[str, torch.Tensor]:
+    statistics = ("running_mean", "running_var")
+    buffers = {name: each for name, each in encoders.named_buffers() if name.rpartition(".")[2] in statistics}
+    return dict(encoders.named_parameters()) | buffers
 
 
 def chosen_weights(config: ModelConfig, asked: Weights | None) -> Weights:

@@ -61,7 +61,7 @@ def batch_norm_advice(encoders: nn.Module, device: torch.device, world: World, p
         return []
     advice = []
     if pieces > 1:
-        advice.append(f"with micro_batch the encoders' batch norms use the statistics of a piece, a {pieces}th of the "
+        advice.append(f"with micro_batch the encoders' batch norms use the statistics of a piece, 1/{pieces} of the "
                       "batch, so the results depend on it")  # fmt: skip
     if world.size > 1 and device.type != "cuda":
         advice.append("on CPUs the encoders' batch norms use only the samples of their own rank, so the results depend "

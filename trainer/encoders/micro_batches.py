@@ -35,7 +35,7 @@ class StepEncoder(Protocol):
         ...
 
     def finish_backward(self) -> None:
-        """Bring the gradients from the features to the weights, once the loss's backward pass is done."""
+        """Backpropagate the features' gradients to the weights, once the loss's backward pass is done."""
         ...
 
 
@@ -83,9 +83,9 @@ class MicroBatches(OnePiece):
         self._waiting, found = [], list[Features]()
         for number, piece in enumerate(pieces, 1):
             with self._clock.computing("forward_backward"), self._precision.autocast(), torch.no_grad():
-                self._waiting.append(self._on_host(piece))
+                self._waiting.append(_with_pixels(piece, self._kept))
                 self._seed(number)
-                found.append(self._encoders(piece.to(self._device)))
+                found.append(self._encoders(self._on_device(self._waiting[-1])))
         self._seed(0)
         joined = _joined(found)
         self._features = [joined.first, joined.second, *joined.local]
@@ -102,7 +102,7 @@ class MicroBatches(OnePiece):
         self._waiting.reverse()
         for number, of_piece in enumerate(zip(*gradients, strict=True), 1):
             self._seed(number)
-            piece = self._waiting.pop().to(self._device)
+            piece = self._on_device(self._waiting.pop())
             with self._averaging(last=not self._waiting), statistics_untouched(self._encoders):
                 with self._precision.autocast():
                     features = self._encode(piece, keys=False)
@@ -115,21 +115,24 @@ class MicroBatches(OnePiece):
             return self._encode.no_sync()
         return nullcontext()
 
-    def _on_host(self, piece: Batch) -> Batch:
-        """Return the piece with its pixels on the host, in the precision in which the encoders compute."""
-        return replace(
-            piece,
-            views=tuple(self._kept(view) for view in piece.views),
-            local=tuple(self._kept(view) for view in piece.local),
+    def _on_device(self, piece: Batch) -> Batch:
+        """Return the piece as both passes see it: in float32, rounded to the precision of the encoders."""
+        return _with_pixels(
+            piece.to(self._device), lambda view: view.to(torch.promote_types(view.dtype, torch.float32))
         )
 
     def _kept(self, view: Tensor) -> Tensor:
+        """Return the pixels on the host, in the precision of the encoders."""
         dtype = self._precision.dtype or view.dtype
         if self._device.type == "cpu":
             return view.to(dtype)
         # From a GPU, or to one: both copies are in the order of its stream, and the host goes on.
         pinned = torch.empty(view.shape, dtype=dtype, pin_memory=True)
         return pinned.copy_(view, non_blocking=True)
+
+
+def _with_pixels(piece: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    return replace(piece, views=tuple(map(change, piece.views)), local=tuple(map(change, piece.local)))
 
 
 def _joined(pieces: list[Features]) -> Features:

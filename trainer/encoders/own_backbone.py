@@ -12,16 +12,26 @@ from ..errors import ConfigError
 from .backbones import Backbone, OneBlock
 
 TRIED = 2
-"""Samples in the trial."""
+"""Number of samples encoded as a check."""
 
 
 class OwnBackbone(OneBlock):
-    """What a user's own code has made."""
+    """A backbone from a user's module."""
+
+    def __init__(self, key: str, body: nn.Module, width: int, recompute: bool, given: int | TokenizerInfo) -> None:
+        """key: the setting that names it, for messages. given: as in create_encoder."""
+        super().__init__(body, width, recompute)
+        self._key = key
+        _try(key, body, width, given)
+        self._groups = _groups_of(key, body)
+
+    def check_side(self, pixels: int) -> None:
+        """Raise ConfigError if local views of this side in pixels do not fit."""
+        _try(self._key, self.body, self.width, pixels)
 
     def groups(self) -> list[nn.Module]:
         """Return the groups of layers that its method `groups` lists, or all as one if it has none."""
-        own = getattr(self.body, "groups", None)
-        return list(own()) if callable(own) else [self.body]
+        return [self.body] if self._groups is None else self._groups
 
 
 class ImageEncoder(Protocol):
@@ -71,8 +81,7 @@ def own_backbone(side: str, encoder: EncoderConfig, recompute: bool, given: int 
     if not (isinstance(body, nn.Module) and isinstance(width, int) and width > 0):
         raise ConfigError(f"{key} returns {type(body).__name__} with width {width!r}; it must return a torch module "
                           "whose width is the number of its features")  # fmt: skip
-    _try(key, body, width, given)
-    return OwnBackbone(body, width, recompute)
+    return OwnBackbone(key, body, width, recompute, given)
 
 
 @torch.no_grad()
@@ -82,19 +91,35 @@ def _try(key: str, body: nn.Module, width: int, given: int | TokenizerInfo) -> N
         inputs = torch.linspace(-1, 1, TRIED * 3 * given * given).view(TRIED, 3, given, given)
     else:
         inputs = torch.full((TRIED, given.context_length), given.end_id, dtype=torch.int32)
-    was_training = body.training
+    training = [module for module in body.modules() if module.training]
     try:
-        features = body.eval()(inputs)
+        features = body.eval()(inputs.to(next(body.parameters(), inputs).device))
     except Exception as error:  # a user's code may raise anything
         raise ConfigError(f"{key} fails on {_described(inputs)}: {type(error).__name__}: {error}") from error
     finally:
-        body.train(was_training)
+        for module in training:
+            module.training = True
     if not isinstance(features, Tensor) or features.shape != (TRIED, width):
         found = _described(features) if isinstance(features, Tensor) else type(features).__name__
         raise ConfigError(f"{key} maps {_described(inputs)} to {found}; its width is {width}, so it must be "
                           f"[{TRIED}, {width}]")  # fmt: skip
     if not features.isfinite().all():
         raise ConfigError(f"{key} maps {_described(inputs)} to features that are not finite; check its initial weights")
+
+
+def _groups_of(key: str, body: nn.Module) -> list[nn.Module] | None:
+    """Return what its method `groups` lists; None without one. Raises ConfigError unless each weight is in one group."""
+    if not callable(groups := getattr(body, "groups", None)):
+        return None
+    try:
+        listed = list(groups())
+        held = [id(value) for group in listed for value in (*group.parameters(), *group.buffers())]
+    except Exception as error:  # a user's code may raise anything
+        raise ConfigError(f"{key}: its method groups fails: {type(error).__name__}: {error}; it must list modules, input "
+                          "first") from error  # fmt: skip
+    if sorted(held) != sorted(id(value) for value in (*body.parameters(), *body.buffers())):
+        raise ConfigError(f"{key}: its method groups must have each of its weights and buffers in one group")
+    return listed
 
 
 def _described(values: Tensor) -> str:

@@ -72,7 +72,7 @@ class Evaluation:
 def evaluate(
     run: RunDirectory, train: Dataset, test: Dataset, *, at: str = LATEST, data: Path | None = None,
     network: Network = "online", weights: Weights | None = None, templates: Sequence[str] = TEMPLATES,
-    on_progress: OnProgress = lambda what, done, total: None,
+    allow_code: bool = False, on_progress: OnProgress = lambda what, done, total: None,
 ) -> Evaluation:  # fmt: skip
     """Evaluate a run's checkpoint, `latest` or step-N, by every method that its mode and the datasets allow.
 
@@ -82,7 +82,7 @@ def evaluate(
     data: where the run's dataset is now; None: the recorded path. Texts need its tokenizer. The run's dataset may
     differ from both `train` and `test`. Nothing is fitted to or chosen by the test set.
     network: the trained one, or the momentum network, which has only its own weights. weights: those of the trained
-    one; by default averaged ones, where the run has them.
+    one; by default averaged ones, where the run has them. allow_code: as restore_encoders.
     Raises RunError if the run or checkpoint does not exist, DatasetError if the datasets do not fit each other or
     the run, ConfigError if the run's encoders cannot be built or it has no momentum network or averaged weights.
     """
@@ -98,7 +98,7 @@ def evaluate(
     info, training = load_found(checkpoint)
     has_texts = config.objective.mode == "bimodal"
     tokenizer, sizes = tokenizer_of(data or Path(config.data.path), info) if has_texts else (None, None)
-    encoders = restore_encoders(config, checkpoint, training, sizes, weights)
+    encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     if network == "momentum":
         if encoders.momentum is None:
             raise ConfigError(f"{run.path} has no momentum network (model.momentum is 0); score it without --network")

@@ -79,7 +79,14 @@ def objective_class(name: str) -> type[Objective]:
         found = load_plugin(name)
     except PluginError as error:
         raise ValueError(f"objective '{name}' {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Objective) and hasattr(found, "settings_of_mode")):
+    models = getattr(found, "settings_of_mode", None)
+    if not (
+        isinstance(found, type)
+        and issubclass(found, Objective)
+        and isinstance(models, dict)
+        and models
+        and all(isinstance(model, type) and issubclass(model, Settings) for model in models.values())
+    ):
         raise ValueError(f"objective '{name}' is not a class derived from thermopile.Objective that has "
                          "settings_of_mode, such as {'unimodal': thermopile.Settings}")  # fmt: skip
     return found

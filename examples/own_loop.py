@@ -1,6 +1,7 @@
 """A training loop and an encoder of one's own: python examples/own_loop.py data/glyphs runs/own_loop
 
-Run it again to go on after any stop. `thermopile inspect`, `status`, `eval` and `export` work on the run.
+Run it again to resume after any stop. `thermopile inspect`, `status`, `eval` and `export` work on the run, the last two
+with PYTHONPATH=examples and --allow-code, since they import the encoder.
 """
 
 import sys

@@ -11,8 +11,8 @@ def main(path):
     rows = temperatures.frame(columns=["key", "group", f"{side}/tau", "visits"])  # indexed by sample id
     seen = rows[rows["visits"] > 0].rename(columns={f"{side}/tau": "tau"})
     classes = seen.groupby("group")["tau"].agg(["size", "mean"]).sort_values("mean")
-    print(f"the rarest and the most frequent semantics, as {path} sees them:")
-    print(classes.iloc[[0, 1, 2, -3, -2, -1]].to_string())
+    print(f"classes of {path} with the lowest and with the highest mean tau:")
+    print(classes.head(3).to_string(), classes.tail(3).to_string(header=False), sep="\n")
     print(f"Spearman's correlation of class size and mean tau: {classes.corr('spearman').iloc[0, 1]:+.2f}")
 
 

@@ -1,9 +1,10 @@
 """State for a loss without temperatures: python examples/weighted_loss.py data/glyphs runs/weighted_loss
 
-Every sample has a moving average of its own loss. Samples that stay harder than the batch's mean count less: on data
-from the web they are often wrong captions. Afterwards the averages show which samples those are.
+Every sample has a moving average of its own loss. Samples that stay hard, beyond log(b) / 2, count less: on data from
+the web they are often wrong captions. Afterwards the averages show which samples those are.
 """
 
+import math
 import sys
 
 import torch
@@ -30,12 +31,12 @@ class Weighted(thermopile.Objective):
         # first, second: features of all ranks; own: the rows of this one
         rows = torch.arange(len(first), device=first.device)[own]
         losses = sum(
-            F.cross_entropy(one[own] @ other.T / self.settings.tau, rows, reduction="none")
+            F.cross_entropy(one[own] @ other.T / self.settings.tau, rows, reduction="none") / 2
             for one, other in ((first, second), (second, first))
         )
         memory, old = self.settings.memory, state["pair/mean_loss"]
         new = torch.where(state["visits"] == 0, losses, memory * old + (1 - memory) * losses).detach()
-        weights = (new.mean() / new).clamp(max=1)
+        weights = (math.log(len(first)) / 2 / new).clamp(max=1)  # of a guess the loss is log(b)
         return thermopile.Outcome((weights * losses).mean(), {"pair/mean_loss": new}, {"weight": weights.mean()})
 
 

@@ -1,12 +1,14 @@
 """Code of a user's own, from conversion to evaluation; and where it may run."""
 
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.tools.cli import main
+from thermopile.trainer.config_layers import CODE
 from thermopile.trainer.run_directory import RunDirectory
 
 OWN = {
@@ -70,19 +72,40 @@ def test_it_is_recorded_trained_inspected_evaluated_and_exported(trained, datase
     succeed("status", trained.path)
 
 
-@pytest.mark.parametrize("command", ["resume", "eval", "export", "inspect --map"])
+@pytest.mark.parametrize("command", ["resume", "eval", "export"])
 def test_a_run_does_not_run_code_that_only_its_own_files_name(trained, dataset, tmp_path, command, monkeypatch):
     monkeypatch.setattr("thermopile.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
     arguments = {
         "resume": ("train", "--out", trained.path, "--resume"),
         "eval": ("eval", trained.path, "--train", dataset.path, "--test", dataset.path),
         "export": ("export", trained.path, "--to", tmp_path / "out", "--format", "safetensors"),
-        "inspect --map": ("inspect", trained.path, "--map"),
     }[command]
     done = run(*arguments)
     assert done.exit_code == 2
     assert f"{trained.config_file} sets " in done.stderr
     assert "which imports that module and runs its code. If you trust it, add --allow-code" in done.stderr
+
+
+def test_a_map_of_a_run_with_code_of_its_own_needs_permission(trained, tmp_path, monkeypatch):
+    assert "There is no map" not in succeed("inspect", trained.path, "--map", "--allow-code", "--to", tmp_path).output
+    monkeypatch.setattr("thermopile.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
+    done = succeed("inspect", trained.path, "--map", "--to", tmp_path)
+    assert "There is no map of the embeddings: " in done.output
+    assert "add --allow-code" in done.output
+
+
+@pytest.mark.parametrize("key", CODE)
+@pytest.mark.parametrize("name", ["sent_module:views", "sent_module", "hf:views"])
+def test_no_setting_of_a_file_imports_code_unasked(dataset, tmp_path, monkeypatch, key, name):
+    trace = tmp_path / "trace"
+    for module in ("sent_module", "hf"):
+        (tmp_path / f"{module}.py").write_text(f"import pathlib\npathlib.Path({str(trace)!r}).touch()\nviews = 1\n")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "sent.toml").write_text(f"{key} = {json.dumps(name)}\n")
+    done = run("train", "--data", dataset.path, "--out", tmp_path / "run", "--config", tmp_path / "sent.toml")
+    assert done.exit_code == 2
+    assert not trace.exists()
 
 
 def test_a_run_whose_code_the_command_replaces_does_not_run_it(trained, monkeypatch):

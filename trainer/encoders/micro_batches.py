@@ -117,9 +117,7 @@ class MicroBatches(OnePiece):
 
     def _on_device(self, piece: Batch) -> Batch:
         """Return the piece as both passes see it: in float32, rounded to the precision of the encoders."""
-        return _with_pixels(
-            piece.to(self._device), lambda view: view.to(torch.promote_types(view.dtype, torch.float32))
-        )
+        return _with_pixels(piece.to(self._device), _at_least_float32)
 
     def _kept(self, view: Tensor) -> Tensor:
         """Return the pixels on the host, in the precision of the encoders."""
@@ -133,6 +131,10 @@ class MicroBatches(OnePiece):
 
 def _with_pixels(piece: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     return replace(piece, views=tuple(map(change, piece.views)), local=tuple(map(change, piece.local)))
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def _joined(pieces: list[Features]) -> Features:

@@ -108,15 +108,15 @@ def _try(key: str, body: nn.Module, width: int, given: int | TokenizerInfo) -> N
 
 
 def _groups_of(key: str, body: nn.Module) -> list[nn.Module] | None:
-    """Return what its method `groups` lists; None without one. Raises ConfigError unless each weight is in one group."""
+    """Return what its method `groups` lists; None without one. Raises ConfigError unless each weight is in one."""
     if not callable(groups := getattr(body, "groups", None)):
         return None
     try:
         listed = list(groups())
         held = [id(value) for group in listed for value in (*group.parameters(), *group.buffers())]
     except Exception as error:  # a user's code may raise anything
-        raise ConfigError(f"{key}: its method groups fails: {type(error).__name__}: {error}; it must list modules, input "
-                          "first") from error  # fmt: skip
+        raise ConfigError(f"{key}: its method groups fails: {type(error).__name__}: {error}; it must return a list of "
+                          "modules, input first") from error  # fmt: skip
     if sorted(held) != sorted(id(value) for value in (*body.parameters(), *body.buffers())):
         raise ConfigError(f"{key}: its method groups must have each of its weights and buffers in one group")
     return listed

@@ -34,8 +34,8 @@ def check_objective(name: str, mode: str = "unimodal", **settings: Any) -> None:
     """Check an objective, `module:name`, with these settings.
 
     Its loss is finite, and finite gradients reach the features; its state has the rows of the batch, in their order,
-    and can be given to the next step; the same random numbers give the same result, and samples in another order the
-    same loss.
+    and can be given to the next step; the same random numbers give the same result, and samples in another order, or
+    shared among ranks, the same loss.
     """
     objective = create_objective(name, mode, **settings).double()
     first, second = _features(objective).requires_grad_(), _features(objective).requires_grad_()
@@ -56,6 +56,22 @@ def check_objective(name: str, mode: str = "unimodal", **settings: Any) -> None:
     expected = {field: values[turned] for field, values in outcome.state.items()}
     _same(name, "samples in another order", moved, Outcome(outcome.loss, expected, {}))
     _step(objective, first, second, outcome.state)
+    if type(objective).compute is Objective.compute:
+        _check_shares(name, objective, first.detach(), second.detach(), state)
+
+
+def _check_shares(name: str, objective: Objective, first: Tensor, second: Tensor, state: dict[str, Tensor]) -> None:
+    """Check that two ranks with half of the rows each have the loss and the state of one with all."""
+    half = _SAMPLES // 2
+    found = []
+    for own in (slice(0, half), slice(half, _SAMPLES), slice(0, _SAMPLES)):
+        torch.manual_seed(0)
+        rows = {field: values[own] for field, values in state.items()}
+        found.append(objective.loss(first, second, own, rows, _START))
+    low, high, whole = found
+    joined = {field: torch.cat([low.state[field], high.state[field]]) for field in objective.fields}
+    expected = Outcome(whole.loss, {field: whole.state[field] for field in objective.fields}, {})
+    _same(name, "`own` is half of the rows", Outcome((low.loss + high.loss) / 2, joined, {}), expected)
 
 
 def _features(objective: Objective) -> Tensor:

@@ -47,6 +47,12 @@ class Plain(Objective):
         return Outcome(self.terms(first[own], second[own]).mean(), {"sample/seen": self.seen(state["sample/seen"])}, {})
 
 
+class OfTheBatch(Plain):
+    def terms(self, first, second):
+        of_each = super().terms(first, second)
+        return of_each * of_each.max().detach()  # of this rank's rows
+
+
 class Backwards(Plain):
     def seen(self, old):
         return torch.arange(len(old), dtype=old.dtype)
@@ -123,6 +129,7 @@ def _importable(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("OfTheBatch", "`own` is half of the rows, and loss"),
         ("Backwards", "samples in another order, and state sample/seen"),
         ("OfTheOrder", "samples in another order, and loss"),
         ("Drawn", "the same step again, and loss"),

@@ -379,7 +379,7 @@ def load_config(tree: Mapping[str, Any]) -> TrainConfig:
     try:
         return TrainConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(dict(e)) for e in error.errors())) from None
+        raise ConfigError("; ".join(dict.fromkeys(_explain(dict(e)) for e in error.errors()))) from None
 
 
 def settings_named(name: str) -> list[str]:
@@ -407,7 +407,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _explain(error: dict[str, Any]) -> str:
-    key = ".".join(map(str, error["loc"]))
+    key = ".".join(str(part) for part in error["loc"] if part not in ("str", RecipeConfig.__name__))
     if error["type"] != "extra_forbidden":
         given = "" if isinstance(error["input"], Mapping | BaseModel) else f" = {error['input']!r}"
         return f"{key}{given}: {error['msg'].removeprefix('Value error, ')}"

@@ -77,7 +77,7 @@ class Layers:
 
     def _add(self, tree: Mapping[str, Any], origins: Mapping[str, str]) -> None:
         merge(self.tree, tree)
-        known = self.origins | origins
+        known = {**self.origins, **origins}
         # A name that has become a table, for changed fields, has it where it was: data.recipe in data.recipe.name.
         self.origins = {key: known.get(key) or known[key.removesuffix(".name")] for key in flat(self.tree)}
 

@@ -18,6 +18,9 @@ OWN = {
     "checkpoint.every_steps": 3, "canonical_shards": 2,
 }  # fmt: skip
 SET = [word for key, value in OWN.items() for word in ("--set", f"{key}={value}")]
+WITHOUT_OBJECTIVE = [
+    word for key, value in OWN.items() if "objective" not in key for word in ("--set", f"{key}={value}")
+]
 
 
 def run(*arguments):
@@ -86,10 +89,12 @@ def test_a_run_does_not_run_code_that_only_its_own_files_name(trained, dataset, 
     assert "which imports that module and runs its code. If you trust it, add --allow-code" in done.stderr
 
 
-def test_a_map_of_a_run_with_code_of_its_own_needs_permission(trained, tmp_path, monkeypatch):
-    assert "There is no map" not in succeed("inspect", trained.path, "--map", "--allow-code", "--to", tmp_path).output
+def test_a_map_of_a_run_with_code_of_its_own_needs_permission(dataset, tmp_path, monkeypatch):
+    path, tau = tmp_path / "run", ("--set", "objective.name=isogclr", "--set", "epochs=1")
+    succeed("train", "--data", dataset.path, "--out", path, *WITHOUT_OBJECTIVE, *tau)
+    assert "There is no map" not in succeed("inspect", path, "--map", "--allow-code").output
     monkeypatch.setattr("thermopile.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
-    done = succeed("inspect", trained.path, "--map", "--to", tmp_path)
+    done = succeed("inspect", path, "--map")
     assert "There is no map of the embeddings: " in done.output
     assert "add --allow-code" in done.output
 
@@ -113,7 +118,7 @@ def test_a_run_whose_code_the_command_replaces_does_not_run_it(trained, monkeypa
     others = ("model.image.name=conv", "model.text.name=mean_embedding", "objective.name=clip", "data.recipe=clip")
     done = run("train", "--out", trained.path, "--resume", *(word for other in others for word in ("--set", other)))
     assert done.exit_code == 2
-    assert "the run sets objective.name = 'own_code:Weighted'" in done.stderr
+    assert "the run sets data.recipe.name = 'own_code:SOFT', which imports that module" in done.stderr
 
 
 def test_a_run_goes_on_where_its_code_is_allowed_or_named_again(trained):

@@ -77,8 +77,8 @@ def eval_(
 
     with _progress() as on_progress:
         evaluation = evaluate(
-            directory, *sets, at=at, data=data, network=network, weights=weights, templates=templates, allow_code=allow_code,
-            on_progress=on_progress,
+            directory, *sets, at=at, data=data, network=network, weights=weights, templates=templates,
+            allow_code=allow_code, on_progress=on_progress,
         )  # fmt: skip
     if as_json:
         used = {"network": network, "weights": evaluation.weights}

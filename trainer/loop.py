@@ -41,7 +41,8 @@ class Trainer(Run):
     def _prepare(self) -> None:
         config = self.config
         encode = encoders_of_a_step(self.encoders, config, self.device, self.world, self._clock)
-        self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective)
+        factors = self.encoders.learning_rate_factors(config.optimizer.layer_decay)
+        self.optimizer = create_optimizer(config.optimizer, self.encoders, self.objective, factors)
         self.precision = MixedPrecision(config.precision, self.device)
         shared = encode, self.precision, self.device, self._clock
         self._encoder: StepEncoder = OnePiece(*shared)

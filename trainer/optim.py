@@ -1,13 +1,14 @@
 """Optimisers and their learning rate, which is a pure function of the step."""
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from .config import OPTIMIZERS, OptimizerConfig
-from .encoders import Encoder
 from .objectives import Objective
 from .objectives.base import TemperatureRate
 
@@ -135,18 +136,21 @@ def _kind(state: dict[str, Any]) -> str:
     return f"{state.get('name', 'of an older format')} {'with' if state.get('temperature') else 'without'} one for tau"
 
 
-def create_optimizer(config: OptimizerConfig, encoders: nn.Module, objective: Objective) -> Optimizer:
+def create_optimizer(
+    config: OptimizerConfig, encoders: nn.Module, objective: Objective,
+    factors: Mapping[nn.Parameter, float] = MappingProxyType({}),
+) -> Optimizer:  # fmt: skip
     """Create a run's optimisers. Weight decay applies to matrices and kernels, not to biases, norms or temperatures.
 
     Except for a global temperature, the objective's own parameters (CLIP's logit scale, AUC-CL's b) are treated as
-    biases. LARS updates scalars and vectors by plain SGD with momentum, without its trust ratio. With a layer decay,
-    weights are grouped by their factor of the learning rate, the layers nearest the input first.
+    biases. LARS updates scalars and vectors by plain SGD with momentum, without its trust ratio.
+    factors: weight → its share of the learning rate, 1 for those left out; as `Encoders.learning_rate_factors`. Groups
+    of weights with a small one come first.
     """
     rate = objective.temperature_rate
     temperature = None if rate is None else TemperatureAdamW(objective.get_parameter("tau"), rate)
     others = [p for name, p in objective.named_parameters() if rate is None or name != "tau"]
     weights = [parameter for parameter in encoders.parameters() if parameter.requires_grad]
-    factors = _learning_rate_factors(encoders, config.layer_decay)
     decayed: Groups = []
     spared: Groups = []
     for factor in sorted({factors.get(p, 1.0) for p in weights}):
@@ -158,20 +162,6 @@ def create_optimizer(config: OptimizerConfig, encoders: nn.Module, objective: Ob
     settings = {"lr": config.lr} | {name: getattr(config, name) for name in OPTIMIZERS[config.name]}
     made = _of_library(config.name, _without_empty(decayed), _without_empty(spared), settings)
     return Optimizer(config.name, made, temperature)
-
-
-def _learning_rate_factors(encoders: nn.Module, layer_decay: float) -> dict[nn.Parameter, float]:
-    """Return weight → layer_decay to the power of the number of groups from its own to the head.
-
-    Weights that are in no encoder, such as a predictor's, are left out. Source: BEiT (Bao et al., ICLR 2022), appendix.
-    """
-    return {
-        parameter: layer_decay**distance
-        for encoder in encoders.children()
-        if isinstance(encoder, Encoder)
-        for distance, group in enumerate(reversed(encoder.groups()))
-        for parameter in group.parameters()
-    }
 
 
 def _of_library(name: str, decayed: Groups, spared: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:

@@ -154,7 +154,7 @@ def test_with_a_layer_decay_each_group_of_layers_learns_more_slowly_than_the_nex
     model = ModelConfig(dim=4, image={"name": "conv", "config": {"width": 2}}, text={"name": "mean_embedding"})
     tokenizer = TokenizerInfo(vocab_size=50, context_length=8, end_id=2)
     encoders, objective = Encoders.create(model, "bimodal", 16, tokenizer), create_objective("clip")
-    optimizer = create_optimizer(OptimizerConfig(name=name, layer_decay=0.5), encoders, objective)
+    optimizer = create_optimizer(OptimizerConfig(name=name), encoders, objective, encoders.learning_rate_factors(0.5))
     optimizer.set_learning_rate(8.0)
     rates = {id(p): group["lr"] for group in optimizer.weights.param_groups for p in group["params"]}
     found = {key.removesuffix(".weight"): rates[id(p)] for key, p in encoders.named_parameters() if p.ndim > 1}

@@ -210,6 +210,19 @@ class Encoders(nn.Module):
         precise = features.to(torch.promote_types(features.dtype, torch.float32))
         return F.normalize(precise, dim=-1) if self._unit_norm else precise
 
+    def learning_rate_factors(self, layer_decay: float) -> dict[nn.Parameter, float]:
+        """Return weight → layer_decay to the power of the number of groups from its own to the head.
+
+        Weights that are in no encoder, such as a predictor's, are left out. Source: BEiT (Bao et al., ICLR 2022).
+        """
+        return {
+            weight: layer_decay**distance
+            for encoder in (self.image, self.text)
+            if encoder is not None
+            for distance, group in enumerate(reversed(encoder.groups()))
+            for weight in group.parameters()
+        }
+
     @torch.no_grad()
     def restart_momentum(self) -> None:
         """Set the momentum network, if there is one, to the image encoder as it is."""

@@ -14,8 +14,10 @@ from hypothesis import settings
 settings.register_profile("thermopile", deadline=None, derandomize=True)
 settings.load_profile("thermopile")
 
+import resource  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from contextlib import contextmanager  # noqa: E402
 from io import BytesIO  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -140,3 +142,19 @@ def write_dataset() -> Callable[[Path, list[pa.Table]], Dataset]:
         return Dataset(path)
 
     return write
+
+
+@pytest.fixture
+def file_size_limit():
+    """Limit the size of the files that this process writes: a write then fails half-way, as on a full disk."""
+
+    @contextmanager
+    def limit(max_bytes):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limit

@@ -2,9 +2,7 @@
 
 import multiprocessing
 import os
-import resource
 import sys
-from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -94,19 +92,3 @@ def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
 def finished(pairs_dataset, tmp_path_factory):
     """A run that was never stopped: 2 epochs of 7 steps. Tests read it and change copies."""
     return train(small(pairs_dataset), tmp_path_factory.mktemp("finished") / "run")
-
-
-@pytest.fixture
-def file_size_limit():
-    """Limit the size of the files that this process writes: a write then fails half-way, as on a full disk."""
-
-    @contextmanager
-    def limit(max_bytes):
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-    return limit

@@ -222,7 +222,7 @@ def test_an_augmentation_of_ones_own_changes_the_views_that_it_chooses(own_modul
     [
         ("nowhere:negative", r"'nowhere:negative' cannot be imported: ModuleNotFoundError: .*PYTHONPATH"),
         ("own:positive", r"'own:positive' cannot be imported: AttributeError: .*'positive'"),
-        ("own", r"'own' cannot be imported: .* Write module:function"),
+        ("own", r"'own' is not module:name\. Write module:name"),
         ("own:plain", r"'own:plain' is not compiled; decorate it with numba\.njit"),
         (
             "own:of_three",

@@ -9,32 +9,54 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from .pipeline.augment import Recipe
     from .pipeline.dataset import Dataset
     from .pipeline.order import Order
+    from .pipeline.sources import Sample, Source
     from .state_store import StateReader, StateStore, list_snapshots
     from .tools.inspection.opened_run import open_run
     from .trainer.loop import Trainer
-    from .trainer.objectives import create_objective
+    from .trainer.objectives import Objective, Outcome, Progress, Settings, create_objective
+    from .trainer.run import Run
+    from .trainer.world import joined_world
 
 __all__ = [
     "Dataset",
+    "Objective",
     "Order",
+    "Outcome",
+    "Progress",
+    "Recipe",
+    "Run",
+    "Sample",
+    "Settings",
+    "Source",
     "StateReader",
     "StateStore",
     "Trainer",
     "__version__",
     "create_objective",
+    "joined_world",
     "list_snapshots",
     "open_run",
 ]
 
 _HOME = {
     "Dataset": "pipeline.dataset",
+    "Objective": "trainer.objectives",
     "Order": "pipeline.order",
+    "Outcome": "trainer.objectives",
+    "Progress": "trainer.objectives",
+    "Recipe": "pipeline.augment",
+    "Run": "trainer.run",
+    "Sample": "pipeline.sources",
+    "Settings": "trainer.objectives",
+    "Source": "pipeline.sources",
     "StateReader": "state_store",
     "StateStore": "state_store",
     "Trainer": "trainer.loop",
     "create_objective": "trainer.objectives",
+    "joined_world": "trainer.world",
     "list_snapshots": "state_store",
     "open_run": "tools.inspection.opened_run",
 }

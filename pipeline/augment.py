@@ -5,11 +5,11 @@ operations are linear in the pixel and in the mean of the crop, so a sample's co
 """
 
 import math
-from typing import NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, NonNegativeFloat, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeFloat, model_validator
 
 from .rng import GOLDEN, compiled, fold, uniform
 from .view_draws import BLUR, FLIP, NOISE, NOISE_KEY, SIGMA, SOLARISE, between, crop_box, draw_affine, draw_colour
@@ -20,14 +20,24 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-class Recipe(BaseModel, frozen=True, extra="forbid"):
-    """How a view is made. Pairs of probabilities are for the first and the second view; local views take turns."""
+def _twice(value: Any) -> Any:
+    return (value, value) if isinstance(value, int | float) else value
 
-    scale: tuple[float, float] = (0.08, 1.0)
+
+Pair = Annotated[tuple[float, float], BeforeValidator(_twice)]
+
+
+class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """How a view is made. Pairs of probabilities are for the first and the second view; local views take turns.
+
+    One number stands for a pair of it.
+    """
+
+    scale: Pair = (0.08, 1.0)
     """Range of a crop's share of the picture's area."""
-    local_scale: tuple[float, float] = (0.05, 0.14)
+    local_scale: Pair = (0.05, 0.14)
     """The same for local views. SwAV's (Caron et al. 2020, its code's `min_scale_crops`); DINO has 0.05 … 0.4."""
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    ratio: Pair = (3 / 4, 4 / 3)
     """Range of a crop's width over height; drawn uniformly in its logarithm."""
     flip: float = Field(default=0.5, ge=0, le=1)
     """Probability of a horizontal flip."""
@@ -35,7 +45,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid"):
     """An angle is drawn from ± this, in degrees, for the affine map; likewise for the next."""
     shear: float = Field(default=0.0, ge=0, lt=90)
     """Angle in degrees by which vertical lines lean."""
-    zoom: tuple[float, float] = (1.0, 1.0)
+    zoom: Pair = (1.0, 1.0)
     """Range of the affine map's magnification."""
     shift: NonNegativeFloat = 0.0
     """The affine map shifts by ± this share of the view's side, drawn for each axis."""
@@ -49,13 +59,13 @@ class Recipe(BaseModel, frozen=True, extra="forbid"):
     """An angle is drawn from ± this, in turns."""
     grayscale: float = Field(default=0.0, ge=0, le=1)
     """Probability of converting to grey."""
-    blur: tuple[float, float] = (0.0, 0.0)
+    blur: Pair = (0.0, 0.0)
     """Probability of a Gaussian blur."""
-    sigma: tuple[float, float] = (0.1, 2.0)
+    sigma: Pair = (0.1, 2.0)
     """Range of its standard deviation, in pixels of the view."""
-    solarise: tuple[float, float] = (0.0, 0.0)
+    solarise: Pair = (0.0, 0.0)
     """Probability of inverting all values of 128 or more."""
-    noise: tuple[float, float] = (0.0, 0.0)
+    noise: Pair = (0.0, 0.0)
     """Range of the standard deviation of the noise added to each value, in levels of 255."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Subtracted from each channel, with pixels in [0, 1]."""

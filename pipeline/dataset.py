@@ -39,8 +39,8 @@ _told: set[str] = set()
 
 PLACE_IN_SHARD = "row"
 """The column with the row number in the shard."""
-CAPTION, _CAPTIONS = "caption", "captions"
-"""The column that readers see (a sample's first caption or null) and the stored one (a list of all captions)."""
+CAPTION, CAPTIONS = "caption", "captions"
+"""A sample's first caption or null, and the stored list of all, which is only read when it is named."""
 
 
 class SamplesTable:
@@ -92,7 +92,7 @@ class SamplesTable:
             with self._open(shard, names) as parquet:
                 for batch in parquet.iter_batches(batch_size=rows, columns=_stored(parquet.schema_arrow, names)):
                     batch.validate(full=True)  # above all that text is UTF-8
-                    pending.append(_first_captions(batch).select(list(names)))
+                    pending.append(_with_first_captions(batch).select(list(names)))
                     held += len(batch)
                     while held >= rows:
                         table = pa.Table.from_batches(pending)
@@ -123,8 +123,8 @@ class SamplesTable:
         with self._open(shard, names) as parquet:
             table = parquet.read(columns=_stored(parquet.schema_arrow, names))
             table.validate(full=True)
-            batches = [_first_captions(batch) for batch in table.to_batches()]
-            return pa.Table.from_batches(batches, _seen(table.schema)).select(list(names))
+            batches = [_with_first_captions(batch) for batch in table.to_batches()]
+            return pa.Table.from_batches(batches).select(list(names))
 
     @contextmanager
     def _open(self, shard: int, names: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
@@ -141,7 +141,7 @@ class SamplesTable:
                     self._verified.add(shard)
                 with pq.ParquetFile(file) as parquet:
                     known = _seen(parquet.schema_arrow).names
-                    if missing := [name for name in names if name not in known]:
+                    if missing := [name for name in names if name not in (*known, *parquet.schema_arrow.names)]:
                         raise DatasetError(f"{path} has no column {', '.join(map(repr, missing))}; "
                                            f"it has {', '.join(known)}")  # fmt: skip
                     if parquet.metadata.num_rows != rows:
@@ -220,24 +220,24 @@ class Dataset(SamplesTable):
 
 
 def _seen(schema: pa.Schema) -> pa.Schema:
-    """Return the schema that readers see."""
-    place = schema.get_field_index(_CAPTIONS)
+    """Return the schema that readers see unless they name CAPTIONS."""
+    place = schema.get_field_index(CAPTIONS)
     return schema if place < 0 else schema.set(place, pa.field(CAPTION, pa.string()))
 
 
 def _stored(schema: pa.Schema, names: Sequence[str]) -> list[str]:
     """Return the stored columns behind those that readers see."""
-    has_list = _CAPTIONS in schema.names
-    return [_CAPTIONS if name == CAPTION and has_list else name for name in names]
+    has_list = CAPTIONS in schema.names
+    return [*dict.fromkeys(CAPTIONS if name == CAPTION and has_list else name for name in names)]
 
 
-def _first_captions(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Replace the list of captions, if any, by its first entry, or null."""
-    place = batch.schema.get_field_index(_CAPTIONS)
+def _with_first_captions(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Add the first entry, or null, of the list of captions, if there is one."""
+    place = batch.schema.get_field_index(CAPTIONS)
     if place < 0:
         return batch
     lists = batch.column(place)
     if not pa.types.is_list(lists.type) or not pa.types.is_string(lists.type.value_type):
-        raise pa.ArrowInvalid(f"{_CAPTIONS} has type {lists.type}, not lists of strings")
+        raise pa.ArrowInvalid(f"{CAPTIONS} has type {lists.type}, not lists of strings")
     starts = pc.if_else(pc.greater(pc.list_value_length(lists), 0), lists.offsets[:-1], pa.scalar(None, pa.int32()))
-    return batch.set_column(place, CAPTION, lists.values.take(starts))
+    return batch.append_column(CAPTION, lists.values.take(starts))

@@ -18,8 +18,6 @@ INDEX_FILE = "dataset.json"
 SHARD_FOLDER = "shards"
 TOKENIZER_FILE = "tokenizer.json"
 ERRORS_FILE = "errors.jsonl"
-CAPTIONS_PER_SAMPLE = 1
-"""Captions that a conversion writes per pair; the format allows more."""
 
 ShardSuffix = Literal["beton", "rows", "parquet"]
 SHARD_SUFFIXES: tuple[ShardSuffix, ...] = ("beton", "rows", "parquet")
@@ -66,6 +64,8 @@ class DatasetIndex(_Record):
     mode: Literal["images", "pairs"]
     captions_per_sample: int = Field(ge=0, le=1 << 16)
     """Maximum captions per sample; 0 in a dataset of images only."""
+    captions: _Count | None = None
+    """Number of captions if a sample has several; None if every sample has captions_per_sample."""
     first_id: tuple[_Count, ...]
     """Prefix sums of the shards' rows, shards + 1 numbers: sample_id = first_id[shard] + row."""
     image: ImagePolicy
@@ -79,6 +79,11 @@ class DatasetIndex(_Record):
     source: dict[str, Any]
     fingerprint: _Digest
     """sha256 of all that determines ids, pixels and tokens: equal if these are equal."""
+
+    @property
+    def total_captions(self) -> int:
+        """Number of captions of all samples."""
+        return self.n * self.captions_per_sample if self.captions is None else self.captions
 
 
 def shard_name(shard: int, suffix: ShardSuffix) -> str:
@@ -142,6 +147,9 @@ def _refuse_contradictions(index: DatasetIndex) -> None:
     with_captions = {index.mode == "pairs", index.tokenizer is not None, index.captions_per_sample > 0}
     if len(with_captions) > 1 or (index.format == FORMAT and (index.tokenizer is None) != (not index.tokenizer_digest)):
         raise DatasetError("mode, captions_per_sample, tokenizer and tokenizer_digest contradict each other")
+    if index.captions is not None and not index.n <= index.captions <= index.n * index.captions_per_sample:
+        raise DatasetError(f"{index.captions} captions do not fit {index.n} samples of at most "
+                           f"{index.captions_per_sample} captions")  # fmt: skip
 
 
 def _fingerprint(tree: Mapping[str, Any]) -> str:

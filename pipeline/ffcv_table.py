@@ -33,8 +33,12 @@ _KEPT = ["jpeg_at", "jpeg_bytes", "tokens_at", "height", "width", "source_index"
 class FFCVTable:
     """The whole table of a shard, checked when opened: 36 bytes per row in memory."""
 
-    def __init__(self, path: Path, file: Descriptor, rows: int, extent: Extent) -> None:
-        """Raises DatasetError if the file has another number of rows, is incomplete or damaged."""
+    def __init__(self, path: Path, file: Descriptor, rows: int, extent: Extent, further_pieces: int = 0) -> None:
+        """Open the table of a .beton; of a row's captions it has only the first.
+
+        further_pieces: number of rows with a piece for their other captions; there are none in format 1.
+        Raises DatasetError if the file has another number of rows, is incomplete or damaged.
+        """
         unfinished = f"{path} is incomplete or damaged"
         (header,) = _items(file, 0, 1, _HEADER, f"{path} is not an FFCV file, or is cut short")
         fields, told, pieces_at = (int(header[name]) for name in ("fields", "rows", "pieces_at"))
@@ -47,7 +51,7 @@ class FFCVTable:
         if line is None or (fields == 3) != (extent.tokens_bytes > 0):
             raise DatasetError(f"{path} has other fields than dataset.json says, or its header is damaged")
         lines = _items(file, _HEADER.itemsize + fields * _FIELD.itemsize, rows, line, unfinished)
-        pieces = _items(file, pieces_at, (fields - 1) * rows, _PIECE, unfinished)
+        pieces = _items(file, pieces_at, (fields - 1) * rows + further_pieces, _PIECE, unfinished)
         if not pieces_at or (lines["mode"] != _JPEG_MODE).any():
             raise DatasetError(unfinished)
         self._kept = np.empty(rows, [(name, RECORD[name]) for name in _KEPT])

@@ -282,6 +282,39 @@ class Order:
         return range(rank * shards, (rank + 1) * shards)
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """An order for a loader that serves each rank's share of a batch in several pieces, each like a step of its own."""
+
+    order: Order
+    count: int
+    """Pieces per batch; divides a rank's share."""
+
+    @property
+    def samples(self) -> int:
+        return self.order.samples
+
+    @property
+    def seed(self) -> int:
+        return self.order.seed
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a piece, over all ranks."""
+        return self.order.batch_size // self.count
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of pieces in an epoch."""
+        return self.order.steps_per_epoch * self.count
+
+    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+        """As `Order.batch_ids`, of the piece `step` of the epoch: int64 [batch_size / world]."""
+        step, piece = divmod(step, self.count)
+        rows = self.batch_size // world
+        return self.order.batch_ids(epoch, step, rank, world)[piece * rows : (piece + 1) * rows]
+
+
 @lru_cache(maxsize=32)  # the loader and the state store ask for the same steps, a few steps apart
 def _batch_ids(order: Order, epoch: int, step: int, rank: int, world: int) -> NDArray[np.int64]:
     order._check_position(epoch, step)

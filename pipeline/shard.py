@@ -85,6 +85,16 @@ class Shard:
             raise self.damaged(int(rows[place]), REASONS[fault])
         return located.tokens
 
+    def tokens_of(self, row: int) -> NDArray[np.int32]:
+        """Return the tokens of all captions of a row, int32 [captions, L]; requires captions. Raises as `jpeg` does."""
+        record = self.records(np.array([row]))
+        captions = np.arange(record["captions"][0], dtype=np.int64)
+        located = self.located(np.repeat(record, len(captions)))._replace(caption=captions)
+        _, fault = read_tokens(located)
+        if fault != SOUND:
+            raise self.damaged(row, REASONS[fault])
+        return located.tokens
+
     def damaged(self, row: int, what: str) -> DatasetError:
         """Return the error to raise for a row: "sample N" followed by `what`."""
         return DatasetError(f"sample {self._first_id + row} (row {row} of shard {self._number} of {self._path}) "

@@ -41,6 +41,8 @@ class Located(NamedTuple):
     """Vocabulary size; 0 without captions."""
     tokens: NDArray[np.int32]
     """int32 [b, L], filled when the samples are read; L is 0 without captions."""
+    caption: NDArray[np.int64]
+    """int64 [b]: the caption whose tokens these are, 0 … captions - 1."""
     jpeg_at: NDArray[np.uint64]
     """This and the next fields are columns of RECORD, [b] each."""
     jpeg_bytes: NDArray[np.int64]
@@ -55,10 +57,10 @@ class Located(NamedTuple):
     def of(
         cls, records: NDArray[np.void], *, file: int = -1, verified: bool, vocab_size: int = 0, context_length: int = 0
     ) -> Self:
-        """Return where RECORD [b] points to, all in one file; its tokens are read if it has a context length."""
-        tokens = np.empty((len(records), context_length), np.int32)
+        """Return where RECORD [b] points to, all in one file; the first captions' tokens are read if L > 0."""
+        tokens, first = np.empty((len(records), context_length), np.int32), np.zeros(len(records), np.int64)
         columns: list[Any] = [records[name].astype(kind) for name, kind in _COLUMNS.items()]
-        return cls(np.full(len(records), file), verified, vocab_size, tokens, *columns)
+        return cls(np.full(len(records), file), verified, vocab_size, tokens, first, *columns)
 
 
 @compiled
@@ -80,7 +82,7 @@ def fetch(located: Located, row: int, jpeg: NDArray[np.uint8]) -> int:
 
 @compiled
 def _fetch_tokens(located: Located, row: int) -> int:
-    """Read the tokens of a sample's first caption. Returns SOUND or the fault."""
+    """Read the tokens of a sample's caption. Returns SOUND or the fault."""
     tokens = located.tokens[row]
     if len(tokens) == 0:
         return SOUND
@@ -90,10 +92,11 @@ def _fetch_tokens(located: Located, row: int) -> int:
         return UNREADABLE
     if located.verified and checksum(data) != located.tokens_checksum[row]:
         return TOKENS_CHANGED
+    first = located.caption[row] * len(tokens)
     for place in range(len(tokens)):
-        if not 0 <= all_tokens[place] < located.vocab_size:
+        if not 0 <= all_tokens[first + place] < located.vocab_size:
             return NO_TOKEN
-        tokens[place] = all_tokens[place]
+        tokens[place] = all_tokens[first + place]
     return SOUND
 
 

@@ -14,8 +14,11 @@ from hypothesis import settings
 settings.register_profile("thermopile", deadline=None, derandomize=True)
 settings.load_profile("thermopile")
 
+import resource  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from contextlib import contextmanager  # noqa: E402
+from io import BytesIO  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 # Benchmarks are scripts; tests use some of what they make. And what tests of several folders share.
@@ -33,6 +36,9 @@ from thermopile.pipeline.dataset_index import SHARD_SUFFIXES, seal_index, shard_
 from thermopile.pipeline.sources import Source  # noqa: E402
 from thermopile.pipeline.sources.folder import FolderSource  # noqa: E402
 from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
+from thermopile.pipeline.sources.parquet import ParquetSource  # noqa: E402
+
+from several_captions import captions_of  # noqa: E402
 
 LONGEST = ("test_claim.py", "test_ranks.py", "test_lost_ranks.py", "test_bit_flips.py", "test_scripts.py")
 
@@ -95,6 +101,19 @@ def images_dataset(picture_folder: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="session")
+def captions_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """512 pairs with one to five captions each: the picture of key k is noise(k), its captions captions_of(k)."""
+    folder, pictures = tmp_path_factory.mktemp("captions"), []
+    for number in range(512):
+        file = BytesIO()
+        noise(number).save(file, "JPEG")
+        pictures.append(file.getvalue())
+    table = pa.table({"image": pictures, "caption": [captions_of(number) for number in range(512)]})
+    pq.write_table(table, folder / "pairs.parquet", row_group_size=100)
+    return converted(ParquetSource([folder / "pairs.parquet"]), folder / "pairs")
+
+
+@pytest.fixture(scope="session")
 def write_dataset() -> Callable[[Path, list[pa.Table]], Dataset]:
     """Write a dataset at a path whose shards hold these samples tables, without `row`; it has no pictures.
 
@@ -123,3 +142,19 @@ def write_dataset() -> Callable[[Path, list[pa.Table]], Dataset]:
         return Dataset(path)
 
     return write
+
+
+@pytest.fixture
+def file_size_limit():
+    """Limit the size of the files that this process writes: a write then fails half-way, as on a full disk."""
+
+    @contextmanager
+    def limit(max_bytes):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limit

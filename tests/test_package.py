@@ -93,6 +93,7 @@ def test_the_wheel_holds_every_module_of_the_package_and_nothing_else(tmp_path):
         "__pycache__",
         "tests",
         "benchmarks",
+        "examples",
         "docs",
         "setup",
     )

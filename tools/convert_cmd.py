@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from .convert_sources import KINDS, Kind
+from .convert_sources import KINDS, Kind, users_kind
 from .dataset_path import DatasetPath
 from .plain_text import plain_text
 from .progress import progress_bar
@@ -18,12 +18,21 @@ MAX_OF_A_KIND = 10
 """Findings of a kind that `check` prints."""
 
 
+class _Kinds(click.Group):
+    """Also takes `module:name` for a kind."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _command(users_kind(cmd_name)) if ":" in cmd_name else super().get_command(ctx, cmd_name)
+
+
 @click.group(
+    cls=_Kinds,
     epilog="\b\nExamples:\n"
     "  thermopile convert glyphs data/glyphs\n"
     "  thermopile convert folder ~/pictures data/pictures --max-size 256\n"
     "  thermopile convert webdataset cc12m/*.tar data/cc12m --resume\n"
-    "  thermopile convert check data/pictures"
+    "  thermopile convert my_records:Records ~/records data/records\n"
+    "  thermopile convert check data/pictures",
 )
 def convert() -> None:
     """Convert a source to a dataset directory, or check one.

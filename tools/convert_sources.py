@@ -1,4 +1,4 @@
-"""The source kinds of `thermopile convert`; add a new one to KINDS."""
+"""The source kinds of `thermopile convert`; add a new one to KINDS. A user's own is `module:name`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Kind(NamedTuple):
     help: str
     example: str
     source: str
-    """`module:class` in pipeline/sources, imported when it is opened."""
-    src: click.Path | None
+    """`module:class` in pipeline/sources, or a user's own; imported when it is opened."""
+    src: click.ParamType[Any] | None
     """Type of SRC; None if the samples are drawn from the seed, with a long tail of their own."""
     options: tuple[click.Option, ...] = ()
     """Specific to this kind; keywords of the class."""
@@ -30,9 +30,12 @@ class Kind(NamedTuple):
     captions: bool = False
     own_test: bool = False
     """Whether the class takes `test`, and its own test set becomes OUT-test."""
+    is_users: bool = False
 
     def open(self, src: Any, **options: Any) -> tuple[Source, ...]:
         """Return the source and its own test set, if it has one. May be slow. src: SRC, or the seed to draw from."""
+        if self.is_users:
+            return (_users_source(self.source, src, **options["option"]),)
         module, _, name = self.source.partition(":")
         source = getattr(import_module(f"..pipeline.sources.{module}", __package__), name)
         if self.pattern:
@@ -40,6 +43,29 @@ class Kind(NamedTuple):
         if self.own_test:
             return source(src, test=False, **options), source(src, test=True, **options)
         return (source(src, **options),)
+
+
+def _users_source(name: str, src: str, **options: Any) -> Source:
+    """Import and create a source. Raises SourceError if it is none."""
+    from ..pipeline.errors import SourceError
+    from ..plugins import PluginError, load_plugin
+    from ..trainer.config_layers import announce_code
+
+    announce_code({"the source": name})
+    try:
+        source: Source = load_plugin(name)(src, **options)
+    except PluginError as error:
+        raise SourceError(f"{name} {error}") from error
+    except SourceError:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        raise SourceError(f"{name} cannot be created with SRC {src!r} and options {options}: {type(error).__name__}: "
+                          f"{error}") from error  # fmt: skip
+    if missing := [part for part in _OF_A_SOURCE if not hasattr(source, part)]:
+        raise SourceError(f"{name} lacks {', '.join(missing)}; derive it from thermopile.Source")
+    if (mode := getattr(source, "mode", None)) not in ("images", "pairs"):
+        raise SourceError(f"{name} has mode = {mode!r}; it must be 'images' or 'pairs'")
+    return source
 
 
 def _files_of(given: Sequence[Path], pattern: str) -> list[Path]:
@@ -50,6 +76,38 @@ def _files_of(given: Sequence[Path], pattern: str) -> list[Path]:
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _EITHER = click.Path(exists=True, path_type=Path)
+
+
+_OF_A_SOURCE = ("__len__", "__getitem__", "uri", "key", "groups", "captions", "chunks", "stored_bytes", "describe")
+
+
+def _to_options(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    given = [value.partition("=") for value in values]
+    if wrong := [value for value, (key, equals, _) in zip(values, given, strict=True) if not (key and equals)]:
+        raise click.BadParameter(f"{wrong[0]!r} is not KEY=VALUE")
+    return {key: text for key, _, text in given}
+
+
+def users_kind(name: str) -> Kind:
+    """Return the kind for a user's own source, `module:name`. Imports nothing."""
+    return Kind(
+        name,
+        "Convert a source of your own: a class derived from thermopile.Source that is called with SRC and the options.",
+        "~/records data/records --option split=train",
+        name,
+        click.STRING,
+        (
+            click.Option(
+                ["--option"],
+                multiple=True,
+                metavar="KEY=VALUE",
+                callback=_to_options,
+                help="Keyword of the class, as a string. Repeatable.",
+            ),
+        ),
+        captions=True,
+        is_users=True,
+    )
 
 
 def _none_if_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -102,7 +160,7 @@ KINDS = (
         _EITHER,
         (
             _part("image", "jpg;jpeg;png;webp", "Suffixes of pictures; the first that a sample has is used."),
-            _part("caption", "txt", "Suffix of the caption, or json:FIELD; empty for images only."),
+            _part("caption", "txt", "Suffix of the captions, one per line, or json:FIELD; empty for images only."),
             _part("group", "cls", "Suffix of the class, or json:FIELD."),
         ),
         pattern="*.tar",
@@ -116,7 +174,7 @@ KINDS = (
         _EITHER,
         (
             _part("image", "image;jpg;jpeg;png;webp;img", "Column with the picture; the first that exists is used."),
-            _part("caption", "caption;text", "Column with the caption; images only if empty or not found."),
+            _part("caption", "caption;text", "Column with the caption or captions; images only if empty or not found."),
             _part("group", "label;cls", "Column with the class; the first that exists is used."),
         ),
         pattern="*.parquet",

@@ -175,7 +175,10 @@ class _Shown:
 def _say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> None:
     """Print what was converted on stdout."""
     shards = "1 shard" if summary.shards == 1 else f"{summary.shards:,} shards"
-    result = f"{summary.samples:,} samples{split.classes} in {shards}, {_size(bytes_written(summary.path))}"
+    captions = ""
+    if summary.captions_per_sample > 1:
+        captions = f" with {summary.captions:,} captions, at most {summary.captions_per_sample} each,"
+    result = f"{summary.samples:,} samples{split.classes}{captions} in {shards}, {_size(bytes_written(summary.path))}"
     if not summary.seen:
         click.echo(f"{summary.path} is complete: {result}; nothing to convert")
     else:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .dataset_path import DatasetPath
+from .own_code import ALLOW
 from .progress import ProgressBar, progress_bar
 from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
+    from ..trainer.encoders.averaging import Weights
     from ..trainer.evaluation.evaluate import Evaluation, Network
 
 LABELS = {
@@ -48,15 +50,18 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
 @click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to evaluate.")
 @click.option("--network", type=click.Choice(["online", "momentum"]), default="online", show_default=True,
               help="The trained network, or its moving average where the run has one (model.momentum).")  # fmt: skip
+@click.option("--weights", type=click.Choice(["averaged", "raw"]), show_default="averaged, where the run has them",
+              help="The moving average of the trained network (model.ema), or its weights themselves.")  # fmt: skip
 @click.option("--template", "templates", multiple=True, default=("a photo of a {}",), show_default=True,
               callback=_with_place,
               help="Zero-shot prompt; {} is the class name, {lower} the name in lower case. Repeatable.")  # fmt: skip
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.")  # fmt: skip
+@ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
 def eval_(
-    run: Path, train: Path, test: Path, at: str, network: Network, templates: tuple[str, ...], data: Path | None,
-    as_json: bool,
+    run: Path, train: Path, test: Path, at: str, network: Network, weights: Weights | None,
+    templates: tuple[str, ...], data: Path | None, allow_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Score the features of RUN's latest checkpoint: k-NN, linear probes, retrieval, zero-shot.
 
@@ -72,10 +77,12 @@ def eval_(
 
     with _progress() as on_progress:
         evaluation = evaluate(
-            directory, *sets, at=at, data=data, network=network, templates=templates, on_progress=on_progress
-        )
+            directory, *sets, at=at, data=data, network=network, weights=weights, templates=templates,
+            allow_code=allow_code, on_progress=on_progress,
+        )  # fmt: skip
     if as_json:
-        click.echo(json.dumps({"network": network} | _to_json(run, evaluation), allow_nan=False))
+        used = {"network": network, "weights": evaluation.weights}
+        click.echo(json.dumps(used | _to_json(run, evaluation), allow_nan=False))
     else:
         _print_scores(run, network, evaluation)
 
@@ -108,8 +115,8 @@ def _to_json(run: Path, evaluation: Evaluation) -> dict[str, Any]:
 
 
 def _print_scores(run: Path, network: Network, evaluation: Evaluation) -> None:
-    of_average = ", momentum network" if network == "momentum" else ""
-    facts = [("run", f"{run}, {evaluation.checkpoint}{of_average}")]
+    used = "momentum network" if network == "momentum" else f"{evaluation.weights} weights"
+    facts = [("run", f"{run}, {evaluation.checkpoint}, {used}")]
     for word, dataset in (("train", evaluation.train), ("test", evaluation.test)):
         facts.append((word, f"{dataset.path}, {dataset.n:,} samples"))
     print_facts([*facts, *(("note", note) for note in evaluation.notes)])

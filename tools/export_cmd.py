@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
+
+from .own_code import ALLOW
+
+if TYPE_CHECKING:
+    from ..trainer.encoders.averaging import Weights
 
 
 @click.command(
@@ -19,9 +24,15 @@ import click
               help="hf: one directory per encoder, loaded by transformers. safetensors: one file per encoder, for any "
               "encoder.")  # fmt: skip
 @click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to export.")
+@click.option("--weights", type=click.Choice(["averaged", "raw"]), show_default="averaged, where the run has them",
+              help="The moving average of the weights (model.ema), or the weights themselves.")  # fmt: skip
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.")  # fmt: skip
-def export(run: Path, to: Path, format_: Literal["hf", "safetensors"], at: str, data: Path | None) -> None:
+@ALLOW
+def export(
+    run: Path, to: Path, format_: Literal["hf", "safetensors"], at: str, weights: Weights | None, data: Path | None,
+    allow_code: bool,
+) -> None:  # fmt: skip
     """Write the encoders of RUN's latest checkpoint into a new directory.
 
     Works while the run trains and changes nothing.
@@ -32,5 +43,5 @@ def export(run: Path, to: Path, format_: Literal["hf", "safetensors"], at: str, 
     directory.config()  # refuse what is not a run before importing torch
     from ..trainer.export import export as write
 
-    for path in write(directory, to, format_, at=at, data=data):
+    for path in write(directory, to, format_, at=at, data=data, weights=weights, allow_code=allow_code):
         click.echo(path)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+from .own_code import ALLOW
+
+if TYPE_CHECKING:
+    from ..trainer.encoders.averaging import Weights
 
 LATEST = "latest"
 
@@ -27,6 +33,8 @@ LATEST = "latest"
 @click.option("--by", multiple=True, default=("group",), metavar="COLUMN", show_default="group, the class",
               help="Group by a column of the samples table, or by `folder`. Repeatable.")  # fmt: skip
 @click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the encoders' embeddings.")
+@click.option("--weights", type=click.Choice(["averaged", "raw"]), show_default="averaged, where the run has them",
+              help="For --map: the moving average of the weights (model.ema), or the weights themselves.")  # fmt: skip
 @click.option("--sample", "ids", type=click.IntRange(min=0), multiple=True, metavar="ID [ID…]",
               help="Show everything about these samples instead; RUN comes first.")  # fmt: skip
 @click.option("--export", "rows_file", type=click.Path(path_type=Path), metavar="FILE.parquet|csv",
@@ -36,12 +44,13 @@ LATEST = "latest"
               help="New path of the run's dataset, if it was moved.")  # fmt: skip
 @click.option("--to", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIRECTORY",
               help="Directory of the page. Default: RUN/report.")  # fmt: skip
+@ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no file.")
 @click.pass_context
 def inspect(
     context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], rows_file: Path | None, at: str,
-    against: str | None, by: tuple[str, ...], with_map: bool, overwrite: bool, data: Path | None, to: Path | None,
-    as_json: bool,
+    against: str | None, by: tuple[str, ...], with_map: bool, weights: Weights | None, overwrite: bool,
+    data: Path | None, to: Path | None, allow_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
 
@@ -54,14 +63,16 @@ def inspect(
     if as_json:
         _refuse(context, "--json", "to")
     if rows_file:
-        _refuse(context, "--export", "ids", "against", "by", "with_map", "to", "as_json")
+        _refuse(context, "--export", "ids", "against", "by", "with_map", "weights", "to", "as_json")
         inspecting.export(run, rows_file, at, data, overwrite)
     elif ids:
-        _refuse(context, "--sample", "against", "by", "with_map", "overwrite")
+        _refuse(context, "--sample", "against", "by", "with_map", "weights", "overwrite")
         inspecting.print_samples(run, (*ids, *more_ids), at, data, to, as_json)
     else:
         _refuse(context, "a report", "overwrite")
-        inspecting.report(run, at, against, tuple(dict.fromkeys(by)), with_map, data, to, as_json)
+        if not with_map:
+            _refuse(context, "a report without --map", "weights", "allow_code")
+        inspecting.report(run, at, against, tuple(dict.fromkeys(by)), with_map, weights, allow_code, data, to, as_json)
 
 
 def _refuse(context: click.Context, what: str, *names: str) -> None:

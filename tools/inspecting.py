@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,14 +25,19 @@ from .report.page import history_table, write_report, write_samples
 from .report.sheets import facts
 from .terminal import print_facts, print_table
 
+if TYPE_CHECKING:
+    from ..trainer.encoders.averaging import Weights
+
 
 def report(
-    run: Path, at: str, against: str | None, by: tuple[str, ...], with_map: bool, data: Path | None, to: Path | None,
-    as_json: bool,
+    run: Path, at: str, against: str | None, by: tuple[str, ...], with_map: bool, weights: Weights | None,
+    allow_code: bool, data: Path | None, to: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print a summary and write the report, or print the findings as JSON."""
     folder = None if as_json else _writable(run, to)
-    findings = look(run, at=at, against=against, by=by, with_map=with_map, data=data)
+    findings = look(
+        run, at=at, against=against, by=by, with_map=with_map, weights=weights, allow_code=allow_code, data=data
+    )
     if folder is None:
         click.echo(json.dumps(to_json(findings), allow_nan=False))
         return

@@ -47,7 +47,7 @@ class _TrainCommand(click.Command):
 @click.option("--accept-config", is_flag=True,
               help="With --resume: accept your manual edits of OUT/config.toml.")  # fmt: skip
 @click.option("--allow-code", is_flag=True,
-              help="Allow OUT's settings or --config to run code: data.augmentation.")  # fmt: skip
+              help="Allow OUT's settings or --config to import code: `module:name`.")  # fmt: skip
 @click.option("--print-config", is_flag=True, help="Print every setting and its origin; train nothing.")
 def train(**options: Any) -> None:
     """Train encoders with a temperature per sample.

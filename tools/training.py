@@ -18,7 +18,15 @@ from ..pipeline.dataset import Dataset
 from ..pipeline.errors import DatasetError
 from ..state_store.ranks import agreement
 from ..trainer.config import TrainConfig, to_tree
-from ..trainer.config_layers import Layers, apply_overrides, preset_names, read_toml
+from ..trainer.config_layers import (
+    Layers,
+    announce_code,
+    apply_overrides,
+    code_in,
+    preset_names,
+    read_toml,
+    refuse_code,
+)
 from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world, refuse_separate_directories
@@ -82,8 +90,10 @@ def train(asked: Asked) -> bool:
             recorded = None if begun is None else begun.config_to_resume(accept_edits=asked.accept_config)
             layers = _layers(asked, begun, recorded)
             settings = layers.load()
-            if not (asked.allow_code or asked.print_config):
-                _refuse_code(settings, layers)
+            if not asked.allow_code:
+                _refuse_code_of_files(settings, recorded, layers)
+            if world.is_first:
+                announce_code(code_in(settings))
         if begun is None or recorded is None:
             settings = _new(settings, world, asked)
         else:
@@ -148,16 +158,18 @@ def _layers(asked: Asked, begun: RunDirectory | None, recorded: TrainConfig | No
     return layers
 
 
-def _refuse_code(settings: TrainConfig, layers: Layers) -> None:
-    """Refuse code named in a config file, which may come from someone else."""
-    key, code = "data.augmentation", settings.data.augmentation
+def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, layers: Layers) -> None:
+    """Refuse code that a file of settings names, which may come from someone else, and this command does not.
+
+    recorded: the settings of the run to resume, which are resolved as well.
+    """
     # Compare whole names: an untrusted directory may be called "preset x".
     own = {_COMMAND_LINE, *(f"preset {name}" for name in preset_names())}
-    if code and (origin := layers.origins[key]) not in own:
-        raise ConfigError(
-            f"{origin} sets {key} = {code!r}, which imports that module and runs its code. "
-            f"If you trust it, add --allow-code; a new run can drop it with --set {key}="
-        )
+    asked = {key: code for key, code in code_in(settings).items() if layers.origins[key] in own}
+    for config, where in ((settings, ""), (recorded, "the run")):
+        for key, code in code_in(config).items() if config else ():
+            if asked.get(key) != code:
+                refuse_code({key: code}, where or layers.origins[key])
 
 
 def _new(settings: TrainConfig, world: World, asked: Asked) -> TrainConfig:
@@ -212,7 +224,7 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
     """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
     from ..trainer.loop import Trainer
     from ..trainer.preemption import StopRequest
-    from ..trainer.warnings_log import warnings_log
+    from .warnings_log import warnings_log
 
     def say(text: str, err: bool = True) -> None:
         if world.is_first:
@@ -289,4 +301,5 @@ def _scores_in_words(line: dict[str, Any]) -> str:
     """Summarise an evaluation in one line: each method's first score over all samples."""
     firsts = {method: next(iter(variants.items())) for method, variants in line["evaluation"].items()}
     scores = (f"{LABELS[method].format(variant)}: {of['all']:.1%}" for method, (variant, of) in firsts.items())
-    return f"step {line['step']:,}: {'; '.join(scores)}"
+    of = " of averaged weights" if line.get("weights") == "averaged" else ""
+    return f"step {line['step']:,}{of}: {'; '.join(scores)}"

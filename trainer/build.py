@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from importlib import import_module
+from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import ValidationError
 
 from ..pipeline.augment import RECIPES, Recipe
 from ..pipeline.cores import cores
 from ..pipeline.dataset import Dataset
 from ..pipeline.loading import Loader
-from ..pipeline.order import Order, Window
+from ..pipeline.order import Order, Pieces, Window
+from ..plugins import PluginError, is_plugin, load_plugin
 from ..state_store.schema import Schema
-from .config import DataConfig, TrainConfig
+from .config import DataConfig, RecipeConfig, TrainConfig, nearest
 from .encoders import with_names
 from .errors import ConfigError
-from .objectives import OBJECTIVES, Objective, create_objective
+from .objectives import Objective, create_objective, objective_class
 from .precision import resolve_speed
 from .world import ALONE, World
 
@@ -34,8 +35,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     pairs = dataset.index.mode == "pairs"
     mode = config.objective.mode
     if mode == "auto":  # what fits the data, or the objective's only mode
-        known = OBJECTIVES.get(config.objective.name)
-        modes = known.settings_of_mode.keys() if known else {"bimodal", "unimodal"}
+        modes = _modes_of(config.objective.name)
         mode = "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
     if mode == "bimodal" and not pairs:
         raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.path} has only images")
@@ -49,6 +49,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
     device, objective = device_named(config.device), objective_of(resolved)
     _check_frame(resolved, objective)
     order = create_order(resolved, dataset, objective, world)
+    pieces_per_step(resolved, world)
     settings = objective.settings.model_dump(exclude_none=True)
     settings["similarity_budget"] = objective.settings.budget_on(device)
     return resolved.model_copy(
@@ -60,6 +61,13 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
             "window_blocks": order.window_blocks,
         }
     )
+
+
+def _modes_of(objective: str) -> Set[str]:
+    try:
+        return objective_class(objective).settings_of_mode.keys()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _check_frame(config: TrainConfig, objective: Objective) -> None:
@@ -76,19 +84,44 @@ def _check_frame(config: TrainConfig, objective: Objective) -> None:
 def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfig:
     data = config.data
     recipe, loader = data.recipe, data.loader
-    if recipe == "auto":
-        recipe = "clip" if mode == "bimodal" else "crop_flip"
+    usual = "clip" if mode == "bimodal" else "crop_flip"
+    name, fields = (recipe, {}) if isinstance(recipe, str) else (recipe.name, recipe.fields)
+    name = usual if name == "auto" else name
+    recipe = RecipeConfig(name=name, **fields) if fields else name
     recipe_named(recipe)
     if loader == "auto":
         loader = "dali" if device_named(config.device).type == "cuda" and not data.augmentation else "ffcv"
     return data.model_copy(update={"recipe": recipe, "loader": loader, "path": str(dataset.path.resolve())})
 
 
-def recipe_named(name: str) -> Recipe:
-    """Return the recipe of the views, no longer `auto`. Raises ConfigError for an unknown name."""
-    if name not in RECIPES:
-        raise ConfigError(f"data.recipe = {name!r} is unknown; available: auto, {', '.join(RECIPES)}")
-    return RECIPES[name]
+def recipe_named(asked: str | RecipeConfig) -> Recipe:
+    """Return the recipe of the views, no longer `auto`, with its changed fields.
+
+    For `module:name` this runs that module. Raises ConfigError for an unknown name or field, or a value out of range.
+    """
+    name, fields = (asked, {}) if isinstance(asked, str) else (asked.name, asked.fields)
+    if is_plugin(name):
+        try:
+            recipe = load_plugin(name)
+        except PluginError as error:
+            raise ConfigError(f"data.recipe = {name!r} {error}") from error
+        if not isinstance(recipe, Recipe):
+            raise ConfigError(f"data.recipe = {name!r} is a {type(recipe).__name__}; it must be a thermopile.Recipe, "
+                              "such as Recipe(blur=(0.5, 0.5))")  # fmt: skip
+    elif name in RECIPES:
+        recipe = RECIPES[name]
+    else:
+        raise ConfigError(f"data.recipe = {name!r} is unknown; available: auto, {', '.join(RECIPES)}, module:name")
+    for key in fields:
+        if key not in Recipe.model_fields:
+            near = nearest(key, Recipe.model_fields)
+            raise ConfigError(f"data.recipe has no field {key!r}{near}; it has {', '.join(Recipe.model_fields)}")
+    try:
+        return Recipe(**(recipe.model_dump() | fields))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(["data.recipe", *map(str, first["loc"][:1])])
+        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALONE) -> Iterator[Window]:
@@ -132,6 +165,22 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     return order
 
 
+def pieces_per_step(config: TrainConfig, world: World = ALONE) -> int:
+    """Return in how many pieces a rank encodes its share of a batch: 1 if `micro_batch` is 0 or no smaller.
+
+    Raises ConfigError if `micro_batch` does not divide the share.
+    """
+    share = config.batch_size // world.size
+    if not 0 < config.micro_batch < share:
+        return 1
+    if share % config.micro_batch == 0:
+        return share // config.micro_batch
+    smaller = next(size for size in range(config.micro_batch, 0, -1) if share % size == 0)
+    of_rank = f" that each of {world.size} ranks has of a batch" if world.size > 1 else " of a batch"
+    raise ConfigError(f"micro_batch = {config.micro_batch:,} does not divide the {share:,} samples{of_rank}; "
+                      f"use {smaller:,}, or 0 to encode them at once")  # fmt: skip
+
+
 def objective_of(config: TrainConfig) -> Objective:
     """Create the objective, whose mode is no longer `auto`. Raises ConfigError for an invalid setting."""
     objective = config.objective
@@ -142,12 +191,16 @@ def objective_of(config: TrainConfig) -> Objective:
 
 
 def open_loader(
-    config: DataConfig, dataset: Dataset, order: Order, mode: str, device: torch.device, world: World = ALONE
-) -> Loader:
+    config: DataConfig, dataset: Dataset, order: Order, mode: str, device: torch.device, world: World = ALONE, *,
+    pieces: int = 1,
+) -> Loader:  # fmt: skip
     """Open the loader for a rank's share of the dataset in this order: one view per sample if bimodal, else two.
+
+    pieces: how many batches the loader makes of a step's.
 
     Raises ConfigError if the loader's package is missing or the user's augmentation cannot be loaded.
     """
+    served = order if pieces == 1 else Pieces(order, pieces)
     shared: dict[str, Any] = {
         "image_size": config.image_size,
         "views": 1 if mode == "bimodal" else 2,
@@ -159,25 +212,28 @@ def open_loader(
     if config.loader == "synthetic":
         from ..pipeline.loading.synthetic_loader import SyntheticLoader
 
-        return SyntheticLoader(dataset, order, **shared, device=device)
+        return SyntheticLoader(dataset, served, **shared, device=device)
     shared |= {
         "recipe": recipe_named(config.recipe),
         "workers": config.workers or _workers_beside_others(config.loader, world),
         "ahead": config.ahead,
+        "captions": config.captions,
         "device": device.type,
     }
     try:
         if config.loader == "dali":
             from ..pipeline.loading.dali_loader import DALILoader
 
-            return DALILoader(dataset, order, **shared)
+            return DALILoader(dataset, served, **shared)
         from ..pipeline.loading.ffcv_loader import FFCVLoader
     except ImportError as error:
         raise ConfigError(
             f"data.loader = {config.loader!r} cannot be used here: {error}. Install it, or choose another loader"
         ) from error
     augment = _augmentation_named(config.augmentation) if config.augmentation else None
-    return FFCVLoader(dataset, order, **shared, augment=augment)
+    if pieces > 1:
+        shared["device"] = "cpu"  # where the pieces of a batch wait
+    return FFCVLoader(dataset, served, **shared, augment=augment)
 
 
 def _workers_beside_others(loader: str, world: World) -> int | None:
@@ -193,14 +249,10 @@ def _augmentation_named(name: str) -> Augmentation:
     from numba.core.dispatcher import Dispatcher
     from numba.core.errors import NumbaError
 
-    module, _, function = name.partition(":")
     try:
-        augmentation = getattr(import_module(module), function)
-    except Exception as error:  # a user's module may raise anything
-        raise ConfigError(
-            f"data.augmentation = {name!r} cannot be imported: {type(error).__name__}: {error}. "
-            "Write module:function, with the module's directory in PYTHONPATH"
-        ) from error
+        augmentation = load_plugin(name)
+    except PluginError as error:
+        raise ConfigError(f"data.augmentation = {name!r} {error}") from error
     if not isinstance(augmentation, Dispatcher):
         raise ConfigError(f"data.augmentation = {name!r} is not compiled; decorate it with numba.njit")
     try:

@@ -31,6 +31,19 @@ class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+class RecipeConfig(BaseModel):
+    """An augmentation recipe with some of its fields changed. All keys except the name are fields (docs/data.md)."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str = "auto"
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The changed fields; `none` removes a preset's or a file's value."""
+        return {key: value for key, value in (self.model_extra or {}).items() if value != "none"}
+
+
 class DataConfig(_Section):
     """The dataset and how it is turned into batches."""
 
@@ -41,12 +54,15 @@ class DataConfig(_Section):
 
     A run keeps its loader on whatever machine it is resumed; `dali` also runs without a GPU. Their views differ by
     about one level of 255. `synthetic` repeats random batches: it measures speed and learns nothing."""
-    recipe: str = "auto"
-    """Augmentation recipe: clip, crop_flip, simclr, simclr_cifar, moco_v3, vicreg or glyphs; auto is `clip` for pairs
-    and `crop_flip` for images."""
+    recipe: str | RecipeConfig = "auto"
+    """Augmentation recipe: clip, crop_flip, simclr, simclr_cifar, moco_v3, vicreg, glyphs, or `module:name` for a
+    `thermopile.Recipe` of your own; auto is `clip` for pairs and `crop_flip` for images. Its fields can be changed:
+    `data.recipe.blur=0.5`."""
     augmentation: str = ""
     """Custom augmentation after the recipe's, as `module:function`; requires `ffcv`. A function compiled by numba that
     changes a view in place: (pixels float32 [3, H, W] in 0 … 255, key uint64)."""
+    captions: Literal["draw", "first"] = "draw"
+    """Caption of a sample that has several: one drawn for each epoch, or always the first."""
     image_size: int = Field(default=224, ge=8)
     """Side length of a view in pixels."""
     local_views: int = Field(default=0, ge=0, le=64)
@@ -56,7 +72,7 @@ class DataConfig(_Section):
     workers: int = Field(default=0, ge=0, le=10_000)
     """Decoding threads; 0 means one per core, plus one with `dali`."""
     ahead: int = Field(default=2, ge=1, le=1000)
-    """Batches decoded ahead."""
+    """Batches decoded ahead; pieces with `micro_batch`."""
 
     @model_validator(mode="after")
     def _augmentation_has_its_loader(self) -> Self:
@@ -76,6 +92,18 @@ class EncoderConfig(_Section):
     a local directory."""
     config: dict[str, bool | int | float | str | list[int]] = {}
     """Overrides of the encoder's own settings; for a local directory, its recorded architecture."""
+    locked: bool = False
+    """Do not train this encoder (LiT); its batch norms and dropouts are in evaluation mode."""
+    unlocked_groups: int = Field(default=0, ge=0)
+    """Groups of layers of a locked encoder to train nevertheless, counted from its output: 1 is the head alone, 2 the
+    head and the last layers before it."""
+
+    @model_validator(mode="after")
+    def _unlocked_where_locked(self) -> Self:
+        if self.unlocked_groups and not self.locked:
+            raise ValueError(f"unlocked_groups {self.unlocked_groups} is for a locked encoder; set locked = true, or "
+                             "remove unlocked_groups")  # fmt: skip
+        return self
 
 
 class ModelConfig(_Section):
@@ -95,6 +123,9 @@ class ModelConfig(_Section):
     predictor: Literal["none", "moco_v3", "moco_v3_resnet"] = "none"
     """Two layers after the head of the trained network only; needs `momentum`. MoCo v3's for ViTs, or for ResNets,
     without the last batch norm."""
+    ema: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Weight of the old values in a moving average of the weights, such as 0.999, for evaluation and export; it starts
+    lower, so that short runs forget their first weights; 0: no average."""
     activation_checkpointing: bool = False
     """Recompute the encoders' activations in backprop instead of keeping them: less memory, more time."""
     image: EncoderConfig = EncoderConfig()
@@ -169,6 +200,11 @@ class OptimizerConfig(_Section):
     """Decay rate of the update, in [0, 1)."""
     trust_coefficient: PositiveFloat | None = None
     """Norm of a layer's update relative to its weights' norm, at learning rate 1."""
+    layer_decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor by which each group of an encoder's layers learns more slowly than the next one, for fine-tuning, such as
+    0.75; the head has the full learning rate. 1 disables."""
+    grad_clip_norm: PositiveFloat | None = None
+    """Scale gradients down to this norm, over all weights together, if theirs is larger; none disables."""
 
     @model_validator(mode="before")
     @classmethod
@@ -292,6 +328,9 @@ class TrainConfig(_Section):
     epochs: PositiveInt = 20
     batch_size: PositiveInt = 256
     """Global batch size, over all ranks."""
+    micro_batch: NonNegativeInt = 0
+    """Samples that a rank encodes at once, for batches larger than the memory; 0: its whole share of the batch. Takes
+    about a third more time (docs/operations.md)."""
     canonical_shards: NonNegativeInt = 0
     """Number of id ranges in the order; 0 chooses 8, or fewer for small batches."""
     blocks_per_shard: NonNegativeInt = 0
@@ -317,6 +356,8 @@ class TrainConfig(_Section):
     """Steps between reads from the device; metrics.jsonl has a line for every step in any case."""
     init_from: str = ""
     """RUN or RUN@step-N whose encoder weights a new run starts from; `--init-from`. Recorded with its step."""
+    init_sides: Literal["both", "image", "text"] = "both"
+    """Encoders that take their weights from `init_from`; the others start as they would without it."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -325,13 +366,20 @@ class TrainConfig(_Section):
     state: StateConfig = StateConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
+    @model_validator(mode="after")
+    def _sides_of_a_source(self) -> Self:
+        if self.init_sides != "both" and not self.init_from:
+            raise ValueError(f"init_sides {self.init_sides!r} needs init_from, the run that gives the weights; set it "
+                             "(--init-from), or remove init_sides")  # fmt: skip
+        return self
+
 
 def load_config(tree: Mapping[str, Any]) -> TrainConfig:
     """Validate a tree of settings. Raises ConfigError naming every bad key, with the nearest valid one for a typo."""
     try:
         return TrainConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("; ".join(_explain(dict(e)) for e in error.errors())) from None
+        raise ConfigError("; ".join(dict.fromkeys(_explain(dict(e)) for e in error.errors()))) from None
 
 
 def settings_named(name: str) -> list[str]:
@@ -359,7 +407,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _explain(error: dict[str, Any]) -> str:
-    key = ".".join(map(str, error["loc"]))
+    key = ".".join(str(part) for part in error["loc"] if part not in ("str", RecipeConfig.__name__))
     if error["type"] != "extra_forbidden":
         given = "" if isinstance(error["input"], Mapping | BaseModel) else f" = {error['input']!r}"
         return f"{key}{given}: {error['msg'].removeprefix('Value error, ')}"

@@ -1,20 +1,58 @@
 """Merging settings from presets, TOML files and `key=value`, with the origin of each value."""
 
+import logging
 import tomllib
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..files import read_regular
+from ..plugins import is_plugin, place_of
 from .config import TrainConfig, flat, load_config, nearest
 from .errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 PRESETS = Path(__file__).parent / "presets"
 MAX_BYTES, MAX_DOTS = 1 << 18, 300
 """Limits on a settings file and on dots per line: tomllib's memory grows with the square of a key's parts."""
 MAX_DEPTH = 8
 """Maximum nesting of tables in a settings file; ours have four levels."""
+
+
+CODE_OF_FEATURES = ("data.recipe", "data.recipe.name", "model.image.name", "model.text.name")
+CODE = ("data.augmentation", "objective.name", *CODE_OF_FEATURES)
+"""Settings that may name a user's own code, as `module:name`; the former are those that features depend on."""
+
+
+def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
+    """Return key → `module:name` of the code that a run with these settings imports."""
+    values = {key: value for key, value in flat(config.model_dump()).items() if key in keys}
+    if config.objective.mode == "unimodal":
+        values.pop("model.text.name", None)
+    return {
+        key: name for key, name in values.items()
+        if is_plugin(name) and not (key.startswith("model.") and name.startswith("hf:"))
+    }  # fmt: skip
+
+
+def refuse_code(named: Mapping[str, str], where: object) -> None:
+    """Raise ConfigError if there is any. named: as `code_in` returns it; where: the file that names it."""
+    for key, code in named.items():
+        raise ConfigError(f"{where} sets {key} = {code!r}, which imports that module and runs its code. "
+                          "If you trust it, add --allow-code")  # fmt: skip
+
+
+def announce_code(named: Mapping[str, str]) -> None:
+    """Log what is about to be imported, and from where."""
+    for key, code in named.items():
+        _log.warning("imports %s = %s from %s", key, code, place_of(code) or "a place that is not found")
+
+
+_RECIPE = "recipe"
+"""The setting that is a name, or a table of changed fields with the name in it."""
 
 
 @dataclass
@@ -39,7 +77,9 @@ class Layers:
 
     def _add(self, tree: Mapping[str, Any], origins: Mapping[str, str]) -> None:
         merge(self.tree, tree)
-        self.origins = {key: origins[key] if key in origins else self.origins[key] for key in flat(self.tree)}
+        known = {**self.origins, **origins}
+        # A name that has become a table, for changed fields, has it where it was: data.recipe in data.recipe.name.
+        self.origins = {key: known.get(key) or known[key.removesuffix(".name")] for key in flat(self.tree)}
 
     def load(self) -> TrainConfig:
         """Return the validated settings. Raises ConfigError as `load_config`."""
@@ -114,25 +154,37 @@ def apply_overrides(tree: dict[str, Any], overrides: Iterable[str]) -> None:
         *tables, last = key.split(".")
         table = asked
         for name in tables:
-            table = table.setdefault(name, {})
+            table[name] = table = _as_table(name, table.get(name, {}))
             if not isinstance(table, dict):
                 raise ConfigError(f"{key}: {name} is a value, not a table of settings")
-        table[last] = _toml_value(text)
+        value = _toml_value(text)
+        if last == _RECIPE and isinstance(value, str) and isinstance(fields := table.get(last), dict):
+            fields["name"] = value
+        else:
+            table[last] = value
     merge(tree, asked)
+
+
+def _as_table(key: str, value: Any) -> Any:
+    """Return a recipe's name as the table that its changed fields go into; other values as they are."""
+    return {"name": value} if key == _RECIPE and isinstance(value, str) else value
 
 
 def merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
     """Merge `other` into `tree`, in place: tables are merged, values replaced.
 
-    A table that names another objective or encoder replaces the old one entirely, since its settings would not apply.
-    An optimiser of another name keeps schedule and decay; unknown settings are rejected later.
+    A table that names another objective, encoder or recipe replaces the old one entirely, since its settings would not
+    apply. An optimiser of another name keeps schedule and decay; unknown settings are rejected later.
     """
     for key, value in other.items():
         old = tree.get(key)
+        if isinstance(value, Mapping):
+            old = _as_table(key, old)
         if isinstance(value, Mapping) and isinstance(old, dict) and (key == "optimizer" or _one_name(old, value)):
+            tree[key] = old
             merge(old, value)
         else:
-            tree[key] = value
+            tree[key] = deepcopy(value)
 
 
 def _one_name(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

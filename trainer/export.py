@@ -22,6 +22,7 @@ from .build import recipe_named
 from .checkpoint import LATEST
 from .config import EncoderConfig, TrainConfig
 from .encoders import HF, Encoder, is_directory
+from .encoders.averaging import Weights, chosen_weights
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
@@ -44,20 +45,25 @@ class _Side:
     pad_token: str = ""
 
 
-def export(run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, data: Path | None = None) -> list[Path]:
+def export(
+    run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, data: Path | None = None,
+    weights: Weights | None = None, allow_code: bool = False,
+) -> list[Path]:  # fmt: skip
     """Write the encoders of a run's checkpoint, `latest` or step-N, to the new directory `to`; returns its files.
 
-    data: where the run's dataset is now; None: the recorded path. Texts need its tokenizer. A kill leaves no `to`, only
-    a hidden directory next to it. Raises ConfigError if `to` exists or transformers has no such encoder, RunError if
-    the run or checkpoint does not exist or a weight is not finite, DatasetError if the tokenizer is not found, OSError
-    if writing fails.
+    data: where the run's dataset is now; None: the recorded path. Texts need its tokenizer. weights: those of image and
+    text encoder, by default averaged ones, where the run has them; a momentum network has only its own. allow_code: as
+    restore_encoders. A kill leaves no `to`, only a hidden directory next to it. Raises ConfigError if `to` exists,
+    transformers has no such encoder or the run has no averaged weights, RunError if the run or checkpoint does not
+    exist or a weight is not finite, DatasetError if the tokenizer is not found, OSError if writing fails.
     """
     if os.path.lexists(to):
         raise ConfigError(f"{to} already exists; nothing was written. Choose another directory with --to")
     config = run.config()
+    weights = chosen_weights(config.model, weights)
     if format == "hf":
         _check_transformers_has_them(config)
-    sides = _restore(run, config, at, data)
+    sides = _restore(run, config, at, data, weights, allow_code)
     with _written_aside(to) as folder:
         for side in sides:
             if format == "hf":
@@ -82,27 +88,29 @@ def _check_transformers_has_them(config: TrainConfig) -> None:
         raise ConfigError(f"the run's {side} encoder is {what}; export it with --format safetensors")
 
 
-def _restore(run: RunDirectory, config: TrainConfig, at: str, data: Path | None) -> list[_Side]:
+def _restore(
+    run: RunDirectory, config: TrainConfig, at: str, data: Path | None, weights: Weights, allow_code: bool
+) -> list[_Side]:
     checkpoint = find_checkpoint(run, at)
     info, training = load_found(checkpoint)
     folder = data or Path(config.data.path)
     tokenizer, sizes = tokenizer_of(folder, info) if config.objective.mode == "bimodal" else (None, None)
-    encoders = restore_encoders(config, checkpoint, training, sizes)
-    for name, weights in encoders.state_dict().items():
-        if not weights.isfinite().all():
+    encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
+    for name, values in encoders.state_dict().items():
+        if not values.isfinite().all():
             raise RunError(
                 f"{checkpoint} holds weights that are not finite ({name}); nothing was written. Export an older "
                 "checkpoint with --at"
             )
     recipe = recipe_named(config.data.recipe)
-    facts = {"image_size": config.data.image_size, "mean": recipe.mean, "std": recipe.std}
+    facts = {"weights": weights, "image_size": config.data.image_size, "mean": recipe.mean, "std": recipe.std}
     image = _Side("image", encoders.image, _facts(config, config.model.image, encoders.image, info.step) | facts)
     if encoders.momentum is not None:
-        facts = image.facts | {"network": "momentum"}
+        facts = image.facts | {"network": "momentum", "weights": "raw"}
         return [image, replace(image, name="momentum", encoder=encoders.momentum, facts=facts)]
     if encoders.text is None or tokenizer is None or sizes is None:
         return [image]
-    facts = sizes.model_dump(include={"vocab_size", "context_length", "end_id"})
+    facts = {"weights": weights} | sizes.model_dump(include={"vocab_size", "context_length", "end_id"})
     facts = _facts(config, config.model.text, encoders.text, info.step) | facts
     pad_token = (tokenizer.padding or {})["pad_token"]
     return [image, _Side("text", encoders.text, facts, Dataset(folder).tokenizer_path, pad_token)]

@@ -71,7 +71,7 @@ class MetricsLog:
         """
         steps, self._waiting = self._waiting, []
         tensors = [value.detach().double() for step in steps for value in step.values() if isinstance(value, Tensor)]
-        numbers = iter(torch.stack(tensors).tolist() if tensors else ())
+        numbers = iter(_read_back(tensors))
         lines = [
             {name: next(numbers) if isinstance(value, Tensor) else _ready(value) for name, value in step.items()}
             for step in steps
@@ -91,13 +91,13 @@ class MetricsLog:
             self._board.add(lines)
         return lines
 
-    def add_evaluation(self, step: int, scores: Mapping[str, Any]) -> dict[str, Any]:
+    def add_evaluation(self, step: int, scores: Mapping[str, Any], *, averaged: bool = False) -> dict[str, Any]:
         """Write the scores after a flushed step, and return their line. On a full disk, as `flush`.
 
-        scores: tables of finite numbers or None.
+        scores: tables of finite numbers or None. averaged: whether they are those of averaged weights.
         """
         assert not self._waiting
-        line = {"step": step, "evaluation": scores}
+        line = {"step": step, "evaluation": scores} | ({"weights": "averaged"} if averaged else {})
         self._unwritten += seal_line(line) + b"\n"
         self._write_or_keep()
         if self._board:
@@ -131,6 +131,19 @@ class MetricsLog:
             self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def _read_back(scalars: list[Tensor]) -> list[float]:
+    """Return the values of scalars, each device's in one copy."""
+    places: dict[torch.device, list[int]] = {}
+    for place, scalar in enumerate(scalars):
+        places.setdefault(scalar.device, []).append(place)
+    found = [0.0] * len(scalars)
+    for of_device in places.values():
+        values = torch.stack([scalars[place] for place in of_device]).tolist()
+        for place, value in zip(of_device, values, strict=True):
+            found[place] = value
+    return found
 
 
 def _ready(value: Any) -> Any:

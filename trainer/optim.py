@@ -1,6 +1,8 @@
 """Optimisers and their learning rate, which is a pure function of the step."""
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ Groups = list[dict[str, Any]]
 
 _MEMORIES = {"exp_avg", "exp_avg_sq", "momentum_buffer"}
 """Per-weight optimiser state of the same size as the weight; some optimisers also keep scalars."""
+_LR_SCALE = "lr_scale"
+"""Key of a group's factor of the learning rate, where it is not 1."""
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps_per_epoch: int, total_steps: int) -> float:
@@ -75,9 +79,17 @@ class Optimizer:
         return [self.weights] if self.temperature is None else [self.weights, self.temperature]
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of everything except the temperature."""
+        """Set the learning rate of everything except the temperature; layers with a factor have that share of it."""
         for group in self.weights.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get(_LR_SCALE, 1.0)
+
+    def clip_gradients(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradients of everything except the temperature down to a norm of at most `max_norm`, together.
+
+        Returns the norm before that, a scalar on the device, without reading it.
+        """
+        parameters = [parameter for group in self.weights.param_groups for parameter in group["params"]]
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for part in self.parts:
@@ -124,44 +136,55 @@ def _kind(state: dict[str, Any]) -> str:
     return f"{state.get('name', 'of an older format')} {'with' if state.get('temperature') else 'without'} one for tau"
 
 
-def create_optimizer(config: OptimizerConfig, encoders: nn.Module, objective: Objective) -> Optimizer:
+def create_optimizer(
+    config: OptimizerConfig, encoders: nn.Module, objective: Objective,
+    factors: Mapping[nn.Parameter, float] = MappingProxyType({}),
+) -> Optimizer:  # fmt: skip
     """Create a run's optimisers. Weight decay applies to matrices and kernels, not to biases, norms or temperatures.
 
     Except for a global temperature, the objective's own parameters (CLIP's logit scale, AUC-CL's b) are treated as
     biases. LARS updates scalars and vectors by plain SGD with momentum, without its trust ratio.
+    factors: weight → its share of the learning rate, 1 for those left out; as `Encoders.learning_rate_factors`. Groups
+    of weights with a small one come first.
     """
     rate = objective.temperature_rate
     temperature = None if rate is None else TemperatureAdamW(objective.get_parameter("tau"), rate)
     others = [p for name, p in objective.named_parameters() if rate is None or name != "tau"]
     weights = [parameter for parameter in encoders.parameters() if parameter.requires_grad]
-    groups: Groups = [
-        {"params": [p for p in weights if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in weights if p.ndim < 2], "weight_decay": 0.0},
-        {"params": others, "weight_decay": 0.0},
-    ]
+    decayed: Groups = []
+    spared: Groups = []
+    for factor in sorted({factors.get(p, 1.0) for p in weights}):
+        of_factor = [p for p in weights if factors.get(p, 1.0) == factor]
+        scale = {} if factor == 1.0 else {_LR_SCALE: factor}
+        decayed.append({"params": [p for p in of_factor if p.ndim >= 2], "weight_decay": config.weight_decay, **scale})
+        spared.append({"params": [p for p in of_factor if p.ndim < 2], "weight_decay": 0.0, **scale})
+    spared.append({"params": others, "weight_decay": 0.0})
     settings = {"lr": config.lr} | {name: getattr(config, name) for name in OPTIMIZERS[config.name]}
-    return Optimizer(config.name, _of_library(config.name, groups, settings), temperature)
+    made = _of_library(config.name, _without_empty(decayed), _without_empty(spared), settings)
+    return Optimizer(config.name, made, temperature)
 
 
-def _of_library(name: str, groups: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
+def _of_library(name: str, decayed: Groups, spared: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
+    """decayed, spared: groups with and without weight decay, none of them empty."""
+    groups = decayed + spared
     if name == "adamw":
-        return torch.optim.AdamW(_without_empty(groups), **settings, fused=True)
+        return torch.optim.AdamW(groups, **settings, fused=True)
     if name == "sgd":
-        sgd = torch.optim.SGD(_without_empty(groups), **settings, fused=True)
+        sgd = torch.optim.SGD(groups, **settings, fused=True)
         for parameter in (p for group in groups if settings["momentum"] for p in group["params"]):
             # torch would leave it uninitialised if fp16 skips the first step.
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return sgd
     if name == "lamb":
-        return _lamb(groups, settings)
+        return _lamb(decayed, spared, settings)
     import pytorch_optimizer  # deferred: the import takes seconds
 
     library: dict[str, Any] = {"lars": pytorch_optimizer.LARS, "lion": pytorch_optimizer.Lion}
-    optimizer: torch.optim.Optimizer = library[name](_without_empty(groups), **settings)
+    optimizer: torch.optim.Optimizer = library[name](groups, **settings)
     return optimizer
 
 
-def _lamb(groups: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
+def _lamb(decayed: Groups, spared: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
     """LAMB as in FastCLIP (procedure 4, appendix B, and code), which differs from the library's defaults.
 
     Weight decay is part of the step that the trust ratio scales. The weights' norm is not clipped at 10, which the
@@ -172,9 +195,9 @@ def _lamb(groups: Groups, settings: dict[str, Any]) -> torch.optim.Optimizer:
     """
     from pytorch_optimizer import Lamb
 
-    for group in groups[1:]:
+    for group in spared:
         group["adam"] = True  # trust ratio 1
-    lamb = Lamb(_without_empty(groups), weight_decouple=False, adam_debias=True, **settings)
+    lamb = Lamb(decayed + spared, weight_decouple=False, adam_debias=True, **settings)
     lamb.clamp = math.inf
     return lamb
 

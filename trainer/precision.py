@@ -60,19 +60,28 @@ class MixedPrecision:
     """
 
     def __init__(self, precision: str, device: torch.device) -> None:
-        self._device_type, self._dtype = device.type, DTYPES[precision]
+        self._device_type, self.dtype = device.type, DTYPES[precision]
+        """The encoders compute in this dtype; None: in that of their weights."""
         self.scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
 
     def autocast(self) -> torch.autocast:
         """Return the context for the encoders' forward pass."""
-        return torch.autocast(self._device_type, self._dtype or torch.bfloat16, enabled=self._dtype is not None)
+        return torch.autocast(self._device_type, self.dtype or torch.bfloat16, enabled=self.dtype is not None)
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of the scaled loss."""
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def step(self, optimizer: Optimizer) -> None:
-        """Update the weights by their unscaled gradients."""
+    def step(self, optimizer: Optimizer, max_norm: float | None = None) -> Tensor | None:
+        """Update the weights by their unscaled gradients, clipped to `max_norm` if given.
+
+        Returns the norm before clipping, a scalar on the device; not finite where fp16 skips the step.
+        """
+        norm = None
+        if max_norm is not None:
+            self.scaler.unscale_(optimizer.weights)
+            norm = optimizer.clip_gradients(max_norm)
         for each in optimizer.parts:
             self.scaler.step(each)
         self.scaler.update()
+        return norm

@@ -11,7 +11,7 @@ from .encoders.initial_weights import is_same_source
 from .errors import ConfigError, RunError
 
 _RESTORED = "it is restored from the checkpoint"
-_OPTIMIZER = ("weight_decay", "betas", "eps", "momentum", "trust_coefficient")
+_OPTIMIZER = ("weight_decay", "betas", "eps", "momentum", "trust_coefficient", "layer_decay")
 
 FIXED = {
     **dict.fromkeys(
@@ -26,7 +26,7 @@ FIXED = {
     "objective.similarity": "the weights were trained for it",
     "objective.tau_init": "unseen samples have the run's value",
     **{f"optimizer.{name}": _RESTORED for name in _OPTIMIZER},
-    "init_from": "the run continues with its own weights",
+    **dict.fromkeys(("init_from", "init_sides"), "the run continues with its own weights"),
 }
 """Settings, and tables of settings, that must not change on resume, with the reason."""
 
@@ -91,7 +91,7 @@ def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> Encod
 
     if f"hf:{folder_of(asked.name)}" != recorded.name:
         return asked
-    return EncoderConfig(name=recorded.name, config=recorded.config | asked.config)
+    return asked.model_copy(update={"name": recorded.name, "config": recorded.config | asked.config})
 
 
 def allowed_changes(run: Path, recorded: TrainConfig, asked: TrainConfig, allowed: Collection[str]) -> list[Change]:
@@ -134,10 +134,12 @@ def changes_since(checkpoint: Path, settings: Mapping[str, Any], now: TrainConfi
 
 def _impossible(changes: list[Change], recorded: TrainConfig) -> dict[str, str]:
     """Return key → why a change cannot be made, for those that cannot: FIXED, and values that the objective learns."""
-    objective = objective_of(recorded)
-    learned = [name for name, _ in objective.named_parameters()]  # their initial values no longer matter
-    if objective.temperature_rate is not None:
-        learned += ["eta", "betas"]  # the checkpoint restores the temperature's optimiser
+    learned = []
+    if all(change.key != "objective.name" for change in changes):  # which is impossible, and may name code to import
+        objective = objective_of(recorded)
+        learned = [name for name, _ in objective.named_parameters()]  # their initial values no longer matter
+        if objective.temperature_rate is not None:
+            learned += ["eta", "betas"]  # the checkpoint restores the temperature's optimiser
     reasons = FIXED | {f"objective.{name}": _RESTORED for name in learned}
     return {
         change.key: f"{change} (cannot change: {why})"

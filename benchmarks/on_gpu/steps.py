@@ -77,7 +77,7 @@ class Steps:
         self._made += 1
         self._trainer.store.prefetch(self._ids(self._made))
         batch, self._batch = self._batch, Batch(self._ids(self._made), self._batch.views, self._batch.tokens)
-        self._trainer.step(batch)
+        self._trainer.step([batch])
 
     def _ids(self, step: int) -> torch.Tensor:
         first = step * self._size % self._trainer.dataset.n

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..dataset_index import CAPTIONS_PER_SAMPLE
 from ..row_records import MAX_BYTES
 
 # Importing ffcv sets torch and numba to one thread for the whole process.
@@ -27,7 +26,8 @@ from ffcv.writer import DatasetWriter, handle_sample  # noqa: E402
 torch.set_num_threads(_torch_threads)
 numba.set_num_threads(_numba_threads)
 
-_RGB_IMAGE_TYPE_ID = 2
+_TYPE_IDS = {"image": 2, "tokens": 4, "source_index": 1}
+"""FFCV's ids of RGBImageField, NDArrayField and IntField."""
 _JPEG_MODE = 0
 
 
@@ -53,13 +53,27 @@ class JPEGField(RGBImageField):  # type: ignore[misc]
         storage[:] = np.frombuffer(image.jpeg, np.uint8)
 
 
+class CaptionsField(NDArrayField):  # type: ignore[misc]
+    """FFCV's array field of the first caption's tokens, int32 [1, L]; a piece with the other captions' follows it.
+
+    So a sample's captions are contiguous, of any number, and any FFCV can read the first.
+    """
+
+    def encode(self, destination: Any, tokens: NDArray[np.int32], malloc: Callable[[int], tuple[int, Any]]) -> None:
+        super().encode(destination, tokens[:1], malloc)
+        if len(tokens) > 1:
+            # Behind the first: a sample that does not fit its page is written again from the start of the next.
+            _, storage = malloc(tokens[1:].nbytes)
+            storage[:] = tokens[1:].reshape(-1).view(np.uint8)
+
+
 class _ShardWriter(DatasetWriter):  # type: ignore[misc]
     """FFCV's writer without worker processes; it may write fewer rows than announced."""
 
     def write(self, rows: Iterable[BetonRow], max_rows: int) -> int:
         self.num_samples = max_rows
         self.prepare()
-        self._name_image_field_as_ffcv_does()
+        self._name_fields_as_ffcv_does()
         allocator = MemoryAllocator(self.fname, self.data_region_start, self.page_size)
         # Not in shared memory: an error's traceback would hold a view of it, so that it could not be closed and the
         # error would be lost.
@@ -79,11 +93,12 @@ class _ShardWriter(DatasetWriter):  # type: ignore[misc]
             self.metadata_sm.unlink()
         return written
 
-    def _name_image_field_as_ffcv_does(self) -> None:
-        """Give JPEGField the type id of its base class, so that any FFCV can read the file."""
+    def _name_fields_as_ffcv_does(self) -> None:
+        """Give our fields the type ids of their base classes, so that any FFCV can read the file."""
         with open(self.fname, "r+b") as file:
-            file.seek(HeaderType.itemsize + FieldDescType.fields["type_id"][1])
-            file.write(bytes([_RGB_IMAGE_TYPE_ID]))
+            for number, name in enumerate(self.fields):
+                file.seek(HeaderType.itemsize + number * FieldDescType.itemsize + FieldDescType.fields["type_id"][1])
+                file.write(bytes([_TYPE_IDS[name]]))
 
 
 def write_beton(path: Path, rows: Iterable[BetonRow], *, max_rows: int, context_length: int | None) -> int:
@@ -94,6 +109,6 @@ def write_beton(path: Path, rows: Iterable[BetonRow], *, max_rows: int, context_
     """
     fields: dict[str, Any] = {"image": JPEGField(write_mode="jpg")}
     if context_length is not None:
-        fields["tokens"] = NDArrayField(np.dtype("<i4"), (CAPTIONS_PER_SAMPLE, context_length))
+        fields["tokens"] = CaptionsField(np.dtype("<i4"), (1, context_length))
     fields["source_index"] = IntField()
     return _ShardWriter(str(path), fields, page_size=MAX_BYTES, num_workers=1).write(rows, max_rows)

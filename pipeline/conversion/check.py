@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from ...files import sha256_of
 from ..cores import cores
-from ..dataset import CAPTION, PLACE_IN_SHARD, Dataset, SamplesTable
+from ..dataset import CAPTION, CAPTIONS, PLACE_IN_SHARD, Dataset, SamplesTable
 from ..dataset_index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, ShardSuffix, TokenizerInfo, shard_name
 from ..errors import DatasetError
 from ..shard import Shard
@@ -37,8 +37,8 @@ class _Opened(NamedTuple):
     shard: Shard
     records: NDArray[np.void]
     """RECORD of every row."""
-    captions: list[str] | None
-    """The caption of every row; None without captions or if the table is unusable."""
+    captions: list[list[str]] | None
+    """The captions of every row; None if the table is unusable."""
     vocabulary: TokenizerInfo | None
     tokenizer: Tokenizer | None
 
@@ -49,7 +49,7 @@ def check_dataset(
     """Yield every problem of the dataset at `path` as it is found; none if it is sound.
 
     Compares dataset.json with its checksum, files with their sha256, rows with their checksums, tables with the rows,
-    pictures with their height and width, and tokens with the captions encoded again; no source index may occur twice.
+    pictures with their height and width, and tokens with all captions encoded again; no source index may occur twice.
     `workers` threads decode. Calls on_progress with the number of rows checked so far.
     Raises DatasetError if dataset.json is unusable or a shard's file is missing.
     """
@@ -106,20 +106,25 @@ def _check_digests(dataset: Dataset, number: int) -> Iterator[Finding]:
 
 def _check_table(
     dataset: Dataset, number: int, records: NDArray[np.void]
-) -> tuple[list[str] | None, list[Finding]]:  # fmt: skip
+) -> tuple[list[list[str]] | None, list[Finding]]:  # fmt: skip
     """Return a shard's captions, and the mismatches between its samples table and its rows."""
     name = shard_name(number, "parquet")
     expected = {PLACE_IN_SHARD: np.arange(len(records)), "width": records["width"], "height": records["height"]}
     # Open it without digests, which were checked before, so that other problems of the table are found too.
     digests: tuple[dict[str, str], ...] = tuple({} for _ in dataset.index.shard_digests)
+    texts = CAPTIONS if dataset.index.format > 1 else CAPTION
     try:
         index = dataset.index.model_copy(update={"shard_digests": digests})
-        table = SamplesTable(dataset.path, index).table_of(number, [*expected, CAPTION])
+        table = SamplesTable(dataset.path, index).table_of(number, [*expected, texts])
     except (DatasetError, OSError) as error:
         return None, [Finding("table", name, str(error))]
     wrong = [column for column, values in expected.items() if not np.array_equal(table[column], values)]
     findings = [Finding("table", name, f"its column {column!r} does not match the rows") for column in wrong]
-    return [caption or "" for caption in table[CAPTION].to_pylist()], findings
+    lists = [found if isinstance(found, list) else [found] for found in table[texts].to_pylist()]
+    captions = [[text or "" for text in found or [""]] for found in lists]
+    if dataset.index.tokenizer and not np.array_equal([len(found) for found in captions], records["captions"]):
+        return None, [*findings, Finding("table", name, f"its column {texts!r} does not match the rows")]
+    return captions, findings
 
 
 def _check_source_index(name: str, source_index: NDArray[np.int64], seen: NDArray[np.int64]) -> Iterator[Finding]:
@@ -147,21 +152,24 @@ def _wrong_with_picture(opened: _Opened, row: int) -> str:
 
 
 def _wrong_with_tokens(opened: _Opened, info: TokenizerInfo, rows: range) -> Iterator[tuple[int, str]]:
-    readable, of_row = [], [np.empty((0, info.context_length), np.int32)]
+    of_row = [np.empty((0, info.context_length), np.int32)]
+    captions: list[tuple[int, int]] = []  # row and number of each
     for row in rows:
         try:
-            of_row.append(opened.shard.tokens(np.array([row])))
-            readable.append(row)
+            of_row.append(opened.shard.tokens_of(row))
+            captions += ((row, number) for number in range(len(of_row[-1])))
         except DatasetError as error:
             yield row, str(error)
     tokens = np.concatenate(of_row)
     unclosed = ~(tokens == info.end_id).any(axis=1)
-    others = np.zeros(len(readable), bool)
-    if opened.tokenizer is not None and opened.captions is not None and readable:
-        captions = [opened.captions[row] for row in readable]
-        others = (encode(opened.tokenizer, captions).tokens != tokens).any(axis=1)
+    others = np.zeros(len(captions), bool)
+    if opened.tokenizer is not None and opened.captions is not None and captions:
+        texts = [opened.captions[row][number] for row, number in captions]
+        others = (encode(opened.tokenizer, texts).tokens != tokens).any(axis=1)
     for reason, bad in (
         (f"the closing token {info.end_id} is missing", unclosed),
         ("the tokens do not match the caption", others & ~unclosed),
     ):
-        yield from ((readable[place], reason) for place in np.flatnonzero(bad).tolist())
+        for place in np.flatnonzero(bad).tolist():
+            row, number = captions[place]
+            yield row, f"{reason} (caption {number + 1})" if number else reason

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...files import sha256_of, sync, write_atomically
 from ..cores import cores
-from ..dataset_index import CAPTIONS_PER_SAMPLE, ERRORS_FILE, FORMAT, TokenizerInfo, read_index, seal_index
+from ..dataset_index import ERRORS_FILE, FORMAT, TokenizerInfo, read_index, seal_index
 from ..errors import DatasetError, SourceError
 from ..sources import Source
 from ..tokenizer import end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
@@ -42,6 +42,9 @@ class Summary:
     left_out: int
     reasons: list[tuple[str, int]]
     """Reasons why samples were left out, most frequent first, with counts."""
+    captions: int
+    captions_per_sample: int
+    """Maximum captions per sample."""
     truncated: int
     """Number of truncated captions."""
     seen: int
@@ -184,10 +187,12 @@ def _assemble(settings: ConvertSettings, plan: Plan, partial: Partial, mode: str
             vocab_size=vocab_size_of(tokenizer), context_length=settings.context_length, end_id=end_id_of(tokenizer),
             truncated=sum(result.truncated for result in kept),
         )  # fmt: skip
+    per_sample = max(result.captions_per_sample for result in kept)
     index = seal_index({
         "n": sum(result.rows for result in kept),
         "mode": mode,
-        "captions_per_sample": CAPTIONS_PER_SAMPLE if info else 0,
+        "captions_per_sample": per_sample,
+        **({"captions": sum(result.captions for result in kept)} if per_sample > 1 else {}),
         "first_id": np.cumsum([0, *(result.rows for result in kept)]).tolist(),
         "image": settings.image.model_dump(),
         "tokenizer": info.model_dump() if info else None,
@@ -204,6 +209,7 @@ def _summary(out: Path, seen: int, started: float) -> Summary:
     reasons = count_reasons(read_bad_samples(out / ERRORS_FILE))
     return Summary(
         path=out, samples=index.n, shards=len(index.first_id) - 1, left_out=reasons.total(),
-        reasons=reasons.most_common(FIRST_REASONS), truncated=index.tokenizer.truncated if index.tokenizer else 0,
+        reasons=reasons.most_common(FIRST_REASONS), captions=index.total_captions,
+        captions_per_sample=index.captions_per_sample, truncated=index.tokenizer.truncated if index.tokenizer else 0,
         seen=seen, seconds=time.monotonic() - started,
     )  # fmt: skip

@@ -52,6 +52,9 @@ class ShardResult(NamedTuple):
     left_out: int
     truncated: int
     """Number of truncated captions."""
+    captions: int
+    captions_per_sample: int
+    """Maximum captions per sample."""
 
 
 _RESULT = TypeAdapter(ShardResult)

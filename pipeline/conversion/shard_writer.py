@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from ...files import sha256_of, sync, write_atomically
 from ...sealed_json import seal_line
-from ..dataset_index import CAPTIONS_PER_SAMPLE, SHARD_SUFFIXES
+from ..dataset_index import SHARD_SUFFIXES
 from ..errors import BadSampleError, DatasetError, SourceError
 from ..ffcv_table import FFCVTable
 from ..raw_bytes import Descriptor
@@ -72,7 +72,8 @@ def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conve
     for suffix in _SUFFIXES:
         part.being_written(suffix).rename(part.file(suffix))
     sync(part.folder)
-    result = ShardResult(len(table), digests, rows.left_out, rows.truncated)
+    counts = rows.captions_per_row
+    result = ShardResult(len(table), digests, rows.left_out, rows.truncated, sum(counts), max(counts, default=0))
     write_atomically(part.file("done.json"), seal_line(result._asdict()))
 
 
@@ -86,16 +87,18 @@ class _Rows:
         self.source_index: list[int] = []
         self.jpeg_checksums: list[int] = []
         self.tokens_checksums: list[int] = []
+        self.captions_per_row: list[int] = []
         self.left_out = self.truncated = 0
 
     def __iter__(self) -> Iterator[BetonRow]:
         usable = self._usable()
         while some := list(islice(usable, ENCODED_AT_ONCE)):
             if self._tokenizer is not None:
-                tokens, truncated = encode(self._tokenizer, [sample.caption or "" for sample, _ in some])
+                captions = [sample.captions or ("",) for sample, _ in some]
+                tokens, truncated = encode(self._tokenizer, [text for texts in captions for text in texts])
                 self.truncated += truncated
-                encoded = zip(some, tokens[:, None], strict=True)
-                some = [(sample, row._replace(tokens=of_row)) for (sample, row), of_row in encoded]
+                of_rows = np.split(tokens, np.cumsum([len(texts) for texts in captions])[:-1])
+                some = [(sample, row._replace(tokens=own)) for (sample, row), own in zip(some, of_rows, strict=True)]
             for sample, row in some:
                 self._note(sample, row)
                 yield row
@@ -105,11 +108,18 @@ class _Rows:
             try:
                 sample = self._source[source_index]
                 jpeg, height, width = to_stored(sample.picture, self._settings.image)
+                self._refuse_too_many_tokens(sample, jpeg)
             except BadSampleError as error:
                 self._leave_out(source_index, str(error))
                 continue
             self._count_one(False)
             yield sample._replace(picture=b""), BetonRow(jpeg, height, width, None, source_index)
+
+    def _refuse_too_many_tokens(self, sample: Sample, jpeg: bytes) -> None:
+        count, length = len(sample.captions), self._settings.context_length
+        if len(jpeg) + 4 * count * length > MAX_BYTES:
+            raise BadSampleError(f"its JPEG of {len(jpeg):,} bytes and {count} captions of {length:,} tokens do not "
+                                 f"fit {MAX_BYTES:,} bytes; lower --context-length or --max-size")  # fmt: skip
 
     def _leave_out(self, source_index: int, reason: str) -> None:
         uri, key = self._source.uri(source_index), self._source.key(source_index)
@@ -121,13 +131,14 @@ class _Rows:
         self._count_one(True)
 
     def _note(self, sample: Sample, row: BetonRow) -> None:
-        captions = [] if sample.caption is None else [sample.caption]
-        record = (len(self.source_index), sample.key, sample.uri, captions, sample.group, row.width, row.height)
+        texts = list(sample.captions)
+        record = (len(self.source_index), sample.key, sample.uri, texts, sample.group, row.width, row.height)
         for column, value in zip(self.table.values(), record, strict=True):
             column.append(value)
         self.source_index.append(row.source_index)
         self.jpeg_checksums.append(int(checksum(np.frombuffer(row.jpeg, np.uint8))))
         self.tokens_checksums.append(0 if row.tokens is None else int(checksum(row.tokens.reshape(-1).view(np.uint8))))
+        self.captions_per_row.append(0 if row.tokens is None else len(row.tokens))
 
 
 @contextmanager
@@ -161,15 +172,18 @@ def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: C
     """
     file, tokenizer, count = Descriptor(beton), conversion.tokenizer, len(rows.source_index)
     length = conversion.settings.context_length if tokenizer else 0
-    extent = Extent(file.bytes, 4 * length, CAPTIONS_PER_SAMPLE if tokenizer else 0)
+    extent = Extent(file.bytes, 4 * length, max(rows.captions_per_row, default=0))
     records, read = np.empty(count, RECORD), np.empty(count, RECORD)
     try:
-        FFCVTable(beton, file, count, extent).read(np.arange(count), records)
+        of_first = extent._replace(captions=min(extent.captions, 1))
+        with_more = sum(captions > 1 for captions in rows.captions_per_row)
+        FFCVTable(beton, file, count, of_first, with_more).read(np.arange(count), records)
     except DatasetError as error:
         raise _not_what_was_written(beton) from error
     noted = {"source_index": rows.source_index, "width": rows.table["width"], "height": rows.table["height"]}
     if not all(np.array_equal(records[name], values) for name, values in noted.items()):
         raise _not_what_was_written(beton)
+    records["captions"] = rows.captions_per_row
     records["jpeg_checksum"], records["tokens_checksum"] = rows.jpeg_checksums, rows.tokens_checksums
     write_row_records(row_records, records, file.bytes)
     if RowRecords(row_records, count, extent).read(np.arange(count), read) < count:

@@ -23,7 +23,7 @@ from ..augment import Recipe, sides_of_views, view_parameters
 from ..batch import Batch
 from ..cores import cores
 from ..dataset import Dataset
-from ..order import Order
+from ..order import Order, Pieces
 from ..stored_sample import UNDECODABLE, read_samples
 from . import refuse_other_samples
 from .dali_graph import inputs_of_view, views_of_jpegs
@@ -54,9 +54,10 @@ class DALILoader:
     """
 
     def __init__(
-        self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int, local_size: int = 96,
-        local_views: int = 0, workers: int | None = None, ahead: int = 2, rank: int = 0, world: int = 1,
-        device: Literal["cpu", "cuda"] = "cpu", hardware_load: float = 0.65,
+        self, dataset: Dataset, order: Order | Pieces, *, recipe: Recipe, image_size: int, views: int,
+        local_size: int = 96, local_views: int = 0, workers: int | None = None, ahead: int = 2, rank: int = 0,
+        world: int = 1, device: Literal["cpu", "cuda"] = "cpu", hardware_load: float = 0.65,
+        captions: Literal["draw", "first"] = "draw",
     ) -> None:  # fmt: skip
         """Open a loader.
 
@@ -66,6 +67,7 @@ class DALILoader:
         ahead: number of batches to prefetch, at least 1.
         device: where to decode and augment; "cuda" is torch's current CUDA device.
         hardware_load: share of the JPEGs for the GPU's JPEG engine, if it has one, 0 … 1; its cores decode the rest.
+        captions: of a sample with several, draw one for each epoch, or always take the first.
         Raises DatasetError if the order was made for another number of samples.
         """
         if not 0 <= hardware_load <= 1:
@@ -75,7 +77,7 @@ class DALILoader:
         self._sides = sides_of_views(image_size, views, local_size, local_views)
         self._rank, self._world, self._hardware_load = rank, world, hardware_load
         self._workers, self._ahead = workers or cores() + 1, max(1, ahead)
-        self._reader = Reader(dataset, self._workers)
+        self._reader = Reader(dataset, self._workers, captions, order.seed)
         self._device_id = torch.cuda.current_device() if device == "cuda" else None
         self._copies = None if self._device_id is None else Copies(CudaDevice(torch.device("cuda", self._device_id)))
         self._thread = own_thread(self._device_id)
@@ -161,7 +163,7 @@ class DALILoader:
 
     def _read(self, epoch: int, ids: NDArray[np.int64]) -> _Read:
         """Read a batch, whose rows the reader's threads share."""
-        located = self._reader.locate(ids)
+        located = self._reader.locate(ids, epoch)
         heights, widths, ends = located.height, located.width, np.cumsum(located.jpeg_bytes)
         jpegs = np.empty(ends[-1], np.uint8)
         self._reader.finish(self._reader.start(ids, located, read_samples, ends, jpegs))

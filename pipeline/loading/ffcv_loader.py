@@ -20,7 +20,7 @@ from ..batch import Batch
 from ..cores import cores
 from ..dataset import Dataset
 from ..jpeg import decode
-from ..order import Order
+from ..order import Order, Pieces
 from ..rng import compiled
 from ..stored_sample import SOUND, UNDECODABLE, Located, fetch
 from . import refuse_other_samples
@@ -71,7 +71,7 @@ class ViewMaker:
     def __init__(
         self, dataset: Dataset, *, recipe: Recipe, image_size: int, views: int, local_size: int = 96,
         local_views: int = 0, seed: int = 0, workers: int | None = None, spare: int = 1,
-        augment: Augmentation | None = None,
+        augment: Augmentation | None = None, captions: Literal["draw", "first"] = "first",
     ) -> None:  # fmt: skip
         """Make views of a dataset of any size; a sample's views depend on seed, epoch, id and recipe.
 
@@ -79,11 +79,12 @@ class ViewMaker:
         local_size: side of the local views, in pixels. local_views: their number.
         workers: decoding threads; None: one per core. spare: number of batches whose memory is kept for reuse.
         augment: custom augmentation, applied after the recipe's operations and before normalisation.
+        captions: of a sample with several, draw one for each epoch, or always take the first.
         """
         self._recipe, self._seed, self._augment = recipe, seed, augment
         self._sides = sides_of_views(image_size, views, local_size, local_views)
         self._shapes = (views, 3, image_size, image_size), (local_views, 3, local_size, local_size)
-        self._reader = Reader(dataset, workers or cores())
+        self._reader = Reader(dataset, workers or cores(), captions, seed)
         self._memory = ViewMemory(spare)
 
     def make(self, sample_ids: NDArray[np.int64], epoch: int) -> Batch:
@@ -104,7 +105,7 @@ class ViewMaker:
     def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[_Pixels, Reading]:
         recipe, seed = self._recipe, self._seed
         pixels = self._pixels_of(len(ids))
-        located = self._reader.locate(ids)
+        located = self._reader.locate(ids, epoch)
         heights, widths = located.height, located.width
         views = [view_parameters(recipe, seed, epoch, ids, heights, widths, view) for view in self._sides]
         drawn = ViewParameters(*map(np.stack, zip(*views, strict=True)))
@@ -139,9 +140,10 @@ class FFCVLoader(ViewMaker):
     """
 
     def __init__(
-        self, dataset: Dataset, order: Order, *, recipe: Recipe, image_size: int, views: int, local_size: int = 96,
-        local_views: int = 0, workers: int | None = None, ahead: int = 2, rank: int = 0, world: int = 1,
-        device: Literal["cpu", "cuda"] = "cpu", augment: Augmentation | None = None,
+        self, dataset: Dataset, order: Order | Pieces, *, recipe: Recipe, image_size: int, views: int,
+        local_size: int = 96, local_views: int = 0, workers: int | None = None, ahead: int = 2, rank: int = 0,
+        world: int = 1, device: Literal["cpu", "cuda"] = "cpu", augment: Augmentation | None = None,
+        captions: Literal["draw", "first"] = "draw",
     ) -> None:  # fmt: skip
         """Open a loader.
 
@@ -152,7 +154,7 @@ class FFCVLoader(ViewMaker):
         refuse_other_samples(order, dataset)
         super().__init__(
             dataset, recipe=recipe, image_size=image_size, views=views, local_size=local_size, local_views=local_views,
-            seed=order.seed, workers=workers, augment=augment,
+            seed=order.seed, workers=workers, augment=augment, captions=captions,
             spare=ahead + 2,  # those ahead, the one in use, the next one
         )  # fmt: skip
         self.order, self._rank, self._world, self._ahead = order, rank, world, ahead

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..caption_draws import draw_captions
 from ..dataset import Dataset
 from ..errors import DatasetError
 from ..row_records import RECORD
@@ -27,20 +28,29 @@ class Reading(NamedTuple):
 class Reader:
     """Locates a dataset's samples by id and reads them, with few files open at a time."""
 
-    def __init__(self, dataset: Dataset, threads: int) -> None:
+    def __init__(self, dataset: Dataset, threads: int, captions: Literal["draw", "first"], seed: int) -> None:
+        """captions: whether a sample's caption is drawn, from the seed, for each epoch, or always its first."""
         self._dataset, self._threads = dataset, threads
+        self._draws = captions == "draw" and dataset.index.captions_per_sample > 1
+        self._seed = np.uint64(seed)
         self._max_run = max(1, max_open_shards() // threads)
         self._pool = ThreadPoolExecutor(threads, "thermopile-loader")
 
-    def locate(self, ids: NDArray[np.int64]) -> Located:
-        """Locate the samples, int64 [b]. Raises DatasetError naming the first sample with a damaged record."""
+    def locate(self, ids: NDArray[np.int64], epoch: int) -> Located:
+        """Locate the samples, int64 [b], and choose their captions of this epoch.
+
+        Raises DatasetError naming the first sample with a damaged record.
+        """
         shards, rows = self._dataset.locate(ids)
         records = np.empty(len(ids), RECORD)
         by_shard = np.argsort(shards, kind="stable")
         for at in np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1):
             shard = self._dataset.shard(int(shards[at[0]]))
             records[at] = shard.records(rows[at])
-        return shard.located(records)
+        located = shard.located(records)
+        if not self._draws:
+            return located
+        return located._replace(caption=draw_captions(self._seed, np.uint64(epoch), ids, located.captions))
 
     def start(self, ids: NDArray[np.int64], located: Located, kernel: Callable[..., Any], *given: Any) -> Reading:
         """Let the threads share the rows of a batch and call kernel(located, low, high, *given).

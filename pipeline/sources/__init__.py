@@ -21,6 +21,13 @@ class Sample(NamedTuple):
     caption: str | None
     group: str | None
     """Class or folder, if any."""
+    further_captions: tuple[str, ...] = ()
+    """Its captions besides `caption`, if it has several."""
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """All its captions, `caption` first; empty if it has none."""
+        return () if self.caption is None else (self.caption, *self.further_captions)
 
 
 class Groups(NamedTuple):
@@ -63,7 +70,7 @@ class Source(Protocol):
         return None
 
     def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
-        """Yield the captions of these samples, to train a tokenizer; none if the mode is `images`.
+        """Yield all captions of these samples, to train a tokenizer; none if the mode is `images`.
 
         Unreadable captions are skipped.
         """

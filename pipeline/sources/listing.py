@@ -21,6 +21,8 @@ from . import Groups
 
 MAX_TEXT_BYTES = 1 << 20
 """Larger captions, classes and JSON members are refused."""
+MAX_CAPTIONS = 64
+"""More are refused: a run shows one per epoch, and a list as long as that is hardly one of captions."""
 MAX_PICTURE_BYTES = 256 << 20
 """No photograph is larger; a worker would hold the file and its unpacked picture in memory."""
 _ESTIMATED_FROM = 1000
@@ -32,10 +34,25 @@ def as_text(name: bytes | str | Path) -> str:
 
 
 def caption_text(raw: bytes | str | None) -> str:
-    """Return a caption without surrounding white space.
+    """Return a sample's only caption without surrounding white space. Raises BadSampleError as caption_texts does."""
+    return caption_texts([raw])[0]
 
-    Raises BadSampleError if there is none, it is not UTF-8, or it exceeds MAX_TEXT_BYTES.
+
+def caption_texts(raw: Sequence[bytes | str | None]) -> tuple[str, ...]:
+    """Return the captions of a sample without surrounding white space, and without blank ones.
+
+    Raises BadSampleError if none is left, there are more than MAX_CAPTIONS, or one is not UTF-8 or exceeds
+    MAX_TEXT_BYTES.
     """
+    texts = tuple(text for text in map(_stripped, raw) if text)
+    if not texts:
+        raise BadSampleError("no caption; add one, or remove the sample")
+    if len(texts) > MAX_CAPTIONS:
+        raise BadSampleError(f"{len(texts):,} captions, above {MAX_CAPTIONS}; keep the best {MAX_CAPTIONS}")
+    return texts
+
+
+def _stripped(raw: bytes | str | None) -> str:
     if raw is not None and len(raw) > MAX_TEXT_BYTES:
         raise BadSampleError(f"a caption of {len(raw):,} bytes, above {MAX_TEXT_BYTES:,}")
     try:
@@ -43,9 +60,7 @@ def caption_text(raw: bytes | str | None) -> str:
         text.encode()  # fails for half of a surrogate pair, which JSON can hold
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise BadSampleError(f"the caption is not UTF-8: {error.reason} at {error.start:,}") from error
-    if not (text := text.strip()):
-        raise BadSampleError("no caption")
-    return text
+    return text.strip()
 
 
 def names_below_common_folder(files: Sequence[Path]) -> list[str]:

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source
-from .listing import as_text, caption_text, groups_by_name, locate, names_below_common_folder, read_regular_file
+from .listing import (
+    as_text,
+    caption_text,
+    caption_texts,
+    groups_by_name,
+    locate,
+    names_below_common_folder,
+    read_regular_file,
+)
 from .row_groups import RowGroup, RowGroups, row_groups_of
 
 
@@ -24,7 +32,7 @@ class ParquetSource(Source):
 
     image, caption, group: column names; of several separated by `;`, the first that fits. Pictures are bytes or Hugging
     Face's {bytes, path}; a path is used only without bytes, and only within the file's folder. Captions are text, or
-    lists of text whose first entry is used. Classes are text or integers, named by Hugging Face's ClassLabel if
+    lists of text: several captions of a picture. Classes are text or integers, named by Hugging Face's ClassLabel if
     present. caption None, or none of several found: images only.
     Raises SourceError if a file is not parquet, lacks a column or has it in another type, or a row group is too large.
     """
@@ -66,12 +74,14 @@ class ParquetSource(Source):
             values = {name: table[name][row].as_py() for name in table.column_names}
         except UnicodeError as error:
             raise BadSampleError("its text is not UTF-8") from error
+        captions = (None,) if self._columns.caption is None else _captions(values[self._columns.caption])
         return Sample(
             self.uri(index),
             self.key(index),
             picture=_picture(values[self._columns.image], self._row_groups.file(chunk).parent),
-            caption=None if self._columns.caption is None else _caption(values[self._columns.caption]),
+            caption=captions[0],
             group=None if self._columns.group is None else self._group(values[self._columns.group]),
+            further_captions=captions[1:],
         )
 
     def uri(self, index: int) -> str:
@@ -101,7 +111,7 @@ class ParquetSource(Source):
             first, end = np.searchsorted(wanted, [start, start + len(values)])
             for index in wanted[first:end].tolist():
                 try:
-                    yield _caption(values[index - start].as_py())
+                    yield from _captions(values[index - start].as_py())
                 except (BadSampleError, UnicodeError):
                     continue
 
@@ -183,7 +193,8 @@ def _holds_pictures(kind: pa.DataType) -> bool:
 
 
 def _holds_captions(kind: pa.DataType) -> bool:
-    return _is_text(kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) else kind)
+    is_list = pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
+    return _is_text(kind.value_type if is_list else kind)
 
 
 def _holds_classes(kind: pa.DataType) -> bool:
@@ -227,9 +238,8 @@ def _below(folder: Path, path: str | bytes) -> bytes:
     return target
 
 
-def _caption(value: str | list[str | None] | None) -> str:
-    first = value[0] if isinstance(value, list) and value else value
-    return caption_text(None if isinstance(first, list) else first)
+def _captions(value: str | list[str | None] | None) -> tuple[str, ...]:
+    return caption_texts(value) if isinstance(value, list) else (caption_text(value),)
 
 
 def _open(file: Path) -> pq.ParquetFile:

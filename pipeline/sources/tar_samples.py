@@ -5,7 +5,7 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -41,13 +41,32 @@ class Part(NamedTuple):
         """Return the member or its field, for a list its first entry; empty if there is none."""
         if self.field is None:
             return raw
+        value = self._field_of(raw)
+        return self._as_text(value[0] if isinstance(value, list) and value else value)
+
+    def texts(self, raw: bytes) -> list[bytes | str]:
+        """Return the lines of the member, or the texts of its field: one, or those of a list."""
+        if self.field is None:
+            return [*raw.split(b"\n")]
+        value = self._field_of(raw)
+        if not isinstance(value, list):
+            return [self._as_text(value)]
+        for number, entry in enumerate(value, start=1):
+            if entry is not None and not isinstance(entry, str):
+                raise BadSampleError(f"entry {number} of {self.field!r} of the .json member is a "
+                                     f"{type(entry).__name__}, not text; write it as a string")  # fmt: skip
+        return [entry or "" for entry in value]
+
+    def _field_of(self, raw: bytes) -> Any:
+        """Return the field's value, None if the member lacks it. Raises BadSampleError if the member is not JSON."""
         try:
-            value = json.loads(raw)[self.field]
+            return json.loads(raw)[self.field]
         except (ValueError, TypeError, RecursionError) as error:
             raise BadSampleError(f"the .json member cannot be read: {error}") from error
         except KeyError:
-            return ""
-        value = value[0] if isinstance(value, list) and value else value
+            return None
+
+    def _as_text(self, value: Any) -> str:
         if value is None or value == []:
             return ""
         if not isinstance(value, str | int):

@@ -20,7 +20,7 @@ from .listing import (
     MAX_TEXT_BYTES,
     as_text,
     binary_array,
-    caption_text,
+    caption_texts,
     groups_by_name,
     listing_digest,
     locate,
@@ -35,10 +35,11 @@ _IMAGE, _CAPTION, _GROUP = range(3)
 class WebDatasetSource(Source):
     """Lists the samples of all shards, in the order of the shards and of each tar.
 
-    image: suffixes of pictures; the first that a sample has is used. caption: suffixes, or json:FIELD for a field of
-    the .json member; None for images only, which also applies if no sample has such a member. group: likewise; a sample
-    without one has no class. A damaged or truncated shard gives the samples before the damage, plus one unreadable
-    sample that says why. Calls on_progress with the number of shards scanned.
+    image: suffixes of pictures; the first that a sample has is used. caption: suffixes of a text with one caption per
+    line, or json:FIELD for a field of the .json member, a text or a list of them; None for images only, which also
+    applies if no sample has such a member. group: likewise; a sample without one has no class. A damaged or truncated
+    shard gives the samples before the damage, plus one unreadable sample that says why. Calls on_progress with the
+    number of shards scanned.
     Raises SourceError if there is no sample at all, and for a compressed tar.
     """
 
@@ -75,8 +76,8 @@ class WebDatasetSource(Source):
         picture = self._member(_IMAGE, index, MAX_PICTURE_BYTES)
         if picture is None:
             raise BadSampleError(f"no picture: no member of this key ends in {self._options['image']}")
-        caption = self._caption_of(index) if self.mode == "pairs" else None
-        return Sample(self.uri(index), self.key(index), picture, caption, self._group_of(index) or None)
+        caption, *further = self._captions_of(index) if self.mode == "pairs" else (None,)
+        return Sample(self.uri(index), self.key(index), picture, caption, self._group_of(index) or None, tuple(further))
 
     def uri(self, index: int) -> str:
         shard = self._shard_names[locate(self._first, index)[0]]
@@ -95,7 +96,7 @@ class WebDatasetSource(Source):
             return
         for index in np.sort(indices).tolist():  # in tar order
             try:
-                yield self._caption_of(index)
+                yield from self._captions_of(index)
             except BadSampleError:
                 continue
 
@@ -123,9 +124,9 @@ class WebDatasetSource(Source):
             raise BadSampleError(f"a member of {size:,} bytes, above {most:,}")
         return self._files.read(locate(self._first, index)[0], offset, size)
 
-    def _caption_of(self, index: int) -> str:
+    def _captions_of(self, index: int) -> tuple[str, ...]:
         raw = self._member(_CAPTION, index, MAX_TEXT_BYTES)
-        return caption_text(raw if raw is None else self._parts[_CAPTION].text(raw))
+        return caption_texts([] if raw is None else self._parts[_CAPTION].texts(raw))
 
     def _group_of(self, index: int) -> str:
         """Return the class, empty if the sample has none."""

@@ -197,6 +197,16 @@ def test_names_of_columns_and_members_are_options(tmp_path, draw, write):
     assert tokenizers[0] == tokenizers[1]
 
 
+def test_the_summary_counts_the_captions_of_samples_with_several_and_show_draws_them(tmp_path, draw):
+    captions = [[f"picture {i}", f"number {i}", "a picture"][: 1 + i % 3] for i in range(12)]
+    table = pa.table({"image": [jpeg(draw(i)) for i in range(12)], "caption": captions})
+    pq.write_table(table, tmp_path / "in.parquet")
+    result = converted("parquet", tmp_path / "in.parquet", tmp_path / "out")
+    assert ": 12 samples with 24 captions, at most 3 each, in 1 shard, " in result.stdout
+    shown = CliRunner().invoke(main, ["show", str(tmp_path / "out"), "--out", str(tmp_path / "sheet.png")])
+    assert shown.exit_code == 0, shown.stderr
+
+
 @pytest.mark.parametrize("option", ["--caption", "--group"])
 @pytest.mark.parametrize(("write", "name"), [(write_tars, "say"), (write_parquet, "say;tell")])
 def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused(

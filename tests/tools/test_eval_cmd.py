@@ -155,6 +155,17 @@ def test_a_run_without_a_momentum_network_is_refused_where_it_is_asked_for(pairs
     assert_one_line(result, 2, "has no momentum network (model.momentum is 0); score it without --network")
 
 
+def test_the_output_says_which_weights_were_scored_and_those_that_the_run_lacks_are_refused(
+    images_run, images_dataset, assert_one_line
+):
+    assert scores_of(images_run, images_dataset, images_dataset, "--weights", "raw")["weights"] == "raw"
+    assert "step-4, raw weights" in evaluate(images_run, images_dataset, images_dataset).stdout
+    lacking = evaluate(images_run, images_dataset, images_dataset, "--weights", "averaged")
+    assert_one_line(lacking, 2, "has no averaged weights (model.ema is 0); leave out --weights averaged")
+    both = evaluate(images_run, images_dataset, images_dataset, "--weights", "averaged", "--network", "momentum")
+    assert_one_line(both, 2, "a momentum network has no averaged weights; leave out")
+
+
 def test_the_run_is_left_as_it_was(pairs_run, hostile_dataset):
     files = {path: path.stat().st_mtime_ns for path in pairs_run.rglob("*") if path.is_file()}
     scores_of(pairs_run, hostile_dataset, hostile_dataset)

@@ -280,7 +280,7 @@ def test_code_that_a_file_of_settings_names_runs_only_where_it_is_allowed(code, 
     assert refused.exit_code == 2
     for words in (f"--config {file} sets data.augmentation = 'sent_module:views'", "add --allow-code"):
         assert words in refused.stderr.splitlines()[-1]
-    assert run("train", *line, "--print-config").exit_code == 0
+    assert run("train", *line, "--print-config").exit_code == 2
     assert not trace.exists()
     for allowed in (["--allow-code"], ["--set", "data.augmentation=sent_module:views"]):
         assert "'sent_module:views' is not compiled" in run("train", *line, *allowed).stderr

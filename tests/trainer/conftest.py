@@ -2,9 +2,7 @@
 
 import multiprocessing
 import os
-import resource
 import sys
-from contextlib import contextmanager
 from multiprocessing import forkserver
 from pathlib import Path
 
@@ -69,7 +67,8 @@ def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["thermopile.trainer.loop", "thermopile.tools.cli", "warm_up"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        for folder in (Path(__file__).parents[1], Path(__file__).parent):
+            patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         patch.setenv("WARM_UP_DATASET", str(pairs_dataset.path))
         patch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # as the program sets it before it imports torch
         # The conversion of the dataset started a server that has imported much less, and blocks Ctrl-C.
@@ -93,19 +92,3 @@ def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
 def finished(pairs_dataset, tmp_path_factory):
     """A run that was never stopped: 2 epochs of 7 steps. Tests read it and change copies."""
     return train(small(pairs_dataset), tmp_path_factory.mktemp("finished") / "run")
-
-
-@pytest.fixture
-def file_size_limit():
-    """Limit the size of the files that this process writes: a write then fails half-way, as on a full disk."""
-
-    @contextmanager
-    def limit(max_bytes):
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, before[1]))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-    return limit

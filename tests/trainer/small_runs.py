@@ -55,6 +55,16 @@ MOMENTUM = (
 )  # fmt: skip
 """Settings with all that a momentum network has beside it, and local views."""
 
+OWN_CODE = ("model.image.name=own_code:Tower", "model.text.name=own_code:Words", "objective.name=own_code:Weighted")
+"""Encoders and an objective of the user's own."""
+
+
+PRACTICE = (
+    "optimizer.grad_clip_norm=0.5", "optimizer.layer_decay=0.7", "model.ema=0.9", "model.image.locked=true",
+    "model.image.unlocked_groups=2", "model.image.config.batch_norm=true",
+)  # fmt: skip
+"""Settings that clip gradients, average weights, lock layers and let the others learn at rates of their own."""
+
 
 def assert_same_weights(one, other):
     """Assert that the newest checkpoints of two runs hold the same tensors: weights, averages, optimiser."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from thermopile.pipeline.augment import RECIPES
-from thermopile.trainer.build import create_order, objective_of, open_loader, resolve
+from thermopile.trainer.build import create_order, objective_of, open_loader, recipe_named, resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
@@ -159,6 +159,25 @@ def test_an_unknown_recipe_is_refused_with_those_there_are(pairs_dataset):
         settings(pairs_dataset, recipe="simcrl")
 
 
+def test_fields_of_a_recipe_may_be_changed_and_one_number_is_both(pairs_dataset):
+    resolved = settings(pairs_dataset, recipe={"blur": 0.5, "flip": "none"})
+    assert (resolved.data.recipe.name, resolved.data.recipe.fields) == ("clip", {"blur": 0.5})
+    assert recipe_named(resolved.data.recipe) == RECIPES["clip"].model_copy(update={"blur": (0.5, 0.5)})
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"blurr": 1}, r"data\.recipe has no field 'blurr' \(did you mean 'blur'\?\); it has scale, "),
+        ({"blur": [0.1, 0.2, 0.3]}, r"data\.recipe\.blur: Tuple should have at most 2 items"),
+        ({"scale": 2.0}, r"data\.recipe: scale \(2\.0, 2\.0\) is not 0 < from <= to <= 1"),
+    ],
+)
+def test_a_field_of_a_recipe_that_there_is_not_or_out_of_range_is_refused(pairs_dataset, fields, said):
+    with pytest.raises(ConfigError, match=said):
+        settings(pairs_dataset, recipe=fields)
+
+
 # An augmentation of one's own
 
 
@@ -203,7 +222,7 @@ def test_an_augmentation_of_ones_own_changes_the_views_that_it_chooses(own_modul
     [
         ("nowhere:negative", r"'nowhere:negative' cannot be imported: ModuleNotFoundError: .*PYTHONPATH"),
         ("own:positive", r"'own:positive' cannot be imported: AttributeError: .*'positive'"),
-        ("own", r"'own' cannot be imported: .* Write module:function"),
+        ("own", r"'own' is not module:name\. Write module:name"),
         ("own:plain", r"'own:plain' is not compiled; decorate it with numba\.njit"),
         (
             "own:of_three",

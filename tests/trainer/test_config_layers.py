@@ -1,6 +1,8 @@
 """Settings in layers: the last one wins, and every value knows which that was."""
 
-from thermopile.trainer.config_layers import Layers, read_preset
+import pytest
+
+from thermopile.trainer.config_layers import Layers, apply_overrides, read_preset
 
 
 def test_a_value_comes_from_the_last_layer_that_has_it():
@@ -32,3 +34,35 @@ def test_a_preset_on_top_of_a_run_of_it_keeps_what_the_run_has_beside_it():
     layers.add_preset("simclr/cifar100")  # which extends one of another objective
     assert layers.tree["objective"] == {"name": "simclr", "mode": "unimodal", "tau": 0.3, "similarity_budget": 9}
     assert layers.origins["objective.similarity_budget"] == "the run"
+
+
+@pytest.mark.parametrize(
+    ("below", "above", "merged"),
+    [
+        ("simclr", {"blur": 0.5}, {"name": "simclr", "blur": 0.5}),
+        ({"name": "simclr", "blur": 0.5}, {"flip": 0.0}, {"name": "simclr", "blur": 0.5, "flip": 0.0}),
+        ({"name": "simclr", "blur": 0.5}, {"name": "clip"}, {"name": "clip"}),
+        ({"name": "simclr", "blur": 0.5}, "clip", "clip"),
+        ("simclr", {"name": "clip", "blur": 0.5}, {"name": "clip", "blur": 0.5}),
+    ],
+)
+def test_changed_fields_of_a_recipe_go_with_the_name_below_them_and_another_name_drops_them(below, above, merged):
+    layers = Layers()
+    layers.add({"data": {"recipe": below}}, "below")
+    layers.add({"data": {"recipe": above}}, "above")
+    assert layers.tree == {"data": {"recipe": merged}}
+
+
+def test_the_name_of_a_recipe_keeps_its_origin_where_fields_are_changed():
+    layers = Layers()
+    layers.add({"data": {"recipe": "simclr"}}, "below")
+    layers.add({"data": {"recipe": {"blur": 0.5}}}, "above")
+    assert layers.origins == {"data.recipe.name": "below", "data.recipe.blur": "above"}
+
+
+@pytest.mark.parametrize("overrides", [("data.recipe=simclr", "data.recipe.blur=0.5"),
+                                       ("data.recipe.blur=0.5", "data.recipe=simclr")])  # fmt: skip
+def test_a_recipes_name_and_fields_may_be_set_in_any_order(overrides):
+    tree = {}
+    apply_overrides(tree, overrides)
+    assert tree == {"data": {"recipe": {"name": "simclr", "blur": 0.5}}}

@@ -55,7 +55,8 @@ def make_run(path, dataset, image, text=None, name=None, **model):
     encoders(_batch(dataset))  # so that batch norms have seen something
     identity = {"order_version": 1, "dataset_fingerprint": dataset.index.fingerprint, "settings": {}}
     info = CheckpointInfo(step=7, snapshot="none", **identity)
-    save_checkpoint(run.checkpoints, info, {"encoders": encoders.state_dict()})
+    averaged = {key: value * 2 for key, value in encoders.state_dict().items()}
+    save_checkpoint(run.checkpoints, info, {"encoders": encoders.state_dict(), "averaged": averaged})
     return run, encoders.eval()
 
 
@@ -105,6 +106,25 @@ def test_the_momentum_network_is_exported_beside_the_trained_one(form, images_da
     else:
         encoders.image.load_state_dict(load_file(tmp_path / "out/momentum.safetensors"))
         assert torch.equal(encoders.image(PICTURES), encoders.momentum(PICTURES))
+
+
+def test_averaged_weights_are_exported_where_the_run_has_them_unless_the_raw_ones_are_asked_for(
+    images_dataset, tmp_path
+):
+    run, encoders = make_run(tmp_path / "run", images_dataset, "resnet", ema=0.9)
+    raw = encoders.state_dict()["image.head.weight"]
+    for asked, used, expected in ((None, "averaged", 2 * raw), ("averaged", "averaged", 2 * raw), ("raw", "raw", raw)):
+        export(run, tmp_path / str(asked), "safetensors", weights=asked)
+        with safe_open(tmp_path / str(asked) / "image.safetensors", "pt") as file:
+            assert torch.equal(file.get_tensor("head.weight"), expected)
+            assert file.metadata()["weights"] == used
+
+
+def test_averaged_weights_that_the_run_does_not_have_are_refused(images_dataset, tmp_path):
+    run, _ = make_run(tmp_path / "run", images_dataset, "resnet")
+    with pytest.raises(ConfigError, match=r"no averaged weights \(model.ema is 0\); leave out --weights averaged"):
+        export(run, tmp_path / "out", "safetensors", weights="averaged")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_image_processor_shows_the_central_square_as_training_normalises_it(images_dataset, tmp_path):

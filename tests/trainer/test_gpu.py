@@ -66,10 +66,10 @@ def test_a_step_between_two_lines_of_the_log_does_not_wait_for_the_gpu(pairs_dat
     with Trainer.open(config, RunDirectory(tmp_path / "run")) as trainer:
         batches = trainer.loader.epoch(0, 0)
         for _ in range(3):  # the objective looks at the first features, and kernels are chosen or compiled
-            trainer.step(next(batches))
+            trainer.step([next(batches)])
         with no_waits():
             for _ in range(3):
-                trainer.step(next(batches))
+                trainer.step([next(batches)])
             CopyOnHost(trainer.training_state())
 
 

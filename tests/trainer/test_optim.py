@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from thermopile.trainer.config import OPTIMIZERS, OptimizerConfig
+from thermopile.pipeline.dataset_index import TokenizerInfo
+from thermopile.trainer.config import OPTIMIZERS, ModelConfig, OptimizerConfig
+from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.optim import create_optimizer, learning_rate
 
@@ -145,6 +147,35 @@ def test_the_state_of_another_optimiser_is_refused(kept, message):
     optimizer = create_optimizer(OptimizerConfig(), Weights(), create_objective("fastclip_v3"))
     with pytest.raises(ValueError, match=message):
         optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_with_a_layer_decay_each_group_of_layers_learns_more_slowly_than_the_next_one(name):
+    model = ModelConfig(dim=4, image={"name": "conv", "config": {"width": 2}}, text={"name": "mean_embedding"})
+    tokenizer = TokenizerInfo(vocab_size=50, context_length=8, end_id=2)
+    encoders, objective = Encoders.create(model, "bimodal", 16, tokenizer), create_objective("clip")
+    optimizer = create_optimizer(OptimizerConfig(name=name), encoders, objective, encoders.learning_rate_factors(0.5))
+    optimizer.set_learning_rate(8.0)
+    rates = {id(p): group["lr"] for group in optimizer.weights.param_groups for p in group["params"]}
+    found = {key.removesuffix(".weight"): rates[id(p)] for key, p in encoders.named_parameters() if p.ndim > 1}
+    assert found == {
+        "image.backbone.body.0": 1.0, "image.backbone.body.2": 2.0, "image.backbone.body.4": 4.0, "image.head": 8.0,
+        "text.backbone.body.0.embedding": 2.0, "text.backbone.body.1": 4.0, "text.head": 8.0,
+    }  # fmt: skip
+    for key, p in encoders.named_parameters():
+        assert rates[id(p)] == found.get(key.rpartition(".")[0], rates[id(p)]), key
+    assert rates[id(objective.log_logit_scale)] == 8.0
+    if name == "lamb":
+        for group in optimizer.weights.param_groups:
+            assert group.get("adam", False) == all(p.ndim < 2 for p in group["params"])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_without_a_layer_decay_the_state_is_laid_out_as_without_the_setting(name):
+    optimizer = create_optimizer(OptimizerConfig(name=name), Weights(), create_objective("clip"))
+    groups = optimizer.weights.param_groups
+    assert [[p.ndim for p in group["params"]] for group in groups] == [[4, 2], [1, 1, 1, 1], [0]]
+    assert not any("lr_scale" in group for group in groups)
 
 
 def test_lamb_takes_the_papers_step():

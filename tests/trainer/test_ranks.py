@@ -20,7 +20,7 @@ from thermopile.trainer.errors import ConfigError, RanksLostError
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 
-from small_runs import MOMENTUM, assert_same_weights
+from small_runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_weights
 
 SETTINGS = (
     "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=8",
@@ -34,12 +34,12 @@ STEPS_PER_EPOCH = 15
 def start(start_program, pairs_dataset):
     """Return a function that starts a process for each rank, as torchrun does; but nobody ends those that are left."""
 
-    def start(run, world, epochs=2, last_rank=(), more_settings=()):
+    def start(run, world, epochs=2, last_rank=(), more_settings=(), data=pairs_dataset):
         settings = [part for setting in (*SETTINGS, f"epochs={epochs}", *more_settings) for part in ("--set", setting)]
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = ("train", "--data", pairs_dataset.path, "--out", run.path, "--resume", *settings)
+        command = ("train", "--data", data.path, "--out", run.path, "--resume", *settings)
         more = [()] * (world - 1) + [last_rank]
         return [start_program(*command, *own, **shared, RANK=rank, LOCAL_RANK=rank) for rank, own in enumerate(more)]
 
@@ -158,26 +158,57 @@ def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the
     assert losses(run) == losses(two_ranks)
 
 
-def test_two_ranks_with_a_momentum_network_and_crops_killed_and_resumed_are_those_never_killed(start, tmp_path):
+@pytest.mark.parametrize("more", [MOMENTUM, PRACTICE, ("micro_batch=16",), OWN_CODE],
+                         ids=["momentum and crops", "clipped and locked", "pieces", "own code"])  # fmt: skip
+def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, more):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
-    finish(start(whole, 2, more_settings=MOMENTUM))
-    ranks = start(broken, 2, more_settings=MOMENTUM)
+    finish(start(whole, 2, more_settings=more))
+    ranks = start(broken, 2, more_settings=more)
     wait_for(broken, 12, ranks)
     for rank in ranks:
         rank.kill()
     for rank in ranks:
         rank.end()
-    finish(start(broken, 2, more_settings=MOMENTUM))
+    finish(start(broken, 2, more_settings=more))
+    assert losses(broken) == losses(whole)
+    assert_same_weights(broken, whole)
+
+
+def test_two_ranks_that_draw_captions_killed_within_an_epoch_and_resumed_are_those_never_killed(
+    start, captions_dataset, tmp_path
+):
+    whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
+    finish(start(whole, 2, epochs=5, data=captions_dataset))
+    ranks = start(broken, 2, epochs=5, data=captions_dataset)
+    wait_for(broken, 7, ranks)  # of 20, 4 an epoch; the checkpoint is of step 5
+    for rank in ranks:
+        rank.kill()
+    for rank in ranks:
+        rank.end()
+    finish(start(broken, 2, epochs=5, data=captions_dataset))
     assert losses(broken) == losses(whole)
     assert_same_weights(broken, whole)
 
 
 @pytest.mark.parametrize("more", [("objective.name=moco_v3", "data.local_views=1", "data.local_size=8"),
-                                  ("objective.name=isogclr", "objective.mode=unimodal")])  # fmt: skip
-def test_two_ranks_train_as_one_process_does_with_a_momentum_network(start, tmp_path, more):
+                                  ("objective.name=isogclr", "objective.mode=unimodal", "micro_batch=32"),
+                                  (*OWN_CODE, "model.momentum=0")])  # fmt: skip
+def test_two_ranks_train_as_one_process_does_with_a_momentum_network_or_code_of_ones_own(start, tmp_path, more):
     one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
     for run, world in ((one, 1), (two, 2)):
         finish(start(run, world, epochs=1, more_settings=("model.momentum=0.9", *more)))
+    assert_close(losses(two), losses(one), range(1, 16))
+
+
+def test_two_ranks_clip_the_norm_of_the_gradients_that_one_process_has(start, tmp_path):
+    one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
+    more = ("optimizer.grad_clip_norm=0.5", "model.text.locked=true", "model.text.unlocked_groups=1")
+    for run, world in ((one, 1), (two, 2)):
+        finish(start(run, world, epochs=1, more_settings=more))
+    norms = [
+        [json.loads(line)["gradient_norm"] for line in run.metrics_file.read_text().splitlines()] for run in (one, two)
+    ]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
     assert_close(losses(two), losses(one), range(1, 16))
 
 

@@ -31,6 +31,12 @@ def test_a_change_that_nothing_names_is_refused_with_the_option_that_allows_it(a
         changes(allowed, optimizer={"lr": 0.5})
 
 
+def test_the_choice_of_captions_changes_results():
+    with pytest.raises(ConfigError, match=r"has 'draw', asked for 'first'.* --allow-change data\.captions"):
+        changes([], data={"captions": "first"})
+    assert changes(["data.captions"], data={"captions": "first"}) == [("data.captions", "draw", "first")]
+
+
 def test_what_changes_no_result_needs_no_name():
     assert changes([], log_every=3, data={"workers": 4}, state={"prefetch_steps": 5}) == []
 
@@ -41,6 +47,7 @@ def test_what_changes_no_result_needs_no_name():
      {"model": {"dim": 8}}, {"model": {"image": {"name": "hf:vit-b"}}}, {"objective": {"mode": "unimodal"}},
      {"objective": {"tau_init": 0.02}}, {"objective": {"learn_b": False}}, {"objective": {"similarity": "distance"}},
      {"optimizer": {"name": "lion", "eps": "none"}}, {"init_from": "/other@step-3"},
+     {"model": {"ema": 0.99}}, {"model": {"image": {"locked": True}}}, {"optimizer": {"layer_decay": 0.7}},
      {"optimizer": {"weight_decay": 0.1}}, {"optimizer": {"betas": [0.5, 0.5]}}],
 )  # fmt: skip
 def test_what_order_weights_or_state_depend_on_cannot_change_even_where_it_is_named(asked):
@@ -78,6 +85,15 @@ def test_a_local_model_that_is_gone_is_what_the_run_recorded_with_what_is_asked_
     assert as_recorded(local("hf:./model"), recorded) == recorded
     asked = as_recorded(local("hf:./model", layer_type="bottleneck"), recorded)
     assert [change.key for change in differences(recorded, asked)] == ["model.image.config.layer_type"]
+
+
+def test_a_local_model_that_is_gone_is_locked_as_it_is_asked_for(tmp_path):
+    recorded = local(f"hf:{tmp_path}/model", model_type="resnet")
+    tree = {"name": f"hf:{tmp_path}/model", "locked": True, "unlocked_groups": 1}
+    asked = as_recorded(load_config({"model": {"image": tree}}), recorded)
+    assert {change.key for change in differences(recorded, asked)} == {
+        "model.image.locked", "model.image.unlocked_groups"
+    }  # fmt: skip
 
 
 def test_another_model_or_run_to_start_from_stays_what_is_asked_for(tmp_path):

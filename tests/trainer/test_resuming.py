@@ -9,13 +9,13 @@ from itertools import cycle
 import pytest
 
 from thermopile.state_store import list_snapshots
-from thermopile.trainer import loop
+from thermopile.trainer import run as run_module
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import MOMENTUM, assert_same_state, assert_same_weights, lines, losses, small, stop_at, train
+from small_runs import MOMENTUM, PRACTICE, assert_same_state, assert_same_weights, lines, losses, small, stop_at, train
 
 
 def checkpoints(run):
@@ -58,6 +58,24 @@ def test_a_run_stopped_within_an_epoch_goes_on_with_the_rates_and_losses_of_one_
     assert rates == sorted(rates[:7]) + sorted(rates[7:], reverse=True)
 
 
+def test_a_run_that_draws_captions_stopped_within_an_epoch_goes_on_with_the_captions_of_one_never_stopped(
+    captions_dataset, tmp_path
+):
+    data = {"path": str(captions_dataset.path), "image_size": 16}
+    config = small(captions_dataset, batch_size=64, epochs=3, data=data, checkpoint={"every_steps": 5})
+    whole, broken = train(config, tmp_path / "whole"), RunDirectory(tmp_path / "broken")
+    with pytest.raises(KeyboardInterrupt), Trainer.open(config, broken) as trainer:
+        trainer.run(stop_at(12))
+    with Trainer.open(config, broken, resume=True) as trainer:
+        assert trainer.steps_done == 10, "two steps into the second epoch"
+        trainer.run()
+    assert losses(broken) == losses(whole)
+    assert_same_state(broken, whole)
+    assert_same_weights(broken, whole)
+    first = small(captions_dataset, batch_size=64, epochs=3, data=data | {"captions": "first"})
+    assert losses(train(first, tmp_path / "first")) != losses(whole)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -81,13 +99,13 @@ def test_a_checkpoint_of_other_settings_is_refused_with_its_name(finished, tmp_p
 
 def test_a_run_that_another_process_has_just_saved_is_not_taken_back(finished, tmp_path, monkeypatch):
     run = RunDirectory(shutil.copytree(finished.path, tmp_path / "run"))
-    create_order = loop.create_order
+    create_order = run_module.create_order
 
     def meanwhile(*arguments):
         (run.checkpoints / "step-15").mkdir()
         return create_order(*arguments)
 
-    monkeypatch.setattr(loop, "create_order", meanwhile)
+    monkeypatch.setattr(run_module, "create_order", meanwhile)
     with pytest.raises(RunError, match="another process has just written a checkpoint"):
         Trainer.open(run.config(), run, resume=True)
     assert 14 in {snapshot.step for snapshot in list_snapshots(run.state)}
@@ -127,8 +145,8 @@ def kill_once_it_has_made(program, run, steps):
     program.end()
 
 
-@pytest.mark.parametrize("frame", [(), MOMENTUM, ("objective.mode=unimodal", "model.momentum=0.9")],
-                         ids=["pairs", "momentum and crops", "keys with state"])  # fmt: skip
+@pytest.mark.parametrize("frame", [(), MOMENTUM, ("objective.mode=unimodal", "model.momentum=0.9"), PRACTICE],
+                         ids=["pairs", "momentum and crops", "keys with state", "clipped and locked"])  # fmt: skip
 @pytest.mark.parametrize(("kills", "epochs"), [(1, 2), pytest.param(100, 20, marks=pytest.mark.soak)])
 def test_a_run_killed_and_resumed_with_all_or_few_rows_in_memory_has_the_losses_of_one_never_killed(
     start, tmp_path, kills, epochs, frame

@@ -8,9 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ...pipeline.augment import RECIPES
 from ...pipeline.dataset import Dataset
 from ...pipeline.order import Order
-from ...trainer.build import device_named, recipe_named
+from ...trainer.build import device_named
+from ...trainer.errors import ConfigError
 from .loader import LOADERS, NEEDS, missing, rates
 from .step import costs_of
 from .work import WARM_UP, Work
@@ -66,7 +68,8 @@ def measure(asked: Asked, temporary: Path) -> Fed:
     is given and none can be made.
     """
     device = device_named(asked.device)
-    recipe_named(asked.recipe)
+    if asked.recipe not in RECIPES:
+        raise ConfigError(f"data.recipe = {asked.recipe!r} is unknown; available: {', '.join(RECIPES)}")
     lacking = {name: why for name, module in NEEDS.items() if (why := missing(module))}
     dataset = Dataset(asked.data) if asked.data else _photographs(asked.images, lacking, temporary)
     order = Order.create(dataset.n, asked.batch)

@@ -37,7 +37,8 @@ def to_json(findings: Findings) -> dict[str, Any]:
         "through_time": findings.through_time and _through_time(findings.through_time),
         "drift": findings.drift and _drift(findings.drift),
         "map": shown and {
-            "checkpoint": shown.checkpoint, "perplexity": shown.perplexity, "sample_ids": shown.sample_ids.tolist(),
+            "checkpoint": shown.checkpoint, "weights": shown.weights, "perplexity": shown.perplexity,
+            "sample_ids": shown.sample_ids.tolist(),
             "points": {side: at.xy.tolist() for side, at in shown.points.items()},
         },
         "warnings": findings.warnings,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from .correlation import NO_GROUP
 from .groups import CLASS_COLUMN, Groups
 from .run import Inspection
 from .survey import Pool, Survey
+
+if TYPE_CHECKING:
+    from ...trainer.encoders.averaging import Weights
 
 MAX_SAMPLES = 2000
 MIN_OF_CLASS = 10
@@ -78,25 +81,34 @@ class EmbeddingMap:
     checkpoint: str
     """Checkpoint of the encoders: step-N."""
     perplexity: float
+    weights: Weights
+    """Which of the checkpoint's weights the encoders have."""
 
 
 def embedding_map(
-    inspection: Inspection, survey: Survey, on_progress: OnProgress = lambda what, done, total: None
-) -> EmbeddingMap | None:
+    inspection: Inspection, survey: Survey, on_progress: OnProgress = lambda what, done, total: None, *,
+    weights: Weights | None = None, allow_code: bool = False,
+) -> EmbeddingMap | None:  # fmt: skip
     """Embed up to 2,000 stratified samples and the coldest and hottest of each side, and project them by t-SNE.
 
+    weights: by default averaged ones, where the run has them. allow_code: as restore_encoders.
     All samples come from the survey's pool. Runs on the CPU, since the run may still be training on the GPU. Returns
     None if no map can be made; the inspection's notes get the reason, and any caveat about a map.
     Source: iSogCLR (ICML 2023) Figures 5 and 6, right.
     """
     try:
-        return _made(inspection, survey, on_progress)
+        return _made(inspection, survey, weights, allow_code, on_progress)
     except (RunError, ConfigError, DatasetError, OSError) as error:
         inspection.notes.append(f"There is no map of the embeddings: {error}")
         return None
 
 
-def _made(inspection: Inspection, survey: Survey, on_progress: OnProgress) -> EmbeddingMap:
+def _made(
+    inspection: Inspection, survey: Survey, weights: Weights | None, allow_code: bool, on_progress: OnProgress
+) -> EmbeddingMap:
+    from ...trainer.encoders.averaging import chosen_weights
+
+    weights = chosen_weights(inspection.config.model, weights)
     pool, visited = survey.pool, len(survey.pool.sample_ids)
     if not survey.sides or inspection.reader is None:
         raise RunError("no sample has a temperature to show")
@@ -110,7 +122,9 @@ def _made(inspection: Inspection, survey: Survey, on_progress: OnProgress) -> Em
     # The checkpoint of the snapshot's step, else the latest.
     run, snapshot = inspection.run, inspection.reader.snapshot
     checkpoint = checkpoints_in(run.checkpoints).get(snapshot.step) or find_checkpoint(run, LATEST)
-    features = _embed(inspection, snapshot, inspection.dataset, checkpoint, pool.sample_ids[places], on_progress)
+    features = _embed(
+        inspection, snapshot, inspection.dataset, checkpoint, weights, allow_code, pool.sample_ids[places], on_progress
+    )
     perplexity = min(PERPLEXITY, (len(features) * len(places) - 1) / 3)
     on_progress("t-SNE", 0, 1)
     xy = np.split(_project(np.concatenate(features), perplexity, checkpoint), len(features))
@@ -125,6 +139,7 @@ def _made(inspection: Inspection, survey: Survey, on_progress: OnProgress) -> Em
         similarity=(features[0] * features[1]).sum(1) if len(features) == 2 else None,
         checkpoint=checkpoint.name,
         perplexity=perplexity,
+        weights=weights,
     )
 
 
@@ -167,8 +182,8 @@ def _kinds(classes: Groups | None, places: NDArray[np.int64]) -> Kinds | None:
 
 
 def _embed(
-    inspection: Inspection, snapshot: Snapshot, dataset: Dataset, checkpoint: Path, sample_ids: NDArray[np.int64],
-    on_progress: OnProgress,
+    inspection: Inspection, snapshot: Snapshot, dataset: Dataset, checkpoint: Path, weights: Weights, allow_code: bool,
+    sample_ids: NDArray[np.int64], on_progress: OnProgress,
 ) -> list[NDArray[np.float32]]:  # fmt: skip
     """Return each side's features, float32 [m, d], rows of norm 1. Raises RunError, ConfigError, DatasetError."""
     import torch
@@ -181,7 +196,7 @@ def _embed(
     if info.snapshot != snapshot.id:
         inspection.notes.append(f"No checkpoint belongs to the snapshot {snapshot.tag}: the map shows its temperatures "
                                 f"on the embeddings of checkpoint {checkpoint.name}.")  # fmt: skip
-    encoders = restore_encoders(config, checkpoint, training, dataset.index.tokenizer)
+    encoders = restore_encoders(config, checkpoint, training, dataset.index.tokenizer, weights, allow_code=allow_code)
     features = sample_features(
         encoders, dataset, sample_ids, recipe_named(config.data.recipe), config.data.image_size, torch.device("cpu"),
         partial(on_progress, "embeddings"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
@@ -19,6 +19,9 @@ from .run import LATEST, Inspection, read_run
 from .samples import Sample, read_samples
 from .survey import Side, Survey, survey
 from .through_time import ThroughTime, through_time
+
+if TYPE_CHECKING:
+    from ...trainer.encoders.averaging import Weights
 
 T = TypeVar("T")
 
@@ -59,11 +62,12 @@ class Findings:
 
 def look(
     run: Path, *, at: str = LATEST, against: str | None = None, by: Sequence[str] = (CLASS_COLUMN,),
-    with_map: bool = False, data: Path | None = None,
+    with_map: bool = False, weights: Weights | None = None, allow_code: bool = False, data: Path | None = None,
 ) -> Findings:  # fmt: skip
     """Inspect a run at one snapshot, and its history up to it.
 
-    at, against: tags, ids, or `latest`. by: columns to group the samples by. data: new path of the dataset.
+    at, against: tags, ids, or `latest`. by: columns to group the samples by. weights, allow_code: of the map's
+    encoders, as `embedding_map`. data: new path of the dataset.
     Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot.
     """
     if with_map:  # the map draws and colours its samples by class
@@ -94,7 +98,9 @@ def look(
             def show(what: str, done: int, total: int) -> None:
                 status.update(f"map of the embeddings: {what} {done:,}/{total:,}")
 
-            findings = replace(findings, map=embedding_map(inspection, found, show))
+            findings = replace(
+                findings, map=embedding_map(inspection, found, show, weights=weights, allow_code=allow_code)
+            )
     return findings
 
 

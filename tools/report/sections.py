@@ -92,8 +92,8 @@ def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -
     drawn, seen = ("stratified by class", "by tau and by class") if found.kinds else ("stratified by tau", "by tau")
     caption = (
         f"t-SNE (perplexity {found.perplexity:g}) of the features of {len(found.sample_ids):,} samples, {drawn}, plus "
-        f"the coldest and the hottest, by the encoders of checkpoint {found.checkpoint}. Triangles mark the lowest and "
-        "the highest tau; among equals, the lowest ids. Distances between far points mean nothing. "
+        f"the coldest and the hottest, by the {found.weights} weights of checkpoint {found.checkpoint}. Triangles mark "
+        "the lowest and the highest tau; among equals, the lowest ids. Distances between far points mean nothing. "
         f"{summary.what(inspection, survey)}."
     )
     content = figure(partial(draw_embedding_map, found, survey.sides), f"Map of the embeddings {seen}", caption)

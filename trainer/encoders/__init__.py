@@ -11,9 +11,12 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ...pipeline.batch import Batch
 from ...pipeline.dataset_index import TokenizerInfo
+from ...plugins import is_plugin
 from ..config import ModelConfig
 from ..errors import ConfigError
 from .backbones import Backbone, conv, mean_embedding
+from .locking import refuse_impossible_locks
+from .own_backbone import own_backbone
 from .projection_heads import HEADS, PREDICTORS
 
 BUILT_IN: dict[str, dict[str, Callable[..., Backbone]]] = {
@@ -51,6 +54,34 @@ class Encoder(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self._locked_groups = 0
+
+    def groups(self) -> list[nn.Module]:
+        """Return the backbone's groups of layers, input first, and the head."""
+        return [*self.backbone.groups(), self.head]
+
+    def lock(self, unlocked_groups: int) -> None:
+        """Keep all groups but the last `unlocked_groups` from changing: weights, and buffers of batch norms.
+
+        No gradient is computed for them, and no graph is built. Raises ValueError if there are fewer groups.
+        Source: LiT (Zhai et al., CVPR 2022); the groups follow open_clip.
+        """
+        if unlocked_groups > (count := len(self.groups())):
+            raise ValueError(f"the encoder has {count} groups, the head included; set at most {count}")
+        self._locked_groups = count - unlocked_groups
+        for group in self._locked():
+            group.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch to training mode, except for what is locked."""
+        super().train(mode)
+        for group in self._locked():
+            group.eval()
+        return self
+
+    def _locked(self) -> list[nn.Module]:
+        return self.groups()[: self._locked_groups] if self._locked_groups else []
 
     def forward(self, inputs: Tensor) -> Tensor:
         """float32 [b, 3, H, W], or int [b, L], → [b, dim]."""
@@ -69,6 +100,8 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
         from .hf_encoders import HF_BACKBONES
 
         backbone: Backbone = HF_BACKBONES[side](encoder.name[len(HF) :], encoder.config, recompute, given, pretrained)
+    elif is_plugin(encoder.name):
+        backbone = own_backbone(side, encoder, recompute, given)
     elif encoder.name in (known := BUILT_IN[side]):
         sizes = {} if isinstance(given, int) else {"vocab_size": given.vocab_size, "end_id": given.end_id}
         try:
@@ -77,9 +110,16 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
             raise ConfigError(f"model.{side}.config: {error}") from None
     else:
         raise ConfigError(
-            f"model.{side}.name = {encoder.name!r}: unknown encoder; available: {', '.join(known)}, hf:<model>"
+            f"model.{side}.name = {encoder.name!r}: unknown encoder; available: {', '.join(known)}, hf:<model>, "
+            "module:name"
         )
-    return Encoder(backbone, HEADS[config.head](backbone.width, config.dim, config.head_width or None))
+    made = Encoder(backbone, HEADS[config.head](backbone.width, config.dim, config.head_width or None))
+    if encoder.locked:
+        try:
+            made.lock(encoder.unlocked_groups)
+        except ValueError as error:
+            raise ConfigError(f"model.{side}.unlocked_groups = {encoder.unlocked_groups}: {error}") from None
+    return made
 
 
 class Features(NamedTuple):
@@ -130,6 +170,7 @@ class Encoders(nn.Module):
         """
         if mode == "bimodal" and tokenizer is None:
             raise ConfigError("objective.mode = 'bimodal' needs captions, but the dataset has only images")
+        refuse_impossible_locks(config, mode)
         try:
             image = create_encoder("image", config, image_size, pretrained=pretrained)
             if mode == "bimodal" and tokenizer is not None:
@@ -143,18 +184,21 @@ class Encoders(nn.Module):
             reason = str(error).splitlines()[0][:200]
             raise ConfigError(f"the encoders cannot be created from the settings of `model`: {reason}") from error
 
-    def forward(self, batch: Batch) -> Features:
-        """Return the batch's features, in rows of norm 1 unless the objective wants them raw."""
+    def forward(self, batch: Batch, *, keys: bool = True) -> Features:
+        """Return the batch's features, in rows of norm 1 unless the objective wants them raw.
+
+        keys: whether those of the momentum network, if there is one, are wanted.
+        """
         if self.text is not None:
             return Features(self._finished(self.image(batch.views[0])), self._finished(self.text(batch.tokens)))
-        views, keys = torch.cat(batch.views), None
-        if self.momentum is not None:  # first: no activations are held yet
+        views, of_momentum = torch.cat(batch.views), None
+        if self.momentum is not None and keys:  # first: no activations are held yet
             with torch.no_grad():
                 of_first, of_second = self._finished(self.momentum(views)).chunk(2)
-            keys = of_first, of_second
+            of_momentum = of_first, of_second
         first, second = self._queries(views).chunk(2)
         local = self._queries(torch.cat(batch.local)).chunk(len(batch.local)) if batch.local else ()
-        return Features(first, second, keys, tuple(local))
+        return Features(first, second, of_momentum, tuple(local))
 
     def _queries(self, views: Tensor) -> Tensor:
         """float32 [b, 3, H, W] → [b, d], by the network that is trained."""
@@ -163,7 +207,21 @@ class Encoders(nn.Module):
 
     def _finished(self, features: Tensor) -> Tensor:
         # Autocast returns half precision, in which no norm is exactly 1.
-        return F.normalize(features.float(), dim=-1) if self._unit_norm else features.float()
+        precise = features.to(torch.promote_types(features.dtype, torch.float32))
+        return F.normalize(precise, dim=-1) if self._unit_norm else precise
+
+    def learning_rate_factors(self, layer_decay: float) -> dict[nn.Parameter, float]:
+        """Return weight → layer_decay to the power of the number of groups from its own to the head.
+
+        Weights that are in no encoder, such as a predictor's, are left out. Source: BEiT (Bao et al., ICLR 2022).
+        """
+        return {
+            weight: layer_decay**distance
+            for encoder in (self.image, self.text)
+            if encoder is not None
+            for distance, group in enumerate(reversed(encoder.groups()))
+            for weight in group.parameters()
+        }
 
     @torch.no_grad()
     def restart_momentum(self) -> None:

@@ -22,9 +22,16 @@ class Backbone(nn.Module):
     def check_side(self, pixels: int) -> None:
         """Raise ConfigError if local views of this side in pixels do not fit."""
 
+    def groups(self) -> list[nn.Module]:
+        """Return the layers in groups that may be locked or learn at their own rates, input first.
 
-class BuiltIn(Backbone):
-    """A small backbone; activation checkpointing recomputes it as a whole."""
+        Each layer with weights or buffers is in one group, and a group depends on no later one.
+        """
+        return [self]
+
+
+class OneBlock(Backbone):
+    """A backbone that activation checkpointing recomputes as a whole."""
 
     def __init__(self, body: nn.Module, width: int, recompute: bool) -> None:
         super().__init__(width)
@@ -34,6 +41,17 @@ class BuiltIn(Backbone):
     def forward(self, inputs: Tensor) -> Tensor:
         """float32 [b, 3, H, W], or int [b, L], → [b, width]."""
         return run_blocks([self.body], inputs, recompute=self.recompute)
+
+
+class BuiltIn(OneBlock):
+    """A small backbone."""
+
+    body: nn.Sequential
+
+    def groups(self) -> list[nn.Module]:
+        """Return each convolution, embedding or linear layer with what follows it."""
+        starts = [i for i, layer in enumerate(self.body) if isinstance(layer, nn.Conv2d | MeanOfTokens | nn.Linear)]
+        return [self.body[first:end] for first, end in pairwise([*starts, len(self.body)])]
 
 
 def conv(recompute: bool, width: int = 32, batch_norm: bool = False) -> BuiltIn:
@@ -108,14 +126,14 @@ def _recomputed(block: nn.Module, inputs: Tensor) -> Tensor:
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _recomputed_eagerly(block: nn.Module, inputs: Tensor) -> Tensor:
     outputs: Tensor = checkpoint(
-        block, inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), _statistics_untouched(block))
+        block, inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), statistics_untouched(block))
     )
     return outputs
 
 
 @contextmanager
-def _statistics_untouched(block: nn.Module) -> Iterator[None]:
-    """Make batch norms update copies of their statistics: recomputation would count each batch twice."""
+def statistics_untouched(block: nn.Module) -> Iterator[None]:
+    """Make batch norms update copies of their statistics: a second forward pass would count each batch twice."""
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     own = [(norm, dict(norm.named_buffers(recurse=False))) for norm in norms]
     for norm, buffers in own:

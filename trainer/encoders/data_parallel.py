@@ -52,13 +52,21 @@ def encoders_of_a_step(
     return parallel
 
 
-def batch_norm_advice(encoders: nn.Module, device: torch.device, world: World) -> list[str]:
-    """Warn about the encoders' batch norms with several ranks; empty if there are none or they run on GPUs."""
-    has_some = any(isinstance(module, _BatchNorm) for module in encoders.modules())
-    if world.size == 1 or device.type == "cuda" or not has_some:
+def batch_norm_advice(encoders: nn.Module, device: torch.device, world: World, pieces: int) -> list[str]:
+    """Warn about the encoders' batch norms with several ranks on CPUs, and with several pieces per batch.
+
+    Empty if there are none.
+    """
+    if not any(isinstance(module, _BatchNorm) and module.training for module in encoders.modules()):
         return []
-    return ["on CPUs the encoders' batch norms use only the samples of their own rank, so the results depend on the "
-            "number of ranks; on GPUs they use all"]  # fmt: skip
+    advice = []
+    if pieces > 1:
+        advice.append(f"with micro_batch the encoders' batch norms use the statistics of a piece, 1/{pieces} of the "
+                      "batch, so the results depend on it")  # fmt: skip
+    if world.size > 1 and device.type != "cuda":
+        advice.append("on CPUs the encoders' batch norms use only the samples of their own rank, so the results depend "
+                      "on the number of ranks; on GPUs they use all")  # fmt: skip
+    return advice
 
 
 def _average(clock: StepClock, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -50,7 +50,7 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
             "execute code: load the model where you trust it, and save it again with save_pretrained"
         )
     config = {MODEL_TYPE: model_type} | _architecture(model_type, stored) | encoder.config
-    return EncoderConfig(name=f"hf:{folder}", config=config)
+    return encoder.model_copy(update={"name": f"hf:{folder}", "config": config})
 
 
 def folder_of(name: str) -> Path:

@@ -66,6 +66,13 @@ class HFImageBackbone(Backbone):
         pooled: Tensor = self.model(pixel_values=pixels, **positions).pooler_output.flatten(1)
         return pooled
 
+    def groups(self) -> list[nn.Module]:
+        """Return a ResNet's embedder and stages; a ViT's embeddings, blocks, and final norm with pooler."""
+        model: Any = self.model
+        if self.image_size is None:
+            return [model.embedder, *model.encoder.stages]
+        return [model.embeddings, *model.layers, nn.ModuleList([model.layernorm, model.pooler])]
+
     def check_side(self, pixels: int) -> None:
         model: Any = self.model
         patch = 1 if self.image_size is None else model.config.patch_size
@@ -146,6 +153,13 @@ class HFTextBackbone(Backbone):
         place = real.sum(1) - 1 if self.reads_at_end else 0
         pooled: Tensor = states[torch.arange(len(tokens), device=tokens.device), place]
         return pooled
+
+    def groups(self) -> list[nn.Module]:
+        """Return the embeddings, the blocks and, where there is one, the final norm."""
+        model: Any = self.model
+        if self.reads_at_end:
+            return [model.embeddings, *model.encoder.layers, model.final_layer_norm]
+        return [model.embeddings, *model.transformer.layer]
 
 
 HF_BACKBONES: dict[str, Callable[..., Backbone]] = {"image": HFImageBackbone, "text": HFTextBackbone}

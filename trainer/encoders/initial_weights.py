@@ -3,6 +3,7 @@
 import logging
 import re
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -39,23 +40,28 @@ def is_same_source(source: str, recorded: str) -> bool:
     return path == recorded_path and step in (None, recorded_step)
 
 
-def load_initial_weights(encoders: Encoders, source: str) -> None:
+def load_initial_weights(encoders: Encoders, source: str, sides: Literal["both", "image", "text"] = "both") -> None:
     """Load the weights of a checkpoint, as returned by `pinned`, into each network that both runs have.
 
-    A unimodal run has no text encoder, so a bimodal run that starts from it keeps a newly initialised one, with a
+    sides: which encoders; a predictor belongs to the image's. An encoder asked for by name must be in both runs. Else,
+    a unimodal run has no text encoder, so a bimodal run that starts from it keeps a newly initialised one, with a
     warning; a predictor likewise. A momentum network starts as the image encoder, as in every new run. Raises RunError
-    if the checkpoint is missing or damaged, ConfigError if its encoders have other shapes.
+    if the checkpoint is missing or damaged, ConfigError if its encoders have other shapes or lack the side.
     """
+    if sides == "text" and encoders.text is None:
+        raise ConfigError("init_sides = 'text', but a run on images has no text encoder; use 'image'")
     path, step = _parts_of(source)
     if not (checkpoint := path / "checkpoints" / str(step)).is_dir():
         raise RunError(f"{checkpoint}, which the run starts from, is missing; start a new run with another --init-from")
     weights = _weights_in(checkpoint)
     for side, network in encoders.named_children():
-        if network is encoders.momentum:
+        if network is encoders.momentum or sides == ("image" if network is encoders.text else "text"):
             continue
         own = {name.removeprefix(f"{side}."): value for name, value in weights.items() if name.startswith(f"{side}.")}
         if own:
             _load(network, own, side, checkpoint)
+        elif side == sides:
+            raise ConfigError(f"init_sides = {sides!r}, but {checkpoint} has no {side} encoder; start from another run")
         else:
             what = "predictor" if network is encoders.predictor else f"{side} encoder"
             _log.warning("%s has no %s: that of this run is newly initialised", checkpoint, what)

@@ -20,6 +20,7 @@ from ..build import device_named, recipe_named
 from ..checkpoint import LATEST, CheckpointInfo
 from ..config import DataConfig
 from ..encoders import Encoders
+from ..encoders.averaging import Weights, chosen_weights
 from ..errors import ConfigError
 from ..run_directory import RunDirectory, find_checkpoint, load_found
 from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
@@ -47,6 +48,7 @@ class Evaluation:
     """By method and variant: knn (10, 20, …), probe (lbfgs, sgd), image_to_text and text_to_image (recall at 1, 5, 10),
     zero_shot (top1)."""
     notes: list[str] = field(default_factory=list)
+    weights: Weights = "raw"
 
     def add(self, method: str, variant: object, right: NDArray[np.bool_], of: NDArray[np.bool_] | None = None) -> None:
         """Record which samples were right: bool, one per test sample, or per test sample in `of`, bool [m]."""
@@ -69,8 +71,8 @@ class Evaluation:
 
 def evaluate(
     run: RunDirectory, train: Dataset, test: Dataset, *, at: str = LATEST, data: Path | None = None,
-    network: Network = "online", templates: Sequence[str] = TEMPLATES,
-    on_progress: OnProgress = lambda what, done, total: None,
+    network: Network = "online", weights: Weights | None = None, templates: Sequence[str] = TEMPLATES,
+    allow_code: bool = False, on_progress: OnProgress = lambda what, done, total: None,
 ) -> Evaluation:  # fmt: skip
     """Evaluate a run's checkpoint, `latest` or step-N, by every method that its mode and the datasets allow.
 
@@ -79,17 +81,24 @@ def evaluate(
     the space shared by images and texts, for all methods.
     data: where the run's dataset is now; None: the recorded path. Texts need its tokenizer. The run's dataset may
     differ from both `train` and `test`. Nothing is fitted to or chosen by the test set.
-    network: the trained one, or its moving average.
+    network: the trained one, or the momentum network, which has only its own weights. weights: those of the trained
+    one; by default averaged ones, where the run has them. allow_code: as restore_encoders.
     Raises RunError if the run or checkpoint does not exist, DatasetError if the datasets do not fit each other or
-    the run, ConfigError if the run's encoders cannot be built or it has no momentum network.
+    the run, ConfigError if the run's encoders cannot be built or it has no momentum network or averaged weights.
     """
     config = run.config()
+    if network == "momentum":
+        if weights == "averaged":
+            raise ConfigError("a momentum network has no averaged weights; leave out --weights averaged or --network")
+        weights = "raw"
+    weights = chosen_weights(config.model, weights)
     checkpoint = find_checkpoint(run, at)
     result = compared(checkpoint.name, train, test)
+    result.weights = weights
     info, training = load_found(checkpoint)
     has_texts = config.objective.mode == "bimodal"
     tokenizer, sizes = tokenizer_of(data or Path(config.data.path), info) if has_texts else (None, None)
-    encoders = restore_encoders(config, checkpoint, training, sizes)
+    encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     if network == "momentum":
         if encoders.momentum is None:
             raise ConfigError(f"{run.path} has no momentum network (model.momentum is 0); score it without --network")

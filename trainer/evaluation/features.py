@@ -17,7 +17,9 @@ from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.tokenizer import encode
 from ..config import TrainConfig
+from ..config_layers import CODE_OF_FEATURES, announce_code, code_in, refuse_code
 from ..encoders import Encoders
+from ..encoders.averaging import Weights, chosen_weights
 from ..errors import RunError
 from .scoring import OnCount
 
@@ -25,17 +27,25 @@ BATCH = 256
 
 
 def restore_encoders(
-    config: TrainConfig, checkpoint: Path, training: dict[str, Any], tokenizer: TokenizerInfo | None
-) -> Encoders:
+    config: TrainConfig, checkpoint: Path, training: dict[str, Any], tokenizer: TokenizerInfo | None,
+    weights: Weights | None = None, *, allow_code: bool = False,
+) -> Encoders:  # fmt: skip
     """Return the encoders of a checkpoint, on the CPU, in evaluation mode.
 
-    training: as returned by load_checkpoint for `checkpoint`. tokenizer: that of the run's dataset.
-    Raises RunError if the checkpoint does not fit these settings.
+    training: as returned by load_checkpoint for `checkpoint`. tokenizer: that of the run's dataset. weights: those of
+    the image and the text encoder; by default averaged ones, where the run has them. allow_code: whether encoders and
+    recipe may be a user's own, which are then imported.
+    Raises RunError if the checkpoint does not fit these settings, ConfigError as chosen_weights, or for such code.
     """
+    code = code_in(config, CODE_OF_FEATURES)
+    if not allow_code:
+        refuse_code(code, checkpoint.parents[1] / "config.toml")
+    announce_code(code)
+    averaged = chosen_weights(config.model, weights) == "averaged"
     mode, image_size = config.objective.mode, config.data.image_size
     encoders = Encoders.create(config.model, mode, image_size, tokenizer, pretrained=False)
     try:
-        encoders.load_state_dict(training["encoders"])
+        encoders.load_state_dict(training["encoders"] | (training["averaged"] if averaged else {}))
     except (KeyError, TypeError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]  # torch lists every tensor on its own line
         raise RunError(f"{checkpoint} does not contain the encoders in the run's settings ({reason})") from error

@@ -1,17 +1,20 @@
-"""The losses, by name. To add one: a file here, a line in OBJECTIVES, a test."""
+"""The losses, by name. To add one: a file here, a line in OBJECTIVES, a test; or `module:name`, with no line here."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
+from ...plugins import PluginError, is_plugin, load_plugin
 from .auc_cl import AucCl
 from .barlow_twins import BarlowTwins
 from .base import FeaturesError, Objective, Outcome, Progress, Settings
 from .clip import Clip, Cyclip
 from .decl import Decl
 from .fastclip import FastclipV0, FastclipV1, FastclipV2, FastclipV3
+from .gathering import GlobalBatch
 from .isogclr import Isogclr
 from .moco_v3 import MocoV3
 from .ntxent import Dcl, Dclw, Flatnce, Simclr
@@ -21,7 +24,7 @@ from .sogclr import Sogclr
 from .spectral import Spectral
 from .vicreg import Vicreg
 
-__all__ = ["OBJECTIVES", "FeaturesError", "Objective", "Outcome", "Progress", "create_objective"]
+__all__ = ["OBJECTIVES", "FeaturesError", "Objective", "Outcome", "Progress", "Settings", "create_objective"]
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "clip": Clip,
@@ -50,15 +53,64 @@ OBJECTIVES: dict[str, type[Objective]] = {
 def create_objective(name: str, mode: str = "bimodal", **settings: Any) -> Objective:
     """Create the objective `name` of OBJECTIVES. mode: "bimodal" (image-text pairs) or "unimodal" (two views).
 
-    settings: keyword arguments of its settings model, `OBJECTIVES[name].settings_of_mode[mode]`; "none" is the default.
-    Raises ValueError for an unknown name, mode or setting, and for a value out of range.
+    settings: keyword arguments of its settings model, `settings_of_mode[mode]` of its class; "none" is the default.
+    Raises ValueError for an unknown name, mode or setting, and for a value out of range; for `module:name`, also if
+    that is no objective or cannot take a step.
     """
-    if name not in OBJECTIVES:
-        raise ValueError(f"objective '{name}' is unknown{_nearest(name, OBJECTIVES)}; valid: {', '.join(OBJECTIVES)}")
-    models = OBJECTIVES[name].settings_of_mode
+    known = objective_class(name)
+    models = known.settings_of_mode
     if mode not in models:
         raise ValueError(f"objective '{name}' has no mode '{mode}'{_nearest(mode, models)}; valid: {', '.join(models)}")
-    return OBJECTIVES[name](mode, _check_settings(name, models[mode], settings))
+    checked = _check_settings(name, models[mode], settings)
+    return _tried(name, mode, checked) if is_plugin(name) else known(mode, checked)
+
+
+def objective_class(name: str) -> type[Objective]:
+    """Return the class of that name, or the user's own for `module:name`, which runs that module.
+
+    Raises ValueError if there is none.
+    """
+    if not is_plugin(name):
+        if name not in OBJECTIVES:
+            near = _nearest(name, OBJECTIVES)
+            raise ValueError(f"objective '{name}' is unknown{near}; valid: {', '.join(OBJECTIVES)}, module:name")
+        return OBJECTIVES[name]
+    try:
+        found = load_plugin(name)
+    except PluginError as error:
+        raise ValueError(f"objective '{name}' {error}") from error
+    models = getattr(found, "settings_of_mode", None)
+    if not (
+        isinstance(found, type)
+        and issubclass(found, Objective)
+        and isinstance(models, dict)
+        and models
+        and all(isinstance(model, type) and issubclass(model, Settings) for model in models.values())
+    ):
+        raise ValueError(f"objective '{name}' is not a class derived from thermopile.Objective that has "
+                         "settings_of_mode, such as {'unimodal': thermopile.Settings}")  # fmt: skip
+    return found
+
+
+def _tried(name: str, mode: str, settings: Settings) -> Objective:
+    """Create a user's objective and take one step, so that what is wrong with it shows before the run begins."""
+    try:
+        objective = objective_class(name)(mode, settings)
+        features = torch.nn.functional.normalize(torch.eye(2, 8)[:, None].repeat(1, 4, 1) + torch.eye(4, 8), dim=2)
+        state = {field: torch.full((4,), value) for field, value in objective.fields.items()}
+        pairs = objective.pairs_of(features, slice(0, 4), across=objective.across, budget=2**20)
+        with torch.no_grad():
+            value = objective.compute(pairs, GlobalBatch(0, 1), state | _unseen(state), Progress(0, 1)).value
+    except Exception as error:  # a user's class may raise anything
+        raise ValueError(f"objective '{name}' fails on a batch of 4: {type(error).__name__}: {error}. "
+                         "thermopile.testing.check_objective says what it must do") from error  # fmt: skip
+    if not value.isfinite():
+        raise ValueError(f"objective '{name}': its loss on a batch of 4 is {float(value)}; it must be finite")
+    return objective
+
+
+def _unseen(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"visits": torch.zeros(4, dtype=torch.uint32)} if state else {}
 
 
 def _check_settings(name: str, model: type[Settings], settings: dict[str, Any]) -> Settings:

@@ -1,6 +1,5 @@
 """The interface of an objective: settings, inputs, outcome; and the step that all of them share."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -177,12 +176,38 @@ class Objective(nn.Module):
         name = next((name for name, known in OBJECTIVES.items() if known is type(self)), type(self).__name__)
         return f"objective '{name}'"
 
-    @abstractmethod
+    def loss(
+        self, first: Tensor, second: Tensor, own: slice, state: Mapping[str, Tensor], progress: Progress
+    ) -> Outcome:  # fmt: skip
+        """Return the mean loss of this rank's samples, their new state and metrics; autograd differentiates the loss.
+
+        For objectives that need no closed form: override this instead of `compute`. first, second: features of the
+        global batch, [b, d]; own: the rows of this rank's samples in them. state: as in `forward`, of those samples.
+        Outcome.state needs no `visits`.
+        """
+        raise NotImplementedError(f"{self._name} has neither `loss` nor `compute`; write one of them")
+
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
         """Return value, gradients and new state. Called without autograd; all ranks of the batch make the same calls.
 
-        state: as in `forward`, this rank's.
+        state: as in `forward`, this rank's. Objectives with a closed form override this; the rest have `loss`, whose
+        gradients are summed over the ranks' samples.
         """
+        features, parameters = pairs.features.detach().requires_grad_(), list(self.parameters())
+        with torch.enable_grad():
+            outcome = self.loss(features[0], features[1], pairs.own, state, progress)
+            gradients = torch.autograd.grad(
+                outcome.loss, [features, *parameters], allow_unused=True, materialize_grads=True
+            )
+        of_features = batch.sum(gradients[0])
+        check_state(outcome.state, self.fields, len(gradients[0][0, pairs.own]), visits=False)
+        return Computed(
+            value=batch.sum(outcome.loss.detach().clone()) / batch.world,
+            feature_gradients=lambda: of_features[:, pairs.own],
+            parameter_gradients=[batch.sum(gradient) / batch.world for gradient in gradients[1:]],
+            state={name: values.detach() for name, values in outcome.state.items()},
+            metrics={name: batch.sum(value.detach().clone()) / batch.world for name, value in outcome.metrics.items()},
+        )
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
     def forward(
@@ -328,9 +353,11 @@ def check_finite(name: str, features: Tensor) -> None:
         )
 
 
-def check_state(state: Mapping[str, Tensor], fields: Mapping[str, float], batch_size: int) -> None:
+def check_state(
+    state: Mapping[str, Tensor], fields: Mapping[str, float], batch_size: int, *, visits: bool = True
+) -> None:  # fmt: skip
     """Raise ValueError unless `state` holds every field, each [batch_size], and `visits` if there are any fields."""
-    for name in (*fields, *(["visits"] if fields else [])):
+    for name in (*fields, *(["visits"] if fields and visits else [])):
         if name not in state:
             raise ValueError(f"state: '{name}' is missing; given {sorted(state)}")
         if state[name].shape != (batch_size,):

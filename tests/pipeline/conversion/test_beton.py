@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from ffcv.fields.decoders import NDArrayDecoder
 from ffcv.fields.rgb_image import SimpleRGBImageDecoder
 from ffcv.loader import Loader, OrderOption
 
@@ -55,6 +56,25 @@ def test_rows_larger_than_a_page_together_are_spread_over_pages(tmp_path):
     write_beton(tmp_path / "a.beton", large, max_rows=4, context_length=6)
     data, records = (tmp_path / "a.beton").read_bytes(), records_of(tmp_path / "a.beton", 4)
     assert [data[record["jpeg_at"] :][: record["jpeg_bytes"]] for record in records] == [row.jpeg for row in large]
+
+
+def test_the_captions_of_a_sample_follow_each_other_also_where_a_page_ends_and_ffcv_reads_the_first(tmp_path):
+    tokens = [np.arange(6 * captions, dtype=np.int32).reshape(-1, 6) + 100 * captions for captions in (1, 3, 2)]
+    # The second sample's JPEG and first caption end 24 bytes before the page does: one caption fits there, not two.
+    sizes = [(1 << 20) - 24, (1 << 20) - 48, 700]
+    rows = [BetonRow(bytes([row]) * sizes[row], 8, 8, tokens[row], row) for row in range(3)]
+    path = tmp_path / "a.beton"
+    write_beton(path, rows, max_rows=3, context_length=6)
+    file, records = Descriptor(path), np.empty(3, RECORD)
+    FFCVTable(path, file, 3, Extent(file.bytes, 24, 1), further_pieces=2).read(np.arange(3), records)
+    data = path.read_bytes()
+    for row, record in enumerate(records):
+        assert data[record["tokens_at"] :][: tokens[row].nbytes] == tokens[row].tobytes()
+    assert records["jpeg_at"][1] == records["jpeg_at"][0] + (1 << 21), "the second sample begins another page"
+    loader = Loader(str(path), batch_size=3, num_workers=1, order=OrderOption.SEQUENTIAL,
+                    pipelines={"image": None, "source_index": None, "tokens": [NDArrayDecoder()]})  # fmt: skip
+    ((read,),) = list(loader)
+    np.testing.assert_array_equal(read, [of_row[:1] for of_row in tokens])
 
 
 def test_ffcv_itself_reads_the_shard(tmp_path, draw):

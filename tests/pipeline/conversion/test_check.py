@@ -55,16 +55,18 @@ def rewrite(path, shard, change):
     """Write a shard again with its rows changed, their checksums too, and seal the dataset."""
     beton, records_file = (path / "shards" / shard_name(shard, suffix) for suffix in ("beton", "rows"))
     opened = Dataset(path).shard(shard)
-    records, tokens = opened.records(), opened.tokens(np.arange(len(opened)))
-    rows = [BetonRow(opened.jpeg(row), int(record["height"]), int(record["width"]), tokens[row],
+    records = opened.records()
+    rows = [BetonRow(opened.jpeg(row), int(record["height"]), int(record["width"]), opened.tokens_of(row),
                      int(record["source_index"])) for row, record in enumerate(records)]  # fmt: skip
     change(rows)
     records_file.unlink()
-    write_beton(beton, rows, max_rows=len(rows), context_length=tokens.shape[1])
+    length, further = rows[0].tokens.shape[1], sum(len(row.tokens) > 1 for row in rows)
+    write_beton(beton, rows, max_rows=len(rows), context_length=length)
     file = Descriptor(beton)
-    FFCVTable(beton, file, len(rows), Extent(file.bytes, 4 * tokens.shape[1], 1)).read(np.arange(len(rows)), records)
+    FFCVTable(beton, file, len(rows), Extent(file.bytes, 4 * length, 1), further).read(np.arange(len(rows)), records)
+    records["captions"] = [len(row.tokens) for row in rows]
     records["jpeg_checksum"] = [checksum(np.frombuffer(row.jpeg, np.uint8)) for row in rows]
-    records["tokens_checksum"] = [checksum(row.tokens.astype(np.int32).view(np.uint8)) for row in rows]
+    records["tokens_checksum"] = [checksum(row.tokens.reshape(-1).view(np.uint8)) for row in rows]
     write_row_records(records_file, records, file.bytes)
     seal(path)
 
@@ -76,10 +78,10 @@ def replace(row, **values):
     return change
 
 
-def with_token(place, token):
+def with_token(place, token, caption=0):
     def tokens(row):
         changed = row.tokens.copy()
-        changed[place] = token
+        changed[caption, place] = token
         return changed
 
     return tokens
@@ -128,7 +130,7 @@ ROW = "shard-00001.beton, row 7"
         (replace(7, height=lambda row: 31), ("picture", ROW)),
         (replace(7, height=lambda row: 31), ("table", "shard-00001.parquet")),
         (replace(7, tokens=with_token(1, 60_000)), ("tokens", ROW)),
-        (replace(7, tokens=lambda row: np.where(row.tokens == 2, 5, row.tokens)), ("tokens", ROW)),
+        (replace(7, tokens=lambda row: np.where(row.tokens == 2, np.int32(5), row.tokens)), ("tokens", ROW)),
         (replace(7, tokens=with_token(1, 300)), ("tokens", ROW)),
         (replace(7, source_index=lambda row: 4), ("source index", "shard-00001.beton")),
     ],
@@ -139,6 +141,22 @@ def test_a_row_that_was_never_right_is_found_though_all_digests_fit(copy, change
     rewrite(copy, 1, change)
     assert expected in found(copy)
     assert "digest" not in dict(found(copy))
+
+
+def test_every_caption_of_a_sample_is_checked_against_its_tokens_and_their_number(captions_dataset, tmp_path):
+    row = int(np.flatnonzero(captions_dataset.shard(0).records()["captions"] == 4)[0])
+    where = f"shard-00000.beton, row {row:,}"
+    for number, (tokens, expected) in enumerate([
+        (lambda row: row.tokens, []),
+        (with_token(1, 300, caption=2), [("tokens", where, "the tokens do not match the caption (caption 3)")]),
+        (with_token(1, 60_000, caption=3), [("tokens", where, "it has a token beyond the vocabulary")]),
+        (lambda row: row.tokens[:3], [("table", "shard-00000.parquet", "its column 'captions' does not match")]),
+    ]):  # fmt: skip
+        copy = shutil.copytree(captions_dataset.path, tmp_path / str(number))
+        rewrite(copy, 0, replace(row, tokens=tokens))
+        for finding, (kind, place, what) in zip(check_dataset(copy), expected, strict=True):
+            assert (finding.kind, finding.where) == (kind, place)
+            assert what in finding.what
 
 
 def test_a_sample_that_is_in_two_shards_is_found(copy):

@@ -4,10 +4,13 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -16,6 +19,7 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.pipeline.sources.parquet import ParquetSource
 
 from conversions import digests, many_shards
 
@@ -52,6 +56,17 @@ def test_pairs_carry_the_caption_and_its_tokens(pairs_dataset):
         tokens = pairs_dataset.shard(shard[0]).tokens(place)
         assert tokens.shape == (1, pairs_dataset.index.tokenizer.context_length)
         assert tokenizer.decode(tokens[0].tolist()) == row["caption"]
+
+
+def test_a_picture_whose_captions_do_not_fit_a_page_is_a_bad_sample(tmp_path, picture_folder):
+    picture = (picture_folder / "cats" / "000.png").read_bytes()
+    captions = [["a cat"], [f"cat {n}" for n in range(64)]]
+    pq.write_table(pa.table({"image": [picture] * 2, "caption": captions}), tmp_path / "in.parquet")
+    settings = ConvertSettings(context_length=10_000, max_error_rate=0.5)
+    summary = convert(ParquetSource([tmp_path / "in.parquet"]), tmp_path / "out", settings, workers=1)
+    assert (summary.samples, summary.captions, summary.captions_per_sample, summary.left_out) == (1, 1, 1, 1)
+    reason = r"its JPEG of [\d,]+ bytes and 64 captions of 10,000 tokens do not fit 2,097,152 bytes; lower --context"
+    assert re.search(reason, (tmp_path / "out" / "errors.jsonl").read_text())
 
 
 def test_several_workers_and_shards_write_the_same_bytes_as_one(tmp_path, monkeypatch):

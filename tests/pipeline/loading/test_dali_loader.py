@@ -147,10 +147,10 @@ def test_a_new_epoch_ends_the_one_before_instead_of_mixing_them(open_dali, image
 def test_the_batches_ahead_are_read_while_the_caller_does_other_things(open_dali, images_dataset, monkeypatch):
     place, begun = Reader.locate, threading.Event()
 
-    def watched(reader, ids):
+    def watched(reader, ids, epoch):
         if ids.tolist() == loader.order.batch_ids(0, 2).tolist():
             begun.set()
-        return place(reader, ids)
+        return place(reader, ids, epoch)
 
     monkeypatch.setattr(Reader, "locate", watched)
     loader = open_dali(images_dataset, ahead=2)
@@ -174,11 +174,11 @@ def test_an_epoch_that_the_garbage_collector_ends_in_the_loader_s_own_thread_doe
 ):
     place, dropped, ended_in = Reader.locate, threading.Event(), []
 
-    def collecting(reader, ids):
+    def collecting(reader, ids, epoch):
         if ids.tolist() == loader.order.batch_ids(0, 1).tolist():
             assert dropped.wait(timeout=60)
             gc.collect()
-        return place(reader, ids)
+        return place(reader, ids, epoch)
 
     def epoch():
         try:

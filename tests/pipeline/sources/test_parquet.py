@@ -56,12 +56,23 @@ def test_pictures_may_be_plain_bytes_and_captions_text_or_lists_of_it(write, kin
     pictures = pa.array([b"a", b"b", b"c"], kind)
     source = ParquetSource([write(jpg=pictures, text=["A ", "B", "C"])])
     assert [(source[i].picture, source[i].caption) for i in range(3)] == [(b"a", "A"), (b"b", "B"), (b"c", "C")]
-    source = ParquetSource([write(image=pictures, caption=[["A", "other"], [], [None, "X"]])])
-    assert (source[0].caption, source.mode) == ("A", "pairs")
-    for index in (1, 2):
-        with pytest.raises(BadSampleError, match="no caption"):
+    for lists in (pa.list_(pa.string()), pa.list_(pa.string(), 2), pa.large_list(pa.large_string())):
+        captions = pa.array([["A ", "other"], [" ", None], [None, "X"]], lists)
+        source = ParquetSource([write(image=pictures, caption=captions)])
+        assert source.mode == "pairs"
+        assert [source[i].captions for i in (0, 2)] == [("A", "other"), ("X",)]
+        with pytest.raises(BadSampleError, match="no caption; add one, or remove the sample"):
+            source[1]
+        assert list(source.captions(np.arange(3))) == ["A", "other", "X"]
+
+
+def test_a_list_of_captions_that_is_empty_or_absurdly_long_is_a_bad_sample(write):
+    captions = [[], [str(n) for n in range(64)], [str(n) for n in range(65)]]
+    source = ParquetSource([write(image=images(1, 2, 3), caption=pa.array(captions, pa.list_(pa.string())))])
+    assert len(source[1].captions) == 64
+    for index, reason in ((0, "no caption; add one"), (2, "65 captions, above 64; keep the best 64")):
+        with pytest.raises(BadSampleError, match=reason):
             source[index]
-    assert list(source.captions(np.arange(3))) == ["A"]
 
 
 def test_the_first_of_several_columns_that_fits_is_taken_and_a_single_one_must_fit(write):

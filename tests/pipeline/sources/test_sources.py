@@ -123,7 +123,7 @@ def test_the_classes_known_beforehand_are_those_of_the_samples(source, samples):
 def test_the_captions_of_some_samples_are_those_that_the_samples_have(source, samples):
     some = np.array(sorted(samples)[::-2], np.int64)
     captions = sorted(source.captions(some))
-    assert captions == sorted(samples[index].caption for index in some.tolist() if source.mode == "pairs")
+    assert captions == sorted(caption for index in some.tolist() for caption in samples[index].captions)
     assert all((sample.caption is not None) == (source.mode == "pairs") for sample in samples.values())
 
 

@@ -79,23 +79,39 @@ def test_a_key_that_comes_again_is_another_sample(tmp_path):
 
 def img2dataset_shard(path):
     fields = [{"caption": "a dog", "class": 7}, {"caption": None}, {"caption": ["a cat", "a pet"], "class": "x"},
-              {"caption": {"en": "?"}}, {}]  # fmt: skip
+              {"caption": {"en": "?"}}, {}, {"caption": ["a", 7]}, {"caption": []}, {"caption": [" "], "class": [3]},
+              {"caption": [None, "b", ""]}]  # fmt: skip
     samples = [
         {"__key__": f"{i:09}", "jpg": b"pixels", "txt": "alt text", "json": field} for i, field in enumerate(fields)
     ]
-    return write_shard(path, [*samples, {"__key__": "000000009", "jpg": b"pixels"}])
+    return write_shard(path, [*samples, {"__key__": "000000099", "jpg": b"pixels"}])
 
 
 def test_captions_and_classes_can_be_fields_of_the_json_member(tmp_path):
     source = WebDatasetSource([img2dataset_shard(tmp_path / "0.tar")], caption="json:caption", group="json:class")
     assert (source[0].caption, source[0].group) == ("a dog", "7")
-    assert (source[2].caption, source[2].group) == ("a cat", "x")
+    assert (source[2].captions, source[2].group) == (("a cat", "a pet"), "x")
+    assert source[8].captions == ("b",)
     for index, reason in ((1, "no caption"), (3, "'caption' of the .json member is a dict"), (4, "no caption"),
-                          (5, "no caption")):  # fmt: skip
+                          (5, "entry 2 of 'caption' of the .json member is a int, not text; write it as a string"),
+                          (6, "no caption"), (7, "no caption"), (9, "no caption")):  # fmt: skip
         with pytest.raises(BadSampleError, match=reason):
             source[index]
-    assert list(source.captions(np.arange(6))) == ["a dog", "a cat"]
-    assert source.groups().names == ("", "7", "x")
+    assert list(source.captions(np.arange(10))) == ["a dog", "a cat", "a pet", "b"]
+    assert source.groups().names == ("", "3", "7", "x")
+
+
+def test_each_line_of_a_text_member_is_a_caption(tmp_path):
+    texts = [b"\xef\xbb\xbfa dog\r\nan animal \n\n", b" \n\n", b"\n".join(b"%d" % n for n in range(65)), b"one\n\xff"]
+    members = [
+        (f"{n}.{suffix}", data) for n, text in enumerate(texts) for suffix, data in (("jpg", b"x"), ("txt", text))
+    ]
+    source = WebDatasetSource([write_members(tmp_path / "0.tar", *members)])
+    assert source[0].captions == ("a dog", "an animal")
+    for index, reason in ((1, "no caption"), (2, "65 captions, above 64"), (3, "not UTF-8")):
+        with pytest.raises(BadSampleError, match=reason):
+            source[index]
+    assert list(source.captions(np.arange(4))) == ["a dog", "an animal"]
 
 
 @pytest.mark.parametrize("text", [b"{", b"[1]", b"[" * 100_000, b"\xff\xfe", b'{"caption": %s}' % (b"9" * 5000), b"7"])

@@ -23,10 +23,15 @@ SIZES = (34, 16, 8, 4, 2, 1)
 """Sizes of the hostile dataset's classes."""
 
 
-def save_encoders(run, dataset, step=STEP, change=lambda weights: None):
-    """Save random encoders of small pictures, `change`d, as the checkpoint of the run's last snapshot; return them."""
+def save_encoders(run, dataset, step=STEP, change=lambda weights: None, ema=0.0):
+    """Save random encoders of small pictures, `change`d, as the checkpoint of the run's last snapshot; return them.
+
+    ema: with it, the checkpoint also has averaged weights, the opposite of the others.
+    """
     config = run.config()
-    config = config.model_copy(update={"data": config.data.model_copy(update={"image_size": IMAGE_SIZE})})
+    update = {"data": {"image_size": IMAGE_SIZE}, "model": {"ema": ema}}
+    update = {name: getattr(config, name).model_copy(update=more) for name, more in update.items()}
+    config = config.model_copy(update=update)
     run.record(config)
     torch.manual_seed(0)
     encoders = Encoders.create(config.model, config.objective.mode, config.data.image_size, dataset.index.tokenizer)
@@ -36,7 +41,8 @@ def save_encoders(run, dataset, step=STEP, change=lambda weights: None):
         step=step, order_version=1, snapshot=read_run(run).reader.snapshot.id, settings=to_tree(config),
         dataset_fingerprint=dataset.index.fingerprint,
     )  # fmt: skip
-    save_checkpoint(run.checkpoints, info, {"encoders": weights})
+    averaged = {"averaged": {name: -value for name, value in weights.items()}} if ema else {}
+    save_checkpoint(run.checkpoints, info, {"encoders": weights} | averaged)
     return encoders.eval()
 
 
@@ -162,6 +168,18 @@ def test_the_encoders_are_those_of_the_snapshot_and_where_these_are_gone_the_lat
     shown, (note,) = mapped(own_run, at="step-5")
     assert shown.checkpoint == "step-9"
     assert "No checkpoint belongs to the snapshot step-5" in note
+
+
+def test_the_map_shows_averaged_weights_where_the_run_has_them_unless_the_raw_ones_are_asked_for(
+    hostile_run, hostile_dataset, saved_run, tmp_path
+):
+    run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
+    save_encoders(run, hostile_dataset, ema=0.9)
+    inspection = read_run(run)
+    averaged, raw = (embedding_map(inspection, survey(inspection), weights=weights) for weights in (None, "raw"))
+    assert (averaged.weights, raw.weights) == ("averaged", "raw")
+    np.testing.assert_array_equal(raw.similarity, mapped(saved_run[0])[0].similarity)
+    assert not np.allclose(averaged.similarity, raw.similarity)
 
 
 def test_progress_tells_of_the_embeddings_and_then_of_the_projection(saved_run):

@@ -26,7 +26,7 @@ def points(seed):
 def shown():
     kinds = Kinds(["head", "medium", "tail"], np.arange(60) % 3, are_classes=False)
     return EmbeddingMap(
-        np.arange(60), {"image": points(0), "text": points(1)}, kinds, np.ones(60, np.float32), "step-5", 30.0
+        np.arange(60), {"image": points(0), "text": points(1)}, kinds, np.ones(60, np.float32), "step-5", 30.0, "raw"
     )
 
 

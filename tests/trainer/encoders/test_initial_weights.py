@@ -5,7 +5,7 @@ import torch
 
 from thermopile.pipeline.dataset_index import TokenizerInfo
 from thermopile.trainer.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
-from thermopile.trainer.config import ModelConfig, TrainConfig
+from thermopile.trainer.config import ModelConfig, TrainConfig, load_config
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.encoders.initial_weights import is_same_source, load_initial_weights, pinned
 from thermopile.trainer.errors import ConfigError, RunError
@@ -13,7 +13,8 @@ from thermopile.trainer.run_directory import RunDirectory
 
 
 def encoders(mode="bimodal", dim=4, vocab_size=50, **more):
-    model = ModelConfig(dim=dim, image={"name": "conv", "config": {"width": 2}}, text={"config": {"width": 3}}, **more)
+    sides = {"image": {"name": "conv", "config": {"width": 2}}, "text": {"config": {"width": 3}}}
+    model = ModelConfig(dim=dim, **(sides | more))
     tokenizer = TokenizerInfo(vocab_size=vocab_size, context_length=8, end_id=2)
     return Encoders.create(with_names(model), mode, 16, tokenizer)
 
@@ -69,6 +70,33 @@ def test_a_unimodal_run_takes_the_image_encoder_of_a_bimodal_one(tmp_path):
     source, fresh = encoders(), encoders("unimodal")
     load_initial_weights(fresh, pinned(str(write_run(tmp_path / "run", source))))
     assert torch.equal(weights(fresh), weights(source.image))
+
+
+@pytest.mark.parametrize("side", ["image", "text"])
+def test_one_side_takes_its_weights_and_the_other_one_may_have_another_shape(side, tmp_path):
+    source = encoders()
+    other = {"vocab_size": 60} if side == "image" else {"image": {"name": "conv", "config": {"width": 4}}}
+    fresh = encoders(**other)
+    start = {name: weights(network) for name, network in fresh.named_children()}
+    load_initial_weights(fresh, pinned(str(write_run(tmp_path / "run", source))), side)
+    for name, network in fresh.named_children():
+        expected = weights(getattr(source, name)) if name == side else start[name]
+        assert torch.equal(weights(network), expected)
+
+
+def test_a_side_that_one_of_the_runs_does_not_have_is_refused(tmp_path):
+    unimodal = pinned(str(write_run(tmp_path / "run", encoders("unimodal"))))
+    with pytest.raises(
+        ConfigError, match=r"init_sides = 'text', but \S+step-10 has no text encoder; start from another"
+    ):
+        load_initial_weights(encoders(), unimodal, "text")
+    with pytest.raises(ConfigError, match=r"init_sides = 'text', but a run on images has no text encoder; use 'image'"):
+        load_initial_weights(encoders("unimodal"), unimodal, "text")
+
+
+def test_sides_without_a_run_to_start_from_are_refused():
+    with pytest.raises(ConfigError, match=r"init_sides 'image' needs init_from, the run that gives the weights"):
+        load_config({"init_sides": "image"})
 
 
 @pytest.mark.parametrize("of_source", [{}, {"momentum": 0.9}])

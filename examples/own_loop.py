@@ -1,0 +1,56 @@
+"""A training loop and an encoder of one's own: python examples/own_loop.py data/glyphs runs/own_loop
+
+Run it again to resume after any stop. `thermopile inspect`, `status`, `eval` and `export` work on the run, the last two
+with PYTHONPATH=examples and --allow-code, since they import the encoder.
+"""
+
+import sys
+
+import torch
+from torch import nn
+
+import thermopile
+
+
+class Tower(nn.Module):
+    """Pixels [b, 3, H, W] → features [b, width]; thermopile adds the projection head."""
+
+    def __init__(self, image_size, width=128):
+        super().__init__()
+        self.width = width
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, width // 2, 3, stride=2, padding=1), nn.GELU(),
+            nn.Conv2d(width // 2, width, 3, stride=2, padding=1), nn.GELU(),
+            nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        )  # fmt: skip
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+SETTINGS = {
+    "epochs": 5,
+    "batch_size": 256,
+    "model": {"image": {"name": "own_loop:Tower", "config": {"width": 64}}},
+    "objective": {"name": "isogclr", "mode": "unimodal"},
+    "data": {"image_size": 32, "recipe": "glyphs"},
+}
+
+
+def main(data, path, epochs=SETTINGS["epochs"]):
+    with thermopile.Run.from_settings(path, data, SETTINGS | {"epochs": int(epochs)}) as run:
+        optimizer = torch.optim.AdamW(run.encoders.parameters(), lr=1e-3)
+        run.attach(optimizer=optimizer)  # part of every checkpoint, and restored if the run goes on
+        for batch in run.batches():
+            state = run.take(batch)  # of these samples: log s, tau, u
+            features = run.encoders(batch)
+            outcome = run.objective(features.first, features.second, state, run.progress)
+            run.put(batch, outcome.state)  # written while backprop runs
+            optimizer.zero_grad()
+            outcome.loss.backward()
+            optimizer.step()
+            run.end_step(loss=outcome.loss, **outcome.metrics)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

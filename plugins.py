@@ -1,0 +1,36 @@
+"""Objects of a user's own that settings name as `module:name`."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+WRITE = "Write module:name, with the module's directory in PYTHONPATH"
+
+
+class PluginError(ValueError):
+    """An object that cannot be imported, or is not what it should be."""
+
+
+def is_plugin(name: str) -> bool:
+    """Return whether a name is `module:name`, rather than one of ours."""
+    return ":" in name
+
+
+def place_of(name: str) -> str:
+    """Return the file or folder that `module:name` would be imported from, without running it; empty if not found."""
+    try:
+        spec = find_spec(name.partition(":")[0].partition(".")[0])  # the outermost package: finding others imports it
+    except (ImportError, ValueError):
+        return ""
+    return "" if spec is None else spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+
+
+def load_plugin(name: str) -> Any:
+    """Import the object `module:name`, which runs the module. Raises PluginError if that fails."""
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise PluginError(f"is not module:name. {WRITE}")
+    try:
+        return getattr(import_module(module), attribute)
+    except Exception as error:  # a user's module may raise anything
+        raise PluginError(f"cannot be imported: {type(error).__name__}: {error}. {WRITE}") from error

@@ -1,0 +1,91 @@
+"""The programs in examples/ do what they say, and docs/library.md shows them as they are."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import thermopile
+from thermopile.tools.cli import main
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def run_example(name, *arguments, launcher=(sys.executable,)):
+    """Run it for one epoch; what it prints."""
+    command = [*launcher, str(ROOT / "examples" / name), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def asked(*arguments):
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def own_loop(pairs_dataset, tmp_path_factory):
+    path = tmp_path_factory.mktemp("examples") / "own_loop"
+    run_example("own_loop.py", pairs_dataset.path, path, 1)
+    return path
+
+
+def test_a_loop_of_ones_own_makes_a_run_that_every_command_works_on(own_loop, pairs_dataset, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    found = json.loads(asked("inspect", own_loop, "--json"))
+    assert found["samples"] == pairs_dataset.n
+    assert "step 7" in asked("status", own_loop)
+    scores = asked("eval", own_loop, "--train", pairs_dataset.path, "--test", pairs_dataset.path, "--allow-code")
+    assert "k-NN" in scores
+    asked("export", own_loop, "--to", tmp_path / "out", "--format", "safetensors", "--allow-code")
+
+
+def test_a_finished_loop_of_ones_own_has_nothing_to_do(own_loop, pairs_dataset):
+    before = (own_loop / "metrics.jsonl").read_bytes()
+    run_example("own_loop.py", pairs_dataset.path, own_loop, 1)
+    assert (own_loop / "metrics.jsonl").read_bytes() == before
+
+
+def test_the_loop_on_several_ranks_runs_under_torchrun(pairs_dataset, tmp_path):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    said = run_example("several_ranks.py", pairs_dataset.path, tmp_path / "run", 1, launcher=torchrun)
+    assert said.splitlines()[-1] == "7 steps on 2 ranks"
+
+
+def test_a_loss_without_temperatures_has_state_that_can_be_read(pairs_dataset, tmp_path):
+    said = run_example("weighted_loss.py", pairs_dataset.path, tmp_path / "run", 1)
+    assert len(said.splitlines()) == 7  # two lines of headings, five samples
+    rows = thermopile.open_run(tmp_path / "run").temperatures().frame(columns=["pair/mean_loss", "visits"])
+    assert (rows["pair/mean_loss"] > 0).equals(rows["visits"] > 0)
+
+
+def test_temperatures_are_told_by_class(own_loop):
+    assert "Spearman's correlation of class size and mean tau: " in run_example("temperatures.py", own_loop)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_short_and_shown_as_it_is(example):
+    text = example.read_text("utf-8")
+    assert len(text.splitlines()) <= 60
+    shown = f"[examples/{example.name}](../examples/{example.name})\n\n```python\n{text}```\n"
+    assert shown in (ROOT / "docs" / "library.md").read_text("utf-8"), "copy the file into docs/library.md"
+
+
+def test_the_public_names_are_these():
+    """A change of this list is a decision; docs/library.md has them too."""
+    assert sorted(thermopile.__all__) == [
+        "Dataset", "Objective", "Order", "Outcome", "Progress", "Recipe", "Run", "Sample", "Settings", "Source",
+        "StateReader", "StateStore", "Trainer", "__version__", "create_objective", "joined_world", "list_snapshots",
+        "open_run",
+    ]  # fmt: skip
+    documented = (ROOT / "docs" / "library.md").read_text("utf-8")
+    for name in thermopile.__all__:
+        assert f"`{name}`" in documented or name == "__version__"
+        assert getattr(thermopile, name).__doc__ or name == "__version__"

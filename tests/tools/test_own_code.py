@@ -1,0 +1,144 @@
+"""Code of a user's own, from conversion to evaluation; and where it may run."""
+
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from thermopile.pipeline.dataset import Dataset
+from thermopile.tools.cli import main
+from thermopile.trainer.config_layers import CODE
+from thermopile.trainer.run_directory import RunDirectory
+
+OWN = {
+    "model.image.name": "own_code:Tower", "model.image.config.width": 6, "model.text.name": "own_code:Words",
+    "objective.name": "own_code:Weighted", "objective.tau": 0.3, "data.recipe": "own_code:SOFT",
+    "data.recipe.blur": 0.2, "epochs": 2, "batch_size": 64, "log_every": 1, "data.image_size": 16, "model.dim": 8,
+    "checkpoint.every_steps": 3, "canonical_shards": 2,
+}  # fmt: skip
+SET = [word for key, value in OWN.items() for word in ("--set", f"{key}={value}")]
+WITHOUT_OBJECTIVE = [
+    word for key, value in OWN.items() if "objective" not in key for word in ("--set", f"{key}={value}")
+]
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def succeed(*arguments):
+    done = run(*arguments)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+@pytest.fixture(scope="module")
+def dataset(picture_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("own") / "pictures"
+    done = succeed("convert", "own_code:Pictures", picture_folder, out, "--option", "suffix=png", "--workers", "1")
+    assert "imports the source = own_code:Pictures from " in done.stderr
+    return Dataset(out)
+
+
+@pytest.fixture(scope="module")
+def trained(dataset, tmp_path_factory):
+    directory = RunDirectory(tmp_path_factory.mktemp("own") / "run")
+    done = succeed("train", "--data", dataset.path, "--out", directory.path, *SET)
+    for key in ("model.image.name", "model.text.name", "objective.name", "data.recipe.name"):
+        assert f"imports {key} = {OWN.get(key, 'own_code:SOFT')} from " in done.stderr
+    return directory
+
+
+def test_a_source_of_ones_own_is_converted_with_its_options(dataset):
+    assert (dataset.n, dataset.index.mode, dataset.index.source["kind"]) == (300, "pairs", "pictures")
+    refused = run("convert", "own_code:Pictures", "x", dataset.path.with_name("other"), "--option", "colour=red")
+    assert refused.exit_code == 1
+    assert "own_code:Pictures cannot be created with SRC 'x' and options {'colour': 'red'}: TypeError" in refused.stderr
+    for name, said in (
+        ("own_code:Tower", "derive it from thermopile.Source"),
+        ("nowhere:X", "with the module's directory in PYTHON"),
+    ):
+        assert said in run("convert", name, "x", dataset.path.with_name("other")).stderr
+
+
+def test_it_is_recorded_trained_inspected_evaluated_and_exported(trained, dataset, tmp_path):
+    config = trained.config()
+    assert config.objective.settings["memory"] == 0.9, "a default of the objective's own model is not recorded"
+    assert (config.data.recipe.name, config.data.recipe.fields) == ("own_code:SOFT", {"blur": 0.2})
+    assert "plain" in json.loads(trained.metrics_file.read_text().splitlines()[0])
+    found = json.loads(succeed("inspect", trained.path, "--json").stdout)
+    assert found["samples"] == 300
+    scored = succeed("eval", trained.path, "--train", dataset.path, "--test", dataset.path, "--allow-code", "--json")
+    assert 0 <= json.loads(scored.stdout)["scores"]["image_to_text"]["10"]["all"] <= 1
+    succeed("export", trained.path, "--to", tmp_path / "out", "--format", "safetensors", "--allow-code")
+    succeed("status", trained.path)
+
+
+@pytest.mark.parametrize("command", ["resume", "eval", "export"])
+def test_a_run_does_not_run_code_that_only_its_own_files_name(trained, dataset, tmp_path, command, monkeypatch):
+    monkeypatch.setattr("thermopile.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
+    arguments = {
+        "resume": ("train", "--out", trained.path, "--resume"),
+        "eval": ("eval", trained.path, "--train", dataset.path, "--test", dataset.path),
+        "export": ("export", trained.path, "--to", tmp_path / "out", "--format", "safetensors"),
+    }[command]
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert f"{trained.config_file} sets " in done.stderr
+    assert "which imports that module and runs its code. If you trust it, add --allow-code" in done.stderr
+
+
+def test_a_map_of_a_run_with_code_of_its_own_needs_permission(dataset, tmp_path, monkeypatch):
+    path, tau = tmp_path / "run", ("--set", "objective.name=isogclr", "--set", "epochs=1")
+    succeed("train", "--data", dataset.path, "--out", path, *WITHOUT_OBJECTIVE, *tau)
+    assert "There is no map" not in succeed("inspect", path, "--map", "--allow-code").output
+    monkeypatch.setattr("thermopile.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
+    done = succeed("inspect", path, "--map")
+    assert "There is no map of the embeddings: " in done.output
+    assert "add --allow-code" in done.output
+
+
+@pytest.mark.parametrize("key", CODE)
+@pytest.mark.parametrize("name", ["sent_module:views", "sent_module", "hf:views"])
+def test_no_setting_of_a_file_imports_code_unasked(dataset, tmp_path, monkeypatch, key, name):
+    trace = tmp_path / "trace"
+    for module in ("sent_module", "hf"):
+        (tmp_path / f"{module}.py").write_text(f"import pathlib\npathlib.Path({str(trace)!r}).touch()\nviews = 1\n")
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "sent.toml").write_text(f"{key} = {json.dumps(name)}\n")
+    done = run("train", "--data", dataset.path, "--out", tmp_path / "run", "--config", tmp_path / "sent.toml")
+    assert done.exit_code == 2
+    assert not trace.exists()
+
+
+def test_a_run_whose_code_the_command_replaces_does_not_run_it(trained, monkeypatch):
+    monkeypatch.setattr("thermopile.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
+    others = ("model.image.name=conv", "model.text.name=mean_embedding", "objective.name=clip", "data.recipe=clip")
+    done = run("train", "--out", trained.path, "--resume", *(word for other in others for word in ("--set", other)))
+    assert done.exit_code == 2
+    assert "the run sets data.recipe.name = 'own_code:SOFT', which imports that module" in done.stderr
+
+
+def test_a_run_goes_on_where_its_code_is_allowed_or_named_again(trained):
+    for words in (("--allow-code",), SET):
+        assert "nothing to do" in succeed("train", "--out", trained.path, "--resume", *words).stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("model.image.name=own_code:Nothing", "model.image.name = 'own_code:Nothing' cannot be imported"),
+        ("model.image.name=own_code:Weighted", "model.image.name = 'own_code:Weighted' cannot be created with"),
+        ("model.image.config.width=wide", "cannot be created with image_size, width"),
+        ("objective.rho=1", "'own_code:Weighted' has no setting 'rho'"),
+        ("objective.memory=long", "objective 'own_code:Weighted': memory = 'long'"),
+        ("data.recipe.blurr=1", "data.recipe has no field 'blurr' (did you mean 'blur'?)"),
+    ],
+)
+def test_what_is_wrong_with_it_is_one_line_before_the_run_begins(dataset, tmp_path, setting, said):
+    done = run("train", "--data", dataset.path, "--out", tmp_path / "run", *SET, "--set", setting)
+    assert done.exit_code == 2
+    assert said in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "run").exists()

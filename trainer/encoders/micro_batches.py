@@ -1,0 +1,156 @@
+"""How a step encodes its batch: in one piece, or in several where its activations would not fit into memory.
+
+Source of the latter: GradCache (Gao, Zhang, Han and Callan, RepL4NLP 2021).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...pipeline.batch import Batch
+from ..precision import MixedPrecision
+from ..step_clock import StepClock
+from . import Encoders, Features
+from .backbones import statistics_untouched
+
+
+class Encoded(NamedTuple):
+    """A batch's features and the samples they belong to."""
+
+    sample_ids: Tensor
+    """int64 [b], on the CPU."""
+    features: Features
+
+
+class StepEncoder(Protocol):
+    """Encodes the batches of a run, one after the other."""
+
+    def encode(self, pieces: Iterable[Batch]) -> Encoded:
+        """Return the features of a rank's share of a batch, whose pieces are drawn one by one."""
+        ...
+
+    def finish_backward(self) -> None:
+        """Backpropagate the features' gradients to the weights, once the loss's backward pass is done."""
+        ...
+
+
+class OnePiece:
+    """The loss's own backward pass reaches the weights."""
+
+    def __init__(
+        self, encode: nn.Module, precision: MixedPrecision, device: torch.device, clock: StepClock
+    ) -> None:  # fmt: skip
+        """encode: the encoders, or what stands for them in a step."""
+        self._encode, self._precision, self._device, self._clock = encode, precision, device, clock
+
+    def encode(self, pieces: Iterable[Batch]) -> Encoded:
+        """Return the features of the only piece."""
+        (batch,) = pieces
+        with self._clock.computing("forward_backward"), self._precision.autocast():
+            return Encoded(batch.sample_ids, self._encode(batch.to(self._device)))
+
+    def finish_backward(self) -> None:
+        """Nothing is left to do."""
+
+
+class MicroBatches(OnePiece):
+    """Encodes every piece twice: without a graph for the features, and with one for the weights' gradients.
+
+    The objective sees the features of the whole batch and gives their gradients; those of the weights are sums over
+    pieces. Memory is that of one piece, the batch's features, and its pixels, which wait on the host.
+
+    Both times a piece has the same pixels and random numbers (dropout). A batch norm normalises by the statistics of
+    the piece, and its running means take in each piece once.
+    """
+
+    def __init__(
+        self, encoders: Encoders, encode: nn.Module, precision: MixedPrecision, device: torch.device,
+        clock: StepClock, seed: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """seed: restarts torch's random numbers, for a piece from 1 on, or for the rest of the step, 0."""
+        super().__init__(encode, precision, device, clock)
+        self._encoders, self._seed = encoders, seed
+        self._waiting: list[Batch] = []
+        self._features: list[Tensor] = []
+
+    def encode(self, pieces: Iterable[Batch]) -> Encoded:
+        """Return the features, whose gradients `finish_backward` takes; keeps the pieces until then."""
+        self._waiting, found = [], list[Features]()
+        for number, piece in enumerate(pieces, 1):
+            with self._clock.computing("forward_backward"), self._precision.autocast(), torch.no_grad():
+                self._waiting.append(_with_pixels(piece, self._kept))
+                self._seed(number)
+                found.append(self._encoders(self._on_device(self._waiting[-1])))
+        self._seed(0)
+        joined = _joined(found)
+        self._features = [joined.first, joined.second, *joined.local]
+        for features in self._features:
+            features.requires_grad_()
+        return Encoded(torch.cat([piece.sample_ids for piece in self._waiting]), joined)
+
+    def finish_backward(self) -> None:
+        """Encode the pieces again, each with the gradients of its features. With several ranks the last one averages.
+
+        Leaves nothing of the batch behind.
+        """
+        gradients = [torch.tensor_split(_gradient(features), len(self._waiting)) for features in self._features]
+        self._waiting.reverse()
+        for number, of_piece in enumerate(zip(*gradients, strict=True), 1):
+            self._seed(number)
+            piece = self._on_device(self._waiting.pop())
+            with self._averaging(last=not self._waiting), statistics_untouched(self._encoders):
+                with self._precision.autocast():
+                    features = self._encode(piece, keys=False)
+                _backward([features.first, features.second, *features.local], of_piece)
+        self._features = []
+
+    def _averaging(self, *, last: bool) -> AbstractContextManager[None]:
+        """Average the gradients over ranks with the last piece only."""
+        if isinstance(self._encode, DistributedDataParallel) and not last:
+            return self._encode.no_sync()
+        return nullcontext()
+
+    def _on_device(self, piece: Batch) -> Batch:
+        """Return the piece as both passes see it: in float32, rounded to the precision of the encoders."""
+        return _with_pixels(piece.to(self._device), _at_least_float32)
+
+    def _kept(self, view: Tensor) -> Tensor:
+        """Return the pixels on the host, in the precision of the encoders."""
+        dtype = self._precision.dtype or view.dtype
+        if self._device.type == "cpu":
+            return view.to(dtype)
+        # From a GPU, or to one: both copies are in the order of its stream, and the host goes on.
+        pinned = torch.empty(view.shape, dtype=dtype, pin_memory=True)
+        return pinned.copy_(view, non_blocking=True)
+
+
+def _with_pixels(piece: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    return replace(piece, views=tuple(map(change, piece.views)), local=tuple(map(change, piece.local)))
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _joined(pieces: list[Features]) -> Features:
+    first, second, keys, local = zip(*pieces, strict=True)
+    of_momentum = None
+    if keys[0] is not None:
+        of_first, of_second = zip(*keys, strict=True)
+        of_momentum = torch.cat(of_first), torch.cat(of_second)
+    return Features(torch.cat(first), torch.cat(second), of_momentum, tuple(map(torch.cat, zip(*local, strict=True))))
+
+
+def _backward(features: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    trained = [place for place, of_view in enumerate(features) if of_view.requires_grad]  # not by a locked encoder
+    torch.autograd.backward([features[place] for place in trained], [gradients[place] for place in trained])
+
+
+def _gradient(features: Tensor) -> Tensor:
+    """Zero where the loss does not depend on the features."""
+    return torch.zeros_like(features) if features.grad is None else features.grad

@@ -1,0 +1,126 @@
+"""A user's own backbone, `module:name`."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ...pipeline.dataset_index import TokenizerInfo
+from ...plugins import PluginError, load_plugin
+from ..config import EncoderConfig
+from ..errors import ConfigError
+from .backbones import Backbone, OneBlock
+
+TRIED = 2
+"""Number of samples encoded as a check."""
+
+
+class OwnBackbone(OneBlock):
+    """A backbone from a user's module."""
+
+    def __init__(self, key: str, body: nn.Module, width: int, recompute: bool, given: int | TokenizerInfo) -> None:
+        """key: the setting that names it, for messages. given: as in create_encoder."""
+        super().__init__(body, width, recompute)
+        self._key = key
+        _try(key, body, width, given)
+        self._groups = _groups_of(key, body)
+
+    def check_side(self, pixels: int) -> None:
+        """Raise ConfigError if local views of this side in pixels do not fit."""
+        _try(self._key, self.body, self.width, pixels)
+
+    def groups(self) -> list[nn.Module]:
+        """Return the groups of layers that its method `groups` lists, or all as one if it has none."""
+        return [self.body] if self._groups is None else self._groups
+
+
+class ImageEncoder(Protocol):
+    """What `model.image.name = "module:name"` names: a class or function that makes a module."""
+
+    def __call__(self, *, image_size: int, **config: Any) -> nn.Module:
+        """Return a module with an int attribute `width` that maps float32 [b, 3, image_size, image_size] to [b, width].
+
+        config: the settings `model.image.config`. The projection head (`model.head`) is added to it. Its weights are
+        drawn here, from torch's global generator, whose seed is the run's. With local views it gets them as well, at
+        their own size. A method `groups() -> list[nn.Module]`, input first, lets it be locked in part
+        (`model.image.unlocked_groups`) and its layers learn at rates of their own (`optimizer.layer_decay`).
+        """
+        ...
+
+
+class TextEncoder(Protocol):
+    """What `model.text.name = "module:name"` names: a class or function that makes a module."""
+
+    def __call__(self, *, tokenizer: TokenizerInfo, **config: Any) -> nn.Module:
+        """Return a module with an int attribute `width` that maps tokens int32 [b, context_length] to [b, width].
+
+        tokenizer: has vocab_size, context_length and end_id, the token after which there is only padding.
+        config: the settings `model.text.config`.
+        """
+        ...
+
+
+def own_backbone(side: str, encoder: EncoderConfig, recompute: bool, given: int | TokenizerInfo) -> Backbone:
+    """Import and create a backbone; arguments as in create_encoder.
+
+    Raises ConfigError if it cannot be created, or does not map two samples to finite features of its width.
+    """
+    key = f"model.{side}.name = {encoder.name!r}"
+    try:
+        create = load_plugin(encoder.name)
+    except PluginError as error:
+        raise ConfigError(f"{key} {error}") from error
+    sizes = {"image_size": given} if isinstance(given, int) else {"tokenizer": given}
+    asked = ", ".join([*sizes, *encoder.config])
+    try:
+        body = create(**sizes, **encoder.config)
+        width = body.width
+    except Exception as error:  # a user's code may raise anything
+        raise ConfigError(f"{key} cannot be created with {asked}: {type(error).__name__}: {error}. "
+                          "It must return a torch module with the attribute width") from error  # fmt: skip
+    if not (isinstance(body, nn.Module) and isinstance(width, int) and width > 0):
+        raise ConfigError(f"{key} returns {type(body).__name__} with width {width!r}; it must return a torch module "
+                          "whose width is the number of its features")  # fmt: skip
+    return OwnBackbone(key, body, width, recompute, given)
+
+
+@torch.no_grad()
+def _try(key: str, body: nn.Module, width: int, given: int | TokenizerInfo) -> None:
+    """Encode two samples, in evaluation mode, which changes nothing in the module and draws no random numbers."""
+    if isinstance(given, int):
+        inputs = torch.linspace(-1, 1, TRIED * 3 * given * given).view(TRIED, 3, given, given)
+    else:
+        inputs = torch.full((TRIED, given.context_length), given.end_id, dtype=torch.int32)
+    training = [module for module in body.modules() if module.training]
+    try:
+        features = body.eval()(inputs.to(next(body.parameters(), inputs).device))
+    except Exception as error:  # a user's code may raise anything
+        raise ConfigError(f"{key} fails on {_described(inputs)}: {type(error).__name__}: {error}") from error
+    finally:
+        for module in training:
+            module.training = True
+    if not isinstance(features, Tensor) or features.shape != (TRIED, width):
+        found = _described(features) if isinstance(features, Tensor) else type(features).__name__
+        raise ConfigError(f"{key} maps {_described(inputs)} to {found}; its width is {width}, so it must be "
+                          f"[{TRIED}, {width}]")  # fmt: skip
+    if not features.isfinite().all():
+        raise ConfigError(f"{key} maps {_described(inputs)} to features that are not finite; check its initial weights")
+
+
+def _groups_of(key: str, body: nn.Module) -> list[nn.Module] | None:
+    """Return what its method `groups` lists; None without one. Raises ConfigError unless each weight is in one."""
+    if not callable(groups := getattr(body, "groups", None)):
+        return None
+    try:
+        listed = list(groups())
+        held = [id(value) for group in listed for value in (*group.parameters(), *group.buffers())]
+    except Exception as error:  # a user's code may raise anything
+        raise ConfigError(f"{key}: its method groups fails: {type(error).__name__}: {error}; it must return a list of "
+                          "modules, input first") from error  # fmt: skip
+    if sorted(held) != sorted(id(value) for value in (*body.parameters(), *body.buffers())):
+        raise ConfigError(f"{key}: its method groups must have each of its weights and buffers in one group")
+    return listed
+
+
+def _described(values: Tensor) -> str:
+    return f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"

@@ -1,0 +1,343 @@
+"""A run's parts and records, for any training loop: `Trainer` is ours, and a loop of one's own works the same way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from itertools import chain, islice
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from ..pipeline.batch import Batch
+from ..pipeline.dataset import Dataset
+from ..state_store.ranks import agreement
+from ..streams import CudaDevice, Pace
+from .build import create_order, device_named, objective_of, open_loader, pieces_per_step, resolve, windows_from
+from .checkpoint import Loaded
+from .checkpointer import Checkpointer
+from .config import TrainConfig, to_tree
+from .config_layers import Layers, code_in
+from .encoders import Encoders
+from .encoders.initial_weights import load_initial_weights, pinned
+from .errors import ConfigError, NotFiniteError, RanksLostError, RunError, TrainingError
+from .failures import not_finite
+from .metrics_log import MetricsLog, Scalar
+from .objectives import Progress
+from .opening import find_start, open_store, restore
+from .precision import fast_kernels
+from .resume_settings import allowed_changes, as_recorded
+from .run_directory import RunDirectory
+from .step_clock import StepClock
+from .tensors import take_apart
+from .world import ALONE, World, refuse_separate_directories
+
+
+class Part(Protocol):
+    """Anything with a state dict: a module, an optimiser, a schedule."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
+
+
+class Run:
+    """A run, new or resumed: dataset, order, encoders, objective, samples' state, metrics and checkpoints.
+
+    In a loop of one's own, each step takes a batch of `batches()`, its state from `take`, gives the new state to `put`
+    before backprop, and ends with `end_step`, which writes the log and the checkpoints that are due. Optimisers and the
+    like become part of the checkpoints by `attach`. So `inspect`, `status`, `eval` and `export` work on the run.
+
+    Random numbers (dropout) are those of the step, so a resumed run neither repeats nor omits anything. With several
+    ranks, each has a run, and all make the same calls.
+
+    Steps are counted as steps done: `steps_done` is the number before a step while it is made. The step that makes it n
+    is step n in metrics.jsonl, in the state and in the names of checkpoints.
+    """
+
+    def __init__(self, config: TrainConfig, run: RunDirectory, world: World, *, resume: bool) -> None:
+        """Open a run with resolved settings; see `from_settings`."""
+        self.config, self.run_directory, self.world, self.mode = config, run, world, config.objective.mode
+        self.dataset, start = find_start(config, run, world, resume=resume)
+        self.device = device_named(config.device)
+        torch.manual_seed(config.seed)
+        self.objective = objective_of(config).to(self.device)
+        self.encoders = Encoders.create(
+            config.model, self.mode, config.data.image_size, self.dataset.index.tokenizer,
+            pretrained=start is None, unit_norm=self.objective.unit_norm,
+        ).to(self.device)  # fmt: skip
+        self.order = create_order(config, self.dataset, self.objective, world)
+        if config.data.local_views:
+            self.encoders.image.backbone.check_side(config.data.local_size)
+        self.total_steps = config.epochs * self.order.steps_per_epoch
+        self.steps_done = self._refused_rows = self._refused_before = 0
+        self._pieces = pieces_per_step(config, world)
+        self._clock = StepClock(self.device)
+        self._pace = Pace(CudaDevice(self.device)) if self.device.type == "cuda" else None
+        self.objective.communicating = partial(self._clock.computing, "communication")
+        self._parts: dict[str, Part] = {"encoders": self.encoders, "objective": self.objective}
+        self._start: Loaded | None = None  # the checkpoint to restore parts from, until the first step
+        self._has_stepped = False
+        with ExitStack() as opened:
+            opened.enter_context(fast_kernels(config))
+            self.loader = opened.enter_context(
+                open_loader(config.data, self.dataset, self.order, self.mode, self.device, world, pieces=self._pieces)
+            )
+            with agreement(world.control, RunError):
+                if start is None and config.init_from:
+                    load_initial_weights(self.encoders, config.init_from, config.init_sides)
+            self._prepare()
+            with agreement(world.control, RunError):
+                if not resume and world.is_first:
+                    run.create(config)
+            if not resume:
+                refuse_separate_directories(world, run.path)
+            self.store, start = open_store(
+                config, run, world, start, self.dataset, self.objective, self.order, self.device
+            )
+            opened.enter_context(self.store)
+            if start is not None:
+                self._refused_rows = self._refused_before = restore(start, self.store, self._parts)
+                self.steps_done, self._start = start.info.step, start
+            self.store.expect(windows_from(self.steps_done, self.order, config.epochs, world))
+            self._prefetched = self.steps_done + 1  # the rows of that many steps need no prefetch
+            with agreement(world.slow_group, RunError):  # reading a long log takes a while
+                if world.is_first:
+                    run.remove_leftovers()
+                files = (run.metrics_file, run.tensorboard if config.tensorboard else None)
+                # One rank writes the log: its metrics cover the whole batch.
+                log = MetricsLog(*(files if world.is_first else (None, None)), keep_steps=self.steps_done)
+                self.log = opened.enter_context(log)
+            self.checkpointer = Checkpointer(config, run, self.store, self.log, world, self.dataset.index.fingerprint)
+            opened.callback(self.checkpointer.close)
+            self._resources = opened.pop_all()
+
+    @classmethod
+    def from_settings(
+        cls, path: str | PathLike[str], data: str | PathLike[str], settings: Mapping[str, Any] | None = None, *,
+        preset: str | None = None, allow_change: Collection[str] = (), world: World = ALONE,
+    ) -> Self:  # fmt: skip
+        """Start the run in the directory `path`, or resume it there; what `settings` leaves out, it keeps then.
+
+        data: the dataset. settings: a tree as in a TOML file, over those of the preset. allow_change: settings, or
+        tables of settings, that may differ from the run's, such as `epochs`. world: as `joined_world` yields it under
+        torchrun; all ranks call this.
+        Raises ConfigError, also for other changes, RunError, DatasetError, StateStoreError, OSError.
+        """
+        directory, given = RunDirectory(Path(path)), Layers()
+        begun = world.control.broadcast(directory.exists())
+        if begun:
+            refuse_separate_directories(world, directory.path)
+        with agreement(world.control, ConfigError):
+            if preset is not None:
+                given.add_preset(preset)
+            given.add(settings or {}, "settings")
+            given.add({"data": {"path": str(Path(data).resolve())}}, "data")
+            config, dataset = given.load(), Dataset(Path(data))
+            if begun:
+                config = _resumed(directory, given, dataset, world, allow_change)
+            else:
+                config = _with_source(config, world)
+                config = resolve(config, dataset, world)
+        run = cls(config, directory, world, resume=begun)
+        if begun and world.is_first:
+            directory.record(config)  # the dataset's new path and other allowed changes
+        return run
+
+    def _prepare(self) -> None:
+        """Make what a subclass needs, before anything is written. Called by all ranks.
+
+        Raises ConfigError for settings that only the trainer's loop can follow.
+        """
+        if self._pieces > 1 or self.config.model.ema:
+            raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.run; leave them out")
+
+    @property
+    def progress(self) -> Progress:
+        """How far the training is, for schedules."""
+        return Progress(self.steps_done, self.order.steps_per_epoch)
+
+    def attach(self, **parts: Part) -> None:
+        """Make optimisers and the like part of every checkpoint, and restore them if the run was resumed.
+
+        Raises RunError if the checkpoint does not fit them, or after the first step; TypeError for a part whose
+        `state_dict` holds anything but tensors, numbers, text, lists and dicts.
+        """
+        if self._has_stepped:
+            raise RunError(f"{', '.join(parts)}: attach parts of a run before its first step")
+        take_apart({name: part.state_dict() for name, part in parts.items()})
+        self._parts |= parts
+        if self._start is not None:
+            restore(self._start, self.store, parts)
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches of all steps to come, on the run's device; ids stay on the CPU.
+
+        Raises RuntimeError unless `end_step` was called once for each.
+        """
+        self._clock.end_step()  # what came before belongs to no step
+        for pieces in self._steps():
+            (batch,), before = pieces, self.steps_done
+            self._seed_random_numbers()
+            yield batch.to(self.device)
+            if self.steps_done != before + 1:
+                raise RuntimeError(
+                    f"{self.steps_done - before} steps were ended for one batch; call end_step once each"
+                )
+
+    def take(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the state of the batch's samples, each field [b] on the device, and prefetch that of coming ones."""
+        return self._take(batch.sample_ids)
+
+    def put(self, batch: Batch, state: Mapping[str, Tensor]) -> None:
+        """Give back the new state of the batch's samples; it is written while the step goes on.
+
+        Call it before backprop: the new state depends on the forward pass alone.
+        """
+        self._put(batch.sample_ids, state)
+
+    def end_step(self, *, loss: Tensor, **scalars: Scalar) -> None:
+        """Count the step, log its scalars, and write a checkpoint if one is due or the step is the last.
+
+        Every `log_every` steps this waits for the device. Raises TrainingError if a loss is not finite, and
+        SnapshotError or OSError if the last checkpoint cannot be written.
+        """
+        self._begin_step()
+        self._count_step({"epoch": self.progress.epoch, "loss": loss, **scalars})
+        _, checkpoint_is_due = self._agree(False)
+        is_last = self.steps_done == self.total_steps
+        if is_last or checkpoint_is_due or self.steps_done % self.config.log_every == 0:
+            self._flushed_log()
+        if is_last or checkpoint_is_due:
+            self._save(is_last=is_last)
+
+    def _take(self, sample_ids: Tensor) -> dict[str, Tensor]:
+        with self._clock.waiting("store_wait"):
+            state = self.store.take(sample_ids)
+        self._prefetch()
+        return state
+
+    def _put(self, sample_ids: Tensor, state: Mapping[str, Tensor]) -> None:
+        with self._clock.waiting("store_wait"):
+            self.store.put(sample_ids, state, step=self.steps_done + 1)  # asynchronous: written during backprop
+
+    def _steps(self) -> Iterator[Iterator[Batch]]:
+        """Yield the batches of all steps to come, each as its pieces."""
+        while self.steps_done < self.total_steps:
+            epoch, step = divmod(self.steps_done, self.order.steps_per_epoch)
+            pieces = self._awaited(self.loader.epoch(epoch, step * self._pieces))
+            for first in pieces:
+                yield chain([first], islice(pieces, self._pieces - 1))
+
+    def _awaited(self, pieces: Iterator[Batch]) -> Iterator[Batch]:
+        while True:
+            with self._clock.waiting("data_wait"):
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
+
+    def _seed_random_numbers(self, piece: int = 0) -> None:
+        """Derive random numbers, e.g. for dropout, from the step, so that nothing needs saving; ranks differ.
+
+        piece: from 1 on if the numbers are for one piece of the batch.
+        """
+        key = f"{self.config.seed}/{self.steps_done}/{self.world.rank}{f'/{piece}' if piece else ''}"
+        seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest())
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
+
+    def _prefetch(self) -> None:
+        """Let the store gather the rows of coming steps, each step's once."""
+        end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
+        for steps_done in range(self._prefetched, end):
+            place = divmod(steps_done, self.order.steps_per_epoch)
+            sample_ids = self.order.batch_ids(*place, self.world.rank, self.world.size)
+            with self._clock.waiting("store_wait"):  # exclude the time to compute the order
+                self.store.prefetch(sample_ids)
+        self._prefetched = end
+
+    def _count_step(self, scalars: Mapping[str, Scalar]) -> None:
+        self.steps_done += 1
+        if self._pace is not None:
+            self._pace.end_step()
+        backlog = {"write_backlog_seconds": self.store.write_backlog}
+        times = self._clock.end_step()
+        self.log.add({"step": self.steps_done, **scalars, "refused_rows": self._refused_rows} | times | backlog)
+
+    def _begin_step(self) -> None:
+        """Drop the checkpoint that the run was resumed from, which parts are no longer restored from."""
+        self._start, self._has_stepped = None, True
+
+    def _agree(self, stop: bool) -> tuple[bool, bool]:
+        """Agree at the end of a step whether any rank is to stop, and whether a checkpoint is due."""
+        own = [stop, self.store.refused_rows, self.checkpointer.is_due(self.steps_done), self.checkpointer.write_state]
+        stops, refused, dues, write_states = map(list, zip(*self.world.all_gather(own), strict=True))
+        self._refused_rows = self._refused_before + sum(refused)
+        self.checkpointer.settle(write_states)
+        return any(stops), bool(dues[0])
+
+    def _save(self, *, is_last: bool) -> None:
+        epoch = self.steps_done // self.order.steps_per_epoch
+        self.checkpointer.save(self.steps_done, epoch, self.training_state, is_last=is_last)
+
+    def training_state(self) -> dict[str, Any]:
+        """Return the model's part of a checkpoint: tensors on the device, not copied."""
+        states = {name: part.state_dict() for name, part in self._parts.items()}
+        return states | {"refused_rows": self._refused_rows}
+
+    def _flushed_log(self) -> list[dict[str, Any]]:
+        try:
+            return self.log.flush()
+        except NotFiniteError as error:
+            raise self._not_finite(error.step - 1, str(error)) from error
+
+    def _not_finite(self, steps_done: int, why: str) -> TrainingError:
+        """steps_done: number before the bad step."""
+        self.checkpointer.wait()  # on this rank only: the others may not know yet
+        return not_finite(self.run_directory, self.order, steps_done, why)
+
+    def close(self) -> None:
+        """End the threads and release the run. Steps after the last checkpoint are lost."""
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # If ranks are gone, threads may wait for them for an hour.
+        if kind is None or not issubclass(kind, RanksLostError):
+            self.close()
+
+
+def _resumed(
+    directory: RunDirectory, given: Layers, dataset: Dataset, world: World, allow_change: Collection[str]
+) -> TrainConfig:
+    """Return a run's settings with the changes among the given ones. Raises ConfigError for changes not allowed."""
+    recorded, named = directory.config_to_resume(accept_edits=False), code_in(given.load())
+    for key, code in code_in(recorded).items():
+        if named.get(key) != code:  # before it is imported
+            raise ConfigError(f"{directory.config_file} sets {key} = {code!r}, which imports that module and runs its "
+                              "code. If you trust it, name it in your settings, too")  # fmt: skip
+    layers = Layers()
+    layers.add(to_tree(recorded), str(directory.config_file))
+    layers.add(given.tree, "settings")
+    asked = as_recorded(layers.load(), recorded)
+    recorded, config = resolve(recorded, dataset, world), resolve(asked, dataset, world)
+    allowed_changes(directory.path, recorded, config, allow_change)
+    return config
+
+
+def _with_source(config: TrainConfig, world: World) -> TrainConfig:
+    """Return a new run's settings with the checkpoint that `init_from` means now."""
+    if not config.init_from:
+        return config
+    # Use one rank's answer: the other run may still be training and have a newer checkpoint by now.
+    source = world.control.broadcast(pinned(config.init_from) if world.is_first else "")
+    return config.model_copy(update={"init_from": source})

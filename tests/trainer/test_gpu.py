@@ -74,8 +74,23 @@ def test_a_step_between_two_lines_of_the_log_does_not_wait_for_the_gpu(pairs_dat
 
 
 @pytest.mark.gpu
-def test_a_run_stopped_on_a_gpu_goes_on_with_the_same_losses(pairs_dataset, tmp_path):
-    config = small(pairs_dataset, device="cuda", precision="fp16")
+@pytest.mark.parametrize("loader", ["ffcv", "dali"])
+@pytest.mark.parametrize("settings", [{"precision": "float32"}, {"precision": "fp16"}, {"compile": True}],
+                         ids=["float32", "fp16", "compiled"])  # fmt: skip
+def test_a_run_in_pieces_begins_with_the_losses_of_one_that_encodes_batches_at_once(
+    pairs_dataset, tmp_path, loader, settings
+):
+    data = {"path": str(pairs_dataset.path), "image_size": 32, "loader": loader}
+    runs = [train(small(pairs_dataset, device="cuda", data=data, micro_batch=rows, **settings), tmp_path / str(rows))
+            for rows in (0, 64)]  # fmt: skip
+    whole, pieces = map(losses, runs)
+    assert pieces[:5] == pytest.approx(whole[:5], rel=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("more", [{}, {"micro_batch": 64}], ids=["at once", "pieces"])
+def test_a_run_stopped_on_a_gpu_goes_on_with_the_same_losses(pairs_dataset, tmp_path, more):
+    config = small(pairs_dataset, device="cuda", precision="fp16", **more)
     whole, broken = train(config, tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     with Trainer.open(config, broken) as trainer:
         trainer.run(should_stop=lambda: trainer.steps_done == 5)

@@ -153,7 +153,7 @@ def check_source(source: Source) -> None:
     Reads every sample twice, so give it a small listing.
     """
     _holds(len(source) > 0, "the source has no samples")
-    copy = pickle.loads(pickle.dumps(source))
+    copy = pickle.loads(pickle.dumps(source))  # as a worker process gets it
     ids = range(len(source))
     for i in ids:
         sample, again = source[i], copy[i]

@@ -41,7 +41,7 @@ class Took:
 
     peak_bytes: int
     seconds: float
-    """Of a step, the first one left out."""
+    """Median time of a step, without the first one."""
 
 
 def measure(sizes: Sizes, directory: Path) -> Measured:

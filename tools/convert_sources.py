@@ -49,7 +49,7 @@ def _users_source(name: str, src: str, **options: Any) -> Source:
     """Import and create a source. Raises SourceError if it is none."""
     from ..pipeline.errors import SourceError
     from ..plugins import PluginError, load_plugin
-    from ..trainer.config_layers import announce_code
+    from ..trainer.config.own_code import announce_code
 
     announce_code({"the source": name})
     try:

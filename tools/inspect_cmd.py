@@ -63,10 +63,10 @@ def inspect(
     if as_json:
         _refuse(context, "--json", "to")
     if rows_file:
-        _refuse(context, "--export", "ids", "against", "by", "with_map", "weights", "to", "as_json")
+        _refuse(context, "--export", "ids", "against", "by", "with_map", "weights", "allow_code", "to", "as_json")
         inspecting.export(run, rows_file, at, data, overwrite)
     elif ids:
-        _refuse(context, "--sample", "against", "by", "with_map", "weights", "overwrite")
+        _refuse(context, "--sample", "against", "by", "with_map", "weights", "allow_code", "overwrite")
         inspecting.print_samples(run, (*ids, *more_ids), at, data, to, as_json)
     else:
         _refuse(context, "a report", "overwrite")

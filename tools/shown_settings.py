@@ -10,7 +10,7 @@ import tomli_w
 
 from ..trainer.build import objective_of
 from ..trainer.config import TrainConfig, flat
-from ..trainer.config_layers import Layers
+from ..trainer.config.layers import Layers
 from ..trainer.encoders import is_directory
 from .plain_text import plain_text
 

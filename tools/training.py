@@ -18,16 +18,9 @@ from ..pipeline.dataset import Dataset
 from ..pipeline.errors import DatasetError
 from ..state_store.ranks import agreement
 from ..trainer.config import TrainConfig, to_tree
-from ..trainer.config_layers import (
-    Layers,
-    announce_code,
-    apply_overrides,
-    code_in,
-    preset_names,
-    read_toml,
-    refuse_code,
-)
-from ..trainer.errors import ConfigError, RanksLostError, RunError
+from ..trainer.config.layers import Layers, apply_overrides, preset_names, read_toml
+from ..trainer.config.own_code import announce_code, code_in, refuse_code
+from ..trainer.errors import ConfigError, RanksLostError
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world, refuse_separate_directories
 from .dataset_path import DatasetPath
@@ -179,16 +172,10 @@ def _new(settings: TrainConfig, world: World, asked: Asked) -> TrainConfig:
         if dataset is None and not asked.print_config:
             start = f"{asked.out} has no run to resume, and a new one has " if asked.resume else ""
             raise click.UsageError(f"{start}no dataset: pass --data, a directory written by `thermopile convert`")
-    source = ""
-    with agreement(world.control, RunError):
-        if settings.init_from and world.is_first:
-            from ..trainer.encoders.initial_weights import pinned
+    if settings.init_from or world.size > 1:  # ranks may differ here, and are refused later
+        from ..trainer.encoders.initial_weights import with_pinned_source
 
-            source = pinned(settings.init_from)
-    # Use one rank's answer: the other run may still be training and have a newer checkpoint by now.
-    init_from, source = world.control.broadcast((settings.init_from, source))
-    if settings.init_from == init_from:  # a rank with another value is refused later, with its other differences
-        settings = settings.model_copy(update={"init_from": source})
+        settings = with_pinned_source(settings, world)
     if dataset is None:
         return settings
     from ..trainer.build import resolve
@@ -210,14 +197,10 @@ def _resumed(
         except DatasetError as error:
             moved = "If the run's dataset was moved, pass its new path with --data."
             raise DatasetError(f"{error} {moved}") from error
-    from ..trainer.build import resolve
-    from ..trainer.resume_settings import allowed_changes, as_recorded
+    from ..trainer.resume_settings import resolved_changes
 
     with agreement(world.control, ConfigError):
-        asked = as_recorded(asked, recorded)
-        # Resolve the recorded settings too, so that settings added since then get their defaults.
-        recorded, asked = resolve(recorded, dataset, world), resolve(asked, dataset, world)
-        return asked, allowed_changes(run.path, recorded, asked, allowed)
+        return resolved_changes(run.path, recorded, asked, dataset, world, allowed)
 
 
 def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: bool, accepted: bool) -> bool:

@@ -147,7 +147,7 @@ class Trainer(Run):
             # For the next step's keys. Not before them, so that on_nan = skip leaves this network unchanged as well.
             self.encoders.move_momentum(momentum_at(self.config.model.momentum, self.steps_done + 1, self.total_steps))
             if self.average is not None:
-                self.average.follow(self.encoders, self.steps_done + 1)
+                self.average.follow(self.steps_done + 1)
         self._skipped_in_a_row = 0
         norms = {} if norm is None else {"gradient_norm": norm}
         scalars: dict[str, Scalar] = {"loss": outcome.loss, "learning_rate": rate, **norms, **outcome.metrics}

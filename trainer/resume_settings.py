@@ -4,11 +4,13 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .build import objective_of
+from ..pipeline.dataset import Dataset
+from .build import objective_of, resolve
 from .config import EncoderConfig, TrainConfig, flat, load_config, to_tree
 from .encoders import is_directory
 from .encoders.initial_weights import is_same_source
 from .errors import ConfigError, RunError
+from .world import World
 
 _RESTORED = "it is restored from the checkpoint"
 _OPTIMIZER = ("weight_decay", "betas", "eps", "momentum", "trust_coefficient", "layer_decay")
@@ -92,6 +94,19 @@ def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> Encod
     if f"hf:{folder_of(asked.name)}" != recorded.name:
         return asked
     return asked.model_copy(update={"name": recorded.name, "config": recorded.config | asked.config})
+
+
+def resolved_changes(
+    run: Path, recorded: TrainConfig, asked: TrainConfig, dataset: Dataset, world: World, allowed: Collection[str]
+) -> tuple[TrainConfig, list[Change]]:
+    """Return the settings to resume a run with, resolved, and what they change; arguments as `allowed_changes`.
+
+    recorded, asked: not resolved yet. Raises ConfigError as `resolve` and `allowed_changes`.
+    """
+    asked = as_recorded(asked, recorded)
+    # Resolve the recorded settings too, so that settings added since then get their defaults.
+    recorded, asked = resolve(recorded, dataset, world), resolve(asked, dataset, world)
+    return asked, allowed_changes(run, recorded, asked, allowed)
 
 
 def allowed_changes(run: Path, recorded: TrainConfig, asked: TrainConfig, allowed: Collection[str]) -> list[Change]:

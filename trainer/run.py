@@ -22,16 +22,17 @@ from .build import create_order, device_named, objective_of, open_loader, pieces
 from .checkpoint import Loaded
 from .checkpointer import Checkpointer
 from .config import TrainConfig, to_tree
-from .config_layers import Layers, code_in
+from .config.layers import Layers
+from .config.own_code import code_in
 from .encoders import Encoders
-from .encoders.initial_weights import load_initial_weights, pinned
+from .encoders.initial_weights import load_initial_weights, with_pinned_source
 from .errors import ConfigError, NotFiniteError, RanksLostError, RunError, TrainingError
 from .failures import not_finite
 from .metrics_log import MetricsLog, Scalar
 from .objectives import Progress
 from .opening import find_start, open_store, restore
 from .precision import fast_kernels
-from .resume_settings import allowed_changes, as_recorded
+from .resume_settings import resolved_changes
 from .run_directory import RunDirectory
 from .step_clock import StepClock
 from .tensors import take_apart
@@ -139,10 +140,12 @@ class Run:
             given.add(settings or {}, "settings")
             given.add({"data": {"path": str(Path(data).resolve())}}, "data")
             config, dataset = given.load(), Dataset(Path(data))
+        if not begun:
+            config = with_pinned_source(config, world)
+        with agreement(world.control, ConfigError):
             if begun:
                 config = _resumed(directory, given, dataset, world, allow_change)
             else:
-                config = _with_source(config, world)
                 config = resolve(config, dataset, world)
         run = cls(config, directory, world, resume=begun)
         if begun and world.is_first:
@@ -328,16 +331,5 @@ def _resumed(
     layers = Layers()
     layers.add(to_tree(recorded), str(directory.config_file))
     layers.add(given.tree, "settings")
-    asked = as_recorded(layers.load(), recorded)
-    recorded, config = resolve(recorded, dataset, world), resolve(asked, dataset, world)
-    allowed_changes(directory.path, recorded, config, allow_change)
+    config, _ = resolved_changes(directory.path, recorded, layers.load(), dataset, world, allow_change)
     return config
-
-
-def _with_source(config: TrainConfig, world: World) -> TrainConfig:
-    """Return a new run's settings with the checkpoint that `init_from` means now."""
-    if not config.init_from:
-        return config
-    # Use one rank's answer: the other run may still be training and have a newer checkpoint by now.
-    source = world.control.broadcast(pinned(config.init_from) if world.is_first else "")
-    return config.model_copy(update={"init_from": source})

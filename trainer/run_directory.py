@@ -11,7 +11,7 @@ from typing import Any
 from ..files import open_own, own_directory, read_regular, remove_leftovers, write_atomically
 from .checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint, read_info
 from .config import TrainConfig, load_config, to_toml
-from .config_layers import MAX_BYTES, parse_toml
+from .config.layers import MAX_BYTES, parse_toml
 from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
 
 _SEAL = re.compile(rb'# sha256 = "([0-9a-f]{64})"\n\Z')

@@ -11,7 +11,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from thermopile.trainer.config_layers import merge
+from thermopile.trainer.config.layers import merge
 
 from on_gpu.findings import Findings
 from on_gpu.steps import CONFIGURATIONS, Steps, settings, trainer_of

@@ -16,7 +16,7 @@ import torch
 from thermopile.pipeline.batch import Batch
 from thermopile.tools.bench.step import is_out_of_memory, open_trainer
 from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
-from thermopile.trainer.config_layers import merge
+from thermopile.trainer.config.layers import merge
 from thermopile.trainer.loop import Trainer
 
 from on_gpu.findings import Findings

@@ -28,7 +28,7 @@ from thermopile.tools.cli import main as command_line
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
 from thermopile.trainer.config import load_config
-from thermopile.trainer.config_layers import apply_overrides
+from thermopile.trainer.config.layers import apply_overrides
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.encoders.backbones import Backbone
 from thermopile.trainer.errors import TrainingError

@@ -7,7 +7,7 @@ import pytest
 
 from thermopile.tools.bench.step import open_trainer
 from thermopile.tools.bench.synthetic_dataset import synthetic_dataset
-from thermopile.trainer.config_layers import read_preset
+from thermopile.trainer.config.layers import read_preset
 
 from step import run
 

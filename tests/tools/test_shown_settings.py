@@ -7,7 +7,7 @@ import pytest
 from thermopile.tools.shown_settings import shown_settings
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import TrainConfig, flat, load_config
-from thermopile.trainer.config_layers import Layers, preset_names
+from thermopile.trainer.config.layers import Layers, preset_names
 
 
 def layered(*, preset=None, **settings):

@@ -9,10 +9,9 @@ import torch
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.dataset_index import TokenizerInfo
-from thermopile.trainer import config_layers
 from thermopile.trainer.build import resolve
-from thermopile.trainer.config import load_config
-from thermopile.trainer.config_layers import PRESETS, apply_overrides, preset_names, read_preset
+from thermopile.trainer.config import layers, load_config
+from thermopile.trainer.config.layers import PRESETS, apply_overrides, preset_names, read_preset
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
@@ -263,7 +262,7 @@ def test_presets_extend_over_several_steps():
 @pytest.fixture
 def own_presets(tmp_path, monkeypatch):
     """Presets written for a test, in the place of those of the package."""
-    monkeypatch.setattr(config_layers, "PRESETS", tmp_path)
+    monkeypatch.setattr(layers, "PRESETS", tmp_path)
     return tmp_path
 
 

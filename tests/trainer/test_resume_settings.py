@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from thermopile.trainer.config import flat, load_config, to_tree
-from thermopile.trainer.config_layers import merge
+from thermopile.trainer.config.layers import merge
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.resume_settings import allowed_changes, as_recorded, differences
 

@@ -15,7 +15,18 @@ from thermopile.trainer.errors import RunError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import MOMENTUM, PRACTICE, assert_same_state, assert_same_weights, lines, losses, small, stop_at, train
+from small_runs import (
+    MOMENTUM,
+    OWN_CODE,
+    PRACTICE,
+    assert_same_state,
+    assert_same_weights,
+    lines,
+    losses,
+    small,
+    stop_at,
+    train,
+)
 
 
 def checkpoints(run):
@@ -145,8 +156,11 @@ def kill_once_it_has_made(program, run, steps):
     program.end()
 
 
-@pytest.mark.parametrize("frame", [(), MOMENTUM, ("objective.mode=unimodal", "model.momentum=0.9"), PRACTICE],
-                         ids=["pairs", "momentum and crops", "keys with state", "clipped and locked"])  # fmt: skip
+@pytest.mark.parametrize(
+    "frame",
+    [(), MOMENTUM, ("objective.mode=unimodal", "model.momentum=0.9"), PRACTICE, ("micro_batch=32",), OWN_CODE],
+    ids=["pairs", "momentum and crops", "keys with state", "clipped and locked", "pieces", "own code"],
+)
 @pytest.mark.parametrize(("kills", "epochs"), [(1, 2), pytest.param(100, 20, marks=pytest.mark.soak)])
 def test_a_run_killed_and_resumed_with_all_or_few_rows_in_memory_has_the_losses_of_one_never_killed(
     start, tmp_path, kills, epochs, frame

@@ -67,7 +67,7 @@ def step(
     from ...pipeline.dataset import Dataset
     from ...trainer.build import device_named
     from ...trainer.config import load_config
-    from ...trainer.config_layers import apply_overrides, merge, read_preset
+    from ...trainer.config.layers import apply_overrides, merge, read_preset
     from .machine import describe_machine, words_of
     from .step import costs_of
     from .synthetic_dataset import synthetic_dataset

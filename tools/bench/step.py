@@ -15,7 +15,7 @@ import torch
 from ...pipeline.dataset import Dataset
 from ...trainer.build import resolve
 from ...trainer.config import load_config
-from ...trainer.config_layers import merge
+from ...trainer.config.layers import merge
 from ...trainer.errors import ConfigError
 from ...trainer.loop import Trainer
 from ...trainer.run_directory import RunDirectory

@@ -26,27 +26,28 @@ class AveragedEncoders(Encoders):
         super().__init__(copy.deepcopy(trained.image), copy.deepcopy(trained.text))
         self.requires_grad_(False).eval()
         self._decay = decay
+        own, newest = _values(self), _values(trained)
+        # A counter has no average, nor has a mask with its -inf.
+        statistics = [name for name in own if name.rpartition(".")[2] in ("running_mean", "running_var")]
+        averaged = {*statistics, *dict(self.named_parameters())}
+        self._averaged = [own[name] for name in averaged], [newest[name] for name in averaged]
+        self._copied = [(own[name], newest[name]) for name in own.keys() - averaged]
 
     @torch.no_grad()
-    def follow(self, trained: Encoders, steps_done: int) -> None:
-        """Move towards the weights after a step. Does not read from the device.
+    def follow(self, steps_done: int) -> None:
+        """Move towards the trained encoders after a step. Does not read from the device.
 
         The weight of the old values is at most (1 + n) / (10 + n) after n steps, as in TensorFlow's
         ExponentialMovingAverage, so that short runs forget their first weights.
         """
         average = get_ema_multi_avg_fn(min(self._decay, (1 + steps_done) / (10 + steps_done)))  # type: ignore[no-untyped-call]
-        averaged, newest = _averaged(self), _averaged(trained)
-        average(list(averaged.values()), [newest[name] for name in averaged], None)
-        buffers = dict(trained.named_buffers())
-        for name, buffer in self.named_buffers():
-            if name not in averaged:  # a counter, or a mask, whose -inf has no average
-                buffer.copy_(buffers[name])
+        average(*self._averaged, None)
+        for own, newest in self._copied:
+            own.copy_(newest)
 
 
-def _averaged(encoders: nn.Module) -> dict[str, torch.Tensor]:
-    statistics = ("running_mean", "running_var")
-    buffers = {name: each for name, each in encoders.named_buffers() if name.rpartition(".")[2] in statistics}
-    return dict(encoders.named_parameters()) | buffers
+def _values(encoders: nn.Module) -> dict[str, torch.Tensor]:
+    return dict(encoders.named_parameters()) | dict(encoders.named_buffers())
 
 
 def chosen_weights(config: ModelConfig, asked: Weights | None) -> Weights:

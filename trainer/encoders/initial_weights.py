@@ -7,9 +7,12 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from ...state_store.ranks import agreement
 from ..checkpoint import LATEST, load_checkpoint
+from ..config import TrainConfig
 from ..errors import ConfigError, RunError
 from ..run_directory import RunDirectory, find_checkpoint
+from ..world import World
 from . import Encoders
 
 _SOURCE = re.compile(r"(?P<run>.+?)(?:@(?P<step>step-[0-9]+))?", re.DOTALL)
@@ -30,6 +33,19 @@ def pinned(source: str) -> str:
         return f"{path}@{find_checkpoint(run, step or LATEST).name}"
     except RunError as error:
         raise RunError(f"--init-from {source}: {error}") from None
+
+
+def with_pinned_source(config: TrainConfig, world: World) -> TrainConfig:
+    """Return a new run's settings with `init_from` as `pinned` makes it. Called by all ranks; raises as `pinned`."""
+    source = ""
+    with agreement(world.control, RunError):
+        if config.init_from and world.is_first:
+            source = pinned(config.init_from)
+    # Use one rank's answer: the other run may still be training and have a newer checkpoint by now.
+    init_from, source = world.control.broadcast((config.init_from, source))
+    if config.init_from != init_from:  # refused later, with the rank's other differences
+        return config
+    return config.model_copy(update={"init_from": source})
 
 
 def is_same_source(source: str, recorded: str) -> bool:

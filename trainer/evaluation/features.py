@@ -17,7 +17,7 @@ from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.tokenizer import encode
 from ..config import TrainConfig
-from ..config_layers import CODE_OF_FEATURES, announce_code, code_in, refuse_code
+from ..config.own_code import CODE_OF_FEATURES, announce_code, code_in, refuse_code
 from ..encoders import Encoders
 from ..encoders.averaging import Weights, chosen_weights
 from ..errors import RunError

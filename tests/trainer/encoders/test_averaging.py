@@ -41,7 +41,7 @@ def test_weights_and_statistics_move_by_a_share_that_is_larger_in_the_first_step
     encoders = made()
     average, start = AveragedEncoders(encoders, 0.75), values(encoders)
     train_a_little(encoders)
-    average.follow(encoders, steps_done)
+    average.follow(steps_done)
     for name, value in values(encoders).items():
         moved = decay * start[name] + (1 - decay) * value if value.is_floating_point() else value
         torch.testing.assert_close(average.state_dict()[name], moved)
@@ -55,7 +55,7 @@ def test_it_reads_nothing_from_the_device_and_is_in_evaluation_mode():
     average = AveragedEncoders(encoders, 0.75)
     train_a_little(encoders)
     with no_waits():
-        average.follow(encoders, 1)
+        average.follow(1)
     assert not any(module.training for module in average.modules())
     assert not any(weight.requires_grad for weight in average.parameters())
 

@@ -21,7 +21,7 @@ from thermopile.trainer.precision import MixedPrecision
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.step_clock import StepClock
 
-from small_runs import assert_same_state, assert_same_weights, losses, small, stop_at, train
+from small_runs import losses, small, train
 
 CPU, ROWS, START = torch.device("cpu"), 24, Progress(step=0, steps_per_epoch=10)
 TOKENIZER = TokenizerInfo(vocab_size=20, context_length=5, end_id=1)
@@ -156,26 +156,11 @@ def test_nothing_of_a_batch_is_kept_after_its_step():
 
 # Runs
 
-PAIRS = {"micro_batch": 32, "checkpoint": {"every_steps": 4}}
-
 
 def test_a_run_in_pieces_has_nearly_the_losses_of_one_that_encodes_batches_at_once(finished, pairs_dataset, tmp_path):
     pieces = train(small(pairs_dataset, micro_batch=32), tmp_path / "pieces")
     assert losses(pieces) == pytest.approx(losses(finished), rel=1e-3)
     assert losses(pieces) != losses(finished), "the batch was not cut"
-
-
-def test_a_run_in_pieces_stopped_within_an_epoch_goes_on_bit_by_bit(pairs_dataset, tmp_path):
-    config, broken = small(pairs_dataset, **PAIRS), RunDirectory(tmp_path / "broken")
-    whole = train(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt), Trainer.open(config, broken) as trainer:
-        trainer.run(stop_at(10))
-    with Trainer.open(config, broken, resume=True) as trainer:
-        assert trainer.steps_done == 8
-        trainer.run()
-    assert losses(broken) == losses(whole)
-    assert_same_weights(broken, whole)
-    assert_same_state(broken, whole)
 
 
 def test_every_sample_of_a_batch_is_visited_once_a_step(pairs_dataset, tmp_path):

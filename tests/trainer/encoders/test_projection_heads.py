@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from thermopile.trainer.config import EncoderConfig, ModelConfig, load_config
-from thermopile.trainer.config_layers import preset_names, read_preset
+from thermopile.trainer.config.layers import preset_names, read_preset
 from thermopile.trainer.encoders import create_encoder
 from thermopile.trainer.encoders.projection_heads import HEADS, PREDICTORS
 from thermopile.trainer.errors import ConfigError

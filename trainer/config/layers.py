@@ -1,6 +1,5 @@
 """Merging settings from presets, TOML files and `key=value`, with the origin of each value."""
 
-import logging
 import tomllib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
@@ -8,47 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..files import read_regular
-from ..plugins import is_plugin, place_of
-from .config import TrainConfig, flat, load_config, nearest
-from .errors import ConfigError
+from ...files import read_regular
+from ..errors import ConfigError
+from . import TrainConfig, flat, load_config, nearest
 
-_log = logging.getLogger(__name__)
-
-PRESETS = Path(__file__).parent / "presets"
+PRESETS = Path(__file__).parents[1] / "presets"
 MAX_BYTES, MAX_DOTS = 1 << 18, 300
 """Limits on a settings file and on dots per line: tomllib's memory grows with the square of a key's parts."""
 MAX_DEPTH = 8
 """Maximum nesting of tables in a settings file; ours have four levels."""
-
-
-CODE_OF_FEATURES = ("data.recipe", "data.recipe.name", "model.image.name", "model.text.name")
-CODE = ("data.augmentation", "objective.name", *CODE_OF_FEATURES)
-"""Settings that may name a user's own code, as `module:name`; the former are those that features depend on."""
-
-
-def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
-    """Return key → `module:name` of the code that a run with these settings imports."""
-    values = {key: value for key, value in flat(config.model_dump()).items() if key in keys}
-    if config.objective.mode == "unimodal":
-        values.pop("model.text.name", None)
-    return {
-        key: name for key, name in values.items()
-        if is_plugin(name) and not (key.startswith("model.") and name.startswith("hf:"))
-    }  # fmt: skip
-
-
-def refuse_code(named: Mapping[str, str], where: object) -> None:
-    """Raise ConfigError if there is any. named: as `code_in` returns it; where: the file that names it."""
-    for key, code in named.items():
-        raise ConfigError(f"{where} sets {key} = {code!r}, which imports that module and runs its code. "
-                          "If you trust it, add --allow-code")  # fmt: skip
-
-
-def announce_code(named: Mapping[str, str]) -> None:
-    """Log what is about to be imported, and from where."""
-    for key, code in named.items():
-        _log.warning("imports %s = %s from %s", key, code, place_of(code) or "a place that is not found")
 
 
 _RECIPE = "recipe"

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from thermopile.trainer.config import OPTIMIZERS, OptimizerConfig, TrainConfig, load_config, to_toml
-from thermopile.trainer.config_layers import apply_overrides, merge, read_preset, read_toml
+from thermopile.trainer.config.layers import apply_overrides, merge, read_preset, read_toml
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.resume_settings import differences
 

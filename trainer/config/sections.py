@@ -1,4 +1,4 @@
-"""A run's settings: frozen models, validated as a whole, and written in full to RUN/config.toml."""
+"""The tables of a run's settings: frozen models, each with its keys, defaults and checks."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,7 +6,6 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import tomli_w
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -17,15 +16,18 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
-from .errors import ConfigError
+
+def nearest(given: str, valid: Iterable[str]) -> str:
+    """Return a hint naming the most similar valid name, or an empty string."""
+    near = get_close_matches(given, list(valid), n=1, cutoff=0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
     """A table of the TOML file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -44,7 +46,7 @@ class RecipeConfig(BaseModel):
         return {key: value for key, value in (self.model_extra or {}).items() if value != "none"}
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """The dataset and how it is turned into batches."""
 
     path: str = ""
@@ -84,7 +86,7 @@ class DataConfig(_Section):
         return self
 
 
-class EncoderConfig(_Section):
+class EncoderConfig(Section):
     """One encoder: a built-in by name, or `hf:` with a transformers model or a local directory."""
 
     name: str = "auto"
@@ -106,7 +108,7 @@ class EncoderConfig(_Section):
         return self
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """The encoders and their shared feature space."""
 
     dim: int = Field(default=64, ge=1, le=1 << 20)
@@ -174,7 +176,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 """Name → the optimiser's own settings with their defaults, which are the library's except SGD's momentum."""
 
 
-class OptimizerConfig(_Section):
+class OptimizerConfig(Section):
     """The optimiser, with warm-up and cosine decay. A setting that is omitted or `none` has its default.
 
     `betas`, `eps`, `momentum` and `trust_coefficient` are rejected if the optimiser has no such setting.
@@ -245,7 +247,7 @@ class OptimizerConfig(_Section):
         return self
 
 
-class CheckpointConfig(_Section):
+class CheckpointConfig(Section):
     """When to save, besides the last step, and which checkpoints to keep, each with its state snapshot."""
 
     every_steps: NonNegativeInt = 0
@@ -274,7 +276,7 @@ def _to_bytes(size: object) -> object:
     return int(float(number) * (1024 if binary else 1000) ** _UNITS.index(unit.lower()))
 
 
-class StateConfig(_Section):
+class StateConfig(Section):
     """The samples' state during training. Affects no result, except through the meaning of 0 in `window_blocks`."""
 
     memory_budget: Annotated[PositiveInt | None, BeforeValidator(_to_bytes)] = None
@@ -294,7 +296,7 @@ def checked_template(template: str) -> str:
     return template
 
 
-class EvaluationConfig(_Section):
+class EvaluationConfig(Section):
     """Scoring the encoders on a held-out set during training. Does not affect the training."""
 
     every_steps: NonNegativeInt = 0
@@ -318,105 +320,3 @@ class EvaluationConfig(_Section):
     def is_due(self, step: int) -> bool:
         """Return whether to evaluate after this step."""
         return bool(self.every_steps) and step % self.every_steps == 0
-
-
-class TrainConfig(_Section):
-    """All settings of a run."""
-
-    seed: NonNegativeInt = 0
-    """Determines order, augmentation and initial weights."""
-    epochs: PositiveInt = 20
-    batch_size: PositiveInt = 256
-    """Global batch size, over all ranks."""
-    micro_batch: NonNegativeInt = 0
-    """Samples that a rank encodes at once, for batches larger than the memory; 0: its whole share of the batch. Takes
-    about a third more time (docs/operations.md)."""
-    canonical_shards: NonNegativeInt = 0
-    """Number of id ranges in the order; 0 chooses 8, or fewer for small batches."""
-    blocks_per_shard: NonNegativeInt = 0
-    """Blocks per range, each one chunk of the state; 0 chooses what suits the window."""
-    window_blocks: NonNegativeInt = 0
-    """Blocks of a range that are shuffled together; 0 means all, or as many as suit `state.memory_budget`."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
-    """Precision of the encoders' computation; weights, objective and state are always float32. auto is bf16 on a GPU
-    that has it, otherwise float32; with any but float32, a GPU's remaining float32 products use TF32."""
-    channels_last: Literal["auto"] | bool = "auto"
-    """Store images and kernels in channels-last format, which half-precision convolutions prefer; auto: on a GPU."""
-    cudnn_benchmark: Literal["auto"] | bool = "auto"
-    """Time a GPU's convolution kernels in the first steps and use the fastest; auto: on a GPU."""
-    compile: bool = False
-    """Compile the encoders with torch.compile, which takes minutes once and makes steps faster."""
-    on_nan: Literal["stop", "skip"] = "stop"
-    """If features or loss are not finite, end the run (stop), or change nothing and continue (skip), at most ten times
-    in a row. With skip, every step synchronises with the device."""
-    tensorboard: bool = False
-    """Write RUN/tensorboard/ besides metrics.jsonl; requires the package tensorboard."""
-    log_every: PositiveInt = 10
-    """Steps between reads from the device; metrics.jsonl has a line for every step in any case."""
-    init_from: str = ""
-    """RUN or RUN@step-N whose encoder weights a new run starts from; `--init-from`. Recorded with its step."""
-    init_sides: Literal["both", "image", "text"] = "both"
-    """Encoders that take their weights from `init_from`; the others start as they would without it."""
-    data: DataConfig = DataConfig()
-    model: ModelConfig = ModelConfig()
-    objective: ObjectiveConfig = ObjectiveConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    state: StateConfig = StateConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-
-    @model_validator(mode="after")
-    def _sides_of_a_source(self) -> Self:
-        if self.init_sides != "both" and not self.init_from:
-            raise ValueError(f"init_sides {self.init_sides!r} needs init_from, the run that gives the weights; set it "
-                             "(--init-from), or remove init_sides")  # fmt: skip
-        return self
-
-
-def load_config(tree: Mapping[str, Any]) -> TrainConfig:
-    """Validate a tree of settings. Raises ConfigError naming every bad key, with the nearest valid one for a typo."""
-    try:
-        return TrainConfig.model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError("; ".join(dict.fromkeys(_explain(dict(e)) for e in error.errors()))) from None
-
-
-def settings_named(name: str) -> list[str]:
-    """Return the full names that e.g. `lr` or `--batch-size` may mean; at most three, often none."""
-    wanted = name.lstrip("-").replace("-", "_").replace(".", "_")
-    keys = [key for key in flat(TrainConfig().model_dump()) if f"_{key.replace('.', '_')}".endswith(f"_{wanted}")]
-    return keys if len(keys) <= 3 else []
-
-
-def to_tree(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings as a tree of TOML values."""
-    return config.model_dump(mode="json", exclude_none=True)
-
-
-def to_toml(config: TrainConfig) -> str:
-    return tomli_w.dumps(to_tree(config))
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the tree's values by full key, such as `optimizer.lr`."""
-    values: dict[str, Any] = {}
-    for key, value in tree.items():
-        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return values
-
-
-def _explain(error: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in error["loc"] if part not in ("str", RecipeConfig.__name__))
-    if error["type"] != "extra_forbidden":
-        given = "" if isinstance(error["input"], Mapping | BaseModel) else f" = {error['input']!r}"
-        return f"{key}{given}: {error['msg'].removeprefix('Value error, ')}"
-    if meant := settings_named(key):
-        return f"unknown setting {key!r} (did you mean {' or '.join(map(repr, meant))}?)"
-    return f"unknown setting {key!r}{nearest(key, flat(TrainConfig().model_dump()))}"
-
-
-def nearest(given: str, valid: Iterable[str]) -> str:
-    """Return a hint naming the most similar valid name, or an empty string."""
-    near = get_close_matches(given, list(valid), n=1, cutoff=0.5)
-    return f" (did you mean {near[0]!r}?)" if near else ""

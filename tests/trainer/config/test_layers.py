@@ -2,7 +2,7 @@
 
 import pytest
 
-from thermopile.trainer.config_layers import Layers, apply_overrides, read_preset
+from thermopile.trainer.config.layers import Layers, apply_overrides, read_preset
 
 
 def test_a_value_comes_from_the_last_layer_that_has_it():

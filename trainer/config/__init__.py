@@ -1,0 +1,141 @@
+"""A run's settings: validated as a whole, and written in full to RUN/config.toml."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+import tomli_w
+from pydantic import BaseModel, NonNegativeInt, PositiveInt, ValidationError, model_validator
+
+from ..errors import ConfigError
+from .sections import (
+    OPTIMIZERS,
+    CheckpointConfig,
+    DataConfig,
+    EncoderConfig,
+    EvaluationConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RecipeConfig,
+    Section,
+    StateConfig,
+    checked_template,
+    nearest,
+)
+
+__all__ = [
+    "OPTIMIZERS",
+    "CheckpointConfig",
+    "DataConfig",
+    "EncoderConfig",
+    "EvaluationConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "RecipeConfig",
+    "StateConfig",
+    "TrainConfig",
+    "checked_template",
+    "flat",
+    "load_config",
+    "nearest",
+    "settings_named",
+    "to_toml",
+    "to_tree",
+]
+
+
+class TrainConfig(Section):
+    """All settings of a run."""
+
+    seed: NonNegativeInt = 0
+    """Determines order, augmentation and initial weights."""
+    epochs: PositiveInt = 20
+    batch_size: PositiveInt = 256
+    """Global batch size, over all ranks."""
+    micro_batch: NonNegativeInt = 0
+    """Samples that a rank encodes at once, for batches larger than the memory; 0: its whole share of the batch. Takes
+    about a third more time (docs/operations.md)."""
+    canonical_shards: NonNegativeInt = 0
+    """Number of id ranges in the order; 0 chooses 8, or fewer for small batches."""
+    blocks_per_shard: NonNegativeInt = 0
+    """Blocks per range, each one chunk of the state; 0 chooses what suits the window."""
+    window_blocks: NonNegativeInt = 0
+    """Blocks of a range that are shuffled together; 0 means all, or as many as suit `state.memory_budget`."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
+    """Precision of the encoders' computation; weights, objective and state are always float32. auto is bf16 on a GPU
+    that has it, otherwise float32; with any but float32, a GPU's remaining float32 products use TF32."""
+    channels_last: Literal["auto"] | bool = "auto"
+    """Store images and kernels in channels-last format, which half-precision convolutions prefer; auto: on a GPU."""
+    cudnn_benchmark: Literal["auto"] | bool = "auto"
+    """Time a GPU's convolution kernels in the first steps and use the fastest; auto: on a GPU."""
+    compile: bool = False
+    """Compile the encoders with torch.compile, which takes minutes once and makes steps faster."""
+    on_nan: Literal["stop", "skip"] = "stop"
+    """If features or loss are not finite, end the run (stop), or change nothing and continue (skip), at most ten times
+    in a row. With skip, every step synchronises with the device."""
+    tensorboard: bool = False
+    """Write RUN/tensorboard/ besides metrics.jsonl; requires the package tensorboard."""
+    log_every: PositiveInt = 10
+    """Steps between reads from the device; metrics.jsonl has a line for every step in any case."""
+    init_from: str = ""
+    """RUN or RUN@step-N whose encoder weights a new run starts from; `--init-from`. Recorded with its step."""
+    init_sides: Literal["both", "image", "text"] = "both"
+    """Encoders that take their weights from `init_from`; the others start as they would without it."""
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    state: StateConfig = StateConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _sides_of_a_source(self) -> Self:
+        if self.init_sides != "both" and not self.init_from:
+            raise ValueError(f"init_sides {self.init_sides!r} needs init_from, the run that gives the weights; set it "
+                             "(--init-from), or remove init_sides")  # fmt: skip
+        return self
+
+
+def load_config(tree: Mapping[str, Any]) -> TrainConfig:
+    """Validate a tree of settings. Raises ConfigError naming every bad key, with the nearest valid one for a typo."""
+    try:
+        return TrainConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("; ".join(dict.fromkeys(_explain(dict(e)) for e in error.errors()))) from None
+
+
+def settings_named(name: str) -> list[str]:
+    """Return the full names that e.g. `lr` or `--batch-size` may mean; at most three, often none."""
+    wanted = name.lstrip("-").replace("-", "_").replace(".", "_")
+    keys = [key for key in flat(TrainConfig().model_dump()) if f"_{key.replace('.', '_')}".endswith(f"_{wanted}")]
+    return keys if len(keys) <= 3 else []
+
+
+def to_tree(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings as a tree of TOML values."""
+    return config.model_dump(mode="json", exclude_none=True)
+
+
+def to_toml(config: TrainConfig) -> str:
+    return tomli_w.dumps(to_tree(config))
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the tree's values by full key, such as `optimizer.lr`."""
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return values
+
+
+def _explain(error: dict[str, Any]) -> str:
+    key = ".".join(str(part) for part in error["loc"] if part not in ("str", RecipeConfig.__name__))
+    if error["type"] != "extra_forbidden":
+        given = "" if isinstance(error["input"], Mapping | BaseModel) else f" = {error['input']!r}"
+        return f"{key}{given}: {error['msg'].removeprefix('Value error, ')}"
+    if meant := settings_named(key):
+        return f"unknown setting {key!r} (did you mean {' or '.join(map(repr, meant))}?)"
+    return f"unknown setting {key!r}{nearest(key, flat(TrainConfig().model_dump()))}"

@@ -1,0 +1,39 @@
+"""A user's own code in settings: which they name, and whether it may be imported."""
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from ...plugins import is_plugin, place_of
+from ..errors import ConfigError
+from . import TrainConfig, flat
+
+_log = logging.getLogger(__name__)
+
+CODE_OF_FEATURES = ("data.recipe", "data.recipe.name", "model.image.name", "model.text.name")
+CODE = ("data.augmentation", "objective.name", *CODE_OF_FEATURES)
+"""Settings that may name a user's own code, as `module:name`; the former are those that features depend on."""
+
+
+def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
+    """Return key → `module:name` of the code that a run with these settings imports."""
+    values = {key: value for key, value in flat(config.model_dump()).items() if key in keys}
+    if config.objective.mode == "unimodal":
+        values.pop("model.text.name", None)
+    return {
+        key: name for key, name in values.items()
+        if is_plugin(name) and not (key.startswith("model.") and name.startswith("hf:"))
+    }  # fmt: skip
+
+
+def refuse_code(named: Mapping[str, str], where: object) -> None:
+    """Raise ConfigError if there is any. named: as `code_in` returns it; where: the file that names it."""
+    if named:
+        sets = " and ".join(f"{key} = {code!r}" for key, code in named.items())
+        raise ConfigError(f"{where} sets {sets}, which imports that module and runs its code. "
+                          "If you trust it, add --allow-code")  # fmt: skip
+
+
+def announce_code(named: Mapping[str, str]) -> None:
+    """Log what is about to be imported, and from where."""
+    for key, code in named.items():
+        _log.warning("imports %s = %s from %s", key, code, place_of(code) or "a place that is not found")

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import socket
 import sys
 from multiprocessing import forkserver
 from pathlib import Path
@@ -86,6 +87,27 @@ def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
     yield start
     for program in programs:  # those of tests that failed; this process would wait for them for ever
         program.kill()
+
+
+@pytest.fixture(scope="session")
+def start_ranks(start_program):
+    """Return a function that starts a process for each rank, as torchrun does; but nobody ends those that are left.
+
+    last_rank: arguments of the last rank besides those of all. codes: Python for each rank, instead of the command.
+    """
+
+    def start(world, *arguments, last_rank=(), codes=None):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return [
+            start_program(
+                *arguments, *(last_rank if rank == world - 1 else ()), code=codes[rank] if codes else COMMAND_LINE,
+                **shared, RANK=rank, LOCAL_RANK=rank,
+            ) for rank in range(world)
+        ]  # fmt: skip
+
+    return start
 
 
 @pytest.fixture(scope="session")

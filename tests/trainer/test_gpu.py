@@ -1,7 +1,6 @@
 """A run on a GPU: the CPU's losses, no wait for the device but for the log, and one rank for each GPU."""
 
 import json
-import socket
 
 import pytest
 import torch
@@ -113,16 +112,12 @@ def test_steps_that_are_skipped_are_logged_though_nothing_waits_for_their_end(pa
 
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("image", ["conv", "hf:resnet-18"])  # without and with batch norms
-def test_two_ranks_with_a_gpu_each_train_as_one_does(start_program, pairs_dataset, tmp_path, image):
+def test_two_ranks_with_a_gpu_each_train_as_one_does(start_ranks, pairs_dataset, tmp_path, image):
     def start(run, world):
         sets = ("epochs=1", "batch_size=256", "log_every=1", "data.image_size=32", "data.loader=ffcv",
                 "precision=float32", f"model.image.name={image}")  # fmt: skip
         settings = [part for setting in sets for part in ("--set", setting)]
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = ("train", "--data", pairs_dataset.path, "--out", run.path, *settings)
-        ranks = [start_program(*command, **shared, RANK=rank, LOCAL_RANK=rank) for rank in range(world)]
+        ranks = start_ranks(world, "train", "--data", pairs_dataset.path, "--out", run.path, *settings)
         ends = [rank.end() for rank in ranks]
         assert [code for code, *_ in ends] == [0] * world, ends
         return losses(run)

@@ -36,10 +36,6 @@ TALK_FOR_EVER = JOINED + "    while True: world.any_rank(False)"
 LEAVE = JOINED + "    pass"
 FAIL = JOINED + "    raise ValueError('its own error')"
 WAIT_FOR_FILE = JOINED + "    while not file.exists(): time.sleep(0.05)"
-TRAIN = """
-from thermopile.tools.cli import main
-main()
-"""
 TRAIN_UNTIL_STEP_8 = (
     SHORTER_TIMES
     + """
@@ -51,22 +47,10 @@ def step(self, batch):
         Event().wait()
     make_step(self, batch)
 Trainer.step = step
+from thermopile.tools.cli import main
+main()
 """
-    + TRAIN
 )
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
-def start_ranks(start_program, codes, *arguments):
-    """Start a program for each code, which is its rank's, as torchrun does; but nobody ends those that are left."""
-    shared = {"WORLD_SIZE": len(codes), "LOCAL_WORLD_SIZE": len(codes)}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    return [start_program(*arguments, code=code, **shared, RANK=rank, LOCAL_RANK=rank)
-            for rank, code in enumerate(codes)]  # fmt: skip
 
 
 def wait_until_said(ranks, words):
@@ -77,11 +61,11 @@ def wait_until_said(ranks, words):
 
 
 @pytest.fixture
-def start(start_program, tmp_path):
+def start(start_ranks, tmp_path):
     """Return a function (codes, silent_beats) -> programs that have joined; a file `done` is the third argument."""
 
     def start(codes, silent_beats=50):
-        ranks = start_ranks(start_program, codes, silent_beats, tmp_path / "done")
+        ranks = start_ranks(len(codes), silent_beats, tmp_path / "done", codes=codes)
         wait_until_said(ranks, "joined")
         return ranks
 
@@ -162,7 +146,8 @@ def test_a_rank_that_cannot_reach_rank_0_says_where_it_tried(monkeypatch):
         rank, world = 1, 2
 
         def broadcast(self, value):
-            return free_port()
+            with socket.create_server(("127.0.0.1", 0)) as free:
+                return free.getsockname()[1]
 
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setattr(heartbeats, "CONNECT_TIMEOUT", timedelta(seconds=1))
@@ -170,16 +155,16 @@ def test_a_rank_that_cannot_reach_rank_0_says_where_it_tried(monkeypatch):
         heartbeats._store_of_rank_0(Second())
 
 
-def train(start_program, codes, dataset, run, *settings):
+def train(start_ranks, codes, dataset, run, *settings):
     options = [part for setting in settings for part in ("--set", setting)]
-    return start_ranks(start_program, codes, "train", "--data", dataset.path, "--out", run.path, *options)
+    return start_ranks(2, "train", "--data", dataset.path, "--out", run.path, *options, codes=codes)
 
 
 def test_training_that_waits_for_a_lost_rank_ends_by_its_name_with_the_step_and_the_checkpoint(
-    start_program, pairs_dataset, tmp_path
+    start_ranks, pairs_dataset, tmp_path
 ):
     run, settings = RunDirectory(tmp_path / "run"), ("batch_size=128", "data.image_size=16", "checkpoint.every_steps=5")
-    ranks = train(start_program, [TRAIN_UNTIL_STEP_8] * 2, pairs_dataset, run, *settings)
+    ranks = train(start_ranks, [TRAIN_UNTIL_STEP_8] * 2, pairs_dataset, run, *settings)
     wait_until_said(ranks, "waits")
     while latest_checkpoint(run.checkpoints) is None:
         time.sleep(0.05)
@@ -194,11 +179,9 @@ def test_training_that_waits_for_a_lost_rank_ends_by_its_name_with_the_step_and_
 
 
 @pytest.mark.gpu(count=2)
-def test_a_rank_killed_while_it_trains_on_a_gpu_ends_the_other_within_two_minutes(
-    start_program, pairs_dataset, tmp_path
-):
+def test_a_rank_killed_while_it_trains_on_a_gpu_ends_the_other_within_two_minutes(start_ranks, pairs_dataset, tmp_path):
     run, settings = RunDirectory(tmp_path / "run"), ("batch_size=256", "data.image_size=32", "data.loader=ffcv")
-    ranks = train(start_program, [TRAIN] * 2, pairs_dataset, run, *settings, "epochs=1000", "log_every=1")
+    ranks = train(start_ranks, None, pairs_dataset, run, *settings, "epochs=1000", "log_every=1")
     while not run.metrics_file.exists() or run.metrics_file.read_bytes().count(b"\n") < 20:
         assert all(rank.is_running() for rank in ranks), [rank.end() for rank in ranks]
         time.sleep(0.1)

@@ -31,17 +31,13 @@ STEPS_PER_EPOCH = 15
 
 
 @pytest.fixture(scope="module")
-def start(start_program, pairs_dataset):
-    """Return a function that starts a process for each rank, as torchrun does; but nobody ends those that are left."""
+def start(start_ranks, pairs_dataset):
+    """Return a function that starts each rank of a small run."""
 
     def start(run, world, epochs=2, last_rank=(), more_settings=(), data=pairs_dataset):
         settings = [part for setting in (*SETTINGS, f"epochs={epochs}", *more_settings) for part in ("--set", setting)]
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         command = ("train", "--data", data.path, "--out", run.path, "--resume", *settings)
-        more = [()] * (world - 1) + [last_rank]
-        return [start_program(*command, *own, **shared, RANK=rank, LOCAL_RANK=rank) for rank, own in enumerate(more)]
+        return start_ranks(world, *command, last_rank=last_rank)
 
     return start
 
@@ -95,6 +91,7 @@ def test_two_ranks_train_as_one_process_does(alone, two_ranks):
          ["the ranks differ: rank 1 has dataset fingerprint = ", "rank 1 has dataset samples = 300, rank 0 2000",
           "rank 1 has optimizer.lr = 0.002, rank 0 0.001"]),
         (("--data", "{other}/nowhere"), ["Directory '{other}/nowhere' does not exist"]),
+        (("--init-from", "{other}"), ["the ranks differ: rank 1 has init_from = '{other}', rank 0 ''"]),
     ],
 )  # fmt: skip
 def test_ranks_that_were_started_differently_all_end_before_a_step_and_say_which_and_how(
@@ -107,6 +104,22 @@ def test_ranks_that_were_started_differently_all_end_before_a_step_and_say_which
         for words in said:
             assert words.format(other=other) in errors.splitlines()[-1]
     assert not run.path.exists()
+
+
+OPEN_A_RUN = """
+import thermopile
+with thermopile.joined_world() as world:
+    thermopile.Run.from_settings("unused", sys.argv[1], {"init_from": sys.argv[2]}, world=world)
+"""
+
+
+def test_in_a_program_of_ones_own_all_ranks_say_that_the_run_to_start_from_cannot_be_read(
+    start_ranks, pairs_dataset, tmp_path
+):
+    ranks = start_ranks(2, pairs_dataset.path, tmp_path, codes=[OPEN_A_RUN] * 2)
+    for code, _, errors in (rank.end(within=60) for rank in ranks):
+        assert code == 1, errors
+        assert f"--init-from {tmp_path}: {tmp_path} is not a run" in errors.splitlines()[-1]
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -86,17 +86,19 @@ def test_loaders_dropped_unclosed_end_neither_the_process_nor_its_silence(photog
 
 
 def test_closing_ends_the_threads(open_loader, pairs_dataset):
-    next(open_loader(pairs_dataset).epoch(0))  # libraries start threads of their own the first time
+    first = open_loader(pairs_dataset)
+    next(first.epoch(0))  # libraries start threads of their own the first time
+    first.close()
     before, _ = threads_and_files()
     loader = open_loader(pairs_dataset, workers=5)
     batches = loader.epoch(0)
     next(batches)
-    assert threads_and_files()[0] >= before + 5
+    assert threads_and_files()[0] > before  # not 5 more: a pool starts a thread only when the others are busy
     loader.close()
     end = time.monotonic() + 60
     while threads_and_files()[0] > before and time.monotonic() < end:  # the system counts a thread a moment longer
         time.sleep(0.01)
-    assert threads_and_files()[0] == before
+    assert threads_and_files()[0] <= before
 
 
 def zero_picture(dataset, shard, row):

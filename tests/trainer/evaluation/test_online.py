@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import threading
 from itertools import count
 
@@ -292,14 +291,10 @@ def test_the_first_score_of_each_method_is_shown_and_training_on_the_scored_set_
     assert "evaluation during training: Training and test set are the same" in result.stderr
 
 
-def test_of_two_ranks_the_first_one_scores_while_the_other_one_waits(start_program, pairs_dataset, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+def test_of_two_ranks_the_first_one_scores_while_the_other_one_waits(start_ranks, pairs_dataset, tmp_path):
     asked = sets("epochs=1", "data.image_size=16", "canonical_shards=4", "evaluation.every_steps=3",
                  f"evaluation.test={pairs_dataset.path}")  # fmt: skip
-    command = ("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *asked)
-    ranks = [start_program(*command, **shared, RANK=rank, LOCAL_RANK=rank) for rank in range(2)]
+    ranks = start_ranks(2, "train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *asked)
     ends = [rank.end() for rank in ranks]
     assert [code for code, *_ in ends] == [0, 0], ends
     run = RunDirectory(tmp_path / "run")

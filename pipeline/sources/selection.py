@@ -1,4 +1,7 @@
-"""Select samples of a source: hold out a test set, cut a long tail. Pure functions of listing and seed."""
+"""Select samples of a source: hold out a test set, cut a long tail, pair samples of different classes.
+
+Pure functions of listing and seed.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +54,20 @@ def long_tail(indices: NDArray[np.int64], groups: Groups, ratio: float, seed: in
     by_rule = np.floor(present.max() * float(ratio) ** -rank + 1e-9).astype(np.int64)  # 5, not 4.999…
     wanted[named] = np.minimum(by_rule, present)
     return _drawn(indices, of_sample, wanted, np.random.default_rng([seed, _LONG_TAIL]))
+
+
+def swapped_between_classes(chosen: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return a permutation of `chosen`, int64 [k] in random order, in which each is replaced by one of another class.
+
+    classes: int64 [k], theirs. Raises SourceError if more than half of them are of one class.
+    """
+    largest = int(np.bincount(classes).max(initial=0))
+    if 2 * largest > len(chosen):
+        raise SourceError(f"{len(chosen)} samples cannot be swapped between classes, since {largest} of them are of "
+                          "one class; swap a larger share")  # fmt: skip
+    by_class, partners = np.argsort(classes, kind="stable"), np.empty_like(chosen)
+    partners[by_class] = chosen[np.roll(by_class, -largest)]  # no class is as long as this way around
+    return partners
 
 
 def _even_shares(most: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:

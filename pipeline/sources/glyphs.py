@@ -61,14 +61,14 @@ class GlyphSource(Source):
         swapped, duplicated = self._altered(len(drawn))
         self._caption_of = np.arange(len(drawn) + len(duplicated))
         """int64 [n]: the sample whose caption each one has."""
-        self._caption_of[swapped] = swapped_between_classes(swapped, drawn[swapped])
+        self._caption_of[swapped] = swapped_between_classes(swapped, drawn[swapped], np.random.default_rng([seed, 8]))
         self._picture_of = np.append(np.arange(len(drawn)), duplicated)
         """int64 [n]: the sample whose picture each one has."""
         self._characters = drawn[self._picture_of]
 
     def _altered(self, drawn: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the samples to swap, in random order, and those to duplicate; no sample is in both."""
-        if sum(self._shares.values()) > 1:
+        if not sum(self._shares.values()) <= 1:  # NaN too
             raise SourceError("--swap and --duplicate alter different samples: their shares may add up to 1 at most")
         swap, duplicate = (round(self._shares.get(name, 0.0) * drawn) for name in ("swap", "duplicate"))
         chosen = np.random.default_rng([self.seed, 6]).permutation(drawn)[: swap + duplicate]

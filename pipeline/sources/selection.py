@@ -56,18 +56,22 @@ def long_tail(indices: NDArray[np.int64], groups: Groups, ratio: float, seed: in
     return _drawn(indices, of_sample, wanted, np.random.default_rng([seed, _LONG_TAIL]))
 
 
-def swapped_between_classes(chosen: NDArray[np.int64], classes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return a permutation of `chosen`, int64 [k] in random order, in which each is replaced by one of another class.
+def swapped_between_classes(
+    chosen: NDArray[np.int64], classes: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return a random permutation of `chosen`, int64 [k], that replaces each by one of another class.
 
-    classes: int64 [k], theirs. Raises SourceError if more than half of them are of one class.
+    classes: int64 [k], theirs. Raises SourceError if more than a quarter of them are of one class.
     """
-    largest = int(np.bincount(classes).max(initial=0))
-    if 2 * largest > len(chosen):
+    if 4 * (largest := int(np.bincount(classes).max(initial=0))) > len(chosen):
         raise SourceError(f"{len(chosen)} samples cannot be swapped between classes, since {largest} of them are of "
                           "one class; swap a larger share")  # fmt: skip
-    by_class, partners = np.argsort(classes, kind="stable"), np.empty_like(chosen)
-    partners[by_class] = chosen[np.roll(by_class, -largest)]  # no class is as long as this way around
-    return partners
+    order = rng.permutation(len(chosen))
+    # A random exchange succeeds at least every other time, as three quarters are of other classes on both sides.
+    while len(unchanged := np.flatnonzero(classes[order] == classes)):
+        for place, other in zip(unchanged, rng.integers(len(chosen), size=len(unchanged)), strict=True):
+            order[[place, other]] = order[[other, place]]
+    return chosen[order]
 
 
 def _even_shares(most: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
 from .inspection import summary
 from .inspection.as_json import samples_to_json, to_json
-from .inspection.findings import Findings, look, read_again, survey_with_progress
+from .inspection.findings import Findings, confirm_with_progress, look, read_again, survey_with_progress
 from .inspection.rows_export import check_target, export_rows
 from .inspection.run import Inspection
 from .inspection.samples import Sample, read_histories
@@ -30,14 +30,15 @@ if TYPE_CHECKING:
 
 
 def report(
-    run: Path, at: str, against: str | None, by: tuple[str, ...], with_map: bool, weights: Weights | None,
-    allow_code: bool, data: Path | None, to: Path | None, as_json: bool,
+    run: Path, at: str, against: str | None, by: tuple[str, ...], with_map: bool, suspects: int,
+    weights: Weights | None, allow_code: bool, data: Path | None, to: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print a summary and write the report, or print the findings as JSON."""
     folder = None if as_json else _writable(run, to)
     findings = look(
-        run, at=at, against=against, by=by, with_map=with_map, weights=weights, allow_code=allow_code, data=data
-    )
+        run, at=at, against=against, by=by, with_map=with_map, suspects=suspects, weights=weights,
+        allow_code=allow_code, data=data,
+    )  # fmt: skip
     if folder is None:
         click.echo(json.dumps(to_json(findings), allow_nan=False))
         return
@@ -65,8 +66,17 @@ def _print_summary(findings: Findings) -> None:
     survey = findings.survey
     said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
     print_facts([*summary.facts(findings.inspection, survey), *said])
-    if survey is None or not survey.sides:
+    if survey is None or survey.kinds is None:
         return
+    if survey.sides:
+        _print_tau(findings, survey)
+    head, rows = summary.kinds_table(survey.kinds)
+    print_table([head[0], *(f">{title}" for title in head[1:])], rows)
+    if found := findings.confirmation:
+        print_facts([("forward pass", summary.confirmation(found))])
+
+
+def _print_tau(findings: Findings, survey: Survey) -> None:
     names = [f">{side.name}" for side in survey.sides]
     ends = ["lowest … highest", *(summary.sparkline(side.tau) for side in survey.sides)]
     rows = [*summary.table(findings.inspection, survey, summary.TERMINAL_QUANTILES), ends]
@@ -99,13 +109,18 @@ def print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, t
     click.echo(path)
 
 
-def export(run: Path, to: Path, at: str, data: Path | None, overwrite: bool) -> None:
-    """Write one row per sample to a file."""
+def export(
+    run: Path, to: Path, at: str, data: Path | None, overwrite: bool, suspects: int, weights: Weights | None,
+    allow_code: bool,
+) -> None:  # fmt: skip
+    """Write one row per sample to a file, with kinds confirmed by a forward pass if there are to be suspects."""
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
-        samples = inspection.reader.samples if inspection.reader else 0
+        samples, confirmation = inspection.reader.samples if inspection.reader else 0, None
+        if suspects and (survey := survey_with_progress(inspection, (), suspects)):
+            _, confirmation = confirm_with_progress(inspection, survey, suspects, weights, allow_code)
         with progress_bar("exporting", samples) as bar:
-            export_rows(inspection, to, bar.update)
+            export_rows(inspection, to, bar.update, confirmation)
         return inspection, samples
 
     check_target(to, overwrite=overwrite)

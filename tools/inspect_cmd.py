@@ -38,7 +38,7 @@ LATEST = "latest"
               metavar="[N]", help="Decide the kinds of the N most suspicious samples (20,000 without a number) by a "
               "forward pass of the encoders.")  # fmt: skip
 @click.option("--weights", type=click.Choice(["averaged", "raw"]), show_default="averaged, where the run has them",
-              help="For --map and --confirm: the moving average of the weights (model.ema), or the weights themselves.")  # fmt: skip
+              help="For --map and --confirm: the weights' moving average (model.ema), or the weights.")  # fmt: skip
 @click.option("--sample", "ids", type=click.IntRange(min=0), multiple=True, metavar="ID [ID…]",
               help="Show everything about these samples instead; RUN comes first.")  # fmt: skip
 @click.option("--export", "rows_file", type=click.Path(path_type=Path), metavar="FILE.parquet|csv",

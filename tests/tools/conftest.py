@@ -86,6 +86,32 @@ def write_run():
 
 
 @pytest.fixture(scope="session")
+def write_state():
+    """Write a run of `dataset` whose rows are given: `columns` maps fields to float32 [n], the others are 0.
+
+    visits: int [n]. objective: its name and settings.
+    """
+
+    def write(path, dataset, columns, visits, **objective):
+        run = RunDirectory(path)
+        tree = {"batch_size": 16, "data": {"path": str(dataset.path)}, "objective": {"name": "isogclr"} | objective}
+        config = resolve(load_config(tree), dataset)
+        run.create(config)
+        made = create_objective(config.objective.name, mode=config.objective.mode, **config.objective.settings)
+        identity = {"fields": made.fields, "dataset_fingerprint": dataset.index.fingerprint}
+        rows = {name: torch.zeros(dataset.n) for name in made.fields}
+        rows |= {name: torch.tensor(values, dtype=torch.float32) for name, values in columns.items()}
+        with StateStore.create(run.state, dataset.n, block_rows=64, **identity) as store:
+            for visit in range(max(visits)):
+                ids = np.flatnonzero(np.asarray(visits) > visit)
+                store.put(ids, {name: values[ids] for name, values in rows.items()}, step=STEP)
+            store.snapshot(STEP, epoch=1).result()
+        return run
+
+    return write
+
+
+@pytest.fixture(scope="session")
 def train_on():
     """Go on with a run that `write_run` wrote: put the tau of the samples in `visited`, and take a snapshot."""
 

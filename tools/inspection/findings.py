@@ -172,7 +172,7 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
                    f"`thermopile state check {inspection.run.path}` lists them.")  # fmt: skip
     stuck = survey.kinds.counts.get(KIND_NAMES[STUCK], 0) / survey.samples if survey.kinds else 0.0
     if stuck >= MANY_STUCK:
-        yield (f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: steps of tau were too large. "
+        yield (f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
                "Limit them with objective.tau_step, 0.1 for example, or lower eta.")  # fmt: skip
     if survey.sides and inspection.config.objective.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."

@@ -11,14 +11,14 @@ from .html import per_side, table
 from .sheets import Cards, state_word
 
 MEANING = {
-    "too_few_visits": f"fewer than {MIN_VISITS} visits: tau and log s say little yet. The least visited:",
-    "stuck": "tau is at tau_min although the negatives outweigh the positive, and u is at its bound: a sample that "
+    "too_few_visits": f"Fewer than {MIN_VISITS} visits: tau and log s say little yet. The least visited:",
+    "stuck": "Tau is at tau_min although the negatives outweigh the positive, and u is at its bound: a sample that "
              "fell there too fast and hardly learns. The highest log s:",
-    "misfit": "the negatives outweigh the positive: the model has not matched the two. A wrong caption, a label error, "
+    "misfit": "The negatives outweigh the positive: the model has not matched the two. A wrong caption, a label error, "
               "or a hard sample. The worst:",
-    "rare": "tau is among the lowest 5% of a side, and the positive outweighs the negatives: few others resemble the "
+    "rare": "Tau is among the lowest 5% of a side, and the positive outweighs the negatives: few others resemble the "
             "sample. The coldest:",
-    "ordinary": "none of these. Random ones:",
+    "ordinary": "None of these. Random ones:",
 }  # fmt: skip
 """Kind -> what it means, and which samples its sheet shows."""
 _VISITS, _LOG_S, _TAU = ("visits", "{:,}"), ("log_s", "{:+.2f}"), ("tau", "{:.4f}")

@@ -11,8 +11,8 @@ STEP = 5
 IMAGE_SIZE = 16
 
 
-def save_encoders(run, dataset, step=STEP, change=lambda weights: None, ema=0.0):
-    """Save random encoders of small pictures, `change`d, as the checkpoint of the run's last snapshot; return them.
+def save_encoders(run, dataset, step=STEP, change=lambda weights: None, ema=0.0, at="latest"):
+    """Save random encoders of small pictures, `change`d, as a checkpoint of the run's snapshot `at`; return them.
 
     ema: with it, the checkpoint also has averaged weights, the opposite of the others.
     """
@@ -26,7 +26,7 @@ def save_encoders(run, dataset, step=STEP, change=lambda weights: None, ema=0.0)
     weights = encoders.state_dict()
     change(weights)
     info = CheckpointInfo(
-        step=step, order_version=1, snapshot=read_run(run).reader.snapshot.id, settings=to_tree(config),
+        step=step, order_version=1, snapshot=read_run(run, at=at).reader.snapshot.id, settings=to_tree(config),
         dataset_fingerprint=dataset.index.fingerprint,
     )  # fmt: skip
     averaged = {"averaged": {name: -value for name, value in weights.items()}} if ema else {}

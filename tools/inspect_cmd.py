@@ -23,6 +23,7 @@ LATEST = "latest"
     "  thermopile inspect runs/cc3m --by folder --map\n"
     "  thermopile inspect runs/cc3m --confirm 5000\n"
     "  thermopile inspect runs/cc3m --sample 1204 77\n"
+    "  thermopile inspect runs/cc3m --serve\n"
     "  thermopile inspect runs/cc3m --export rows.parquet",
 )
 @click.argument("run", type=click.Path(path_type=Path))
@@ -43,6 +44,9 @@ LATEST = "latest"
               help="Show everything about these samples instead; RUN comes first.")  # fmt: skip
 @click.option("--export", "rows_file", type=click.Path(path_type=Path), metavar="FILE.parquet|csv",
               help="Write one row per sample instead.")  # fmt: skip
+@click.option("--serve", "serves", is_flag=True, help="Serve a page of all samples to this machine's browser instead: "
+              "search, page through, select.")  # fmt: skip
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port of --serve.")
 @click.option("--overwrite", is_flag=True, help="Let --export replace an existing file.")
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="New path of the run's dataset, if it was moved.")  # fmt: skip
@@ -54,7 +58,7 @@ LATEST = "latest"
 def inspect(
     context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], rows_file: Path | None, at: str,
     against: str | None, by: tuple[str, ...], with_map: bool, suspects: int | None, weights: Weights | None,
-    overwrite: bool, data: Path | None, to: Path | None, allow_code: bool, as_json: bool,
+    serves: bool, port: int, overwrite: bool, data: Path | None, to: Path | None, allow_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
 
@@ -66,11 +70,17 @@ def inspect(
         raise click.UsageError(f"unexpected argument {more_ids[0]}; sample ids come after --sample")
     if as_json:
         _refuse(context, "--json", "to")
+    if not serves:
+        _refuse(context, "a page that is not served (--serve)", "port")
     if rows_file:
         _refuse(context, "--export", "ids", "against", "by", "with_map", "to", "as_json")
         if not suspects:
             _refuse(context, "--export without --confirm", "weights", "allow_code")
         inspecting.export(run, rows_file, at, data, overwrite, suspects or 0, weights, allow_code)
+    elif serves:
+        _refuse(context, "--serve", "ids", "against", "by", "with_map", "suspects", "weights", "allow_code",
+                "overwrite", "as_json")  # fmt: skip
+        inspecting.serve(run, at, data, to, port)
     elif ids:
         _refuse(context, "--sample", "against", "by", "with_map", "suspects", "weights", "allow_code", "overwrite")
         inspecting.print_samples(run, (*ids, *more_ids), at, data, to, as_json)

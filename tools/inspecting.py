@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from .inspection.run import Inspection
 from .inspection.samples import Sample, read_histories
 from .inspection.survey import Survey
 from .plain_text import plain_text
-from .progress import progress_bar, working
+from .progress import progress_bar, task_bars, working
 from .report.page import history_table, write_report, write_samples
 from .report.sheets import facts
 from .terminal import print_facts, print_table
@@ -127,3 +128,24 @@ def export(
     inspection, samples = read_again(write, run, at, data)
     print_facts([("note", note) for note in inspection.notes])
     click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")
+
+
+def serve(run: Path, at: str, data: Path | None, to: Path | None, port: int) -> None:
+    """Serve the page of all samples until Ctrl-C, after making its index."""
+    from .serving.answers import Answers
+    from .serving.catalogue import Catalogue, open_catalogue
+    from .serving.server import PageServer
+
+    folder = _writable(run, to)
+
+    def opened(inspection: Inspection) -> tuple[Inspection, Catalogue]:
+        with task_bars() as on_progress:
+            return inspection, open_catalogue(inspection, folder, on_progress)
+
+    inspection, catalogue = read_again(opened, run, at, data)
+    with closing(catalogue), PageServer(Answers(inspection, catalogue), port) as server:
+        print_facts([("note", note) for note in inspection.notes])
+        click.echo(f"{server.address}\nOnly this machine, and whoever has this address, can open the page. "
+                   "Ctrl-C ends it.")  # fmt: skip
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()

@@ -28,6 +28,8 @@ from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights
+    from .serving.answers import Answers
+    from .serving.server import PageServer
 
 
 def report(
@@ -134,7 +136,6 @@ def serve(run: Path, at: str, data: Path | None, to: Path | None, port: int) -> 
     """Serve the page of all samples until Ctrl-C, after making its index."""
     from .serving.answers import Answers
     from .serving.catalogue import Catalogue, open_catalogue
-    from .serving.server import PageServer
 
     folder = _writable(run, to)
 
@@ -143,9 +144,18 @@ def serve(run: Path, at: str, data: Path | None, to: Path | None, port: int) -> 
             return inspection, open_catalogue(inspection, folder, on_progress)
 
     inspection, catalogue = read_again(opened, run, at, data)
-    with closing(catalogue), PageServer(Answers(inspection, catalogue), port) as server:
+    with closing(catalogue), _listening(Answers(inspection, catalogue), port) as server:
         print_facts([("note", note) for note in inspection.notes])
         click.echo(f"{server.address}\nOnly this machine, and whoever has this address, can open the page. "
                    "Ctrl-C ends it.")  # fmt: skip
         with suppress(KeyboardInterrupt):
             server.serve_forever()
+
+
+def _listening(answers: Answers, port: int) -> PageServer:
+    from .serving.server import PageServer
+
+    try:
+        return PageServer(answers, port)
+    except OSError as error:
+        raise RunError(f"port {port} cannot be used: {error.strerror}; choose another one with --port") from error

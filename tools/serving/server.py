@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
             ids, tags = [int(id) for id in asked["ids"]], [str(tag) for tag in asked["tags"]]
             if len(ids) != len(tags) or not all(0 <= id < 1 << 63 for id in ids):
                 raise ValueError("each id has a tag")
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             return _error(f"not a selection: {error}", HTTPStatus.BAD_REQUEST)
         return Reply(self.server.answers.selection(ids, tags), _PARQUET)
 

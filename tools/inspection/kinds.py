@@ -146,6 +146,11 @@ class SampleKinds:
     confirmed: dict[str, int] = field(default_factory=dict)
     """Kind -> how many of `counts` a forward pass decided."""
 
+    @property
+    def worth_showing(self) -> bool:
+        """Whether the state's fields allow any kind but too few visits and ordinary."""
+        return len(self.counts) > 2
+
 
 class KindCounts:
     """Counts blocks of samples by kind and keeps those to show. Memory does not grow with the samples."""

@@ -69,7 +69,7 @@ def _print_summary(findings: Findings) -> None:
     survey = findings.survey
     said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
     print_facts([*summary.facts(findings.inspection, survey), *said])
-    if survey is None or survey.kinds is None:
+    if survey is None or survey.kinds is None or not survey.kinds.worth_showing:
         return
     if survey.sides:
         _print_tau(findings, survey)

@@ -157,7 +157,8 @@ def _progress(title: str, total: int, rows: int) -> Iterator[Callable[[int], Non
 def shown_ids(survey: Survey, drift: Drift | None) -> list[int]:
     """Return the ids of samples shown with pictures, repeated as often as they are shown."""
     movers = [mover for side in (drift.sides if drift else ()) for mover in (*side.most_risen, *side.most_fallen)]
-    of_kinds = [id for ids in (survey.kinds.sheets.values() if survey.kinds else ()) for id in ids]
+    kinds = survey.kinds.sheets.values() if survey.kinds and survey.kinds.worth_showing else ()
+    of_kinds = [id for ids in kinds for id in ids]
     ends = [id for sheet in survey.sheets for id in sheet.sample_ids]
     return [*ends, *of_kinds, *(mover.sample_id for mover in movers)]
 

@@ -39,9 +39,9 @@ class KindRules:
     """How the kinds of a snapshot's samples are decided; kinds for which the state lacks a field are never given."""
 
     log_s: tuple[str, ...]
-    """Columns of log s, one per side; the next two are None or empty if a setting or the field is missing."""
+    """Columns of log s, one per side."""
     stuck: tuple[tuple[str, str, str], ...]
-    """Columns of tau, u and log s, per side."""
+    """Columns of tau, u and log s, per side that has them; empty if the objective sets no bounds of tau and u."""
     floor: float
     """tau_min · NEAR_FLOOR."""
     clip: float
@@ -101,8 +101,9 @@ class KindRules:
     def score(self, rows: Rows) -> NDArray[np.float64]:
         """float64 [m]: sum of log s over the sides; above 0, the negatives outweigh the positive. 0 without log s."""
         score = np.zeros(len(rows[VISITS]))
-        for name in self.log_s:
-            score += rows[name]
+        with np.errstate(invalid="ignore"):  # damaged rows may hold both infinities
+            for name in self.log_s:
+                score += rows[name]
         return score
 
     def is_rare(self, rows: Rows) -> NDArray[np.bool_]:
@@ -116,7 +117,8 @@ class KindRules:
         """float64 [m]: tau relative to the bound of the rare ones, on the side where that is lowest."""
         lowest = np.full(len(rows[VISITS]), np.inf)
         for side, bound in self.rare_below.items():
-            np.fmin(lowest, rows[f"{side}/tau"] / bound, out=lowest)
+            with np.errstate(all="ignore"):  # nothing forbids a tau of 0 in an objective of a user's own
+                np.fmin(lowest, rows[f"{side}/tau"] / bound, out=lowest)
         return lowest
 
 
@@ -143,6 +145,11 @@ class SampleKinds:
     """int64: stuck and misfit samples with the highest score, highest first, as many as were asked for."""
     confirmed: dict[str, int] = field(default_factory=dict)
     """Kind -> how many of `counts` a forward pass decided."""
+
+    @property
+    def worth_showing(self) -> bool:
+        """Whether the state's fields allow any kind but too few visits and ordinary."""
+        return len(self.counts) > 2
 
 
 class KindCounts:

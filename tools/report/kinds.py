@@ -28,9 +28,9 @@ _FIGURES = {"too_few_visits": (_VISITS,), "stuck": (_LOG_S,), "misfit": (_LOG_S,
 
 
 def kinds(survey: Survey, confirmation: Confirmation | None, cards: Cards) -> str:
-    """Return a table of the kinds and a contact sheet of each; empty without kinds."""
+    """Return a table of the kinds and a contact sheet of each; empty if the state says too little."""
     found = survey.kinds
-    if found is None:
+    if found is None or not found.worth_showing:
         return ""
     caption = "Every sample has the first of these kinds that applies, decided from its row of state alone"
     caption += f" or by a forward pass: {summary.confirmation(confirmation)}." if confirmation else "."

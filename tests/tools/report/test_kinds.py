@@ -18,10 +18,10 @@ def section(page, heading="Kinds of samples"):
 
 @pytest.fixture(scope="module")
 def shown(hostile_dataset, write_state, tmp_path_factory):
-    """The section of a run whose samples 0 to 6, with all of the hostile captions, are misfits."""
+    """The section of a run whose samples 30 to 36, with all of the hostile captions, are misfits."""
     ids = np.arange(hostile_dataset.n)
     columns = {f"{side}/tau": np.linspace(0.1, 0.2, len(ids)) for side in ("image", "text")}
-    columns |= {f"{side}/log_s": np.where(ids < 7, 7.0 - ids, -1.0) for side in ("image", "text")}
+    columns |= {f"{side}/log_s": np.where((ids >= 30) & (ids < 37), 37.0 - ids, -1.0) for side in ("image", "text")}
     for name, value in {"tau": 0.005, "log_s": 2, "u": 5}.items():
         columns.setdefault(f"text/{name}", np.zeros(len(ids)))[9] = value
     run = write_state(tmp_path_factory.mktemp("page") / "run", hostile_dataset, columns, np.where(ids == 20, 2, 5))
@@ -30,9 +30,6 @@ def shown(hostile_dataset, write_state, tmp_path_factory):
 
 
 def test_every_kind_has_its_count_and_its_share(shown):
-    rows = dict(re.findall(r'<th scope="row"><bdi>(\w+)</bdi></th><td data-value="">|<th scope="row"><bdi>(\w+)</bdi>',
-                           shown[0]))  # fmt: skip
-    assert [*rows, *rows.values()].count("misfit") == 1
     cells = re.findall(r'<th scope="row"><bdi>(\w+)</bdi></th><td>([\d,]+)</td><td>([\d.]+)%</td><td>([\d,]+)</td>',
                        shown[0])  # fmt: skip
     counts = shown[1].survey.kinds.counts
@@ -56,7 +53,7 @@ def test_hostile_captions_on_the_sheets_are_escaped(shown):
     assert "&quot;&gt;&lt;img src=x onerror=alert(1)&gt;" in shown[0]
     assert not re.search(r"<(script|img src=x|style)\b", shown[0])
     assert not re.search(r"[\x00-\x08\x1b\u202a-\u202e\u2066-\u2069]", shown[0])
-    assert 'alt="picture of sample 0"' in shown[0]
+    assert 'alt="picture of sample 30"' in shown[0]
 
 
 def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, write_state, tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -13,10 +15,13 @@ import pyarrow.parquet as pq
 
 from ...pipeline.augment import RECIPES
 from ...pipeline.dataset import Dataset
+from ...pipeline.errors import DatasetError
+from ...state_store import StateReader
 from ...trainer.errors import ConfigError
 from ..inspection.kinds import KIND_NAMES
 from ..inspection.run import Inspection
-from ..inspection.samples import read_histories
+from ..inspection.samples import read_ids
+from ..inspection.through_time import read_every_snapshot
 from ..plain_text import plain_text
 from .catalogue import Catalogue
 from .queries import Finder, Query
@@ -36,6 +41,11 @@ class Answers:
         self._inspection, self._catalogue, self._finder = inspection, catalogue, Finder(catalogue)
         counts = np.bincount(catalogue.kinds, minlength=len(KIND_NAMES))
         self._kinds = {name: int(count) for name, count in zip(KIND_NAMES, counts, strict=True)}
+        if inspection.dataset:
+            with suppress(DatasetError, OSError):  # which the reader is told who asks for such a sample
+                # Loads the compiled code, for which the first reader would wait.
+                self.sample(0)
+                self.picture(0)
 
     def about(self) -> Json:
         """What the page says of the run, and what there is to choose from."""
@@ -76,23 +86,34 @@ class Answers:
         ]
 
     def sample(self, sample_id: int) -> Json:
-        """Everything about one sample. Raises ConfigError for an unknown id, and as read_histories."""
-        (sample,) = read_histories(self._inspection, [sample_id])
-        index = self._catalogue
-        text = index.texts.of([sample_id])[0] if index.texts else None
-        table = {name: value for name, value in sample.table.items() if name not in _ON_CARD}
+        """Everything about one sample. Raises ConfigError for an unknown id, DatasetError."""
+        index, dataset = self._catalogue, self._inspection.dataset
+        if not 0 <= sample_id < index.samples:
+            raise ConfigError(f"no such sample: {sample_id}; the run has {index.samples:,} samples, with ids "
+                              f"0 … {index.samples - 1}")  # fmt: skip
         (card,) = self.cards([sample_id])
+        text = index.texts.of([sample_id])[0] if index.texts else None
+        table = dataset.rows([sample_id])[0] if dataset else {}
         return card | {
             "captions": [plain_text(line, _LONGEST) for line in text.caption.splitlines()] if text else [],
-            "table": {name: plain_text(str(value), 1000) for name, value in table.items() if value is not None},
-            "state": {name: _number(value) for name, value in sample.state.items()},
-            "history": [
-                {"tag": at.snapshot.tag, "step": at.snapshot.step,
-                 "tau": {side: _number(at.values[f"{side}/tau"]) for side in index.taus}}
-                for at in sample.history
-            ],
-            "views": self._recipe() in RECIPES and self._inspection.dataset is not None,
+            "table": {name: plain_text(str(value), 1000) for name, value in table.items()
+                      if value is not None and name not in _ON_CARD},
+            "state": {name: _number(values[sample_id]) for name, values in index.columns.items()},
+            "history": self._history(sample_id),
+            "views": self._recipe() in RECIPES and dataset is not None,
         }  # fmt: skip
+
+    def _history(self, sample_id: int) -> list[Json]:
+        """Tau at every snapshot that the run still has, oldest first."""
+        sides, ids = list(self._catalogue.taus), np.array([sample_id])
+
+        def read(reader: StateReader) -> Json:
+            rows = read_ids(reader, ids, [f"{side}/tau" for side in sides])
+            tau = {side: _number(rows[f"{side}/tau"][0]) for side in sides}
+            return {"tag": reader.snapshot.tag, "step": reader.snapshot.step, "tau": tau}
+
+        # With notes of its own: a snapshot that is missing would be noted at every question.
+        return read_every_snapshot(replace(self._inspection, notes=[]), read)
 
     def picture(self, sample_id: int) -> bytes:
         """The stored JPEG. Raises DatasetError, ConfigError without the dataset."""

@@ -99,8 +99,8 @@ def took(work: Callable[..., int], *arguments: Any) -> Took:
 def make_run(rows: int, directory: Path) -> tuple[int, int]:
     """Write `directory`/dataset and `directory`/run: a run of iSogCLR with three snapshots after its start.
 
-    Nothing is trained. Each snapshot puts every row once more; tau rises with the size of the sample's class, as after
-    a training that worked. Return the numbers of samples and shards.
+    Nothing is trained. Each snapshot puts every row twice more, so that samples of nearly all kinds occur; tau rises
+    with the size of the sample's class, as after a training that worked. Return the numbers of samples and shards.
     """
     # Imported here: the measured processes import this file, and torch would count.
     from torch import from_numpy
@@ -130,7 +130,9 @@ def make_run(rows: int, directory: Path) -> tuple[int, int]:
             share = (1 + epoch) / SNAPSHOTS
             middle = (1 - share) * start + share * target[ids % len(target)]
             rows_of_ids = _rows(int(ids[0]), middle, spread=0.3 * share).items()
-            store.put(ids, {name: from_numpy(values) for name, values in rows_of_ids}, step=1 + done)
+            put = {name: from_numpy(values) for name, values in rows_of_ids}
+            for _ in range(2):
+                store.put(ids, put, step=1 + done)
             if piece == len(pieces) - 1:
                 store.snapshot(1 + done, epoch=1 + epoch).result()
     return dataset.n, shards

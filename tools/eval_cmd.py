@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +10,7 @@ import click
 
 from .dataset_path import DatasetPath
 from .own_code import ALLOW
-from .progress import ProgressBar, progress_bar
+from .progress import task_bars
 from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ def eval_(
     directory.config()  # refuse what is not a run before importing torch
     from ..trainer.evaluation.evaluate import evaluate
 
-    with _progress() as on_progress:
+    with task_bars() as on_progress:
         evaluation = evaluate(
             directory, *sets, at=at, data=data, network=network, weights=weights, templates=templates,
             allow_code=allow_code, on_progress=on_progress,
@@ -85,21 +83,6 @@ def eval_(
         click.echo(json.dumps(used | _to_json(run, evaluation), allow_nan=False))
     else:
         _print_scores(run, network, evaluation)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Show a bar on stderr for the current task."""
-    with ExitStack() as open_bar:
-        bars: dict[str, ProgressBar] = {}
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in bars:
-                open_bar.close()
-                bars[what] = open_bar.enter_context(progress_bar(what, total))
-            bars[what].update(done)
-
-        yield show
 
 
 def _to_json(run: Path, evaluation: Evaluation) -> dict[str, Any]:

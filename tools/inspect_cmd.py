@@ -21,7 +21,9 @@ LATEST = "latest"
     "  thermopile inspect runs/cc3m\n"
     "  thermopile inspect runs/cc3m --at step-12000 --against step-4000\n"
     "  thermopile inspect runs/cc3m --by folder --map\n"
+    "  thermopile inspect runs/cc3m --confirm 5000\n"
     "  thermopile inspect runs/cc3m --sample 1204 77\n"
+    "  thermopile inspect runs/cc3m --serve\n"
     "  thermopile inspect runs/cc3m --export rows.parquet",
 )
 @click.argument("run", type=click.Path(path_type=Path))
@@ -33,12 +35,18 @@ LATEST = "latest"
 @click.option("--by", multiple=True, default=("group",), metavar="COLUMN", show_default="group, the class",
               help="Group by a column of the samples table, or by `folder`. Repeatable.")  # fmt: skip
 @click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the encoders' embeddings.")
+@click.option("--confirm", "suspects", type=click.IntRange(1), is_flag=False, flag_value=20_000, default=None,
+              metavar="[N]", help="Decide the kinds of the N most suspicious samples (20,000 without a number) by a "
+              "forward pass of the encoders.")  # fmt: skip
 @click.option("--weights", type=click.Choice(["averaged", "raw"]), show_default="averaged, where the run has them",
-              help="For --map: the moving average of the weights (model.ema), or the weights themselves.")  # fmt: skip
+              help="For --map and --confirm: the weights' moving average (model.ema), or the weights.")  # fmt: skip
 @click.option("--sample", "ids", type=click.IntRange(min=0), multiple=True, metavar="ID [ID…]",
               help="Show everything about these samples instead; RUN comes first.")  # fmt: skip
 @click.option("--export", "rows_file", type=click.Path(path_type=Path), metavar="FILE.parquet|csv",
               help="Write one row per sample instead.")  # fmt: skip
+@click.option("--serve", "serves", is_flag=True, help="Serve a page of all samples to this machine's browser instead: "
+              "search, page through, select.")  # fmt: skip
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port of --serve.")
 @click.option("--overwrite", is_flag=True, help="Let --export replace an existing file.")
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="New path of the run's dataset, if it was moved.")  # fmt: skip
@@ -49,8 +57,8 @@ LATEST = "latest"
 @click.pass_context
 def inspect(
     context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], rows_file: Path | None, at: str,
-    against: str | None, by: tuple[str, ...], with_map: bool, weights: Weights | None, overwrite: bool,
-    data: Path | None, to: Path | None, allow_code: bool, as_json: bool,
+    against: str | None, by: tuple[str, ...], with_map: bool, suspects: int | None, weights: Weights | None,
+    serves: bool, port: int, overwrite: bool, data: Path | None, to: Path | None, allow_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
 
@@ -62,17 +70,26 @@ def inspect(
         raise click.UsageError(f"unexpected argument {more_ids[0]}; sample ids come after --sample")
     if as_json:
         _refuse(context, "--json", "to")
+    if not serves:
+        _refuse(context, "a page that is not served (--serve)", "port")
     if rows_file:
-        _refuse(context, "--export", "ids", "against", "by", "with_map", "weights", "allow_code", "to", "as_json")
-        inspecting.export(run, rows_file, at, data, overwrite)
+        _refuse(context, "--export", "ids", "against", "by", "with_map", "to", "as_json")
+        if not suspects:
+            _refuse(context, "--export without --confirm", "weights", "allow_code")
+        inspecting.export(run, rows_file, at, data, overwrite, suspects or 0, weights, allow_code)
+    elif serves:
+        _refuse(context, "--serve", "ids", "against", "by", "with_map", "suspects", "weights", "allow_code",
+                "overwrite", "as_json")  # fmt: skip
+        inspecting.serve(run, at, data, to, port)
     elif ids:
-        _refuse(context, "--sample", "against", "by", "with_map", "weights", "allow_code", "overwrite")
+        _refuse(context, "--sample", "against", "by", "with_map", "suspects", "weights", "allow_code", "overwrite")
         inspecting.print_samples(run, (*ids, *more_ids), at, data, to, as_json)
     else:
         _refuse(context, "a report", "overwrite")
-        if not with_map:
-            _refuse(context, "a report without --map", "weights", "allow_code")
-        inspecting.report(run, at, against, tuple(dict.fromkeys(by)), with_map, weights, allow_code, data, to, as_json)
+        if not (with_map or suspects):
+            _refuse(context, "a report without --map or --confirm", "weights", "allow_code")
+        by = tuple(dict.fromkeys(by))
+        inspecting.report(run, at, against, by, with_map, suspects or 0, weights, allow_code, data, to, as_json)
 
 
 def _refuse(context: click.Context, what: str, *names: str) -> None:

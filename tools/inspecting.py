@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,30 +15,33 @@ from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
 from .inspection import summary
 from .inspection.as_json import samples_to_json, to_json
-from .inspection.findings import Findings, look, read_again, survey_with_progress
+from .inspection.findings import Findings, confirm_with_progress, look, read_again, survey_with_progress
 from .inspection.rows_export import check_target, export_rows
 from .inspection.run import Inspection
 from .inspection.samples import Sample, read_histories
 from .inspection.survey import Survey
 from .plain_text import plain_text
-from .progress import progress_bar, working
+from .progress import progress_bar, task_bars, working
 from .report.page import history_table, write_report, write_samples
 from .report.sheets import facts
 from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights
+    from .serving.answers import Answers
+    from .serving.server import PageServer
 
 
 def report(
-    run: Path, at: str, against: str | None, by: tuple[str, ...], with_map: bool, weights: Weights | None,
-    allow_code: bool, data: Path | None, to: Path | None, as_json: bool,
+    run: Path, at: str, against: str | None, by: tuple[str, ...], with_map: bool, suspects: int,
+    weights: Weights | None, allow_code: bool, data: Path | None, to: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print a summary and write the report, or print the findings as JSON."""
     folder = None if as_json else _writable(run, to)
     findings = look(
-        run, at=at, against=against, by=by, with_map=with_map, weights=weights, allow_code=allow_code, data=data
-    )
+        run, at=at, against=against, by=by, with_map=with_map, suspects=suspects, weights=weights,
+        allow_code=allow_code, data=data,
+    )  # fmt: skip
     if folder is None:
         click.echo(json.dumps(to_json(findings), allow_nan=False))
         return
@@ -65,8 +69,17 @@ def _print_summary(findings: Findings) -> None:
     survey = findings.survey
     said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
     print_facts([*summary.facts(findings.inspection, survey), *said])
-    if survey is None or not survey.sides:
+    if survey is None or survey.kinds is None or not survey.kinds.worth_showing:
         return
+    if survey.sides:
+        _print_tau(findings, survey)
+    head, rows = summary.kinds_table(survey.kinds)
+    print_table([head[0], *(f">{title}" for title in head[1:])], rows)
+    if found := findings.confirmation:
+        print_facts([("forward pass", summary.confirmation(found))])
+
+
+def _print_tau(findings: Findings, survey: Survey) -> None:
     names = [f">{side.name}" for side in survey.sides]
     ends = ["lowest … highest", *(summary.sparkline(side.tau) for side in survey.sides)]
     rows = [*summary.table(findings.inspection, survey, summary.TERMINAL_QUANTILES), ends]
@@ -99,16 +112,50 @@ def print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, t
     click.echo(path)
 
 
-def export(run: Path, to: Path, at: str, data: Path | None, overwrite: bool) -> None:
-    """Write one row per sample to a file."""
+def export(
+    run: Path, to: Path, at: str, data: Path | None, overwrite: bool, suspects: int, weights: Weights | None,
+    allow_code: bool,
+) -> None:  # fmt: skip
+    """Write one row per sample to a file, with kinds confirmed by a forward pass if there are to be suspects."""
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
-        samples = inspection.reader.samples if inspection.reader else 0
+        samples, confirmation = inspection.reader.samples if inspection.reader else 0, None
+        if suspects and (survey := survey_with_progress(inspection, (), suspects)):
+            _, confirmation = confirm_with_progress(inspection, survey, suspects, weights, allow_code)
         with progress_bar("exporting", samples) as bar:
-            export_rows(inspection, to, bar.update)
+            export_rows(inspection, to, bar.update, confirmation)
         return inspection, samples
 
     check_target(to, overwrite=overwrite)
     inspection, samples = read_again(write, run, at, data)
     print_facts([("note", note) for note in inspection.notes])
     click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")
+
+
+def serve(run: Path, at: str, data: Path | None, to: Path | None, port: int) -> None:
+    """Serve the page of all samples until Ctrl-C, after making its index."""
+    from .serving.answers import Answers
+    from .serving.catalogue import Catalogue, open_catalogue
+
+    folder = _writable(run, to)
+
+    def opened(inspection: Inspection) -> tuple[Inspection, Catalogue]:
+        with task_bars() as on_progress:
+            return inspection, open_catalogue(inspection, folder, on_progress)
+
+    inspection, catalogue = read_again(opened, run, at, data)
+    with closing(catalogue), _listening(Answers(inspection, catalogue), port) as server:
+        print_facts([("note", note) for note in inspection.notes])
+        click.echo(f"{server.address}\nOnly this machine, and whoever has this address, can open the page. "
+                   "Ctrl-C ends it.")  # fmt: skip
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+
+
+def _listening(answers: Answers, port: int) -> PageServer:
+    from .serving.server import PageServer
+
+    try:
+        return PageServer(answers, port)
+    except OSError as error:
+        raise RunError(f"port {port} cannot be used: {error.strerror}; choose another one with --port") from error

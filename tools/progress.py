@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -75,6 +75,21 @@ def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[Pr
     )  # fmt: skip
     with _BarAboveWords(*columns, console=console) as bar:
         yield ProgressBar(console, title, total, bar)
+
+
+@contextmanager
+def task_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Give a function of (task, done, total) that shows a bar on stderr for the current task."""
+    with ExitStack() as open_bar:
+        bars: dict[str, ProgressBar] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                open_bar.close()
+                bars[what] = open_bar.enter_context(progress_bar(what, total))
+            bars[what].update(done)
+
+        yield show
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Small runs made with the real parts: a converted dataset, settings as `train` resolves them, a state store."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -19,6 +20,13 @@ from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.run_directory import RunDirectory
 
 STEP = 5
+_QUIET = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+          "--disable-background-networking", "--disable-component-update")  # fmt: skip
+_WATCH = """
+window.seen = [];
+window.alert = (words) => window.seen.push(`alert ${words}`);
+document.addEventListener("securitypolicyviolation", (event) => window.seen.push(event.violatedDirective));
+"""
 
 
 @pytest.fixture
@@ -86,6 +94,32 @@ def write_run():
 
 
 @pytest.fixture(scope="session")
+def write_state():
+    """Write a run of `dataset` whose rows are given: `columns` maps fields to float32 [n], the others are 0.
+
+    visits: int [n]. objective: its name and settings.
+    """
+
+    def write(path, dataset, columns, visits, **objective):
+        run = RunDirectory(path)
+        tree = {"batch_size": 16, "data": {"path": str(dataset.path)}, "objective": {"name": "isogclr"} | objective}
+        config = resolve(load_config(tree), dataset)
+        run.create(config)
+        made = create_objective(config.objective.name, mode=config.objective.mode, **config.objective.settings)
+        identity = {"fields": made.fields, "dataset_fingerprint": dataset.index.fingerprint}
+        rows = {name: torch.zeros(dataset.n) for name in made.fields}
+        rows |= {name: torch.tensor(values, dtype=torch.float32) for name, values in columns.items()}
+        with StateStore.create(run.state, dataset.n, block_rows=64, **identity) as store:
+            for visit in range(max(visits)):
+                ids = np.flatnonzero(np.asarray(visits) > visit)
+                store.put(ids, {name: values[ids] for name, values in rows.items()}, step=STEP)
+            store.snapshot(STEP, epoch=1).result()
+        return run
+
+    return write
+
+
+@pytest.fixture(scope="session")
 def train_on():
     """Go on with a run that `write_run` wrote: put the tau of the samples in `visited`, and take a snapshot."""
 
@@ -129,3 +163,50 @@ def inspected(hostile_run, tmp_path_factory):
 @pytest.fixture(scope="session")
 def hostile_report(inspected):
     return inspected[0].report / "report.html"
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory):
+    """A real browser, one for all tests: Chromium without a window, driven by selenium; it needs no network."""
+    from selenium import webdriver
+
+    binaries = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
+    if missing := [name for name, path in binaries.items() if path is None]:
+        pytest.skip(f"{' and '.join(missing)} not installed (on Debian: apt-get install chromium chromium-driver)")
+    home = tmp_path_factory.mktemp("browser")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binaries["chromium"]
+    for argument in (*_QUIET, f"--user-data-dir={home / 'profile'}"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(binaries["chromedriver"], env={**os.environ, "HOME": str(home)})
+    driver = webdriver.Chrome(options, service)
+    driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": _WATCH})
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def open_page(driver):
+    """Return a function that opens a file or an address in a window of this size and returns the driver.
+
+    Nothing may go wrong there: when the test has ended, the console has no entry, no alert was seen, and the page's
+    policy forbade nothing.
+    """
+    opened = []
+
+    def open_one(page, size, *, theme="light", script=True):
+        width, height = size
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        scheme = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", scheme)
+        driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not script})
+        driver.get(page if isinstance(page, str) else page.as_uri())
+        opened.append(page)
+        return driver
+
+    yield open_one
+    if opened:
+        assert driver.execute_script("return window.seen ?? []") == []
+        assert driver.get_log("browser") == []

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .confirmation import Confirmation
 from .distribution import Distribution
 from .drift import Drift
 from .findings import Findings
 from .groups import Groups
+from .kinds import SampleKinds
 from .run import Inspection
 from .samples import Sample
 from .summary import QUANTILES, SETTINGS
@@ -19,7 +21,7 @@ from .through_time import ThroughTime
 
 NO_SURVEY: dict[str, Any] = {
     "never_visited": None, "visits": None, "staleness_steps": None, "fields": None, "sides": {},
-    "image_and_text_spearman": None, "groups": [],
+    "image_and_text_spearman": None, "groups": [], "kinds": None,
 }  # fmt: skip
 
 
@@ -34,6 +36,7 @@ def to_json(findings: Findings) -> dict[str, Any]:
         "samples": survey and survey.samples,
         "share_visited": survey and survey.share_visited,
         **(_survey(survey) if survey else NO_SURVEY),
+        "confirmation": findings.confirmation and _confirmation(findings.confirmation),
         "through_time": findings.through_time and _through_time(findings.through_time),
         "drift": findings.drift and _drift(findings.drift),
         "map": shown and {
@@ -85,7 +88,22 @@ def _survey(survey: Survey) -> dict[str, Any]:
         "sides": {side.name: _side(survey, side) for side in survey.sides},
         "image_and_text_spearman": survey.joint and survey.joint.spearman,
         "groups": [_groups(groups) for groups in survey.groups],
+        "kinds": survey.kinds and _kinds(survey.kinds),
     }
+
+
+def _kinds(kinds: SampleKinds) -> dict[str, Any]:
+    return {
+        name: {"samples": number, "confirmed": kinds.confirmed.get(name, 0), "first": kinds.sheets[name]}
+        for name, number in kinds.counts.items()
+    }
+
+
+def _confirmation(found: Confirmation) -> dict[str, Any]:
+    return {
+        "checkpoint": found.checkpoint, "weights": found.weights, "negatives": found.negatives,
+        "suspects": len(found.sample_ids), "misfit": int(found.misfit.sum()), "silent": int(found.silent.sum()),
+    }  # fmt: skip
 
 
 def _side(survey: Survey, side: Side) -> dict[str, Any]:

@@ -13,11 +13,9 @@ from numpy.typing import NDArray
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
-from ...state_store import Snapshot
-from ...trainer.checkpoint import LATEST, checkpoints_in
 from ...trainer.errors import ConfigError, RunError
 from ...trainer.evaluation.bands import BANDS, band_of_class
-from ...trainer.run_directory import find_checkpoint, load_found
+from .checkpoint_encoders import CheckpointEncoders, load_encoders
 from .correlation import NO_GROUP
 from .groups import CLASS_COLUMN, Groups
 from .run import Inspection
@@ -106,9 +104,6 @@ def embedding_map(
 def _made(
     inspection: Inspection, survey: Survey, weights: Weights | None, allow_code: bool, on_progress: OnProgress
 ) -> EmbeddingMap:
-    from ...trainer.encoders.averaging import chosen_weights
-
-    weights = chosen_weights(inspection.config.model, weights)
     pool, visited = survey.pool, len(survey.pool.sample_ids)
     if not survey.sides or inspection.reader is None:
         raise RunError("no sample has a temperature to show")
@@ -119,15 +114,11 @@ def _made(
     classes = next((g for g in survey.groups if g.column == CLASS_COLUMN and len(g.names) > 1), None)
     ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
     places = np.union1d(_stratified(pool, classes), np.concatenate([end for both in ends.values() for end in both]))
-    # The checkpoint of the snapshot's step, else the latest.
-    run, snapshot = inspection.run, inspection.reader.snapshot
-    checkpoint = checkpoints_in(run.checkpoints).get(snapshot.step) or find_checkpoint(run, LATEST)
-    features = _embed(
-        inspection, snapshot, inspection.dataset, checkpoint, weights, allow_code, pool.sample_ids[places], on_progress
-    )
+    found = load_encoders(inspection, inspection.reader.snapshot, inspection.dataset, weights, allow_code)
+    features = _embed(inspection, found, inspection.dataset, pool.sample_ids[places], on_progress)
     perplexity = min(PERPLEXITY, (len(features) * len(places) - 1) / 3)
     on_progress("t-SNE", 0, 1)
-    xy = np.split(_project(np.concatenate(features), perplexity, checkpoint), len(features))
+    xy = np.split(_project(np.concatenate(features), perplexity, found.checkpoint), len(features))
     on_progress("t-SNE", 1, 1)
     return EmbeddingMap(
         sample_ids=pool.sample_ids[places],
@@ -137,9 +128,9 @@ def _made(
         },
         kinds=_kinds(classes, places),
         similarity=(features[0] * features[1]).sum(1) if len(features) == 2 else None,
-        checkpoint=checkpoint.name,
+        checkpoint=found.checkpoint.name,
         perplexity=perplexity,
-        weights=weights,
+        weights=found.weights,
     )
 
 
@@ -182,23 +173,21 @@ def _kinds(classes: Groups | None, places: NDArray[np.int64]) -> Kinds | None:
 
 
 def _embed(
-    inspection: Inspection, snapshot: Snapshot, dataset: Dataset, checkpoint: Path, weights: Weights, allow_code: bool,
-    sample_ids: NDArray[np.int64], on_progress: OnProgress,
+    inspection: Inspection, found: CheckpointEncoders, dataset: Dataset, sample_ids: NDArray[np.int64],
+    on_progress: OnProgress,
 ) -> list[NDArray[np.float32]]:  # fmt: skip
-    """Return each side's features, float32 [m, d], rows of norm 1. Raises RunError, ConfigError, DatasetError."""
+    """Return each side's features, float32 [m, d], rows of norm 1. Raises RunError, DatasetError."""
     import torch
 
     from ...trainer.build import recipe_named
-    from ...trainer.evaluation.features import restore_encoders, sample_features
+    from ...trainer.evaluation.features import sample_features
 
-    config = inspection.config
-    info, training = load_found(checkpoint)
-    if info.snapshot != snapshot.id:
-        inspection.notes.append(f"No checkpoint belongs to the snapshot {snapshot.tag}: the map shows its temperatures "
-                                f"on the embeddings of checkpoint {checkpoint.name}.")  # fmt: skip
-    encoders = restore_encoders(config, checkpoint, training, dataset.index.tokenizer, weights, allow_code=allow_code)
+    data = inspection.config.data
+    if found.foreign_to:
+        inspection.notes.append(f"No checkpoint belongs to the snapshot {found.foreign_to}: the map shows its "
+                                f"temperatures on the embeddings of checkpoint {found.checkpoint.name}.")  # fmt: skip
     features = sample_features(
-        encoders, dataset, sample_ids, recipe_named(config.data.recipe), config.data.image_size, torch.device("cpu"),
+        found.encoders, dataset, sample_ids, recipe_named(data.recipe), data.image_size, torch.device("cpu"),
         partial(on_progress, "embeddings"),
     )  # fmt: skip
     return [of_side.numpy() for of_side in features]

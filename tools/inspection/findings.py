@@ -8,13 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, working
+from .confirmation import Confirmation, compared_ids, confirm, with_confirmed
 from .drift import Drift, drift, in_order
 from .embedding_map import EmbeddingMap, embedding_map
 from .groups import CLASS_COLUMN
+from .kinds import KIND_NAMES, STUCK
 from .run import LATEST, Inspection, read_run
 from .samples import Sample, read_samples
 from .survey import Side, Survey, survey
@@ -36,6 +40,7 @@ SOME_AT_TOP = 0.05
 NARROW = 1.1
 """Ratio of the 95 % quantile to the 5 % one; below it the temperatures are practically equal."""
 FEW_VISITED = 0.5
+MANY_STUCK = 0.01
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,8 @@ class Findings:
     """The samples shown with pictures, by id."""
     through_time: ThroughTime | None = None
     map: EmbeddingMap | None = None
+    confirmation: Confirmation | None = None
+    """The forward pass behind some of the survey's kinds."""
 
     @property
     def warnings(self) -> list[str]:
@@ -62,12 +69,13 @@ class Findings:
 
 def look(
     run: Path, *, at: str = LATEST, against: str | None = None, by: Sequence[str] = (CLASS_COLUMN,),
-    with_map: bool = False, weights: Weights | None = None, allow_code: bool = False, data: Path | None = None,
+    with_map: bool = False, suspects: int = 0, weights: Weights | None = None, allow_code: bool = False,
+    data: Path | None = None,
 ) -> Findings:  # fmt: skip
     """Inspect a run at one snapshot, and its history up to it.
 
-    at, against: tags, ids, or `latest`. by: columns to group the samples by. weights, allow_code: of the map's
-    encoders, as `embedding_map`. data: new path of the dataset.
+    at, against: tags, ids, or `latest`. by: columns to group the samples by. suspects: how many samples to confirm by a
+    forward pass. weights, allow_code: of the encoders, as `embedding_map`. data: new path of the dataset.
     Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot.
     """
     if with_map:  # the map draws and colours its samples by class
@@ -77,13 +85,15 @@ def look(
         """Read everything that the run may delete meanwhile."""
         if against and inspection.reader:
             in_order(inspection, inspection.reader, against)  # fail on a wrong name before reading all rows
-        found, moved = survey_with_progress(inspection, by), None
-        if found is None or not found.sides:
+        found, moved = survey_with_progress(inspection, by, suspects), None
+        if found is None or found.kinds is None:
             return Findings(inspection, found)
-        if against:
+        found, confirmation = confirm_with_progress(inspection, found, suspects, weights, allow_code)
+        if against and found.sides:
             with _progress("comparing snapshots", 2 * found.samples, 2 * found.samples) as on_progress:
                 moved = drift(inspection, against, on_progress)
-        return Findings(inspection, found, moved, read_samples(inspection, shown_ids(found, moved)))
+        samples = read_samples(inspection, shown_ids(found, moved))
+        return Findings(inspection, found, moved, samples, confirmation=confirmation)
 
     findings = read_again(read, run, at, data)
     inspection, found = findings.inspection, findings.survey
@@ -118,10 +128,24 @@ def read_again(read: Callable[[Inspection], T], run: Path, at: str, data: Path |
     return read(read_run(RunDirectory(run), at=at, data=data))
 
 
-def survey_with_progress(inspection: Inspection, by: Sequence[str]) -> Survey | None:
+def survey_with_progress(inspection: Inspection, by: Sequence[str], suspects: int = 0) -> Survey | None:
     samples = inspection.reader.samples if inspection.reader else 0
     with _progress("reading the state", 2 * samples, 2 * samples) as on_progress:
-        return survey(inspection, by, on_progress)
+        return survey(inspection, by, on_progress, suspects=suspects)
+
+
+def confirm_with_progress(
+    inspection: Inspection, survey: Survey, suspects: int, weights: Weights | None, allow_code: bool
+) -> tuple[Survey, Confirmation | None]:
+    """Return the survey with the kinds of its suspects confirmed, and how, if there are to be any."""
+    if not suspects or survey.kinds is None:
+        return survey, None
+    embedded = len(np.union1d(*compared_ids(survey, survey.kinds)))
+    with progress_bar("confirming kinds", embedded) as bar:
+        found = confirm(
+            inspection, survey, lambda done, total: bar.update(done), weights=weights, allow_code=allow_code
+        )
+    return (replace(survey, kinds=with_confirmed(survey.kinds, found)) if found else survey), found
 
 
 @contextmanager
@@ -133,7 +157,10 @@ def _progress(title: str, total: int, rows: int) -> Iterator[Callable[[int], Non
 def shown_ids(survey: Survey, drift: Drift | None) -> list[int]:
     """Return the ids of samples shown with pictures, repeated as often as they are shown."""
     movers = [mover for side in (drift.sides if drift else ()) for mover in (*side.most_risen, *side.most_fallen)]
-    return [id for sheet in survey.sheets for id in sheet.sample_ids] + [mover.sample_id for mover in movers]
+    kinds = survey.kinds.sheets.values() if survey.kinds and survey.kinds.worth_showing else ()
+    of_kinds = [id for ids in kinds for id in ids]
+    ends = [id for sheet in survey.sheets for id in sheet.sample_ids]
+    return [*ends, *of_kinds, *(mover.sample_id for mover in movers)]
 
 
 def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
@@ -144,6 +171,10 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
         if values.not_finite:
             yield (f"{values.not_finite:,} visited samples have a non-finite {name} and are left out. "
                    f"`thermopile state check {inspection.run.path}` lists them.")  # fmt: skip
+    stuck = survey.kinds.counts.get(KIND_NAMES[STUCK], 0) / survey.samples if survey.kinds else 0.0
+    if stuck >= MANY_STUCK:
+        yield (f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
+               "Limit them with objective.tau_step, 0.1 for example, or lower eta.")  # fmt: skip
     if survey.sides and inspection.config.objective.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
     else:

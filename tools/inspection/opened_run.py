@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from ...state_store.errors import FieldError, SampleIdError
 from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError
 from ...trainer.run_directory import RunDirectory
+from .kinds import KIND, KindRules, names_of, read_rules
 from .rows_export import SAMPLE_ID, sample_columns
 from .run import LATEST, Inspection, read_run
 from .samples import read_ids
@@ -73,7 +75,7 @@ class Temperatures:
     """The state of all samples at one snapshot: lazy zarr arrays by column, and pandas frames of samples."""
 
     def __init__(self, inspection: Inspection, reader: StateReader) -> None:
-        self._reader, self._dataset = reader, inspection.dataset
+        self._inspection, self._reader, self._dataset = inspection, reader, inspection.dataset
         self._sample_columns = sample_columns(inspection)
         self.snapshot = reader.snapshot
         self.samples = reader.samples
@@ -81,7 +83,8 @@ class Temperatures:
         self.sides = inspection.sides
         """`image` and `text` for pairs, else `sample`; empty without tau."""
         self.columns = (*self._sample_columns, *reader.columns)
-        """Columns of a frame: the samples table's (none without the dataset), the fields, `visits`, `last_step`."""
+        """Columns of a frame: the samples table's (none without the dataset), the fields, `visits`, `last_step`.
+        `frame` has `kind` only if it is named."""
         self.tau = {side: self.array(f"{side}/tau") for side in self.sides}
         """Side -> zarr array, float32 [samples]."""
 
@@ -95,7 +98,8 @@ class Temperatures:
     def frame(self, sample_ids: slice | ArrayLike | None = None, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """Return rows of samples in the given order, indexed by sample_id; by default all columns of all samples.
 
-        sample_ids: a slice, a range or a sequence of ids. Reads only the blocks of the state and the shards of the
+        sample_ids: a slice, a range or a sequence of ids. columns: of `columns`, and `kind`, by the state alone, for
+        which tau of all samples is read once. Reads only the blocks of the state and the shards of the
         samples table that hold them. The frame is held in memory: 4 bytes per column of the state, 8 for the id, plus
         texts; for very many samples, name the columns needed, or use `frames`.
         Raises SampleIdError for an invalid id, FieldError for an unknown column, DamagedChunkError, DatasetError.
@@ -103,17 +107,25 @@ class Temperatures:
         import pandas as pd
 
         names = list(self.columns if columns is None else columns)
-        if unknown := [name for name in names if name not in self.columns]:
-            raise FieldError(f"no such column: {', '.join(map(repr, unknown))}; the columns are {list(self.columns)}")
+        if unknown := [name for name in names if name not in (*self.columns, KIND)]:
+            known = [*self.columns, KIND]
+            raise FieldError(f"no such column: {', '.join(map(repr, unknown))}; the columns are {known}")
         ids = self._checked(sample_ids)
-        state = read_ids(self._reader, ids, [name for name in names if name in self._reader.columns])
+        needed = self._rules.columns if KIND in names else []
+        state = read_ids(self._reader, ids, list(dict.fromkeys([*needed, *(set(names) & {*self._reader.columns})])))
         frame = pd.DataFrame(state, index=pd.RangeIndex(len(ids)))
+        if KIND in names:
+            frame[KIND] = names_of(self._rules.kinds(state))
         from_table = [name for name in names if name in self._sample_columns]
         if self._dataset and from_table:
             frame = frame.join(self._dataset.take(ids, from_table).to_pandas())
         # Last, because repeated ids cannot be joined on.
         frame.index = pd.Index(ids, name=SAMPLE_ID)
         return frame[names]
+
+    @cached_property
+    def _rules(self) -> KindRules:
+        return read_rules(self._inspection)
 
     def frames(self, columns: Sequence[str] | None = None, rows: int = ROWS_AT_ONCE) -> Iterator[pd.DataFrame]:
         """Yield all samples, ordered by id, as frames of `rows` rows; the last may be shorter."""

@@ -15,10 +15,14 @@ from ...files import written_aside
 from ...pipeline.dataset import PLACE_IN_SHARD
 from ...state_store import StateReader
 from ...trainer.errors import ConfigError, RunError
+from .confirmation import Confirmation
+from .kinds import KIND, KIND_NAMES, Codes, KindRules, read_rules
 from .run import Inspection
 from .state_blocks import read_blocks
 
-SAMPLE_ID = "sample_id"
+SAMPLE_ID, KIND_FROM = "sample_id", "kind_from"
+LEVELS = ("state", "forward_pass")
+"""Values of kind_from."""
 
 
 def _parquet_writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
@@ -43,22 +47,26 @@ def check_target(to: Path, *, overwrite: bool) -> None:
         raise ConfigError(f"{to} exists; choose another name, or replace it with --overwrite")
 
 
-def export_rows(inspection: Inspection, to: Path, on_progress: Callable[[int], None] = lambda done: None) -> None:
+def export_rows(
+    inspection: Inspection, to: Path, on_progress: Callable[[int], None] = lambda done: None,
+    confirmation: Confirmation | None = None,
+) -> None:  # fmt: skip
     """Write one row per sample, ordered by id, as Parquet or CSV by the suffix of `to`.
 
     Columns: sample_id, int64; those of the samples table, if the dataset could be opened; every field of the state,
-    float32; visits and last_step, uint32. The file replaces `to` atomically once it is complete and synced; on failure
-    nothing is left behind. Calls on_progress with the number of rows written so far.
+    float32; visits and last_step, uint32; kind and kind_from, text. The file replaces `to` atomically once it is
+    complete and synced; on failure nothing is left behind. confirmation: kinds decided by a forward pass. Calls
+    on_progress with the number of rows written so far.
     Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
     snapshot meanwhile, DatasetError, OSError.
     """
     if inspection.reader is None:
         raise RunError(f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
                        "the first checkpoint writes one")  # fmt: skip
-    schema = _schema(inspection, inspection.reader)
+    schema, rules = _schema(inspection, inspection.reader), read_rules(inspection)
     with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
         done = 0
-        for table in _tables(inspection, inspection.reader, schema):
+        for table in _tables(inspection, inspection.reader, schema, rules, confirmation):
             writer.write_table(table)
             done += len(table)
             on_progress(done)
@@ -68,7 +76,7 @@ def sample_columns(inspection: Inspection) -> list[str]:
     """Return the samples table's columns to export: all but the row in the shard; none without a dataset."""
     if inspection.reader is None or inspection.dataset is None:
         return []
-    left_out = {PLACE_IN_SHARD, SAMPLE_ID, *inspection.reader.columns}
+    left_out = {PLACE_IN_SHARD, SAMPLE_ID, KIND, KIND_FROM, *inspection.reader.columns}
     return [name for name in inspection.dataset.schema.names if name not in left_out]
 
 
@@ -81,10 +89,14 @@ def _schema(inspection: Inspection, reader: StateReader) -> pa.Schema:
         "thermopile.snapshot": snapshot.id, "thermopile.tag": snapshot.tag, "thermopile.step": str(snapshot.step),
         "thermopile.dataset_fingerprint": reader.dataset_fingerprint,
     }  # fmt: skip
-    return pa.schema([(SAMPLE_ID, pa.int64()), *table, *state], metadata=metadata)
+    kinds = [(KIND, pa.string()), (KIND_FROM, pa.string())]
+    return pa.schema([(SAMPLE_ID, pa.int64()), *table, *state, *kinds], metadata=metadata)
 
 
-def _tables(inspection: Inspection, reader: StateReader, schema: pa.Schema) -> Iterator[pa.Table]:
+def _tables(
+    inspection: Inspection, reader: StateReader, schema: pa.Schema, rules: KindRules,
+    confirmation: Confirmation | None,
+) -> Iterator[pa.Table]:  # fmt: skip
     """Yield all rows of the export, block by block."""
     dataset, names = inspection.dataset, sample_columns(inspection)
     samples: Iterator[pa.Table] | None = None
@@ -95,4 +107,18 @@ def _tables(inspection: Inspection, reader: StateReader, schema: pa.Schema) -> I
             samples = samples or dataset.tables(names, len(block))
             found = next(samples)
             columns |= {name: found[name] for name in names}
+        columns |= _kind_columns(block, rules.kinds(rows), confirmation)
         yield pa.table(columns, schema=schema)
+
+
+def _kind_columns(block: range, kinds: Codes, confirmation: Confirmation | None) -> dict[str, pa.Array]:
+    """Return the columns of a block's kinds, int8 [m] by the state alone, and of which level decided them."""
+    confirmed = np.zeros(len(block), np.int8)
+    if confirmation:
+        here = slice(*np.searchsorted(confirmation.sample_ids, (block.start, block.stop)))
+        places = confirmation.sample_ids[here] - block.start
+        kinds[places], confirmed[places] = confirmation.kinds[here], 1
+    return {
+        KIND: pa.DictionaryArray.from_arrays(kinds, list(KIND_NAMES)).dictionary_decode(),
+        KIND_FROM: pa.DictionaryArray.from_arrays(confirmed, list(LEVELS)).dictionary_decode(),
+    }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .confirmation import Confirmation
 from .distribution import Distribution
 from .drift import Drift
+from .kinds import SampleKinds
 from .run import Inspection
 from .survey import Survey
 
@@ -88,6 +90,25 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
             [f"with {word} labels permuted", *(correlation(c and c.permuted) for c in found)],
         ]
     return rows
+
+
+def kinds_table(kinds: SampleKinds) -> tuple[Row, list[Row]]:
+    """Return head and rows of a table of the samples' kinds, and by which level they were decided."""
+    head, total = ["kind", "samples", "share", "by the state alone"], sum(kinds.counts.values())
+    rows = []
+    for name, number in kinds.counts.items():
+        confirmed = kinds.confirmed.get(name, 0)
+        rows.append([name, f"{number:,}", share(number / total), f"{number - confirmed:,}"])
+        if kinds.confirmed:
+            rows[-1].append(f"{confirmed:,}")
+    return ([*head, "by a forward pass"] if kinds.confirmed else head), rows
+
+
+def confirmation(found: Confirmation) -> str:
+    """Describe a forward pass and what it found."""
+    return (f"{len(found.sample_ids):,} suspects compared with {found.negatives:,} random samples, by the "
+            f"{found.weights} weights of checkpoint {found.checkpoint}: {found.misfit.sum():,} have a negative above "
+            f"their positive, {found.silent.sum():,} are silent (w < 0.01)")  # fmt: skip
 
 
 def drift_table(found: Drift) -> list[Row]:

@@ -14,6 +14,7 @@ from ...state_store.schema import LAST_STEP, VISITS
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Smallest
 from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsError, check_columns
+from .kinds import KindCounts, KindRules, SampleKinds
 from .run import Inspection, TauSettings
 from .state_blocks import Rows, read_blocks
 
@@ -83,6 +84,8 @@ class Survey:
     pool: Pool
     groups: list[Groups]
     """One entry per requested column that has groups."""
+    kinds: SampleKinds | None
+    """None if no sample was visited."""
 
     @property
     def visited(self) -> int:
@@ -94,10 +97,12 @@ class Survey:
 
 
 def survey(
-    inspection: Inspection, by: Sequence[str] = (CLASS_COLUMN,), on_progress: Callable[[int], None] = lambda done: None
-) -> Survey | None:
+    inspection: Inspection, by: Sequence[str] = (CLASS_COLUMN,), on_progress: Callable[[int], None] = lambda done: None,
+    *, suspects: int = 0,
+) -> Survey | None:  # fmt: skip
     """Survey the inspection's whole snapshot; None if it has none. `by`: columns to group the samples by.
 
+    suspects: how many of the samples that may be stuck or misfits to name, for a forward pass.
     Notes why parts are missing. Calls on_progress with the rows read so far, out of twice the number of samples.
     Raises ConfigError for an unknown column, DamagedChunkError, SnapshotNotFoundError if the run deletes the snapshot
     meanwhile, DatasetError.
@@ -116,14 +121,15 @@ def survey(
         notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
     elif inspection.sides and not sides:
         notes.append("No visited sample has a finite tau. `thermopile state check` lists them.")
-    second = _SecondPass(first, sides, inspection, by)
-    for block, rows in read_blocks(reader, [*(f"{side.name}/tau" for side in sides), VISITS]) if sides else ():
+    second = _SecondPass(first, sides, inspection, by, suspects)
+    for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
         second.add(block, rows)
         on_progress(reader.samples + block.stop)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     return Survey(
         reader.samples, first.never_visited, first.visits, first.staleness, first.fields, sides,
         second.joint.result() if second.joint else None, second.sheets(), pool, second.groups(pool),
+        second.kinds.result() if first.staleness.count else None,
     )  # fmt: skip
 
 
@@ -183,8 +189,13 @@ class _FirstPass:
 class _SecondPass:
     """Figures from the second pass over all rows, which need those of the first."""
 
-    def __init__(self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str]) -> None:
+    def __init__(
+        self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str], suspects: int
+    ) -> None:
         self._sides, self._notes = sides, inspection.notes
+        rules = KindRules.of(inspection, {side.name: side.tau for side in sides})
+        self.kinds = KindCounts(rules, suspects)
+        self.columns = list(dict.fromkeys([*(f"{side.name}/tau" for side in sides), *rules.columns]))
         drawn = first.pool.chosen()[0]
         self.pool, self._random = np.sort(drawn), drawn[:SHEET_SAMPLES].tolist()
         self.pool_tau: dict[str, list[NDArray[np.float32]]] = {side.name: [] for side in sides}
@@ -196,6 +207,7 @@ class _SecondPass:
         self._grouping = [(GroupCounts(column, limits), Labels(dataset, column)) for column in by if dataset]
 
     def add(self, block: range, rows: Rows) -> None:
+        self.kinds.add(block, rows)
         tau = {side.name: rows[f"{side.name}/tau"] for side in self._sides}
         seen = with_tau(rows, tau)
         pooled = self.pool[slice(*np.searchsorted(self.pool, (block.start, block.stop)))] - block.start

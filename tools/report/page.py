@@ -18,6 +18,7 @@ from .figures.by_group import draw_tau_by_group
 from .figures.over_time import draw_history
 from .figures.style import LIGHT, png_of
 from .html import MAX_CHARACTERS, Cell, Row, data_uri, document, facts_list, figure, table
+from .kinds import kinds
 from .sheets import Cards, data_uris, facts, number, read_pictures, state_word
 
 PAGE, SAMPLES_PAGE = "report.html", "samples.html"
@@ -51,9 +52,11 @@ def build_page(findings: Findings) -> str:
                for groups in survey.groups} if survey else {}  # fmt: skip
     following = _following(findings)
     used = sum(len(content.encode()) for content in (*leading.values(), *following.values()))
-    ends, movers = _sheets(findings, MAX_BYTES - used)
+    ends, of_kinds, movers = _sheets(findings, MAX_BYTES - used)
     if ends:
         leading["Coldest and hottest"] = ends
+    if of_kinds:
+        leading["Kinds of samples"] = of_kinds
     if findings.drift:
         following["Drift"] += movers
     dataset = (inspection.dataset.path if inspection.dataset else Path(inspection.config.data.path)).resolve().name
@@ -85,18 +88,19 @@ def _following(findings: Findings) -> dict[str, str]:
     return parts
 
 
-def _sheets(findings: Findings, room: int) -> tuple[str, str]:
-    """Return contact sheets of the ends of tau and of the samples that moved most, empty if there are none.
+def _sheets(findings: Findings, room: int) -> tuple[str, str, str]:
+    """Return contact sheets of the ends of tau, of the kinds and of the samples that moved most; empty without them.
 
     They fit `room` bytes: texts are cut to at most half of it, pictures are reduced.
     """
     survey, drift = findings.survey, findings.drift
     if survey is None or not findings.samples:
-        return "", ""
+        return "", "", ""
 
-    def built(pictures: Mapping[int, str], longest: int) -> tuple[str, str]:
+    def built(pictures: Mapping[int, str], longest: int) -> tuple[str, str, str]:
         cards = Cards(findings.samples, pictures, longest)
-        return sections.sheets(survey, cards), sections.movers(drift, cards) if drift else ""
+        of_kinds = kinds(survey, findings.confirmation, cards)
+        return sections.sheets(survey, cards), of_kinds, sections.movers(drift, cards) if drift else ""
 
     for longest in LONGEST_TEXTS:
         size = sum(len(sheets.encode()) for sheets in built({}, longest))

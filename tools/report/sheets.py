@@ -15,7 +15,7 @@ from ..inspection.summary import share
 from .html import data_uri, facts_list, text
 
 _TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "width": "width (pixels)",
-          "height": "height (pixels)"}  # fmt: skip
+          "height": "height (pixels)", "altered": "altered"}  # fmt: skip
 """Columns of the samples table shown on a card -> their labels."""
 EDGES = (384, 288, 224, 160, 112, 80, 48)
 """Sizes to try for a picture's longer side, in pixels, from clear to barely recognisable."""

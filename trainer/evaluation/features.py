@@ -72,7 +72,8 @@ def image_features(
     def embed(batch: Batch) -> list[Tensor]:
         return [encoder(batch.views[0].to(device))]
 
-    return _of_samples(embed, dataset, np.arange(dataset.n), recipe, image_size, on_progress)[0]
+    still = evaluation_recipe(recipe)
+    return _of_samples(embed, dataset, np.arange(dataset.n), still, image_size, on_progress)[0]
 
 
 def sample_features(
@@ -91,17 +92,29 @@ def sample_features(
             return [pictures]
         return [pictures, encoders.text(batch.tokens.to(device))]
 
-    return _of_samples(embed, dataset, sample_ids, recipe, image_size, on_progress)
+    return _of_samples(embed, dataset, sample_ids, evaluation_recipe(recipe), image_size, on_progress)
+
+
+def view_features(
+    encoders: Encoders, dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe, image_size: int,
+    device: torch.device, on_progress: OnCount,
+) -> list[Tensor]:  # fmt: skip
+    """Return what the head gives for two views of chosen images, as the recipe draws them; else as sample_features."""
+
+    def embed(batch: Batch) -> list[Tensor]:
+        return [encoders.image(view.to(device)) for view in batch.views]
+
+    return _of_samples(embed, dataset, sample_ids, recipe, image_size, on_progress, views=2)
 
 
 def _of_samples(
     embed: Callable[[Batch], Sequence[Tensor]], dataset: Dataset, sample_ids: NDArray[np.int64], recipe: Recipe,
-    image_size: int, on_progress: OnCount,
+    image_size: int, on_progress: OnCount, views: int = 1,
 ) -> list[Tensor]:  # fmt: skip
     from ...pipeline.loading.ffcv_loader import ViewMaker  # it needs ffcv, and training does not
 
-    parts, still = [], evaluation_recipe(recipe)
-    with ViewMaker(dataset, recipe=still, image_size=image_size, views=1) as maker, torch.inference_mode():
+    parts = []
+    with ViewMaker(dataset, recipe=recipe, image_size=image_size, views=views) as maker, torch.inference_mode():
         for first in range(0, len(sample_ids), BATCH):
             ids = sample_ids[first : first + BATCH]
             parts.append(embed(maker.make(ids, epoch=0)))

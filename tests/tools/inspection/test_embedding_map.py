@@ -5,45 +5,19 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from saved_encoders import IMAGE_SIZE, save_encoders
 
 from thermopile.pipeline.augment import RECIPES
 from thermopile.tools.inspection import embedding_map as module
 from thermopile.tools.inspection.embedding_map import embedding_map
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
-from thermopile.trainer.checkpoint import CheckpointInfo, save_checkpoint
-from thermopile.trainer.config import to_tree
-from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.evaluation.features import sample_features
 from thermopile.trainer.run_directory import RunDirectory
 
 STEP = 5
-IMAGE_SIZE = 16
 SIZES = (34, 16, 8, 4, 2, 1)
 """Sizes of the hostile dataset's classes."""
-
-
-def save_encoders(run, dataset, step=STEP, change=lambda weights: None, ema=0.0):
-    """Save random encoders of small pictures, `change`d, as the checkpoint of the run's last snapshot; return them.
-
-    ema: with it, the checkpoint also has averaged weights, the opposite of the others.
-    """
-    config = run.config()
-    update = {"data": {"image_size": IMAGE_SIZE}, "model": {"ema": ema}}
-    update = {name: getattr(config, name).model_copy(update=more) for name, more in update.items()}
-    config = config.model_copy(update=update)
-    run.record(config)
-    torch.manual_seed(0)
-    encoders = Encoders.create(config.model, config.objective.mode, config.data.image_size, dataset.index.tokenizer)
-    weights = encoders.state_dict()
-    change(weights)
-    info = CheckpointInfo(
-        step=step, order_version=1, snapshot=read_run(run).reader.snapshot.id, settings=to_tree(config),
-        dataset_fingerprint=dataset.index.fingerprint,
-    )  # fmt: skip
-    averaged = {"averaged": {name: -value for name, value in weights.items()}} if ema else {}
-    save_checkpoint(run.checkpoints, info, {"encoders": weights} | averaged)
-    return encoders.eval()
 
 
 def mapped(run, at="latest", **options):

@@ -21,6 +21,7 @@ from thermopile.state_store.durable import Repository
 from thermopile.state_store.ranks import Ranks
 from thermopile.state_store.schema import Description, Schema
 from thermopile.tools.inspection import state_blocks
+from thermopile.tools.inspection.kinds import KIND_NAMES
 from thermopile.tools.inspection.rows_export import check_target, export_rows
 from thermopile.tools.inspection.run import Inspection, read_run
 from thermopile.trainer.config import load_config
@@ -57,7 +58,7 @@ def assert_pandas_reads_the_same(path, whole):
     found = read_csv_with_pandas(path)
     assert list(found.columns) == whole.column_names
     for name in whole.column_names:
-        if name in TEXTS:
+        if name in (*TEXTS, "kind", "kind_from"):
             assert found[name].tolist() == [text or "" for text in whole[name].to_pylist()]
         else:
             np.testing.assert_array_equal(found[name].to_numpy(whole[name].to_numpy().dtype), whole[name].to_numpy())
@@ -105,7 +106,8 @@ def test_what_is_written_is_the_samples_table_and_the_state(write_dataset, run, 
         table = pa.concat_tables(shards)
         expected = {"sample_id": np.arange(dataset.n)} | {name: table[name] for name in TABLE.names} | state
         whole = pq.read_table(folder / "rows.parquet")
-        assert whole == pa.table(expected)
+        assert whole.drop_columns(["kind", "kind_from"]) == pa.table(expected)
+        assert set(whole["kind"].to_pylist()) <= set(KIND_NAMES)
         assert read_csv_with_pyarrow(folder / "rows.csv", whole.schema) == whole
         assert_pandas_reads_the_same(folder / "rows.csv", whole)
 
@@ -147,7 +149,9 @@ def test_the_metadata_of_parquet_name_the_snapshot_and_the_dataset(inspection, t
 def test_without_its_dataset_the_state_s_columns_are_written_alone(inspection, tmp_path):
     alone = Inspection(inspection.run, inspection.config, inspection.reader, None, ["gone"])
     export_rows(alone, tmp_path / "rows.parquet")
-    assert pq.read_table(tmp_path / "rows.parquet").column_names == ["sample_id", *inspection.reader.columns]
+    assert pq.read_table(tmp_path / "rows.parquet").column_names == [
+        "sample_id", *inspection.reader.columns, "kind", "kind_from",
+    ]  # fmt: skip
 
 
 def test_an_export_interrupted_leaves_what_was_there(inspection, tmp_path, monkeypatch):

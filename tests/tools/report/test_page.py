@@ -118,9 +118,9 @@ def test_long_text_is_cut_and_its_rest_is_nowhere(html):
 def test_every_picture_has_words_and_every_table_its_caption_and_scopes(page):
     pictures = page.of("img")
     assert all(picture["alt"] for picture in pictures)
-    assert len(pictures) == 7 + 5 * 66
+    assert len(pictures) == 7 + 5 * 66 + 36  # all samples have too few visits
     tags = [tag for tag, _ in page.elements]
-    assert tags.count("table") == tags.count("caption") == 4
+    assert tags.count("table") == tags.count("caption") == 5
     assert all(head["scope"] in ("col", "row") for head in page.of("th"))
 
 
@@ -129,7 +129,8 @@ def test_the_correlation_and_its_control_come_first(page):
     assert figures[:2] == ["+1.00 (image)", "-1.00 (text)"]
     assert [figure.split()[1] for figure in figures[2:4]] == ["(image)", "(text)"]
     assert page.within("h2") == [
-        "By class", "Coldest and hottest", "Distribution", "Table by class", "Through time", "Moving averages", "Run"
+        "By class", "Coldest and hottest", "Kinds of samples", "Distribution", "Table by class", "Through time",
+        "Moving averages", "Run",
     ]  # fmt: skip
 
 
@@ -242,7 +243,7 @@ def test_a_page_without_any_temperature_says_why_and_removes_an_earlier_figure(h
 
 def test_an_objective_without_temperatures_shows_its_moving_averages(hostile_dataset, write_run, tmp_path):
     page = Page(report_on(write_run(tmp_path / "run", hostile_dataset, {}, objective="sogclr")))
-    assert page.within("h2") == ["Moving averages", "Run"]
+    assert page.within("h2") == ["Kinds of samples", "Moving averages", "Run"]
     assert "image log s; the lowest" in page.text("figcaption")
 
 
@@ -288,9 +289,9 @@ def test_texts_of_any_length_and_kind_leave_a_page_below_8_mb(hostile_run):
     # Shown as [U+202E], each of these characters takes eight bytes.
     hostile = {"caption": "\u202e" * 5000, "uri": "<" * 5000}
     samples = {i: dataclasses.replace(one, table=one.table | hostile) for i, one in findings.samples.items()}
-    ends, movers = page_module._sheets(dataclasses.replace(findings, samples=samples), page_module.MAX_BYTES)
-    assert len(ends.encode()) < page_module.MAX_BYTES
-    assert ends.count("<img") == 5 * 66
+    ends, kinds, movers = page_module._sheets(dataclasses.replace(findings, samples=samples), page_module.MAX_BYTES)
+    assert len(ends.encode()) + len(kinds.encode()) < page_module.MAX_BYTES
+    assert (ends.count("<img"), kinds.count("<img")) == (5 * 66, 36)
     assert "[U+202E]" * 500 in ends
     assert "[U+202E]" * 501 not in ends
     assert movers == ""

@@ -1,0 +1,74 @@
+"""The report's section on the kinds of samples, read as a browser would."""
+
+import re
+
+import numpy as np
+import pytest
+
+from thermopile.tools.inspection.findings import look
+from thermopile.tools.report.page import build_page
+
+KINDS = ["too_few_visits", "stuck", "misfit", "rare", "ordinary"]
+
+
+def section(page, heading="Kinds of samples"):
+    (found,) = re.findall(rf"<section[^>]*><h2[^>]*>{heading}</h2>\n(.*?)</section>", page, re.DOTALL)
+    return found
+
+
+@pytest.fixture(scope="module")
+def shown(hostile_dataset, write_state, tmp_path_factory):
+    """The section of a run whose samples 30 to 36, with all of the hostile captions, are misfits."""
+    ids = np.arange(hostile_dataset.n)
+    columns = {f"{side}/tau": np.linspace(0.1, 0.2, len(ids)) for side in ("image", "text")}
+    columns |= {f"{side}/log_s": np.where((ids >= 30) & (ids < 37), 37.0 - ids, -1.0) for side in ("image", "text")}
+    for name, value in {"tau": 0.005, "log_s": 2, "u": 5}.items():
+        columns.setdefault(f"text/{name}", np.zeros(len(ids)))[9] = value
+    run = write_state(tmp_path_factory.mktemp("page") / "run", hostile_dataset, columns, np.where(ids == 20, 2, 5))
+    findings = look(run.path)
+    return section(build_page(findings)), findings
+
+
+def test_every_kind_has_its_count_and_its_share(shown):
+    cells = re.findall(r'<th scope="row"><bdi>(\w+)</bdi></th><td>([\d,]+)</td><td>([\d.]+)%</td><td>([\d,]+)</td>',
+                       shown[0])  # fmt: skip
+    counts = shown[1].survey.kinds.counts
+    assert [(name, int(count), int(by_state)) for name, count, _, by_state in cells] == [
+        (name, counts[name], counts[name]) for name in KINDS
+    ]
+    assert (counts["misfit"], counts["stuck"], counts["too_few_visits"]) == (7, 1, 1)
+
+
+def test_every_kind_has_a_sheet_with_what_it_means_and_the_figure_that_made_it(shown):
+    titles = re.findall(r"<h3>(\w+): (\d+) of ([\d,]+) samples</h3><p>(.*?)</p>", shown[0])
+    assert [title[0] for title in titles] == KINDS
+    assert all(meaning[0].isupper() for *_, meaning in titles)
+    assert "<b>log s +7.00 (image) and +7.00 (text)</b>" in shown[0]
+    assert "<b>visits 2</b>" in shown[0]
+    assert "<b>tau 0.1000 (image)" in shown[0]
+
+
+def test_hostile_captions_on_the_sheets_are_escaped(shown):
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown[0]
+    assert "&quot;&gt;&lt;img src=x onerror=alert(1)&gt;" in shown[0]
+    assert not re.search(r"<(script|img src=x|style)\b", shown[0])
+    assert not re.search(r"[\x00-\x08\x1b\u202a-\u202e\u2066-\u2069]", shown[0])
+    assert 'alt="picture of sample 30"' in shown[0]
+
+
+def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, write_state, tmp_path):
+    n = images_dataset.n
+    columns = {"sample/tau": np.linspace(0.1, 0.2, n), "sample/log_s": np.where(np.arange(n) == 4, 3.0, -1.0)}
+    run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 5))
+    found = section(build_page(look(run.path)))
+    assert "misfit: 1 of 1 samples" in found
+    assert "<b>log s +3.00</b>" in found
+    assert 'class="caption"' not in found
+
+
+def test_kinds_that_the_objective_does_not_allow_are_named(hostile_dataset, write_state, tmp_path):
+    columns = {f"{side}/log_s": np.full(hostile_dataset.n, -1.0) for side in ("image", "text")}
+    run = write_state(tmp_path / "run", hostile_dataset, columns, np.full(hostile_dataset.n, 5), name="sogclr")
+    found = section(build_page(look(run.path)))
+    assert "too little state to tell which samples are stuck or rare." in found
+    assert "<h3>ordinary: 36 of 66 samples</h3>" in found

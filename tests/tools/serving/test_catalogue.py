@@ -1,0 +1,187 @@
+"""The index of a run's samples, and the queries that it answers."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from thermopile.files import NotRegularFileError
+from thermopile.tools.inspection.kinds import KIND_NAMES
+from thermopile.tools.inspection.run import read_run
+from thermopile.tools.serving import texts as texts_module
+from thermopile.tools.serving.catalogue import open_catalogue
+from thermopile.tools.serving.queries import Finder, Query
+from thermopile.trainer.errors import ConfigError, RunError
+
+VISITED = 60
+OBJECTS = b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (66,), }".ljust(128) + bytes(600)
+TAU = np.array([0.02, 0.01, 0.01, 0.03, 0.05, 0.04])
+LOG_S = np.array([-1.0, -2.0, -3.0, 4.0, 5.0, -6.0])
+
+
+@pytest.fixture(scope="module")
+def run(hostile_dataset, write_state, tmp_path_factory):
+    """Samples 0 to 5 have these values and 60 more the hottest tau; the last six were never visited."""
+    n = hostile_dataset.n
+    tau, log_s = np.full(n, 0.1), np.full(n, -9.0)
+    tau[:6], log_s[:6] = TAU, LOG_S
+    columns = {"image/tau": tau, "image/log_s": log_s, "text/tau": tau[::-1].copy(), "text/log_s": np.full(n, -9.0)}
+    visits = np.where(np.arange(n) < VISITED, 5, 0)
+    return write_state(tmp_path_factory.mktemp("runs") / "run", hostile_dataset, columns, visits)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("report")
+
+
+def opened(run, folder, on_progress=lambda *_: None):
+    return open_catalogue(read_run(run), folder, on_progress)
+
+
+@pytest.fixture(scope="module")
+def find(run, folder):
+    """Return a function of a query's parts that returns the ids that it finds."""
+    finder = Finder(opened(run, folder))
+    return lambda **query: finder.find(Query(**query)).sample_ids.tolist()
+
+
+def test_samples_come_by_tau_and_by_log_s_among_equals(find):
+    assert find()[:6] == [2, 1, 0, 3, 5, 4]
+    assert find(sort="hottest")[-6:] == [4, 5, 3, 0, 1, 2]
+
+
+def test_samples_without_a_tau_of_their_own_are_not_ranked(find, hostile_dataset):
+    assert sorted(find()) == list(range(VISITED))
+    assert find(sort="id") == list(range(hostile_dataset.n))
+
+
+def test_a_range_of_tau_has_both_its_bounds(find):
+    assert find(low=0.01, high=0.03) == [2, 1, 0, 3]
+    assert find(low=0.011, high=0.039, sort="id") == [0, 3]
+    assert find(low=0.5) == find(low=0.03, high=0.02) == []
+
+
+def test_each_side_has_its_own_order(find, hostile_dataset):
+    last = hostile_dataset.n - 1
+    assert find(side="text", high=0.05) == []  # these were never visited
+    assert find(side="image", high=0.05) == [2, 1, 0, 3, 5, 4]
+    assert last not in find(side="text")
+
+
+def test_misfits_are_ranked_by_log_s_of_both_sides(find):
+    assert find(sort="misfits")[:3] == [4, 3, 0]
+    assert find(sort="misfits", low=0.02, high=0.04) == [3, 0, 5]
+
+
+def test_words_are_found_in_captions_and_keys(find, hostile_dataset):
+    captions = hostile_dataset.column("caption").to_pylist()
+    with_family = [id for id, caption in enumerate(captions) if "family" in (caption or "")]
+    assert find(words="family", sort="id") == with_family
+    assert find(words="FAM", sort="id") == with_family  # the last word may be a beginning
+    assert find(words="fam family", sort="id") == []
+    key = hostile_dataset.column("key").to_pylist()[9]
+    assert 9 in find(words=key, sort="id")
+
+
+@pytest.mark.parametrize(
+    "words", ['"', "'", "a OR b", "NEAR(", "*", "caption:x", "x" * 100_000, "\0", ") --", "-", "^"]
+)
+def test_no_words_are_an_error(find, words):
+    assert isinstance(find(words=words), list)
+
+
+def test_conditions_hold_together(find, hostile_dataset):
+    groups = hostile_dataset.column("group").to_pylist()
+    of_class = [id for id, group in enumerate(groups) if group == groups[0]]
+    assert find(group=groups[0], sort="id") == of_class
+    assert find(group=groups[0], kind="rare", high=0.02, sort="id") == [id for id in of_class if id in (1, 2)]
+    assert find(kind="too_few_visits", sort="id") == list(range(VISITED, hostile_dataset.n))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"low": "x"}, "low = 'x' is not a number"), ({"sort": "x"}, "choose one of coldest"),
+     ({"kind": "x"}, "choose one of too_few_visits"), ({"side": "x"}, "no temperatures of side 'x'"),
+     ({"group": "x"}, "no such class: 'x'")],
+)  # fmt: skip
+def test_a_query_for_what_is_not_there_says_so(run, folder, given, said):
+    with pytest.raises(ConfigError, match=said):
+        Finder(opened(run, folder)).find(Query.of(given))
+
+
+def test_a_search_that_finds_very_many_says_that_there_are_more(run, folder, monkeypatch):
+    monkeypatch.setattr(texts_module, "MAX_MATCHES", 3)
+    monkeypatch.setattr("thermopile.tools.serving.queries.MAX_MATCHES", 3)
+    found = Finder(opened(run, folder)).find(Query(words="family", sort="id"))
+    assert (len(found.sample_ids), found.has_more) == (3, True)
+
+
+def test_the_index_is_made_once_and_again_for_another_snapshot(run, train_on, tmp_path):
+    copy = type(run)(shutil.copytree(run.path, tmp_path / "run"))
+    done = []
+    opened(copy, copy.report, lambda *work: done.append(work))
+    assert {what for what, *_ in done} == {"reading tau", "indexing the state", "ranking by tau", "indexing captions",
+                                           "indexing classes"}  # fmt: skip
+    done.clear()
+    opened(copy, copy.report, lambda *work: done.append(work))
+    assert done == []
+    tau = np.linspace(0.2, 0.1, read_run(copy).reader.samples)
+    train_on(copy, {"image": tau, "text": tau}, 9)
+    newer = opened(copy, copy.report, lambda *work: done.append(work))
+    assert {what for what, *_ in done} == {"reading tau", "indexing the state", "ranking by tau"}
+    assert newer.coldest["image"][0] == len(tau) - 1
+    assert len(list((copy.report / "index").iterdir())) == 2  # the older snapshot's is gone
+
+
+def test_an_index_that_was_broken_off_is_made_again(run, tmp_path, monkeypatch):
+    def broken_off(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        opened(run, tmp_path, broken_off)
+    assert list((tmp_path / "index").iterdir()) == []
+    assert opened(run, tmp_path).samples == read_run(run).reader.samples
+
+
+@pytest.mark.parametrize(
+    "part", ["state-*/image.tau.npy", "state-*/about.json", "texts-*/texts.sqlite", "texts-*/class.npy"]
+)
+@pytest.mark.parametrize(
+    "damage", [b"", b"\x93NUMPY\x01\x00v\x00{'descr': '|O'", b"x" * 5000], ids=["empty", "objects", "noise"]
+)
+def test_a_damaged_index_is_one_error_that_names_the_file_and_the_cure(run, tmp_path, part, damage):
+    opened(run, tmp_path).close()
+    (file,) = (tmp_path / "index").glob(part)
+    file.write_bytes(damage)
+    with pytest.raises(RunError, match=r"is damaged.*Delete it, and it will be made again"):
+        Finder(opened(run, tmp_path)).find(Query(words="a"))
+
+
+def test_an_index_of_another_run_is_refused(run, hostile_run, tmp_path):
+    opened(run, tmp_path).close()
+    (mine,) = (tmp_path / "index").glob("state-*")
+    mine.rename(mine.with_name(f"state-{read_run(hostile_run).reader.snapshot.id}"))
+    with pytest.raises(RunError, match="does not belong to this run"):
+        opened(hostile_run, tmp_path)
+
+
+@pytest.mark.parametrize("part", ["index", "index/state-*", "index/state-*/image.tau.npy"])
+def test_no_link_is_followed(run, tmp_path, part):
+    opened(run, tmp_path / "other").close()
+    shutil.copytree(tmp_path / "other", tmp_path / "report")
+    (linked,) = (tmp_path / "report").glob(part)
+    target = tmp_path / "other" / linked.relative_to(tmp_path / "report")
+    shutil.rmtree(linked) if linked.is_dir() else linked.unlink()
+    linked.symlink_to(target)
+    with pytest.raises(NotRegularFileError):
+        opened(run, tmp_path / "report")
+
+
+def test_images_alone_without_classes_have_one_side_and_no_captions(flat_dataset, write_run, tmp_path):
+    run = write_run(tmp_path / "run", flat_dataset, {"sample": np.linspace(0.5, 0.1, flat_dataset.n)})
+    catalogue = opened(run, run.report)
+    assert list(catalogue.coldest) == ["sample"]
+    assert catalogue.classes == []
+    assert Finder(catalogue).find(Query()).sample_ids.tolist() == list(reversed(range(flat_dataset.n)))
+    assert set(np.unique(catalogue.kinds)) <= set(range(len(KIND_NAMES)))

@@ -1,0 +1,186 @@
+"""Who may ask the server, and what it answers."""
+
+import http.client
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from thermopile.tools.cli import main
+from thermopile.tools.inspection.kinds import KIND_NAMES
+from thermopile.tools.serving.answers import PAGE_SAMPLES
+from thermopile.trainer.run_directory import RunDirectory
+
+
+@pytest.fixture
+def ask(server):
+    """Return a function (place, …) -> status, headers and body; places are below the address with the token."""
+
+    def ask(place, *, path=None, method="GET", body=None, headers=None):
+        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        connection.request(method, f"/{server.token}/{place}" if path is None else path, body, headers or {})
+        reply = connection.getresponse()
+        found = reply.status, reply.headers, reply.read()
+        connection.close()
+        return found
+
+    return ask
+
+
+@pytest.fixture
+def told(ask):
+    """Return a function (place) -> the JSON that is answered, with its status if that is not 200."""
+
+    def told(place, **more):
+        status, _, body = ask(place, **more)
+        return json.loads(body) if status == 200 else (status, json.loads(body)["error"])
+
+    return told
+
+
+def test_the_address_has_the_page_and_each_request_forbids_all_that_the_page_does_not_need(ask):
+    for place in ("", "page.js", "page.css", "about", "picture/0", "nowhere"):
+        _, headers, _ = ask(place)
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    status, headers, body = ask("")
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert b"<script src" in body
+
+
+@pytest.mark.parametrize("path", ["/", "/about", "/wrong/about", "//about", "/%2e%2e/about"])
+def test_without_the_token_nothing_is_answered(ask, path):
+    status, _, body = ask("", path=path)
+    assert (status, json.loads(body)) == (
+        403, {"error": "open the address that `thermopile inspect --serve` printed"}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "rebound.example"},
+        {"Host": "127.0.0.1:1"},
+        {"Origin": "http://elsewhere.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_other_pages_are_refused_even_with_the_token(ask, headers, method):
+    assert ask("about" if method == "GET" else "selection.parquet", method=method, headers=headers)[0] == 403
+
+
+def test_the_page_itself_may_ask(ask, server):
+    own = {"Origin": f"http://127.0.0.1:{server.server_port}", "Sec-Fetch-Site": "same-origin"}
+    assert ask("about", headers=own)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["../../etc/passwd", "picture/../../../etc/passwd", "picture/..%2f..%2fetc%2fpasswd", "texts.sqlite", "config.toml",
+     "server.py", "page.html/..", "picture", "selection.parquet"],
+)  # fmt: skip
+def test_no_path_leads_to_a_file(ask, place):
+    status, _, body = ask(place)
+    assert status in (400, 404)
+    assert b"root:" not in body
+    assert "error" in json.loads(body)
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_changed(ask, method):
+    assert ask("about", method=method)[0] == 501
+
+
+def test_the_run_is_told_with_what_there_is_to_choose_from(told, hostile_dataset):
+    about = told("about")
+    assert about["samples"] == hostile_dataset.n
+    assert about["sides"] == ["image", "text"]
+    assert sum(about["kinds"].values()) == hostile_dataset.n
+    assert set(about["kinds"]) == set(KIND_NAMES)
+    assert about["classes"] == sorted({group for group in hostile_dataset.column("group").to_pylist() if group})
+
+
+def test_all_samples_can_be_paged_through_each_once(told, hostile_dataset):
+    pages = [told(f"samples?start={start}")["samples"] for start in (0, PAGE_SAMPLES)]
+    assert [len(page) for page in pages] == [PAGE_SAMPLES, hostile_dataset.n - PAGE_SAMPLES]
+    assert {card["id"] for page in pages for card in page} == set(range(hostile_dataset.n))
+    assert told(f"samples?start={10**9}")["samples"] == []
+
+
+def test_a_card_has_what_is_known_of_its_sample_in_visible_characters(told, hostile_dataset, tau_by_class_size):
+    (card, *_) = told("samples?sort=id")["samples"]
+    row = hostile_dataset.rows([0])[0]
+    assert card["caption"].split()[0] == row["caption"].split()[0]
+    assert not set(card["caption"]) & set("\u202e\x00\x1b")
+    assert card["tau"]["image"] == pytest.approx(tau_by_class_size[0])
+    assert card["class"].startswith(f"class {row['group'].split()[1]}")
+
+
+def test_one_sample_has_its_state_its_texts_and_its_history(told, hostile_run):
+    sample = told("sample/3")
+    assert sample["state"]["visits"] == 1
+    assert [at["tag"] for at in sample["history"]] == ["step-0", "step-5"]
+    assert sample["table"]["width"] == "24"
+    assert told("sample/66") == (400, "no such sample: 66; the run has 66 samples, with ids 0 … 65")
+    assert told("sample/-1") == (400, "'-1' is not a whole number")
+
+
+def test_a_picture_is_the_stored_one(ask, hostile_dataset):
+    status, headers, body = ask("picture/7")
+    assert (status, headers["Content-Type"], body) == (200, "image/jpeg", hostile_dataset.jpeg(7))
+    assert ask("picture/66")[0] == 400
+
+
+def test_views_are_drawn_as_in_training_and_change_with_the_epoch(ask):
+    drawn = [ask(f"views/7?epoch={epoch}") for epoch in (0, 0, 5)]
+    assert {headers["Content-Type"] for _, headers, _ in drawn} == {"image/png"}
+    first, again, later = (body for *_, body in drawn)
+    assert first == again != later
+
+
+def test_a_selection_is_given_back_as_parquet_in_the_order_of_ids(ask, tmp_path):
+    body = json.dumps({"ids": [40, 2, 7], "tags": ["b", "<script>", "a"]})
+    status, headers, given = ask("selection.parquet", method="POST", body=body)
+    assert (status, headers["Content-Disposition"]) == (200, 'attachment; filename="selection.parquet"')
+    (tmp_path / "file").write_bytes(given)
+    assert pq.read_table(tmp_path / "file").to_pydict() == {"sample_id": [2, 7, 40], "tag": ["<script>", "a", "b"]}
+
+
+@pytest.mark.parametrize(
+    "body", ["", "[]", '{"ids": [1]}', '{"ids": [1], "tags": []}', '{"ids": [-1], "tags": ["a"]}',
+             '{"ids": [1e400], "tags": ["a"]}', '{"ids": ["x"], "tags": ["a"]}', "[" * 100_000],
+)  # fmt: skip
+def test_what_is_no_selection_is_refused(ask, body):
+    status, _, said = ask("selection.parquet", method="POST", body=body)
+    assert status == 400
+    assert json.loads(said)["error"].startswith("not a selection: ")
+
+
+def test_all_that_a_query_finds_can_be_downloaded(ask, told, tmp_path):
+    (tmp_path / "file").write_bytes(ask("found.parquet?sort=hottest&low=0.05")[2])
+    ids = pq.read_table(tmp_path / "file")["sample_id"].to_pylist()
+    assert ids == sorted(card["id"] for card in told("samples?sort=hottest&low=0.05")["samples"])
+
+
+def test_the_command_says_the_address_and_a_port_that_is_taken_is_one_line(hostile_run, server, assert_one_line):
+    asked = ["inspect", str(hostile_run.path), "--serve", "--port", str(server.server_port)]
+    assert_one_line(CliRunner().invoke(main, asked), 1, f"port {server.server_port}", "--port")
+
+
+def test_other_options_have_no_effect_with_it(hostile_run, assert_one_line):
+    served = ["inspect", str(hostile_run.path), "--serve"]
+    assert_one_line(CliRunner().invoke(main, [*served, "--map"]), 2, "--map has no effect with --serve")
+    alone = ["inspect", str(hostile_run.path), "--port", "80"]
+    assert_one_line(CliRunner().invoke(main, alone), 2, "--port has no effect")
+
+
+def test_a_run_without_a_snapshot_has_nothing_to_serve(flat_dataset, write_run, tmp_path, assert_one_line):
+    run = write_run(tmp_path / "run", flat_dataset, {}, snapshot=False)
+    assert_one_line(CliRunner().invoke(main, ["inspect", str(run.path), "--serve"]), 1, "has no snapshot of its state")
+    assert not RunDirectory(run.path).report.exists()

@@ -1,0 +1,175 @@
+"""What the served page is told: samples as JSON, their pictures and views, and selections as parquet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...pipeline.augment import RECIPES
+from ...pipeline.dataset import Dataset
+from ...pipeline.errors import DatasetError
+from ...state_store import StateReader
+from ...trainer.errors import ConfigError
+from ..inspection.kinds import KIND_NAMES
+from ..inspection.run import Inspection
+from ..inspection.samples import read_ids
+from ..inspection.through_time import read_every_snapshot
+from ..plain_text import plain_text
+from .catalogue import Catalogue
+from .queries import Finder, Query
+
+PAGE_SAMPLES = 60
+_LONGEST, _LONGEST_ON_CARD = 4000, 300
+"""Characters of a caption beside a sample, and on a card."""
+_ON_CARD = ("sample_id", "caption", "captions", "group")
+
+Json = dict[str, Any]
+
+
+class Answers:
+    """Answers for one snapshot of a run."""
+
+    def __init__(self, inspection: Inspection, catalogue: Catalogue) -> None:
+        self._inspection, self._catalogue, self._finder = inspection, catalogue, Finder(catalogue)
+        counts = np.bincount(catalogue.kinds, minlength=len(KIND_NAMES))
+        self._kinds = {name: int(count) for name, count in zip(KIND_NAMES, counts, strict=True)}
+        if inspection.dataset:
+            with suppress(DatasetError, OSError):  # which the reader is told who asks for such a sample
+                # Loads the compiled code, for which the first reader would wait.
+                self.sample(0)
+                self.picture(0)
+
+    def about(self) -> Json:
+        """What the page says of the run, and what there is to choose from."""
+        index, reader = self._catalogue, self._inspection.reader
+        assert reader is not None
+        return {
+            "run": plain_text(self._inspection.run.path.resolve().name),
+            "snapshot": reader.snapshot.tag,
+            "samples": index.samples,
+            "page": PAGE_SAMPLES,
+            "sides": list(index.taus),
+            "kinds": self._kinds,
+            "classes": index.classes,
+            "ranked": len(index.misfits) > 0,
+            "pictures": self._inspection.dataset is not None,
+            "notes": [plain_text(note, 1000) for note in self._inspection.notes],
+        }
+
+    def samples(self, query: Query, start: int) -> Json:
+        """A page of the samples that a query finds. Raises as Finder.find."""
+        found = self._finder.find(query)
+        ids = [int(id) for id in found.sample_ids[start : start + PAGE_SAMPLES]]
+        return {"total": len(found.sample_ids), "has_more": found.has_more, "samples": self.cards(ids)}
+
+    def cards(self, sample_ids: Sequence[int]) -> list[Json]:
+        """What a card shows of each sample."""
+        index = self._catalogue
+        texts = index.texts.of(sample_ids) if index.texts else [None] * len(sample_ids)
+        return [
+            {
+                "id": id,
+                "kind": KIND_NAMES[index.kinds[id]],
+                "tau": {side: _number(index.columns[f"{side}/tau"][id]) for side in index.taus},
+                "caption": plain_text(text.caption, _LONGEST_ON_CARD) if text else "",
+                "class": plain_text(text.group) if text else "",
+            }
+            for id, text in zip(sample_ids, texts, strict=True)
+        ]
+
+    def sample(self, sample_id: int) -> Json:
+        """Everything about one sample. Raises ConfigError for an unknown id, DatasetError."""
+        index, dataset = self._catalogue, self._inspection.dataset
+        if not 0 <= sample_id < index.samples:
+            raise ConfigError(f"no such sample: {sample_id}; the run has {index.samples:,} samples, with ids "
+                              f"0 … {index.samples - 1}")  # fmt: skip
+        (card,) = self.cards([sample_id])
+        text = index.texts.of([sample_id])[0] if index.texts else None
+        table = dataset.rows([sample_id])[0] if dataset else {}
+        return card | {
+            "captions": [plain_text(line, _LONGEST) for line in text.caption.splitlines()] if text else [],
+            "table": {name: plain_text(str(value), 1000) for name, value in table.items()
+                      if value is not None and name not in _ON_CARD},
+            "state": {name: _number(values[sample_id]) for name, values in index.columns.items()},
+            "history": self._history(sample_id),
+            "views": self._recipe() in RECIPES and dataset is not None,
+        }  # fmt: skip
+
+    def _history(self, sample_id: int) -> list[Json]:
+        """Tau at every snapshot that the run still has, oldest first."""
+        sides, ids = list(self._catalogue.taus), np.array([sample_id])
+
+        def read(reader: StateReader) -> Json:
+            rows = read_ids(reader, ids, [f"{side}/tau" for side in sides])
+            tau = {side: _number(rows[f"{side}/tau"][0]) for side in sides}
+            return {"tag": reader.snapshot.tag, "step": reader.snapshot.step, "tau": tau}
+
+        # With notes of its own: a snapshot that is missing would be noted at every question.
+        return read_every_snapshot(replace(self._inspection, notes=[]), read)
+
+    def picture(self, sample_id: int) -> bytes:
+        """The stored JPEG. Raises DatasetError, ConfigError without the dataset."""
+        return self._dataset().jpeg(sample_id)
+
+    def views(self, sample_id: int, epoch: int) -> bytes:
+        """Two augmented views side by side as PNG, as the run makes them. Raises as picture."""
+        from ..sample_sheet import shown_samples  # imports torch and ffcv
+
+        dataset, config = self._dataset(), self._inspection.config
+        if not 0 <= sample_id < dataset.n:
+            raise ConfigError(f"no such sample: {sample_id}")
+        (shown,) = shown_samples(dataset, np.array([sample_id]), self._recipe(), seed=config.seed, epoch=epoch,
+                                 image_size=config.data.image_size)  # fmt: skip
+        return _side_by_side([view.picture for view in shown.views])
+
+    def selection(self, sample_ids: Sequence[int], tags: Sequence[str]) -> bytes:
+        """Samples and their tags as a parquet file, by ascending id: what `train --select` reads."""
+        order = np.argsort(np.array(sample_ids, np.int64), kind="stable")
+        ids = pa.array(np.array(sample_ids, np.int64)[order])
+        return _parquet(pa.table({"sample_id": ids, "tag": pa.array([tags[place] for place in order], pa.string())}))
+
+    def all_found(self, query: Query) -> bytes:
+        """All samples that a query finds as a parquet file, by ascending id. Raises as Finder.find."""
+        return _parquet(pa.table({"sample_id": np.sort(self._finder.find(query).sample_ids).astype(np.int64)}))
+
+    def _dataset(self) -> Dataset:
+        if self._inspection.dataset is None:
+            raise ConfigError("the run's dataset cannot be read, so there are no pictures")
+        return self._inspection.dataset
+
+    def _recipe(self) -> str:
+        recipe = self._inspection.config.data.recipe
+        return recipe if isinstance(recipe, str) else ""
+
+
+def _number(value: float) -> float | None:
+    """A number for JSON, which has no infinity: log s is -inf before the first visit."""
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+def _parquet(table: pa.Table) -> bytes:
+    file = BytesIO()
+    pq.write_table(table, file)
+    return file.getvalue()
+
+
+def _side_by_side(pictures: Sequence[Any]) -> bytes:
+    from PIL import Image
+
+    width, height = sum(picture.width for picture in pictures), max(picture.height for picture in pictures)
+    sheet, left = Image.new("RGB", (width, height), "white"), 0
+    for picture in pictures:
+        sheet.paste(picture, (left, 0))
+        left += picture.width
+    file = BytesIO()
+    sheet.save(file, "PNG")
+    return file.getvalue()

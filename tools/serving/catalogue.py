@@ -1,0 +1,218 @@
+"""The index of a run's samples, beside its report: state, ranks of tau, kinds and classes as arrays, texts in SQLite.
+
+RUN/report/index/ holds texts-…/ for the dataset and state-…/ for the snapshot served last, each a directory that is
+renamed into place once it is whole.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ...files import own_directory, read_regular, refuse_link, write_atomically
+from ...sealed_json import DamagedJSONError, seal_line, unseal
+from ...state_store.schema import VISITS
+from ...trainer.errors import RunError
+from ..inspection.groups import CLASS_COLUMN, MAX_GROUPS, Labels
+from ..inspection.kinds import read_rules
+from ..inspection.run import Inspection
+from ..inspection.state_blocks import ROWS_AT_ONCE, read_blocks
+from .texts import Texts, write_texts
+
+INDEX = "index"
+_FORMAT = 1
+_TEXTS, _GROUPS, _ABOUT, _KIND, _MISFITS = "texts.sqlite", "class.npy", "about.json", "kind.npy", "misfits.npy"
+_LARGEST = 1 << 32
+"""Ids are kept as uint32."""
+
+OnProgress = Callable[[str, int, int], None]
+"""What is being indexed, how many samples are done, and how many there are."""
+Ids = NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The index of one snapshot, n samples; arrays are mapped into memory and read as they are used."""
+
+    columns: dict[str, NDArray[Any]]
+    """Every column of the state, by id: float32 or uint32 [n]."""
+    kinds: NDArray[np.int8]
+    """int8 [n]: places in KIND_NAMES."""
+    coldest: dict[str, Ids]
+    """Side -> ids by tau, and by log s among equals, uint32 [n]; those without a usable tau come last."""
+    taus: dict[str, NDArray[np.float32]]
+    """Side -> tau in that order, float32 [n]; inf for those without."""
+    misfits: Ids
+    """uint32 [n]: ids by the sum of log s over the sides, highest first; empty without log s."""
+    classes: list[str]
+    """Names, sorted; empty without classes, or with too many to list."""
+    class_of: NDArray[np.int32] | None
+    """int32 [n]: places in `classes`, -1 without one."""
+    texts: Texts | None
+    """None without the dataset."""
+
+    @property
+    def samples(self) -> int:
+        return len(self.kinds)
+
+    def close(self) -> None:
+        if self.texts:
+            self.texts.close()
+
+
+def open_catalogue(inspection: Inspection, folder: Path, on_progress: OnProgress) -> Catalogue:
+    """Open the index in RUN/report/index, or make the parts of it that are missing; takes 16 bytes a sample meanwhile.
+
+    folder: RUN/report. Raises RunError without a snapshot or if the index is damaged, DatasetError, DamagedChunkError,
+    NotRegularFileError if a part of it is a link.
+    """
+    reader, dataset = inspection.reader, inspection.dataset
+    if reader is None:
+        raise RunError(f"{inspection.run.path} has no snapshot of its state yet; the first checkpoint writes one")
+    if reader.samples >= _LARGEST:
+        raise RunError(f"{reader.samples:,} samples are too many to serve; use --export")
+    index = own_directory(own_directory(folder) / INDEX)
+    of_state, of_texts = index / f"state-{reader.snapshot.id}", index / f"texts-{reader.dataset_fingerprint[:16]}"
+    if not of_state.exists():
+        with _made(of_state) as being_made:
+            _index_state(inspection, being_made, on_progress)
+    if dataset and not of_texts.exists():
+        with _made(of_texts) as being_made:
+            write_texts(dataset, being_made / _TEXTS, lambda done: on_progress("indexing captions", done, dataset.n))
+            _index_classes(inspection, being_made, on_progress)
+    for other in index.glob("state-*"):  # of snapshots served before
+        if other != of_state and not other.is_symlink():
+            shutil.rmtree(other)
+    return _opened(inspection, of_state, of_texts if dataset else None)
+
+
+def _opened(inspection: Inspection, of_state: Path, of_texts: Path | None) -> Catalogue:
+    reader, sides = inspection.reader, inspection.sides
+    assert reader is not None
+    count = reader.samples
+    _check(of_state, {"samples": count, "snapshot": reader.snapshot.id})
+    columns = {name: _mapped(of_state / _file(name), np.float32 if name in reader.fields else np.uint32, count)
+               for name in reader.columns}  # fmt: skip
+    has_score = any(name.endswith("/log_s") for name in reader.fields)
+    classes: list[str] = []
+    if of_texts:
+        about = _check(of_texts, {"samples": count, "fingerprint": reader.dataset_fingerprint})
+        classes = [str(name) for name in about["classes"]]
+    return Catalogue(
+        columns, _mapped(of_state / _KIND, np.int8, count),
+        {side: _mapped(of_state / f"{side}.coldest.npy", np.uint32, count) for side in sides},
+        {side: _mapped(of_state / f"{side}.tau-sorted.npy", np.float32, count) for side in sides},
+        _mapped(of_state / _MISFITS, np.uint32, count) if has_score else np.empty(0, np.uint32),
+        classes, _mapped(of_texts / _GROUPS, np.int32, count) if of_texts and classes else None,
+        Texts(of_texts / _TEXTS) if of_texts else None,
+    )  # fmt: skip
+
+
+def _index_state(inspection: Inspection, folder: Path, on_progress: OnProgress) -> None:
+    reader = inspection.reader
+    assert reader is not None
+    count = reader.samples
+    rules = read_rules(inspection, lambda done: on_progress("reading tau", done, count))
+    new = {name: _new(folder / _file(name), np.float32 if name in reader.fields else np.uint32, count)
+           for name in reader.columns}  # fmt: skip
+    kinds, score = _new(folder / _KIND, np.int8, count), np.empty(count, np.float32)
+    for block, rows in read_blocks(reader, reader.columns):
+        for name, values in rows.items():
+            new[name][block.start : block.stop] = values
+        kinds[block.start : block.stop] = rules.kinds(rows)
+        score[block.start : block.stop] = rules.score(rows)
+        on_progress("indexing the state", block.stop, count)
+    for done, side in enumerate(inspection.sides):
+        on_progress("ranking by tau", done * count, len(inspection.sides) * count)
+        _write_ranks(folder, side, new, count)
+    if rules.log_s:
+        _new(folder / _MISFITS, np.uint32, count)[:] = np.argsort(-score, kind="stable")
+    about = {"format": _FORMAT, "samples": count, "snapshot": reader.snapshot.id}
+    write_atomically(folder / _ABOUT, seal_line(about))
+
+
+def _write_ranks(folder: Path, side: str, columns: dict[str, NDArray[Any]], count: int) -> None:
+    tau, log_s = columns[f"{side}/tau"], columns.get(f"{side}/log_s")
+    usable = (columns[VISITS] > 0) & np.isfinite(tau)
+    keys = np.where(usable, tau, np.float32(np.inf))
+    order = np.argsort(keys, kind="stable") if log_s is None else np.lexsort((log_s, keys))
+    _new(folder / f"{side}.coldest.npy", np.uint32, count)[:] = order
+    _new(folder / f"{side}.tau-sorted.npy", np.float32, count)[:] = keys[order]
+
+
+def _index_classes(inspection: Inspection, folder: Path, on_progress: OnProgress) -> None:
+    """Write every sample's class; without names if there are more classes than can be listed."""
+    dataset, names = inspection.dataset, dict[str, int]()
+    assert dataset is not None
+    codes, labels = np.empty(dataset.n, np.int32), Labels(dataset, CLASS_COLUMN)
+    for start in range(0, dataset.n, ROWS_AT_ONCE):
+        stop = min(start + ROWS_AT_ONCE, dataset.n)
+        encoded = labels.take(stop - start).dictionary_encode()
+        own = [names.setdefault(name, len(names)) for name in encoded.dictionary.to_pylist()]
+        places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        codes[start:stop] = np.array([*own, -1], np.int32)[places]
+        on_progress("indexing classes", stop, dataset.n)
+        if len(names) > MAX_GROUPS:
+            names.clear()
+            break
+    in_order = sorted(names)
+    renamed = np.empty(len(names) + 1, np.int32)
+    renamed[[names[name] for name in in_order]], renamed[-1] = np.arange(len(names)), -1
+    _new(folder / _GROUPS, np.int32, dataset.n)[:] = renamed[codes] if names else -1
+    about = {"format": _FORMAT, "samples": dataset.n, "fingerprint": dataset.index.fingerprint, "classes": in_order}
+    write_atomically(folder / _ABOUT, seal_line(about))
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[Path]:
+    """Give a new directory beside `folder` that is renamed to it when the block ends, or removed if it fails."""
+    being_made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".being-made-"))
+    try:
+        yield being_made
+        being_made.rename(folder)
+    except BaseException:
+        shutil.rmtree(being_made, ignore_errors=True)
+        raise
+
+
+def _check(folder: Path, expected: dict[str, int | str]) -> dict[str, Any]:
+    """Return what a part of the index says of itself. Raises RunError unless it is what was asked for."""
+    refuse_link(folder)
+    try:
+        about = unseal(read_regular(folder / _ABOUT, 64 << 20))
+        if {name: about.get(name) for name in expected} == expected and about.get("format") == _FORMAT:
+            return about
+    except (DamagedJSONError, OSError) as error:
+        raise _damaged(folder, error) from error
+    raise _damaged(folder, f"{_ABOUT} does not belong to this run")
+
+
+def _mapped(path: Path, dtype: DTypeLike, count: int) -> NDArray[Any]:
+    refuse_link(path)
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError) as error:
+        raise _damaged(path, error) from error
+    if array.dtype != dtype or array.shape != (count,):
+        raise _damaged(path, f"it is {array.dtype} {array.shape}, not {np.dtype(dtype)} ({count},)")
+    return array
+
+
+def _damaged(path: Path, why: object) -> RunError:
+    return RunError(f"{path} is damaged: {why}. Delete it, and it will be made again")
+
+
+def _new(path: Path, dtype: DTypeLike, count: int) -> NDArray[Any]:
+    return np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=(count,))
+
+
+def _file(column: str) -> str:
+    return f"{column.replace('/', '.')}.npy"

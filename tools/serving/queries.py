@@ -1,0 +1,119 @@
+"""Which samples a reader of the served page asks for, and in which order."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, cast, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...trainer.errors import ConfigError
+from ..inspection.kinds import KIND_NAMES
+from .catalogue import Catalogue
+from .texts import MAX_MATCHES
+
+Sort = Literal["coldest", "hottest", "misfits", "id"]
+
+
+class Query(NamedTuple):
+    """What samples must have in common; empty texts and None ask for nothing."""
+
+    words: str = ""
+    """Words of the caption or the key."""
+    group: str = ""
+    """Class."""
+    kind: str = ""
+    side: str = ""
+    """Side of tau; empty: the first one."""
+    low: float | None = None
+    """Lowest tau, inclusive; likewise the highest."""
+    high: float | None = None
+    sort: Sort = "coldest"
+
+    @classmethod
+    def of(cls, given: dict[str, str]) -> Query:
+        """Return the query that the texts of a form describe. Raises ConfigError for a bad value."""
+        values: dict[str, Any] = {name: given[name] for name in ("words", "group", "kind", "side") if given.get(name)}
+        for name in ("low", "high"):
+            try:
+                if text := given.get(name, "").strip():
+                    values[name] = float(text)
+            except ValueError:
+                raise ConfigError(f"{name} = {text!r} is not a number") from None
+        sort = given.get("sort") or "coldest"
+        if sort not in get_args(Sort):
+            raise ConfigError(f"sort = {sort!r}; choose one of {', '.join(get_args(Sort))}")
+        if values.get("kind") and values["kind"] not in KIND_NAMES:
+            raise ConfigError(f"kind = {values['kind']!r}; choose one of {', '.join(KIND_NAMES)}")
+        return cls(**values, sort=cast(Sort, sort))
+
+
+class Found(NamedTuple):
+    """The samples that a query finds."""
+
+    sample_ids: NDArray[np.integer[Any]]
+    """[m], in the asked order."""
+    has_more: bool
+    """Whether more samples have the words than are looked at."""
+
+
+class Finder:
+    """Answers queries from a catalogue; the last few answers are kept for their next pages."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self.find = lru_cache(maxsize=4)(self._find)  # up to 8 bytes a sample each
+
+    def _find(self, query: Query) -> Found:
+        """Raises ConfigError if the run has no such side, class or order, RunError if the index is damaged."""
+        order = self._order(query)
+        wanted, has_more = self._wanted(query)
+        if wanted is not None:
+            order = order[wanted[order]]
+        return Found(order if query.sort != "hottest" else order[::-1], has_more)
+
+    def _order(self, query: Query) -> NDArray[np.integer[Any]]:
+        index, side = self._catalogue, query.side or next(iter(self._catalogue.taus), "")
+        by_tau = query.sort in ("coldest", "hottest")
+        if side not in index.taus:
+            if query.side or query.low is not None or query.high is not None:
+                raise ConfigError(f"the run has no temperatures of side {side!r}")
+            by_tau = False
+        if query.sort == "misfits":
+            if not len(index.misfits):
+                raise ConfigError("the run's state has no log s, which misfits are ranked by")
+            return index.misfits
+        if not by_tau:
+            return np.arange(index.samples, dtype=np.uint32)
+        return index.coldest[side][slice(*self._places(query, side))]
+
+    def _places(self, query: Query, side: str) -> tuple[int, int]:
+        """Return the range of places in the order by tau whose tau is within the query's bounds, and usable."""
+        taus = self._catalogue.taus[side]
+        first = 0 if query.low is None else int(np.searchsorted(taus, np.float32(query.low)))
+        highest = np.float32(np.finfo(np.float32).max if query.high is None else query.high)
+        return first, max(first, int(np.searchsorted(taus, highest, side="right")))
+
+    def _wanted(self, query: Query) -> tuple[NDArray[np.bool_] | None, bool]:
+        """Return which samples meet the query, bool [n]; None if it asks for nothing but an order or bounds of tau."""
+        index, conditions, has_more = self._catalogue, [], False
+        if query.words:
+            if index.texts is None:
+                raise ConfigError("the run's dataset cannot be read, so there are no captions to search")
+            matches = index.texts.matches(query.words)
+            has_more = len(matches) == MAX_MATCHES
+            conditions.append(np.zeros(index.samples, np.bool_))
+            conditions[0][matches] = True
+        if query.group:
+            if index.class_of is None or query.group not in index.classes:
+                raise ConfigError(f"no such class: {query.group!r}")
+            conditions.append(index.class_of == index.classes.index(query.group))
+        if query.kind:
+            conditions.append(index.kinds == KIND_NAMES.index(query.kind))
+        if query.sort not in ("coldest", "hottest") and (query.low is not None or query.high is not None):
+            side = query.side or next(iter(index.taus))
+            within = np.zeros(index.samples, np.bool_)
+            within[index.coldest[side][slice(*self._places(query, side))]] = True
+            conditions.append(within)
+        return (np.logical_and.reduce(conditions) if conditions else None), has_more

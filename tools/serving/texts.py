@@ -1,0 +1,102 @@
+"""The samples' texts in SQLite: keys, captions and classes by id, and a full-text index of them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...pipeline.dataset import CAPTION, CAPTIONS, Dataset
+from ...trainer.errors import RunError
+
+MAX_MATCHES = 200_000
+"""Samples that a search for words finds at most, those with the lowest ids: more take too long to count."""
+_ROWS_AT_ONCE = 1 << 14
+_MADE = """
+CREATE TABLE samples (id INTEGER PRIMARY KEY, key TEXT, caption TEXT, class TEXT);
+CREATE VIRTUAL TABLE words USING fts5(caption, key, content='samples', content_rowid='id', columnsize=0);
+"""
+
+
+class Text(NamedTuple):
+    """What the samples table says of one sample, each as stored: not escaped, of any length."""
+
+    key: str
+    caption: str
+    """All its captions, a line each; empty if it has none, like the class."""
+    group: str
+
+
+class Texts:
+    """Searches the texts of a dataset that `write_texts` has written. For any number of threads."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises RunError if the file is damaged."""
+        self._path, self._lock = path, Lock()
+        # The file lies in a run directory, which may come from anyone: it is not written to, and runs nothing.
+        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True,
+                                           check_same_thread=False)  # fmt: skip
+        self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        self._ask("PRAGMA trusted_schema = OFF")
+        self._ask("SELECT id FROM samples LIMIT 1")
+
+    def matches(self, words: str) -> NDArray[np.int64]:
+        """Return the ids of samples whose caption or key has all these words, ascending, at most MAX_MATCHES.
+
+        The last word may be the beginning of one.
+        """
+        quoted = ['"{}"'.format(word.replace('"', '""').replace("\0", "")) for word in words.split()]
+        if not quoted:
+            return np.empty(0, np.int64)
+        rows = self._ask("SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid LIMIT ?",
+                         (" ".join(quoted) + "*", MAX_MATCHES))  # fmt: skip
+        return np.fromiter((id for (id,) in rows), np.int64, len(rows))
+
+    def of(self, sample_ids: Sequence[int]) -> list[Text]:
+        """Return the texts of a few samples, in the given order; empty ones for ids that are not there."""
+        marks = ", ".join("?" * len(sample_ids))
+        rows = self._ask(f"SELECT id, key, caption, class FROM samples WHERE id IN ({marks})", sample_ids)
+        found = {id: Text(*(str(words or "") for words in texts)) for id, *texts in rows}
+        return [found.get(id, Text("", "", "")) for id in sample_ids]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _ask(self, question: str, values: Sequence[int | str] = ()) -> list[tuple[int | str, ...]]:
+        try:
+            with self._lock:
+                return self._connection.execute(question, values).fetchall()
+        except sqlite3.DatabaseError as error:
+            raise RunError(f"{self._path} is damaged: {error}. Delete it, and it will be made again") from error
+
+
+def write_texts(dataset: Dataset, path: Path, on_progress: Callable[[int], None]) -> None:
+    """Write the texts of all samples into a new file. Calls on_progress with the samples done so far.
+
+    Raises DatasetError.
+    """
+    with closing(sqlite3.connect(path, isolation_level=None)) as file:
+        # A file that is not whole is never read, so no journal is needed.
+        file.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; {_MADE}")
+        for first, rows in _rows(dataset):
+            file.execute("BEGIN")
+            numbered = [(id, *texts) for id, texts in enumerate(rows, start=first)]
+            file.executemany("INSERT INTO samples VALUES (?, ?, ?, ?)", numbered)
+            file.executemany("INSERT INTO words (rowid, key, caption) VALUES (?, ?, ?)", [row[:3] for row in numbered])
+            file.execute("COMMIT")
+            on_progress(first + len(rows))
+
+
+def _rows(dataset: Dataset) -> Iterator[tuple[int, list[tuple[str | None, ...]]]]:
+    captions, first = CAPTIONS if dataset.index.format > 1 else CAPTION, 0
+    for table in dataset.tables(["key", captions, "group"], _ROWS_AT_ONCE):
+        lists = [found if isinstance(found, list) else [found] for found in table[captions].to_pylist()]
+        texts = ["\n".join(text for text in found if text) or None for found in lists]
+        yield first, list(zip(table["key"].to_pylist(), texts, table["group"].to_pylist(), strict=True))
+        first += len(table)

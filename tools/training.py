@@ -56,6 +56,8 @@ class Asked:
     config_file: Path | None
     overrides: tuple[str, ...]
     init_from: str | None
+    select: Path | None
+    weights: Path | None
     on_nan: str | None
     resume: bool
     allowed: tuple[str, ...]
@@ -146,8 +148,9 @@ def _layers(asked: Asked, begun: RunDirectory | None, recorded: TrainConfig | No
     for key in ("init_from", "on_nan"):
         if (value := getattr(asked, key)) is not None:
             layers.add({key: value}, f"--{key.replace('_', '-')}")
-    if asked.data is not None:
-        layers.add({"data": {"path": str(asked.data.resolve())}}, "--data")
+    for option, setting in (("data", "path"), ("select", "select"), ("weights", "weights")):
+        if (path := getattr(asked, option)) is not None:
+            layers.add({"data": {setting: str(path.resolve())}}, f"--{option}")
     return layers
 
 

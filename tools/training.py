@@ -248,13 +248,16 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
 def _in_words(trainer: Trainer) -> str:
     """Describe the training in one line."""
     dataset, config = trainer.dataset, trainer.config
+    selected = f"{trainer.order.samples:,} selected of " if config.data.select else ""
     parameters = sum(weights.numel() for weights in trainer.encoders.parameters() if weights.requires_grad)
     ranks = f" on {trainer.world.size} ranks" if trainer.world.size > 1 else ""
     speed = ""
     if trainer.device.type == "cuda":
         slow = "" if config.compile else ", not compiled (--set compile=true takes minutes once, then steps are faster)"
         speed = f" in {config.precision}{slow}"
-    return (f"{dataset.n:,} {'pairs' if trainer.mode == 'bimodal' else 'pictures'} from {dataset.path}, "
+    kind = "pairs" if trainer.mode == "bimodal" else "pictures"
+    weighted = ", with weights" if config.data.weights else ""
+    return (f"{selected}{dataset.n:,} {kind} from {dataset.path}{weighted}, "
             f"{trainer.device}{speed}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
             f"{config.epochs:,} {'epoch' if config.epochs == 1 else 'epochs'}")  # fmt: skip
 

@@ -15,6 +15,7 @@ from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.resume_settings import resolved_changes
 from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.run_status import read_status
 from thermopile.trainer.selecting import pinned, write_selection
 from thermopile.trainer.world import ALONE
 
@@ -219,3 +220,13 @@ def test_a_pinned_file_stays_as_it_is(write):
     once = pinned(write(KEPT), "select")
     assert pinned(once, "select") == once
     assert pinned("", "select") == ""
+
+
+# What the other commands say of such a run
+
+
+def test_status_counts_the_selected_samples(selected):
+    status = read_status(selected)
+    assert (status.sample_state.samples, status.sample_state.dataset_samples) == (len(KEPT), 2_000)
+    assert status.sample_state.coverage == pytest.approx(1, abs=0.05)
+    assert (status.total_steps, status.state) == (status.steps.step, "finished")

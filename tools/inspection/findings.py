@@ -81,7 +81,7 @@ def look(
         if found is None or not found.sides:
             return Findings(inspection, found)
         if against:
-            with _progress("comparing snapshots", 2 * found.samples, 2 * found.samples) as on_progress:
+            with _progress("comparing snapshots", 2 * found.dataset_samples, 2 * found.dataset_samples) as on_progress:
                 moved = drift(inspection, against, on_progress)
         return Findings(inspection, found, moved, read_samples(inspection, shown_ids(found, moved)))
 

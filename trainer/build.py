@@ -72,8 +72,13 @@ def _modes_of(objective: str) -> Set[str]:
 
 
 def _check_frame(config: TrainConfig, objective: Objective) -> None:
-    """Raise ConfigError unless momentum network and local views are what the objective takes."""
+    """Raise ConfigError unless momentum network, local views and weights are what the objective takes."""
     momentum, local = config.model.momentum, config.data.local_views
+    if config.data.weights:
+        try:
+            objective.check_weights()
+        except ValueError as error:
+            raise ConfigError(f"data.weights: {error}") from None
     try:
         objective.check_frame(momentum > 0, local)
     except ValueError as error:

@@ -34,6 +34,7 @@ from .errors import ConfigError, NotFiniteError, RanksLostError, RunError, Train
 from .failures import not_finite
 from .metrics_log import MetricsLog, Scalar
 from .objectives import Progress
+from .objectives.base import WEIGHT
 from .opening import find_start, open_store, restore
 from .precision import fast_kernels
 from .resume_settings import resolved_changes
@@ -205,7 +206,10 @@ class Run:
                 )
 
     def take(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the state of the batch's samples, each field [b] on the device, and prefetch that of coming ones."""
+        """Return the state of the batch's samples, each field [b] on the device, and prefetch that of coming ones.
+
+        Their weights are `weight` in it, if the run has some.
+        """
         return self._take(batch.sample_ids)
 
     def put(self, batch: Batch, state: Mapping[str, Tensor]) -> None:
@@ -234,6 +238,8 @@ class Run:
         rows = self._rows_of(sample_ids)
         with self._clock.waiting("store_wait"):
             state = self.store.take(rows)
+        if self.selection is not None and self.selection.weights is not None:
+            state[WEIGHT] = torch.from_numpy(self.selection.weights[rows]).to(self.device, non_blocking=True)
         self._prefetch()
         return state
 

@@ -230,3 +230,86 @@ def test_status_counts_the_selected_samples(selected):
     assert (status.sample_state.samples, status.sample_state.dataset_samples) == (len(KEPT), 2_000)
     assert status.sample_state.coverage == pytest.approx(1, abs=0.05)
     assert (status.total_steps, status.state) == (status.steps.step, "finished")
+
+
+# Weights
+
+
+def weighted(dataset, weights, **more):
+    data = {"path": str(dataset.path), "image_size": 16, "weights": weights}
+    return small(dataset, **{"batch_size": 256, "data": data} | more)
+
+
+def test_weights_that_are_all_equal_change_nothing(finished, pairs_dataset, write, tmp_path):
+    run = train(weighted(pairs_dataset, write(np.arange(2_000), [0.3] * 2_000)), tmp_path / "run")
+    assert losses(run) == losses(finished)
+    assert_same_weights(run, finished)
+    assert_same_state(run, finished)
+
+
+def test_a_step_has_the_weights_of_its_samples_relative_to_the_mean_of_the_selected_ones(
+    pairs_dataset, write, tmp_path
+):
+    weights = np.random.default_rng(0).random(2_000)
+    mixed = np.random.default_rng(1).permutation(2_000)
+    data = {
+        "path": str(pairs_dataset.path), "image_size": 16, "select": write(KEPT),
+        "weights": write(mixed, weights[mixed], "weights.parquet"),
+    }  # fmt: skip
+    run, seen = RunDirectory(tmp_path / "run"), []
+    with Trainer.open(small(pairs_dataset, batch_size=64, epochs=1, data=data, micro_batch=16), run) as trainer:
+        take = trainer._take
+
+        def noted(sample_ids):
+            state = take(sample_ids)
+            seen.append((sample_ids.numpy().copy(), state["weight"].numpy()))
+            return state
+
+        trainer._take = noted
+        trainer.run()
+    for ids, of_ids in seen:
+        np.testing.assert_allclose(of_ids, weights[ids] / weights[KEPT].mean(), rtol=1e-6)
+    assert Selection(run.selection).weights.mean() == pytest.approx(1, abs=1e-6)
+    assert np.isfinite(list(losses(run).values())).all()
+    assert "image/tau" in StateReader.open(run.state).columns
+    assert "weight" not in StateReader.open(run.state).columns
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights", "match"),
+    [
+        (range(1_999), [1.0] * 1_999, "has no weight for sample 1999, which is trained on; give every sample"),
+        (range(2_000), [*[1.0] * 1_999, -1], "has the weight -1 for sample 1999; weights are finite and 0 or more"),
+        (range(2_000), [*[1.0] * 1_999, np.nan], "has the weight nan for sample 1999; weights"),
+        (range(2_000), pa.array([None, *[1.0] * 1_999]), r"rows without a weight \(null\)"),
+        (range(2_000), [0] * 2_000, "add up to 0; their mean must be positive"),
+        (range(2_000), ["1"] * 2_000, "the column 'weight' is string; it must hold numbers"),
+        ([*range(2_000), 9], [1] * 2_001, "has sample 9 more than once"),
+    ],
+)
+def test_bad_weights_are_refused_in_one_line_and_leave_no_run(pairs_dataset, write, tmp_path, ids, weights, match):
+    run = RunDirectory(tmp_path / "run")
+    with pytest.raises(ConfigError, match=match):
+        Trainer.open(weighted(pairs_dataset, write(ids, weights)), run)
+    assert not run.exists()
+    run.refuse_existing()
+
+
+def test_weights_for_a_loss_that_is_no_mean_over_anchors_are_refused(pairs_dataset, write):
+    with pytest.raises(ConfigError, match=r"data\.weights: objective 'siglip' takes no weights of samples; valid: "):
+        weighted(pairs_dataset, write(range(2_000), [1] * 2_000), objective={"name": "siglip"})
+    with pytest.raises(ConfigError, match="takes no weights of samples"):
+        weighted(pairs_dataset, write(range(2_000), [1] * 2_000), objective={"name": "own_code:Weighted"})
+
+
+def test_long_files_of_weights_are_read_in_pieces(pairs_dataset, write, tmp_path, monkeypatch):
+    weights = np.random.default_rng(0).random(2_000)
+    data = on(pairs_dataset, write(KEPT)).data
+    data = data.model_copy(update={"weights": pinned(write(np.arange(2_000), weights, "weights.parquet"), "weights")})
+    write_selection(data, 2_000, tmp_path / "whole")
+    monkeypatch.setattr("thermopile.trainer.selecting.MAX_UNSORTED", 100)
+    monkeypatch.setattr("thermopile.trainer.selecting.ROWS_AT_ONCE", 64)
+    write_selection(data, 2_000, tmp_path / "pieces")
+    whole, pieces = Selection(tmp_path / "whole"), Selection(tmp_path / "pieces")
+    np.testing.assert_allclose(pieces.weights, whole.weights, rtol=1e-6)
+    np.testing.assert_allclose(pieces.weights, weights[KEPT] / weights[KEPT].mean(), rtol=1e-6)

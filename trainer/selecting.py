@@ -56,6 +56,11 @@ def as_recorded_file(asked: str, recorded: str) -> str:
     return recorded if parts is not None and asked == parts["path"] and not Path(asked).exists() else asked
 
 
+def selected_ids(file: Path, samples: int) -> Ids:
+    """Return the ids in a file of selected samples, ascending. Raises ConfigError for bad ids."""
+    return np.concatenate([ids for ids, _ in _sorted(file, "select", samples)])
+
+
 def write_selection(data: DataConfig, samples: int, folder: Path) -> None:
     """Write a new run's own copy of its selection and weights. data: with pinned files; samples: of the dataset.
 

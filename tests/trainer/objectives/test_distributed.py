@@ -33,7 +33,7 @@ def ranks_of(tmp_path_factory):
     # One thread each: the ranks outnumber the cores, and a process with threads cannot be forked safely.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", str(PROGRAM), str(directory)]
-    run = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=180, check=False)
+    run = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=1500, check=False)
     if run.returncode:
         pytest.fail(f"the ranks ended with {run.returncode}:\n{run.stderr}", pytrace=False)
     return {

@@ -40,6 +40,8 @@ SHOWN = {
 """Part of a step -> its name in the progress line."""
 STEADY_STEPS = 50
 """Steps until start-up waits have passed."""
+ROWS_IN_TWO_SECONDS = 10_000_000
+"""Rows of a selection, or of weights, that take about two seconds to copy."""
 _COMMAND_LINE = "--set"
 _ending = threading.Lock()
 
@@ -210,12 +212,16 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
     """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
     from ..trainer.loop import Trainer
     from ..trainer.preemption import StopRequest
+    from ..trainer.selecting import rows_of
     from .warnings_log import warnings_log
 
     def say(text: str, err: bool = True) -> None:
         if world.is_first:
             click.echo(f"{run.path}: {text}", err=err)
 
+    copied = sum(rows_of(file) for file in (settings.data.select, settings.data.weights) if file)
+    if copied > ROWS_IN_TWO_SECONDS and not resuming:
+        say(f"copying {copied:,} rows of selection and weights …")
     with (
         warnings_log(run.warnings_file, world.rank if world.size > 1 else None),
         Trainer.open(settings, run, resume=resuming, world=world) as trainer,

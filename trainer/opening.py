@@ -19,6 +19,7 @@ from .errors import ConfigError, RunError
 from .objectives import Objective
 from .resume_settings import changes_since
 from .run_directory import RunDirectory
+from .selecting import check_own_copy
 from .world import World
 
 MAY_DIFFER = frozenset({"data.path", "data.workers", "evaluation.test", "evaluation.train"})
@@ -40,7 +41,7 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
         run.refuse_links()
         dataset = Dataset(Path(config.data.path))
         if resume and world.is_first and (config.data.select or config.data.weights):
-            Selection(run.selection).verify()
+            check_own_copy(config.data, Selection(run.selection))
         start = load_latest(run.checkpoints) if resume else None
         if start is not None:
             _check_settings(config, start, world)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..files import open_regular, sha256_of
-from ..selection import IDS, WEIGHTS, SelectionWriter
+from ..selection import IDS, WEIGHTS, Selection, SelectionError, SelectionWriter
 from .config import DataConfig
 from .errors import ConfigError
 
@@ -79,6 +79,16 @@ def write_selection(data: DataConfig, samples: int, folder: Path) -> None:
                                   "must be positive and finite")  # fmt: skip
             writer.add(WEIGHTS, (piece / (total / kept) for piece in _weights(file, ids, samples)))
         writer.finish()
+
+
+def check_own_copy(data: DataConfig, selection: Selection) -> None:
+    """Raise SelectionError unless a run's own copy is whole and of these files. Reads all of it."""
+    about = selection.about
+    kept = rows_of(data.select) if data.select else about.samples
+    if (about.kept, bool(about.ids), bool(about.weights)) != (kept, bool(data.select), bool(data.weights)):
+        raise SelectionError(f"{selection.folder} is not what config.toml says: a selection of {about.kept:,} samples"
+                             f"{', with weights' if about.weights else ''}. Restore the run's own")  # fmt: skip
+    selection.verify()
 
 
 def _unchanged(pinned: str, option: str) -> Path:

@@ -125,6 +125,9 @@ def test_a_state_with_another_runs_selection_or_a_damaged_one_is_refused(selecte
     file.write_bytes(data[:-8])
     with pytest.raises(SelectionError, match=r"ids\.int64 is damaged: it has 6,720 bytes instead of 6,728"):
         StateReader.open(run.state).column("visits")
+    write_selection(on(pairs_dataset, write(KEPT[:-1])).data, 2_000, run.selection)
+    with pytest.raises(SelectionError, match=r"is not what config\.toml says: a selection of 840 samples\. Restore"):
+        Trainer.open(config, run, resume=True)
     write_selection(on(pairs_dataset, write(KEPT + 1)).data, 2_000, run.selection)
     with pytest.raises(SelectionError, match="selection is another run's"):
         StateReader.open(run.state)

@@ -94,9 +94,10 @@ def dataset(root):
     return DatasetSource(root / "dataset")
 
 
-@pytest.fixture(
-    scope="module", params=[folder, glyphs, cifar, csv, shards, parquet, dataset], ids=lambda make: make.__name__
-)
+KINDS = [folder, glyphs, cifar, csv, shards, parquet, dataset]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda make: make.__name__)
 def source(request, tmp_path_factory):
     return request.param(tmp_path_factory.mktemp("source") / "data")
 

@@ -11,6 +11,7 @@ from thermopile.tools.inspection.opened_run import open_run
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.samples import read_histories
 from thermopile.tools.inspection.survey import survey
+from thermopile.tools.inspection.through_time import through_time
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
@@ -48,6 +49,15 @@ def test_a_survey_counts_and_groups_the_selected_samples_only(run, pairs_dataset
         zip(names.tolist(), sizes.tolist(), strict=True)
     )
     assert f"{len(KEPT)} selected of 2,000, of which" in dict(summary.facts(inspection, found))["samples"]
+
+
+def test_every_snapshot_is_read_for_the_selected_samples_only(run):
+    inspection = read_run(run)
+    found = through_time(inspection)
+    visits, tau = inspection.reader.column("visits"), inspection.reader.column("image/tau")
+    assert found.samples_read == len(KEPT)
+    assert found.moments[-1].visited == (visits > 0).sum()
+    assert found.moments[-1].tau["image"].quantiles[2] == pytest.approx(np.median(tau[visits > 0]), rel=0.01)
 
 
 def test_a_sample_that_is_not_selected_is_said_not_to_be(run):

@@ -154,6 +154,8 @@ def _read(state: Path, name: str) -> History:
         raise ValueError("its snapshots are not ordered by step")
     if lacking := [snapshot.tag for snapshot in index.snapshots if f"snapshots/{snapshot.id}" not in snapshot.files]:
         raise ValueError(f"{lacking[0]} does not list its own file")
+    if (index.format_version == _OF_SELECTION) != (index.selection is not None):
+        raise ValueError(f"format version {index.format_version} with selection {index.selection}")
     schema = Schema.from_json(index.fields)
     description = Description(index.samples, schema, index.block_rows, index.dataset_fingerprint, index.selection)
     return History(description, tuple(index.snapshots))

@@ -32,7 +32,7 @@ Rows = tuple[Ids, NDArray[np.float64]]
 
 
 def pinned(file: str, option: str) -> str:
-    """Return FILE as FILE@ROWS-SHA256, so that a run can be told another file; unchanged if it is that already.
+    """Return FILE as FILE@ROWS-SHA256, by which another file is recognised; unchanged if it is that already.
 
     option: `select` or `weights`, for messages. Raises ConfigError if it cannot be read or lacks a column.
     """

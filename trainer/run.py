@@ -82,6 +82,7 @@ class Run:
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)
         self.selection = Selection(run.selection) if config.data.select or config.data.weights else None
+        # The same order in ids of the dataset, for the loader and for messages; the state counts as `order` does.
         self.served = Selected(self.order, self.selection, self.dataset.n) if self.selection else self.order
         self.total_steps = config.epochs * self.order.steps_per_epoch
         self.steps_done = self._refused_rows = self._refused_before = 0

@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..selection import Selection
 from .bijection import fill_places, shard_key, window_at
 
 ORDER_VERSION = 1
@@ -283,10 +284,37 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Selected:
+    """An order of the positions of selected samples, as an order of their ids in the whole dataset."""
+
+    order: Order
+    selection: Selection
+    """Read at the first batch, so it may be written later than this is created."""
+    samples: int
+    """Number of samples in the dataset."""
+
+    @property
+    def seed(self) -> int:
+        return self.order.seed
+
+    @property
+    def batch_size(self) -> int:
+        return self.order.batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.order.steps_per_epoch
+
+    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
+        """As `Order.batch_ids`. Raises SelectionError if the selection cannot be read."""
+        return self.selection.ids_at(self.order.batch_ids(epoch, step, rank, world))
+
+
+@dataclass(frozen=True)
 class Pieces:
     """An order for a loader that serves each rank's share of a batch in several pieces, each like a step of its own."""
 
-    order: Order
+    order: Order | Selected
     count: int
     """Pieces per batch; divides a rank's share."""
 
@@ -313,6 +341,10 @@ class Pieces:
         step, piece = divmod(step, self.count)
         rows = self.batch_size // world
         return self.order.batch_ids(epoch, step, rank, world)[piece * rows : (piece + 1) * rows]
+
+
+AnyOrder = Order | Pieces | Selected
+"""What a loader follows."""
 
 
 @lru_cache(maxsize=32)  # the loader and the state store ask for the same steps, a few steps apart

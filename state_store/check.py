@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..selection import SelectionError
 from .errors import DamagedChunkError
 from .history import Snapshot
 from .reader import ADVICE, StateReader
@@ -89,6 +90,7 @@ def check_snapshot(
     far. Columns with a wrong shape, dtype or chunking are not read. Raises SnapshotNotFoundError if the run deletes the
     snapshot meanwhile.
     """
+    reader, selection = reader.of_rows(), reader.selection
     made_for, written_for = reader.dataset_fingerprint, reader.snapshot.dataset_fingerprint
     others = [f"the state is for dataset {made_for[:12]}…, but this snapshot is for {written_for[:12]}…"]
     columns = [_open_column(reader, name) for name in reader.columns]
@@ -103,17 +105,24 @@ def check_snapshot(
             column.count(values, visits)
             for what, at_fault in _faults(reader, column.name, values, visits, tau_bounds):
                 if len(places := np.flatnonzero(at_fault)):
-                    ids = tuple((places[:MAX_IDS] + start).tolist())
+                    named = places[:MAX_IDS] + start
+                    ids = tuple((named if selection is None else selection.ids_at(named)).tolist())
                     column.add(Problem(what, start // reader.block_rows, len(places), ids))
         on_progress(stop)
-    return SnapshotReport(reader.snapshot, columns, others if made_for != written_for else [])
+    problems = others if made_for != written_for else []
+    if selection is not None:
+        try:
+            selection.verify()
+        except SelectionError as error:
+            problems.append(str(error))
+    return SnapshotReport(reader.snapshot, columns, problems)
 
 
 def _open_column(reader: StateReader, name: str) -> ColumnReport:
     """Compare an array's metadata with what the store expects."""
     report = ColumnReport(name, "float32" if name in reader.fields else "uint32")
     try:
-        array = reader.array(name)
+        array = reader.stored(name)
     except Exception as error:  # noqa: BLE001 (damaged metadata can fail in any way, and is what this looks for)
         report.add(Problem(f"array {name!r} is missing, or its metadata is damaged: {error!r}"))
         return report

@@ -22,7 +22,8 @@ INDEX = "thermopile.json"
 COPY = "thermopile.copy.json"
 """A second copy of the index, so that one flipped bit does not cost the whole history."""
 
-_FORMAT_VERSION = 3
+_FORMAT_VERSION, _OF_SELECTION = 3, 4
+"""The second for a store of selected samples, which readers of the first would take for the first ids."""
 _Count = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _FilePath = Annotated[str, Field(pattern="^(snapshots|manifests)/[0-9A-Z]{20}$")]
@@ -77,11 +78,12 @@ class History:
 class _Index(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    format_version: Literal[3]
+    format_version: Literal[3, 4]
     samples: _Count
     fields: dict[str, float | Literal["inf", "-inf"]]
     block_rows: _Count
     dataset_fingerprint: str
+    selection: _Sha256 | None = None
     snapshots: Annotated[list[Snapshot], Field(min_length=1)]
 
 
@@ -123,11 +125,12 @@ def replace(state: Path, history: History) -> None:
     description = history.description
     text = seal_document(
         {
-            "format_version": _FORMAT_VERSION,
+            "format_version": _OF_SELECTION if description.selection else _FORMAT_VERSION,
             "samples": description.samples,
             "fields": description.schema.to_json(),
             "block_rows": description.block_rows,
             "dataset_fingerprint": description.dataset_fingerprint,
+            **({"selection": description.selection} if description.selection else {}),
             "snapshots": [
                 {**asdict(snapshot), "written_at": snapshot.written_at.isoformat()} for snapshot in history.snapshots
             ],
@@ -140,7 +143,7 @@ def replace(state: Path, history: History) -> None:
 def _read(state: Path, name: str) -> History:
     """Read an index. Raises DamagedFileError, ValueError if it is invalid, StoreNotFoundError for another format."""
     tree = unseal(read_file(state, name))
-    if isinstance(version := tree.get("format_version"), int) and version != _FORMAT_VERSION:
+    if isinstance(version := tree.get("format_version"), int) and version not in (_FORMAT_VERSION, _OF_SELECTION):
         raise _other_format(state, str(version), "the version that wrote it")
     try:
         index = _Index.model_validate(tree)
@@ -151,13 +154,16 @@ def _read(state: Path, name: str) -> History:
         raise ValueError("its snapshots are not ordered by step")
     if lacking := [snapshot.tag for snapshot in index.snapshots if f"snapshots/{snapshot.id}" not in snapshot.files]:
         raise ValueError(f"{lacking[0]} does not list its own file")
+    if (index.format_version == _OF_SELECTION) != (index.selection is not None):
+        raise ValueError(f"format version {index.format_version} with selection {index.selection}")
     schema = Schema.from_json(index.fields)
-    description = Description(index.samples, schema, index.block_rows, index.dataset_fingerprint)
+    description = Description(index.samples, schema, index.block_rows, index.dataset_fingerprint, index.selection)
     return History(description, tuple(index.snapshots))
 
 
 def _other_format(state: Path, version: str, cure: str) -> StoreNotFoundError:
     return StoreNotFoundError(
-        f"{state}: the state has format version {version}, but this version of thermopile reads {_FORMAT_VERSION}; "
+        f"{state}: the state has format version {version}, but this version of thermopile reads "
+        f"{_FORMAT_VERSION} and {_OF_SELECTION}; "
         f"use {cure}"
     )

@@ -17,11 +17,13 @@ from zarr.abc.store import SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
+from ..selection import Selection
 from .commit import array_of
 from .durable import Repository
 from .errors import DamagedChunkError, FieldError, SnapshotNotFoundError
 from .history import Snapshot
 from .icechunk_files import is_damage
+from .scattered import Scattered, places_within, selection_of
 from .schema import Description
 
 _UNREADABLE = (icechunk.IcechunkError, ValueError)
@@ -42,16 +44,24 @@ class StateReader:
 
     Use `open`. `column` reads one whole column, `rows` a range of ids from several columns, `array` only what is
     indexed. All raise FieldError for an unknown column. `column` and `rows` raise DamagedChunkError, which names the
-    file, and SnapshotNotFoundError if the run has deleted the snapshot.
+    file, and SnapshotNotFoundError if the run has deleted the snapshot. The state of a run on selected samples holds
+    theirs only; the others read as samples never visited. All may then raise SelectionError.
     """
 
-    def __init__(self, repository: Repository, snapshot: Snapshot) -> None:
+    def __init__(self, repository: Repository, snapshot: Snapshot, selection: Selection | None = None) -> None:
+        """selection: which samples the stored rows belong to; None: to the first ones. Use `open`, which finds it."""
         self._repository = repository
         self._description = description = repository.description
         self._group: zarr.Group = repository.group(snapshot)
         self.snapshot = snapshot
-        self.samples = description.samples
-        self.block_rows = description.block_rows
+        self.selection = selection
+        """Which samples the run trains on; None: all."""
+        self.samples = selection.about.samples if selection else description.samples
+        self.kept = description.samples
+        """Number of samples that the run trains on."""
+        # As many ids as a chunk has rows, if the selected ones are spread evenly, within the limit on memory.
+        spread = -(-description.block_rows * self.samples // self.kept)
+        self.block_rows = min(spread, max(description.block_rows, 2**18))
         """Rows per chunk. Reading whole chunks is fastest: chunk k holds ids from k * block_rows on."""
         self.dataset_fingerprint = description.dataset_fingerprint
         self.fields = description.schema.names
@@ -68,12 +78,32 @@ class StateReader:
         Raises StoreNotFoundError, or SnapshotNotFoundError that lists the existing tags.
         """
         repository = Repository.open(Path(path))
-        return cls(repository, repository.resolve(at))
+        return cls(repository, repository.resolve(at), selection_of(repository))
 
-    def array(self, name: str) -> "zarr.Array[Any]":
-        """Return one column as a zarr array [samples], float32 or uint32, which reads chunks as it is indexed."""
+    def of_rows(self) -> "StateReader":
+        """Return a reader of the rows as they are stored: with a selection, its ids are their positions."""
+        return StateReader(self._repository, self.snapshot) if self.selection else self
+
+    def array(self, name: str) -> "zarr.Array[Any] | Scattered":
+        """Return one column [samples], float32 or uint32, which reads chunks as it is indexed.
+
+        It is a zarr array, or, with a selection, behaves like one for numbers, slices, ids and masks.
+        """
+        stored, selection = self.stored(name), self.selection
+        return stored if selection is None else Scattered(stored, selection, self._description.schema.fill_value(name))
+
+    def stored(self, name: str) -> "zarr.Array[Any]":
+        """Return one column as it is stored, [kept]: without the samples that the run does not train on."""
         self._check_known([name])
         return array_of(self._group, name)
+
+    def is_kept(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
+        """Return which of the ids start … stop − 1 the run trains on, bool [stop − start]."""
+        kept = np.ones(stop - start, dtype=bool)
+        if self.selection is not None:
+            kept[:] = False
+            kept[places_within(self.selection, start, stop)[1]] = True
+        return kept
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return one whole column, [samples], float32 or uint32, in memory."""
@@ -89,6 +119,8 @@ class StateReader:
         names = self.columns if columns is None else tuple(columns)
         self._check_known(names)
         try:
+            if self.selection is not None:
+                return self._scattered(self.selection, start, stop, names)
             return {name: read_rows(self._group, self._description, name, start, stop) for name in names}
         except DamagedChunkError as error:
             if self._repository.holds(self.snapshot.id):
@@ -97,6 +129,16 @@ class StateReader:
                 f"{self._repository.path}: {self.snapshot.tag} was deleted while it was read; a run keeps only its "
                 "newest snapshots. Read a later one"
             ) from error
+
+    def _scattered(
+        self, selection: Selection, start: int, stop: int, names: Iterable[str]
+    ) -> dict[str, npt.NDArray[Any]]:
+        (first, end), places = places_within(selection, start, stop)
+        schema, found = self._description.schema, dict[str, npt.NDArray[Any]]()
+        for name in names:
+            found[name] = np.full(stop - start, schema.fill_value(name), schema.dtype(name))
+            found[name][places] = read_rows(self._group, self._description, name, first, end)
+        return found
 
     def _check_known(self, names: Iterable[str]) -> None:
         if unknown := [name for name in names if name not in self.columns]:

@@ -84,10 +84,13 @@ class Description:
     """The samples and fields of a store. Raises ValueError if a number is below 1."""
 
     samples: int
+    """Number of rows: of all samples of the dataset, or of the selected ones, whose positions are then the ids here."""
     schema: Schema
     block_rows: int
     """Rows per zarr chunk, the unit of writing."""
     dataset_fingerprint: str
+    selection: str | None = None
+    """sha256 of the selected ids, which the folder `selection` next to the store holds; None if all are selected."""
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.block_rows < 1:
@@ -95,11 +98,14 @@ class Description:
                 f"a store of {self.samples} samples in blocks of {self.block_rows} rows; both must be at least 1"
             )
 
-    def check_same(self, *, samples: int, schema: Schema, dataset_fingerprint: str, path: Path) -> None:
+    def check_same(
+        self, *, samples: int, schema: Schema, dataset_fingerprint: str, selection: str | None, path: Path
+    ) -> None:
         """Raise StoreMismatchError, naming both sides, if the store was created for something else."""
         pairs = [
             ("dataset fingerprint", self.dataset_fingerprint, dataset_fingerprint),
             ("number of samples", self.samples, samples),
+            ("selection", self.selection, selection),
             ("fields", dict(self.schema.initial), dict(schema.initial)),
         ]
         differences = [

@@ -10,6 +10,7 @@ from typing import Self
 import torch
 
 from ..lock import FileLock
+from ..selection import Selection
 from .background import BackgroundThread
 from .commit import ColumnPart
 from .durable import Repository
@@ -40,7 +41,7 @@ class StateStore:
 
     def __init__(
         self, repository: Repository, snapshot: Snapshot, rows: Rows, staging: Staging, lock: FileLock | None,
-        ranks: Ranks,
+        ranks: Ranks, selection: Selection | None,
     ) -> None:  # fmt: skip
         self.path, self.samples = repository.path, repository.description.samples
         self.owned, self.fields = rows.owned, rows.schema.names
@@ -48,7 +49,7 @@ class StateStore:
         self._repository, self._rows, self._lock, self._ranks = repository, rows, lock, ranks
         self._process = os.getpid()
         self._closed = False
-        self._transfer = Transfer(rows, staging)
+        self._transfer = Transfer(rows, staging, selection)
         self._snapshot_thread = BackgroundThread("snapshot", goes_on=True)
         self._writes: list[tuple[int, Future[Snapshot]]] = []
         """Requested snapshots that are neither written nor failed, with their steps."""
@@ -56,8 +57,9 @@ class StateStore:
     @classmethod
     def create(
         cls, path: str | os.PathLike[str], samples: int, fields: Mapping[str, float], *,
-        block_rows: int, dataset_fingerprint: str, device: str | torch.device = "cpu",
-        memory_budget: int | None = None, ranks: Ranks | None = None, owned: range | None = None,
+        block_rows: int, dataset_fingerprint: str, selection: Selection | None = None,
+        device: str | torch.device = "cpu", memory_budget: int | None = None, ranks: Ranks | None = None,
+        owned: range | None = None,
     ) -> Self:  # fmt: skip
         """Create a store at `path` with every sample at its initial values, and take the writer lock.
 
@@ -65,23 +67,25 @@ class StateStore:
         rows per zarr chunk, the unit of writing. The first snapshot is `step-0`.
         memory_budget: bytes of RAM for rows. All are resident if it is None or large enough; otherwise see `expect`.
         ranks, owned: the processes that share the store, and the ids of this one's rows, in whole blocks.
+        selection: which samples of the dataset these are, if not all. Every id here is then a position among them;
+        readers find its folder, `selection`, next to `path` and map positions to ids.
         Raises StoreExistsError, StoreLockedError, MemoryBudgetError, FieldError for a bad name or value, ValueError for
         a bad size.
         """
         path = Path(path)
 
         def describe() -> Description:
-            return Description(samples, Schema(dict(fields)), block_rows, dataset_fingerprint)
+            return Description(samples, Schema(dict(fields)), block_rows, dataset_fingerprint, _digest(selection))
 
         def begin(description: Description) -> Snapshot:
             return Repository.create(path, description).resolve("latest")
 
-        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned))
+        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned), selection)
 
     @classmethod
     def open(
         cls, path: str | os.PathLike[str], *, at: str = "latest", samples: int, fields: Mapping[str, float],
-        dataset_fingerprint: str, device: str | torch.device = "cpu",
+        dataset_fingerprint: str, selection: Selection | None = None, device: str | torch.device = "cpu",
         memory_budget: int | None = None, ranks: Ranks | None = None, owned: range | None = None,
         confirm: Callable[[], None] = lambda: None,
     ) -> Self:  # fmt: skip
@@ -99,8 +103,9 @@ class StateStore:
         def describe() -> Description:
             repository = Repository.open(path)
             repository.description.check_same(
-                samples=samples, schema=Schema(dict(fields)), dataset_fingerprint=dataset_fingerprint, path=path
-            )
+                samples=samples, schema=Schema(dict(fields)), dataset_fingerprint=dataset_fingerprint,
+                selection=_digest(selection), path=path,
+            )  # fmt: skip
             repository.resolve(at)
             return repository.description
 
@@ -110,7 +115,7 @@ class StateStore:
             repository.repair()
             return repository.resolve(at)
 
-        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned))
+        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned), selection)
 
     def expect(self, windows: Iterable[Window]) -> None:
         """Announce the blocks that coming steps use, so that they are read ahead and written back in time.
@@ -293,6 +298,10 @@ class StateStore:
         self._ranks.gather(None)  # every rank now reads from the newest snapshot
         if self._ranks.rank == 0:
             self._repository.retain(keep_last, keep_every)
+
+
+def _digest(selection: Selection | None) -> str | None:
+    return None if selection is None else selection.about.ids
 
 
 def _check_step(step: int) -> None:

@@ -50,10 +50,10 @@ def _number_or_share(context: click.Context, parameter: click.Parameter, value: 
 
 def _options(kind: Kind) -> Iterator[click.Option]:
     """Yield the options shared by several kinds, named as the parameters of `converting.run`."""
-    if not kind.own_test:
+    if not (kind.own_test or kind.is_dataset):
         yield click.Option(["--holdout"], type=float, callback=_number_or_share, metavar="N|FRACTION",
                            help="Hold out this many samples, or fraction, as OUT-test, class-balanced.")  # fmt: skip
-    if kind.src:
+    if kind.src and not kind.is_dataset:
         yield click.Option(["--longtail"], type=click.FloatRange(1, min_open=True), metavar="RATIO",
                            help="Cut the classes to an exponential long tail: the first is RATIO times the last. "
                            "Applied after --holdout; samples without a class are kept.")  # fmt: skip
@@ -64,10 +64,11 @@ def _options(kind: Kind) -> Iterator[click.Option]:
                            help="Use this tokenizer.json instead of training one.")  # fmt: skip
         yield click.Option(["--context-length"], type=click.IntRange(4), default=32, show_default=True,
                            help="Tokens per caption.")  # fmt: skip
-    yield click.Option(["--max-size"], type=click.IntRange(8), default=512, show_default=True,
-                       help="Downscale pictures whose short side is longer, in pixels.")  # fmt: skip
-    yield click.Option(["--quality"], type=click.IntRange(1, 100), default=90, show_default=True,
-                       help="JPEG quality of re-encoded pictures.")  # fmt: skip
+    if not kind.is_dataset:
+        yield click.Option(["--max-size"], type=click.IntRange(8), default=512, show_default=True,
+                           help="Downscale pictures whose short side is longer, in pixels.")  # fmt: skip
+        yield click.Option(["--quality"], type=click.IntRange(1, 100), default=90, show_default=True,
+                           help="JPEG quality of re-encoded pictures.")  # fmt: skip
     yield click.Option(["--on-error"], type=click.Choice(["skip", "fail"]), default="skip", show_default=True,
                        help="Leave out samples that cannot be used, or fail at the first.")  # fmt: skip
     yield click.Option(["--max-error-rate"], type=click.FloatRange(0, 1), default=0.1, show_default=True,

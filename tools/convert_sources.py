@@ -31,6 +31,8 @@ class Kind(NamedTuple):
     own_test: bool = False
     """Whether the class takes `test`, and its own test set becomes OUT-test."""
     is_users: bool = False
+    is_dataset: bool = False
+    """Whether SRC is a converted dataset, whose pictures and tokenizer are kept as they are."""
 
     def open(self, src: Any, **options: Any) -> tuple[Source, ...]:
         """Return the source and its own test set, if it has one. May be slow. src: SRC, or the seed to draw from."""
@@ -185,6 +187,23 @@ KINDS = (
         ),
         pattern="*.parquet",
         captions=True,
+    ),
+    Kind(
+        "dataset",
+        "Copy the selected samples of a converted dataset, JPEGs, captions and tokenizer unchanged. They get new ids.",
+        "data/cc12m data/cc12m-kept --select kept.parquet",
+        "dataset_source:DatasetSource",
+        _FOLDER,
+        (
+            click.Option(
+                ["--select"],
+                type=_FILE,
+                required=True,
+                metavar="FILE",
+                help="Parquet file whose column sample_id has the ids to copy.",
+            ),
+        ),
+        is_dataset=True,
     ),
     Kind(
         "glyphs",

@@ -24,7 +24,9 @@ from ..pipeline.conversion.shard_pool import Counts, start_workers_early
 from ..pipeline.dataset_index import ERRORS_FILE, TOKENIZER_FILE, ImagePolicy
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.sources import Groups, Source
+from ..pipeline.sources.dataset_source import DatasetSource
 from ..pipeline.sources.selection import hold_out, long_tail
+from ..trainer.selecting import selected_ids
 from .convert_sources import Kind
 from .plain_text import plain_text
 from .progress import progress_bar
@@ -56,28 +58,43 @@ class Split(NamedTuple):
 
 
 def run(
-    kind: Kind, src: Any, own: dict[str, Any], out: Path, *, seed: int, workers: int | None, resume: bool,
-    overwrite: bool, max_size: int, quality: int, holdout: float | None = None, longtail: float | None = None,
-    **options: Any,
+    kind: Kind, src: Any, own: dict[str, Any], out: Path, *, workers: int | None, resume: bool, overwrite: bool,
+    holdout: float | None = None, longtail: float | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """Convert `src`, opened with the kind's `own` options, to `out` and perhaps `out`-test."""
     for value in (src, *own.values()):
         for path in value if isinstance(value, tuple) else (value,):
             if isinstance(path, Path) and path.resolve().is_relative_to(out.resolve()):
                 raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
-    settings = ConvertSettings(seed=seed, image=ImagePolicy(max_size=max_size, quality=quality), **options)
+    select = own.pop("select") if kind.is_dataset else None
     outs = [out, out.with_name(f"{out.name}-test")] if kind.own_test or holdout else [out]
     if not resume:
         for path in outs:
             refuse_existing(path, overwrite=overwrite)
     start_workers_early()
     with _told_when_slow(f"listing {kind.name} …"):
-        splits = _splits(kind.open(src, **own), outs, seed, holdout, longtail)
+        sources = kind.open(src, **own)
+        settings = _settings(sources[0], **options)
+        splits = _splits(sources, outs, settings.seed, holdout, longtail)
+        if select is not None:
+            splits = [splits[0]._replace(selection=selected_ids(select, len(sources[0])))]
         _announce(splits)
     for split in splits:
         _convert(split, settings, workers=workers, resume=resume, overwrite=overwrite,
                  tokenizer_from=None if split.out == out else out / TOKENIZER_FILE)  # fmt: skip
     click.echo(f"next: thermopile show {out} --out {out.name}.png; thermopile train --data {out} --out runs/{out.name}")
+
+
+def _settings(source: Source, **options: Any) -> ConvertSettings:
+    """Return the settings of a conversion; for a dataset, those it was made with."""
+    if not isinstance(source, DatasetSource):
+        image = ImagePolicy(max_size=options.pop("max_size"), quality=options.pop("quality"))
+        return ConvertSettings(image=image, **options)
+    index = source.dataset.index
+    options["image"] = index.image
+    if index.tokenizer is not None:
+        options |= {"tokenizer": source.dataset.tokenizer_path, "context_length": index.tokenizer.context_length}
+    return ConvertSettings(**options)
 
 
 @contextmanager

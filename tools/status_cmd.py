@@ -60,7 +60,9 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
         yield "checkpoints", "none yet"
     if run.sample_state:
         tags = [tag for tag in run.sample_state.snapshots if tag != "step-0"]
-        yield "samples", f"{run.sample_state.samples:,}, visited {run.sample_state.coverage:.0%} at the last snapshot"
+        held = run.sample_state
+        selected = f" selected of {held.dataset_samples:,}" if held.samples < held.dataset_samples else ""
+        yield "samples", f"{held.samples:,}{selected}, visited {held.coverage:.0%} at the last snapshot"
         yield "snapshots", _listed(tags) if tags else "only the initial values"
     for evaluation in run.evaluations:
         # Only scores over all samples; metrics.jsonl and --json have the bands.

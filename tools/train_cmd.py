@@ -39,6 +39,10 @@ class _TrainCommand(click.Command):
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of settings.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable.")
 @click.option("--init-from", metavar="RUN[@step-N]", help="Initialise the encoders from another run's checkpoint.")
+@click.option("--select", type=click.Path(path_type=Path), metavar="FILE",
+              help="Train on the samples in this Parquet file's column sample_id.")  # fmt: skip
+@click.option("--weights", type=click.Path(path_type=Path), metavar="FILE",
+              help="Weigh each sample's loss by this Parquet file's columns sample_id and weight.")  # fmt: skip
 @click.option("--on-nan", type=click.Choice(["stop", "skip"]),
               help="If a loss is not finite: stop the run, or skip the step and continue.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Resume the run in OUT; start it if there is none.")
@@ -52,8 +56,8 @@ class _TrainCommand(click.Command):
 def train(**options: Any) -> None:
     """Train encoders with a temperature per sample.
 
-    Later settings override earlier ones: defaults, --preset, --config, --set, --init-from, --on-nan, --data.
-    OUT/config.toml records the result.
+    Later settings override earlier ones: defaults, --preset, --config, --set, --init-from, --on-nan, --data, --select,
+    --weights. OUT/config.toml records the result.
 
     SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 finish the current step, write a checkpoint and exit with code 75. A second
     signal ends the run at once; --resume then starts from the last checkpoint.

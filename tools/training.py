@@ -40,6 +40,8 @@ SHOWN = {
 """Part of a step -> its name in the progress line."""
 STEADY_STEPS = 50
 """Steps until start-up waits have passed."""
+ROWS_IN_TWO_SECONDS = 10_000_000
+"""Rows of a selection, or of weights, that take about two seconds to copy."""
 _COMMAND_LINE = "--set"
 _ending = threading.Lock()
 
@@ -56,6 +58,8 @@ class Asked:
     config_file: Path | None
     overrides: tuple[str, ...]
     init_from: str | None
+    select: Path | None
+    weights: Path | None
     on_nan: str | None
     resume: bool
     allowed: tuple[str, ...]
@@ -146,8 +150,9 @@ def _layers(asked: Asked, begun: RunDirectory | None, recorded: TrainConfig | No
     for key in ("init_from", "on_nan"):
         if (value := getattr(asked, key)) is not None:
             layers.add({key: value}, f"--{key.replace('_', '-')}")
-    if asked.data is not None:
-        layers.add({"data": {"path": str(asked.data.resolve())}}, "--data")
+    for option, setting in (("data", "path"), ("select", "select"), ("weights", "weights")):
+        if (path := getattr(asked, option)) is not None:
+            layers.add({"data": {setting: str(path.resolve())}}, f"--{option}")
     return layers
 
 
@@ -207,12 +212,16 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
     """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
     from ..trainer.loop import Trainer
     from ..trainer.preemption import StopRequest
+    from ..trainer.selecting import rows_of
     from .warnings_log import warnings_log
 
     def say(text: str, err: bool = True) -> None:
         if world.is_first:
             click.echo(f"{run.path}: {text}", err=err)
 
+    copied = sum(rows_of(file) for file in (settings.data.select, settings.data.weights) if file)
+    if copied > ROWS_IN_TWO_SECONDS and not resuming:
+        say(f"copying {copied:,} rows of selection and weights …")
     with (
         warnings_log(run.warnings_file, world.rank if world.size > 1 else None),
         Trainer.open(settings, run, resume=resuming, world=world) as trainer,
@@ -245,13 +254,16 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
 def _in_words(trainer: Trainer) -> str:
     """Describe the training in one line."""
     dataset, config = trainer.dataset, trainer.config
+    selected = f"{trainer.order.samples:,} selected of " if config.data.select else ""
     parameters = sum(weights.numel() for weights in trainer.encoders.parameters() if weights.requires_grad)
     ranks = f" on {trainer.world.size} ranks" if trainer.world.size > 1 else ""
     speed = ""
     if trainer.device.type == "cuda":
         slow = "" if config.compile else ", not compiled (--set compile=true takes minutes once, then steps are faster)"
         speed = f" in {config.precision}{slow}"
-    return (f"{dataset.n:,} {'pairs' if trainer.mode == 'bimodal' else 'pictures'} from {dataset.path}, "
+    kind = "pairs" if trainer.mode == "bimodal" else "pictures"
+    weighted = ", with weights" if config.data.weights else ""
+    return (f"{selected}{dataset.n:,} {kind} from {dataset.path}{weighted}, "
             f"{trainer.device}{speed}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
             f"{config.epochs:,} {'epoch' if config.epochs == 1 else 'epochs'}")  # fmt: skip
 

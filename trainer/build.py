@@ -13,7 +13,7 @@ from ..pipeline.augment import RECIPES, Recipe
 from ..pipeline.cores import cores
 from ..pipeline.dataset import Dataset
 from ..pipeline.loading import Loader
-from ..pipeline.order import Order, Pieces, Window
+from ..pipeline.order import AnyOrder, Order, Pieces, Selected, Window
 from ..plugins import PluginError, is_plugin, load_plugin
 from ..state_store.schema import Schema
 from .config import DataConfig, RecipeConfig, TrainConfig, nearest
@@ -21,6 +21,7 @@ from .encoders import with_names
 from .errors import ConfigError
 from .objectives import Objective, create_objective, objective_class
 from .precision import resolve_speed
+from .selecting import SELECTING, pinned, rows_of
 from .world import ALONE, World
 
 if TYPE_CHECKING:
@@ -71,8 +72,13 @@ def _modes_of(objective: str) -> Set[str]:
 
 
 def _check_frame(config: TrainConfig, objective: Objective) -> None:
-    """Raise ConfigError unless momentum network and local views are what the objective takes."""
+    """Raise ConfigError unless momentum network, local views and weights are what the objective takes."""
     momentum, local = config.model.momentum, config.data.local_views
+    if config.data.weights:
+        try:
+            objective.check_weights()
+        except ValueError as error:
+            raise ConfigError(f"data.weights: {error}") from None
     try:
         objective.check_frame(momentum > 0, local)
     except ValueError as error:
@@ -91,7 +97,8 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
     recipe_named(recipe)
     if loader == "auto":
         loader = "dali" if device_named(config.device).type == "cuda" and not data.augmentation else "ffcv"
-    return data.model_copy(update={"recipe": recipe, "loader": loader, "path": str(dataset.path.resolve())})
+    update = {"recipe": recipe, "loader": loader, "path": str(dataset.path.resolve())}
+    return data.model_copy(update=update | {option: pinned(getattr(data, option), option) for option in SELECTING})
 
 
 def recipe_named(asked: str | RecipeConfig) -> Recipe:
@@ -139,18 +146,20 @@ def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALON
 def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, world: World = ALONE) -> Order:
     """Create the configured order, windowed if the settings leave that open and the memory budget requires it.
 
+    With a selection, which is pinned by now, it is the order of the selected samples' positions.
     Raises ConfigError if the batch size or memory budget does not fit the dataset, or the number of ranks does not
     divide the order's shards.
     """
     row_bytes = 4 * Schema(objective.fields).row_words
-    budget = (config.state.memory_budget or dataset.n * row_bytes) * world.size
+    samples = rows_of(config.data.select) if config.data.select else dataset.n
+    budget = (config.state.memory_budget or samples * row_bytes) * world.size
     rows, shards = budget // row_bytes, config.canonical_shards or None
     blocks, window = config.blocks_per_shard or None, config.window_blocks or None
     try:
         if blocks or window:
-            order = Order.create(dataset.n, config.batch_size, config.seed, shards, blocks, window)
+            order = Order.create(samples, config.batch_size, config.seed, shards, blocks, window)
         else:
-            order = Order.for_memory(rows, dataset.n, config.batch_size, config.seed, shards)
+            order = Order.for_memory(rows, samples, config.batch_size, config.seed, shards)
         order.rank_ids(world.rank, world.size)
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -158,7 +167,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
         raise ConfigError(
             f"state.memory_budget = {budget // world.size:,} holds {rows:,} rows of {row_bytes} bytes"
             f"{f' on {world.size} ranks' if world.size > 1 else ''}, but the order needs "
-            f"{order.live_rows:,} of {dataset.n:,} at once: its {order.canonical_shards} shards have windows of "
+            f"{order.live_rows:,} of {samples:,} at once: its {order.canonical_shards} shards have windows of "
             f"{order.window_blocks:,} of {order.blocks_per_shard:,} blocks of {order.block_rows:,} rows. "
             f"Set state.memory_budget to at least {math.ceil(order.live_rows / world.size) * row_bytes:,}, or to none"
         )
@@ -191,8 +200,8 @@ def objective_of(config: TrainConfig) -> Objective:
 
 
 def open_loader(
-    config: DataConfig, dataset: Dataset, order: Order, mode: str, device: torch.device, world: World = ALONE, *,
-    pieces: int = 1,
+    config: DataConfig, dataset: Dataset, order: Order | Selected, mode: str, device: torch.device,
+    world: World = ALONE, *, pieces: int = 1,
 ) -> Loader:  # fmt: skip
     """Open the loader for a rank's share of the dataset in this order: one view per sample if bimodal, else two.
 
@@ -200,7 +209,7 @@ def open_loader(
 
     Raises ConfigError if the loader's package is missing or the user's augmentation cannot be loaded.
     """
-    served = order if pieces == 1 else Pieces(order, pieces)
+    served: AnyOrder = order if pieces == 1 else Pieces(order, pieces)
     shared: dict[str, Any] = {
         "image_size": config.image_size,
         "views": 1 if mode == "bimodal" else 2,

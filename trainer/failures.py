@@ -1,6 +1,6 @@
 """Messages for runs that had to end: the cause, what is intact and what to do."""
 
-from ..pipeline.order import Order
+from ..pipeline.order import AnyOrder
 from .checkpoint import latest_checkpoint
 from .errors import RanksLostError, TrainingError
 from .run_directory import RunDirectory
@@ -9,7 +9,7 @@ FIRST_IDS = 8
 """Number of samples of a bad batch to name."""
 
 
-def not_finite(run: RunDirectory, order: Order, steps_done: int, why: str) -> TrainingError:
+def not_finite(run: RunDirectory, order: AnyOrder, steps_done: int, why: str) -> TrainingError:
     """Return the error for values of the step after `steps_done` that are not finite."""
     last = latest_checkpoint(run.checkpoints)
     left = (
@@ -21,7 +21,7 @@ def not_finite(run: RunDirectory, order: Order, steps_done: int, why: str) -> Tr
     )
 
 
-def samples_after(steps_done: int, order: Order) -> str:
+def samples_after(steps_done: int, order: AnyOrder) -> str:
     """Describe the samples of the step after `steps_done`."""
     sample_ids = order.batch_ids(*divmod(steps_done, order.steps_per_epoch)).tolist()
     return f"The ids of its {len(sample_ids)} samples begin with {', '.join(map(str, sample_ids[:FIRST_IDS]))}"

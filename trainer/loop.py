@@ -177,7 +177,7 @@ class Trainer(Run):
             why = f"steps {step - MAX_SKIPPED:,} to {step:,} gave values that are not finite"
             raise self._not_finite(self.steps_done, why)
         if self.world.is_first:
-            samples = samples_after(self.steps_done, self.order)
+            samples = samples_after(self.steps_done, self.served)
             _log.warning("step %d gave values that are not finite and was skipped. %s", step, samples)
         self._count_step({"epoch": progress.epoch, "loss": None, "skipped": True})
 

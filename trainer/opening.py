@@ -10,6 +10,7 @@ import torch
 from .._version import __version__
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import ORDER_VERSION, Order
+from ..selection import Selection
 from ..state_store import DamagedChunkError, SnapshotNotFoundError, StateStore
 from ..state_store.ranks import agreement
 from .checkpoint import CheckpointInfo, Loaded, checkpoints_in, latest_checkpoint, load_latest, remove_checkpoints
@@ -18,6 +19,7 @@ from .errors import ConfigError, RunError
 from .objectives import Objective
 from .resume_settings import changes_since
 from .run_directory import RunDirectory
+from .selecting import check_own_copy
 from .world import World
 
 MAY_DIFFER = frozenset({"data.path", "data.workers", "evaluation.test", "evaluation.train"})
@@ -38,6 +40,8 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
     with agreement(world.control, RunError):
         run.refuse_links()
         dataset = Dataset(Path(config.data.path))
+        if resume and world.is_first and (config.data.select or config.data.weights):
+            check_own_copy(config.data, Selection(run.selection))
         start = load_latest(run.checkpoints) if resume else None
         if start is not None:
             _check_settings(config, start, world)
@@ -49,7 +53,7 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
 
 def open_store(
     config: TrainConfig, run: RunDirectory, world: World, start: Loaded | None,
-    dataset: Dataset, objective: Objective, order: Order, device: torch.device,
+    dataset: Dataset, objective: Objective, order: Order, device: torch.device, selection: Selection | None,
 ) -> tuple[StateStore, Loaded | None]:  # fmt: skip
     """Open the state at a checkpoint's snapshot; if damaged, at an earlier checkpoint's, which is returned with it.
 
@@ -57,9 +61,10 @@ def open_store(
     one. Called by all ranks. Raises RunError, StateStoreError, OSError.
     """
     settings: dict[str, Any] = {
-        "samples": dataset.n,
+        "samples": order.samples,
         "fields": objective.fields,
         "dataset_fingerprint": dataset.index.fingerprint,
+        "selection": selection,
         "device": device,
         "memory_budget": config.state.memory_budget,
         "ranks": world.snapshots,

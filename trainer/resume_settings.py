@@ -10,6 +10,7 @@ from .config import EncoderConfig, TrainConfig, flat, load_config, to_tree
 from .encoders import is_directory
 from .encoders.initial_weights import is_same_source
 from .errors import ConfigError, RunError
+from .selecting import SELECTING, as_recorded_file
 from .world import World
 
 _RESTORED = "it is restored from the checkpoint"
@@ -24,6 +25,7 @@ FIXED = {
         ("model", "objective.name", "objective.mode", "optimizer.name"),
         "the checkpoint's weights and state depend on it",
     ),
+    **dict.fromkeys(("data.select", "data.weights"), "the run has its own copy; leave the option out"),
     "objective.learn_b": "it decides whether the checkpoint holds b",
     "objective.similarity": "the weights were trained for it",
     "objective.tau_init": "unseen samples have the run's value",
@@ -73,14 +75,18 @@ def _shown(value: object) -> str:
 def as_recorded(asked: TrainConfig, recorded: TrainConfig) -> TrainConfig:
     """Return `asked` with its sources as the run recorded them, if they are the same ones.
 
-    So the command that started a run also resumes it, even if the source run has newer checkpoints by now or the
-    directory of a local model is gone. Reads nothing; `asked` is not resolved yet.
+    So the command that started a run also resumes it, even if the source run has newer checkpoints by now, or the
+    directory of a local model or a file of selected samples is gone. Reads nothing; `asked` is not resolved yet.
     """
     update: dict[str, object] = {
         side: _encoder_as_recorded(getattr(asked.model, side), getattr(recorded.model, side))
         for side in ("image", "text")
     }
-    changed: dict[str, object] = {"model": asked.model.model_copy(update=update)}
+    files = {name: as_recorded_file(getattr(asked.data, name), getattr(recorded.data, name)) for name in SELECTING}
+    changed: dict[str, object] = {
+        "model": asked.model.model_copy(update=update),
+        "data": asked.data.model_copy(update=files),
+    }
     if is_same_source(asked.init_from, recorded.init_from):
         changed["init_from"] = recorded.init_from
     return asked.model_copy(update=changed)

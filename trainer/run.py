@@ -11,11 +11,15 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..pipeline.batch import Batch
 from ..pipeline.dataset import Dataset
+from ..pipeline.order import Selected
+from ..selection import Selection
 from ..state_store.ranks import agreement
 from ..streams import CudaDevice, Pace
 from .build import create_order, device_named, objective_of, open_loader, pieces_per_step, resolve, windows_from
@@ -30,10 +34,12 @@ from .errors import ConfigError, NotFiniteError, RanksLostError, RunError, Train
 from .failures import not_finite
 from .metrics_log import MetricsLog, Scalar
 from .objectives import Progress
+from .objectives.base import WEIGHT
 from .opening import find_start, open_store, restore
 from .precision import fast_kernels
 from .resume_settings import resolved_changes
 from .run_directory import RunDirectory
+from .selecting import write_selection
 from .step_clock import StepClock
 from .tensors import take_apart
 from .world import ALONE, World, refuse_separate_directories
@@ -75,6 +81,9 @@ class Run:
         self.order = create_order(config, self.dataset, self.objective, world)
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)
+        self.selection = Selection(run.selection) if config.data.select or config.data.weights else None
+        # The same order in ids of the dataset, for the loader and for messages; the state counts as `order` does.
+        self.served = Selected(self.order, self.selection, self.dataset.n) if self.selection else self.order
         self.total_steps = config.epochs * self.order.steps_per_epoch
         self.steps_done = self._refused_rows = self._refused_before = 0
         self._pieces = pieces_per_step(config, world)
@@ -87,7 +96,7 @@ class Run:
         with ExitStack() as opened:
             opened.enter_context(fast_kernels(config))
             self.loader = opened.enter_context(
-                open_loader(config.data, self.dataset, self.order, self.mode, self.device, world, pieces=self._pieces)
+                open_loader(config.data, self.dataset, self.served, self.mode, self.device, world, pieces=self._pieces)
             )
             with agreement(world.control, RunError):
                 if start is None and config.init_from:
@@ -95,11 +104,11 @@ class Run:
             self._prepare()
             with agreement(world.control, RunError):
                 if not resume and world.is_first:
-                    run.create(config)
+                    run.create(config, self._write_selection)
             if not resume:
                 refuse_separate_directories(world, run.path)
             self.store, start = open_store(
-                config, run, world, start, self.dataset, self.objective, self.order, self.device
+                config, run, world, start, self.dataset, self.objective, self.order, self.device, self.selection
             )
             opened.enter_context(self.store)
             if start is not None:
@@ -160,6 +169,10 @@ class Run:
         if self._pieces > 1 or self.config.model.ema:
             raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.run; leave them out")
 
+    def _write_selection(self) -> None:
+        if self.selection is not None:
+            write_selection(self.config.data, self.dataset.n, self.selection.folder)
+
     @property
     def progress(self) -> Progress:
         """How far the training is, for schedules."""
@@ -194,7 +207,10 @@ class Run:
                 )
 
     def take(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the state of the batch's samples, each field [b] on the device, and prefetch that of coming ones."""
+        """Return the state of the batch's samples, each field [b] on the device, and prefetch that of coming ones.
+
+        Their weights are `weight` in it, if the run has some.
+        """
         return self._take(batch.sample_ids)
 
     def put(self, batch: Batch, state: Mapping[str, Tensor]) -> None:
@@ -220,14 +236,29 @@ class Run:
             self._save(is_last=is_last)
 
     def _take(self, sample_ids: Tensor) -> dict[str, Tensor]:
+        rows = self._rows_of(sample_ids)
         with self._clock.waiting("store_wait"):
-            state = self.store.take(sample_ids)
+            state = self.store.take(rows)
+        if self.selection is not None and self.selection.weights is not None:
+            state[WEIGHT] = torch.from_numpy(self.selection.weights[rows]).to(self.device, non_blocking=True)
         self._prefetch()
         return state
 
     def _put(self, sample_ids: Tensor, state: Mapping[str, Tensor]) -> None:
+        rows = self._rows_of(sample_ids)
         with self._clock.waiting("store_wait"):
-            self.store.put(sample_ids, state, step=self.steps_done + 1)  # asynchronous: written during backprop
+            self.store.put(rows, state, step=self.steps_done + 1)  # asynchronous: written during backprop
+
+    def _rows_of(self, sample_ids: Tensor) -> NDArray[np.int64] | Tensor:
+        """Return the ids under which the store has the samples: their positions, if the run selects samples."""
+        if self.selection is None:
+            return sample_ids
+        return self.selection.positions(sample_ids.numpy(), expected=self._positions(self.steps_done))
+
+    def _positions(self, steps_done: int) -> NDArray[np.int64]:
+        """Return the positions, or ids if all samples are selected, of this rank's samples in a step."""
+        place = divmod(steps_done, self.order.steps_per_epoch)
+        return self.order.batch_ids(*place, self.world.rank, self.world.size)
 
     def _steps(self) -> Iterator[Iterator[Batch]]:
         """Yield the batches of all steps to come, each as its pieces."""
@@ -260,10 +291,9 @@ class Run:
         """Let the store gather the rows of coming steps, each step's once."""
         end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
         for steps_done in range(self._prefetched, end):
-            place = divmod(steps_done, self.order.steps_per_epoch)
-            sample_ids = self.order.batch_ids(*place, self.world.rank, self.world.size)
+            rows = self._positions(steps_done)
             with self._clock.waiting("store_wait"):  # exclude the time to compute the order
-                self.store.prefetch(sample_ids)
+                self.store.prefetch(rows)
         self._prefetched = end
 
     def _count_step(self, scalars: Mapping[str, Scalar]) -> None:
@@ -304,7 +334,7 @@ class Run:
     def _not_finite(self, steps_done: int, why: str) -> TrainingError:
         """steps_done: number before the bad step."""
         self.checkpointer.wait()  # on this rank only: the others may not know yet
-        return not_finite(self.run_directory, self.order, steps_done, why)
+        return not_finite(self.run_directory, self.served, steps_done, why)
 
     def close(self) -> None:
         """End the threads and release the run. Steps after the last checkpoint are lost."""

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ class RunDirectory:
         self.warnings_file = path / "warnings.log"
         self.tensorboard = path / "tensorboard"
         self.state, self.state_lock, self.state_working = path / "state", path / "state.lock", path / "state.working"
+        self.selection = path / "selection"
         self.checkpoints = path / "checkpoints"
         self.report = path / "report"
 
@@ -41,7 +43,7 @@ class RunDirectory:
 
         The directory may come from someone else. It may itself be reached through a link.
         """
-        for folder in (self.state, self.state_working, self.checkpoints, self.tensorboard):
+        for folder in (self.state, self.state_working, self.selection, self.checkpoints, self.tensorboard):
             if os.path.lexists(folder):
                 own_directory(folder)
         for file in (self.state_lock, self.metrics_file, self.warnings_file):
@@ -60,15 +62,19 @@ class RunDirectory:
         if self.path.exists() and (not self.path.is_dir() or any(map(self._is_of_something, self.path.iterdir()))):
             raise RunExistsError(f"{self.path} is not empty; choose another directory with --out")
 
-    def create(self, config: TrainConfig) -> None:
-        """Create the directory and write the resolved settings. Raises RunExistsError as `refuse_existing`."""
+    def create(self, config: TrainConfig, fill: Callable[[], None] = lambda: None) -> None:
+        """Create the directory and write the resolved settings, after `fill` has written what belongs to them.
+
+        Raises RunExistsError as `refuse_existing`.
+        """
         self.refuse_existing()
         self.path.mkdir(parents=True, exist_ok=True)
+        fill()
         self.record(config)
 
     def _is_of_something(self, path: Path) -> bool:
-        # Hidden files of a kill during creation, and early warnings, do not make a run.
-        return path.name[0] != "." and path != self.warnings_file
+        # What a kill during creation leaves, and early warnings, do not make a run.
+        return path.name[0] != "." and path not in (self.warnings_file, self.selection)
 
     def record(self, config: TrainConfig) -> None:
         """Replace the recorded settings."""

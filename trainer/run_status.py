@@ -67,10 +67,13 @@ class StateStatus:
     """Status of the samples' state."""
 
     samples: int
+    """Samples that the run trains on."""
+    dataset_samples: int
+    """All samples of its dataset; more if the run selects some."""
     snapshots: list[str]
     """Tags, oldest first."""
     coverage: float
-    """Share of samples visited at the last snapshot; estimated if it has more than COVERAGE_BLOCKS blocks."""
+    """Share of its samples visited at the last snapshot; estimated if it has more than COVERAGE_BLOCKS blocks."""
 
 
 @dataclass(frozen=True)
@@ -208,14 +211,17 @@ def _read_state(path: Path, notes: list[str]) -> StateStatus | None:
     from ..state_store.durable import Repository
     from ..state_store.history import Snapshot
     from ..state_store.reader import StateReader
+    from ..state_store.scattered import selection_of
 
     try:
         repository = Repository.open(path)
         history = repository.history()
         snapshots = [entry for entry in history if isinstance(entry, Snapshot)]
         notes += [str(entry) for entry in history if not isinstance(entry, Snapshot)]
-        reader = StateReader(repository, snapshots[-1] if snapshots else repository.resolve("latest"))
-        return StateStatus(reader.samples, [snapshot.tag for snapshot in snapshots], _coverage(reader))
+        snapshot, selection = snapshots[-1] if snapshots else repository.resolve("latest"), selection_of(repository)
+        coverage, kept = _coverage(StateReader(repository, snapshot)), repository.description.samples
+        tags = [snapshot.tag for snapshot in snapshots]
+        return StateStatus(kept, selection.about.samples if selection else kept, tags, coverage)
     except (StateStoreError, IcechunkError, OSError) as error:
         notes.append(f"the samples' state cannot be read: {error}")
         return None

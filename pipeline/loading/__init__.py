@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from ..batch import Batch
 from ..dataset import Dataset
 from ..errors import DatasetError
-from ..order import Order, Pieces
+from ..order import AnyOrder
 
 
 class Loader(Protocol):
@@ -29,7 +29,7 @@ class Loader(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-def refuse_other_samples(order: Order | Pieces, dataset: Dataset) -> None:
+def refuse_other_samples(order: AnyOrder, dataset: Dataset) -> None:
     """Raise DatasetError if the order was made for another number of samples."""
     if order.samples != dataset.n:
         raise DatasetError(f"the order is for {order.samples:,} samples, but {dataset.path} holds {dataset.n:,}")

@@ -23,7 +23,7 @@ from ..augment import Recipe, sides_of_views, view_parameters
 from ..batch import Batch
 from ..cores import cores
 from ..dataset import Dataset
-from ..order import Order, Pieces
+from ..order import AnyOrder
 from ..stored_sample import UNDECODABLE, read_samples
 from . import refuse_other_samples
 from .dali_graph import inputs_of_view, views_of_jpegs
@@ -54,7 +54,7 @@ class DALILoader:
     """
 
     def __init__(
-        self, dataset: Dataset, order: Order | Pieces, *, recipe: Recipe, image_size: int, views: int,
+        self, dataset: Dataset, order: AnyOrder, *, recipe: Recipe, image_size: int, views: int,
         local_size: int = 96, local_views: int = 0, workers: int | None = None, ahead: int = 2, rank: int = 0,
         world: int = 1, device: Literal["cpu", "cuda"] = "cpu", hardware_load: float = 0.65,
         captions: Literal["draw", "first"] = "draw",

@@ -20,7 +20,7 @@ from ..batch import Batch
 from ..cores import cores
 from ..dataset import Dataset
 from ..jpeg import decode
-from ..order import Order, Pieces
+from ..order import AnyOrder
 from ..rng import compiled
 from ..stored_sample import SOUND, UNDECODABLE, Located, fetch
 from . import refuse_other_samples
@@ -140,7 +140,7 @@ class FFCVLoader(ViewMaker):
     """
 
     def __init__(
-        self, dataset: Dataset, order: Order | Pieces, *, recipe: Recipe, image_size: int, views: int,
+        self, dataset: Dataset, order: AnyOrder, *, recipe: Recipe, image_size: int, views: int,
         local_size: int = 96, local_views: int = 0, workers: int | None = None, ahead: int = 2, rank: int = 0,
         world: int = 1, device: Literal["cpu", "cuda"] = "cpu", augment: Augmentation | None = None,
         captions: Literal["draw", "first"] = "draw",

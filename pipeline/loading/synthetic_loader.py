@@ -7,7 +7,7 @@ import torch
 
 from ..batch import Batch
 from ..dataset import Dataset
-from ..order import Order, Pieces
+from ..order import AnyOrder
 from . import refuse_other_samples
 
 ADVICE = "data.loader = 'synthetic': the views and tokens are random, so this run measures speed and learns nothing"
@@ -19,7 +19,7 @@ class SyntheticLoader:
     """Repeats a few batches of noise, made once on the device, with the ids of the order. Reads no sample."""
 
     def __init__(
-        self, dataset: Dataset, order: Order | Pieces, *, image_size: int, views: int, device: torch.device,
+        self, dataset: Dataset, order: AnyOrder, *, image_size: int, views: int, device: torch.device,
         local_size: int = 96, local_views: int = 0, rank: int = 0, world: int = 1,
     ) -> None:  # fmt: skip
         """Make the batches, of the shapes and dtypes that the dataset's own would have.

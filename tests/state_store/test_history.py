@@ -156,9 +156,9 @@ def test_an_index_that_is_nested_too_deeply_or_no_regular_file_is_one_error(stor
 
 
 def test_a_store_of_a_later_format_is_refused_by_number(store):
-    edit(store, lambda tree: tree.update(format_version=4))
+    edit(store, lambda tree: tree.update(format_version=5))
     with pytest.raises(
-        StoreNotFoundError, match="format version 4, but this version of thermopile reads 3; use the version that"
+        StoreNotFoundError, match="format version 5, but this version of thermopile reads 3 and 4; use the version that"
     ):
         list_snapshots(store)
 
@@ -169,7 +169,7 @@ def test_a_store_of_an_earlier_format_is_refused_by_number(path):
     with pytest.raises(StoreNotFoundError, match="holds no state store"):
         list_snapshots(path)
     repository.create_tag("step-0", repository.lookup_branch("main"))
-    with pytest.raises(StoreNotFoundError, match=r"format version 1 or 2, .*reads 3; use version 0\.1\.0"):
+    with pytest.raises(StoreNotFoundError, match=r"format version 1 or 2, .*reads 3 and 4; use version 0\.1\.0"):
         list_snapshots(path)
 
 
@@ -329,3 +329,15 @@ def test_a_chunk_that_only_a_listing_leaves_out_is_not_missing(chunked, monkeypa
     repository.retain(1, keep_every=1)
     assert tags(chunked) == ["step-0", "step-1", "step-2"]
     assert chunk.exists()
+
+
+def test_a_store_of_selected_samples_has_a_format_that_earlier_readers_refuse(path):
+    description = replace(DESCRIPTION, selection="5" * 64)
+    assert Repository.create(path, description).description == description
+    assert json.loads((path / "thermopile.json").read_text())["format_version"] == 4
+    for name in ("thermopile.json", "thermopile.copy.json"):
+        tree = unseal((path / name).read_bytes())
+        del tree["selection"]
+        (path / name).write_bytes(seal_document(tree))
+    with pytest.raises(StoreNotFoundError, match="format version 4 with selection None"):
+        Repository.open(path)

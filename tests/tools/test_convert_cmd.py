@@ -343,3 +343,21 @@ def test_only_some_of_many_findings_of_a_kind_are_shown(tmp_path, images_dataset
 
 def test_a_directory_that_is_no_dataset_fails_the_check(tmp_path, assert_one_line):
     assert_one_line(run("check", tmp_path), 1, "is not a dataset")
+
+
+def test_the_selected_samples_of_a_dataset_become_a_dataset(tmp_path, classes, assert_one_line):
+    converted("folder", classes, tmp_path / "whole", "--max-size", 16, "--seed", 3)
+    whole, kept = Dataset(tmp_path / "whole"), [5, 60, 7, 31]
+    pq.write_table(pa.table({"sample_id": kept}), tmp_path / "kept.parquet")
+    arguments = ("dataset", tmp_path / "whole", tmp_path / "few", "--select", tmp_path / "kept.parquet")
+    assert "few: 4 samples of " in converted(*arguments).stdout
+    few = Dataset(tmp_path / "few")
+    keys = few.column("key").to_pylist()
+    assert sorted(keys) == sorted(whole.take(np.array(kept), ["key"])["key"].to_pylist())
+    place = whole.column("key").to_pylist().index
+    assert [few.jpeg(i) for i in range(4)] == [whole.jpeg(place(key)) for key in keys]
+    assert run("check", tmp_path / "few").exit_code == 0
+    assert "nothing to convert" in run(*arguments, "--resume").stdout
+    pq.write_table(pa.table({"sample_id": [64]}), tmp_path / "kept.parquet")
+    assert_one_line(run(*arguments, "--overwrite"), 2, "has sample 64, but the dataset has the ids 0 … 63")
+    assert "--max-size" not in run("dataset", "--help").stdout

@@ -4,6 +4,9 @@ import re
 import shutil
 import tomllib
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
@@ -175,3 +178,28 @@ def test_weights_that_do_not_fit_start_no_run(finished, pairs_dataset, tmp_path)
     line = ("--data", pairs_dataset.path, "--out", tmp_path / "new", "--init-from", finished)
     refused(train(*line, *sets(*TINY, "model.dim=16")), "image.", "there, but", "in this run")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_on_selected_samples_with_weights_is_begun_with_two_files_and_refuses_others(pairs_dataset, tmp_path):
+    ids = np.arange(1, 2_000, 2)
+    pq.write_table(pa.table({"sample_id": ids, "weight": ids % 3}), tmp_path / "kept.parquet")
+    pq.write_table(pa.table({"sample_id": ids + 0, "weight": ids % 4}), tmp_path / "other.parquet")
+    command = ("--data", pairs_dataset.path, "--out", tmp_path / "run", *sets(*TINY), "--resume")
+    files = ("--select", tmp_path / "kept.parquet", "--weights", tmp_path / "kept.parquet")
+    begun = train(*command, *files)
+    assert begun.exit_code == 0, begun.stderr
+    assert f"run: 1,000 selected of 2,000 pairs from {pairs_dataset.path}, with weights, cpu" in begun.stderr
+    assert "3 steps in 1 epoch" in begun.stderr
+    assert "finished at step 3; nothing to do" in train(*command, *files).stdout
+    assert "finished at step 3; nothing to do" in train(*command).stdout
+    for option in ("select", "weights"):
+        refused(
+            train(*command, f"--{option}", tmp_path / "other.parquet"), f"data.{option}: the run has", "its own copy"
+        )
+    refused(
+        train(*command[:2], "--out", tmp_path / "new", "--select", tmp_path / "none.parquet"),
+        "--select", "none.parquet cannot be read: No such file or directory",
+    )  # fmt: skip
+    said = CliRunner().invoke(main, ["status", str(tmp_path / "run")]).stdout
+    assert re.search(r"samples +1,000 selected of 2,000, visited \d+% at the last snapshot", said)
+    assert CliRunner().invoke(main, ["state", "check", str(tmp_path / "run")]).exit_code == 0

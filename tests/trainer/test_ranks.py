@@ -10,6 +10,8 @@ from datetime import timedelta
 from itertools import cycle
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from thermopile.state_store import StateReader
@@ -20,7 +22,7 @@ from thermopile.trainer.errors import ConfigError, RanksLostError
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 
-from small_runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_weights
+from small_runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_state, assert_same_weights
 
 SETTINGS = (
     "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=8",
@@ -185,6 +187,30 @@ def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, mo
     finish(start(broken, 2, more_settings=more))
     assert losses(broken) == losses(whole)
     assert_same_weights(broken, whole)
+
+
+def test_ranks_on_selected_samples_with_few_rows_in_memory_killed_and_resumed_are_those_never_killed(start, tmp_path):
+    kept = np.concatenate([np.arange(3, 900), np.arange(900, 1_990, 3)])
+    pq.write_table(pa.table({"sample_id": kept, "weight": kept % 5}), tmp_path / "kept.parquet")
+    file, one, two, broken = tmp_path / "kept.parquet", *(RunDirectory(tmp_path / name) for name in "abc")
+    more = (f"data.select={file}", f"data.weights={file}", "blocks_per_shard=8", "window_blocks=2", "micro_batch=32")
+    few = (*more, "state.memory_budget=15KB")
+    finish(start(one, 1, more_settings=more))
+    finish(start(two, 2, more_settings=more))
+    ranks = start(broken, 2, more_settings=few)
+    wait_for(broken, 12, ranks)
+    for rank in ranks:
+        rank.kill()
+        rank.end()
+    finish(start(broken, 2, more_settings=few))
+    assert losses(broken) == losses(two)
+    assert_same_weights(broken, two)
+    assert_same_state(broken, two)
+    assert_close(losses(two), losses(one), range(1, 19))
+    for run in (one, two):
+        visits = StateReader.open(run.state).column("visits")
+        assert visits.sum() == 18 * 128
+        assert set(np.flatnonzero(visits)) <= set(kept)
 
 
 def test_two_ranks_that_draw_captions_killed_within_an_epoch_and_resumed_are_those_never_killed(

@@ -34,6 +34,7 @@ def to_json(findings: Findings) -> dict[str, Any]:
         "snapshot": _snapshot(inspection),
         "objective": {"name": objective.name} | {name: objective.settings.get(name) for name in SETTINGS},
         "samples": survey and survey.samples,
+        "dataset_samples": survey and survey.dataset_samples,
         "share_visited": survey and survey.share_visited,
         **(_survey(survey) if survey else NO_SURVEY),
         "confirmation": findings.confirmation and _confirmation(findings.confirmation),

@@ -90,7 +90,7 @@ def look(
             return Findings(inspection, found)
         found, confirmation = confirm_with_progress(inspection, found, suspects, weights, allow_code)
         if against and found.sides:
-            with _progress("comparing snapshots", 2 * found.samples, 2 * found.samples) as on_progress:
+            with _progress("comparing snapshots", 2 * found.dataset_samples, 2 * found.dataset_samples) as on_progress:
                 moved = drift(inspection, against, on_progress)
         samples = read_samples(inspection, shown_ids(found, moved))
         return Findings(inspection, found, moved, samples, confirmation=confirmation)

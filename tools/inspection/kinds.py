@@ -162,10 +162,11 @@ class KindCounts:
         self._shown = [Smallest(KIND_SHEET_SAMPLES) for _ in KIND_NAMES]
         self._suspects = Smallest(suspects)
 
-    def add(self, block: range, rows: Rows) -> None:
-        """Count the samples of a block, given the rules' columns."""
+    def add(self, block: range, rows: Rows, kept: NDArray[np.bool_]) -> None:
+        """Count the samples of a block, given the rules' columns. kept: bool [m], those that the run trains on."""
         kinds, score = self._rules.kinds(rows), self._rules.score(rows)
-        self._counts += np.bincount(kinds, minlength=len(KIND_NAMES))
+        kinds[~kept] = -1
+        self._counts += np.bincount(kinds[kept], minlength=len(KIND_NAMES))
         random = np.random.default_rng((_SEED, block.start)).random(len(kinds))
         keys = (rows[VISITS], -score, -score, self._rules.coldness(rows), random)
         for code, (shown, key) in enumerate(zip(self._shown, keys, strict=True)):

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import zarr
 
+    from ...state_store.scattered import Scattered
+
 
 def open_run(path: str | os.PathLike[str], data: str | os.PathLike[str] | None = None) -> OpenedRun:
     """Open a run read-only, finished or still training.
@@ -88,9 +90,10 @@ class Temperatures:
         self.tau = {side: self.array(f"{side}/tau") for side in self.sides}
         """Side -> zarr array, float32 [samples]."""
 
-    def array(self, column: str) -> zarr.Array[Any]:
+    def array(self, column: str) -> zarr.Array[Any] | Scattered:
         """Return one column of the state, float32 or uint32 [samples]; chunks are read as it is indexed.
 
+        A zarr array, or what can be indexed like one if the run trains on selected samples.
         Raises FieldError.
         """
         return self._reader.array(column)

@@ -71,6 +71,8 @@ def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: l
                      "writes one.")  # fmt: skip
         return None
     reader = StateReader.open(run.state, at)
+    if reader.selection is not None:
+        reader.selection.verify()
     if not any(name.endswith("/tau") for name in reader.fields):
         notes.append(f"Objective {objective.name} has no temperature per sample, so there is none to show.")
     return reader

@@ -70,6 +70,9 @@ def read_histories(inspection: Inspection, sample_ids: Sequence[int], sides: Seq
         raise ConfigError(
             f"no such sample: {', '.join(unknown)}; the run has {count:,} samples, with ids 0 … {count - 1}"
         )
+    for id in dict.fromkeys(sample_ids):
+        if reader and not reader.is_kept(id, id + 1).all():
+            inspection.notes.append(f"Sample {id} is not among the {reader.kept:,} that the run trains on.")
     samples = read_samples(inspection, sample_ids)
 
     def read(reader: StateReader) -> tuple[Snapshot, dict[int, Row]]:

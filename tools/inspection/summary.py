@@ -55,7 +55,8 @@ def settings(inspection: Inspection) -> str:
 
 def _coverage(survey: Survey) -> str:
     """Return the number of samples and how often they were visited."""
-    words = f"{survey.samples:,}, of which {share(survey.share_visited)} visited"
+    selected = f" selected of {survey.dataset_samples:,}" if survey.samples < survey.dataset_samples else ""
+    words = f"{survey.samples:,}{selected}, of which {share(survey.share_visited)} visited"
     if not survey.visited:
         return words
     unvisited = 1 - survey.share_visited

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...state_store import StateReader
@@ -69,6 +71,9 @@ class Survey:
     """Figures of one snapshot."""
 
     samples: int
+    """Samples that the run trains on: all of the dataset, or those selected. All figures are of them."""
+    dataset_samples: int
+    """All samples of the dataset."""
     never_visited: list[int]
     """The lowest ids, ten at most."""
     visits: Distribution
@@ -114,7 +119,7 @@ def survey(
         check_columns(inspection.dataset, by)
     first = _FirstPass(reader, inspection.sides)
     for block, rows in read_blocks(reader, reader.columns):
-        first.add(block, rows)
+        first.add(block, rows, reader.is_kept(block.start, block.stop))
         on_progress(block.stop)
     sides = first.sides(inspection.tau)
     if not first.staleness.count:
@@ -123,11 +128,11 @@ def survey(
         notes.append("No visited sample has a finite tau. `thermopile state check` lists them.")
     second = _SecondPass(first, sides, inspection, by, suspects)
     for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
-        second.add(block, rows)
+        second.add(block, rows, reader.is_kept(block.start, block.stop))
         on_progress(reader.samples + block.stop)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     return Survey(
-        reader.samples, first.never_visited, first.visits, first.staleness, first.fields, sides,
+        reader.kept, reader.samples, first.never_visited, first.visits, first.staleness, first.fields, sides,
         second.joint.result() if second.joint else None, second.sheets(), pool, second.groups(pool),
         second.kinds.result() if first.staleness.count else None,
     )  # fmt: skip
@@ -155,13 +160,13 @@ class _FirstPass:
         self.pool = Smallest(POOL_SAMPLES)
         self.never_visited: list[int] = []
 
-    def add(self, block: range, rows: Rows) -> None:
+    def add(self, block: range, rows: Rows, kept: NDArray[np.bool_]) -> None:
         seen = rows[VISITS] > 0
         places = np.flatnonzero(seen)
         if len(self.never_visited) < MAX_NEVER_VISITED and len(places) < len(seen):
-            unseen = np.flatnonzero(~seen)[:MAX_NEVER_VISITED] + block.start
+            unseen = np.flatnonzero(kept & ~seen)[:MAX_NEVER_VISITED] + block.start
             self.never_visited = (self.never_visited + unseen.tolist())[:MAX_NEVER_VISITED]
-        self.visits.add(rows[VISITS].astype(np.float32))
+        self.visits.add(rows[VISITS][kept].astype(np.float32))
         self.staleness.add((self._step - rows[LAST_STEP][places].astype(np.int64)).astype(np.float32))
         for name, distribution in self.fields.items():
             distribution.add(rows[name][places])
@@ -206,8 +211,8 @@ class _SecondPass:
         dataset = inspection.dataset if sides else None
         self._grouping = [(GroupCounts(column, limits), Labels(dataset, column)) for column in by if dataset]
 
-    def add(self, block: range, rows: Rows) -> None:
-        self.kinds.add(block, rows)
+    def add(self, block: range, rows: Rows, kept: NDArray[np.bool_]) -> None:
+        self.kinds.add(block, rows, kept)
         tau = {side.name: rows[f"{side.name}/tau"] for side in self._sides}
         seen = with_tau(rows, tau)
         pooled = self.pool[slice(*np.searchsorted(self.pool, (block.start, block.stop)))] - block.start
@@ -219,7 +224,9 @@ class _SecondPass:
             self._equal[name, end] += int((tau[name][seen] == np.float32(abs(keys[-1]))).sum())
         for counts, labels in list(self._grouping):
             try:
-                counts.add(labels.take(len(block)), seen, tau, pooled)
+                # Without a label, samples that the run does not train on are in no group.
+                of_kept = pc.if_else(pa.array(kept), labels.take(len(block)), pa.scalar(None))
+                counts.add(of_kept, seen, tau, pooled)
             except TooManyGroupsError as error:
                 self._notes.append(str(error))
                 self._grouping.remove((counts, labels))

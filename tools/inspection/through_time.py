@@ -63,12 +63,13 @@ def through_time(inspection: Inspection, on_progress: Progress = lambda done: No
     reader, sides = inspection.reader, inspection.sides
     if reader is None or not sides:
         return None
-    whole, snapshots = pieces(reader), len(list_snapshots(inspection.run.state))
-    every = min(len(whole), -(-reader.samples * snapshots // MAX_ROWS))
+    # Whose the rows are does not matter here, so only those of the run are read.
+    whole, snapshots = pieces(reader.of_rows()), len(list_snapshots(inspection.run.state))
+    every = min(len(whole), -(-reader.kept * snapshots // MAX_ROWS))
     blocks = whole[::every]
 
     def read(reader: StateReader) -> Moment | None:
-        return _read_moment(reader, blocks, sides, inspection.tau.lowest)
+        return _read_moment(reader.of_rows(), blocks, sides, inspection.tau.lowest)
 
     moments = [moment for moment in read_every_snapshot(inspection, read, on_progress) if moment]
     return ThroughTime(sides, moments, every, sum(map(len, blocks))) if moments else None

@@ -46,11 +46,21 @@ class RecipeConfig(BaseModel):
         return {key: value for key, value in (self.model_extra or {}).items() if value != "none"}
 
 
+_FilePath = Annotated[str, AfterValidator(lambda path: str(Path(path).resolve()) if path else path)]
+"""Made absolute, because a run may be resumed from any directory."""
+
+
 class DataConfig(Section):
     """The dataset and how it is turned into batches."""
 
     path: str = ""
     """Dataset directory; `--data`."""
+    select: _FilePath = ""
+    """Parquet file with a column sample_id: train on these samples only; `--select`. Recorded with its number of rows
+    and its sha256; the run has its own copy."""
+    weights: _FilePath = ""
+    """Parquet file with the columns sample_id and weight: the factor of a sample's loss, relative to the mean of all;
+    `--weights`. Recorded likewise."""
     loader: Literal["auto", "ffcv", "dali", "synthetic"] = "auto"
     """Loader that decodes and augments; auto is `dali` with a GPU, `ffcv` without one or with a custom augmentation.
 
@@ -285,10 +295,6 @@ class StateConfig(Section):
     """Steps ahead for which rows are gathered."""
 
 
-_DatasetPath = Annotated[str, AfterValidator(lambda path: str(Path(path).resolve()) if path else path)]
-"""Made absolute, because a run may be resumed from any directory."""
-
-
 def checked_template(template: str) -> str:
     """Validate a zero-shot prompt. Raises ValueError if it has no placeholder for the class name."""
     if "{}" not in template and "{lower}" not in template:
@@ -301,9 +307,9 @@ class EvaluationConfig(Section):
 
     every_steps: NonNegativeInt = 0
     """Evaluate every N steps; 0 disables."""
-    test: _DatasetPath = ""
+    test: _FilePath = ""
     """The dataset to score, other than the one the run trains on."""
-    train: _DatasetPath = ""
+    train: _FilePath = ""
     """The dataset that provides neighbours and the class sizes for the bands; empty: the run's own."""
     templates: tuple[Annotated[str, AfterValidator(checked_template)], ...] = ()
     """Zero-shot prompts; {} is the class name, {lower} the same in lower case. Empty: "a photo of a {}"."""

@@ -15,6 +15,9 @@ from .directed import Directed
 from .gathering import GlobalBatch
 from .pairs import Pairs
 
+WEIGHT = "weight"
+"""Of `state`, besides the rows: factor of each sample's loss, [b], 0 or more; absent where all count alike."""
+
 
 class FeaturesError(ValueError):
     """Features are not what the objective takes: unit-norm rows, or finite ones. NaN and infinity are neither."""
@@ -106,7 +109,7 @@ class Objective(nn.Module):
 
     `objective(first, second, state, progress)` takes features [b, d] of the same b distinct samples in the same order
     (bimodal: image and text; unimodal: two views), unit-norm where `unit_norm` is set, and the state of those samples,
-    each tensor [b].
+    each tensor [b]. With `weight` in the state, a sample's terms of the loss have this factor; its new rows do not.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]]
@@ -117,6 +120,9 @@ class Objective(nn.Module):
 
     has_local: ClassVar[bool] = False
     """Whether a step takes local views."""
+
+    takes_weights: ClassVar[bool] = False
+    """Whether the loss is a mean of terms of single anchors, which may be weighted: `state` may have WEIGHT."""
 
     settings: Settings
     """The settings in use, with defaults filled in."""
@@ -168,6 +174,13 @@ class Objective(nn.Module):
             raise ValueError(f"{self._name} needs the keys of a momentum encoder")
         if local and not self.has_local:
             raise ValueError(f"{self._name} takes no local views; valid: {_names('has_local', False)}")
+
+    def check_weights(self) -> None:
+        """Raise ValueError unless the objective takes weights of samples; a user's own takes none."""
+        from . import OBJECTIVES  # late: the registry imports this module
+
+        if not self.takes_weights or type(self) not in OBJECTIVES.values():
+            raise ValueError(f"{self._name} takes no weights of samples; valid: {_names('takes_weights', False)}")
 
     @property
     def _name(self) -> str:
@@ -230,6 +243,8 @@ class Objective(nn.Module):
         views = [first, second, *local]
         self._check(first, {"second": second} | _numbered(keys=keys or (), local=local), batch)
         check_state(state, self.fields, len(first))
+        if WEIGHT in state:
+            self.check_weights()
         inputs: list[Tensor] = list(self.parameters())
         differentiable = torch.is_grad_enabled() and any(view.requires_grad for view in views)
         with torch.no_grad(), full_precision(first.device.type):
@@ -357,7 +372,7 @@ def check_state(
     state: Mapping[str, Tensor], fields: Mapping[str, float], batch_size: int, *, visits: bool = True
 ) -> None:  # fmt: skip
     """Raise ValueError unless `state` holds every field, each [batch_size], and `visits` if there are any fields."""
-    for name in (*fields, *(["visits"] if fields and visits else [])):
+    for name in (*fields, *(["visits"] if fields and visits else []), *([WEIGHT] if WEIGHT in state else [])):
         if name not in state:
             raise ValueError(f"state: '{name}' is missing; given {sorted(state)}")
         if state[name].shape != (batch_size,):

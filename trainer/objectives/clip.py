@@ -49,9 +49,9 @@ class Clip(Contrastive):
         # The positive is a candidate as well, with exponent 0.
         cross_entropy, share = F.softplus(anchors.log_sum), anchors.log_sum.sigmoid()
         weight = share / anchors.tau * self.share(anchors) / 2
-        in_scale = (share * anchors.mean_exponent).mean()
+        in_scale = anchors.weighted(share * anchors.mean_exponent).mean()
         return Step(
-            value=cross_entropy.mean(),
+            value=anchors.weighted(cross_entropy).mean(),
             negative_weight=weight,
             parameter_gradients=[in_scale],
             metrics={"logit_scale": self.log_logit_scale.detach().exp()},
@@ -76,6 +76,7 @@ class Cyclip(Clip):
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": CyclipSettings}
+    takes_weights = False  # consistency is one of pairs of samples
 
     settings: CyclipSettings
 

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from .base import Computed, Objective, Progress
+from .base import WEIGHT, Computed, Objective, Progress
 from .directed import Directed
 from .gathering import GlobalBatch
 from .pairs import Pairs
@@ -38,6 +38,12 @@ class Anchors(NamedTuple):
     """S_ii - max_j S_ij."""
     candidates: int
     """Candidates per anchor."""
+    weight: Tensor | None
+    """Factors of the samples' terms, [b]; None: all are 1."""
+
+    def weighted(self, values: Tensor) -> Tensor:
+        """Return values of anchors or of sides, [k, b], times their samples' factors: the terms of a mean."""
+        return values if self.weight is None else values * self.weight
 
 
 @dataclass
@@ -71,6 +77,8 @@ class Contrastive(Objective):
     FastCLIP section 4.
     """
 
+    takes_weights = True
+
     reads_visits: ClassVar[bool] = False
     """Whether `rows` also holds `visits`, the counts before the step."""
 
@@ -80,7 +88,11 @@ class Contrastive(Objective):
 
     @abstractmethod
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        """Return value, gradient weights, new state and metrics of a step, from the global batch's old state `rows`."""
+        """Return value, gradient weights, new state and metrics of a step, from the global batch's old state `rows`.
+
+        `share` has the samples' weights; the terms of the value and of the parameters' gradients have them by
+        `anchors.weighted`. State and metrics do not.
+        """
 
     def further_sums(self, pairs: Pairs) -> Rows:
         """Return values of this rank's samples, [k, n] each. `compute_step` gets the global batch's, in `rows`."""
@@ -94,9 +106,13 @@ class Contrastive(Objective):
         """As `pool`, for values given as logarithms."""
         return of_anchors if len(self.sides) == 2 else of_anchors.logsumexp(0, keepdim=True) - math.log(2)
 
-    def share(self, anchors: Anchors) -> float:
-        """Return the weight of one anchor that turns a sum over anchors into a mean over samples, summed over sides."""
-        return len(self.sides) / anchors.tau.numel()
+    def share(self, anchors: Anchors) -> float | Tensor:
+        """Return the weight of one anchor that turns a sum over anchors into a mean over samples, summed over sides.
+
+        With weights of samples, [b]: each times its factor.
+        """
+        share = len(self.sides) / anchors.tau.numel()
+        return share if anchors.weight is None else share * anchors.weight
 
     def candidates(self, batch_size: int) -> int:
         """Return the number of candidates per anchor."""
@@ -110,11 +126,13 @@ class Contrastive(Objective):
         }
         if self.reads_visits:
             rows["visits"] = state["visits"].to(features.dtype)[None]
+        if WEIGHT in state:
+            rows[WEIGHT] = state[WEIGHT].to(features.dtype)[None]
         further = self.further_sums(pairs)
         sums = accumulate(pairs, self.temperature(rows, features).expand(pairs.anchor_sets, own.stop - own.start))
         positive, sums, rows = _gather(pairs, batch, sums, rows | further)
         tau = self.temperature(rows, features)
-        anchors = _anchors(pairs, positive, tau, sums)
+        anchors = _anchors(pairs, positive, tau, sums, rows.pop(WEIGHT, None))
         step = self.compute_step(anchors, rows, progress)
         found = self.pool((anchors.margin > 0).to(features.dtype)).mean(1)
         return Computed(
@@ -130,7 +148,7 @@ class Contrastive(Objective):
         )
 
 
-def _anchors(pairs: Pairs, positive: Tensor, tau: Tensor, sums: Sums) -> Anchors:
+def _anchors(pairs: Pairs, positive: Tensor, tau: Tensor, sums: Sums, weight: Tensor | None) -> Anchors:
     peak, total, spread = (pairs.of_directions(values) for values in sums)
     tau, positive = tau.expand_as(peak), positive.expand_as(peak)
     lift = (peak - positive) / tau
@@ -141,6 +159,7 @@ def _anchors(pairs: Pairs, positive: Tensor, tau: Tensor, sums: Sums) -> Anchors
         positive=positive,
         margin=positive - peak,
         candidates=pairs.negatives,
+        weight=None if weight is None else weight[0],
     )
 
 

@@ -89,13 +89,13 @@ class Decl(CosineOrDistance):
             log_rate = update_log_s(rows["log_rate"], self.pool_log(log_r), settings.gamma_at(progress))
         normalised = self._auxiliary(log_rate, progress) * (log_r - log_rate).exp()
         one = settings.share_of_loss1(progress)
-        loss1 = (normalised - positive).mean(1).sum()
-        loss2 = anchors.log_sum.mean(1).sum()
-        unit = self.share(anchors) / settings.tau
+        loss1 = anchors.weighted(normalised - positive).mean(1).sum()
+        loss2 = anchors.weighted(anchors.log_sum).mean(1).sum()
+        unit = torch.full_like(positive, 1.0 / settings.tau) * self.share(anchors)
         return Step(
             value=(one * loss1 + (1.0 - one) * loss2) * len(self.sides) / 2,
             negative_weight=(one * normalised + (1.0 - one)) * unit,
-            positive_weight=torch.full_like(positive, unit),
+            positive_weight=unit,
             rows={"log_rate": log_rate},
             metrics=self.by_side(log_rate_mean=log_rate.mean(1), share_unseen=share_unseen(rows["log_rate"])),
         )

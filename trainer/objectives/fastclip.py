@@ -104,7 +104,8 @@ class FastclipV0(_GlobalTemperature):
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         est, tau = self.estimate(anchors, rows, progress), anchors.tau[0, 0]
-        return self.learn(est.log_s_eps.mean(1).sum(), est.weight / tau, -est.exponent.mean(1).sum() / tau, est)
+        value, exponent = (anchors.weighted(of_samples).mean(1).sum() for of_samples in (est.log_s_eps, est.exponent))
+        return self.learn(value, est.weight / tau, -exponent / tau, est)
 
 
 class FastclipV1(Sogclr):
@@ -157,8 +158,9 @@ class FastclipV3(_GlobalTemperature):
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         est, tau, rho = self.estimate(anchors, rows, progress), anchors.tau[0, 0], self.settings.rho
-        value = tau * (est.log_s_eps.mean(1).sum() + 2 * rho)
-        return self.learn(value, est.weight, (est.log_s_eps - est.exponent).mean(1).sum() + 2 * rho, est)
+        value = tau * (anchors.weighted(est.log_s_eps).mean(1).sum() + 2 * rho)
+        gradient = anchors.weighted(est.log_s_eps - est.exponent).mean(1).sum() + 2 * rho
+        return self.learn(value, est.weight, gradient, est)
 
     def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
         return self.advice_on_rho(self.settings.rho, batch_size)

@@ -111,7 +111,7 @@ class IndividualTemperature(GlobalContrastive):
             share_at_tau_max=(tau >= settings.tau_max).to(tau.dtype).mean(1),
             tau_gradient_mean_abs=gradient.abs().mean(1),
         )
-        value = (rows["tau"] * (est.log_s_eps + settings.rho)).mean(1).sum()
+        value = anchors.weighted(rows["tau"] * (est.log_s_eps + settings.rho)).mean(1).sum()
         return Step(value, est.weight, rows={"log_s": est.log_s, **moved}, metrics=metrics | est.metrics)
 
     def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:

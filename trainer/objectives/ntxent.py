@@ -52,7 +52,7 @@ class Simclr(_Views, CosineOrDistance):
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         # The positive is a candidate as well, with exponent 0.
         weight = anchors.log_sum.sigmoid() / self.settings.tau * self.share(anchors)
-        return Step(F.softplus(anchors.log_sum).mean(), weight)
+        return Step(anchors.weighted(F.softplus(anchors.log_sum)).mean(), weight)
 
 
 class Dcl(_Views):
@@ -62,14 +62,15 @@ class Dcl(_Views):
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         weight = torch.full_like(anchors.log_sum, 1.0 / self.settings.tau) * self.share(anchors)
-        return Step(anchors.log_sum.mean(), weight)
+        return Step(anchors.weighted(anchors.log_sum).mean(), weight)
 
 
 class Flatnce(Dcl):
     """FlatNCE (Chen et al., 2021): DCL's gradient, and NT-Xent's value for reading, since its own is always 1."""
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
-        return replace(super().compute_step(anchors, rows, progress), value=F.softplus(anchors.log_sum).mean())
+        value = anchors.weighted(F.softplus(anchors.log_sum)).mean()
+        return replace(super().compute_step(anchors, rows, progress), value=value)
 
 
 class Dclw(_Views):
@@ -86,6 +87,6 @@ class Dclw(_Views):
         likeness = (anchors.positive / self.settings.sigma).softmax(1) * anchors.positive.shape[1]
         weight = 2.0 - likeness
         # log_sum is relative to the positive, so only the weight's excess over 1 is added.
-        value = (anchors.log_sum + (1.0 - weight) * anchors.positive / tau).mean()
+        value = anchors.weighted(anchors.log_sum + (1.0 - weight) * anchors.positive / tau).mean()
         negative_weight = torch.full_like(weight, 1.0 / tau) * self.share(anchors)
         return Step(value, negative_weight, weight * negative_weight)

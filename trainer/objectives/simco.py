@@ -51,4 +51,4 @@ class Simco(Contrastive):
         weight, log_sum = rows["log_sum_beta"].sigmoid(), anchors.log_sum
         # The positive is a candidate as well, with exponent 0: W = sigmoid(log sum).
         loss = torch.where(log_sum < _TINY, 1.0, F.softplus(log_sum) / log_sum.clamp(min=_TINY).sigmoid())
-        return Step((weight * loss).mean(), weight / self.settings.tau * self.share(anchors))
+        return Step(anchors.weighted(weight * loss).mean(), weight / self.settings.tau * self.share(anchors))

@@ -49,5 +49,5 @@ class Sogclr(GlobalContrastive):
 
     def compute_step(self, anchors: Anchors, rows: Rows, progress: Progress) -> Step:
         est = self.estimate(anchors, rows, progress)
-        value = self.settings.tau * est.log_s_eps.mean(1).sum()
+        value = self.settings.tau * anchors.weighted(est.log_s_eps).mean(1).sum()
         return Step(value, est.weight, rows={"log_s": est.log_s}, metrics=est.metrics)

@@ -12,9 +12,11 @@ import pytest
 import webdataset
 from PIL import Image
 
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.errors import BadSampleError
 from thermopile.pipeline.sources.cifar import CifarSource
 from thermopile.pipeline.sources.csv_source import CsvSource
+from thermopile.pipeline.sources.dataset_source import DatasetSource
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.sources.parquet import ParquetSource
@@ -86,7 +88,16 @@ def parquet(root):
     return ParquetSource([root / "0.parquet", root / "1.parquet"])
 
 
-@pytest.fixture(scope="module", params=[folder, glyphs, cifar, csv, shards, parquet], ids=lambda make: make.__name__)
+def dataset(root):
+    root.mkdir()
+    convert(parquet(root / "parquet"), root / "dataset", ConvertSettings(max_error_rate=0.2), workers=1)
+    return DatasetSource(root / "dataset")
+
+
+KINDS = [folder, glyphs, cifar, csv, shards, parquet, dataset]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda make: make.__name__)
 def source(request, tmp_path_factory):
     return request.param(tmp_path_factory.mktemp("source") / "data")
 

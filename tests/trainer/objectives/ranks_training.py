@@ -47,6 +47,8 @@ class Case:
     """With the keys of encoders that stay as they start, of views shifted by SHIFT."""
     local: int = 0
     """Local views: the second view, shifted by SHIFT and multiples of it."""
+    weights: bool = False
+    """With weights of the samples, of which the first is 0."""
 
     def samples(self, world):
         """Return the number of samples in the global batch."""
@@ -93,6 +95,15 @@ CASES |= {
     "decl unimodal, both": Case("decl", "unimodal", {"mixing": "decay", "t0": 2.0}),
     "fastclip_v2 bimodal, float32": Case("fastclip_v2", "bimodal", dtype=torch.float32),
     "fastclip_v2 bimodal, bfloat16": Case("fastclip_v2", "bimodal", dtype=torch.bfloat16),
+}
+
+
+TAKE_WEIGHTS = [(name, mode) for name, mode in KNOWN if OBJECTIVES[name].takes_weights]
+CASES |= {f"{name} {mode}, weights": Case(name, mode, weights=True) for name, mode in TAKE_WEIGHTS}
+CASES |= {
+    "moco_v3, keys, local, weights": Case("moco_v3", "unimodal", keys=True, local=3, weights=True),
+    "isogclr, keys, weights": Case("isogclr", "unimodal", keys=True, weights=True),
+    "simclr, local, weights": Case("simclr", "unimodal", local=3, weights=True),
 }
 
 
@@ -180,7 +191,8 @@ def _train(case, samples, own, wrap):
             with torch.no_grad():
                 keys = momentum_encoders(*(inputs + SHIFT)) if case.keys else None
             progress = Progress(step=number, steps_per_epoch=2)
-            outcome = objective(first, second, state, progress, keys=keys, local=local)
+            weights = {"weight": torch.arange(samples)[own] / (samples - 1) * 2} if case.weights else {}
+            outcome = objective(first, second, state | weights, progress, keys=keys, local=local)
             outcome.loss.backward()
         state = outcome.state
         steps.append(

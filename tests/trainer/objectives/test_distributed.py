@@ -33,7 +33,7 @@ def ranks_of(tmp_path_factory):
     # One thread each: the ranks outnumber the cores, and a process with threads cannot be forked safely.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", str(PROGRAM), str(directory)]
-    run = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=180, check=False)
+    run = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=1500, check=False)
     if run.returncode:
         pytest.fail(f"the ranks ended with {run.returncode}:\n{run.stderr}", pytrace=False)
     return {
@@ -165,10 +165,10 @@ def test_a_step_gathers_the_features_and_a_few_scalars_and_leaves_the_rest_to_dd
                 assert operations == ("allgather_", "allgather_", *in_targets, "allreduce_"), name
             assert sent[0] == 2 * rows * WIDTH * case.dtype.itemsize, name
             # Three sums of each of a sample's anchors; a fourth at a second temperature, or the positive, which other
-            # ranks cannot compute from keys; the rate of its keys; and its state.
+            # ranks cannot compute from keys; the rate of its keys, its state and its weight.
             sums = 4 if case.name == "simco" or case.keys or case.local else 3
-            of_keys = 2 if case.settings.get("rate") == "momentum" else 0
-            assert sent[1] <= (2 * (1 + case.local) * sums + of_keys + len(state)) * rows * scalar, name
+            others = (2 if case.settings.get("rate") == "momentum" else 0) + len(state) + case.weights
+            assert sent[1] <= (2 * (1 + case.local) * sums + others) * rows * scalar, name
             assert all(each == 2 * case.samples(len(ranks)) * WIDTH * scalar for each in sent[2:-1]), name
             assert sent[-1] == sum(parameter.nbytes for parameter in seen["encoders"].values()), name
         assert reference(name, ranks)["traffic"] == []

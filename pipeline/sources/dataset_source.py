@@ -1,0 +1,91 @@
+"""A converted dataset as a source: its stored JPEGs, captions and tables, to write a smaller one."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ..dataset import CAPTION, CAPTIONS, Dataset
+from ..errors import BadSampleError, DatasetError, SourceError
+from . import Groups, Sample, Source
+from .listing import as_text
+
+ESTIMATED_FROM = 100
+"""Pictures, evenly spaced, from which the size of all is estimated."""
+
+
+class DatasetSource(Source):
+    """The samples of a dataset, whose indices are their ids. Raises SourceError if the directory is not a dataset.
+
+    A worker opens the dataset again, and holds the samples table of one shard: see chunks().
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.dataset = Dataset(path)
+        except (DatasetError, OSError) as error:
+            raise SourceError(str(error)) from error
+        self.mode = self.dataset.index.mode
+        self._table: tuple[int, pa.Table] | None = None
+
+    def __reduce__(self) -> tuple[type["DatasetSource"], tuple[Path]]:
+        return DatasetSource, (self.path,)
+
+    def __len__(self) -> int:
+        return self.dataset.n
+
+    def __getitem__(self, index: int) -> Sample:
+        try:
+            row, jpeg = self._row(index), self.dataset.jpeg(index)
+        except (DatasetError, OSError) as error:
+            raise BadSampleError(str(error)) from error
+        caption, *others = row[CAPTIONS] if row[CAPTIONS] else (None,)
+        return Sample(row["uri"], row["key"], jpeg, caption, row["group"], tuple(others))
+
+    def uri(self, index: int) -> str:
+        return str(self._row(index)["uri"])
+
+    def key(self, index: int) -> str:
+        return str(self._row(index)["key"])
+
+    def groups(self) -> Groups | None:
+        encoded = self.dataset.column("group").combine_chunks().dictionary_encode()
+        if encoded.null_count == len(encoded):
+            return None
+        names = [*encoded.dictionary.to_pylist(), *([""] if encoded.null_count else [])]
+        return Groups(tuple(names), encoded.indices.fill_null(len(names) - 1).to_numpy().astype(np.int32))
+
+    def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
+        for index in indices.tolist():
+            yield from self._row(index)[CAPTIONS] or ()
+
+    def chunks(self) -> NDArray[np.int64]:
+        return self.dataset.first_id
+
+    def stored_bytes(self) -> int | None:
+        # From a few pictures: files are padded to pages of 2 MiB, and reading the size of each takes 64 bytes a sample.
+        ids = np.unique(np.linspace(0, self.dataset.n - 1, ESTIMATED_FROM).astype(np.int64))
+        try:
+            return int(np.mean([len(self.dataset.jpeg(int(id))) for id in ids]) * self.dataset.n)
+        except (DatasetError, OSError):
+            return None
+
+    def describe(self) -> dict[str, Any]:
+        root = as_text(self.path.resolve())
+        return {"kind": "dataset", "root": root, "listing": self.dataset.index.fingerprint}
+
+    def _row(self, index: int) -> dict[str, Any]:
+        """Return uri, key, group and captions, a list, of one sample."""
+        shard, row = (int(place[0]) for place in self.dataset.locate(np.array([index], np.int64)))
+        if self._table is None or self._table[0] != shard:
+            # Format 1 has one caption in place of the list.
+            captions = CAPTIONS if self.dataset.index.format > 1 else CAPTION
+            self._table = shard, self.dataset.table_of(shard, ["uri", "key", "group", captions])
+        found: dict[str, Any] = self._table[1].slice(row, 1).to_pylist()[0]
+        if CAPTION in found:
+            found[CAPTIONS] = None if found[CAPTION] is None else [found[CAPTION]]
+        return found

@@ -1,0 +1,80 @@
+"""The rows of a run on selected samples, as rows of the whole dataset: those in between read as never visited."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from ..selection import Selection, SelectionError
+from .durable import Repository
+
+
+def selection_of(repository: Repository) -> Selection | None:
+    """Return the selection that a store was created with, None if it has all samples.
+
+    Raises SelectionError if the folder next to the store does not hold it.
+    """
+    description = repository.description
+    if description.selection is None:
+        return None
+    selection = Selection(repository.path.with_name("selection"))
+    about = selection.about
+    if (about.ids, about.kept) != (description.selection, description.samples):
+        raise SelectionError(
+            f"{selection.folder} is another run's: it selects {about.kept:,} samples with the sha256 {about.ids}, but "
+            f"{repository.path} is of {description.samples:,} with {description.selection}. Restore the run's own"
+        )
+    return selection
+
+
+def places_within(selection: Selection, start: int, stop: int) -> tuple[tuple[int, int], npt.NDArray[np.int64]]:
+    """Return the positions, first and end, of the selected ones of the ids start … stop − 1, and their ids − start.
+
+    Raises SelectionError if these are not in order: the file is damaged.
+    """
+    assert selection.ids is not None
+    first, end = np.searchsorted(selection.ids, (start, stop)).tolist()
+    places: npt.NDArray[np.int64] = selection.ids[first:end] - start
+    if len(places) and (places[0] < 0 or places[-1] >= stop - start or (np.diff(places) <= 0).any()):
+        raise SelectionError(
+            f"{selection.folder} is damaged: ids between {start:,} and {stop:,} are not in order; restore it from a "
+            "copy of the run"
+        )
+    return (first, end), places
+
+
+class Scattered:
+    """A stored column as a column of all samples, which reads what it is indexed with."""
+
+    def __init__(self, stored: "zarr.Array[Any]", selection: Selection, fill_value: float) -> None:
+        self._stored, self._selection, self._fill_value = stored, selection, fill_value
+        self.dtype: np.dtype[Any] = stored.dtype
+        self.shape = (selection.about.samples,)
+        self.ndim, self.size = 1, selection.about.samples
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: Any) -> npt.NDArray[Any]:
+        """Return values for a number, a slice, ids or a mask [samples]. Raises IndexError for an id out of range."""
+        if isinstance(key, slice):
+            low, high, step = key.indices(self.size)
+            wanted = np.arange(low, high, step)
+        else:
+            wanted = np.asarray(key)
+            wanted = np.flatnonzero(wanted) if wanted.dtype == bool else wanted.astype(np.int64)
+            if wanted.size and not -self.size <= wanted.min() <= wanted.max() < self.size:
+                raise IndexError(f"ids {wanted.min()} to {wanted.max()} of {self.size:,} samples")
+            wanted = wanted % self.size
+        ids = self._selection.ids
+        assert ids is not None
+        places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+        held = ids[places] == wanted
+        values = np.full(wanted.shape, self._fill_value, self.dtype)
+        if held.any():
+            values[held] = self._stored.oindex[places[held]]
+        return values[()]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.asarray(self[:], dtype)

@@ -1,0 +1,89 @@
+"""What `inspect` says of a run on selected samples: only of those."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from thermopile.state_store.check import check_snapshot
+from thermopile.tools.inspection import summary
+from thermopile.tools.inspection.opened_run import open_run
+from thermopile.tools.inspection.run import read_run
+from thermopile.tools.inspection.samples import read_histories
+from thermopile.tools.inspection.survey import survey
+from thermopile.tools.inspection.through_time import through_time
+from thermopile.trainer.build import resolve
+from thermopile.trainer.config import load_config
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run_directory import RunDirectory
+
+KEPT = np.arange(5, 1_900, 3)
+
+
+@pytest.fixture(scope="module")
+def run(pairs_dataset, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("selected")
+    pq.write_table(pa.table({"sample_id": KEPT}), folder / "kept.parquet")
+    tree = {
+        "epochs": 1, "batch_size": 64, "model": {"dim": 8, "image": {"config": {"width": 8}}},
+        "data": {"path": str(pairs_dataset.path), "image_size": 16, "select": str(folder / "kept.parquet")},
+    }  # fmt: skip
+    run = RunDirectory(folder / "run")
+    with Trainer.open(resolve(load_config(tree), pairs_dataset), run) as trainer:
+        trainer.run()
+    return run
+
+
+def test_a_survey_counts_and_groups_the_selected_samples_only(run, pairs_dataset):
+    inspection = read_run(run)
+    found = survey(inspection)
+    visits = inspection.reader.column("visits")
+    assert (found.samples, found.dataset_samples, found.visited) == (len(KEPT), 2_000, int((visits > 0).sum()))
+    assert found.visits.count == len(KEPT)
+    unseen = KEPT[visits[KEPT] == 0]
+    assert found.never_visited == unseen[:10].tolist()
+    assert len(unseen), "the figures below could not tell the two kinds apart"
+    classes = np.array(pairs_dataset.column("group").to_pylist())[KEPT]
+    names, sizes = np.unique(classes, return_counts=True)
+    assert dict(zip(found.groups[0].names, found.groups[0].sizes.tolist(), strict=True)) == dict(
+        zip(names.tolist(), sizes.tolist(), strict=True)
+    )
+    assert f"{len(KEPT)} selected of 2,000, of which" in dict(summary.facts(inspection, found))["samples"]
+
+
+def test_every_snapshot_is_read_for_the_selected_samples_only(run):
+    inspection = read_run(run)
+    found = through_time(inspection)
+    visits, tau = inspection.reader.column("visits"), inspection.reader.column("image/tau")
+    assert found.samples_read == len(KEPT)
+    assert found.moments[-1].visited == (visits > 0).sum()
+    assert found.moments[-1].tau["image"].quantiles[2] == pytest.approx(np.median(tau[visits > 0]), rel=0.01)
+
+
+def test_a_sample_that_is_not_selected_is_said_not_to_be(run):
+    inspection = read_run(run)
+    samples = read_histories(inspection, [6, 5])
+    assert [sample.sample_id for sample in samples] == [6, 5]
+    assert [note for note in inspection.notes if "Sample" in note] == [
+        f"Sample 6 is not among the {len(KEPT)} that the run trains on."
+    ]
+
+
+def test_a_notebook_indexes_temperatures_and_frames_by_the_ids_of_the_dataset(run):
+    temperatures = open_run(run.path).temperatures()
+    frame = temperatures.frame(columns=["image/tau", "visits"])
+    assert len(frame) == temperatures.samples == 2_000
+    assert set(np.flatnonzero(frame["visits"])) <= set(KEPT)
+    np.testing.assert_array_equal(temperatures.tau["image"][frame.index], frame["image/tau"])
+
+
+def test_check_finds_nothing_wrong_and_names_the_ids_of_what_is(run):
+    reader = read_run(run).reader
+    report = check_snapshot(reader, {}, lambda done: None)
+    assert report.sound
+    assert report.columns[0].rows == len(KEPT)
+    tau = reader.column("image/tau")[KEPT]
+    bound = float(np.sort(tau)[-2])
+    found = check_snapshot(reader, {"tau_max": bound}, lambda done: None)
+    (problem,) = next(column for column in found.columns if column.name == "image/tau").problems
+    assert problem.first_ids == (KEPT[int(tau.argmax())],)

@@ -1,0 +1,200 @@
+"""Training on selected samples, and with weights: from the user's Parquet files to the run's own copy."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ..files import open_regular, sha256_of
+from ..selection import IDS, WEIGHTS, Selection, SelectionError, SelectionWriter
+from .config import DataConfig
+from .errors import ConfigError
+
+SELECTING = ("select", "weights")
+"""Settings of `data`, and options of the command, that name a file."""
+SAMPLE_ID, WEIGHT = "sample_id", "weight"
+
+ROWS_AT_ONCE = 1 << 18
+MAX_UNSORTED = 1 << 26
+"""Rows that are sorted in memory, in about a gigabyte. A longer file must be in the order of its ids."""
+
+_PINNED = re.compile(r"(?P<path>.+)@(?P<rows>[0-9]+)-(?P<sha256>[0-9a-f]{64})", re.DOTALL)
+
+Ids = NDArray[np.int64]
+Rows = tuple[Ids, NDArray[np.float64]]
+"""Ascending ids [m], and their weights [m]; no weights are read where none are asked for."""
+
+
+def pinned(file: str, option: str) -> str:
+    """Return FILE as FILE@ROWS-SHA256, by which another file is recognised; unchanged if it is that already.
+
+    option: `select` or `weights`, for messages. Raises ConfigError if it cannot be read or lacks a column.
+    """
+    if not file or _PINNED.fullmatch(file):
+        return file
+    with _opened(Path(file), option) as parquet:
+        rows = parquet.metadata.num_rows
+    return f"{file}@{rows}-{sha256_of(Path(file))}"
+
+
+def rows_of(pinned: str) -> int:
+    """Return the number of rows of a pinned file."""
+    parts = _PINNED.fullmatch(pinned)
+    assert parts is not None, pinned
+    return int(parts["rows"])
+
+
+def as_recorded_file(asked: str, recorded: str) -> str:
+    """Return the recorded, pinned file for an asked one that has the same path and is gone: the run has its copy."""
+    parts = _PINNED.fullmatch(recorded)
+    return recorded if parts is not None and asked == parts["path"] and not Path(asked).exists() else asked
+
+
+def selected_ids(file: Path, samples: int) -> Ids:
+    """Return the ids in a file of selected samples, ascending. Raises ConfigError for bad ids."""
+    return np.concatenate([ids for ids, _ in _sorted(file, "select", samples)])
+
+
+def write_selection(data: DataConfig, samples: int, folder: Path) -> None:
+    """Write a new run's own copy of its selection and weights. data: with pinned files; samples: of the dataset.
+
+    Raises ConfigError for bad ids or weights, and for a file that has changed since it was pinned; OSError.
+    """
+    with SelectionWriter(folder, samples) as writer:
+        ids: Ids | None = None
+        if data.select:
+            ids = writer.add(IDS, (ids for ids, _ in _sorted(_unchanged(data.select, "select"), "select", samples)))
+        if data.weights:
+            file, kept = _unchanged(data.weights, "weights"), samples if ids is None else len(ids)
+            # In two passes, so that memory does not grow with the samples.
+            total = sum(float(piece.sum()) for piece in _weights(file, ids, samples))
+            if not 0 < total < np.inf:
+                raise ConfigError(f"--weights {file}: the weights of the run's samples add up to {total:g}; their mean "
+                                  "must be positive and finite")  # fmt: skip
+            writer.add(WEIGHTS, (piece / (total / kept) for piece in _weights(file, ids, samples)))
+        writer.finish()
+
+
+def check_own_copy(data: DataConfig, selection: Selection) -> None:
+    """Raise SelectionError unless a run's own copy is whole and of these files. Reads all of it."""
+    about = selection.about
+    kept = rows_of(data.select) if data.select else about.samples
+    if (about.kept, bool(about.ids), bool(about.weights)) != (kept, bool(data.select), bool(data.weights)):
+        raise SelectionError(f"{selection.folder} is not what config.toml says: a selection of {about.kept:,} samples"
+                             f"{', with weights' if about.weights else ''}. Restore the run's own")  # fmt: skip
+    selection.verify()
+
+
+def _unchanged(pinned: str, option: str) -> Path:
+    parts = _PINNED.fullmatch(pinned)
+    assert parts is not None, pinned
+    path = Path(parts["path"])
+    if sha256_of(path) != parts["sha256"]:
+        raise ConfigError(f"--{option} {path} has changed since it was recorded: its sha256 is no longer "
+                          f"{parts['sha256']}. Pass it again with --{option}")  # fmt: skip
+    return path
+
+
+def _weights(file: Path, ids: Ids | None, samples: int) -> Iterator[NDArray[np.float64]]:
+    """Yield the weights of the selected ids, or of all samples, in their order. Raises ConfigError if one has none."""
+    given = _sorted(file, "weights", samples)
+    have_ids, have = np.empty(0, np.int64), np.empty(0)
+    for start in range(0, samples if ids is None else len(ids), ROWS_AT_ONCE):
+        stop = start + ROWS_AT_ONCE
+        wanted = np.arange(start, min(stop, samples)) if ids is None else ids[start:stop]
+        while not len(have_ids) or have_ids[-1] < wanted[-1]:
+            more_ids, more = next(given, (None, None))
+            if more_ids is None or more is None:
+                break
+            have_ids, have = np.concatenate([have_ids, more_ids]), np.concatenate([have, more])
+        places = np.minimum(np.searchsorted(have_ids, wanted), len(have_ids) - 1)
+        if (lacking := have_ids[places] != wanted).any():
+            raise ConfigError(f"--weights {file} has no weight for sample {wanted[lacking][0]}, which is trained on; "
+                              "give every sample of the run one")  # fmt: skip
+        yield have[places]
+        left = np.searchsorted(have_ids, wanted[-1], side="right")
+        have_ids, have = have_ids[left:], have[left:]
+    for _ in given:  # checks the rest
+        pass
+
+
+def _sorted(file: Path, option: str, samples: int) -> Iterator[Rows]:
+    """Yield the rows of a file in the order of their ids, in pieces. Raises ConfigError for bad ids or weights."""
+    columns, last = [SAMPLE_ID, *([WEIGHT] if option == "weights" else [])], -1
+    with _opened(file, option) as parquet:
+        rows = parquet.metadata.num_rows
+        if rows > MAX_UNSORTED:
+            pieces: Iterator[pa.Table] = map(_as_table, parquet.iter_batches(ROWS_AT_ONCE, columns=columns))
+        else:
+            pieces = iter([parquet.read(columns=columns)])
+        for piece in pieces:
+            ids, weights = _checked(piece, f"--{option} {file}", samples)
+            if rows <= MAX_UNSORTED and (np.diff(ids) < 0).any():
+                order = np.argsort(ids)
+                ids, weights = ids[order], weights[order] if len(weights) else weights
+            steps = np.diff(ids, prepend=last)
+            if (steps < 0).any():
+                raise ConfigError(f"--{option} {file} has {rows:,} rows that are not sorted; above {MAX_UNSORTED:,} "
+                                  f"rows, write them in the order of {SAMPLE_ID}")  # fmt: skip
+            if (steps == 0).any():
+                raise ConfigError(f"--{option} {file} has sample {ids[steps == 0][0]} more than once; remove repeated "
+                                  "rows")  # fmt: skip
+            last = int(ids[-1]) if len(ids) else last
+            for start in range(0, len(ids), ROWS_AT_ONCE):
+                yield ids[start : start + ROWS_AT_ONCE], weights[start : start + ROWS_AT_ONCE]
+
+
+def _checked(piece: pa.Table, where: str, samples: int) -> Rows:
+    """Return a piece's ids, int64 [m], and weights, float64 [m]. Raises ConfigError if one is not possible."""
+    for name, column in zip(piece.column_names, piece.columns, strict=True):
+        if column.null_count:
+            raise ConfigError(f"{where} has rows without a {name} (null); remove them")
+    column = piece[SAMPLE_ID]
+    low, high = (value.as_py() for value in pc.min_max(column).values()) if len(column) else (0, 0)
+    if low < 0 or high >= samples:
+        raise ConfigError(f"{where} has sample {low if low < 0 else high:,}, but the dataset has the ids 0 … "
+                          f"{samples - 1:,}; use ids of this dataset")  # fmt: skip
+    ids: Ids = column.cast(pa.int64()).to_numpy()
+    if WEIGHT not in piece.column_names:
+        return ids, np.empty(0)
+    weights: NDArray[np.float64] = piece[WEIGHT].cast(pa.float64()).to_numpy()
+    if (bad := ~(np.isfinite(weights) & (weights >= 0))).any():
+        raise ConfigError(f"{where} has the weight {weights[bad][0]:g} for sample {ids[bad][0]}; weights are finite "
+                          "and 0 or more")  # fmt: skip
+    return ids, weights
+
+
+def _as_table(batch: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches([batch])
+
+
+@contextmanager
+def _opened(path: Path, option: str) -> Iterator[pq.ParquetFile]:
+    """Open a file with the option's columns. Raises ConfigError if it is no such file or has no rows."""
+    try:
+        with open_regular(path) as file, pq.ParquetFile(file) as parquet:
+            _check_columns(parquet.schema_arrow, [SAMPLE_ID, *([WEIGHT] if option == "weights" else [])], path, option)
+            if not parquet.metadata.num_rows:
+                raise ConfigError(f"--{option} {path} has no rows; leave it out to train on all samples alike")
+            yield parquet
+    except pa.ArrowException as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"--{option} {path} is not a Parquet file, or is damaged: {reason}") from error
+    except OSError as error:
+        raise ConfigError(f"--{option} {path} cannot be read: {error.strerror or error}") from error
+
+
+def _check_columns(schema: pa.Schema, columns: Sequence[str], path: Path, option: str) -> None:
+    for name in columns:
+        if name not in schema.names:
+            raise ConfigError(f"--{option} {path} has no column {name!r}; it has {', '.join(schema.names)}")
+        kind = schema.field(name).type
+        if not (pa.types.is_integer(kind) or (name == WEIGHT and pa.types.is_floating(kind))):
+            raise ConfigError(f"--{option} {path}: the column {name!r} is {kind}; it must hold "
+                              f"{'numbers' if name == WEIGHT else 'whole numbers'}")  # fmt: skip

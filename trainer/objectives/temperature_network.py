@@ -1,8 +1,8 @@
-"""The network that predicts a temperature from a feature: transformation, projection, aggregation (Qiu et al., 2024).
+"""TempNet's network, which predicts a temperature from a feature: transformation, projection, aggregation.
 
-Layers, initial values and dropout are those of the authors' code (github.com/zhqiu/TempNet, Bimodal_CL/models/losses.py,
-TempGenerator). Its program then replaces the prototypes by the other side's features of the first batch; here they stay
-random, since a step may have fewer samples than prototypes.
+Layers, initial values and dropout are those of the authors' code (Qiu et al., ICML 2024; github.com/zhqiu/TempNet,
+Bimodal_CL/models/losses.py, TempGenerator). Its program then replaces the prototypes by the other side's features of
+the first batch; here they stay random, since a batch may have fewer samples than there are prototypes.
 """
 
 import math

@@ -67,9 +67,9 @@ class TempnetUnimodalSettings(TempnetSettings, frozen=True):
 class Tempnet(GlobalContrastive):
     """iSogCLR's loss, bimodal or unimodal, with temperatures predicted from the features by a network for each side.
 
-    Value and gradient of the features are iSogCLR's at the predicted temperatures, held constant, as is the feature that
-    the network reads. The network's gradient is that of (1/b) sum over samples and sides of G_i tau_i, with G_i, the
-    derivative of the value in tau_i, held constant: log(s' + eps) + rho - sum_j p_ij h_ij / tau_i (iSogCLR eq 13).
+    Value and gradient of the features are iSogCLR's at the predicted temperatures, held constant, as are the features
+    that the network reads. The network's gradient is that of (1/b) sum over samples and sides of G_i tau_i, with G_i,
+    the derivative of the value in tau_i, held constant: log(s' + eps) + rho - sum_j p_ij h_ij / tau_i (iSogCLR eq 13).
     Unimodal: a sample's tau is the mean of those predicted from its two views.
     State: log_s and tau of each side; tau is the one that the sample's last step used, and no step reads it.
     """
@@ -84,7 +84,7 @@ class Tempnet(GlobalContrastive):
 
     def __init__(self, mode: str, settings: TempnetSettings) -> None:
         super().__init__(mode, settings, log_s=-math.inf, tau=(settings.tau_min + settings.tau_max) / 2)
-        generator, shape = _generator(settings.seed), (settings.width, settings.prototypes)
+        generator, shape = torch.Generator().manual_seed(settings.seed), (settings.width, settings.prototypes)
         networks = {
             side: TemperatureNetwork(*shape, settings.tau_min, settings.tau_max, generator) for side in self.sides
         }
@@ -109,7 +109,7 @@ class Tempnet(GlobalContrastive):
         parameters = list(self.parameters())
         own = torch.autograd.grad(tau, parameters, of_tau[:, pairs.own])
         summed = batch.sum(torch.cat([gradient.flatten() for gradient in own]))
-        parts = summed.split([parameter.numel() for parameter in parameters])
+        parts = torch.split(summed, [parameter.numel() for parameter in parameters])
         computed.parameter_gradients = [
             part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)
         ]
@@ -141,20 +141,17 @@ class Tempnet(GlobalContrastive):
                              "make it the features'")  # fmt: skip
         kept = self._kept(pairs.features, progress)[:, pairs.own]
         networks = [self.networks[side] for side in (self.sides * 2)[:2]]
-        of_features = torch.stack(
-            [network(*given) for network, *given in zip(networks, features, kept, strict=True)]
-        )
+        of_features = torch.stack([network(*given) for network, *given in zip(networks, features, kept, strict=True)])
         return self.pool(of_features)
 
     def _kept(self, features: Tensor, progress: Progress) -> Tensor:
         """Return dropout's factors of the global batch, [2, b, d]; the same on every rank and after a resume."""
-        keep = 1.0 - self.settings.dropout
-        if keep == 1.0:
-            return torch.ones_like(features)
-        generator = _generator(self.settings.seed, progress.step, device=features.device)
-        return torch.empty_like(features).bernoulli_(keep, generator=generator).div_(keep)
+        keep, generator = 1.0 - self.settings.dropout, _generator(self.settings.seed, progress.step, features.device)
+        # Not empty_like: how gathered features lie in memory depends on the ranks, and values are drawn in that order.
+        drawn = torch.empty(features.shape, dtype=features.dtype, device=features.device)
+        return drawn.bernoulli_(keep, generator=generator).div_(keep)
 
 
-def _generator(*seed: int, device: torch.device | str = "cpu") -> torch.Generator:
+def _generator(seed: int, step: int, device: torch.device) -> torch.Generator:
     # Hashed, because a CPU generator uses only 32 bits of its seed.
-    return torch.Generator(device).manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+    return torch.Generator(device).manual_seed(int(np.random.SeedSequence((seed, step)).generate_state(1)[0]))

@@ -165,7 +165,9 @@ def test_a_step_gathers_the_features_and_a_few_scalars_and_leaves_the_rest_to_dd
             else:
                 assert operations == ("allgather_", "allgather_", *in_targets, *in_network, "allreduce_"), name
             if in_network:  # of its weights' gradients, each rank's samples' share
-                assert sent[2] == sum(gradient.nbytes for gradient in seen["steps"][0]["objective's gradients"].values())
+                assert sent[2] == sum(
+                    gradient.nbytes for gradient in seen["steps"][0]["objective's gradients"].values()
+                )
                 sent = (*sent[:2], *sent[3:])
             assert sent[0] == 2 * rows * WIDTH * case.dtype.itemsize, name
             # Three sums of each of a sample's anchors; a fourth at a second temperature, or the positive, which other

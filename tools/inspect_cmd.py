@@ -22,7 +22,8 @@ LATEST = "latest"
     "  thermopile inspect runs/cc3m --at step-12000 --against step-4000\n"
     "  thermopile inspect runs/cc3m --by folder --map\n"
     "  thermopile inspect runs/cc3m --sample 1204 77\n"
-    "  thermopile inspect runs/cc3m --export rows.parquet",
+    "  thermopile inspect runs/cc3m --export rows.parquet\n"
+    "  thermopile inspect runs/cc3m-tempnet --data data/cc12m",
 )
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("more_ids", type=click.IntRange(min=0), nargs=-1, metavar="[MORE IDS]...")
@@ -41,7 +42,8 @@ LATEST = "latest"
               help="Write one row per sample instead.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Let --export replace an existing file.")
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
-              help="New path of the run's dataset, if it was moved.")  # fmt: skip
+              help="New path of the run's dataset, if it was moved; or another dataset, for which a run of tempnet "
+                   "predicts temperatures.")  # fmt: skip
 @click.option("--to", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIRECTORY",
               help="Directory of the page. Default: RUN/report.")  # fmt: skip
 @ALLOW
@@ -62,16 +64,18 @@ def inspect(
         raise click.UsageError(f"unexpected argument {more_ids[0]}; sample ids come after --sample")
     if as_json:
         _refuse(context, "--json", "to")
+    if not with_map and data is None:
+        _refuse(context, "an inspection without --map or --data", "allow_code")
     if rows_file:
-        _refuse(context, "--export", "ids", "against", "by", "with_map", "weights", "allow_code", "to", "as_json")
-        inspecting.export(run, rows_file, at, data, overwrite)
+        _refuse(context, "--export", "ids", "against", "by", "with_map", "weights", "to", "as_json")
+        inspecting.export(run, rows_file, at, data, allow_code, overwrite)
     elif ids:
-        _refuse(context, "--sample", "against", "by", "with_map", "weights", "allow_code", "overwrite")
-        inspecting.print_samples(run, (*ids, *more_ids), at, data, to, as_json)
+        _refuse(context, "--sample", "against", "by", "with_map", "weights", "overwrite")
+        inspecting.print_samples(run, (*ids, *more_ids), at, data, to, allow_code, as_json)
     else:
         _refuse(context, "a report", "overwrite")
         if not with_map:
-            _refuse(context, "a report without --map", "weights", "allow_code")
+            _refuse(context, "a report without --map", "weights")
         inspecting.report(run, at, against, tuple(dict.fromkeys(by)), with_map, weights, allow_code, data, to, as_json)
 
 

@@ -70,12 +70,14 @@ def _print_summary(findings: Findings) -> None:
     names = [f">{side.name}" for side in survey.sides]
     ends = ["lowest … highest", *(summary.sparkline(side.tau) for side in survey.sides)]
     rows = [*summary.table(findings.inspection, survey, summary.TERMINAL_QUANTILES), ends]
-    print_table(["tau of the visited samples", *names], rows)
+    print_table([summary.head(findings.inspection), *names], rows)
     if drift := findings.drift:
         print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], summary.drift_table(drift))
 
 
-def print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, as_json: bool) -> None:
+def print_samples(
+    run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, allow_code: bool, as_json: bool
+) -> None:  # fmt: skip
     """Print single samples with their history and write their page, or print them as JSON."""
 
     def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[Sample]]:
@@ -83,7 +85,7 @@ def print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, t
         return inspection, survey, read_histories(inspection, ids, survey.sides if survey else ())
 
     folder = None if as_json else _writable(run, to)
-    inspection, survey, samples = read_again(read, run, at, data)
+    inspection, survey, samples = read_again(read, run, at, data, allow_code=allow_code)
     if folder is None:
         click.echo(json.dumps(samples_to_json(inspection, samples), allow_nan=False))
         return
@@ -99,7 +101,7 @@ def print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, t
     click.echo(path)
 
 
-def export(run: Path, to: Path, at: str, data: Path | None, overwrite: bool) -> None:
+def export(run: Path, to: Path, at: str, data: Path | None, allow_code: bool, overwrite: bool) -> None:
     """Write one row per sample to a file."""
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
@@ -109,6 +111,6 @@ def export(run: Path, to: Path, at: str, data: Path | None, overwrite: bool) -> 
         return inspection, samples
 
     check_target(to, overwrite=overwrite)
-    inspection, samples = read_again(write, run, at, data)
+    inspection, samples = read_again(write, run, at, data, allow_code=allow_code)
     print_facts([("note", note) for note in inspection.notes])
     click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")

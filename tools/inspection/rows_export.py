@@ -68,7 +68,7 @@ def sample_columns(inspection: Inspection) -> list[str]:
     """Return the samples table's columns to export: all but the row in the shard; none without a dataset."""
     if inspection.reader is None or inspection.dataset is None:
         return []
-    left_out = {PLACE_IN_SHARD, SAMPLE_ID, *inspection.reader.columns}
+    left_out = {PLACE_IN_SHARD, SAMPLE_ID, *inspection.columns}
     return [name for name in inspection.dataset.schema.names if name not in left_out]
 
 
@@ -76,11 +76,14 @@ def _schema(inspection: Inspection, reader: StateReader) -> pa.Schema:
     """Return the columns' names and types; metadata names snapshot and dataset."""
     dataset, snapshot = inspection.dataset, reader.snapshot
     table = [dataset.schema.field(name) for name in sample_columns(inspection)] if dataset else []
-    state = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in reader.columns]
+    state = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in inspection.columns]
     metadata = {
         "thermopile.snapshot": snapshot.id, "thermopile.tag": snapshot.tag, "thermopile.step": str(snapshot.step),
         "thermopile.dataset_fingerprint": reader.dataset_fingerprint,
     }  # fmt: skip
+    if inspection.prediction:
+        del metadata["thermopile.snapshot"]
+        metadata["thermopile.predicted_by"] = inspection.prediction.checkpoint
     return pa.schema([(SAMPLE_ID, pa.int64()), *table, *state], metadata=metadata)
 
 
@@ -88,7 +91,7 @@ def _tables(inspection: Inspection, reader: StateReader, schema: pa.Schema) -> I
     """Yield all rows of the export, block by block."""
     dataset, names = inspection.dataset, sample_columns(inspection)
     samples: Iterator[pa.Table] | None = None
-    for block, rows in read_blocks(reader, reader.columns):
+    for block, rows in read_blocks(reader, inspection.columns):
         columns = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64), **rows}
         if dataset:
             # Every block but the last is as long as the first, so pieces of the table line up with blocks.

@@ -6,9 +6,11 @@ They are written as the only snapshot of a temporary state, so that everything r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 import numpy as np
 
@@ -55,24 +57,31 @@ def predict(
     """
     from ...trainer.evaluation.prediction import Predictor
 
-    predictor, folder = Predictor.restore(run, at, allow_code=allow_code), TemporaryDirectory(prefix="thermopile-")
-    step, fingerprint = max(1, predictor.info.step), dataset.index.fingerprint
-    fields = {f"{side}/tau": 0.0 for side in predictor.sides(dataset)}
-    description = Description(dataset.n, Schema(fields), min(dataset.n, ROWS_AT_ONCE), fingerprint)
-    repository = Repository.create(Path(folder.name) / "state", description)
-    try:
-        repository.commit(
-            _parts(predictor, dataset, description, step, on_progress), base=repository.resolve("latest"), step=step,
-            epoch=0, config_hash="", dataset_fingerprint=fingerprint, ranks=Ranks(),
-        )  # fmt: skip
-    except SnapshotError as error:
-        raise _cause(error) from error
+    predictor = Predictor.restore(run, at, allow_code=allow_code)
+    with ExitStack() as folder:
+        path = Path(folder.enter_context(TemporaryDirectory(prefix="thermopile-"))) / "state"
+        _write(path, predictor, dataset, on_progress)
+        reader = StateReader.open(path)
+        finalize(reader, folder.pop_all().close)
     notes = [f"Temperatures predicted for {dataset.path}, which the run was not trained on, by "
              f"{predictor.checkpoint.name}; no step has updated them."]  # fmt: skip
     if dataset.index.mode == "images":
         notes.append("The samples have no captions: the dataset holds images only.")
-    reader = StateReader.open(repository.path)
-    return Inspection(run, predictor.config, reader, dataset, notes, Prediction(predictor.checkpoint.name, folder))
+    return Inspection(run, predictor.config, reader, dataset, notes, Prediction(predictor.checkpoint.name))
+
+
+def _write(path: Path, predictor: Predictor, dataset: Dataset, on_progress: Callable[[int], None]) -> None:
+    """Write a state at `path` whose last snapshot has the predicted temperatures of the dataset."""
+    step, fingerprint = max(1, predictor.info.step), dataset.index.fingerprint
+    fields = {f"{side}/tau": 0.0 for side in predictor.sides(dataset)}
+    description = Description(dataset.n, Schema(fields), min(dataset.n, ROWS_AT_ONCE), fingerprint)
+    repository = Repository.create(path, description)
+    parts = _parts(predictor, dataset, description, step, on_progress)
+    about: dict[str, Any] = {"epoch": 0, "config_hash": "", "dataset_fingerprint": fingerprint}
+    try:
+        repository.commit(parts, base=repository.resolve("latest"), step=step, ranks=Ranks(), **about)
+    except SnapshotError as error:
+        raise _cause(error) from error
 
 
 def _parts(
@@ -92,7 +101,7 @@ def _parts(
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return what went wrong with the dataset or the encoders while the rows were being written, if anything did."""
+    """Return the error of the dataset or the encoders that ended the writing, or else the error itself."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, DatasetError | RunError):
         cause = cause.__cause__

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
@@ -33,8 +32,6 @@ class Prediction:
 
     checkpoint: str
     """step-N: of the encoders and the objective."""
-    folder: TemporaryDirectory[str]
-    """Holds the predicted rows; removed with this object."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """TempNet's network, which predicts a temperature from a feature: transformation, projection, aggregation.
 
 Layers, initial values and dropout are those of the authors' code (Qiu et al., ICML 2024; github.com/zhqiu/TempNet,
-Bimodal_CL/models/losses.py, TempGenerator). Its program then replaces the prototypes by the other side's features of
-the first batch; here they stay random, since a batch may have fewer samples than there are prototypes.
+Bimodal_CL/models/losses.py, TempGenerator).
 """
 
 import math
@@ -33,6 +32,16 @@ class TemperatureNetwork(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(math.log(FIRST_SCALE)))
         self.weights = nn.Parameter(torch.ones(prototypes))
         self.bias = nn.Parameter(torch.zeros(()))
+
+    @torch.no_grad()
+    def start_at(self, features: Tensor) -> None:
+        """Put the prototypes at features, [m, d], the first ones, again from the start if there are too few.
+
+        With random ones, the prototype that is most alike to every v takes the softmax, and all samples have about the
+        same tau. The features of untrained encoders are so much alike that q depends on the sample.
+        """
+        count = len(self.prototypes)
+        self.prototypes.copy_(features.repeat(-(-count // len(features)), 1)[:count])
 
     def forward(self, features: Tensor, kept: Tensor | None = None) -> Tensor:
         """Compute in the features' dtype. kept: factors of v, [m, d], 0 where dropout drops it; None: no dropout."""

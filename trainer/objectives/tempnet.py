@@ -6,7 +6,7 @@ its mode for images is ours. Differences: docs/objectives.md.
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Self, cast
 
 import numpy as np
 import torch
@@ -67,6 +67,8 @@ class TempnetUnimodalSettings(TempnetSettings, frozen=True):
 class Tempnet(GlobalContrastive):
     """iSogCLR's loss, bimodal or unimodal, with temperatures predicted from the features by a network for each side.
 
+    A run's first step puts the networks' prototypes at the other side's (or view's) features.
+
     Value and gradient of the features are iSogCLR's at the predicted temperatures, held constant, as are the features
     that the network reads. The network's gradient is that of (1/b) sum over samples and sides of G_i tau_i, with G_i,
     the derivative of the value in tau_i, held constant: log(s' + eps) + rho - sum_j p_ij h_ij / tau_i (iSogCLR eq 13).
@@ -93,7 +95,7 @@ class Tempnet(GlobalContrastive):
 
     def predict(self, side: str, features: Tensor) -> Tensor:
         with torch.no_grad():
-            predicted: Tensor = self.networks[side](features)
+            predicted: Tensor = self._network(side)(features)
         return predicted
 
     def temperature(self, rows: Rows, like: Tensor) -> Tensor:
@@ -101,6 +103,12 @@ class Tempnet(GlobalContrastive):
 
     def compute(self, pairs: Pairs, batch: GlobalBatch, state: Mapping[str, Tensor], progress: Progress) -> Computed:
         """Each rank predicts its own samples' tau; the ranks sum their shares of the network's gradient."""
+        if (given := pairs.features.shape[2]) != self.settings.width:
+            raise ValueError(f"objective 'tempnet': features have {given} numbers, but width is {self.settings.width}; "
+                             "make it the features'")  # fmt: skip
+        if progress.step == 0:  # an image network's at the captions, and the other way round, as in the authors' code
+            for side, features in zip(self.sides, pairs.features.flip(0), strict=False):
+                self._network(side).start_at(features)
         with torch.enable_grad():
             tau = self._predicted(pairs, progress)
         of_side = {f"{side}/tau": values for side, values in zip(self.sides, tau.detach(), strict=True)}
@@ -133,14 +141,14 @@ class Tempnet(GlobalContrastive):
     def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
         return self.advice_on_rho(self.settings.rho, batch_size)
 
+    def _network(self, side: str) -> TemperatureNetwork:
+        return cast("TemperatureNetwork", self.networks[side])
+
     def _predicted(self, pairs: Pairs, progress: Progress) -> Tensor:
         """Return the temperatures of this rank's samples, [sides, n], with dropout."""
-        features, width = pairs.features[:, pairs.own], self.settings.width
-        if features.shape[2] != width:
-            raise ValueError(f"objective 'tempnet': features have {features.shape[2]} numbers, but width is {width}; "
-                             "make it the features'")  # fmt: skip
+        features = pairs.features[:, pairs.own]
         kept = self._kept(pairs.features, progress)[:, pairs.own]
-        networks = [self.networks[side] for side in (self.sides * 2)[:2]]
+        networks = [self._network(side) for side in (self.sides * 2)[:2]]
         of_features = torch.stack([network(*given) for network, *given in zip(networks, features, kept, strict=True)])
         return self.pool(of_features)
 

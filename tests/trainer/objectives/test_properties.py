@@ -46,9 +46,10 @@ def test_the_order_of_the_batch_does_not_matter(
     objective = make_objective(*case, auxiliary="mean", dropout=0.0)
     features, state = make_features(samples, seed), make_state(objective, samples, seed)
     order = torch.tensor(data.draw(st.permutations(range(samples))))
-    outcome, first, second, *own = run(objective, features, state)
+    later = Progress(step=1, steps_per_epoch=10)  # TempNet's prototypes start at the first samples of the first batch
+    outcome, first, second, *own = run(objective, features, state, later)
     moved, moved_first, moved_second, *moved_own = run(
-        objective, [side[order] for side in features], {name: values[order] for name, values in state.items()}
+        objective, [side[order] for side in features], {name: values[order] for name, values in state.items()}, later
     )
     torch.testing.assert_close(moved.loss, outcome.loss, rtol=1e-11, atol=1e-13)
     torch.testing.assert_close(moved_own, own, rtol=1e-9, atol=1e-12)

@@ -10,6 +10,8 @@ from thermopile.trainer.objectives import Progress, create_objective
 
 MODES = ["bimodal", "unimodal"]
 SAMPLES, WIDTH = 7, 16
+LATER = Progress(step=3, steps_per_epoch=10)
+"""Not the first step, which sets the prototypes."""
 SMALL = {"width": WIDTH, "prototypes": 5, "rho": 0.7, "gamma": 0.6, "tau_min": 0.02, "tau_max": 0.3}
 CASES = [{}, {"dropout": 0.0}, {"gamma": 1.0, "eps": 1e-3}, {"similarity_budget": 200, "rho": 0.0}]
 
@@ -85,8 +87,8 @@ def plain_step(objective, first, second, state, step):
 def test_a_step_is_its_definition_written_out(mode, settings, make_trained, make_features, make_state, run):
     objective = make_trained(mode, **settings)
     features, state = make_features(SAMPLES), make_state(objective, SAMPLES)
-    outcome, *gradients = run(objective, features, state, Progress(3, 10))
-    value, new, differentiable = plain_step(objective, *features, state, 3)
+    outcome, *gradients = run(objective, features, state, LATER)
+    value, new, differentiable = plain_step(objective, *features, state, LATER.step)
     expected = torch.autograd.grad(differentiable, [*features, *objective.parameters()])
     torch.testing.assert_close(outcome.loss, value, rtol=1e-9, atol=1e-9)
     for name, values in new.items():
@@ -102,7 +104,7 @@ def test_the_network_learns_the_derivative_of_the_robust_loss_at_gamma_one(
 ):
     objective = make_trained(mode, gamma=1.0, dropout=0.0)
     features, state = make_features(6), make_state(objective, 6)
-    _, _, _, *gradients = run(objective, features, state)
+    _, _, _, *gradients = run(objective, features, state, LATER)
     views = [[side.detach()] for side in features] if mode == "bimodal" else [[side.detach() for side in features]]
     of_sides = zip(objective.networks.values(), views, strict=True)
     tau = torch.stack([torch.stack([network(view) for view in of_side]).mean(0) for network, of_side in of_sides])
@@ -118,7 +120,7 @@ def test_no_step_reads_the_stored_temperature(make_trained, make_features, make_
     objective = make_trained("bimodal")
     features, state = make_features(SAMPLES), make_state(objective, SAMPLES)
     moved = state | {name: values * 2 for name, values in state.items() if name.endswith("/tau")}
-    here, there = run(objective, features, state), run(objective, features, moved)
+    here, there = run(objective, features, state, LATER), run(objective, features, moved, LATER)
     assert torch.equal(here[0].loss, there[0].loss)
     assert all(torch.equal(here[0].state[name], there[0].state[name]) for name in state)
 
@@ -126,7 +128,7 @@ def test_no_step_reads_the_stored_temperature(make_trained, make_features, make_
 def test_dropout_changes_from_step_to_step_and_comes_again_with_the_step(make_trained, make_features, make_state, run):
     objective = make_trained("unimodal")
     features, state = make_features(SAMPLES), make_state(objective, SAMPLES)
-    taus = [run(objective, features, state, Progress(step, 10))[0].state["sample/tau"] for step in (0, 1, 0)]
+    taus = [run(objective, features, state, Progress(step, 10))[0].state["sample/tau"] for step in (1, 2, 1)]
     assert torch.equal(taus[0], taus[2])
     assert (taus[0] != taus[1]).all()
 
@@ -136,7 +138,7 @@ def test_predictions_are_those_of_a_step_without_dropout_and_of_the_sides_own_ne
 ):
     objective, dropping = make_trained("bimodal", dropout=0.0), make_trained("bimodal")
     features = make_features(SAMPLES)
-    new = run(objective, features, make_state(objective, SAMPLES))[0].state
+    new = run(objective, features, make_state(objective, SAMPLES), LATER)[0].state
     for side, of_side in zip(objective.sides, features, strict=True):
         assert torch.equal(objective.predict(side, of_side), new[f"{side}/tau"])
         assert torch.equal(dropping.predict(side, of_side), new[f"{side}/tau"])
@@ -166,6 +168,19 @@ def test_the_network_starts_as_in_the_authors_code():
     again, other = create_objective("tempnet", width=40), create_objective("tempnet", width=40, seed=1)
     assert torch.equal(again.networks["text"].transform, objective.networks["text"].transform)
     assert not torch.equal(other.networks["text"].transform, objective.networks["text"].transform)
+
+
+@pytest.mark.parametrize("prototypes", [5, 16])
+def test_the_first_step_puts_the_prototypes_at_the_other_sides_features(prototypes, make_features, make_state, run):
+    objective = create_objective("tempnet", width=WIDTH, prototypes=prototypes).double()
+    features, state = make_features(SAMPLES), make_state(objective, SAMPLES)
+    run(objective, features, state, Progress(0, 10))
+    for side, other in zip(objective.sides, features[::-1], strict=True):
+        expected = other[torch.arange(prototypes) % SAMPLES]
+        assert torch.equal(objective.networks[side].prototypes, expected)
+    before = {name: weights.clone() for name, weights in objective.named_parameters()}
+    run(objective, make_features(SAMPLES, seed=1), state, Progress(1, 10))
+    assert all(torch.equal(weights, before[name]) for name, weights in objective.named_parameters())
 
 
 def test_defaults_are_those_of_the_authors_run_on_pairs():

@@ -71,16 +71,17 @@ def look(
     at, against: tags, ids, or `latest`. by: columns to group the samples by. weights, allow_code: of the map's
     encoders, as `embedding_map`. data: new path of the dataset; or another one, whose temperatures are then predicted
     if the objective can, without map and history.
-    Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot.
+    Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot or
+    is given, as a map, for another dataset.
     """
+    if (against or with_map) and other_dataset(RunDirectory(run), data, allow_code=allow_code):
+        raise ConfigError(f"{'--against' if against else '--map'} is for the dataset that the run was trained on; "
+                          "leave it out to see temperatures predicted for another")  # fmt: skip
     if with_map:  # the map draws and colours its samples by class
         by = tuple(dict.fromkeys((*by, CLASS_COLUMN)))
 
     def read(inspection: Inspection) -> Findings:
         """Read everything that the run may delete meanwhile."""
-        if inspection.prediction and (against or with_map):
-            raise ConfigError(f"{'--against' if against else '--map'} is for the dataset that the run was trained on; "
-                              "leave it out to see temperatures predicted for another")  # fmt: skip
         if against and inspection.reader:
             in_order(inspection, inspection.reader, against)  # fail on a wrong name before reading all rows
         found, moved = survey_with_progress(inspection, by), None

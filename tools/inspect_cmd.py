@@ -24,7 +24,8 @@ LATEST = "latest"
     "  thermopile inspect runs/cc3m --confirm 5000\n"
     "  thermopile inspect runs/cc3m --sample 1204 77\n"
     "  thermopile inspect runs/cc3m --serve\n"
-    "  thermopile inspect runs/cc3m --export rows.parquet",
+    "  thermopile inspect runs/cc3m --export rows.parquet\n"
+    "  thermopile inspect runs/cc3m-tempnet --data data/cc12m",
 )
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("more_ids", type=click.IntRange(min=0), nargs=-1, metavar="[MORE IDS]...")
@@ -49,7 +50,8 @@ LATEST = "latest"
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port of --serve.")
 @click.option("--overwrite", is_flag=True, help="Let --export replace an existing file.")
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
-              help="New path of the run's dataset, if it was moved.")  # fmt: skip
+              help="New path of the run's dataset, if it was moved; or another dataset, for which a run of tempnet "
+                   "predicts temperatures.")  # fmt: skip
 @click.option("--to", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIRECTORY",
               help="Directory of the page. Default: RUN/report.")  # fmt: skip
 @ALLOW
@@ -72,22 +74,21 @@ def inspect(
         _refuse(context, "--json", "to")
     if not serves:
         _refuse(context, "a page that is not served (--serve)", "port")
+    if not (with_map or suspects):
+        _refuse(context, "an inspection without --map or --confirm", "weights")
+        if data is None:
+            _refuse(context, "an inspection without --map, --confirm or --data", "allow_code")
     if rows_file:
         _refuse(context, "--export", "ids", "against", "by", "with_map", "to", "as_json")
-        if not suspects:
-            _refuse(context, "--export without --confirm", "weights", "allow_code")
         inspecting.export(run, rows_file, at, data, overwrite, suspects or 0, weights, allow_code)
     elif serves:
-        _refuse(context, "--serve", "ids", "against", "by", "with_map", "suspects", "weights", "allow_code",
-                "overwrite", "as_json")  # fmt: skip
+        _refuse(context, "--serve", "ids", "against", "by", "with_map", "suspects", "allow_code", "overwrite", "as_json")
         inspecting.serve(run, at, data, to, port)
     elif ids:
-        _refuse(context, "--sample", "against", "by", "with_map", "suspects", "weights", "allow_code", "overwrite")
-        inspecting.print_samples(run, (*ids, *more_ids), at, data, to, as_json)
+        _refuse(context, "--sample", "against", "by", "with_map", "suspects", "weights", "overwrite")
+        inspecting.print_samples(run, (*ids, *more_ids), at, data, to, allow_code, as_json)
     else:
         _refuse(context, "a report", "overwrite")
-        if not (with_map or suspects):
-            _refuse(context, "a report without --map or --confirm", "weights", "allow_code")
         by = tuple(dict.fromkeys(by))
         inspecting.report(run, at, against, by, with_map, suspects or 0, weights, allow_code, data, to, as_json)
 

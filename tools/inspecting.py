@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ..files import refuse_link
-from ..trainer.errors import RunError
+from ..trainer.errors import ConfigError, RunError
 from ..trainer.run_directory import RunDirectory
 from .inspection import summary
 from .inspection.as_json import samples_to_json, to_json
 from .inspection.findings import Findings, confirm_with_progress, look, read_again, survey_with_progress
+from .inspection.predicted import other_dataset
 from .inspection.rows_export import check_target, export_rows
 from .inspection.run import Inspection
 from .inspection.samples import Sample, read_histories
@@ -83,12 +84,14 @@ def _print_tau(findings: Findings, survey: Survey) -> None:
     names = [f">{side.name}" for side in survey.sides]
     ends = ["lowest … highest", *(summary.sparkline(side.tau) for side in survey.sides)]
     rows = [*summary.table(findings.inspection, survey, summary.TERMINAL_QUANTILES), ends]
-    print_table(["tau of the visited samples", *names], rows)
+    print_table([summary.head(findings.inspection), *names], rows)
     if drift := findings.drift:
         print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], summary.drift_table(drift))
 
 
-def print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, as_json: bool) -> None:
+def print_samples(
+    run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, allow_code: bool, as_json: bool
+) -> None:  # fmt: skip
     """Print single samples with their history and write their page, or print them as JSON."""
 
     def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[Sample]]:
@@ -96,7 +99,7 @@ def print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, t
         return inspection, survey, read_histories(inspection, ids, survey.sides if survey else ())
 
     folder = None if as_json else _writable(run, to)
-    inspection, survey, samples = read_again(read, run, at, data)
+    inspection, survey, samples = read_again(read, run, at, data, allow_code=allow_code)
     if folder is None:
         click.echo(json.dumps(samples_to_json(inspection, samples), allow_nan=False))
         return
@@ -127,7 +130,7 @@ def export(
         return inspection, samples
 
     check_target(to, overwrite=overwrite)
-    inspection, samples = read_again(write, run, at, data)
+    inspection, samples = read_again(write, run, at, data, allow_code=allow_code)
     print_facts([("note", note) for note in inspection.notes])
     click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")
 
@@ -137,6 +140,9 @@ def serve(run: Path, at: str, data: Path | None, to: Path | None, port: int) -> 
     from .serving.answers import Answers
     from .serving.catalogue import Catalogue, open_catalogue
 
+    if other_dataset(RunDirectory(run), data, allow_code=False):
+        raise ConfigError("--serve is for the dataset that the run was trained on; leave it out to see temperatures "
+                          "predicted for another")  # fmt: skip
     folder = _writable(run, to)
 
     def opened(inspection: Inspection) -> tuple[Inspection, Catalogue]:

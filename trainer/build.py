@@ -191,10 +191,16 @@ def pieces_per_step(config: TrainConfig, world: World = ALONE) -> int:
 
 
 def objective_of(config: TrainConfig) -> Objective:
-    """Create the objective, whose mode is no longer `auto`. Raises ConfigError for an invalid setting."""
+    """Create the objective, whose mode is no longer `auto`; its `width`, if it has one, is that of the features.
+
+    Raises ConfigError for an invalid setting.
+    """
     objective = config.objective
     try:
-        return create_objective(objective.name, mode=objective.mode, **objective.settings)
+        models = objective_class(objective.name).settings_of_mode
+        known = models[objective.mode].model_fields if objective.mode in models else {}
+        given = {"width": config.model.dim} if "width" in known else {}
+        return create_objective(objective.name, mode=objective.mode, **given | objective.settings)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

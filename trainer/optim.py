@@ -43,31 +43,36 @@ def momentum_at(start: float, step: int, total_steps: int) -> float:
 
 
 class TemperatureAdamW(torch.optim.AdamW):
-    """AdamW for a global temperature, independent of the weights' optimiser; no weight decay.
+    """AdamW for a global temperature, or a network of temperatures, independent of the weights' optimiser; no decay.
 
-    Its learning rate follows no schedule: FastCLIP (appendix B) has warm-up and cosine for the model's parameters, and
+    Its learning rate has no warm-up and no cosine: FastCLIP (appendix B) has these for the model's parameters, and
     a third "of its original value" for the temperature's rate. That third applies in every step that starts with tau
     below `slow_below`, and ends when tau rises above it again: the paper says only "when tau becomes smaller than", and
     its code checks the value in each step. So there is no further state to save.
     """
 
-    def __init__(self, tau: nn.Parameter, rate: TemperatureRate) -> None:
-        super().__init__([tau], lr=rate.lr, betas=rate.betas, eps=1e-8, weight_decay=0.0)
-        self._tau, self._slow_below = tau, rate.slow_below
+    def __init__(self, parameters: list[nn.Parameter], rate: TemperatureRate) -> None:
+        super().__init__(parameters, lr=rate.lr, betas=rate.betas, eps=1e-8, weight_decay=0.0)
+        self._first, self._rate = parameters[0], rate
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the learning rate of this epoch, counted from 0."""
+        for group in self.param_groups:
+            group["lr"] = self._rate.lr * self._rate.decay**epoch
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        before = self._tau.clone()
+        before = self._first.clone()
         super().step()
-        if self._slow_below is not None:
+        if self._rate.slow_below is not None:
             # Without weight decay the step is proportional to the rate, so a third of the rate is a third of the step.
             # Computed on the device: testing tau here would synchronise with it.
-            share = torch.ones_like(before).masked_fill_(before < self._slow_below, 1 / 3)
-            self._tau.copy_(before.lerp(self._tau, share))
+            share = torch.ones_like(before).masked_fill_(before < self._rate.slow_below, 1 / 3)
+            self._first.copy_(before.lerp(self._first, share))
 
 
 class Optimizer:
-    """The optimiser of the weights, and that of the global temperature if the objective learns one."""
+    """The optimiser of the weights, and that of the temperature if the objective has a `temperature_rate`."""
 
     def __init__(self, name: str, weights: torch.optim.Optimizer, temperature: TemperatureAdamW | None) -> None:
         """name: the settings' name for `weights`."""
@@ -78,10 +83,15 @@ class Optimizer:
         """The underlying torch optimisers."""
         return [self.weights] if self.temperature is None else [self.weights, self.temperature]
 
-    def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of everything except the temperature; layers with a factor have that share of it."""
+    def set_learning_rate(self, rate: float, epoch: int = 0) -> None:
+        """Set the learning rate of everything except the temperature; layers with a factor have that share of it.
+
+        The temperature's is its own in this epoch, counted from 0.
+        """
         for group in self.weights.param_groups:
             group["lr"] = rate * group.get(_LR_SCALE, 1.0)
+        if self.temperature is not None:
+            self.temperature.set_epoch(epoch)
 
     def clip_gradients(self, max_norm: float) -> torch.Tensor:
         """Scale the gradients of everything except the temperature down to a norm of at most `max_norm`, together.
@@ -142,14 +152,14 @@ def create_optimizer(
 ) -> Optimizer:  # fmt: skip
     """Create a run's optimisers. Weight decay applies to matrices and kernels, not to biases, norms or temperatures.
 
-    Except for a global temperature, the objective's own parameters (CLIP's logit scale, AUC-CL's b) are treated as
-    biases. LARS updates scalars and vectors by plain SGD with momentum, without its trust ratio.
+    Except for those with a `temperature_rate`, the objective's own parameters (CLIP's logit scale, AUC-CL's b) are
+    treated as biases. LARS updates scalars and vectors by plain SGD with momentum, without its trust ratio.
     factors: weight → its share of the learning rate, 1 for those left out; as `Encoders.learning_rate_factors`. Groups
     of weights with a small one come first.
     """
     rate = objective.temperature_rate
-    temperature = None if rate is None else TemperatureAdamW(objective.get_parameter("tau"), rate)
-    others = [p for name, p in objective.named_parameters() if rate is None or name != "tau"]
+    own = list(objective.parameters())
+    temperature = None if rate is None else TemperatureAdamW(own, rate)
     weights = [parameter for parameter in encoders.parameters() if parameter.requires_grad]
     decayed: Groups = []
     spared: Groups = []
@@ -158,7 +168,7 @@ def create_optimizer(
         scale = {} if factor == 1.0 else {_LR_SCALE: factor}
         decayed.append({"params": [p for p in of_factor if p.ndim >= 2], "weight_decay": config.weight_decay, **scale})
         spared.append({"params": [p for p in of_factor if p.ndim < 2], "weight_decay": 0.0, **scale})
-    spared.append({"params": others, "weight_decay": 0.0})
+    spared.append({"params": own if rate is None else [], "weight_decay": 0.0})
     settings = {"lr": config.lr} | {name: getattr(config, name) for name in OPTIMIZERS[config.name]}
     made = _of_library(config.name, _without_empty(decayed), _without_empty(spared), settings)
     return Optimizer(config.name, made, temperature)

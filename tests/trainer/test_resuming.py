@@ -47,9 +47,16 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(fini
     assert_same_state(run, finished)
 
 
-def test_a_run_stopped_within_an_epoch_goes_on_with_the_rates_and_losses_of_one_never_stopped(pairs_dataset, tmp_path):
+@pytest.mark.parametrize(
+    "objective",
+    [{"name": "fastclip_v3", "tau": 0.031, "eta": 1e-3}, {"name": "tempnet", "eta": 1e-2, "prototypes": 8}],
+    ids=lambda objective: objective["name"],
+)
+def test_a_run_stopped_within_an_epoch_goes_on_with_the_rates_and_losses_of_one_never_stopped(
+    pairs_dataset, tmp_path, objective
+):
     tree = {
-        "objective": {"name": "fastclip_v3", "tau": 0.031, "eta": 1e-3},
+        "objective": objective,
         "optimizer": {"name": "lamb", "lr": 1e-2, "lr_min": 1e-6, "warmup_epochs": 1},
         "checkpoint": {"every_steps": 4},
     }

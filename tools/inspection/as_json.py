@@ -19,6 +19,7 @@ from .survey import Side, Survey
 from .through_time import QUANTILES as TIME_QUANTILES
 from .through_time import ThroughTime
 
+NO_VISITS: dict[str, Any] = {"share_visited": None, "never_visited": None, "visits": None, "staleness_steps": None}
 NO_SURVEY: dict[str, Any] = {
     "never_visited": None, "visits": None, "staleness_steps": None, "fields": None, "sides": {},
     "image_and_text_spearman": None, "groups": [], "kinds": None,
@@ -32,12 +33,14 @@ def to_json(findings: Findings) -> dict[str, Any]:
         "run": str(inspection.run.path.resolve()),
         "dataset": str(dataset.path.resolve()) if dataset else None,
         "snapshot": _snapshot(inspection),
+        "predicted_by": inspection.prediction and inspection.prediction.checkpoint,
         "objective": {"name": objective.name} | {name: objective.settings.get(name) for name in SETTINGS},
         "samples": survey and survey.samples,
         "dataset_samples": survey and survey.dataset_samples,
         "share_visited": survey and survey.share_visited,
         **(_survey(survey) if survey else NO_SURVEY),
         "confirmation": findings.confirmation and _confirmation(findings.confirmation),
+        **(NO_VISITS if inspection.prediction else {}),
         "through_time": findings.through_time and _through_time(findings.through_time),
         "drift": findings.drift and _drift(findings.drift),
         "map": shown and {
@@ -55,6 +58,7 @@ def samples_to_json(inspection: Inspection, samples: Sequence[Sample]) -> dict[s
     return {
         "run": str(inspection.run.path.resolve()),
         "snapshot": _snapshot(inspection),
+        "predicted_by": inspection.prediction and inspection.prediction.checkpoint,
         "samples": [
             {
                 "sample_id": sample.sample_id, **sample.table, "state": _finite(sample.state),
@@ -73,7 +77,7 @@ def _finite(values: Mapping[str, float | int]) -> dict[str, float | int | None]:
 
 
 def _snapshot(inspection: Inspection) -> dict[str, Any] | None:
-    if inspection.reader is None:
+    if inspection.reader is None or inspection.prediction:
         return None
     found = inspection.reader.snapshot
     names = ("tag", "id", "step", "epoch")

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
+from ...trainer.errors import ConfigError
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, working
 from .confirmation import Confirmation, compared_ids, confirm, with_confirmed
@@ -19,6 +20,7 @@ from .drift import Drift, drift, in_order
 from .embedding_map import EmbeddingMap, embedding_map
 from .groups import CLASS_COLUMN
 from .kinds import KIND_NAMES, STUCK
+from .predicted import other_dataset, predict
 from .run import LATEST, Inspection, read_run
 from .samples import Sample, read_samples
 from .survey import Side, Survey, survey
@@ -75,9 +77,16 @@ def look(
     """Inspect a run at one snapshot, and its history up to it.
 
     at, against: tags, ids, or `latest`. by: columns to group the samples by. suspects: how many samples to confirm by a
-    forward pass. weights, allow_code: of the encoders, as `embedding_map`. data: new path of the dataset.
-    Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot.
+    forward pass. weights, allow_code: of the encoders, as `embedding_map`. data: new path of the dataset; or another
+    one, whose temperatures are then predicted if the objective can, without map, confirmation and history.
+    Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot or one of these
+    is asked for another dataset.
     """
+    asked = {"--against": against, "--map": with_map, "--confirm": suspects}
+    if any(asked.values()) and other_dataset(RunDirectory(run), data, allow_code=allow_code):
+        option = next(option for option, value in asked.items() if value)
+        raise ConfigError(f"{option} is for the dataset that the run was trained on; leave it out to see temperatures "
+                          "predicted for another")  # fmt: skip
     if with_map:  # the map draws and colours its samples by class
         by = tuple(dict.fromkeys((*by, CLASS_COLUMN)))
 
@@ -86,7 +95,7 @@ def look(
         if against and inspection.reader:
             in_order(inspection, inspection.reader, against)  # fail on a wrong name before reading all rows
         found, moved = survey_with_progress(inspection, by, suspects), None
-        if found is None or found.kinds is None:
+        if found is None or not found.visited:
             return Findings(inspection, found)
         found, confirmation = confirm_with_progress(inspection, found, suspects, weights, allow_code)
         if against and found.sides:
@@ -95,9 +104,9 @@ def look(
         samples = read_samples(inspection, shown_ids(found, moved))
         return Findings(inspection, found, moved, samples, confirmation=confirmation)
 
-    findings = read_again(read, run, at, data)
+    findings = read_again(read, run, at, data, allow_code=allow_code)
     inspection, found = findings.inspection, findings.survey
-    if found is None or not found.sides:
+    if found is None or not found.sides or inspection.prediction:
         return findings
     history = Repository.open(inspection.run.state).history()
     with _progress("reading all snapshots", len(history), found.samples) as on_progress:
@@ -114,11 +123,18 @@ def look(
     return findings
 
 
-def read_again(read: Callable[[Inspection], T], run: Path, at: str, data: Path | None) -> T:
+def read_again(
+    read: Callable[[Inspection], T], run: Path, at: str, data: Path | None, *, allow_code: bool = False
+) -> T:  # fmt: skip
     """Return `read` of a run's snapshot; if `latest` is deleted meanwhile, retry with the new latest.
 
-    Raises what `read` and `read_run` raise.
+    If `data` is another dataset than the run's and its objective predicts, `read` gets predicted temperatures.
+    Raises what `read`, `read_run` and `predict` raise.
     """
+    if other := other_dataset(RunDirectory(run), data, allow_code=allow_code):
+        with progress_bar("predicting temperatures", other.n) as bar:
+            inspection = predict(RunDirectory(run), other, at, allow_code=allow_code, on_progress=bar.update)
+        return read(inspection)
     for _ in range(TRIES - 1):
         try:
             return read(read_run(RunDirectory(run), at=at, data=data))

@@ -63,7 +63,8 @@ def export_rows(
     if inspection.reader is None:
         raise RunError(f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
                        "the first checkpoint writes one")  # fmt: skip
-    schema, rules = _schema(inspection, inspection.reader), read_rules(inspection)
+    schema = _schema(inspection, inspection.reader)
+    rules = None if inspection.prediction else read_rules(inspection)
     with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
         done = 0
         for table in _tables(inspection, inspection.reader, schema, rules, confirmation):
@@ -76,7 +77,7 @@ def sample_columns(inspection: Inspection) -> list[str]:
     """Return the samples table's columns to export: all but the row in the shard; none without a dataset."""
     if inspection.reader is None or inspection.dataset is None:
         return []
-    left_out = {PLACE_IN_SHARD, SAMPLE_ID, KIND, KIND_FROM, *inspection.reader.columns}
+    left_out = {PLACE_IN_SHARD, SAMPLE_ID, KIND, KIND_FROM, *inspection.columns}
     return [name for name in inspection.dataset.schema.names if name not in left_out]
 
 
@@ -84,30 +85,34 @@ def _schema(inspection: Inspection, reader: StateReader) -> pa.Schema:
     """Return the columns' names and types; metadata names snapshot and dataset."""
     dataset, snapshot = inspection.dataset, reader.snapshot
     table = [dataset.schema.field(name) for name in sample_columns(inspection)] if dataset else []
-    state = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in reader.columns]
+    state = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in inspection.columns]
     metadata = {
         "thermopile.snapshot": snapshot.id, "thermopile.tag": snapshot.tag, "thermopile.step": str(snapshot.step),
         "thermopile.dataset_fingerprint": reader.dataset_fingerprint,
     }  # fmt: skip
-    kinds = [(KIND, pa.string()), (KIND_FROM, pa.string())]
+    if inspection.prediction:
+        del metadata["thermopile.snapshot"]
+        metadata["thermopile.predicted_by"] = inspection.prediction.checkpoint
+    kinds = [] if inspection.prediction else [(KIND, pa.string()), (KIND_FROM, pa.string())]
     return pa.schema([(SAMPLE_ID, pa.int64()), *table, *state, *kinds], metadata=metadata)
 
 
 def _tables(
-    inspection: Inspection, reader: StateReader, schema: pa.Schema, rules: KindRules,
+    inspection: Inspection, reader: StateReader, schema: pa.Schema, rules: KindRules | None,
     confirmation: Confirmation | None,
 ) -> Iterator[pa.Table]:  # fmt: skip
     """Yield all rows of the export, block by block."""
     dataset, names = inspection.dataset, sample_columns(inspection)
     samples: Iterator[pa.Table] | None = None
-    for block, rows in read_blocks(reader, reader.columns):
+    for block, rows in read_blocks(reader, inspection.columns):
         columns = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64), **rows}
         if dataset:
             # Every block but the last is as long as the first, so pieces of the table line up with blocks.
             samples = samples or dataset.tables(names, len(block))
             found = next(samples)
             columns |= {name: found[name] for name in names}
-        columns |= _kind_columns(block, rules.kinds(rows), confirmation)
+        if rules:
+            columns |= _kind_columns(block, rules.kinds(rows), confirmation)
         yield pa.table(columns, schema=schema)
 
 

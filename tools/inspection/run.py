@@ -27,6 +27,14 @@ class TauSettings:
 
 
 @dataclass(frozen=True)
+class Prediction:
+    """Where temperatures come from that were predicted, for a dataset that the run was not trained on."""
+
+    checkpoint: str
+    """step-N: of the encoders and the objective."""
+
+
+@dataclass(frozen=True)
 class Inspection:
     """A run as far as it could be opened. `notes` say why parts are missing."""
 
@@ -36,6 +44,15 @@ class Inspection:
     """The state of all samples at the requested snapshot."""
     dataset: Dataset | None
     notes: list[str]
+    prediction: Prediction | None = None
+    """Set if `reader` has predicted temperatures of another dataset, in place of the run's own."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the state to show: without its counters where no step has updated it."""
+        if self.reader is None:
+            return ()
+        return self.reader.fields if self.prediction else self.reader.columns
 
     @property
     def sides(self) -> tuple[str, ...]:
@@ -103,7 +120,9 @@ def _open_dataset(
         if reader and dataset.index.fingerprint != reader.dataset_fingerprint:
             raise DatasetError(
                 f"{path} is not the dataset that the run was trained on: its fingerprint is "
-                f"{dataset.index.fingerprint[:12]}…, the state has {reader.dataset_fingerprint[:12]}…"
+                f"{dataset.index.fingerprint[:12]}…, the state has {reader.dataset_fingerprint[:12]}…. Temperatures of "
+                "another dataset can only be predicted, by a run of tempnet, or of your own such objective with "
+                "--allow-code"
             )
         if reader and dataset.n != reader.samples:
             raise DatasetError(f"{path} holds {dataset.n:,} samples, the state {reader.samples:,}: one is damaged")

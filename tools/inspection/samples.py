@@ -39,7 +39,7 @@ class Sample:
     table: dict[str, Any]
     """Column of the samples table -> value: uri, key, caption, group, …; empty without the dataset."""
     history: list[StateAt] = field(default_factory=list)
-    """Oldest first; empty if the run has no snapshot, or if only the inspected one was read."""
+    """Oldest first; empty if the run has no snapshot, if only the inspected one was read, and for predictions."""
     ranks: dict[str, float] = field(default_factory=dict)
     """Side -> share of the visited samples with a lower tau at the inspected snapshot, 0 … 1. Empty if the sample
     was not visited or no survey was given."""
@@ -54,7 +54,7 @@ def read_samples(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int,
     rows = inspection.dataset.rows(ids) if inspection.dataset else [{} for _ in ids]
     for row in rows:
         row.pop(PLACE_IN_SHARD, None)
-    state = read_rows(inspection.reader, ids) if inspection.reader else {}
+    state = read_rows(inspection.reader, ids, inspection.columns) if inspection.reader else {}
     return {id: Sample(id, state.get(id, {}), row) for id, row in zip(ids, rows, strict=True)}
 
 
@@ -76,24 +76,24 @@ def read_histories(inspection: Inspection, sample_ids: Sequence[int], sides: Seq
     samples = read_samples(inspection, sample_ids)
 
     def read(reader: StateReader) -> tuple[Snapshot, dict[int, Row]]:
-        return reader.snapshot, read_rows(reader, list(samples))
+        return reader.snapshot, read_rows(reader, list(samples), reader.columns)
 
-    found = read_every_snapshot(inspection, read) if reader else []
+    found = read_every_snapshot(inspection, read) if reader and not inspection.prediction else []
     return [
         replace(
             sample, history=[StateAt(snapshot, rows[sample.sample_id]) for snapshot, rows in found],
             ranks={side.name: side.tau.share_below(sample.state[f"{side.name}/tau"])
-                   for side in sides if sample.state[VISITS]},
+                   for side in sides if sample.state.get(VISITS, 1)},
         )
         for sample in map(samples.__getitem__, dict.fromkeys(sample_ids))
     ]  # fmt: skip
 
 
-def read_rows(reader: StateReader, sample_ids: Sequence[int]) -> dict[int, Row]:
+def read_rows(reader: StateReader, sample_ids: Sequence[int], columns: Sequence[str]) -> dict[int, Row]:
     """Return rows of the state by id."""
-    columns = read_ids(reader, np.array(sample_ids, np.int64), reader.columns)
-    values = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return {id: dict(zip(columns, row, strict=True)) for id, row in zip(sample_ids, values, strict=True)}
+    found = read_ids(reader, np.array(sample_ids, np.int64), columns)
+    values = zip(*(column.tolist() for column in found.values()), strict=True)
+    return {id: dict(zip(found, row, strict=True)) for id, row in zip(sample_ids, values, strict=True)}
 
 
 def read_ids(reader: StateReader, sample_ids: NDArray[np.int64], columns: Sequence[str]) -> Rows:

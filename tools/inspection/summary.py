@@ -27,7 +27,12 @@ def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]
     lines = [("run", str(inspection.run.path.resolve()))]
     path = inspection.dataset.path.resolve() if inspection.dataset else inspection.config.data.path
     lines.append(("dataset", str(path)))
-    if inspection.reader and survey:
+    if inspection.prediction and survey:
+        lines += [
+            ("predicted by", f"{inspection.prediction.checkpoint}; the run was not trained on this dataset"),
+            ("samples", f"{survey.samples:,}"),
+        ]  # fmt: skip
+    elif inspection.reader and survey:
         snapshot = inspection.reader.snapshot
         lines += [
             ("snapshot", f"{snapshot.tag} (step {snapshot.step:,}, epoch {snapshot.epoch}), "
@@ -41,8 +46,16 @@ def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]
 def what(inspection: Inspection, survey: Survey) -> str:
     """Describe a figure's data: number of samples, snapshot and settings. Requires a snapshot."""
     assert inspection.reader is not None
+    if inspection.prediction:
+        return (f"{survey.samples:,} samples, predicted by {inspection.prediction.checkpoint} and never trained on, "
+                f"{settings(inspection)}")  # fmt: skip
     return (f"{survey.visited:,} visited of {survey.samples:,} samples, {inspection.reader.snapshot.tag}, "
             f"{settings(inspection)}")  # fmt: skip
+
+
+def head(inspection: Inspection) -> str:
+    """Return the head of a table of temperatures."""
+    return "predicted tau" if inspection.prediction else "tau of the visited samples"
 
 
 def settings(inspection: Inspection) -> str:

@@ -90,7 +90,7 @@ class Survey:
     groups: list[Groups]
     """One entry per requested column that has groups."""
     kinds: SampleKinds | None
-    """None if no sample was visited."""
+    """None if no sample was visited, or if the temperatures are predicted."""
 
     @property
     def visited(self) -> int:
@@ -134,7 +134,7 @@ def survey(
     return Survey(
         reader.kept, reader.samples, first.never_visited, first.visits, first.staleness, first.fields, sides,
         second.joint.result() if second.joint else None, second.sheets(), pool, second.groups(pool),
-        second.kinds.result() if first.staleness.count else None,
+        second.kinds.result() if first.staleness.count and not inspection.prediction else None,
     )  # fmt: skip
 
 

@@ -23,6 +23,8 @@ from .sheets import Cards, data_uris, facts, number, read_pictures, state_word
 
 PAGE, SAMPLES_PAGE = "report.html", "samples.html"
 LEADING_FIGURE = "tau_by_class.png"
+OF_PREDICTED = "predicted_"
+"""Begins the names of files on predicted temperatures, so that they leave the run's own report alone."""
 MAX_BYTES = 7_800_000
 """Size limit of the page, so that it opens quickly and can be mailed. Pictures get the space that is left."""
 LONGEST_TEXTS = (MAX_CHARACTERS, 500, 100)
@@ -32,17 +34,21 @@ IMAGE_TAG_BYTES = 100
 
 def write_report(findings: Findings, folder: Path) -> Path:
     """Write the page and the leading figure into `folder`, each atomically, and return the page's path."""
-    survey = findings.survey
+    survey, prefix = findings.survey, _prefix(findings.inspection)
     folder.mkdir(exist_ok=True)
-    write_atomically(folder / PAGE, build_page(findings).encode())
+    write_atomically(folder / (prefix + PAGE), build_page(findings).encode())
     if survey and survey.groups and survey.groups[0].column == CLASS_COLUMN:
         draw = partial(draw_tau_by_group, survey.sides, survey.groups[0])
         leading = png_of(draw, LIGHT, summary.what(findings.inspection, survey))
-        write_atomically(folder / LEADING_FIGURE, leading)
+        write_atomically(folder / (prefix + LEADING_FIGURE), leading)
     else:
         # A figure left by an earlier report would be mistaken for this one's.
-        (folder / LEADING_FIGURE).unlink(missing_ok=True)
-    return folder / PAGE
+        (folder / (prefix + LEADING_FIGURE)).unlink(missing_ok=True)
+    return folder / (prefix + PAGE)
+
+
+def _prefix(inspection: Inspection) -> str:
+    return OF_PREDICTED if inspection.prediction else ""
 
 
 def build_page(findings: Findings) -> str:
@@ -62,7 +68,10 @@ def build_page(findings: Findings) -> str:
     dataset = (inspection.dataset.path if inspection.dataset else Path(inspection.config.data.path)).resolve().name
     facts = f"{dataset}: {summary.what(inspection, survey)}" if survey else ""
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
-    return document("Temperatures of {}", name, grouping.lede(survey), facts, notes, leading | following)
+    title, lede = "Temperatures of {}", grouping.lede(survey)
+    if inspection.prediction:
+        title, lede = "Temperatures predicted by {}", f"Predicted, not trained. {lede}"
+    return document(title, name, lede, facts, notes, leading | following)
 
 
 def _following(findings: Findings) -> dict[str, str]:
@@ -83,7 +92,7 @@ def _following(findings: Findings) -> dict[str, str]:
     if survey and survey.visited and (averages := sections.moving_averages(inspection, survey)):
         parts["Moving averages"] = averages
     parts["Run"] = facts_list(summary.facts(inspection, survey))
-    if survey and survey.visited:
+    if survey and survey.visited and not inspection.prediction:
         parts["Run"] += sections.coverage(inspection, survey)
     return parts
 
@@ -120,11 +129,12 @@ def write_samples(inspection: Inspection, survey: Survey | None, samples: Sequen
     ids = [sample.sample_id for sample in samples]
     pictures = read_pictures(inspection.dataset, ids, inspection.notes) if inspection.dataset else {}
     parts = {f"Sample {sample.sample_id}": _part(inspection, sample, pictures) for sample in samples}
-    name, lede = inspection.run.path.resolve().name, f"Everything recorded about {len(ids):,} samples."
+    name, lede = inspection.run.path.resolve().name, f"Everything known about {len(ids):,} samples."
     shown = summary.what(inspection, survey) if survey else ""
     html = document("Samples of {}", name, lede, shown, inspection.notes, parts)
-    write_atomically(folder / SAMPLES_PAGE, html.encode())
-    return folder / SAMPLES_PAGE
+    path = folder / (_prefix(inspection) + SAMPLES_PAGE)
+    write_atomically(path, html.encode())
+    return path
 
 
 def _part(inspection: Inspection, sample: Sample, pictures: Mapping[int, bytes]) -> str:

@@ -24,7 +24,7 @@ def distribution(inspection: Inspection, survey: Survey) -> str:
     shown = summary.what(inspection, survey)
     draw = partial(draw_tau_histograms, survey.sides, inspection.tau.start)
     content = figure(draw, "Histograms of tau", f"Number of samples by tau. {shown}.")
-    head = ["tau of the visited samples", *(side.name for side in survey.sides)]
+    head = [summary.head(inspection), *(side.name for side in survey.sides)]
     content += table("Temperatures of each side; tau has no unit.", head, summary.table(inspection, survey))
     if survey.joint:
         names = [side.name for side in survey.sides]

@@ -10,6 +10,7 @@ from PIL import Image, UnidentifiedImageError
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
+from ...state_store.schema import VISITS
 from ..inspection.samples import Sample
 from ..inspection.summary import share
 from .html import data_uri, facts_list, text
@@ -59,9 +60,9 @@ def facts(sample: Sample) -> list[tuple[str, str]]:
     # Tau first: it is what readers look for.
     state = sorted(sample.state.items(), key=lambda item: not item[0].endswith("tau"))
     known += [(state_word(name), number(value)) for name, value in state]
+    others = "visited samples" if VISITS in sample.state else "samples"
     return known + [
-        (f"{side} tau among all", f"higher than {share(rank)} of the visited samples")
-        for side, rank in sample.ranks.items()
+        (f"{side} tau among all", f"higher than {share(rank)} of the {others}") for side, rank in sample.ranks.items()
     ]
 
 

@@ -161,13 +161,14 @@ def score_encoders(
         result.add("zero_shot", "top1", predicted.cpu().numpy() == result.classes.test[labelled], labelled)
 
 
-def tokenizer_of(path: Path, info: CheckpointInfo) -> tuple[Tokenizer, TokenizerInfo]:
+def tokenizer_of(
+    path: Path, info: CheckpointInfo, advice: str = "Give the dataset's current path with --data."
+) -> tuple[Tokenizer, TokenizerInfo]:  # fmt: skip
     """Load the run's own tokenizer; another dataset's may assign other ids to the same words."""
     try:
         dataset = Dataset(path)
     except DatasetError as error:
-        raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} "
-                           "Give the dataset's current path with --data.") from error  # fmt: skip
+        raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} {advice}") from error
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
         raise DatasetError(
             f"{path} is not the dataset that the run was trained on, whose tokenizer is needed: its fingerprint is "

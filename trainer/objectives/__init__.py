@@ -22,6 +22,7 @@ from .siglip import Siglip
 from .simco import Simco
 from .sogclr import Sogclr
 from .spectral import Spectral
+from .tempnet import Tempnet
 from .vicreg import Vicreg
 
 __all__ = ["OBJECTIVES", "FeaturesError", "Objective", "Outcome", "Progress", "Settings", "create_objective"]
@@ -41,6 +42,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "vicreg": Vicreg,
     "sogclr": Sogclr,
     "isogclr": Isogclr,
+    "tempnet": Tempnet,
     "fastclip_v0": FastclipV0,
     "fastclip_v1": FastclipV1,
     "fastclip_v2": FastclipV2,

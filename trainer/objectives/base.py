@@ -75,14 +75,16 @@ class Settings(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 
 @dataclass(frozen=True)
 class TemperatureRate:
-    """How an objective's global temperature learns: by its own AdamW without weight decay."""
+    """How an objective's own parameters learn if they are a temperature's: by an AdamW without weight decay."""
 
     lr: float
     """Learning rate, 0 or more."""
     betas: tuple[float, float]
     """AdamW's betas."""
-    slow_below: float | None
-    """The learning rate is divided by 3 while the temperature is below this; None: never."""
+    slow_below: float | None = None
+    """The learning rate is divided by 3 while the only parameter, a temperature, is below this; None: never."""
+    decay: float = 1.0
+    """Factor of the learning rate from one epoch to the next."""
 
 
 @dataclass
@@ -131,7 +133,10 @@ class Objective(nn.Module):
     """Schema of the per-sample state: path of a field -> initial value for unseen samples."""
 
     temperature_rate: TemperatureRate | None = None
-    """Set if the objective learns a global temperature, its parameter `tau`."""
+    """Set if the objective's own parameters are a global temperature, or a network that predicts temperatures."""
+
+    predicts: ClassVar[bool] = False
+    """Whether `predict` gives the temperatures of samples that have no state."""
 
     unit_norm: bool = True
     """Whether features are to be normalised; False: they are taken as they are, finite and of any norm."""
@@ -159,6 +164,10 @@ class Objective(nn.Module):
     def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
         """Return warnings for a run with global batches of this size, with a momentum encoder's keys or without."""
         return []
+
+    def predict(self, side: str, features: Tensor) -> Tensor:
+        """Return the temperatures of any samples, [m], from one side's features, [m, d], as a step takes them."""
+        raise NotImplementedError(f"{self._name} predicts no temperatures")
 
     def check_frame(self, keys: bool, local: int) -> None:
         """Raise ValueError unless the objective takes this frame.

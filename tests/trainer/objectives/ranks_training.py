@@ -27,9 +27,9 @@ UNSEEN = 5
 """One sample in this many has not been seen before."""
 PATIENCE = timedelta(seconds=60)
 """After which a rank that waits for another gives up."""
-MODERATE = {"tau": 0.2, "tau_init": 0.2, "eta": 0.02, "mu": 0.5}
-"""Temperatures at which a wrong candidate moves the results, and does not drown in one that dominates; and a ball that
-some features are in and some are not."""
+MODERATE = {"tau": 0.2, "tau_init": 0.2, "eta": 0.02, "mu": 0.5, "tau_max": 0.5, "width": WIDTH, "prototypes": 3}
+"""Temperatures at which a wrong candidate moves the results, and does not drown in one that dominates; a ball that some
+features are in and some are not; and a small network."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Case:
     def objective(self):
         known = OBJECTIVES[self.name].settings_of_mode[self.mode].model_fields
         moderate = {name: value for name, value in MODERATE.items() if name in known}
-        return create_objective(self.name, self.mode, **moderate | self.settings)
+        return create_objective(self.name, self.mode, **moderate | self.settings).double()
 
 
 KNOWN = [
@@ -70,7 +70,7 @@ TAKE_KEYS = [name for name, objective in OBJECTIVES.items() if objective.keys !=
 TAKE_LOCAL = [name for name, objective in OBJECTIVES.items() if objective.has_local and objective.keys != "always"]
 TAKE_BOTH = [name for name in TAKE_KEYS if OBJECTIVES[name].has_local]
 OF_EACH_KIND = [(name, "unimodal") for name in ("sogclr", "auc_cl", "spectral", "barlow_twins", "vicreg")]
-OF_EACH_KIND += [("isogclr", "bimodal")]
+OF_EACH_KIND += [("isogclr", "bimodal"), ("tempnet", "bimodal")]
 CASES = {f"{name} {mode}": Case(name, mode) for name, mode in KNOWN}
 CASES |= {f"{name} {mode}, in chunks": Case(name, mode, {"similarity_budget": 200}) for name, mode in OF_EACH_KIND}
 CASES |= {f"{name} {mode}, one sample each": Case(name, mode, one_each=True) for name, mode in OF_EACH_KIND}
@@ -215,7 +215,7 @@ def _train(case, samples, own, wrap):
 
 def refusal(name, mode, rows, dtype=torch.float32):
     """What the objective says to `rows` rows on this rank."""
-    objective = create_objective(name, mode)
+    objective = Case(name, mode).objective()
     features, state = F.normalize(torch.ones(rows, WIDTH), dim=1).to(dtype), make_state(objective, rows, torch.float32)
     try:
         objective(features, features, state, Progress(step=0, steps_per_epoch=2))

@@ -38,7 +38,7 @@ class Panel(NamedTuple):
 
 
 def draw_tau_histograms(sides: list[Side], tau_init: float | None, figure: Figure, style: Style) -> None:
-    """Draw histograms of tau over the visited samples, one panel per side on common axes."""
+    """Draw histograms of tau, one panel per side on common axes."""
     widest = max(sides, key=lambda side: side.tau.max - side.tau.min).tau
     lowest, highest = min(side.tau.min for side in sides), max(side.tau.max for side in sides)
     edges = np.linspace(lowest, highest, len(widest.edges(BARS))) if highest > lowest else widest.edges(1)
@@ -55,7 +55,7 @@ def draw_tau_histograms(sides: list[Side], tau_init: float | None, figure: Figur
     if tau_init is not None:
         legend(shown[-1], right=True)
     figure.supxlabel("tau (dimensionless)")
-    figure.supylabel("visited samples")
+    figure.supylabel("samples")
 
 
 def draw_histograms(shown: list[Panel], counted: str, colour: int, figure: Figure, style: Style) -> None:
@@ -84,7 +84,7 @@ def draw_joint(joint: Joint, sides: list[str], figure: Figure, style: Style) -> 
     axes = figure.subplots()
     mesh = _draw_plane(axes, joint, _sample_colours([joint]), style)
     axes.set(xlabel=f"{sides[0]} tau (dimensionless)", ylabel=f"{sides[1]} tau (dimensionless)")
-    _colour_bar(figure, mesh, axes, label="visited samples (log scale)")
+    _colour_bar(figure, mesh, axes, label="samples (log scale)")
 
 
 def draw_drift(drift: Drift, figure: Figure, style: Style) -> None:

@@ -29,7 +29,6 @@ from .queries import Finder, Query
 PAGE_SAMPLES = 60
 _LONGEST, _LONGEST_ON_CARD = 4000, 300
 """Characters of a caption beside a sample, and on a card."""
-_ON_CARD = ("sample_id", "caption", "captions", "group")
 
 Json = dict[str, Any]
 
@@ -93,11 +92,9 @@ class Answers:
                               f"0 … {index.samples - 1}")  # fmt: skip
         (card,) = self.cards([sample_id])
         text = index.texts.of([sample_id])[0] if index.texts else None
-        table = dataset.rows([sample_id])[0] if dataset else {}
         return card | {
             "captions": [plain_text(line, _LONGEST) for line in text.caption.splitlines()] if text else [],
-            "table": {name: plain_text(str(value), 1000) for name, value in table.items()
-                      if value is not None and name not in _ON_CARD},
+            "table": {name: plain_text(getattr(text, name), 1000) for name in ("key", "uri")} if text else {},
             "state": {name: _number(values[sample_id]) for name, values in index.columns.items()},
             "history": self._history(sample_id),
             "views": self._recipe() in RECIPES and dataset is not None,

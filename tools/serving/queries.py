@@ -8,9 +8,11 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ...pipeline.rng import compiled
+from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
 from ..inspection.kinds import KIND_NAMES
-from .catalogue import Catalogue
+from .catalogue import Catalogue, Ids
 from .texts import MAX_MATCHES
 
 Sort = Literal["coldest", "hottest", "misfits", "id"]
@@ -52,8 +54,8 @@ class Query(NamedTuple):
 class Found(NamedTuple):
     """The samples that a query finds."""
 
-    sample_ids: NDArray[np.integer[Any]]
-    """[m], in the asked order."""
+    sample_ids: Ids
+    """uint32 [m], in the asked order."""
     has_more: bool
     """Whether more samples have the words than are looked at."""
 
@@ -69,11 +71,14 @@ class Finder:
         """Raises ConfigError if the run has no such side, class or order, RunError if the index is damaged."""
         order = self._order(query)
         wanted, has_more = self._wanted(query)
-        if wanted is not None:
-            order = order[wanted[order]]
+        if order is None:
+            order = (np.arange(self._catalogue.samples) if wanted is None else np.flatnonzero(wanted)).astype(np.uint32)
+        elif wanted is not None:
+            order = _among(order, wanted)
         return Found(order if query.sort != "hottest" else order[::-1], has_more)
 
-    def _order(self, query: Query) -> NDArray[np.integer[Any]]:
+    def _order(self, query: Query) -> Ids | None:
+        """Return the ids in the asked order, those within the bounds of tau if it is by tau; None if it is by id."""
         index, side = self._catalogue, query.side or next(iter(self._catalogue.taus), "")
         by_tau = query.sort in ("coldest", "hottest")
         if side not in index.taus:
@@ -85,7 +90,7 @@ class Finder:
                 raise ConfigError("the run's state has no log s, which misfits are ranked by")
             return index.misfits
         if not by_tau:
-            return np.arange(index.samples, dtype=np.uint32)
+            return None
         return index.coldest[side][slice(*self._places(query, side))]
 
     def _places(self, query: Query, side: str) -> tuple[int, int]:
@@ -112,8 +117,19 @@ class Finder:
         if query.kind:
             conditions.append(index.kinds == KIND_NAMES.index(query.kind))
         if query.sort not in ("coldest", "hottest") and (query.low is not None or query.high is not None):
-            side = query.side or next(iter(index.taus))
-            within = np.zeros(index.samples, np.bool_)
-            within[index.coldest[side][slice(*self._places(query, side))]] = True
-            conditions.append(within)
+            tau = index.columns[f"{query.side or next(iter(index.taus))}/tau"]
+            conditions.append(index.columns[VISITS] > 0)
+            conditions += [tau >= np.float32(query.low)] if query.low is not None else []
+            conditions += [tau <= np.float32(query.high)] if query.high is not None else []
         return (np.logical_and.reduce(conditions) if conditions else None), has_more
+
+
+@compiled
+def _among(order: Ids, wanted: NDArray[np.bool_]) -> Ids:
+    """Return the ids of `order` that are wanted, in its order; wanted: bool by id."""
+    found, count = np.empty(len(order), np.uint32), 0
+    for id in order:
+        if wanted[id]:
+            found[count] = id
+            count += 1
+    return found[:count].copy()

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from ...pipeline.dataset import CAPTION, CAPTIONS, Dataset
 from ...trainer.errors import RunError
 
-MAX_MATCHES = 200_000
+MAX_MATCHES = 50_000
 """Samples that a search for words finds at most, those with the lowest ids: more take too long to count."""
 _ROWS_AT_ONCE = 1 << 14
 _MADE = """
-CREATE TABLE samples (id INTEGER PRIMARY KEY, key TEXT, caption TEXT, class TEXT);
+CREATE TABLE samples (id INTEGER PRIMARY KEY, key TEXT, caption TEXT, class TEXT, uri TEXT);
 CREATE VIRTUAL TABLE words USING fts5(caption, key, content='samples', content_rowid='id', columnsize=0);
 """
 
@@ -31,6 +31,7 @@ class Text(NamedTuple):
     caption: str
     """All its captions, a line each; empty if it has none, like the class."""
     group: str
+    uri: str
 
 
 class Texts:
@@ -61,9 +62,9 @@ class Texts:
     def of(self, sample_ids: Sequence[int]) -> list[Text]:
         """Return the texts of a few samples, in the given order; empty ones for ids that are not there."""
         marks = ", ".join("?" * len(sample_ids))
-        rows = self._ask(f"SELECT id, key, caption, class FROM samples WHERE id IN ({marks})", sample_ids)
+        rows = self._ask(f"SELECT id, key, caption, class, uri FROM samples WHERE id IN ({marks})", sample_ids)
         found = {id: Text(*(str(words or "") for words in texts)) for id, *texts in rows}
-        return [found.get(id, Text("", "", "")) for id in sample_ids]
+        return [found.get(id, Text("", "", "", "")) for id in sample_ids]
 
     def close(self) -> None:
         self._connection.close()
@@ -87,7 +88,7 @@ def write_texts(dataset: Dataset, path: Path, on_progress: Callable[[int], None]
         for first, rows in _rows(dataset):
             file.execute("BEGIN")
             numbered = [(id, *texts) for id, texts in enumerate(rows, start=first)]
-            file.executemany("INSERT INTO samples VALUES (?, ?, ?, ?)", numbered)
+            file.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", numbered)
             file.executemany("INSERT INTO words (rowid, key, caption) VALUES (?, ?, ?)", [row[:3] for row in numbered])
             file.execute("COMMIT")
             on_progress(first + len(rows))
@@ -95,8 +96,18 @@ def write_texts(dataset: Dataset, path: Path, on_progress: Callable[[int], None]
 
 def _rows(dataset: Dataset) -> Iterator[tuple[int, list[tuple[str | None, ...]]]]:
     captions, first = CAPTIONS if dataset.index.format > 1 else CAPTION, 0
-    for table in dataset.tables(["key", captions, "group"], _ROWS_AT_ONCE):
+    for table in dataset.tables(["key", captions, "group", "uri"], _ROWS_AT_ONCE):
         lists = [found if isinstance(found, list) else [found] for found in table[captions].to_pylist()]
         texts = ["\n".join(text for text in found if text) or None for found in lists]
-        yield first, list(zip(table["key"].to_pylist(), texts, table["group"].to_pylist(), strict=True))
+        yield (
+            first,
+            list(
+                zip(
+                    table["key"].to_pylist(),
+                    texts,
+                    *(table[name].to_pylist() for name in ("group", "uri")),
+                    strict=True,
+                )
+            ),
+        )
         first += len(table)

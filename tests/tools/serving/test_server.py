@@ -122,11 +122,11 @@ def test_a_card_has_what_is_known_of_its_sample_in_visible_characters(told, host
     assert card["class"].startswith(f"class {row['group'].split()[1]}")
 
 
-def test_one_sample_has_its_state_its_texts_and_its_history(told, hostile_run):
+def test_one_sample_has_its_state_its_texts_and_its_history(told, hostile_dataset):
     sample = told("sample/3")
     assert sample["state"]["visits"] == 1
     assert [at["tag"] for at in sample["history"]] == ["step-0", "step-5"]
-    assert sample["table"]["width"] == "24"
+    assert sample["table"]["key"] == hostile_dataset.rows([3])[0]["key"]
     assert told("sample/66") == (400, "no such sample: 66; the run has 66 samples, with ids 0 … 65")
     assert told("sample/-1") == (400, "'-1' is not a whole number")
 

@@ -78,7 +78,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _EITHER = click.Path(exists=True, path_type=Path)
 
 
-_OF_A_SOURCE = ("__len__", "__getitem__", "uri", "key", "groups", "captions", "chunks", "stored_bytes", "describe")
+_OF_A_SOURCE = (
+    "__len__", "__getitem__", "uri", "key", "groups", "captions", "chunks", "stored_bytes", "describe", "alters",
+)  # fmt: skip
 
 
 def _to_options(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -116,6 +118,10 @@ def _none_if_empty(context: click.Context, parameter: click.Parameter, value: st
 
 def _part(name: str, default: str | None, help: str) -> click.Option:
     return click.Option([f"--{name}"], default=default, show_default=True, callback=_none_if_empty, help=help)
+
+
+def _share(name: str, help: str) -> click.Option:
+    return click.Option([f"--{name}"], type=click.FloatRange(0, 1), default=0.0, show_default=True, help=help)
 
 
 KINDS = (
@@ -187,6 +193,10 @@ KINDS = (
         "data/glyphs   # and data/glyphs-test",
         "glyphs:GlyphSource",
         None,
+        (
+            _share("swap", "Give this share of the samples the caption of a sample of another class."),
+            _share("duplicate", "Add a near-duplicate of this share of the samples."),
+        ),
         captions=True,
         own_test=True,
     ),

@@ -34,6 +34,7 @@ TABLE_SCHEMA = pa.schema([
     ("row", pa.int64()), ("key", pa.string()), ("uri", pa.string()),
     ("captions", pa.list_(pa.string())), ("group", pa.string()), ("width", pa.int32()), ("height", pa.int32()),
 ])  # fmt: skip
+"""Columns of the samples table; `altered`, a string, comes last where the source alters samples."""
 ENCODED_AT_ONCE = 32
 SECONDS_BETWEEN_FLUSHES = 0.2
 _SUFFIXES: tuple[PartSuffix, ...] = (*SHARD_SUFFIXES, "errors.jsonl")
@@ -61,7 +62,7 @@ def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conve
         with errors.open("x", encoding="utf-8") as left_out:
             rows = _Rows(source_indices, conversion, left_out)
             write_beton(beton, rows, max_rows=len(source_indices), context_length=length)
-        table = pa.table(rows.table, schema=TABLE_SCHEMA)
+        table = pa.table(rows.table, schema=rows.schema)
         pq.write_table(table, parquet)
         _write_and_verify(beton, row_records, rows, conversion)
         if pq.read_table(parquet) != table:
@@ -83,7 +84,9 @@ class _Rows:
     def __init__(self, source_indices: NDArray[np.int64], conversion: Conversion, errors: TextIO) -> None:
         self._source_indices, self._errors = source_indices, errors
         self._source, self._settings, self._tokenizer, self._count_one = conversion
-        self.table: dict[str, list[Any]] = {name: [] for name in TABLE_SCHEMA.names}
+        alters = self._source.alters
+        self.schema = TABLE_SCHEMA.append(pa.field("altered", pa.string())) if alters else TABLE_SCHEMA
+        self.table: dict[str, list[Any]] = {name: [] for name in self.schema.names}
         self.source_index: list[int] = []
         self.jpeg_checksums: list[int] = []
         self.tokens_checksums: list[int] = []
@@ -132,7 +135,17 @@ class _Rows:
 
     def _note(self, sample: Sample, row: BetonRow) -> None:
         texts = list(sample.captions)
-        record = (len(self.source_index), sample.key, sample.uri, texts, sample.group, row.width, row.height)
+        record: tuple[Any, ...] = (
+            len(self.source_index),
+            sample.key,
+            sample.uri,
+            texts,
+            sample.group,
+            row.width,
+            row.height,
+        )
+        if self._source.alters:
+            record = (*record, sample.altered)
         for column, value in zip(self.table.values(), record, strict=True):
             column.append(value)
         self.source_index.append(row.source_index)

@@ -23,6 +23,8 @@ class Sample(NamedTuple):
     """Class or folder, if any."""
     further_captions: tuple[str, ...] = ()
     """Its captions besides `caption`, if it has several."""
+    altered: str | None = None
+    """How the source altered it on purpose; None if it did not."""
 
     @property
     def captions(self) -> tuple[str, ...]:
@@ -50,6 +52,8 @@ class Source(Protocol):
 
     mode: str
     """`images` or `pairs`."""
+    alters: bool = False
+    """Whether it alters samples on purpose. Their samples table then has the column `altered`."""
 
     @abstractmethod
     def __len__(self) -> int: ...

@@ -1,9 +1,11 @@
 """The embedded example: a long-tailed image-caption dataset with known classes, drawn without any download.
 
 It has 100 characters in the DejaVu fonts shipped with matplotlib. Class sizes fall exponentially from 500 to 5, as in
-CIFAR100-LT with imbalance 100: 10,847 samples. The balanced test set has 20 samples per class.
+CIFAR100-LT with imbalance 100: 10,847 samples. The balanced test set has 20 samples per class. On request some captions
+are swapped and near-duplicates added, to see whether they are found.
 """
 
+import io
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
@@ -14,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from ..errors import SourceError
 from . import Groups, Sample, Source
+from .selection import swapped_between_classes
 
 # No two that differ only in size (o, O), nor look-alikes of different scripts (Latin B, Greek Β): drawings vary in
 # size and shift, so such pairs would be one class under two names.
@@ -37,53 +41,87 @@ def class_sizes() -> NDArray[np.int64]:
 
 
 class GlyphSource(Source):
-    """Class frequencies and all drawings depend only on the seed."""
+    """Class frequencies, all drawings and all alterations depend only on the seed.
+
+    swap: share of the training samples whose caption is that of a sample of another class. duplicate: share whose
+    picture is added once more, magnified by 2 to 5 % and encoded at another quality, with another caption of its class.
+    No sample is both. The test set is never altered. Raises SourceError if the shares exceed 1, or too few to swap.
+    """
 
     mode = "pairs"
 
-    def __init__(self, seed: int, *, test: bool = False) -> None:
+    def __init__(self, seed: int, *, test: bool = False, swap: float = 0.0, duplicate: float = 0.0) -> None:
         self.seed = seed
         self.test = test
+        self._shares = {} if test else {name: of for name, of in (("swap", swap), ("duplicate", duplicate)) if of}
+        self.alters = bool(self._shares)
         by_rank = np.random.default_rng([seed, 0]).permutation(len(CHARACTERS))
         sizes = np.full(len(CHARACTERS), TEST_PER_CLASS) if test else class_sizes()
-        self._characters: NDArray[np.int64] = np.repeat(by_rank, sizes)
+        drawn: NDArray[np.int64] = np.repeat(by_rank, sizes)
+        swapped, duplicated = self._altered(len(drawn))
+        self._caption_of = np.arange(len(drawn) + len(duplicated))
+        """int64 [n]: the sample whose caption each one has."""
+        self._caption_of[swapped] = swapped_between_classes(swapped, drawn[swapped], np.random.default_rng([seed, 8]))
+        self._picture_of = np.append(np.arange(len(drawn)), duplicated)
+        """int64 [n]: the sample whose picture each one has."""
+        self._characters = drawn[self._picture_of]
+
+    def _altered(self, drawn: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the samples to swap, in random order, and those to duplicate; no sample is in both."""
+        if not sum(self._shares.values()) <= 1:  # NaN too
+            raise SourceError("--swap and --duplicate alter different samples: their shares may add up to 1 at most")
+        swap, duplicate = (round(self._shares.get(name, 0.0) * drawn) for name in ("swap", "duplicate"))
+        chosen = np.random.default_rng([self.seed, 6]).permutation(drawn)[: swap + duplicate]
+        return chosen[:swap], chosen[swap:]
 
     def __len__(self) -> int:
         return len(self._characters)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "glyphs", "seed": self.seed, "split": "test" if self.test else "train"}
+        return {"kind": "glyphs", "seed": self.seed, "split": "test" if self.test else "train", **self._shares}
 
     def groups(self) -> Groups:
         return Groups(tuple(unicodedata.name(character) for character in CHARACTERS), self._characters.astype(np.int32))
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
-        for index in indices.tolist():
-            yield _caption(CHARACTERS[self._characters[index]], self._font_of(index))
+        return map(self._caption, indices.tolist())
 
     def stored_bytes(self) -> int:
         return len(self) * IMAGE_SIZE**2 * 3
 
     def __getitem__(self, index: int) -> Sample:
-        character, font = CHARACTERS[self._characters[index]], self._font_of(index)
-        picture = _draw(character, font, np.random.default_rng([self.seed, 2 + self.test, index]))
-        caption = _caption(character, font)
-        return Sample(self.uri(index), self.key(index), picture, caption, group=unicodedata.name(character))
+        group, altered = unicodedata.name(self._character(index)), None
+        picture: Image.Image | bytes = self._picture(original := int(self._picture_of[index]))
+        if original != index:
+            picture = _magnified(picture, np.random.default_rng([self.seed, 7, index]))
+            altered = f"duplicate of {self.key(original)}"
+        elif self._caption_of[index] != index:
+            altered = "swapped"
+        return Sample(self.uri(index), self.key(index), picture, self._caption(index), group, altered=altered)
 
     def uri(self, index: int) -> str:
-        return f"glyphs:U+{ord(CHARACTERS[self._characters[index]]):04X}/{index}"
+        return f"glyphs:U+{ord(self._character(index)):04X}/{index}"
 
     def key(self, index: int) -> str:
         return f"{index:08d}"
 
+    def _character(self, index: int) -> str:
+        return CHARACTERS[self._characters[index]]
+
+    def _picture(self, index: int) -> Image.Image:
+        rng = np.random.default_rng([self.seed, 2 + self.test, index])
+        return _draw(self._character(index), self._font_of(index), rng)
+
+    def _caption(self, index: int) -> str:
+        shown = int(self._caption_of[index])
+        family, style = _font(self._font_of(shown), IMAGE_SIZE).getname()
+        return f"the character {unicodedata.name(self._character(shown)).lower()} in {family} {style}"
+
     def _font_of(self, index: int) -> str:
         """Draw the font from its own generator, so that a caption does not need the picture."""
-        return FONTS[np.random.default_rng([self.seed, 4 + self.test, index]).integers(len(FONTS))]
-
-
-def _caption(character: str, font: str) -> str:
-    family, style = _font(font, IMAGE_SIZE).getname()
-    return f"the character {unicodedata.name(character).lower()} in {family} {style}"
+        original = int(self._picture_of[index])
+        fonts = FONTS if original == index else tuple(font for font in FONTS if font != self._font_of(original))
+        return fonts[np.random.default_rng([self.seed, 4 + self.test, index]).integers(len(fonts))]
 
 
 def _draw(character: str, font: str, rng: np.random.Generator) -> Image.Image:
@@ -97,6 +135,15 @@ def _draw(character: str, font: str, rng: np.random.Generator) -> Image.Image:
     clean = ground + np.asarray(turned)[..., None] / 255 * (ink - ground)
     pixels = clean + rng.normal(0, 12, (IMAGE_SIZE, IMAGE_SIZE, 3))
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8), "RGB")
+
+
+def _magnified(picture: Image.Image, rng: np.random.Generator) -> bytes:
+    """Return a JPEG of the picture's middle, enlarged by 2 to 5 % to the same size, at a quality of 50 to 80."""
+    margin = (1 - 1 / rng.uniform(1.02, 1.05)) * IMAGE_SIZE / 2
+    box, encoded = (margin, margin, IMAGE_SIZE - margin, IMAGE_SIZE - margin), io.BytesIO()
+    larger = picture.resize(picture.size, Image.Resampling.BICUBIC, box)
+    larger.save(encoded, "JPEG", quality=int(rng.integers(50, 81)))
+    return encoded.getvalue()
 
 
 @cache

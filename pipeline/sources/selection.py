@@ -1,4 +1,7 @@
-"""Select samples of a source: hold out a test set, cut a long tail. Pure functions of listing and seed."""
+"""Select samples of a source: hold out a test set, cut a long tail, pair samples of different classes.
+
+Pure functions of listing and seed.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +54,24 @@ def long_tail(indices: NDArray[np.int64], groups: Groups, ratio: float, seed: in
     by_rule = np.floor(present.max() * float(ratio) ** -rank + 1e-9).astype(np.int64)  # 5, not 4.999…
     wanted[named] = np.minimum(by_rule, present)
     return _drawn(indices, of_sample, wanted, np.random.default_rng([seed, _LONG_TAIL]))
+
+
+def swapped_between_classes(
+    chosen: NDArray[np.int64], classes: NDArray[np.int64], rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Return a random permutation of `chosen`, int64 [k], that replaces each by one of another class.
+
+    classes: int64 [k], theirs. Raises SourceError if more than a quarter of them are of one class.
+    """
+    if 4 * (largest := int(np.bincount(classes).max(initial=0))) > len(chosen):
+        raise SourceError(f"{len(chosen)} samples cannot be swapped between classes, since {largest} of them are of "
+                          "one class; swap a larger share")  # fmt: skip
+    order = rng.permutation(len(chosen))
+    # A random exchange succeeds at least every other time, as three quarters are of other classes on both sides.
+    while len(unchanged := np.flatnonzero(classes[order] == classes)):
+        for place, other in zip(unchanged, rng.integers(len(chosen), size=len(unchanged)), strict=True):
+            order[[place, other]] = order[[other, place]]
+    return chosen[order]
 
 
 def _even_shares(most: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:

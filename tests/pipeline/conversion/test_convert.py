@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError, SourceError
@@ -76,6 +77,25 @@ def test_several_workers_and_shards_write_the_same_bytes_as_one(tmp_path, monkey
         convert(source, tmp_path / name, ConvertSettings(), workers=workers, selection=selection)
     assert Dataset(tmp_path / "one").shards == 4
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
+
+
+def test_altered_samples_are_told_in_a_column_of_their_own_whatever_the_workers(tmp_path, monkeypatch):
+    many_shards(monkeypatch, rows=50)
+    source = GlyphSource(0, swap=0.1, duplicate=0.1)
+    selection = np.arange(0, len(source), 60)
+    for name, workers in (("one", 1), ("two", 2)):
+        convert(source, tmp_path / name, ConvertSettings(), workers=workers, selection=selection)
+    dataset = Dataset(tmp_path / "one")
+    assert dataset.shards > 1
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    told = dict(zip(dataset.column("key").to_pylist(), dataset.column("altered").to_pylist(), strict=True))
+    assert told == {source.key(i): source[i].altered for i in selection.tolist()}
+    assert {(word or "none").split()[0] for word in told.values()} == {"none", "swapped", "duplicate"}
+    assert list(check_dataset(dataset.path)) == []
+
+
+def test_the_samples_table_of_a_source_that_alters_nothing_has_no_such_column(pairs_dataset):
+    assert "altered" not in pairs_dataset.schema.names
 
 
 def test_another_seed_gives_other_ids_and_another_fingerprint(picture_folder, images_dataset, tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from thermopile.pipeline.errors import SourceError
 from thermopile.pipeline.sources import Groups
-from thermopile.pipeline.sources.selection import hold_out, long_tail
+from thermopile.pipeline.sources.selection import hold_out, long_tail, swapped_between_classes
 
 sizes_of_classes = st.lists(st.integers(0, 30), min_size=1, max_size=12)
 
@@ -114,3 +114,21 @@ def test_a_long_tail_of_samples_that_all_have_no_class_is_refused():
     groups = groups_of([0, 0, 9])._replace(names=("ant", "bee", ""))
     with pytest.raises(SourceError, match="no sample has one"):
         long_tail(np.arange(9), groups, 4, 0)
+
+
+@given(st.integers(1, 40), st.integers(4, 9), st.integers(0, 2**32))
+def test_each_sample_is_replaced_by_one_of_another_class(of_a_class, classes, seed):
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.repeat(np.arange(classes), of_a_class))
+    chosen = rng.permutation(1000)[: len(labels)]
+    partners = swapped_between_classes(chosen, labels, np.random.default_rng(seed))
+    label_of = dict(zip(chosen.tolist(), labels.tolist(), strict=True))
+    assert sorted(partners.tolist()) == sorted(chosen.tolist())
+    assert all(label_of[partner] != label for partner, label in zip(partners.tolist(), labels.tolist(), strict=True))
+    again = swapped_between_classes(chosen, labels, np.random.default_rng(seed))
+    assert again.tolist() == partners.tolist()
+
+
+def test_classes_that_are_too_large_to_swap_between_are_refused():
+    with pytest.raises(SourceError, match="8 samples cannot be swapped between classes, since 3 of them are of one"):
+        swapped_between_classes(np.arange(8), np.array([0, 0, 0, 1, 1, 2, 2, 3]), np.random.default_rng(0))

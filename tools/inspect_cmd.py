@@ -22,6 +22,7 @@ LATEST = "latest"
     "  thermopile inspect runs/cc3m --at step-12000 --against step-4000\n"
     "  thermopile inspect runs/cc3m --by folder --map\n"
     "  thermopile inspect runs/cc3m --sample 1204 77\n"
+    "  thermopile inspect runs/cc3m --sample 1204 --neighbours 20\n"
     "  thermopile inspect runs/cc3m --export rows.parquet",
 )
 @click.argument("run", type=click.Path(path_type=Path))
@@ -34,9 +35,11 @@ LATEST = "latest"
               help="Group by a column of the samples table, or by `folder`. Repeatable.")  # fmt: skip
 @click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the encoders' embeddings.")
 @click.option("--weights", type=click.Choice(["averaged", "raw"]), show_default="averaged, where the run has them",
-              help="For --map: the moving average of the weights (model.ema), or the weights themselves.")  # fmt: skip
+              help="For --map and --neighbours: the averaged weights (model.ema), or the weights themselves.")  # fmt: skip
 @click.option("--sample", "ids", type=click.IntRange(min=0), multiple=True, metavar="ID [ID…]",
               help="Show everything about these samples instead; RUN comes first.")  # fmt: skip
+@click.option("--neighbours", type=click.IntRange(1, 100), metavar="K",
+              help="With --sample: add the K nearest pictures and captions, and the K hardest negatives.")  # fmt: skip
 @click.option("--export", "rows_file", type=click.Path(path_type=Path), metavar="FILE.parquet|csv",
               help="Write one row per sample instead.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Let --export replace an existing file.")
@@ -48,9 +51,9 @@ LATEST = "latest"
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no file.")
 @click.pass_context
 def inspect(
-    context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], rows_file: Path | None, at: str,
-    against: str | None, by: tuple[str, ...], with_map: bool, weights: Weights | None, overwrite: bool,
-    data: Path | None, to: Path | None, allow_code: bool, as_json: bool,
+    context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], neighbours: int | None,
+    rows_file: Path | None, at: str, against: str | None, by: tuple[str, ...], with_map: bool, weights: Weights | None,
+    overwrite: bool, data: Path | None, to: Path | None, allow_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
 
@@ -60,14 +63,18 @@ def inspect(
 
     if more_ids and not ids:
         raise click.UsageError(f"unexpected argument {more_ids[0]}; sample ids come after --sample")
-    if as_json:
+    if neighbours and not ids:
+        raise click.UsageError("--neighbours needs samples: --sample ID --neighbours K")
+    if as_json and not neighbours:
         _refuse(context, "--json", "to")
     if rows_file:
         _refuse(context, "--export", "ids", "against", "by", "with_map", "weights", "allow_code", "to", "as_json")
         inspecting.export(run, rows_file, at, data, overwrite)
     elif ids:
-        _refuse(context, "--sample", "against", "by", "with_map", "weights", "allow_code", "overwrite")
-        inspecting.print_samples(run, (*ids, *more_ids), at, data, to, as_json)
+        _refuse(context, "--sample", "against", "by", "with_map", "overwrite")
+        if not neighbours:
+            _refuse(context, "--sample without --neighbours", "weights", "allow_code")
+        inspecting.print_samples(run, (*ids, *more_ids), at, data, to, as_json, neighbours, weights, allow_code)
     else:
         _refuse(context, "a report", "overwrite")
         if not with_map:

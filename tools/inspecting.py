@@ -14,13 +14,17 @@ from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
 from .inspection import summary
 from .inspection.as_json import samples_to_json, to_json
-from .inspection.findings import Findings, look, read_again, survey_with_progress
+from .inspection.findings import ROWS_IN_TWO_SECONDS, Findings, look, read_again, survey_with_progress
+from .inspection.neighbours import ANCHORS, Neighbours, find_neighbours
 from .inspection.rows_export import check_target, export_rows
 from .inspection.run import Inspection
-from .inspection.samples import Sample, read_histories
+from .inspection.run_features import features_with_progress
+from .inspection.samples import Sample, read_histories, read_samples
 from .inspection.survey import Survey
 from .plain_text import plain_text
 from .progress import progress_bar, working
+from .report.neighbourhood import listed_ids, listings
+from .report.neighbourhood import rows as table_of
 from .report.page import history_table, write_report, write_samples
 from .report.sheets import facts
 from .terminal import print_facts, print_table
@@ -75,19 +79,29 @@ def _print_summary(findings: Findings) -> None:
         print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], summary.drift_table(drift))
 
 
-def print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, as_json: bool) -> None:
-    """Print single samples with their history and write their page, or print them as JSON."""
+def print_samples(
+    run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, as_json: bool,
+    neighbours: int | None = None, weights: Weights | None = None, allow_code: bool = False,
+) -> None:  # fmt: skip
+    """Print single samples with their history and write their page, or print them as JSON.
+
+    neighbours: how many neighbours and negatives of each to list.
+    """
 
     def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[Sample]]:
         survey = survey_with_progress(inspection, ())
         return inspection, survey, read_histories(inspection, ids, survey.sides if survey else ())
 
-    folder = None if as_json else _writable(run, to)
+    folder = None if as_json and not neighbours else _writable(run, to)
     inspection, survey, samples = read_again(read, run, at, data)
-    if folder is None:
-        click.echo(json.dumps(samples_to_json(inspection, samples), allow_nan=False))
+    around: dict[int, Neighbours] = {}
+    if folder and neighbours:
+        around = _around(inspection, samples, folder, neighbours, weights, allow_code)
+    if folder is None or as_json:
+        click.echo(json.dumps(samples_to_json(inspection, samples, around), allow_nan=False))
         return
-    path = write_samples(inspection, survey, samples, folder)
+    listed = read_samples(inspection, listed_ids(around.values()))
+    path = write_samples(inspection, survey, samples, folder, around, listed)
     print_facts([*summary.facts(inspection, survey), *(("note", note) for note in inspection.notes)])
     for sample in samples:
         click.echo()
@@ -96,7 +110,26 @@ def print_samples(run: Path, ids: tuple[int, ...], at: str, data: Path | None, t
             head, rows = history_table(sample)
             titles = [head[0], *(f">{word}" for word in head[1:])]
             print_table(titles, [[cell if isinstance(cell, str) else cell.shown for cell in row] for row in rows])
+        if found := around.get(sample.sample_id):
+            for listing in listings(sample, found):
+                click.echo(f"{listing.title}. {listing.words}".rstrip())
+                print_table(*table_of(listing, listed))
     click.echo(path)
+
+
+def _around(
+    inspection: Inspection, samples: list[Sample], folder: Path, count: int, weights: Weights | None, allow_code: bool
+) -> dict[int, Neighbours]:
+    """Return the neighbours of samples by id. Makes the features of all samples first where `folder` has none."""
+    folder.mkdir(exist_ok=True)
+    features = features_with_progress(inspection, folder, weights, allow_code)
+    found = {}
+    with progress_bar("comparing", len(samples), hidden=len(samples) * features.samples < ROWS_IN_TWO_SECONDS) as bar:
+        for done, sample in enumerate(samples, start=1):
+            tau = {side: sample.state.get(f"{side}/tau") for side in inspection.sides or ANCHORS[features.sides]}
+            found[sample.sample_id] = find_neighbours(features, sample.sample_id, count, tau)
+            bar.update(done)
+    return found
 
 
 def export(run: Path, to: Path, at: str, data: Path | None, overwrite: bool) -> None:

@@ -35,7 +35,7 @@ LATEST = "latest"
               help="Group by a column of the samples table, or by `folder`. Repeatable.")  # fmt: skip
 @click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the encoders' embeddings.")
 @click.option("--weights", type=click.Choice(["averaged", "raw"]), show_default="averaged, where the run has them",
-              help="For --map and --neighbours: the averaged weights (model.ema), or the weights themselves.")  # fmt: skip
+              help="For --map and --neighbours: the averaged weights (model.ema), or the weights trained.")  # fmt: skip
 @click.option("--sample", "ids", type=click.IntRange(min=0), multiple=True, metavar="ID [ID…]",
               help="Show everything about these samples instead; RUN comes first.")  # fmt: skip
 @click.option("--neighbours", type=click.IntRange(1, 100), metavar="K",

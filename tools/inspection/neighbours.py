@@ -85,7 +85,7 @@ def _places(side: str, sides: int) -> tuple[int, int]:
 
 
 class _Best:
-    """The most similar of the samples seen so far, and the sum of exp(similarity / tau) over all of them."""
+    """The most similar of the samples seen so far, and the sum of exp((similarity - largest) / tau) over all."""
 
     def __init__(self, count: int, tau: float | None) -> None:
         self._count = count
@@ -101,18 +101,19 @@ class _Best:
             values = np.concatenate([self._similarity, similarity[places]])
             order = np.argsort(-values, kind="stable")[: self._count]  # ids ascend: of ties, the lowest stay
             self._ids, self._similarity = ids[order], values[order]
-        if self._tau:
-            self._sum(similarity / self._tau)
+        if self._tau is not None:
+            self._sum(similarity, self._tau)
 
-    def _sum(self, exponents: NDArray[np.float32]) -> None:
-        largest = max(self._largest, float(exponents.max()))
+    def _sum(self, similarity: NDArray[np.float32], tau: float) -> None:
+        # Differences to the largest are exact in float32 where they matter; similarity / tau would not be.
+        largest = max(self._largest, float(similarity.max()))
         if largest > -math.inf:
-            sum_here = float(np.exp(exponents - largest).sum(dtype=np.float64))
-            self._total = self._total * math.exp(self._largest - largest) + sum_here
+            sum_here = float(np.exp((similarity - np.float32(largest)) / np.float32(tau)).sum(dtype=np.float64))
+            self._total = self._total * math.exp((self._largest - largest) / tau) + sum_here
             self._largest = largest
 
     def ranking(self) -> Ranking:
-        if not self._tau:
+        if self._tau is None:
             return Ranking(self._ids, self._similarity)
-        exponents = self._similarity.astype(np.float64) / self._tau - self._largest
+        exponents = (self._similarity.astype(np.float64) - self._largest) / self._tau
         return Ranking(self._ids, self._similarity, np.exp(exponents) / self._total)

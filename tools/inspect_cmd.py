@@ -23,6 +23,7 @@ LATEST = "latest"
     "  thermopile inspect runs/cc3m --by folder --map\n"
     "  thermopile inspect runs/cc3m --sample 1204 77\n"
     "  thermopile inspect runs/cc3m --sample 1204 --neighbours 20\n"
+    "  thermopile inspect runs/cc3m --duplicates\n"
     "  thermopile inspect runs/cc3m --export rows.parquet",
 )
 @click.argument("run", type=click.Path(path_type=Path))
@@ -35,11 +36,13 @@ LATEST = "latest"
               help="Group by a column of the samples table, or by `folder`. Repeatable.")  # fmt: skip
 @click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the encoders' embeddings.")
 @click.option("--weights", type=click.Choice(["averaged", "raw"]), show_default="averaged, where the run has them",
-              help="For --map and --neighbours: the averaged weights (model.ema), or the weights trained.")  # fmt: skip
+              help="For --map, --neighbours, --duplicates: averaged weights (model.ema), or the trained ones.")  # fmt: skip
 @click.option("--sample", "ids", type=click.IntRange(min=0), multiple=True, metavar="ID [ID…]",
               help="Show everything about these samples instead; RUN comes first.")  # fmt: skip
 @click.option("--neighbours", type=click.IntRange(1, 100), metavar="K",
               help="With --sample: add the K nearest pictures and captions, and the K hardest negatives.")  # fmt: skip
+@click.option("--duplicates", is_flag=True,
+              help="Look for duplicates instead: write RUN/report/duplicates.parquet and duplicates.html.")  # fmt: skip
 @click.option("--export", "rows_file", type=click.Path(path_type=Path), metavar="FILE.parquet|csv",
               help="Write one row per sample instead.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Let --export replace an existing file.")
@@ -48,11 +51,11 @@ LATEST = "latest"
 @click.option("--to", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIRECTORY",
               help="Directory of the page. Default: RUN/report.")  # fmt: skip
 @ALLOW
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no page.")
 @click.pass_context
 def inspect(
     context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], neighbours: int | None,
-    rows_file: Path | None, at: str, against: str | None, by: tuple[str, ...], with_map: bool, weights: Weights | None,
+    duplicates: bool, rows_file: Path | None, at: str, against: str | None, by: tuple[str, ...], with_map: bool, weights: Weights | None,
     overwrite: bool, data: Path | None, to: Path | None, allow_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
@@ -65,11 +68,26 @@ def inspect(
         raise click.UsageError(f"unexpected argument {more_ids[0]}; sample ids come after --sample")
     if neighbours and not ids:
         raise click.UsageError("--neighbours needs samples: --sample ID --neighbours K")
-    if as_json and not neighbours:
+    if as_json and not (neighbours or duplicates):
         _refuse(context, "--json", "to")
     if rows_file:
-        _refuse(context, "--export", "ids", "against", "by", "with_map", "weights", "allow_code", "to", "as_json")
+        _refuse(
+            context,
+            "--export",
+            "ids",
+            "duplicates",
+            "against",
+            "by",
+            "with_map",
+            "weights",
+            "allow_code",
+            "to",
+            "as_json",
+        )
         inspecting.export(run, rows_file, at, data, overwrite)
+    elif duplicates:
+        _refuse(context, "--duplicates", "ids", "against", "by", "with_map", "overwrite")
+        inspecting.report_duplicates(run, at, weights, allow_code, data, to, as_json)
     elif ids:
         _refuse(context, "--sample", "against", "by", "with_map", "overwrite")
         if not neighbours:

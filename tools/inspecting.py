@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,16 +14,18 @@ from ..files import refuse_link
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
 from .inspection import summary
-from .inspection.as_json import samples_to_json, to_json
+from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
+from .inspection.duplicates import find_duplicates, write_duplicates
 from .inspection.findings import ROWS_IN_TWO_SECONDS, Findings, look, read_again, survey_with_progress
 from .inspection.neighbours import ANCHORS, Neighbours, find_neighbours
 from .inspection.rows_export import check_target, export_rows
-from .inspection.run import Inspection
+from .inspection.run import Inspection, read_run
 from .inspection.run_features import features_with_progress
 from .inspection.samples import Sample, read_histories, read_samples
 from .inspection.survey import Survey
 from .plain_text import plain_text
-from .progress import progress_bar, working
+from .progress import ProgressBar, progress_bar, working
+from .report.duplicates import DUPLICATES, duplicate_facts, write_duplicates_page
 from .report.neighbourhood import listed_ids, listings
 from .report.neighbourhood import rows as table_of
 from .report.page import history_table, write_report, write_samples
@@ -31,6 +34,9 @@ from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights
+
+ROWS_SHOWN = 1000
+"""Fewer samples are searched for duplicates in under two seconds."""
 
 
 def report(
@@ -130,6 +136,39 @@ def _around(
             found[sample.sample_id] = find_neighbours(features, sample.sample_id, count, tau)
             bar.update(done)
     return found
+
+
+def report_duplicates(
+    run: Path, at: str, weights: Weights | None, allow_code: bool, data: Path | None, to: Path | None, as_json: bool
+) -> None:
+    """Look for duplicates, write them as rows, and print a summary and write a page, or print JSON."""
+    folder = _writable(run, to)
+    inspection = read_run(RunDirectory(run), at=at, data=data)
+    if (dataset := inspection.dataset) is None:
+        raise RunError(f"duplicates need the run's dataset. {' '.join(inspection.notes)}")
+    folder.mkdir(exist_ok=True)
+    features = features_with_progress(inspection, folder, weights, allow_code)
+    if dataset.index.format == 1:
+        inspection.notes.append("The dataset has format 1, without checksums: exact copies are reported as near ones.")
+    with ExitStack() as bars:
+        shown: dict[str, ProgressBar] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in shown:
+                shown[what] = bars.enter_context(progress_bar(what, total, hidden=total < ROWS_SHOWN))
+            shown[what].update(done)
+
+        found = find_duplicates(dataset, features, folder, show)
+    rows = folder / DUPLICATES
+    write_duplicates(rows, found, dataset.index.fingerprint)
+    if as_json:
+        click.echo(json.dumps(duplicates_to_json(inspection, found, rows), allow_nan=False))
+        return
+    page = write_duplicates_page(inspection, dataset, found, folder)
+    print_facts([*summary.facts(inspection, None), *duplicate_facts(found),
+                 *(("note", note) for note in inspection.notes)])  # fmt: skip
+    click.echo(rows)
+    click.echo(page)
 
 
 def export(run: Path, to: Path, at: str, data: Path | None, overwrite: bool) -> None:

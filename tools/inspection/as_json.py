@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .distribution import Distribution
 from .drift import Drift
+from .duplicates import THRESHOLDS, Duplicates
 from .findings import Findings
 from .groups import Groups
 from .neighbours import Neighbours, Ranking
@@ -68,6 +70,17 @@ def samples_to_json(
             for sample in samples
         ],
         "notes": inspection.notes,
+    }  # fmt: skip
+
+
+def duplicates_to_json(inspection: Inspection, found: Duplicates, rows: Path) -> dict[str, Any]:
+    """Return what `inspect --duplicates` found; the pairs are in the file `rows`."""
+    exact = int(found.is_exact.sum())
+    return {
+        "run": str(inspection.run.path.resolve()), "snapshot": _snapshot(inspection), "samples": found.samples,
+        "exact_pairs": exact, "near_pairs": len(found.is_exact) - exact, "clusters": len(found.sizes),
+        "copies": sum(found.sizes.values()) - len(found.sizes), "compared": found.compared,
+        "thresholds": dict(THRESHOLDS), "pairs": str(rows), "notes": inspection.notes,
     }  # fmt: skip
 
 

@@ -113,7 +113,8 @@ class _Best:
             self._largest = largest
 
     def ranking(self) -> Ranking:
+        shown = np.minimum(self._similarity, 1)  # float16 rounds some rows to a norm above 1
         if self._tau is None:
-            return Ranking(self._ids, self._similarity)
+            return Ranking(self._ids, shown)
         exponents = (self._similarity.astype(np.float64) - self._largest) / self._tau
-        return Ranking(self._ids, self._similarity, np.exp(exponents) / self._total)
+        return Ranking(self._ids, shown, np.exp(exponents) / self._total)

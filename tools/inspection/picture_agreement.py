@@ -16,10 +16,9 @@ EDGE = 32
 SMOOTHING = 1.0
 """Standard deviation of the smoothing, in pixels of the 32."""
 MIN_CORRELATION = 0.98
-MAX_DIFFERENCE = 2.0
-"""Root of the mean squared difference in grey levels of 0 … 255, after smoothing and alignment. Two drawings of a glyph
-with the same font and pose, but noise of their own, differ by 2.3 or more, copies by 1.8 or less; correlation alone
-confuses the ones of high contrast (benchmarks/duplicates.py)."""
+MAX_DIFFERENCE = 1.9
+"""Root mean squared difference, in grey levels of 0 … 255, after smoothing and alignment. Correlation alone does not
+tell a copy from another drawing of high contrast, with noise of its own: `benchmarks/duplicates.py` shows both."""
 
 _MARGIN = 3
 """Pixels left out on each side, since a warp may move them in from outside."""
@@ -105,7 +104,7 @@ def _weights(scale: NDArray[np.float32], shift: NDArray[np.float32]) -> NDArray[
 
     Source: Keys, Cubic convolution interpolation for digital image processing, 1981; a = -1/2.
     """
-    at = np.float32(_CENTRE) + _WINDOW * scale[:, None] + shift[:, None]
+    at = np.clip(np.float32(_CENTRE) + _WINDOW * scale[:, None] + shift[:, None], 0, EDGE - 1)
     t = np.abs(at[:, :, None] - np.arange(EDGE, dtype=np.float32))
     near, far = (1.5 * t - 2.5) * t * t + 1, ((-0.5 * t + 2.5) * t - 4) * t + 2
     weights = np.where(t <= 1, near, np.where(t < 2, far, 0))

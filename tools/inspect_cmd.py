@@ -36,7 +36,7 @@ LATEST = "latest"
               help="Group by a column of the samples table, or by `folder`. Repeatable.")  # fmt: skip
 @click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the encoders' embeddings.")
 @click.option("--weights", type=click.Choice(["averaged", "raw"]), show_default="averaged, where the run has them",
-              help="For --map, --neighbours, --duplicates: averaged weights (model.ema), or the trained ones.")  # fmt: skip
+              help="Encoders of --map, --neighbours, --duplicates: averaged weights (model.ema), or not.")  # fmt: skip
 @click.option("--sample", "ids", type=click.IntRange(min=0), multiple=True, metavar="ID [ID…]",
               help="Show everything about these samples instead; RUN comes first.")  # fmt: skip
 @click.option("--neighbours", type=click.IntRange(1, 100), metavar="K",
@@ -55,8 +55,8 @@ LATEST = "latest"
 @click.pass_context
 def inspect(
     context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], neighbours: int | None,
-    duplicates: bool, rows_file: Path | None, at: str, against: str | None, by: tuple[str, ...], with_map: bool, weights: Weights | None,
-    overwrite: bool, data: Path | None, to: Path | None, allow_code: bool, as_json: bool,
+    duplicates: bool, rows_file: Path | None, at: str, against: str | None, by: tuple[str, ...], with_map: bool,
+    weights: Weights | None, overwrite: bool, data: Path | None, to: Path | None, allow_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,7 +107,8 @@ def print_samples(
     if folder is None or as_json:
         click.echo(json.dumps(samples_to_json(inspection, samples, around), allow_nan=False))
         return
-    listed = read_samples(inspection, listed_ids(around.values()))
+    # Without the state: a run that trains may have deleted the snapshot while features were made.
+    listed = read_samples(replace(inspection, reader=None), listed_ids(around.values()))
     path = write_samples(inspection, survey, samples, folder, around, listed)
     print_facts([*summary.facts(inspection, survey), *(("note", note) for note in inspection.notes)])
     for sample in samples:

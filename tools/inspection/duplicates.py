@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from ...files import written_aside
 from ...pipeline.dataset import Dataset
 from .exact_copies import exact_copies
 from .features_file import FeaturesFile
-from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, Agreement, agreement, prepare
-from .similar_pairs import MIN_SIMILARITY, Pairs, similar_pairs
+from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, NO_AGREEMENT, Agreement, agreement, prepare
+from .similar_pairs import MIN_SIMILARITY, NO_PAIRS, Pairs, similar_pairs
 
 THRESHOLDS = {"similarity": MIN_SIMILARITY, "correlation": MIN_CORRELATION, "difference": MAX_DIFFERENCE}
 """What near duplicates keep to: at least, at least, at most."""
@@ -74,18 +74,18 @@ def find_duplicates(
         copies, originals = exact_copies(dataset, lambda done: on_progress("checksums", done, 2 * n))
     is_copy = np.zeros(n, np.bool_)
     is_copy[copies] = True
-    found, compared = [(Pairs(*_no_pairs()), Agreement(*_no_agreement()))], 0
+    near, agreed, compared = [NO_PAIRS], [NO_AGREEMENT], 0
     with Thumbnails(dataset) as thumbnails:
         for done, candidates in similar_pairs(features, is_copy, scratch):
-            for pairs in _pieces(candidates):
-                agreed = agreement(*thumbnails.of(pairs))
-                found.append((Pairs(*(column[agreed.same] for column in pairs)),
-                              Agreement(*(column[agreed.same] for column in agreed))))  # fmt: skip
+            for start in range(0, len(candidates.first), _PAIRS_AT_ONCE):
+                pairs = candidates.of(np.arange(start, min(start + _PAIRS_AT_ONCE, len(candidates.first))))
+                found = agreement(*thumbnails.of(pairs))
+                near.append(pairs.of(found.same))
+                agreed.append(found.of(found.same))
             compared += len(candidates.first)
             on_progress("similar pictures", done, n)
-    near = Pairs(*map(np.concatenate, zip(*(pairs for pairs, _ in found), strict=True)))
-    agreed = Agreement(*map(np.concatenate, zip(*(agreed for _, agreed in found), strict=True)))
-    return _sorted(near, agreed, Pairs(originals, copies, np.full(len(copies), np.nan, np.float32)), compared, n)
+    exact = Pairs(originals, copies, np.full(len(copies), np.nan, np.float32))
+    return _sorted(exact, Pairs.joined(near), Agreement.joined(agreed), compared, n)
 
 
 class Thumbnails:
@@ -104,8 +104,9 @@ class Thumbnails:
         Raises DatasetError for a picture that does not decode.
         """
         ids, places = np.unique(np.concatenate([pairs.first, pairs.second]), return_inverse=True)
-        first, second = prepare(self._maker.make(ids, epoch=0).views[0].numpy())[places].reshape(2, -1, EDGE, EDGE)
-        return first, second
+        pictures = prepare(self._maker.make(ids, epoch=0).views[0].numpy())
+        first, second = np.split(places, 2)
+        return pictures[first], pictures[second]
 
     def __enter__(self) -> Thumbnails:
         return self
@@ -114,32 +115,15 @@ class Thumbnails:
         self._maker.close()
 
 
-def _pieces(pairs: Pairs) -> Iterator[Pairs]:
-    for start in range(0, len(pairs.first), _PAIRS_AT_ONCE):
-        yield Pairs(*(column[start : start + _PAIRS_AT_ONCE] for column in pairs))
-
-
-def _no_pairs() -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
-
-
-def _no_agreement() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    return np.empty(0, np.float32), np.empty(0, np.float32)
-
-
-def _sorted(near: Pairs, agreed: Agreement, exact: Pairs, compared: int, samples: int) -> Duplicates:
+def _sorted(exact: Pairs, near: Pairs, agreed: Agreement, compared: int, samples: int) -> Duplicates:
     # An index may find a pair from both ends.
     _, once = np.unique(near.first * samples + near.second, return_index=True)
-    pairs = Pairs(*(np.concatenate([one, other[once]]) for one, other in zip(exact, near, strict=True)))
-    ones, zeros = np.ones(len(exact.first), np.float32), np.zeros(len(exact.first), np.float32)
-    both = Agreement(*(np.concatenate([one, other[once]]) for one, other in zip((ones, zeros), agreed, strict=True)))
+    perfect = Agreement(np.ones(len(exact.first), np.float32), np.zeros(len(exact.first), np.float32))
+    pairs, agreed = Pairs.joined([exact, near.of(once)]), Agreement.joined([perfect, agreed.of(once)])
     cluster = clusters(pairs.first, pairs.second)
     order = np.lexsort((pairs.second, pairs.first, cluster))
     is_exact = np.arange(len(cluster)) < len(exact.first)
-    return Duplicates(
-        Pairs(*(column[order] for column in pairs)), is_exact[order], Agreement(*(column[order] for column in both)),
-        cluster[order], compared, samples,
-    )  # fmt: skip
+    return Duplicates(pairs.of(order), is_exact[order], agreed.of(order), cluster[order], compared, samples)
 
 
 def clusters(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -148,7 +132,7 @@ def clusters(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.
     if not len(ids):
         return np.empty(0, np.int64)
     one, other = places.reshape(2, -1)
-    graph = coo_array((np.ones(len(one), np.bool_), (one, other)), shape=(len(ids), len(ids)))
+    graph = coo_array((np.ones(len(one), np.int8), (one, other)), shape=(len(ids), len(ids)))
     _, label = connected_components(graph, directed=False)
     lowest = np.full(label.max() + 1, np.iinfo(np.int64).max)
     np.minimum.at(lowest, label, ids)

@@ -161,4 +161,4 @@ def _decode(stored: NDArray[np.uint16], into: NDArray[np.uint32]) -> bool:
             into[row, k] = (magnitude << np.uint32(13)) | ((bits & np.uint32(0x8000)) << np.uint32(16))
         for k in range(width):
             values[row, k] *= np.float32(2.0**112)
-    return largest <= _LARGEST
+    return bool(largest <= _LARGEST)

@@ -6,7 +6,8 @@ warped onto the other: a shift of whole pixels by cross-correlation, then scale,
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,17 @@ class Agreement(NamedTuple):
     def same(self) -> NDArray[np.bool_]:
         return (self.correlation >= MIN_CORRELATION) & (self.difference <= MAX_DIFFERENCE)
 
+    def of(self, which: NDArray[Any]) -> Agreement:
+        """Return chosen pairs, by a mask or by indices."""
+        return Agreement(self.correlation[which], self.difference[which])
+
+    @staticmethod
+    def joined(parts: Sequence[Agreement]) -> Agreement:
+        return Agreement(*(np.concatenate([part[column] for part in parts]) for column in (0, 1)))
+
+
+NO_AGREEMENT = Agreement(np.empty(0, np.float32), np.empty(0, np.float32))
+
 
 def prepare(pictures: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the smoothed grey levels, float32 [m, 32, 32], of pictures, float32 [m, 3, 32, 32] in 0 … 255."""
@@ -68,7 +80,7 @@ def agreement(first: NDArray[np.float32], second: NDArray[np.float32]) -> Agreem
 
 
 def _compare(first: NDArray[np.float32], second: NDArray[np.float32]) -> Agreement:
-    first, second = (each - each.mean(1, keepdims=True) for each in (first, second))
+    first, second = first - first.mean(1, keepdims=True), second - second.mean(1, keepdims=True)
     spreads = np.sqrt((first**2).mean(1)), np.sqrt((second**2).mean(1))
     product, flat = spreads[0] * spreads[1], np.minimum(*spreads) < 1e-3
     correlation = np.where(flat, 0, (first * second).mean(1) / np.where(flat, 1, product))
@@ -96,7 +108,7 @@ def _warp(
 ) -> list[NDArray[np.float32]]:
     """Sample each of `sources`, [p, 32, 32], at centre + (window - centre) * scale + shift; [p, 26, 26] each."""
     rows, columns = (_weights(scale, shift[:, axis]) for axis in (0, 1))
-    return [rows @ source @ columns.transpose(0, 2, 1) for source in sources]
+    return [np.asarray(rows @ source @ columns.transpose(0, 2, 1), np.float32) for source in sources]
 
 
 def _weights(scale: NDArray[np.float32], shift: NDArray[np.float32]) -> NDArray[np.float32]:

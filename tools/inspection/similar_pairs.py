@@ -5,10 +5,10 @@ Up to EXACT_SAMPLES every pair is compared, in products of blocks. Beyond, faiss
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,18 @@ class Pairs(NamedTuple):
     similarity: NDArray[np.float32]
     """Cosine similarity of the features of the pictures."""
 
+    def of(self, which: NDArray[Any]) -> Pairs:
+        """Return chosen pairs, by a mask or by indices."""
+        return Pairs(self.first[which], self.second[which], self.similarity[which])
+
+    @staticmethod
+    def joined(parts: Sequence[Pairs]) -> Pairs:
+        first, second = (np.concatenate([part[end] for part in parts]).astype(np.int64) for end in (0, 1))
+        return Pairs(first, second, np.concatenate([part.similarity for part in parts]))
+
+
+NO_PAIRS = Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+
 
 def similar_pairs(
     features: FeaturesFile, left_out: NDArray[np.bool_], scratch: Path, exact_samples: int = EXACT_SAMPLES
@@ -61,13 +73,13 @@ def _compared(features: FeaturesFile, left_out: NDArray[np.bool_]) -> Iterator[t
     for start in range(0, features.samples, at_once):
         stop = min(start + at_once, features.samples)
         queries = _pictures(features, start, stop)
-        best = Pairs(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+        best = NO_PAIRS
         # A pair is compared once: by its first sample.
         for first, block in features.blocks(start):
             similarity = queries @ block[:, 0].T
             rows, columns = np.nonzero(similarity >= MIN_SIMILARITY)
             found = Pairs(start + rows, first + columns, similarity[rows, columns])
-            best = _nearest(Pairs(*map(np.concatenate, zip(best, _usable(found, left_out), strict=True))))
+            best = _nearest(Pairs.joined([best, _usable(found, left_out)]))
         yield stop, best
 
 
@@ -79,7 +91,7 @@ def _searched(features: FeaturesFile, left_out: NDArray[np.bool_], folder: Path)
         rows, columns = np.nonzero((similarity >= MIN_SIMILARITY) & (ids >= 0))
         found = Pairs(start + rows, ids[rows, columns], similarity[rows, columns])
         # A sample may be among another's nearest and not the other way round; then the pair comes from one end only.
-        ends = np.sort(np.stack(found[:2]), axis=0)
+        ends = np.sort(np.stack([found.first, found.second]), axis=0)
         yield stop, _usable(Pairs(ends[0], ends[1], found.similarity), left_out)
 
 
@@ -102,7 +114,7 @@ def build_index(features: FeaturesFile, folder: Path) -> faiss.IndexIVFScalarQua
     # The lists are not in memory, and not from a file that someone else could have written.
     lists = faiss.OnDiskInvertedLists(cells, index.code_size, str(folder / "lists"))
     index.replace_invlists(lists, True)
-    lists.this.disown()
+    lists.this.disown()  # the index frees them
     for start in range(0, features.samples, _TRAINING_ROWS):
         index.add(_pictures(features, start, min(start + _TRAINING_ROWS, features.samples)))
     index.nprobe = _CELLS_VISITED
@@ -118,8 +130,7 @@ def _pictures(features: FeaturesFile, start: int, stop: int) -> NDArray[np.float
 
 
 def _usable(pairs: Pairs, left_out: NDArray[np.bool_]) -> Pairs:
-    kept = (pairs.first < pairs.second) & ~left_out[pairs.first] & ~left_out[pairs.second]
-    return Pairs(*(column[kept] for column in pairs))
+    return pairs.of((pairs.first < pairs.second) & ~left_out[pairs.first] & ~left_out[pairs.second])
 
 
 def _nearest(pairs: Pairs) -> Pairs:
@@ -127,4 +138,4 @@ def _nearest(pairs: Pairs) -> Pairs:
     order = np.lexsort((pairs.second, -pairs.similarity, pairs.first))
     sorted_first = pairs.first[order]
     rank = np.arange(len(order)) - np.searchsorted(sorted_first, sorted_first)
-    return Pairs(*(column[order[rank < NEAREST]] for column in pairs))
+    return pairs.of(order[rank < NEAREST])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ def duplicate_facts(found: Duplicates) -> list[tuple[str, str]]:
     return [
         ("duplicates", f"{len(sizes):,} clusters; {copies:,} of {found.samples:,} samples could be left out"),
         ("exact", f"{exact:,} samples have the JPEG of an earlier one"),
-        ("near", f"{len(found.is_exact) - exact:,} pairs; the pixels of {found.compared:,} similar pairs were compared"),
+        ("near", f"{len(found.is_exact) - exact:,} pairs, of {found.compared:,} similar ones compared by pixels"),
         ("thresholds", "near: similarity of the features ≥ {similarity:g}; once aligned, correlation ≥ {correlation:g} "
                        "and difference ≤ {difference:g} grey levels".format(**THRESHOLDS)),
     ]  # fmt: skip
@@ -44,7 +45,8 @@ def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Dupli
     members = found.members([cluster for clusters in groups.values() for cluster in clusters])
     shown = [id for clusters in groups.values() for cluster in clusters for id in members[cluster][:MEMBERS]]
     pictures = read_pictures(dataset, shown, inspection.notes)
-    cards = Cards(read_samples(inspection, shown), data_uris(pictures, shown, MAX_BYTES), 100)
+    # Without the state: a run that trains may have deleted the snapshot meanwhile.
+    cards = Cards(read_samples(replace(inspection, reader=None), shown), data_uris(pictures, shown, MAX_BYTES), 100)
     best = _best_figures(found)
 
     def sheet(cluster: int) -> str:

@@ -123,8 +123,8 @@ def write_samples(
     folder.mkdir(exist_ok=True)
     ids = [sample.sample_id for sample in samples]
     pictures = read_pictures(inspection.dataset, [*ids, *listed], inspection.notes) if inspection.dataset else {}
-    uris = data_uris(pictures, shown := listed_ids(around.values()), MAX_BYTES)
-    if shown and pictures and not uris:
+    uris = data_uris(pictures, neighbours := listed_ids(around.values()), MAX_BYTES)
+    if neighbours and pictures and not uris:
         inspection.notes.append("There is no room for pictures of neighbours on the page; ask for fewer.")
     cards = Cards(listed, uris, LONGEST_TEXTS[-1])
     parts = {}

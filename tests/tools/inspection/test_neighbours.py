@@ -105,7 +105,5 @@ def test_without_a_usable_temperature_negatives_have_no_weights(pairs, tau):
 
 @pytest.mark.parametrize("sample_id", [-1, SAMPLES])
 def test_an_unknown_id_is_refused_with_the_range_of_ids(pairs, sample_id):
-    with pytest.raises(
-        ConfigError, match=rf"no such sample: {sample_id}; the run has 3,000 samples, with ids 0 … 2999"
-    ):
+    with pytest.raises(ConfigError, match=f"no such sample: {sample_id}; .* ids 0 … 2999"):
         find_neighbours(pairs, sample_id, 3, {})

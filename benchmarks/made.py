@@ -25,7 +25,7 @@ from thermopile.pipeline.dataset_index import (
     seal_index,
     shard_name,
 )
-from thermopile.pipeline.sources import Groups, Sample
+from thermopile.pipeline.sources import Groups, Sample, Source
 
 EDGE = 32
 """Pixels of a picture's side."""
@@ -76,7 +76,7 @@ def write_first_format(dataset: Dataset, to: Path) -> Dataset:
     return Dataset(to)
 
 
-class PairSource:
+class PairSource(Source):
     """`samples` small pictures with captions, in 1,000 classes at most; class k, from 0, has about 1 / (k + 1) as many
     samples as the first."""
 

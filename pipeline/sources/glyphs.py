@@ -90,13 +90,13 @@ class GlyphSource(Source):
         return len(self) * IMAGE_SIZE**2 * 3
 
     def __getitem__(self, index: int) -> Sample:
-        group, altered = unicodedata.name(self._character(index)), None
-        picture: Image.Image | bytes = self._picture(original := int(self._picture_of[index]))
+        original = int(self._picture_of[index])
+        picture: Image.Image | bytes = (drawn := self._picture(original))
+        altered = "swapped" if self._caption_of[index] != index else None
         if original != index:
-            picture = _magnified(picture, np.random.default_rng([self.seed, 7, index]))
+            picture = _magnified(drawn, np.random.default_rng([self.seed, 7, index]))
             altered = f"duplicate of {self.key(original)}"
-        elif self._caption_of[index] != index:
-            altered = "swapped"
+        group = unicodedata.name(self._character(index))
         return Sample(self.uri(index), self.key(index), picture, self._caption(index), group, altered=altered)
 
     def uri(self, index: int) -> str:

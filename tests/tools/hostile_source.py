@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from thermopile.pipeline.sources import Sample
+from thermopile.pipeline.sources import Sample, Source
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -18,7 +18,7 @@ SIZES = (34, 16, 8, 4, 2, 1)
 """Samples of each class; the last sample of all has no class and no caption."""
 
 
-class HostileSource:
+class HostileSource(Source):
     """66 small pictures; the captions take turns, class k is named after text k."""
 
     mode = "pairs"

@@ -114,7 +114,7 @@ def build_index(features: FeaturesFile, folder: Path) -> faiss.IndexIVFScalarQua
     # The lists are not in memory, and not from a file that someone else could have written.
     lists = faiss.OnDiskInvertedLists(cells, index.code_size, str(folder / "lists"))
     index.replace_invlists(lists, True)
-    lists.this.disown()  # the index frees them
+    lists.this.disown()  # type: ignore[attr-defined]  # the index frees them
     for start in range(0, features.samples, _TRAINING_ROWS):
         index.add(_pictures(features, start, min(start + _TRAINING_ROWS, features.samples)))
     index.nprobe = _CELLS_VISITED

@@ -85,36 +85,40 @@ def _places(side: str, sides: int) -> tuple[int, int]:
 
 
 class _Best:
-    """The most similar of the samples seen so far, and the sum of exp((similarity - largest) / tau) over all."""
+    """The most similar of the samples seen so far, and the sum of exp((similarity - highest) / tau) over all."""
 
     def __init__(self, count: int, tau: float | None) -> None:
         self._count = count
         self._tau = tau if tau is not None and 0 < tau < math.inf else None
         self._ids, self._similarity = np.empty(0, np.int64), np.empty(0, np.float32)
-        self._largest, self._total = -math.inf, 0.0
+        self._highest, self._total = -math.inf, 0.0
 
     def add(self, first: int, similarity: NDArray[np.float32]) -> None:
         """similarity: float32 [m], of samples first … first + m - 1; -inf for the sample itself."""
-        least = self._similarity[-1] if len(self._similarity) == self._count else -np.inf
-        if len(places := np.flatnonzero(similarity > least)):
-            ids = np.concatenate([self._ids, first + places])
-            values = np.concatenate([self._similarity, similarity[places]])
-            order = np.argsort(-values, kind="stable")[: self._count]  # ids ascend: of ties, the lowest stay
-            self._ids, self._similarity = ids[order], values[order]
-        if self._tau is not None:
-            self._sum(similarity, self._tau)
+        highest = float(similarity.max())
+        if len(self._similarity) < self._count or highest > self._similarity[-1]:
+            self._rank(first, similarity)
+        if self._tau is not None and highest > -math.inf:
+            self._sum(similarity, highest, self._tau)
 
-    def _sum(self, similarity: NDArray[np.float32], tau: float) -> None:
-        # Differences to the largest are exact in float32 where they matter; similarity / tau would not be.
-        largest = max(self._largest, float(similarity.max()))
-        if largest > -math.inf:
-            sum_here = float(np.exp((similarity - np.float32(largest)) / np.float32(tau)).sum(dtype=np.float64))
-            self._total = self._total * math.exp((self._largest - largest) / tau) + sum_here
-            self._largest = largest
+    def _rank(self, first: int, similarity: NDArray[np.float32]) -> None:
+        least = self._similarity[-1] if len(self._similarity) == self._count else -np.inf
+        places = np.flatnonzero(similarity > least)
+        ids = np.concatenate([self._ids, first + places])
+        values = np.concatenate([self._similarity, similarity[places]])
+        order = np.argsort(-values, kind="stable")[: self._count]  # ids ascend: of ties, the lowest stay
+        self._ids, self._similarity = ids[order], values[order]
+
+    def _sum(self, similarity: NDArray[np.float32], highest: float, tau: float) -> None:
+        # Differences to the highest are exact in float32 where they matter; similarity / tau would not be.
+        highest = max(self._highest, highest)
+        sum_here = float(np.exp((similarity - np.float32(highest)) * np.float32(1 / tau)).sum())
+        self._total = self._total * math.exp((self._highest - highest) / tau) + sum_here
+        self._highest = highest
 
     def ranking(self) -> Ranking:
         shown = np.minimum(self._similarity, 1)  # float16 rounds some rows to a norm above 1
         if self._tau is None:
             return Ranking(self._ids, shown)
-        exponents = (self._similarity.astype(np.float64) - self._largest) / self._tau
+        exponents = (self._similarity.astype(np.float64) - self._highest) / self._tau
         return Ranking(self._ids, shown, np.exp(exponents) / self._total)

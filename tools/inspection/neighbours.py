@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...pipeline.cores import cores
 from ...trainer.errors import ConfigError
 from .features_file import FeaturesFile
 
@@ -17,6 +19,13 @@ _KINDS = (PICTURES, CAPTIONS)
 """What the sides of a features file hold."""
 ANCHORS = {1: ("sample",), 2: ("image", "text")}
 """Number of sides of the features -> sides of the state of an objective that has one."""
+
+_LEAST_TAU = 1e-9
+"""At lower ones, exponents leave the range of float32; no run has any."""
+_SAMPLES_PER_THREAD = 100_000
+
+_Places = tuple[int, int]
+"""Side of the features of the anchor, and of the samples that it is compared with."""
 
 
 class Ranking(NamedTuple):
@@ -43,10 +52,10 @@ class Neighbours(NamedTuple):
 
 
 def find_neighbours(features: FeaturesFile, sample_id: int, count: int, tau: Mapping[str, float | None]) -> Neighbours:
-    """Compare a sample with all others: exact, in one pass over the file and a few megabytes.
+    """Compare a sample with all others: exact, in one pass over the file by a thread per core, in little memory.
 
     count: samples per ranking; fewer if there are fewer others. tau: side of the state -> the sample's temperature;
-    its negatives have no weights without one, or if it is not above 0.
+    its negatives have no weights without one, or if it is not positive.
 
     The weights are p*_ij = exp((s_ij - s_ii) / tau_i) / sum_k exp((s_ik - s_ii) / tau_i) over all other samples: the
     distribution over the negatives at which the robust loss takes its worst case (iSogCLR eq 6, Figure 3, appendix A).
@@ -58,26 +67,41 @@ def find_neighbours(features: FeaturesFile, sample_id: int, count: int, tau: Map
         raise ConfigError(f"no such sample: {sample_id}; the run has {features.samples:,} samples, with ids 0 … "
                           f"{features.samples - 1}")  # fmt: skip
     (own,) = features.rows(np.array([sample_id]))
-    kinds = range(features.sides)
-    best = {(anchor, kind): _Best(count, None) for anchor in kinds for kind in kinds}
-    for side in tau:
-        anchor, kind = _places(side, features.sides)
-        best[anchor, kind] = _Best(count, tau[side])
-    for first, block in features.blocks():
+    wanted: dict[_Places, float | None] = {(one, other): None for one in range(len(own)) for other in range(len(own))}
+    wanted |= {_places(side, len(own)): value for side, value in tau.items()}
+
+    def scan(part: range) -> dict[_Places, _Best]:
+        return _scan(features, part, sample_id, own, {places: _Best(count, wanted[places]) for places in wanted})
+
+    parts = min(cores(), 1 + features.samples // _SAMPLES_PER_THREAD)
+    edges = [features.samples * part // parts for part in range(parts + 1)]
+    with ThreadPoolExecutor(parts) as threads:
+        best, *others = threads.map(scan, map(range, edges[:-1], edges[1:]))
+    for other in others:
+        for places, found in best.items():
+            found.join(other[places])
+    return Neighbours(
+        nearest={_KINDS[kind]: best[kind, kind].ranking()._replace(weights=None) for kind in range(len(own))},
+        negatives={side: best[_places(side, len(own))].ranking() for side in tau},
+        pair_similarity=float(own[0] @ own[1]) if len(own) == 2 else None,
+    )
+
+
+def _scan(
+    features: FeaturesFile, part: range, sample_id: int, own: NDArray[np.float32], best: dict[_Places, _Best]
+) -> dict[_Places, _Best]:
+    """Compare a sample, its features float32 [sides, d], with those of a range of ids."""
+    for first, block in features.blocks(part.start, part.stop):
         for (anchor, kind), found in best.items():
             # A product with a matrix of few columns takes longer than one for each column.
             similarity = block[:, kind] @ own[anchor]
             if first <= sample_id < first + len(block):
                 similarity[sample_id - first] = -np.inf
             found.add(first, similarity)
-    return Neighbours(
-        nearest={_KINDS[kind]: best[kind, kind].ranking()._replace(weights=None) for kind in kinds},
-        negatives={side: best[_places(side, features.sides)].ranking() for side in tau},
-        pair_similarity=float(own[0] @ own[1]) if features.sides == 2 else None,
-    )
+    return best
 
 
-def _places(side: str, sides: int) -> tuple[int, int]:
+def _places(side: str, sides: int) -> _Places:
     """Return which side of the features holds the anchors of a side of the state, and which its negatives."""
     if sides == 1:
         return 0, 0
@@ -89,7 +113,7 @@ class _Best:
 
     def __init__(self, count: int, tau: float | None) -> None:
         self._count = count
-        self._tau = tau if tau is not None and 0 < tau < math.inf else None
+        self._tau = tau if tau is not None and _LEAST_TAU < tau < math.inf else None
         self._ids, self._similarity = np.empty(0, np.int64), np.empty(0, np.float32)
         self._highest, self._total = -math.inf, 0.0
 
@@ -104,17 +128,30 @@ class _Best:
     def _rank(self, first: int, similarity: NDArray[np.float32]) -> None:
         least = self._similarity[-1] if len(self._similarity) == self._count else -np.inf
         places = np.flatnonzero(similarity > least)
-        ids = np.concatenate([self._ids, first + places])
-        values = np.concatenate([self._similarity, similarity[places]])
-        order = np.argsort(-values, kind="stable")[: self._count]  # ids ascend: of ties, the lowest stay
-        self._ids, self._similarity = ids[order], values[order]
+        self._keep(first + places, similarity[places])
+
+    def _keep(self, ids: NDArray[np.int64], similarity: NDArray[np.float32]) -> None:
+        ids, similarity = np.concatenate([self._ids, ids]), np.concatenate([self._similarity, similarity])
+        order = np.argsort(-similarity, kind="stable")[: self._count]  # ids ascend: of ties, the lowest stay
+        self._ids, self._similarity = ids[order], similarity[order]
 
     def _sum(self, similarity: NDArray[np.float32], highest: float, tau: float) -> None:
-        # Differences to the highest are exact in float32 where they matter; similarity / tau would not be.
         highest = max(self._highest, highest)
+        # Differences to the highest are exact in float32 where they matter; similarity / tau would not be.
         sum_here = float(np.exp((similarity - np.float32(highest)) * np.float32(1 / tau)).sum())
-        self._total = self._total * math.exp((self._highest - highest) / tau) + sum_here
+        self._add(highest, sum_here, tau)
+
+    def _add(self, highest: float, total: float, tau: float) -> None:
+        """Add a sum relative to `highest`, which is no lower than the one before."""
+        self._total = self._total * math.exp((self._highest - highest) / tau) + total
         self._highest = highest
+
+    def join(self, later: _Best) -> None:
+        """Add samples with higher ids."""
+        self._keep(later._ids, later._similarity)
+        if self._tau is not None and later._total:
+            highest = max(self._highest, later._highest)
+            self._add(highest, later._total * math.exp((later._highest - highest) / self._tau), self._tau)
 
     def ranking(self) -> Ranking:
         shown = np.minimum(self._similarity, 1)  # float16 rounds some rows to a norm above 1

@@ -3,11 +3,18 @@
 import numpy as np
 import pytest
 
+from thermopile.tools.inspection import neighbours as module
 from thermopile.tools.inspection.features_file import NAME, FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.neighbours import find_neighbours
 from thermopile.trainer.errors import ConfigError
 
 SAMPLES = 3000
+
+
+@pytest.fixture(autouse=True, params=[1, 3], ids=["one thread", "three threads"])
+def threads(request, monkeypatch):
+    monkeypatch.setattr(module, "cores", lambda: request.param)
+    monkeypatch.setattr(module, "_SAMPLES_PER_THREAD", 100)
 
 
 def stored(folder, features):

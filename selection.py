@@ -26,7 +26,7 @@ from .files import open_regular, own_directory, read_regular, refuse_link, sha25
 from .sealed_json import DamagedJSONError, seal_document, unseal
 
 IDS, WEIGHTS, ABOUT = "ids.int64", "weights.float32", "selection.json"
-_DTYPES = {IDS: np.dtype("<i8"), WEIGHTS: np.dtype("<f4")}
+_DTYPES: dict[str, np.dtype[Any]] = {IDS: np.dtype("<i8"), WEIGHTS: np.dtype("<f4")}
 
 _Count = Annotated[int, Field(ge=1, lt=2**63)]
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

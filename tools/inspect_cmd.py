@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from .own_code import ALLOW
 
@@ -13,6 +14,14 @@ if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights
 
 LATEST = "latest"
+_OPTIONS = {
+    "--export": ["rows_file", "overwrite", "suspects"],
+    "--serve": ["serves", "port", "to"],
+    "--duplicates": ["duplicates", "to", "as_json"],
+    "--sample": ["ids", "neighbours", "to", "as_json"],
+    "a report": ["against", "by", "with_map", "suspects", "to", "as_json"],
+}
+"""What is shown -> options that have an effect on it, besides those of all."""
 
 
 @click.command(
@@ -23,6 +32,8 @@ LATEST = "latest"
     "  thermopile inspect runs/cc3m --by folder --map\n"
     "  thermopile inspect runs/cc3m --confirm 5000\n"
     "  thermopile inspect runs/cc3m --sample 1204 77\n"
+    "  thermopile inspect runs/cc3m --sample 1204 --neighbours 20\n"
+    "  thermopile inspect runs/cc3m --duplicates\n"
     "  thermopile inspect runs/cc3m --serve\n"
     "  thermopile inspect runs/cc3m --export rows.parquet\n"
     "  thermopile inspect runs/cc3m-tempnet --data data/cc12m",
@@ -40,9 +51,13 @@ LATEST = "latest"
               metavar="[N]", help="Decide the kinds of the N most suspicious samples (20,000 without a number) by a "
               "forward pass of the encoders.")  # fmt: skip
 @click.option("--weights", type=click.Choice(["averaged", "raw"]), show_default="averaged, where the run has them",
-              help="For --map and --confirm: the weights' moving average (model.ema), or the weights.")  # fmt: skip
+              help="Weights of the encoders, where needed: the moving average (model.ema), or not.")  # fmt: skip
 @click.option("--sample", "ids", type=click.IntRange(min=0), multiple=True, metavar="ID [ID…]",
               help="Show everything about these samples instead; RUN comes first.")  # fmt: skip
+@click.option("--neighbours", type=click.IntRange(1, 100), metavar="K",
+              help="With --sample: add the K nearest pictures and captions, and the K hardest negatives.")  # fmt: skip
+@click.option("--duplicates", is_flag=True,
+              help="Look for duplicates instead: write RUN/report/duplicates.parquet and duplicates.html.")  # fmt: skip
 @click.option("--export", "rows_file", type=click.Path(path_type=Path), metavar="FILE.parquet|csv",
               help="Write one row per sample instead.")  # fmt: skip
 @click.option("--serve", "serves", is_flag=True, help="Serve a page of all samples to this machine's browser instead: "
@@ -55,12 +70,13 @@ LATEST = "latest"
 @click.option("--to", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIRECTORY",
               help="Directory of the page. Default: RUN/report.")  # fmt: skip
 @ALLOW
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no page.")
 @click.pass_context
 def inspect(
-    context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], rows_file: Path | None, at: str,
-    against: str | None, by: tuple[str, ...], with_map: bool, suspects: int | None, weights: Weights | None,
-    serves: bool, port: int, overwrite: bool, data: Path | None, to: Path | None, allow_code: bool, as_json: bool,
+    context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], neighbours: int | None,
+    duplicates: bool, rows_file: Path | None, serves: bool, port: int, at: str, against: str | None,
+    by: tuple[str, ...], with_map: bool, suspects: int | None, weights: Weights | None, overwrite: bool,
+    data: Path | None, to: Path | None, allow_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
 
@@ -70,31 +86,39 @@ def inspect(
 
     if more_ids and not ids:
         raise click.UsageError(f"unexpected argument {more_ids[0]}; sample ids come after --sample")
-    if as_json:
-        _refuse(context, "--json", "to")
-    if not serves:
-        _refuse(context, "a page that is not served (--serve)", "port")
-    if not (with_map or suspects):
-        _refuse(context, "an inspection without --map or --confirm", "weights")
-        if data is None:
-            _refuse(context, "an inspection without --map, --confirm or --data", "allow_code")
+    if neighbours and not ids:
+        raise click.UsageError("--neighbours needs samples: --sample ID --neighbours K")
+    mode = next((mode for mode, asked in (("--export", rows_file), ("--serve", serves), ("--duplicates", duplicates),
+                                          ("--sample", ids)) if asked), "a report")  # fmt: skip
+    used = {"run", "more_ids", "at", "data", *_OPTIONS[mode]}
+    if with_map or suspects or neighbours or duplicates:
+        used |= {"weights", "allow_code"}
+    if data:  # whose temperatures may be predicted, by encoders of one's own
+        used.add("allow_code")
+    if as_json and not (neighbours or duplicates):
+        used -= {"to"}
+    _refuse_others(context, mode, used)
+    suspects = suspects or 0
     if rows_file:
-        _refuse(context, "--export", "ids", "against", "by", "with_map", "to", "as_json")
-        inspecting.export(run, rows_file, at, data, overwrite, suspects or 0, weights, allow_code)
+        inspecting.export(run, rows_file, at, data, overwrite, suspects, weights, allow_code)
     elif serves:
-        _refuse(context, "--serve", "ids", "against", "by", "with_map", "suspects", "allow_code", "overwrite", "as_json")
         inspecting.serve(run, at, data, to, port)
+    elif duplicates:
+        inspecting.report_duplicates(run, at, weights, allow_code, data, to, as_json)
     elif ids:
-        _refuse(context, "--sample", "against", "by", "with_map", "suspects", "weights", "overwrite")
-        inspecting.print_samples(run, (*ids, *more_ids), at, data, to, allow_code, as_json)
+        inspecting.print_samples(run, (*ids, *more_ids), at, data, to, as_json, neighbours, weights, allow_code)
     else:
-        _refuse(context, "a report", "overwrite")
         by = tuple(dict.fromkeys(by))
-        inspecting.report(run, at, against, by, with_map, suspects or 0, weights, allow_code, data, to, as_json)
+        inspecting.report(run, at, against, by, with_map, suspects, weights, allow_code, data, to, as_json)
 
 
-def _refuse(context: click.Context, what: str, *names: str) -> None:
+def _refuse_others(context: click.Context, mode: str, used: set[str]) -> None:
     """Refuse options that would have no effect."""
-    given = {name for name in names if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
-    if extra := [option.opts[0] for option in context.command.params if option.name in given]:
-        raise click.UsageError(f"{', '.join(extra)} has no effect with {what}; leave out one of them")
+    given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if extra := [option for option in context.command.params if option.name in given - used]:
+        names, beside = ", ".join(option.opts[0] for option in extra), mode
+        if "as_json" in given & used and extra[0].name == "to":
+            beside = "--json"
+        elif {option.name for option in extra} <= {"weights", "allow_code"}:
+            beside = f"{mode} that needs no encoders"
+        raise click.UsageError(f"{names} has no effect with {beside}; leave out one of them")

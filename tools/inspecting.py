@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,15 +15,28 @@ from ..files import refuse_link
 from ..trainer.errors import ConfigError, RunError
 from ..trainer.run_directory import RunDirectory
 from .inspection import summary
-from .inspection.as_json import samples_to_json, to_json
-from .inspection.findings import Findings, confirm_with_progress, look, read_again, survey_with_progress
+from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
+from .inspection.duplicates import find_duplicates, write_duplicates
+from .inspection.findings import (
+    ROWS_IN_TWO_SECONDS,
+    Findings,
+    confirm_with_progress,
+    look,
+    read_again,
+    survey_with_progress,
+)
+from .inspection.neighbours import ANCHORS, Neighbours, find_neighbours
 from .inspection.predicted import other_dataset
 from .inspection.rows_export import check_target, export_rows
-from .inspection.run import Inspection
-from .inspection.samples import Sample, read_histories
+from .inspection.run import Inspection, read_run
+from .inspection.run_features import features_with_progress
+from .inspection.samples import Sample, read_histories, read_samples
 from .inspection.survey import Survey
 from .plain_text import plain_text
 from .progress import progress_bar, task_bars, working
+from .report.duplicates import DUPLICATES, duplicate_facts, write_duplicates_page
+from .report.neighbourhood import listed_ids, listings
+from .report.neighbourhood import rows as table_of
 from .report.page import history_table, write_report, write_samples
 from .report.sheets import facts
 from .terminal import print_facts, print_table
@@ -90,20 +104,31 @@ def _print_tau(findings: Findings, survey: Survey) -> None:
 
 
 def print_samples(
-    run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, allow_code: bool, as_json: bool
+    run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, as_json: bool,
+    neighbours: int | None = None, weights: Weights | None = None, allow_code: bool = False,
 ) -> None:  # fmt: skip
-    """Print single samples with their history and write their page, or print them as JSON."""
+    """Print single samples with their history and write their page, or print them as JSON.
+
+    neighbours: how many neighbours and negatives of each to list.
+    """
 
     def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[Sample]]:
         survey = survey_with_progress(inspection, ())
         return inspection, survey, read_histories(inspection, ids, survey.sides if survey else ())
 
-    folder = None if as_json else _writable(run, to)
+    if neighbours:
+        _refuse_other_dataset("--neighbours", run, data)
+    folder = None if as_json and not neighbours else _writable(run, to)
     inspection, survey, samples = read_again(read, run, at, data, allow_code=allow_code)
-    if folder is None:
-        click.echo(json.dumps(samples_to_json(inspection, samples), allow_nan=False))
+    around: dict[int, Neighbours] = {}
+    if folder and neighbours:
+        around = _around(inspection, samples, folder, neighbours, weights, allow_code)
+    if folder is None or as_json:
+        click.echo(json.dumps(samples_to_json(inspection, samples, around), allow_nan=False))
         return
-    path = write_samples(inspection, survey, samples, folder)
+    # Without the state: a run that trains may have deleted the snapshot while features were made.
+    listed = read_samples(replace(inspection, reader=None), listed_ids(around.values()))
+    path = write_samples(inspection, survey, samples, folder, around, listed)
     print_facts([*summary.facts(inspection, survey), *(("note", note) for note in inspection.notes)])
     for sample in samples:
         click.echo()
@@ -112,7 +137,52 @@ def print_samples(
             head, rows = history_table(sample)
             titles = [head[0], *(f">{word}" for word in head[1:])]
             print_table(titles, [[cell if isinstance(cell, str) else cell.shown for cell in row] for row in rows])
+        if found := around.get(sample.sample_id):
+            for listing in listings(sample, found):
+                click.echo(f"{listing.title}. {listing.words}".rstrip())
+                print_table(*table_of(listing, listed))
     click.echo(path)
+
+
+def _around(
+    inspection: Inspection, samples: list[Sample], folder: Path, count: int, weights: Weights | None, allow_code: bool
+) -> dict[int, Neighbours]:
+    """Return the neighbours of samples by id. Makes the features of all samples first where `folder` has none."""
+    folder.mkdir(exist_ok=True)
+    features = features_with_progress(inspection, folder, weights, allow_code)
+    found = {}
+    with progress_bar("comparing", len(samples), hidden=len(samples) * features.samples < ROWS_IN_TWO_SECONDS) as bar:
+        for done, sample in enumerate(samples, start=1):
+            tau = {side: sample.state.get(f"{side}/tau") for side in inspection.sides or ANCHORS[features.sides]}
+            found[sample.sample_id] = find_neighbours(features, sample.sample_id, count, tau)
+            bar.update(done)
+    return found
+
+
+def report_duplicates(
+    run: Path, at: str, weights: Weights | None, allow_code: bool, data: Path | None, to: Path | None, as_json: bool
+) -> None:
+    """Look for duplicates, write them as rows, and print a summary and write a page, or print JSON."""
+    folder = _writable(run, to)
+    inspection = read_run(RunDirectory(run), at=at, data=data)
+    if (dataset := inspection.dataset) is None:
+        raise RunError(f"duplicates need the run's dataset. {' '.join(inspection.notes)}")
+    folder.mkdir(exist_ok=True)
+    features = features_with_progress(inspection, folder, weights, allow_code)
+    if dataset.index.format == 1:
+        inspection.notes.append("The dataset has format 1, without checksums: exact copies are reported as near ones.")
+    with task_bars() as show:
+        found = find_duplicates(dataset, features, folder, show)
+    rows = folder / DUPLICATES
+    write_duplicates(rows, found, dataset.index.fingerprint)
+    if as_json:
+        click.echo(json.dumps(duplicates_to_json(inspection, found, rows), allow_nan=False))
+        return
+    page = write_duplicates_page(inspection, dataset, found, folder)
+    print_facts([*summary.facts(inspection, None), *duplicate_facts(found),
+                 *(("note", note) for note in inspection.notes)])  # fmt: skip
+    click.echo(rows)
+    click.echo(page)
 
 
 def export(
@@ -140,9 +210,7 @@ def serve(run: Path, at: str, data: Path | None, to: Path | None, port: int) -> 
     from .serving.answers import Answers
     from .serving.catalogue import Catalogue, open_catalogue
 
-    if other_dataset(RunDirectory(run), data, allow_code=False):
-        raise ConfigError("--serve is for the dataset that the run was trained on; leave it out to see temperatures "
-                          "predicted for another")  # fmt: skip
+    _refuse_other_dataset("--serve", run, data)
     folder = _writable(run, to)
 
     def opened(inspection: Inspection) -> tuple[Inspection, Catalogue]:
@@ -165,3 +233,10 @@ def _listening(answers: Answers, port: int) -> PageServer:
         return PageServer(answers, port)
     except OSError as error:
         raise RunError(f"port {port} cannot be used: {error.strerror}; choose another one with --port") from error
+
+
+def _refuse_other_dataset(option: str, run: Path, data: Path | None) -> None:
+    """Raise ConfigError if temperatures would be predicted for `data`."""
+    if other_dataset(RunDirectory(run), data, allow_code=False):
+        raise ConfigError(f"{option} is for the dataset that the run was trained on; leave it out to see temperatures "
+                          "predicted for another")  # fmt: skip

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .confirmation import Confirmation
 from .distribution import Distribution
 from .drift import Drift
+from .duplicates import THRESHOLDS, Duplicates
 from .findings import Findings
 from .groups import Groups
 from .kinds import SampleKinds
+from .neighbours import Neighbours, Ranking
 from .run import Inspection
 from .samples import Sample
 from .summary import QUANTILES, SETTINGS
@@ -53,8 +56,13 @@ def to_json(findings: Findings) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def samples_to_json(inspection: Inspection, samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return single samples as JSON values; log_s of an unvisited sample, which is -inf, becomes None."""
+def samples_to_json(
+    inspection: Inspection, samples: Sequence[Sample], around: Mapping[int, Neighbours]
+) -> dict[str, Any]:
+    """Return single samples as JSON values; log_s of an unvisited sample, which is -inf, becomes None.
+
+    around: neighbours by id, where they were asked for.
+    """
     return {
         "run": str(inspection.run.path.resolve()),
         "snapshot": _snapshot(inspection),
@@ -65,11 +73,36 @@ def samples_to_json(inspection: Inspection, samples: Sequence[Sample]) -> dict[s
                 "share_with_lower_tau": sample.ranks,
                 "history": [{"tag": at.snapshot.tag, "step": at.snapshot.step, **_finite(at.values)}
                             for at in sample.history],
+                **({"neighbours": _neighbours(around[sample.sample_id])} if sample.sample_id in around else {}),
             }
             for sample in samples
         ],
         "notes": inspection.notes,
     }  # fmt: skip
+
+
+def duplicates_to_json(inspection: Inspection, found: Duplicates, rows: Path) -> dict[str, Any]:
+    """Return what `inspect --duplicates` found; the pairs are in the file `rows`."""
+    exact = int(found.is_exact.sum())
+    return {
+        "run": str(inspection.run.path.resolve()), "snapshot": _snapshot(inspection), "samples": found.samples,
+        "exact_pairs": exact, "near_pairs": len(found.is_exact) - exact, "clusters": len(found.sizes),
+        "copies": sum(found.sizes.values()) - len(found.sizes), "compared": found.compared,
+        "thresholds": dict(THRESHOLDS), "pairs": str(rows), "notes": inspection.notes,
+    }  # fmt: skip
+
+
+def _neighbours(found: Neighbours) -> dict[str, Any]:
+    return {
+        "pair_similarity": found.pair_similarity,
+        "nearest": {kind: _ranking(ranking) for kind, ranking in found.nearest.items()},
+        "negatives": {side: _ranking(ranking) for side, ranking in found.negatives.items()},
+    }
+
+
+def _ranking(ranking: Ranking) -> dict[str, Any]:
+    weights = {} if ranking.weights is None else {"p": ranking.weights.tolist()}
+    return {"sample_ids": ranking.sample_ids.tolist(), "similarity": ranking.similarity.tolist(), **weights}
 
 
 def _finite(values: Mapping[str, float | int]) -> dict[str, float | int | None]:

@@ -19,6 +19,8 @@ from .figures.over_time import draw_history
 from .figures.style import LIGHT, png_of
 from .html import MAX_CHARACTERS, Cell, Row, data_uri, document, facts_list, figure, table
 from .kinds import kinds
+from .neighbourhood import Around, listed_ids
+from .neighbourhood import sheets as neighbour_sheets
 from .sheets import Cards, data_uris, facts, number, read_pictures, state_word
 
 PAGE, SAMPLES_PAGE = "report.html", "samples.html"
@@ -123,13 +125,27 @@ def _sheets(findings: Findings, room: int) -> tuple[str, str, str]:
     return built(uris, longest)
 
 
-def write_samples(inspection: Inspection, survey: Survey | None, samples: Sequence[Sample], folder: Path) -> Path:
-    """Write the page into `folder` atomically and return its path. Pictures that cannot be shown are noted."""
+def write_samples(
+    inspection: Inspection, survey: Survey | None, samples: Sequence[Sample], folder: Path,
+    around: Around, listed: Mapping[int, Sample],
+) -> Path:  # fmt: skip
+    """Write the page into `folder` atomically and return its path. Pictures that cannot be shown are noted.
+
+    around: neighbours of the samples, where they were asked for. listed: all samples that those name, by id.
+    """
     folder.mkdir(exist_ok=True)
     ids = [sample.sample_id for sample in samples]
-    pictures = read_pictures(inspection.dataset, ids, inspection.notes) if inspection.dataset else {}
-    parts = {f"Sample {sample.sample_id}": _part(inspection, sample, pictures) for sample in samples}
-    name, lede = inspection.run.path.resolve().name, f"Everything known about {len(ids):,} samples."
+    pictures = read_pictures(inspection.dataset, [*ids, *listed], inspection.notes) if inspection.dataset else {}
+    uris = data_uris(pictures, neighbours := listed_ids(around.values()), MAX_BYTES)
+    if neighbours and pictures and not uris:
+        inspection.notes.append("There is no room for pictures of neighbours on the page; ask for fewer.")
+    cards = Cards(listed, uris, LONGEST_TEXTS[-1])
+    parts = {}
+    for sample in samples:
+        parts[f"Sample {sample.sample_id}"] = _part(inspection, sample, pictures)
+        if found := around.get(sample.sample_id):
+            parts[f"Sample {sample.sample_id}"] += neighbour_sheets(sample, found, cards)
+    name, lede = inspection.run.path.resolve().name, f"Everything recorded about {len(ids):,} samples."
     shown = summary.what(inspection, survey) if survey else ""
     html = document("Samples of {}", name, lede, shown, inspection.notes, parts)
     path = folder / (_prefix(inspection) + SAMPLES_PAGE)

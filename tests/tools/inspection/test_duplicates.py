@@ -1,0 +1,181 @@
+"""Duplicates of a dataset: exact copies by their bytes, near ones by their pixels, and the clusters of both."""
+
+from io import BytesIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.sources.parquet import ParquetSource
+from thermopile.tools.inspection import exact_copies as exact_module
+from thermopile.tools.inspection.duplicates import clusters, find_duplicates, write_duplicates
+from thermopile.tools.inspection.exact_copies import exact_copies
+from thermopile.tools.inspection.features_file import NAME, FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.similar_pairs import NEAREST, similar_pairs
+from thermopile.trainer.errors import ConfigError
+
+from copies import magnified
+
+PICTURES = 60
+EXACT = {60: 3, 61: 3, 62: 7, 63: 61}
+"""Key of a sample -> key of the sample whose file it repeats."""
+NEAR = {64: 10, 65: 3, 66: 64}
+"""Key -> key of the sample that it is a magnified part of."""
+
+
+@pytest.fixture(scope="module")
+def dataset(draw, tmp_path_factory):
+    """60 pictures, four files that come again, and three that are magnified by 3 % and encoded again."""
+    files, folder = {}, tmp_path_factory.mktemp("copies")
+    for key in range(PICTURES):
+        file = BytesIO()
+        draw(key, 64, 64).save(file, "JPEG", quality=95)
+        files[key] = file.getvalue()
+    for key, original in EXACT.items():
+        files[key] = files[original]
+    for key, original in NEAR.items():
+        file = BytesIO()
+        magnified(Image.open(BytesIO(files[original])), 1.03).save(file, "JPEG", quality=70)
+        files[key] = file.getvalue()
+    table = pa.table({"image": list(files.values()), "key": [str(key) for key in files]})
+    pq.write_table(table, folder / "pictures.parquet")
+    convert(ParquetSource([folder / "pictures.parquet"]), folder / "data", ConvertSettings(), workers=1)
+    return Dataset(folder / "data")
+
+
+@pytest.fixture(scope="module")
+def id_of(dataset):
+    """Key -> sample id, by the order of the source."""
+    index = np.concatenate([dataset.shard(number).records()["source_index"] for number in range(dataset.shards)])
+    return {int(key): sample_id for sample_id, key in enumerate(index)}
+
+
+def stored(folder, rows):
+    """A file of features of pictures, float32 [n, d], made unit rows."""
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    of = FeaturesOf(samples=len(rows), checkpoint="step-5", weights="raw", digest="0" * 64)
+    write_features(folder / NAME, of, iter([rows[:, None].astype(np.float32)]))
+    return FeaturesFile(folder / NAME, of)
+
+
+@pytest.fixture
+def features(dataset, id_of, tmp_path):
+    """Features that hold every sample similar to every other, so that pixels decide."""
+    return stored(tmp_path, 1 + 0.01 * np.random.default_rng(0).standard_normal((dataset.n, 8)))
+
+
+def by_id(pairs, id_of):
+    return {tuple(sorted((id_of[one], id_of[other]))) for one, other in pairs}
+
+
+def test_exact_copies_name_the_first_sample_with_their_bytes(dataset, id_of):
+    copies, originals = exact_copies(dataset)
+    groups = [[3, 60, 61, 63], [7, 62]]
+    expected = {}
+    for group in groups:
+        first, *others = sorted(id_of[key] for key in group)
+        expected |= dict.fromkeys(others, first)
+    assert dict(zip(copies.tolist(), originals.tolist(), strict=True)) == expected
+    assert copies.tolist() == sorted(copies.tolist())
+
+
+def test_equal_checksums_of_other_bytes_are_no_copies(dataset, monkeypatch):
+    def colliding(asked):
+        yield 0, np.zeros(asked.n, np.uint64)
+
+    expected = [column.tolist() for column in exact_copies(dataset)]
+    monkeypatch.setattr(exact_module, "_checksums", colliding)
+    assert [column.tolist() for column in exact_copies(dataset)] == expected
+
+
+def test_near_duplicates_are_the_similar_pairs_whose_pixels_agree(dataset, id_of, features, tmp_path, monkeypatch):
+    monkeypatch.setattr("thermopile.tools.inspection.similar_pairs.NEAREST", dataset.n)
+    found = find_duplicates(dataset, features, tmp_path)
+    exact = {tuple(pair) for pair in np.stack(found.pairs[:2], 1)[found.is_exact].tolist()}
+    near = {tuple(pair) for pair in np.stack(found.pairs[:2], 1)[~found.is_exact].tolist()}
+    # Exact copies are left out of the near pairs: the first with these bytes stands for them.
+    first = min(id_of[key] for key in (3, 60, 61, 63))
+    assert near == by_id([(64, 10), (66, 64), (66, 10)], id_of) | {tuple(sorted((id_of[65], first)))}
+    assert len(exact) == len(EXACT)
+    assert np.isnan(found.pairs.similarity[found.is_exact]).all()
+    three = sorted(id_of[key] for key in (10, 64, 66))
+    assert found.members([three[0]])[three[0]] == three
+    assert found.sizes == {min(id_of[k] for k in group): len(group)
+                           for group in ([3, 60, 61, 63, 65], [10, 64, 66], [7, 62])}  # fmt: skip
+
+
+def test_pairs_are_written_with_reason_cluster_and_thresholds(dataset, features, tmp_path):
+    found = find_duplicates(dataset, features, tmp_path)
+    write_duplicates(tmp_path / "pairs.parquet", found, dataset.index.fingerprint)
+    table = pq.read_table(tmp_path / "pairs.parquet")
+    assert table.column_names == [
+        "cluster", "first_id", "second_id", "reason", "similarity", "correlation", "difference",
+    ]  # fmt: skip
+    rows = table.to_pylist()
+    assert sum(row["reason"] == "exact" for row in rows) == len(EXACT)
+    for row in rows:
+        assert row["cluster"] <= row["first_id"] < row["second_id"]
+        assert (row["similarity"] is None) == (row["reason"] == "exact")
+    assert table.schema.metadata[b"thermopile.threshold.difference"] == b"1.9"
+    assert table.schema.metadata[b"thermopile.dataset_fingerprint"].decode() == dataset.index.fingerprint
+
+
+def test_without_duplicates_the_file_is_empty(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(exact_module, "_checksums", lambda asked: iter([(0, np.arange(asked.n, dtype=np.uint64))]))
+    found = find_duplicates(dataset, stored(tmp_path, np.eye(dataset.n)), tmp_path)
+    write_duplicates(tmp_path / "pairs.parquet", found, dataset.index.fingerprint)
+    assert (len(pq.read_table(tmp_path / "pairs.parquet")), found.sizes, found.members([])) == (0, {}, {})
+
+
+def test_clusters_are_what_pairs_connect_named_by_the_lowest_id():
+    first, second = np.array([7, 3, 20, 5]), np.array([9, 7, 21, 9])
+    assert clusters(first, second).tolist() == [3, 3, 20, 3]
+
+
+def drawn(samples=3000):
+    """Features in groups of four similar samples each."""
+    rng = np.random.default_rng(1)
+    rows = np.repeat(rng.standard_normal((samples // 4, 32)), 4, axis=0)
+    return rows + 0.1 * rng.standard_normal(rows.shape)
+
+
+def all_pairs(found):
+    return {pair for _, pairs in found for pair in zip(pairs.first.tolist(), pairs.second.tolist(), strict=True)}
+
+
+def test_candidates_are_all_pairs_above_the_similarity_but_those_left_out(tmp_path):
+    features, left_out = stored(tmp_path, drawn()), np.zeros(3000, np.bool_)
+    left_out[::5] = True
+    rows = np.concatenate([block[:, 0].copy() for _, block in features.blocks()])
+    similarity = np.triu(rows @ rows.T, 1)
+    similarity[left_out] = similarity[:, left_out] = 0
+    expected = set(map(tuple, np.argwhere(similarity >= 0.9).tolist()))
+    assert len(expected) > 1000
+    assert all_pairs(similar_pairs(features, left_out, tmp_path)) == expected
+
+
+def test_a_sample_has_its_most_similar_candidates_only(tmp_path):
+    features = stored(tmp_path, np.ones((2000, 4)))
+    found = all_pairs(similar_pairs(features, np.zeros(2000, np.bool_), tmp_path))
+    assert {second for first, second in found if first == 7} == set(range(8, 8 + NEAREST))
+    assert len(found) <= 2000 * NEAREST
+
+
+def test_an_index_finds_the_candidates_of_a_large_run_and_leaves_nothing(tmp_path):
+    pytest.importorskip("faiss", reason="needs thermopile[neighbours]")
+    features, nothing = stored(tmp_path, drawn()), np.zeros(3000, np.bool_)
+    exact = all_pairs(similar_pairs(features, nothing, tmp_path))
+    found = all_pairs(similar_pairs(features, nothing, tmp_path, exact_samples=1000))
+    assert found <= exact
+    assert len(found) >= 0.95 * len(exact)
+    assert [*tmp_path.iterdir()] == [tmp_path / NAME]
+
+
+def test_without_faiss_a_large_run_is_told_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    with pytest.raises(ConfigError, match=r"pip install thermopile\[neighbours\]"):
+        list(similar_pairs(stored(tmp_path, drawn(40)), np.zeros(40, np.bool_), tmp_path, exact_samples=10))

@@ -1,0 +1,174 @@
+"""`inspect --sample --neighbours` and `inspect --duplicates` on a run of two steps."""
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from thermopile.state_store import StateReader
+from thermopile.tools.cli import main
+from thermopile.tools.inspection.features_file import FeaturesFile
+from thermopile.trainer.run_directory import RunDirectory
+
+SETTINGS = ("epochs=1", "batch_size=32", "canonical_shards=2", "data.image_size=16", "data.workers=1", "model.dim=8",
+            "model.image.config.width=4", "log_every=1", "model.ema=0.9")  # fmt: skip
+
+
+def thermopile(*words):
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def inspect(run, *words):
+    return thermopile("inspect", run.path, *words)
+
+
+def trained(dataset, path, *settings):
+    parts = [part for setting in (*SETTINGS, *settings) for part in ("--set", setting)]
+    done = thermopile("train", "--data", dataset.path, "--out", path, *parts)
+    assert done.exit_code == 0, done.stderr
+    return RunDirectory(path)
+
+
+@pytest.fixture(scope="module")
+def original(hostile_dataset, tmp_path_factory):
+    return trained(hostile_dataset, tmp_path_factory.mktemp("trained") / "run")
+
+
+@pytest.fixture
+def run(original, tmp_path):
+    return RunDirectory(shutil.copytree(original.path, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def seen(original):
+    done = inspect(original, "--sample", 3, 7, "--neighbours", 5, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)["samples"]
+
+
+def test_neighbours_and_negatives_are_those_of_the_features_that_the_file_keeps(original, seen):
+    features = FeaturesFile(original.report / "features.f16")
+    rows = np.concatenate([block.copy() for _, block in features.blocks()])
+    tau = StateReader.open(original.state).rows(3, 4, ["image/tau", "text/tau"])
+    found = seen[0]["neighbours"]
+    for kind, side in (("pictures", 0), ("captions", 1)):
+        similarity = np.delete(rows[:, side] @ rows[3, side], 3)
+        np.testing.assert_allclose(found["nearest"][kind]["similarity"], np.sort(similarity)[:-6:-1], atol=1e-5)
+    for name, own, other in (("image", 0, 1), ("text", 1, 0)):
+        exponents = np.delete(rows[:, other] @ rows[3, own], 3) / tau[f"{name}/tau"][0]
+        weights = np.exp(exponents) / np.exp(exponents).sum()
+        np.testing.assert_allclose(found["negatives"][name]["p"], np.sort(weights)[:-6:-1], rtol=1e-3)
+    assert [sample["sample_id"] for sample in seen] == [3, 7]
+
+
+def test_features_are_made_once_and_again_where_they_do_not_fit(run, seen):
+    def stamp():
+        return (run.report / "features.f16").stat().st_mtime_ns
+
+    words = ("--sample", 3, "--neighbours", 5, "--json")
+    first = stamp()
+    same = json.loads(inspect(run, *words).stdout)
+    assert (same["samples"][0], same["notes"], stamp()) == (seen[0], [], first)
+    raw = json.loads(inspect(run, *words, "--weights", "raw").stdout)
+    assert stamp() != first
+    assert "The features were made again: " in raw["notes"][0]
+    assert raw["samples"][0]["neighbours"] != seen[0]["neighbours"]
+    (run.report / "features.f16").write_bytes(b"damaged")
+    again = json.loads(inspect(run, *words).stdout)
+    assert again["samples"][0] == seen[0]
+    assert "is not a file of features" in again["notes"][0]
+
+
+def test_tables_and_contact_sheets_name_every_ranking(run):
+    done = inspect(run, "--sample", 3, "--neighbours", 4)
+    assert done.exit_code == 0, done.output
+    titles = ["Nearest pictures", "Nearest captions", "Hardest negatives: captions for its picture",
+              "Hardest negatives: pictures for its caption"]  # fmt: skip
+    page = (run.report / "samples.html").read_text("utf-8")
+    for title in titles:
+        assert f"\n{title}." in done.stdout
+        assert f"<h3>{title}</h3>" in page
+    assert page.count('loading="lazy"') == 16
+    assert "<script>alert" not in page
+    assert "\x1b" not in done.stdout
+
+
+def test_more_neighbours_than_samples_are_all_others(original):
+    found = json.loads(inspect(original, "--sample", 0, "--neighbours", 100, "--json").stdout)["samples"][0]
+    assert len(found["neighbours"]["nearest"]["pictures"]["sample_ids"]) == 65
+    assert sum(found["neighbours"]["negatives"]["image"]["p"]) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_run_on_images_has_pictures_only(flat_dataset, tmp_path):
+    run = trained(flat_dataset, tmp_path / "run", "batch_size=16", "canonical_shards=1")
+    found = json.loads(inspect(run, "--sample", 3, "--neighbours", 4, "--json").stdout)["samples"][0]["neighbours"]
+    assert (list(found["nearest"]), list(found["negatives"])) == (["pictures"], ["sample"])
+    assert found["nearest"]["pictures"]["sample_ids"] == found["negatives"]["sample"]["sample_ids"]
+    assert found["pair_similarity"] is None
+    done = inspect(run, "--duplicates")
+    assert done.exit_code == 0, done.output
+
+
+def test_a_run_without_temperatures_has_negatives_without_weights(hostile_dataset, tmp_path):
+    run = trained(hostile_dataset, tmp_path / "run", "objective.name=clip")
+    found = json.loads(inspect(run, "--sample", 3, "--neighbours", 4, "--json").stdout)["samples"][0]["neighbours"]
+    assert "p" not in found["negatives"]["image"]
+    assert "they have no weights" in inspect(run, "--sample", 3, "--neighbours", 4).stdout
+
+
+def test_a_read_only_run_keeps_its_features_elsewhere(run, tmp_path):
+    shutil.rmtree(run.report)
+    run.report.write_text("no directory")
+    (tmp_path / "elsewhere").mkdir()
+    done = inspect(run, "--sample", 3, "--neighbours", 4, "--json", "--to", tmp_path / "elsewhere")
+    assert done.exit_code == 0, done.output
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["features.f16"]
+
+
+def test_a_link_in_place_of_the_features_is_refused(run, tmp_path, assert_one_line):
+    (tmp_path / "precious").write_text("precious")
+    (run.report / "features.f16").unlink()
+    (run.report / "features.f16").symlink_to(tmp_path / "precious")
+    assert_one_line(inspect(run, "--sample", 3, "--neighbours", 4), 1, "features.f16 is a link")
+    assert_one_line(inspect(run, "--duplicates"), 1, "features.f16 is a link")
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--neighbours", "3"], "--neighbours needs samples"),
+        (["--sample", "66", "--neighbours", "3"], "66 samples, with ids 0 … 65"),
+        (["--sample", "1", "--neighbours", "0"], "0 is not in the range"),
+        (["--sample", "1", "--weights", "raw"], "--weights has no effect with --sample without --neighbours"),
+        (["--duplicates", "--sample", "1"], "--sample has no effect with --duplicates"),
+        (["--duplicates", "--by", "width"], "--by has no effect with --duplicates"),
+        (["--export", "x.csv", "--duplicates"], "--duplicates has no effect with --export"),
+    ],
+)
+def test_wrong_usage_is_one_clear_error(original, assert_one_line, words, said):
+    assert_one_line(inspect(original, *words), 2, said)
+
+
+def test_without_a_checkpoint_or_the_dataset_there_are_no_neighbours(run, hostile_run, assert_one_line, tmp_path):
+    assert_one_line(inspect(hostile_run, "--sample", 1, "--neighbours", 2), 1, "has no checkpoint yet")
+    settings = run.config()
+    data = settings.data.model_copy(update={"path": str(tmp_path / "moved")})
+    run.record(settings.model_copy(update={"data": data}))
+    assert_one_line(inspect(run, "--sample", 1, "--neighbours", 2), 1, "need the run's dataset", "--data")
+    assert_one_line(inspect(run, "--duplicates"), 1, "need the run's dataset", "--data")
+
+
+def test_duplicates_are_written_as_rows_and_shown_with_thresholds(run):
+    done = inspect(run, "--duplicates")
+    assert done.exit_code == 0, done.output
+    assert "correlation ≥ 0.98 and difference ≤ 1.9 grey levels" in done.stdout
+    assert done.stdout.splitlines()[-2:] == [str(run.report / f"duplicates.{kind}") for kind in ("parquet", "html")]
+    pairs = pq.read_table(run.report / "duplicates.parquet")
+    seen = json.loads(inspect(run, "--duplicates", "--json").stdout)
+    assert seen["exact_pairs"] + seen["near_pairs"] == len(pairs)
+    assert seen["thresholds"] == {"similarity": 0.9, "correlation": 0.98, "difference": 1.9}
+    assert "Figures</h2>" in (run.report / "duplicates.html").read_text("utf-8")

@@ -1,0 +1,60 @@
+"""Samples whose stored JPEG is the same, byte for byte, as that of an earlier sample."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...pipeline.dataset import Dataset
+
+_ROWS = 1 << 16
+"""Records read at once."""
+
+
+def exact_copies(
+    dataset: Dataset, on_progress: Callable[[int], None] = lambda done: None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the samples that repeat an earlier one, ascending, and the first sample with these bytes, int64 [k] each.
+
+    The checksums of the JPEGs, 8 bytes per sample, are sorted in memory; where two are equal, the pictures are read
+    and their sha256 compared. on_progress: called with the records read, twice n in all.
+    Requires a dataset with checksums (format 2). Raises DatasetError, OSError.
+    """
+    keys = np.empty(dataset.n, np.uint64)
+    for first, checksums in _checksums(dataset):
+        keys[first : first + len(checksums)] = checksums
+        on_progress(first + len(checksums))
+    keys.sort()
+    repeated = np.unique(keys[1:][keys[1:] == keys[:-1]])
+    del keys
+    suspects: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    for first, checksums in _checksums(dataset):
+        at = np.searchsorted(repeated, checksums)
+        hit = repeated[np.minimum(at, len(repeated) - 1)] == checksums if len(repeated) else np.zeros(0, np.bool_)
+        suspects.append(first + np.flatnonzero(hit))
+        on_progress(dataset.n + first + len(checksums))
+    return _confirmed(dataset, np.concatenate(suspects))
+
+
+def _checksums(dataset: Dataset) -> Iterator[tuple[int, NDArray[np.uint64]]]:
+    """Yield the first id and the checksums of pieces of all samples."""
+    for number in range(dataset.shards):
+        shard, first = dataset.shard(number), int(dataset.first_id[number])
+        for row in range(0, len(shard), _ROWS):
+            records = shard.records(np.arange(row, min(row + _ROWS, len(shard))))
+            yield first + row, records["jpeg_checksum"]
+
+
+def _confirmed(dataset: Dataset, suspects: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Compare the bytes of samples with repeated checksums, ids ascending: a checksum can be forged or collide."""
+    first_with: dict[bytes, int] = {}
+    copies, originals = [], []
+    for sample_id in suspects.tolist():
+        digest = hashlib.sha256(dataset.jpeg(sample_id)).digest()
+        if (original := first_with.setdefault(digest, sample_id)) != sample_id:
+            copies.append(sample_id)
+            originals.append(original)
+    return np.array(copies, np.int64), np.array(originals, np.int64)

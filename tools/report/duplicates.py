@@ -1,0 +1,84 @@
+"""duplicates.html: examples of the duplicates found, with their pictures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from ...files import write_atomically
+from ...pipeline.dataset import Dataset
+from ..inspection.duplicates import THRESHOLDS, Duplicates
+from ..inspection.run import Inspection
+from ..inspection.samples import read_samples
+from .html import document, facts_list
+from .sheets import Cards, data_uris, read_pictures
+
+DUPLICATES, PAGE = "duplicates.parquet", "duplicates.html"
+EXAMPLES = 24
+"""Clusters shown of each kind."""
+MEMBERS = 8
+"""Samples shown of a cluster."""
+MAX_BYTES = 7_000_000
+
+
+def duplicate_facts(found: Duplicates) -> list[tuple[str, str]]:
+    """Return what was found, and by which thresholds, as (label, text) pairs."""
+    exact, sizes = int(found.is_exact.sum()), found.sizes
+    copies = sum(sizes.values()) - len(sizes)
+    return [
+        ("duplicates", f"{len(sizes):,} clusters; {copies:,} of {found.samples:,} samples could be left out"),
+        ("exact", f"{exact:,} samples have the JPEG of an earlier one"),
+        ("near", f"{len(found.is_exact) - exact:,} pairs, of {found.compared:,} similar ones compared by pixels"),
+        ("thresholds", "near: similarity of the features ≥ {similarity:g}; once aligned, correlation ≥ {correlation:g} "
+                       "and difference ≤ {difference:g} grey levels".format(**THRESHOLDS)),
+    ]  # fmt: skip
+
+
+def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Duplicates, folder: Path) -> Path:
+    """Write the page into `folder` atomically and return its path. Pictures that cannot be shown are noted."""
+    groups = {
+        "The largest clusters": list(found.sizes)[:EXAMPLES],
+        "The least certain": _least_certain(found),
+    }
+    members = found.members([cluster for clusters in groups.values() for cluster in clusters])
+    shown = [id for clusters in groups.values() for cluster in clusters for id in members[cluster][:MEMBERS]]
+    pictures = read_pictures(dataset, shown, inspection.notes)
+    # Without the state: a run that trains may have deleted the snapshot meanwhile.
+    cards = Cards(read_samples(replace(inspection, reader=None), shown), data_uris(pictures, shown, MAX_BYTES), 100)
+    best = _best_figures(found)
+
+    def sheet(cluster: int) -> str:
+        ids = members[cluster]
+        more = f" The first {MEMBERS} are shown." if len(ids) > MEMBERS else ""
+        return cards.sheet(f"Cluster {cluster}", f"{len(ids):,} samples.{more}", [
+            (id, best.get(id, "first")) for id in ids[:MEMBERS]
+        ])  # fmt: skip
+
+    parts = {title: "".join(map(sheet, clusters)) for title, clusters in groups.items() if clusters}
+    parts["Figures"] = facts_list(duplicate_facts(found))
+    name = inspection.run.path.resolve().name
+    lede = f"{len(found.sizes):,} clusters of samples with the same picture."
+    html = document("Duplicates among the samples of {}", name, lede, "", inspection.notes, parts)
+    write_atomically(folder / PAGE, html.encode())
+    return folder / PAGE
+
+
+def _least_certain(found: Duplicates) -> list[int]:
+    """Return the clusters with the largest differences between two near duplicates."""
+    near = np.flatnonzero(~found.is_exact)
+    order = near[np.argsort(-found.agreement.difference[near], kind="stable")]
+    return list(dict.fromkeys(found.cluster[order[: 4 * EXAMPLES]].tolist()))[:EXAMPLES]
+
+
+def _best_figures(found: Duplicates) -> dict[int, str]:
+    """Return for the second sample of each pair how it agrees with the first; of several pairs, the closest."""
+    said: dict[int, str] = {}
+    for place in np.argsort(found.agreement.difference, kind="stable").tolist():
+        first, second = int(found.pairs.first[place]), int(found.pairs.second[place])
+        correlation, difference = found.agreement.correlation[place], found.agreement.difference[place]
+        words = f"exact copy of {first}" if found.is_exact[place] else (
+            f"near {first}: correlation {correlation:.4f}, difference {difference:.2f}")  # fmt: skip
+        said.setdefault(second, words)
+    return said

@@ -1,7 +1,7 @@
 """Whether two pictures are the same but for a scale of a few per cent, a shift, brightness, contrast and encoding.
 
 Pictures are compared as 32×32 grey levels, smoothed so that what JPEG loses at another quality does not count. One is
-warped onto the other: a shift of whole pixels by cross-correlation, then scale, shift, gain and offset by Gauss-Newton.
+warped onto the other by Gauss-Newton, which fits scale, shift, gain and offset; after the smoothing it needs no search.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def prepare(pictures: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def agreement(first: NDArray[np.float32], second: NDArray[np.float32]) -> Agreement:
     """Align pairs of prepared pictures, float32 [p, 32, 32] each, and compare them."""
-    scale, shift = np.ones(len(first), np.float32), _whole_shift(first, second)
+    scale, shift = np.ones(len(first), np.float32), np.zeros((len(first), 2), np.float32)
     sources = first, np.gradient(first, axis=1), np.gradient(first, axis=2)
     wanted = _window(second).reshape(len(second), -1)
     for _ in range(_ITERATIONS):
@@ -87,16 +87,6 @@ def _compare(first: NDArray[np.float32], second: NDArray[np.float32]) -> Agreeme
     # What is left of the one with more contrast after the best gain and offset.
     difference = np.maximum(*spreads) * np.sqrt(np.maximum(1 - correlation**2, 0))
     return Agreement(correlation.astype(np.float32), np.where(flat, np.inf, difference).astype(np.float32))
-
-
-def _whole_shift(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the shift, float32 [p, 2] in whole pixels, at which the cross-correlation is highest."""
-    spectra = [np.fft.rfft2(each - each.mean((1, 2), keepdims=True)) for each in (first, second)]
-    surface = np.fft.irfft2(spectra[0] * spectra[1].conj(), s=(EDGE, EDGE))
-    reach = int(_MAX_SHIFT) - 1
-    near = np.arange(-reach, reach + 1)
-    best = surface[:, near[:, None], near].reshape(len(first), -1).argmax(1)
-    return np.stack([near[best // len(near)], near[best % len(near)]], 1).astype(np.float32)
 
 
 def _window(pictures: NDArray[np.float32]) -> NDArray[np.float32]:

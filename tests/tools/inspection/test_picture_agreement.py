@@ -36,9 +36,10 @@ def test_a_part_of_a_picture_agrees_with_it(glyphs, shift):
     assert agreement(prepared(*glyphs), second).same.all()
 
 
-def test_a_shift_of_two_pixels_is_found(draw):
-    large = [draw(seed, 40, 40) for seed in range(8)]
-    first, second = (prepared(*(one.crop((x, x, x + 32, x + 32)) for one in large)) for x in (3, 5))
+def test_a_shift_of_two_pixels_is_found_in_fine_structure():
+    coarse = np.random.default_rng(0).integers(0, 256, (8, 18, 18, 3), dtype=np.uint8)
+    large = [Image.fromarray(one).resize((36, 36), Image.Resampling.BICUBIC) for one in coarse]
+    first, second = (prepared(*(one.crop((x, x, x + 32, x + 32)) for one in large)) for x in (1, 3))
     assert agreement(first, second).same.all()
 
 

@@ -74,13 +74,14 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
         [
             Figure("first_seconds", "first answer, from the start of the process", "s", first, at_most=5),
             Figure("slowest_ms", f"slowest later answer ({worst})", "ms", 1000 * slowest[worst], at_most=300),
-            *(Figure(f"ms_{name.replace(' ', '_')}", name, "ms", 1000 * seconds) for name, seconds in slowest.items()),
+            *(Figure(f"ms_{'_'.join(name.replace(',', '').split())}", name, "ms", 1000 * seconds)
+              for name, seconds in slowest.items()),
             Figure("peak_mb", "peak memory, mapped pages included", "MB", peak, at_most=1500),
             Figure("index_seconds", "making the index, once", "s", index_seconds),
             Figure("index_peak_mb", "peak memory while making it", "MB", making),
             Figure("index_mb", "the index on disk", "MB", sum(f.stat().st_size for f in index.rglob("*.*")) / 1e6),
         ],
-    )
+    )  # fmt: skip
 
 
 def _questions(server: Served, about: dict[str, Any], number: int) -> list[tuple[str, str, dict[str, object]]]:

@@ -84,10 +84,12 @@ def _print_summary(findings: Findings) -> None:
     survey = findings.survey
     said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
     print_facts([*summary.facts(findings.inspection, survey), *said])
-    if survey is None or survey.kinds is None or not survey.kinds.worth_showing:
+    if survey is None:
         return
     if survey.sides:
         _print_tau(findings, survey)
+    if survey.kinds is None or not survey.kinds.worth_showing:
+        return
     head, rows = summary.kinds_table(survey.kinds)
     print_table([head[0], *(f">{title}" for title in head[1:])], rows)
     if found := findings.confirmation:

@@ -24,6 +24,9 @@ FIGURES = {
     ("objective", "memory"): {"32_products_mib", "32_autograd_mib"},
     ("momentum", "step"): {"step_ms", "over", "encoders_ms", "keys_ms", "products_ms"},
     ("inspect_report", "beside_pandas"): {"seconds", "peak_megabytes", "page_megabytes", "export_seconds"},
+    ("serve", "page"): {"first_seconds", "slowest_ms", "ms_coldest", "ms_hottest_far_back", "ms_a_word", "ms_a_kind",
+                        "ms_a_class_by_log_s", "ms_a_range_of_tau_by_id", "ms_a_sample_with_its_history",
+                        "ms_a_picture", "peak_mb", "index_seconds", "index_peak_mb", "index_mb"},
     ("loader", "open"): {"ffcv_seconds", "ffcv_megabytes", "ffcv_process_megabytes", "dali_seconds", "dali_megabytes",
                          "dali_process_megabytes", "format_1_seconds"},
     ("loader", "two_views"): {f"{ours}_over_{other}" for ours in ("ffcv", "dali")

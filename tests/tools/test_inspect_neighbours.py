@@ -143,7 +143,7 @@ def test_a_link_in_place_of_the_features_is_refused(run, tmp_path, assert_one_li
         (["--neighbours", "3"], "--neighbours needs samples"),
         (["--sample", "66", "--neighbours", "3"], "66 samples, with ids 0 … 65"),
         (["--sample", "1", "--neighbours", "0"], "0 is not in the range"),
-        (["--sample", "1", "--weights", "raw"], "--weights has no effect with --sample without --neighbours"),
+        (["--sample", "1", "--weights", "raw"], "--weights has no effect with --sample that needs no encoders"),
         (["--duplicates", "--sample", "1"], "--sample has no effect with --duplicates"),
         (["--duplicates", "--by", "width"], "--by has no effect with --duplicates"),
         (["--export", "x.csv", "--duplicates"], "--duplicates has no effect with --export"),

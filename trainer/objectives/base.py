@@ -251,9 +251,9 @@ class Objective(nn.Module):
         batch = GlobalBatch.of_this_process(self.communicating)
         views = [first, second, *local]
         self._check(first, {"second": second} | _numbered(keys=keys or (), local=local), batch)
-        check_state(state, self.fields, len(first))
         if WEIGHT in state:
             self.check_weights()
+        check_state(state, self.fields, len(first))
         inputs: list[Tensor] = list(self.parameters())
         differentiable = torch.is_grad_enabled() and any(view.requires_grad for view in views)
         with torch.no_grad(), full_precision(first.device.type):

@@ -82,6 +82,7 @@ class Tempnet(GlobalContrastive):
     }
 
     predicts = True
+    takes_weights = False  # what a weight would mean for the network's gradient is nobody's definition
     settings: TempnetSettings
 
     def __init__(self, mode: str, settings: TempnetSettings) -> None:

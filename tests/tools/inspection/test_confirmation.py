@@ -226,8 +226,8 @@ def test_an_export_has_the_confirmed_kinds_and_who_decided(pairs_run, tmp_path):
     ("words", "error"),
     [
         (("--sample", "1", "--confirm"), "--confirm has no effect with --sample"),
-        (("--weights", "raw"), "--weights has no effect with a report without --map or --confirm"),
-        (("--export", "rows.csv", "--weights", "raw"), "--weights has no effect with --export without --confirm"),
+        (("--weights", "raw"), "--weights has no effect with a report that needs no encoders"),
+        (("--export", "rows.csv", "--weights", "raw"), "--weights has no effect with --export that needs no encoders"),
         (("--confirm", "0"), "0 is not in the range x>=1"),
     ],
 )

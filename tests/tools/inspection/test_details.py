@@ -24,5 +24,5 @@ def test_rows_of_one_block_are_read_at_once(hostile_run, monkeypatch):
         return rows(self, start, stop, columns)
 
     monkeypatch.setattr(StateReader, "rows", noted)
-    read_rows(reader, [0, 5, 15, 64, 65])
+    read_rows(reader, [0, 5, 15, 64, 65], reader.columns)
     assert asked == [(0, 16), (64, 66)]

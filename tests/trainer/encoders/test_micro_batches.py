@@ -73,6 +73,10 @@ def gradients(network):
     return torch.cat([weight.grad.flatten() for weight in network.parameters() if weight.grad is not None])
 
 
+def flat(tensors):
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
 def relative(found, expected):
     return float((found - expected).abs().max() / expected.abs().max())
 
@@ -81,7 +85,8 @@ def relative(found, expected):
 @pytest.mark.parametrize("case", FRAMED, ids=lambda case: f"{case[0]}-{case[1]}{case[2]}")
 def test_gradients_and_state_are_those_of_the_batch_at_once(case, dtype, tolerance):
     name, mode, frame = case
-    objective = create_objective(name, mode).to(dtype)
+    own = {"width": 6} if name == "tempnet" else {}  # as build sets it
+    objective = create_objective(name, mode, **own).to(dtype)
     settings = model(momentum=0.9 if frame.keys else 0.0)
     torch.manual_seed(0)
     encoders = Encoders.create(settings, mode, 16, TOKENIZER, unit_norm=objective.unit_norm).to(dtype)
@@ -92,8 +97,8 @@ def test_gradients_and_state_are_those_of_the_batch_at_once(case, dtype, toleran
         found.append((gradients(own), [weight.grad for weight in own_objective.parameters()], outcome))
     (whole, of_own, at_once), (summed, of_own_pieces, in_pieces) = found
     assert relative(summed, whole) <= tolerance
-    for one, other in zip(of_own_pieces, of_own, strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=0)
+    if of_own:
+        assert relative(flat(of_own_pieces), flat(of_own)) <= tolerance
     for field, values in at_once.state.items():
         torch.testing.assert_close(in_pieces.state[field], values, rtol=1e-5, atol=1e-5)
 

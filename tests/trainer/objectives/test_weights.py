@@ -162,7 +162,7 @@ def test_chunks_of_similarities_change_the_weighted_gradients_by_rounding_only(
 
 
 def test_losses_that_are_no_means_over_anchors_take_no_weights(make_features):
-    assert OTHERS == ["auc_cl", "barlow_twins", "cyclip", "siglip", "spectral", "vicreg"]
+    assert OTHERS == ["auc_cl", "barlow_twins", "cyclip", "siglip", "spectral", "tempnet", "vicreg"]
     first, second = make_features(9)
     for name in OTHERS:
         objective = create_objective(name, next(iter(OBJECTIVES[name].settings_of_mode)))

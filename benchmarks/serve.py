@@ -53,7 +53,7 @@ class Served(NamedTuple):
 
 
 def measure(sizes: Sizes, directory: Path) -> Measured:
-    """Make the run and its index, then start the server anew and ask it questions."""
+    """Make the run and its index, then start the server again and ask it questions."""
     samples, _ = isolated(make_run, sizes.rows, directory)
     with _served(directory / "run") as server:
         index_seconds, making = time.perf_counter() - server.started, server.peak_megabytes()

@@ -73,7 +73,7 @@ def confirm(
     inspection: Inspection, survey: Survey, on_progress: OnProgress = lambda done, total: None, *,
     weights: Weights | None = None, allow_code: bool = False,
 ) -> Confirmation | None:  # fmt: skip
-    """Embed the survey's suspects and up to 4,096 random visited samples, and decide the suspects' kinds anew.
+    """Embed the survey's suspects and up to 4,096 random visited samples, and decide the suspects' kinds again.
 
     A stuck sample stays stuck if it is silent, w = g / (s + eps) < 0.01, with g as in training but against these
     negatives. What is not stuck is a misfit if on every side a negative is above the positive. The rest is rare or

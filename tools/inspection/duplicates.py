@@ -37,7 +37,7 @@ class Duplicates:
     """similarity: NaN for exact copies, whose features need no comparison."""
     is_exact: NDArray[np.bool_]
     agreement: Agreement
-    """Of the aligned pictures; correlation 1 and difference 0 for exact copies."""
+    """How well the aligned pictures agree; exact copies have correlation 1 and difference 0."""
     cluster: NDArray[np.int64]
     """Lowest sample id of the cluster: samples connected by pairs."""
     compared: int

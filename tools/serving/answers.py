@@ -18,12 +18,11 @@ from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
 from ...state_store import StateReader
 from ...trainer.errors import ConfigError
-from ..inspection.kinds import KIND_NAMES
 from ..inspection.run import Inspection
 from ..inspection.samples import read_ids
 from ..inspection.through_time import read_every_snapshot
 from ..plain_text import plain_text
-from .catalogue import Catalogue
+from .catalogue import SERVED_KINDS, Catalogue
 from .queries import Finder, Query
 
 PAGE_SAMPLES = 60
@@ -38,8 +37,8 @@ class Answers:
 
     def __init__(self, inspection: Inspection, catalogue: Catalogue) -> None:
         self._inspection, self._catalogue, self._finder = inspection, catalogue, Finder(catalogue)
-        counts = np.bincount(catalogue.kinds, minlength=len(KIND_NAMES))
-        self._kinds = {name: int(count) for name, count in zip(KIND_NAMES, counts, strict=True)}
+        counts = np.bincount(catalogue.kinds, minlength=len(SERVED_KINDS)).tolist()
+        self._kinds = {name: count for name, count in zip(SERVED_KINDS, counts, strict=True) if count}
         if inspection.dataset:
             with suppress(DatasetError, OSError):  # which the reader is told who asks for such a sample
                 # Loads the compiled code, for which the first reader would wait.
@@ -47,7 +46,7 @@ class Answers:
                 self.picture(0)
 
     def about(self) -> Json:
-        """What the page says of the run, and what there is to choose from."""
+        """Describe the run and list the choices that the page offers."""
         index, reader = self._catalogue, self._inspection.reader
         assert reader is not None
         return {
@@ -64,19 +63,19 @@ class Answers:
         }
 
     def samples(self, query: Query, start: int) -> Json:
-        """A page of the samples that a query finds. Raises as Finder.find."""
+        """Return a page of the samples that a query finds. Raises as Finder.find."""
         found = self._finder.find(query)
         ids = [int(id) for id in found.sample_ids[start : start + PAGE_SAMPLES]]
         return {"total": len(found.sample_ids), "has_more": found.has_more, "samples": self.cards(ids)}
 
     def cards(self, sample_ids: Sequence[int]) -> list[Json]:
-        """What a card shows of each sample."""
+        """Return what the card of each sample shows."""
         index = self._catalogue
         texts = index.texts.of(sample_ids) if index.texts else [None] * len(sample_ids)
         return [
             {
                 "id": id,
-                "kind": KIND_NAMES[index.kinds[id]],
+                "kind": SERVED_KINDS[index.kinds[id]],
                 "tau": {side: _number(index.columns[f"{side}/tau"][id]) for side in index.taus},
                 "caption": plain_text(text.caption, _LONGEST_ON_CARD) if text else "",
                 "class": plain_text(text.group) if text else "",
@@ -85,7 +84,7 @@ class Answers:
         ]
 
     def sample(self, sample_id: int) -> Json:
-        """Everything about one sample. Raises ConfigError for an unknown id, DatasetError."""
+        """Return everything about one sample. Raises ConfigError for an unknown id, DatasetError."""
         index, dataset = self._catalogue, self._inspection.dataset
         if not 0 <= sample_id < index.samples:
             raise ConfigError(f"no such sample: {sample_id}; the run has {index.samples:,} samples, with ids "
@@ -101,7 +100,7 @@ class Answers:
         }  # fmt: skip
 
     def _history(self, sample_id: int) -> list[Json]:
-        """Tau at every snapshot that the run still has, oldest first."""
+        """Return tau at every snapshot that the run still has, oldest first."""
         sides, ids = list(self._catalogue.taus), np.array([sample_id])
 
         def read(reader: StateReader) -> Json:
@@ -113,11 +112,11 @@ class Answers:
         return read_every_snapshot(replace(self._inspection, notes=[]), read)
 
     def picture(self, sample_id: int) -> bytes:
-        """The stored JPEG. Raises DatasetError, ConfigError without the dataset."""
+        """Return the stored JPEG. Raises DatasetError, ConfigError without the dataset."""
         return self._dataset().jpeg(sample_id)
 
     def views(self, sample_id: int, epoch: int) -> bytes:
-        """Two augmented views side by side as PNG, as the run makes them. Raises as picture."""
+        """Return two augmented views side by side as a PNG, as the run makes them. Raises as picture."""
         from ..sample_sheet import shown_samples  # imports torch and ffcv
 
         dataset, config = self._dataset(), self._inspection.config
@@ -128,13 +127,13 @@ class Answers:
         return _side_by_side([view.picture for view in shown.views])
 
     def selection(self, sample_ids: Sequence[int], tags: Sequence[str]) -> bytes:
-        """Samples and their tags as a parquet file, by ascending id: what `train --select` reads."""
+        """Return samples and their tags as a parquet file, by ascending id, which `train --select` reads."""
         order = np.argsort(np.array(sample_ids, np.int64), kind="stable")
         ids = pa.array(np.array(sample_ids, np.int64)[order])
         return _parquet(pa.table({"sample_id": ids, "tag": pa.array([tags[place] for place in order], pa.string())}))
 
     def all_found(self, query: Query) -> bytes:
-        """All samples that a query finds as a parquet file, by ascending id. Raises as Finder.find."""
+        """Return all samples that a query finds as a parquet file, by ascending id. Raises as Finder.find."""
         return _parquet(pa.table({"sample_id": np.sort(self._finder.find(query).sample_ids).astype(np.int64)}))
 
     def _dataset(self) -> Dataset:
@@ -148,7 +147,7 @@ class Answers:
 
 
 def _number(value: float) -> float | None:
-    """A number for JSON, which has no infinity: log s is -inf before the first visit."""
+    """Return a number for JSON, which has no infinity: log s is -inf before the first visit."""
     value = float(value)
     return value if math.isfinite(value) else None
 

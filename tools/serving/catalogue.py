@@ -22,7 +22,7 @@ from ...sealed_json import DamagedJSONError, seal_line, unseal
 from ...state_store.schema import VISITS
 from ...trainer.errors import RunError
 from ..inspection.groups import CLASS_COLUMN, MAX_GROUPS, Labels
-from ..inspection.kinds import read_rules
+from ..inspection.kinds import KIND_NAMES, read_rules
 from ..inspection.run import Inspection
 from ..inspection.state_blocks import ROWS_AT_ONCE, read_blocks
 from .texts import Texts, write_texts
@@ -30,6 +30,9 @@ from .texts import Texts, write_texts
 INDEX = "index"
 _FORMAT = 1
 _TEXTS, _GROUPS, _ABOUT, _KIND, _MISFITS = "texts.sqlite", "class.npy", "about.json", "kind.npy", "misfits.npy"
+_NOT_SELECTED = len(KIND_NAMES)
+SERVED_KINDS = (*KIND_NAMES, "not_selected")
+"""Names of the kinds, by code; the last is for samples that the run does not train on."""
 _LARGEST = 1 << 32
 """Ids are kept as uint32."""
 
@@ -45,7 +48,7 @@ class Catalogue:
     columns: dict[str, NDArray[Any]]
     """Every column of the state, by id: float32 or uint32 [n]."""
     kinds: NDArray[np.int8]
-    """int8 [n]: places in KIND_NAMES."""
+    """int8 [n]: places in SERVED_KINDS."""
     coldest: dict[str, Ids]
     """Side -> ids by tau, and by log s among equals, uint32 [n]; those without a usable tau come last."""
     taus: dict[str, NDArray[np.float32]]
@@ -127,7 +130,8 @@ def _index_state(inspection: Inspection, folder: Path, on_progress: OnProgress) 
     for block, rows in read_blocks(reader, reader.columns):
         for name, values in rows.items():
             new[name][block.start : block.stop] = values
-        kinds[block.start : block.stop] = rules.kinds(rows)
+        kept = reader.is_kept(block.start, block.stop)
+        kinds[block.start : block.stop] = np.where(kept, rules.kinds(rows), _NOT_SELECTED)
         score[block.start : block.stop] = rules.score(rows)
         on_progress("indexing the state", block.stop, count)
     for done, side in enumerate(inspection.sides):

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from ...pipeline.rng import compiled
 from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
-from ..inspection.kinds import KIND_NAMES
-from .catalogue import Catalogue, Ids
+from .catalogue import SERVED_KINDS, Catalogue, Ids
 from .texts import MAX_MATCHES
 
 Sort = Literal["coldest", "hottest", "misfits", "id"]
@@ -46,8 +45,8 @@ class Query(NamedTuple):
         sort = given.get("sort") or "coldest"
         if sort not in get_args(Sort):
             raise ConfigError(f"sort = {sort!r}; choose one of {', '.join(get_args(Sort))}")
-        if values.get("kind") and values["kind"] not in KIND_NAMES:
-            raise ConfigError(f"kind = {values['kind']!r}; choose one of {', '.join(KIND_NAMES)}")
+        if values.get("kind") and values["kind"] not in SERVED_KINDS:
+            raise ConfigError(f"kind = {values['kind']!r}; choose one of {', '.join(SERVED_KINDS)}")
         return cls(**values, sort=cast(Sort, sort))
 
 
@@ -115,7 +114,7 @@ class Finder:
                 raise ConfigError(f"no such class: {query.group!r}")
             conditions.append(index.class_of == index.classes.index(query.group))
         if query.kind:
-            conditions.append(index.kinds == KIND_NAMES.index(query.kind))
+            conditions.append(index.kinds == SERVED_KINDS.index(query.kind))
         if query.sort not in ("coldest", "hottest") and (query.low is not None or query.high is not None):
             tau = index.columns[f"{query.side or next(iter(index.taus))}/tau"]
             conditions.append(index.columns[VISITS] > 0)

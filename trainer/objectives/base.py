@@ -16,7 +16,7 @@ from .gathering import GlobalBatch
 from .pairs import Pairs
 
 WEIGHT = "weight"
-"""Of `state`, besides the rows: factor of each sample's loss, [b], 0 or more; absent where all count alike."""
+"""Key of the state with the factor of each sample's loss, [b], 0 or more; absent if all samples count the same."""
 
 
 class FeaturesError(ValueError):

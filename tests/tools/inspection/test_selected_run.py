@@ -1,5 +1,7 @@
 """What `inspect` says of a run on selected samples: only of those."""
 
+from contextlib import closing
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +14,9 @@ from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.samples import read_histories
 from thermopile.tools.inspection.survey import survey
 from thermopile.tools.inspection.through_time import through_time
+from thermopile.tools.serving.answers import Answers
+from thermopile.tools.serving.catalogue import open_catalogue
+from thermopile.tools.serving.queries import Finder, Query
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
@@ -32,6 +37,15 @@ def run(pairs_dataset, tmp_path_factory):
     with Trainer.open(resolve(load_config(tree), pairs_dataset), run) as trainer:
         trainer.run()
     return run
+
+
+def test_the_served_page_tells_the_other_samples_apart(run, pairs_dataset):
+    inspection = read_run(run)
+    with closing(open_catalogue(inspection, run.report, lambda *_: None)) as catalogue:
+        kinds = Answers(inspection, catalogue).about()["kinds"]
+        others = Finder(catalogue).find(Query(kind="not_selected", sort="id")).sample_ids
+    assert kinds == {"too_few_visits": len(KEPT), "not_selected": pairs_dataset.n - len(KEPT)}
+    np.testing.assert_array_equal(others, np.setdiff1d(np.arange(pairs_dataset.n), KEPT))
 
 
 def test_a_survey_counts_and_groups_the_selected_samples_only(run, pairs_dataset):

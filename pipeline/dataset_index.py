@@ -18,6 +18,8 @@ INDEX_FILE = "dataset.json"
 SHARD_FOLDER = "shards"
 TOKENIZER_FILE = "tokenizer.json"
 ERRORS_FILE = "errors.jsonl"
+FINGERPRINT = "thermopile.dataset_fingerprint"
+"""Key in the metadata of Parquet files that name samples of a dataset."""
 
 ShardSuffix = Literal["beton", "rows", "parquet"]
 SHARD_SUFFIXES: tuple[ShardSuffix, ...] = ("beton", "rows", "parquet")

@@ -21,6 +21,7 @@ from ..state_store.errors import StateStoreError, StoreMismatchError
 from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingError
 from .bench.commands import bench
 from .convert_cmd import convert
+from .curate_cmd import curate
 from .eval_cmd import eval_
 from .export_cmd import export
 from .inspect_cmd import inspect
@@ -107,7 +108,7 @@ class _WarningsOnStderr(logging.Handler):
             click.echo(plain_text(f"Warning: {record.getMessage()}", MAX_ERROR_CHARACTERS), err=True)
 
 
-for command in (convert, show, train, status, inspect, eval_, export, state, bench):
+for command in (convert, show, train, status, inspect, curate, eval_, export, state, bench):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -77,7 +77,8 @@ def run(
         settings = _settings(sources[0], **options)
         splits = _splits(sources, outs, settings.seed, holdout, longtail)
         if select is not None:
-            splits = [splits[0]._replace(selection=selected_ids(select, len(sources[0])))]
+            assert isinstance(sources[0], DatasetSource)
+            splits = [splits[0]._replace(selection=selected_ids(select, sources[0].dataset.index))]
         _announce(splits)
     for split in splits:
         _convert(split, settings, workers=workers, resume=resume, overwrite=overwrite,

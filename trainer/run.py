@@ -171,7 +171,7 @@ class Run:
 
     def _write_selection(self) -> None:
         if self.selection is not None:
-            write_selection(self.config.data, self.dataset.n, self.selection.folder)
+            write_selection(self.config.data, self.dataset.index, self.selection.folder)
 
     @property
     def progress(self) -> Progress:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..files import open_regular, sha256_of
+from ..pipeline.dataset_index import FINGERPRINT, DatasetIndex
 from ..selection import IDS, WEIGHTS, Selection, SelectionError, SelectionWriter
 from .config import DataConfig
 from .errors import ConfigError
@@ -56,28 +57,28 @@ def as_recorded_file(asked: str, recorded: str) -> str:
     return recorded if parts is not None and asked == parts["path"] and not Path(asked).exists() else asked
 
 
-def selected_ids(file: Path, samples: int) -> Ids:
-    """Return the ids in a file of selected samples, ascending. Raises ConfigError for bad ids."""
-    return np.concatenate([ids for ids, _ in _sorted(file, "select", samples)])
+def selected_ids(file: Path, dataset: DatasetIndex, option: str = "select") -> Ids:
+    """Return the ids of a dataset's samples in a file, ascending. Raises ConfigError for bad ids."""
+    return np.concatenate([ids for ids, _ in _sorted(file, option, dataset)])
 
 
-def write_selection(data: DataConfig, samples: int, folder: Path) -> None:
-    """Write a new run's own copy of its selection and weights. data: with pinned files; samples: of the dataset.
+def write_selection(data: DataConfig, dataset: DatasetIndex, folder: Path) -> None:
+    """Write a new run's own copy of its selection and weights. data: with pinned files.
 
     Raises ConfigError for bad ids or weights, and for a file that has changed since it was pinned; OSError.
     """
-    with SelectionWriter(folder, samples) as writer:
+    with SelectionWriter(folder, dataset.n) as writer:
         ids: Ids | None = None
         if data.select:
-            ids = writer.add(IDS, (ids for ids, _ in _sorted(_unchanged(data.select, "select"), "select", samples)))
+            ids = writer.add(IDS, (ids for ids, _ in _sorted(_unchanged(data.select, "select"), "select", dataset)))
         if data.weights:
-            file, kept = _unchanged(data.weights, "weights"), samples if ids is None else len(ids)
+            file, kept = _unchanged(data.weights, "weights"), dataset.n if ids is None else len(ids)
             # In two passes, so that memory does not grow with the samples.
-            total = sum(float(piece.sum()) for piece in _weights(file, ids, samples))
+            total = sum(float(piece.sum()) for piece in _weights(file, ids, dataset))
             if not 0 < total < np.inf:
                 raise ConfigError(f"--weights {file}: the weights of the run's samples add up to {total:g}; their mean "
                                   "must be positive and finite")  # fmt: skip
-            writer.add(WEIGHTS, (piece / (total / kept) for piece in _weights(file, ids, samples)))
+            writer.add(WEIGHTS, (piece / (total / kept) for piece in _weights(file, ids, dataset)))
         writer.finish()
 
 
@@ -101,9 +102,10 @@ def _unchanged(pinned: str, option: str) -> Path:
     return path
 
 
-def _weights(file: Path, ids: Ids | None, samples: int) -> Iterator[NDArray[np.float64]]:
+def _weights(file: Path, ids: Ids | None, dataset: DatasetIndex) -> Iterator[NDArray[np.float64]]:
     """Yield the weights of the selected ids, or of all samples, in their order. Raises ConfigError if one has none."""
-    given = _sorted(file, "weights", samples)
+    given = _sorted(file, "weights", dataset)
+    samples = dataset.n
     have_ids, have = np.empty(0, np.int64), np.empty(0)
     for start in range(0, samples if ids is None else len(ids), ROWS_AT_ONCE):
         stop = start + ROWS_AT_ONCE
@@ -124,17 +126,18 @@ def _weights(file: Path, ids: Ids | None, samples: int) -> Iterator[NDArray[np.f
         pass
 
 
-def _sorted(file: Path, option: str, samples: int) -> Iterator[Rows]:
+def _sorted(file: Path, option: str, dataset: DatasetIndex) -> Iterator[Rows]:
     """Yield the rows of a file in the order of their ids, in pieces. Raises ConfigError for bad ids or weights."""
     columns, last = [SAMPLE_ID, *([WEIGHT] if option == "weights" else [])], -1
     with _opened(file, option) as parquet:
+        _check_dataset(parquet.schema_arrow, dataset, f"--{option} {file}")
         rows = parquet.metadata.num_rows
         if rows > MAX_UNSORTED:
             pieces: Iterator[pa.Table] = map(_as_table, parquet.iter_batches(ROWS_AT_ONCE, columns=columns))
         else:
             pieces = iter([parquet.read(columns=columns)])
         for piece in pieces:
-            ids, weights = _checked(piece, f"--{option} {file}", samples)
+            ids, weights = _checked(piece, f"--{option} {file}", dataset.n)
             if rows <= MAX_UNSORTED and (np.diff(ids) < 0).any():
                 order = np.argsort(ids)
                 ids, weights = ids[order], weights[order] if len(weights) else weights
@@ -188,6 +191,15 @@ def _opened(path: Path, option: str) -> Iterator[pq.ParquetFile]:
         raise ConfigError(f"--{option} {path} is not a Parquet file, or is damaged: {reason}") from error
     except OSError as error:
         raise ConfigError(f"--{option} {path} cannot be read: {error.strerror or error}") from error
+
+
+def _check_dataset(schema: pa.Schema, dataset: DatasetIndex, where: str) -> None:
+    """Raise ConfigError if a file says that its ids are those of another dataset; one of a user's own need not say."""
+    named = (schema.metadata or {}).get(FINGERPRINT.encode())
+    if named is not None and named != dataset.fingerprint.encode():
+        raise ConfigError(f"{where} names samples of another dataset, whose fingerprint is "
+                          f"{named[:12].decode(errors='replace')}…; this one's is {dataset.fingerprint[:12]}…. "
+                          "Use a file made for this dataset")  # fmt: skip
 
 
 def _check_columns(schema: pa.Schema, columns: Sequence[str], path: Path, option: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from ...files import written_aside
+from ...files import open_regular, refuse_link, written_aside
 from ...pipeline.dataset import Dataset
+from ...pipeline.dataset_index import FINGERPRINT
+from ...trainer.errors import RunError
 from .exact_copies import exact_copies
 from .features_file import FeaturesFile
 from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, NO_AGREEMENT, Agreement, agreement, prepare
@@ -27,6 +30,18 @@ _PAIRS_AT_ONCE = 256
 
 OnProgress = Callable[[str, int, int], None]
 """Task, done, total."""
+
+
+class Clusters(NamedTuple):
+    """Samples that are duplicates of others, m of them."""
+
+    sample_ids: NDArray[np.int64]
+    """int64 [m], ascending."""
+    cluster: NDArray[np.int64]
+    """int64 [m]: the lowest id of the cluster of each."""
+
+
+NO_CLUSTERS = Clusters(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -47,13 +62,15 @@ class Duplicates:
     @property
     def sizes(self) -> dict[int, int]:
         """Return the number of samples of each cluster, the largest first."""
-        names, counts = np.unique(_members(self)[1], return_counts=True)
+        names, counts = np.unique(
+            _members(self.pairs.first, self.pairs.second, self.cluster).cluster, return_counts=True
+        )
         order = np.argsort(-counts, kind="stable")
         return dict(zip(names[order].tolist(), counts[order].tolist(), strict=True))
 
     def members(self, clusters: list[int]) -> dict[int, list[int]]:
         """Return the ids of the samples of these clusters, ascending."""
-        ids, of = _members(self)
+        ids, of = _members(self.pairs.first, self.pairs.second, self.cluster)
         return {cluster: ids[of == cluster].tolist() for cluster in clusters}
 
 
@@ -139,10 +156,36 @@ def clusters(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.
     return np.asarray(lowest[label[one]])
 
 
-def _members(found: Duplicates) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the ids of all samples in clusters, ascending, and their clusters."""
-    ids, places = np.unique(np.concatenate([found.pairs.first, found.pairs.second]), return_index=True)
-    return ids, np.tile(found.cluster, 2)[places]
+def _members(first: NDArray[np.int64], second: NDArray[np.int64], cluster: NDArray[np.int64]) -> Clusters:
+    """Return the samples in pairs, and their clusters."""
+    ids, places = np.unique(np.concatenate([first, second]), return_index=True)
+    return Clusters(ids, np.tile(cluster, 2)[places])
+
+
+def read_clusters(path: Path, dataset: Dataset) -> Clusters:
+    """Read the clusters in a file of write_duplicates.
+
+    Raises RunError if it is missing, damaged or another dataset's, NotRegularFileError if it is a link, OSError.
+    """
+    refuse_link(path)
+    try:
+        with open_regular(path) as file:
+            table = pq.read_table(file, columns=["cluster", "first_id", "second_id"])
+        columns = [column.cast(pa.int64()).to_numpy() for column in table.columns]
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist; make it with `thermopile inspect RUN --duplicates`") from None
+    except (pa.ArrowException, ValueError) as error:
+        raise _unusable(path, " ".join(str(error).split())[:200]) from error
+    if (table.schema.metadata or {}).get(FINGERPRINT.encode(), b"").decode() != dataset.index.fingerprint:
+        raise _unusable(path, f"it is not of the dataset {dataset.path}")
+    if any(len(column) and not 0 <= column.min() <= column.max() < dataset.n for column in columns):
+        raise _unusable(path, f"it names samples that {dataset.path} does not have")
+    cluster, first, second = columns
+    return _members(first, second, cluster)
+
+
+def _unusable(path: Path, why: str) -> RunError:
+    return RunError(f"{path} cannot be used: {why}. Make it again with `thermopile inspect RUN --duplicates`")
 
 
 def write_duplicates(path: Path, found: Duplicates, fingerprint: str) -> None:
@@ -156,4 +199,4 @@ def write_duplicates(path: Path, found: Duplicates, fingerprint: str) -> None:
     })  # fmt: skip
     metadata = {f"thermopile.threshold.{name}": str(value) for name, value in THRESHOLDS.items()}
     with written_aside(path) as file:
-        pq.write_table(table.replace_schema_metadata(metadata | {"thermopile.dataset_fingerprint": fingerprint}), file)
+        pq.write_table(table.replace_schema_metadata(metadata | {FINGERPRINT: fingerprint}), file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ FOLDER = "folder"
 """Group by the uri up to its last slash."""
 
 
-class TooManyGroupsError(Exception):
+class TooManyGroupsError(ConfigError):
     """A column has too many values to read or to keep in memory."""
 
 
@@ -114,7 +114,7 @@ class GroupCounts:
 
         pooled: indices within the block of samples in the pool. Raises TooManyGroupsError beyond 100,000 groups.
         """
-        codes = self._code(labels)
+        codes = _coded(labels, self._codes, self._column)
         self._pool.append(codes[pooled])
         known = codes != NO_GROUP
         seen = known & visited
@@ -124,17 +124,6 @@ class GroupCounts:
             values = tau[side][seen].astype(np.float64)
             weights = (values - mean, (values - mean) ** 2, values < low, values >= high)
             self._sums[side] += [np.bincount(codes[seen], of_one, minlength=MAX_GROUPS) for of_one in weights]
-
-    def _code(self, labels: pa.Array) -> NDArray[np.int64]:
-        encoded = labels.dictionary_encode()
-        # One extra element, so that code -1 maps to itself.
-        codes = [self._codes.setdefault(name, len(self._codes)) for name in encoded.dictionary.to_pylist()] + [NO_GROUP]
-        if len(self._codes) > MAX_GROUPS:
-            raise TooManyGroupsError(
-                f"The column {self._column} has more than {MAX_GROUPS:,} values, too many to group tau by."
-            )
-        places: NDArray[np.int64] = encoded.indices.fill_null(NO_GROUP).to_numpy().astype(np.int64)
-        return np.array(codes, np.int64)[places]
 
     def result(self, pool_tau: Mapping[str, NDArray[np.float32]]) -> Groups | None:
         """Return the figures; None if no sample has a group. pool_tau: tau of the pool by side, in pool order."""
@@ -176,6 +165,34 @@ class GroupCounts:
                 tau[side] = BandTau(mean, half_width, coldest, hottest)
             bands.append(Band(name, int(inside.sum()), int(sizes[inside].sum()), int(visited[inside].sum()), tau))
         return bands
+
+
+def _coded(labels: pa.Array, codes: dict[str, int], column: str) -> NDArray[np.int64]:
+    """Return the code of each label, int64 [m]; -1 without one. New labels are added to `codes`."""
+    encoded = labels.dictionary_encode()
+    # One extra element, so that code -1 maps to itself.
+    own = [codes.setdefault(name, len(codes)) for name in encoded.dictionary.to_pylist()] + [NO_GROUP]
+    if len(codes) > MAX_GROUPS:
+        raise TooManyGroupsError(f"The column {column} has more than {MAX_GROUPS:,} values, too many to group by.")
+    places: NDArray[np.int64] = encoded.indices.fill_null(NO_GROUP).to_numpy().astype(np.int64)
+    return np.array(own, np.int64)[places]
+
+
+def codes_of(dataset: Dataset, column: str, on_progress: Callable[[int], None]) -> tuple[NDArray[np.int32], list[str]]:
+    """Return the group of each of n samples and the names of the groups, sorted.
+
+    The groups are int32 [n], places in the names, -1 without one. column: as for Labels. Calls on_progress with the
+    samples done so far. Raises TooManyGroupsError beyond 100,000 groups, DatasetError.
+    """
+    found, labels, names = np.empty(dataset.n, np.int32), Labels(dataset, column), dict[str, int]()
+    for start in range(0, dataset.n, ROWS_AT_ONCE):
+        stop = min(start + ROWS_AT_ONCE, dataset.n)
+        found[start:stop] = _coded(labels.take(stop - start), names, column)
+        on_progress(stop)
+    in_order = sorted(names)
+    place_of = np.full(len(names) + 1, NO_GROUP, np.int32)
+    place_of[[names[name] for name in in_order]] = np.arange(len(names))
+    return place_of[found], in_order
 
 
 def _group_tau(middle: float, visited: NDArray[np.int64], sums: NDArray[np.float64]) -> GroupTau:

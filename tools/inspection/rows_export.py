@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from ...files import written_aside
 from ...pipeline.dataset import PLACE_IN_SHARD
+from ...pipeline.dataset_index import FINGERPRINT
 from ...state_store import StateReader
 from ...trainer.errors import ConfigError, RunError
 from .confirmation import Confirmation
@@ -35,10 +36,10 @@ def _parquet_writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
 _WRITERS = {".parquet": _parquet_writer, ".csv": pyarrow.csv.CSVWriter}
 
 
-def check_target(to: Path, *, overwrite: bool) -> None:
-    """Raise ConfigError if `to` is unusable: unknown format, missing folder, existing file."""
-    if to.suffix not in _WRITERS:
-        raise ConfigError(f"{to} does not end in {' or '.join(_WRITERS)}, the export formats")
+def check_target(to: Path, suffixes: Collection[str] = tuple(_WRITERS), *, overwrite: bool) -> None:
+    """Raise ConfigError if `to` is unusable: another suffix than these, missing folder, existing file."""
+    if to.suffix not in suffixes:
+        raise ConfigError(f"{to} does not end in {' or '.join(suffixes)}; choose another name")
     if not to.absolute().parent.is_dir():
         raise ConfigError(f"{to}: directory {to.absolute().parent} does not exist; create it first")
     if to.is_dir():
@@ -88,7 +89,7 @@ def _schema(inspection: Inspection, reader: StateReader) -> pa.Schema:
     state = [(name, pa.float32() if name in reader.fields else pa.uint32()) for name in inspection.columns]
     metadata = {
         "thermopile.snapshot": snapshot.id, "thermopile.tag": snapshot.tag, "thermopile.step": str(snapshot.step),
-        "thermopile.dataset_fingerprint": reader.dataset_fingerprint,
+        FINGERPRINT: reader.dataset_fingerprint,
     }  # fmt: skip
     if inspection.prediction:
         del metadata["thermopile.snapshot"]

@@ -21,10 +21,11 @@ from ...files import own_directory, read_regular, refuse_link, write_atomically
 from ...sealed_json import DamagedJSONError, seal_line, unseal
 from ...state_store.schema import VISITS
 from ...trainer.errors import RunError
-from ..inspection.groups import CLASS_COLUMN, MAX_GROUPS, Labels
+from ..inspection.correlation import NO_GROUP
+from ..inspection.groups import CLASS_COLUMN, TooManyGroupsError, codes_of
 from ..inspection.kinds import KIND_NAMES, read_rules
 from ..inspection.run import Inspection
-from ..inspection.state_blocks import ROWS_AT_ONCE, read_blocks
+from ..inspection.state_blocks import read_blocks
 from .texts import Texts, write_texts
 
 INDEX = "index"
@@ -154,24 +155,14 @@ def _write_ranks(folder: Path, side: str, columns: dict[str, NDArray[Any]], coun
 
 def _index_classes(inspection: Inspection, folder: Path, on_progress: OnProgress) -> None:
     """Write every sample's class; without names if there are more classes than can be listed."""
-    dataset, names = inspection.dataset, dict[str, int]()
+    dataset = inspection.dataset
     assert dataset is not None
-    codes, labels = np.empty(dataset.n, np.int32), Labels(dataset, CLASS_COLUMN)
-    for start in range(0, dataset.n, ROWS_AT_ONCE):
-        stop = min(start + ROWS_AT_ONCE, dataset.n)
-        encoded = labels.take(stop - start).dictionary_encode()
-        own = [names.setdefault(name, len(names)) for name in encoded.dictionary.to_pylist()]
-        places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        codes[start:stop] = np.array([*own, -1], np.int32)[places]
-        on_progress("indexing classes", stop, dataset.n)
-        if len(names) > MAX_GROUPS:
-            names.clear()
-            break
-    in_order = sorted(names)
-    renamed = np.empty(len(names) + 1, np.int32)
-    renamed[[names[name] for name in in_order]], renamed[-1] = np.arange(len(names)), -1
-    _new(folder / _GROUPS, np.int32, dataset.n)[:] = renamed[codes] if names else -1
-    about = {"format": _FORMAT, "samples": dataset.n, "fingerprint": dataset.index.fingerprint, "classes": in_order}
+    try:
+        codes, names = codes_of(dataset, CLASS_COLUMN, lambda done: on_progress("indexing classes", done, dataset.n))
+    except TooManyGroupsError:
+        codes, names = np.full(dataset.n, NO_GROUP, np.int32), []
+    _new(folder / _GROUPS, np.int32, dataset.n)[:] = codes
+    about = {"format": _FORMAT, "samples": dataset.n, "fingerprint": dataset.index.fingerprint, "classes": names}
     write_atomically(folder / _ABOUT, seal_line(about))
 
 

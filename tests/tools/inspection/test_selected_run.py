@@ -8,7 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile.state_store.check import check_snapshot
+from thermopile.tools.curation import NOT_TRAINED_ON, CurationRules, curate
 from thermopile.tools.inspection import summary
+from thermopile.tools.inspection.duplicates import NO_CLUSTERS
 from thermopile.tools.inspection.opened_run import open_run
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.samples import read_histories
@@ -46,6 +48,13 @@ def test_the_served_page_tells_the_other_samples_apart(run, pairs_dataset):
         others = Finder(catalogue).find(Query(kind="not_selected", sort="id")).sample_ids
     assert kinds == {"too_few_visits": len(KEPT), "not_selected": pairs_dataset.n - len(KEPT)}
     np.testing.assert_array_equal(others, np.setdiff1d(np.arange(pairs_dataset.n), KEPT))
+
+
+def test_only_samples_that_the_run_trains_on_are_curated(run, pairs_dataset):
+    found = curate(read_run(run), CurationRules(per_class=1), NO_CLUSTERS)
+    is_other = ~np.isin(np.arange(pairs_dataset.n), KEPT)
+    np.testing.assert_array_equal(found.reasons == NOT_TRAINED_ON, is_other)
+    assert found.counts["kept"] == len(set(np.array(pairs_dataset.column("group").to_pylist())[KEPT]))
 
 
 def test_a_survey_counts_and_groups_the_selected_samples_only(run, pairs_dataset):

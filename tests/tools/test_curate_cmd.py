@@ -1,0 +1,254 @@
+"""`curate` on 66 samples whose state is given: what each rule drops, what it says of it, and what `train` takes."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.selection import Selection
+from thermopile.tools.cli import main
+from thermopile.tools.inspection.duplicates import Duplicates, write_duplicates
+from thermopile.tools.inspection.picture_agreement import Agreement
+from thermopile.tools.inspection.similar_pairs import Pairs
+from thermopile.trainer.build import resolve
+from thermopile.trainer.config import load_config
+from thermopile.trainer.selecting import write_selection
+
+FITTING = -2.0
+MISFITS = {7: 3.0, 40: 1.0, 3: 2.0}
+"""Sample -> log s of its picture; that of its caption is 0."""
+STUCK, NEW = 12, 13
+PAIRS = ((20, 21), (20, 22), (3, 30), (50, 51))
+
+
+def thermopile(*words):
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+@pytest.fixture
+def run(hostile_dataset, write_state, tmp_path):
+    """A run whose misfits are those above; one sample is stuck with the highest log s, one has too few visits."""
+    n = hostile_dataset.n
+    log_s = np.full(n, FITTING)
+    log_s[list(MISFITS)] = list(MISFITS.values())
+    log_s[[STUCK, NEW]] = 5
+    log_s[[20, 21, 22, 50, 51]] = -1, -1.5, -1, -1, -3
+    columns = {"image/log_s": log_s, "text/log_s": np.zeros(n), "image/tau": np.full(n, 0.02),
+               "text/tau": np.full(n, 0.08), "image/u": np.zeros(n)}  # fmt: skip
+    columns["image/tau"][[10, STUCK]] = 0.005
+    columns["image/u"][STUCK] = 5
+    visits = np.full(n, 5)
+    visits[NEW] = 1
+    return write_state(tmp_path / "run", hostile_dataset, columns, visits)
+
+
+@pytest.fixture
+def duplicates(run, hostile_dataset):
+    """The duplicates that `inspect` would have found: clusters of 3, 2 and 2."""
+    first, second = np.array(PAIRS).T
+    count, ones = len(PAIRS), np.ones(len(PAIRS), np.float32)
+    pairs, cluster = Pairs(first, second, ones), first.copy()
+    found = Duplicates(pairs, np.zeros(count, bool), Agreement(ones, ones), cluster, count, hostile_dataset.n)
+    run.report.mkdir()
+    write_duplicates(run.report / "duplicates.parquet", found, hostile_dataset.index.fingerprint)
+    return run.report / "duplicates.parquet"
+
+
+@pytest.fixture
+def curate(run, tmp_path):
+    """Run `curate` with --keep; return what it printed, the kept rows, and the dropped ones by id."""
+
+    def command(*words):
+        return CliRunner().invoke(
+            main, ["curate", str(run.path), "--keep", str(tmp_path / "k.parquet"), *map(str, words)]
+        )
+
+    def done(*words):
+        result = command(*words)
+        assert result.exit_code == 0, result.output
+        dropped = {row.pop("sample_id"): row for row in pq.read_table(tmp_path / "k.dropped.parquet").to_pylist()}
+        return result, pq.read_table(tmp_path / "k.parquet"), dropped
+
+    command.done = done
+    return command
+
+
+def reason(name, **more):
+    return {"reason": name, "rank": None, "cluster": None} | more
+
+
+def test_the_misfits_of_the_highest_rank_are_dropped_and_neither_stuck_nor_new_samples(curate, hostile_dataset):
+    _, kept, dropped = curate.done("--drop-misfits", 2)
+    assert dropped == {7: reason("misfit", rank=1), 3: reason("misfit", rank=2)}
+    assert kept["sample_id"].to_pylist() == [id for id in range(hostile_dataset.n) if id not in (3, 7)]
+    assert kept.column_names == ["sample_id"]
+    _, _, dropped = curate.done("--drop-misfits", "--overwrite")
+    assert {id: row["rank"] for id, row in dropped.items()} == {7: 1, 3: 2, 40: 3}
+
+
+@pytest.mark.usefixtures("duplicates")
+@pytest.mark.parametrize(("most", "thinned"), [(1, {20: 20, 22: 20, 3: 3, 50: 50}), (2, {22: 20})])
+def test_of_a_cluster_those_that_fit_best_are_kept_and_of_equal_ones_the_first(curate, most, thinned):
+    _, _, dropped = curate.done("--thin", most)
+    assert dropped == {id: reason("duplicate", cluster=cluster) for id, cluster in thinned.items()}
+
+
+@pytest.mark.usefixtures("duplicates")
+def test_a_sample_has_one_reason_and_the_rest_of_its_cluster_stays(curate):
+    _, _, dropped = curate.done("--drop-misfits", 2, "--thin", 1)
+    assert dropped[3] == reason("misfit", rank=2)
+    assert 30 not in dropped
+    assert sorted(dropped) == [3, 7, 20, 22, 50]
+
+
+def test_a_class_is_capped_at_random_and_samples_without_one_stay(curate, hostile_dataset):
+    _, kept, dropped = curate.done("--cap", 6)
+    groups = np.array(hostile_dataset.column("group").to_pylist(), object)[kept["sample_id"].to_numpy()]
+    names, counts = np.unique([name for name in groups if name], return_counts=True)
+    assert (len(names), sorted(counts.tolist())) == (6, [1, 2, 4, 6, 6, 6])
+    assert sum(name is None for name in groups) == hostile_dataset.column("group").null_count
+    assert dropped == {id: reason("class_full") for id in np.setdiff1d(np.arange(hostile_dataset.n), kept["sample_id"])}
+    assert kept["sample_id"].to_pylist()[:6] != list(range(6)), "the first samples of the class, not random ones"
+    _, again, _ = curate.done("--cap", 6, "--overwrite")
+    assert again.equals(kept)
+
+
+def test_samples_without_a_class_are_not_one_class(draw, flat_dataset, write_run, tmp_path, assert_one_line):
+    (tmp_path / "pictures" / "a").mkdir(parents=True)
+    for i in range(16):
+        draw(i).save(tmp_path / "pictures" / ("a" if i < 4 else "") / f"{i}.png")
+    convert(FolderSource(tmp_path / "pictures"), tmp_path / "dataset", ConvertSettings(), workers=1)
+
+    def capped(name, dataset):
+        run = write_run(tmp_path / name, dataset, {"sample": np.full(dataset.n, 0.1)})
+        return thermopile("curate", run.path, "--keep", tmp_path / f"{name}.parquet", "--cap", 1)
+
+    assert capped("some", Dataset(tmp_path / "dataset")).exit_code == 0
+    assert pq.read_metadata(tmp_path / "some.parquet").num_rows == 12 + 1
+    assert_one_line(capped("none", flat_dataset), 2, "no sample of", "has a group to cap by")
+
+
+def test_samples_can_be_capped_by_another_column(curate, hostile_dataset):
+    _, kept, _ = curate.done("--cap", 1, "--by", "caption")
+    captions = hostile_dataset.column("caption")
+    assert len(kept) == len(captions.drop_null().unique()) + captions.null_count
+
+
+def test_weights_are_tau_to_the_power_with_mean_1_and_train_takes_the_file(curate, hostile_dataset, tmp_path):
+    _, kept, dropped = curate.done("--tau-power", -0.5, "--drop-misfits", 1)
+    assert list(dropped) == [7]
+    tau = np.full(hostile_dataset.n, (0.02 * 0.08) ** 0.5)
+    tau[[10, STUCK]] = (0.005 * 0.08) ** 0.5
+    expected = np.delete(tau, 7) ** -0.5
+    expected /= expected.mean()
+    np.testing.assert_allclose(kept["weight"].to_numpy(), expected, rtol=1e-6)
+    file = str(tmp_path / "k.parquet")
+    tree = {"batch_size": 16, "data": {"path": str(hostile_dataset.path), "select": file, "weights": file},
+            "objective": {"name": "isogclr"}}  # fmt: skip
+    config = resolve(load_config(tree), hostile_dataset)
+    write_selection(config.data, hostile_dataset.index, tmp_path / "selection")
+    own = Selection(tmp_path / "selection")
+    assert own.ids.tolist() == kept["sample_id"].to_pylist()
+    np.testing.assert_allclose(own.weights, expected, rtol=1e-6)
+
+
+def test_a_sample_without_a_visit_has_the_mean_weight(hostile_dataset, write_run, tmp_path):
+    tau = np.linspace(0.01, 0.1, hostile_dataset.n)
+    seen = np.arange(hostile_dataset.n) < 9
+    run = write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau}, visited=seen)
+    done = CliRunner().invoke(
+        main, ["curate", str(run.path), "--keep", str(tmp_path / "k.parquet"), "--tau-power", "1"]
+    )
+    assert done.exit_code == 0, done.output
+    weights = pq.read_table(tmp_path / "k.parquet")["weight"].to_numpy()
+    np.testing.assert_allclose(weights, np.where(seen, tau / tau[seen].mean(), 1), rtol=1e-5)
+
+
+def test_listed_samples_are_dropped_first(curate, tmp_path):
+    pq.write_table(pa.table({"sample_id": [40, 7], "tag": ["bad", "worse"]}), tmp_path / "listed.parquet")
+    _, kept, dropped = curate.done("--drop", tmp_path / "listed.parquet", "--drop-misfits")
+    assert dropped == {7: reason("listed"), 40: reason("listed"), 3: reason("misfit", rank=1)}
+    assert not {3, 7, 40} & set(kept["sample_id"].to_pylist())
+
+
+def test_the_counts_are_printed_or_json(curate, tmp_path):
+    words = "--drop-misfits", 2, "--cap", 6
+    result, kept, dropped = curate.done(*words)
+    assert [line.split() for line in result.stdout.splitlines() if "misfit" in line] == [["misfit", "2"]]
+    result, _, _ = curate.done(*words, "--overwrite", "--json")
+    said = json.loads(result.stdout)
+    assert said == {
+        "keep": str(tmp_path / "k.parquet"), "dropped": str(tmp_path / "k.dropped.parquet"), "snapshot": "step-5",
+        "samples": {"kept": len(kept), "misfit": 2, "class_full": len(dropped) - 2},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "said"),
+    [
+        ((), 2, "no rule; give --drop, --drop-misfits, --thin, --cap or --tau-power"),
+        (("--by", "folder", "--thin", 1), 2, "--by has no effect without --cap"),
+        (("--cap", 2, "--by", "colour"), 2, "samples cannot be grouped by 'colour'"),
+        (("--thin", 1), 1, "duplicates.parquet does not exist; make it with `thermopile inspect RUN --duplicates`"),
+        (("--drop-misfits", "--at", "step-9"), 1, "step-9"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_one_line_and_leaves_no_file(curate, tmp_path, words, exit_code, said):
+    result = curate(*words)
+    assert result.exit_code == exit_code
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.glob("*k.*"))
+
+
+def test_a_file_is_replaced_only_if_asked(curate, tmp_path, assert_one_line):
+    (tmp_path / "k.dropped.parquet").write_text("mine")
+    assert_one_line(curate("--drop-misfits"), 2, "k.dropped.parquet exists", "--overwrite")
+    assert (tmp_path / "k.dropped.parquet").read_text() == "mine"
+
+
+def test_to_keep_nothing_is_refused(curate, hostile_dataset, tmp_path, assert_one_line):
+    pq.write_table(pa.table({"sample_id": np.arange(hostile_dataset.n)}), tmp_path / "all.parquet")
+    assert_one_line(curate("--drop", tmp_path / "all.parquet"), 1, "nothing would be kept")
+
+
+def test_lists_of_another_dataset_and_damaged_ones_are_refused(curate, duplicates, tmp_path, assert_one_line):
+    table = pq.read_table(duplicates)
+    other = {"thermopile.dataset_fingerprint": "f" * 64}
+    pq.write_table(table.replace_schema_metadata(other), duplicates)
+    assert_one_line(curate("--thin", 1), 1, "duplicates.parquet cannot be used: it is not of the dataset")
+    far = pa.array(table["second_id"].to_numpy() + 100)
+    pq.write_table(table.set_column(2, "second_id", far), duplicates)
+    assert_one_line(curate("--thin", 1), 1, "it names samples that", "does not have. Make it again")
+    duplicates.write_bytes(duplicates.read_bytes()[:-9])
+    assert_one_line(curate("--thin", 1), 1, "duplicates.parquet cannot be used")
+    duplicates.rename(tmp_path / "elsewhere")
+    duplicates.symlink_to(tmp_path / "elsewhere")
+    assert_one_line(curate("--thin", 1), 1, "duplicates.parquet", "link")
+    listed = pa.table({"sample_id": [1]}).replace_schema_metadata(other)
+    pq.write_table(listed, tmp_path / "listed.parquet")
+    assert_one_line(curate("--drop", tmp_path / "listed.parquet"), 2, "--drop", "names samples of another dataset")
+
+
+@pytest.mark.parametrize(
+    ("objective", "words", "said"),
+    [("fastclip_v2", (), None), ("clip", ("--drop-misfits",), "keeps no log s"),
+     ("sogclr", ("--tau-power", 1), "keeps no temperature per sample")],
+)  # fmt: skip
+def test_a_rule_that_the_state_cannot_answer_is_refused(hostile_dataset, write_run, tmp_path, objective, words, said,
+                                                        assert_one_line):  # fmt: skip
+    run = write_run(tmp_path / "run", hostile_dataset, {}, objective=objective)
+    words = words or ("--drop-misfits", 1)
+    result = CliRunner().invoke(
+        main, ["curate", str(run.path), "--keep", str(tmp_path / "k.parquet"), *map(str, words)]
+    )
+    if said:
+        assert_one_line(result, 2, f"the objective {objective}", said)
+    else:
+        assert result.exit_code == 0, result.output

@@ -23,9 +23,9 @@ ALL = 1 << 62
     "  thermopile train --data data/cc3m --select weighed.parquet --weights weighed.parquet --out runs/cc3m-weighed",
 )
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--keep", required=True, type=click.Path(path_type=Path), metavar="FILE.parquet",
+@click.option("--keep", required=True, type=click.Path(path_type=Path), metavar="NAME.parquet",
               help="Write the kept samples to this file, for train --select; the dropped ones and the reasons to "
-              "FILE.dropped.parquet.")  # fmt: skip
+              "NAME.dropped.parquet beside it.")  # fmt: skip
 @click.option("--drop", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.parquet",
               help="Drop the samples in this file, such as those selected on the served page.")  # fmt: skip
 @click.option("--drop-misfits", "misfits", type=click.IntRange(1), is_flag=False, flag_value=ALL, default=None,

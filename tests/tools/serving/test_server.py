@@ -220,7 +220,6 @@ def test_the_command_says_the_address_and_a_port_that_is_taken_is_one_line(hosti
 def test_other_options_have_no_effect_with_it(hostile_run, assert_one_line):
     served = ["inspect", str(hostile_run.path), "--serve"]
     assert_one_line(CliRunner().invoke(main, [*served, "--map"]), 2, "--map has no effect with --serve")
-    assert_one_line(CliRunner().invoke(main, [*served, "--weights", "raw"]), 2, "--weights has no effect with --serve")
     alone = ["inspect", str(hostile_run.path), "--port", "80"]
     assert_one_line(CliRunner().invoke(main, alone), 2, "--port has no effect")
 

@@ -228,10 +228,8 @@ def serve(
 
     inspection, catalogue = read_again(opened, run, at, data)
     with closing(catalogue):
-        if neighbours:
-            features = features_with_progress(inspection, folder, weights, allow_code)
-        else:
-            features = _features_there(inspection, folder)
+        features = (features_with_progress(inspection, folder, weights, allow_code) if neighbours
+                    else _features_there(inspection, folder))  # fmt: skip
         with _listening(Answers(inspection, catalogue, features, neighbours or NEIGHBOURS), port) as server:
             print_facts([("note", note) for note in inspection.notes])
             click.echo(f"{server.address}\nOnly this machine, and whoever has this address, can open the page. "

@@ -214,7 +214,8 @@ def serve(
 ) -> None:  # fmt: skip
     """Serve the page of all samples until Ctrl-C, after making its index.
 
-    neighbours: how many of a sample to list, after making the features of all; None: as usual, if they are there.
+    neighbours: length of each list of a sample's neighbours, for which the features of all samples are made first;
+    None: show neighbours only if the features are there.
     """
     from .serving.answers import NEIGHBOURS, Answers
     from .serving.catalogue import Catalogue, open_catalogue

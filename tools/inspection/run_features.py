@@ -51,10 +51,9 @@ def run_features(
 
 
 def open_features(inspection: Inspection, folder: Path) -> FeaturesFile:
-    """Open the features of all samples that `folder` has, if `run_features` would take them by default.
+    """Open the features of all samples in `folder` as `run_features` does with default weights, but never make them.
 
-    Raises UnusableFeaturesError if it would not, RunError if they cannot be told from others, OSError;
-    NotRegularFileError if the file is a link.
+    Raises UnusableFeaturesError if they do not fit, RunError, OSError; NotRegularFileError if the file is a link.
     """
     *_, of = _wanted(inspection, None)
     return FeaturesFile(folder / NAME, of)

@@ -44,7 +44,7 @@ class Answers:
         self, inspection: Inspection, catalogue: Catalogue, features: FeaturesFile | None = None,
         neighbours: int = NEIGHBOURS,
     ) -> None:  # fmt: skip
-        """features: of all samples, without which there are no neighbours; so many of which are in a list."""
+        """features: of all samples; without them there are no neighbours. neighbours: length of each list of them."""
         self._inspection, self._catalogue, self._finder = inspection, catalogue, Finder(catalogue)
         self._features, self._count, self._comparing = features, neighbours, Lock()
         counts = np.bincount(catalogue.kinds, minlength=len(SERVED_KINDS)).tolist()
@@ -116,7 +116,7 @@ class Answers:
             raise ConfigError("there are no features of the samples; start again with --neighbours")
         state = self._state(sample_id)
         tau = {side: state.get(f"{side}/tau") for side in self._catalogue.taus or ANCHORS[features.sides]}
-        with self._comparing:  # on all cores
+        with self._comparing:  # one comparison takes all cores
             found = find_neighbours(features, sample_id, self._count, tau)
         return {"lists": [self._listed(listing) for listing in listings(Sample(sample_id, state, {}), found)]}
 

@@ -4,6 +4,7 @@ import http.client
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -142,11 +143,14 @@ def test_a_sample_has_the_nearest_and_the_hardest_with_their_figures(told, featu
     rankings = [*found.nearest.values(), *found.negatives.values()]
     ids = [[card["id"] for card in listed["samples"]] for listed in lists]
     assert ids == [ranking.sample_ids.tolist() for ranking in rankings]
-    nearest, hardest = lists[0]["samples"][0], lists[2]["samples"][0]
-    assert nearest["figures"] == f"similarity {rankings[0].similarity[0]:.3f}"
-    assert hardest["figures"].startswith(f"p* {share(rankings[2].weights[0])}, similarity ")
-    assert hardest["caption"] == told(f"samples?sort=id&start={ids[2][0]}")["samples"][0]["caption"]
-    assert f"image tau {number(tau['image'])}" in lists[2]["words"]
+    assert lists[0]["samples"][0]["figures"] == f"similarity {rankings[0].similarity[0]:.3f}"
+    for (side, ranking), listed in zip(found.negatives.items(), lists[2:], strict=True):
+        figures = [f"p* {share(weight)}, similarity {cosine:.3f}"
+                   for weight, cosine in zip(ranking.weights, ranking.similarity, strict=True)]  # fmt: skip
+        assert [card["figures"] for card in listed["samples"]] == figures
+        assert f"{side} tau {number(np.float32(tau[side]).item())}" in listed["words"]
+    card = lists[2]["samples"][0]
+    assert card["caption"] == told(f"samples?sort=id&start={card['id']}")["samples"][0]["caption"]
 
 
 @pytest.mark.parametrize("id", ["66", "-1", "x", "9" * 30, "..%2f..%2fetc", "3/.."])

@@ -23,6 +23,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from click.testing import CliRunner
 from PIL import Image
 from safetensors import safe_open
@@ -60,14 +62,20 @@ RUN_KINDS = {
     "reference": "state/refs/*/*",
     "chunk": "state/chunks/*",
 }
-KINDS = DATASET_KINDS | RUN_KINDS
+SELECTION_KINDS = {
+    "selected ids": "selection/ids.int64",
+    "weights": "selection/weights.float32",
+    "selection": "selection/selection.json",
+}
+"""Of a run on selected samples."""
+KINDS = DATASET_KINDS | RUN_KINDS | SELECTION_KINDS
 
 SETTINGS = ("batch_size=32", "canonical_shards=1", "data.image_size=32", "model.dim=8", "log_every=1", "epochs=2",
             "checkpoint.every_steps=5", "objective.name=isogclr", "data.loader=ffcv", "data.workers=1")  # fmt: skip
 
 
 def make_material(folder):
-    """A dataset of pairs with classes, and a run of it with two checkpoints."""
+    """A dataset of pairs with classes, and two runs of it with two checkpoints each: on all samples, and on most."""
     source, noise = folder / "source", np.random.default_rng(0)
     source.mkdir()
     lines = ["image,caption,group"]
@@ -75,19 +83,27 @@ def make_material(folder):
         Image.fromarray(noise.integers(0, 255, (36, 40, 3), dtype=np.uint8)).save(source / f"{i}.jpg", quality=80)
         lines.append(f"{i}.jpg,a picture of thing {i % 4} number {i},class {i % 4}")
     (source / "list.csv").write_text("\n".join(lines))
+    kept = np.flatnonzero(np.arange(SAMPLES) % 5)
+    pq.write_table(pa.table({"sample_id": kept, "weight": 1 + kept % 3}), source / "kept.parquet")
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    select = ["--select", source / "kept.parquet", "--weights", source / "kept.parquet"]
     for command in (
         ["convert", "csv", source / "list.csv", folder / "data", "--image", "image", "--caption", "caption",
          "--group", "group", "--workers", "1"],
         ["train", "--data", folder / "data", "--out", folder / "run", *settings],
+        ["train", "--data", folder / "data", "--out", folder / "selected", *select, *settings],
     ):  # fmt: skip
         done = CliRunner().invoke(main, list(map(str, command)))
         assert done.exit_code == 0, done.output
 
 
+def run_of(kind):
+    return "selected" if kind in SELECTION_KINDS else "run"
+
+
 def commands_on(kind, folder):
-    """Every command that reads a file of that kind."""
-    data, run = folder / "data", folder / "run"
+    """Return every command that reads a file of that kind."""
+    data, run = folder / "data", folder / run_of(kind)
     settings = [part for setting in (*SETTINGS, "epochs=1") for part in ("--set", setting)]
     train = ["train", "--data", data, "--out", folder / "new", *settings]
     resume = ["train", "--out", run, "--resume", "--set", "epochs=3", "--allow-change", "epochs"]
@@ -98,7 +114,7 @@ def commands_on(kind, folder):
     commands = [["status", run, "--json"], inspect]
     if kind in ("settings", "checkpoint", "training", "tensors", "latest"):
         commands += [score, export]
-    if kind in ("state index", "state index's copy", "snapshot", "manifest", "reference", "chunk"):
+    if kind in ("state index", "state index's copy", "snapshot", "manifest", "reference", "chunk", *SELECTION_KINDS):
         commands += [["state", "log", run, "--json"], ["state", "check", run, "--all", "--json"]]
     return [*commands, resume]  # last: it changes the run
 
@@ -110,7 +126,7 @@ def outcome_of(command, folder):
     crashed = done.exception is not None and not isinstance(done.exception, SystemExit)
     out = re.sub(r'"[a-z_]*(seconds|written_at|age)[a-z_]*": [^,}\n]*', "", done.stdout)
     out = re.sub(r"[\d.,:]+ ?(ms|s|samples/s|min|%)", "", out)
-    made = made_by(command[0], folder) if done.exit_code == 0 else ""
+    made = made_by(command, folder) if done.exit_code == 0 else ""
     return {
         "command": command[0] if command[0] not in ("state", "convert") else " ".join(command[:2]),
         "exit_code": done.exit_code,
@@ -121,10 +137,9 @@ def outcome_of(command, folder):
 
 
 def made_by(command, folder):
-    if command == "train":
-        run = folder / "new" if (folder / "new").exists() else folder / "run"
-        return trained(run)
-    made = {"export": "exported", "show": "show.png"}.get(command)
+    if command[0] == "train":
+        return trained(command[command.index("--out") + 1])
+    made = {"export": "exported", "show": "show.png"}.get(command[0])
     files = sorted((folder / made).rglob("*")) if made else []
     files = files or ([folder / made] if made else [])
     return "".join(digest_of(file) for file in files if file.is_file())
@@ -197,7 +212,7 @@ def run_undamaged(material, folder):
 
 def outcomes_of_all_commands(material, folder):
     outcomes = {}
-    for kind in ("index", "settings", "chunk"):  # which together need every command
+    for kind in ("index", "settings", "chunk", "weights"):  # which together need every command
         fresh_copy(material, folder)
         for command in commands_on(kind, folder):
             if str(command) not in outcomes:
@@ -256,7 +271,7 @@ def main_program():
         folder.rename(material)
     expected = run_undamaged(material, folder)
     for kind in arguments.kinds.split(","):
-        root, commands = Path("data" if kind in DATASET_KINDS else "run"), commands_on(kind, folder)
+        root, commands = Path("data" if kind in DATASET_KINDS else run_of(kind)), commands_on(kind, folder)
         files = sorted(path.relative_to(material) for path in (material / root).glob(KINDS[kind]) if path.is_file())
         assert files, f"no file of the kind {kind}"
         chance = random.Random(f"{kind}/{arguments.seed}")

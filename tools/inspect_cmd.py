@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LATEST = "latest"
 _OPTIONS = {
     "--export": ["rows_file", "overwrite", "suspects"],
-    "--serve": ["serves", "port", "to"],
+    "--serve": ["serves", "port", "neighbours", "to"],
     "--duplicates": ["duplicates", "to", "as_json"],
     "--sample": ["ids", "neighbours", "to", "as_json"],
     "a report": ["against", "by", "with_map", "suspects", "to", "as_json"],
@@ -35,6 +35,7 @@ _OPTIONS = {
     "  thermopile inspect runs/cc3m --sample 1204 --neighbours 20\n"
     "  thermopile inspect runs/cc3m --duplicates\n"
     "  thermopile inspect runs/cc3m --serve\n"
+    "  thermopile inspect runs/cc3m --serve --neighbours 20\n"
     "  thermopile inspect runs/cc3m --export rows.parquet\n"
     "  thermopile inspect runs/cc3m-tempnet --data data/cc12m",
 )
@@ -55,7 +56,8 @@ _OPTIONS = {
 @click.option("--sample", "ids", type=click.IntRange(min=0), multiple=True, metavar="ID [ID…]",
               help="Show everything about these samples instead; RUN comes first.")  # fmt: skip
 @click.option("--neighbours", type=click.IntRange(1, 100), metavar="K",
-              help="With --sample: add the K nearest pictures and captions, and the K hardest negatives.")  # fmt: skip
+              help="With --sample or --serve: add the K nearest pictures and captions, and the K hardest negatives, by "
+              "features of all samples, which are made once.")  # fmt: skip
 @click.option("--duplicates", is_flag=True,
               help="Look for duplicates instead: write RUN/report/duplicates.parquet and duplicates.html.")  # fmt: skip
 @click.option("--export", "rows_file", type=click.Path(path_type=Path), metavar="FILE.parquet|csv",
@@ -86,8 +88,8 @@ def inspect(
 
     if more_ids and not ids:
         raise click.UsageError(f"unexpected argument {more_ids[0]}; sample ids come after --sample")
-    if neighbours and not ids:
-        raise click.UsageError("--neighbours needs samples: --sample ID --neighbours K")
+    if neighbours and not (ids or serves):
+        raise click.UsageError("--neighbours needs samples: --sample ID --neighbours K, or --serve --neighbours K")
     mode = next((mode for mode, asked in (("--export", rows_file), ("--serve", serves), ("--duplicates", duplicates),
                                           ("--sample", ids)) if asked), "a report")  # fmt: skip
     used = {"run", "more_ids", "at", "data", *_OPTIONS[mode]}
@@ -102,7 +104,7 @@ def inspect(
     if rows_file:
         inspecting.export(run, rows_file, at, data, overwrite, suspects, weights, allow_code)
     elif serves:
-        inspecting.serve(run, at, data, to, port)
+        inspecting.serve(run, at, data, to, port, neighbours, weights, allow_code)
     elif duplicates:
         inspecting.report_duplicates(run, at, weights, allow_code, data, to, as_json)
     elif ids:

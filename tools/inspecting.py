@@ -17,6 +17,7 @@ from ..trainer.run_directory import RunDirectory
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates import find_duplicates, write_duplicates
+from .inspection.features_file import NAME, FeaturesFile
 from .inspection.findings import (
     ROWS_IN_TWO_SECONDS,
     Findings,
@@ -29,7 +30,7 @@ from .inspection.neighbours import ANCHORS, Neighbours, find_neighbours
 from .inspection.predicted import refuse_other_dataset
 from .inspection.rows_export import check_target, export_rows
 from .inspection.run import Inspection, read_run
-from .inspection.run_features import features_with_progress
+from .inspection.run_features import features_with_progress, open_features
 from .inspection.samples import Sample, read_histories, read_samples
 from .inspection.survey import Survey
 from .plain_text import plain_text
@@ -207,9 +208,16 @@ def export(
     click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")
 
 
-def serve(run: Path, at: str, data: Path | None, to: Path | None, port: int) -> None:
-    """Serve the page of all samples until Ctrl-C, after making its index."""
-    from .serving.answers import Answers
+def serve(
+    run: Path, at: str, data: Path | None, to: Path | None, port: int, neighbours: int | None, weights: Weights | None,
+    allow_code: bool,
+) -> None:  # fmt: skip
+    """Serve the page of all samples until Ctrl-C, after making its index.
+
+    neighbours: length of each list of a sample's neighbours, for which the features of all samples are made first;
+    None: show neighbours only if the features are there.
+    """
+    from .serving.answers import NEIGHBOURS, Answers
     from .serving.catalogue import Catalogue, open_catalogue
 
     refuse_other_dataset("--serve", run, data)
@@ -220,12 +228,26 @@ def serve(run: Path, at: str, data: Path | None, to: Path | None, port: int) -> 
             return inspection, open_catalogue(inspection, folder, on_progress)
 
     inspection, catalogue = read_again(opened, run, at, data)
-    with closing(catalogue), _listening(Answers(inspection, catalogue), port) as server:
-        print_facts([("note", note) for note in inspection.notes])
-        click.echo(f"{server.address}\nOnly this machine, and whoever has this address, can open the page. "
-                   "Ctrl-C ends it.")  # fmt: skip
-        with suppress(KeyboardInterrupt):
-            server.serve_forever()
+    with closing(catalogue):
+        features = (features_with_progress(inspection, folder, weights, allow_code) if neighbours
+                    else _features_there(inspection, folder))  # fmt: skip
+        with _listening(Answers(inspection, catalogue, features, neighbours or NEIGHBOURS), port) as server:
+            print_facts([("note", note) for note in inspection.notes])
+            click.echo(f"{server.address}\nOnly this machine, and whoever has this address, can open the page. "
+                       "Ctrl-C ends it.")  # fmt: skip
+            with suppress(KeyboardInterrupt):
+                server.serve_forever()
+
+
+def _features_there(inspection: Inspection, folder: Path) -> FeaturesFile | None:
+    """Open the features of all samples if `folder` has them. Others are noted; a link raises NotRegularFileError."""
+    if not (folder / NAME).exists():
+        return None
+    try:
+        return open_features(inspection, folder)
+    except RunError as error:
+        inspection.notes.append(f"No neighbours are shown: {error}. --neighbours makes the features again.")
+    return None
 
 
 def _listening(answers: Answers, port: int) -> PageServer:

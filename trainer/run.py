@@ -240,7 +240,10 @@ class Run:
         with self._clock.waiting("store_wait"):
             state = self.store.take(rows)
         if self.selection is not None and self.selection.weights is not None:
-            state[WEIGHT] = torch.from_numpy(self.selection.weights[rows]).to(self.device, non_blocking=True)
+            weights = torch.from_numpy(self.selection.weights[rows])
+            if self.device.type == "cuda":  # a copy from other memory would wait for what the GPU has still to do
+                weights = weights.pin_memory()
+            state[WEIGHT] = weights.to(self.device, non_blocking=True)
         self._prefetch()
         return state
 

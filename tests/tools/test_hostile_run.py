@@ -9,10 +9,13 @@ import socket
 import sys
 import tempfile
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from thermopile.sealed_json import seal_line
+from thermopile.selection import ABOUT, IDS, WEIGHTS
 from thermopile.tools.cli import main
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -28,8 +31,10 @@ def run(*arguments):
 def trained(hostile_dataset, tmp_path_factory):
     """A run of two steps, with one checkpoint and all that a run may have beside it."""
     path = tmp_path_factory.mktemp("trained") / "run"
+    kept = path.with_name("kept.parquet")
+    pq.write_table(pa.table({"sample_id": range(1, 65), "weight": [1, 3] * 32}), kept)
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
-    done = run("train", "--data", hostile_dataset.path, "--out", path, *settings)
+    done = run("train", "--data", hostile_dataset.path, "--out", path, "--select", kept, "--weights", kept, *settings)
     assert done.exit_code == 0, done.stderr
     (path / "warnings.log").write_text("2026-01-01 00:00:00+0000 a warning\n")
     for name in ("report", "tensorboard", "state.working"):
@@ -152,6 +157,11 @@ REFUSED = [
     *((kind, "state.working", "resume", "state.working is not a directory") for kind in (pipe, text("a file"))),
     *((kind, "report", "inspect", words) for kind, words in (
         (link_to_a_folder, WRITTEN), (dangling_link, WRITTEN), (text("a file"), "choose another directory"))),
+    # What it trains on.
+    *((kind, f"selection/{name}", command, f"selection/{name}") for command in ("resume", "rows")
+      for name in (IDS, WEIGHTS, ABOUT) for kind in (link, dangling_link, pipe, device, folder, huge)),
+    (link_to_a_folder, "selection", "resume", WRITTEN),
+    (link_to_a_folder, "selection", "rows", f"selection/{ABOUT}"),
     # Settings.
     *((kind, "config.toml", command, "config.toml") for kind in (pipe, device)
       for command in ("status", "resume", "rows", "export", "eval")),

@@ -1,7 +1,11 @@
-"""`inspect --sample --neighbours` and `inspect --duplicates` on a run of two steps."""
+"""`inspect --sample --neighbours`, `--serve --neighbours` and `--duplicates` on a run of two steps."""
 
 import json
 import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
+from urllib.request import urlopen
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -134,7 +138,48 @@ def test_a_link_in_place_of_the_features_is_refused(run, tmp_path, assert_one_li
     (run.report / "features.f16").symlink_to(tmp_path / "precious")
     assert_one_line(inspect(run, "--sample", 3, "--neighbours", 4), 1, "features.f16 is a link")
     assert_one_line(inspect(run, "--duplicates"), 1, "features.f16 is a link")
+    assert_one_line(inspect(run, "--serve"), 1, "features.f16 is a link")
+    assert_one_line(inspect(run, "--serve", "--neighbours", 4), 1, "features.f16 is a link")
     assert (tmp_path / "precious").read_text() == "precious"
+
+
+@contextmanager
+def serve(run, *words):
+    """Serve a run; gives a function (place) -> the JSON that is answered."""
+    command = [sys.executable, "-m", "thermopile.tools.cli", "inspect", str(run.path), "--serve", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            address = next(line.strip() for line in process.stdout if line.startswith("http://"))
+            yield lambda place: json.loads(urlopen(address + place, timeout=60).read())
+        finally:
+            process.kill()
+
+
+def served_ids(answer):
+    return [[card["id"] for card in listed["samples"]] for listed in answer["lists"]]
+
+
+def test_the_served_page_makes_the_features_first_and_shows_the_same_neighbours(run, seen):
+    (run.report / "features.f16").unlink()
+    with serve(run, "--neighbours", "5") as told:
+        assert told("about")["neighbours"] is True
+        found = seen[0]["neighbours"]
+        rankings = [*found["nearest"].values(), *found["negatives"].values()]
+        assert served_ids(told("neighbours/3")) == [ranking["sample_ids"] for ranking in rankings]
+
+
+def test_the_served_page_takes_the_features_that_are_there_and_makes_none(run, seen):
+    with serve(run) as told:
+        assert [len(ids) for ids in served_ids(told("neighbours/3"))] == [12] * 4
+        assert told("about")["notes"] == []
+    assert inspect(run, "--sample", 3, "--neighbours", 1, "--weights", "raw").exit_code == 0
+    of_raw_weights = (run.report / "features.f16").read_bytes()
+    with serve(run) as told:
+        about = told("about")
+    assert about["neighbours"] is False
+    assert "(raw weights, 66 samples" in about["notes"][0]
+    assert about["notes"][0].endswith("--neighbours makes the features again.")
+    assert (run.report / "features.f16").read_bytes() == of_raw_weights
 
 
 @pytest.mark.parametrize(
@@ -144,6 +189,8 @@ def test_a_link_in_place_of_the_features_is_refused(run, tmp_path, assert_one_li
         (["--sample", "66", "--neighbours", "3"], "66 samples, with ids 0 … 65"),
         (["--sample", "1", "--neighbours", "0"], "0 is not in the range"),
         (["--sample", "1", "--weights", "raw"], "--weights has no effect with --sample that needs no encoders"),
+        (["--serve", "--weights", "raw"], "--weights has no effect with --serve that needs no encoders"),
+        (["--serve", "--sample", "1", "--neighbours", "3"], "--sample has no effect with --serve"),
         (["--duplicates", "--sample", "1"], "--sample has no effect with --duplicates"),
         (["--duplicates", "--by", "width"], "--by has no effect with --duplicates"),
         (["--export", "x.csv", "--duplicates"], "--duplicates has no effect with --export"),
@@ -155,6 +202,9 @@ def test_wrong_usage_is_one_clear_error(original, assert_one_line, words, said):
 
 def test_without_a_checkpoint_or_the_dataset_there_are_no_neighbours(run, hostile_run, assert_one_line, tmp_path):
     assert_one_line(inspect(hostile_run, "--sample", 1, "--neighbours", 2), 1, "has no checkpoint yet")
+    (tmp_path / "elsewhere").mkdir()
+    served = inspect(hostile_run, "--serve", "--neighbours", 2, "--to", tmp_path / "elsewhere")
+    assert_one_line(served, 1, "has no checkpoint yet")
     settings = run.config()
     data = settings.data.model_copy(update={"path": str(tmp_path / "moved")})
     run.record(settings.model_copy(update={"data": data}))

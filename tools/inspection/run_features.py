@@ -39,9 +39,7 @@ def run_features(
     averaged ones, where the run has them. allow_code: as restore_encoders.
     Raises RunError, ConfigError, DatasetError, OSError; NotRegularFileError if the file is a link.
     """
-    if (dataset := inspection.dataset) is None:
-        raise RunError("the features of all samples need the run's dataset; pass its path with --data")
-    checkpoint, of = _wanted(inspection, dataset, weights)
+    dataset, checkpoint, of = _wanted(inspection, weights)
     path = folder / NAME
     try:
         return FeaturesFile(path, of)
@@ -50,6 +48,15 @@ def run_features(
             inspection.notes.append(f"The features were made again: {error}.")
     write_features(path, of, _batches(inspection.config, dataset, checkpoint, of, allow_code, on_progress))
     return FeaturesFile(path, of)
+
+
+def open_features(inspection: Inspection, folder: Path) -> FeaturesFile:
+    """Open the features of all samples in `folder` as `run_features` does with default weights, but never make them.
+
+    Raises UnusableFeaturesError if they do not fit, RunError, OSError; NotRegularFileError if the file is a link.
+    """
+    *_, of = _wanted(inspection, None)
+    return FeaturesFile(folder / NAME, of)
 
 
 def features_with_progress(
@@ -61,10 +68,12 @@ def features_with_progress(
                             on_progress=lambda done, total: bar.update(done))  # fmt: skip
 
 
-def _wanted(inspection: Inspection, dataset: Dataset, weights: Weights | None) -> tuple[Path, FeaturesOf]:
-    """Return the snapshot's checkpoint, and what determines its features."""
+def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Path, FeaturesOf]:
+    """Return the dataset, the snapshot's checkpoint, and what determines its features."""
     from ...trainer.encoders.averaging import chosen_weights
 
+    if (dataset := inspection.dataset) is None:
+        raise RunError("the features of all samples need the run's dataset; pass its path with --data")
     run, config, snapshot = inspection.run, inspection.config, inspection.reader and inspection.reader.snapshot
     named = checkpoints_in(run.checkpoints).get(snapshot.step) if snapshot else None
     checkpoint = named or find_checkpoint(run, LATEST)
@@ -78,7 +87,11 @@ def _wanted(inspection: Inspection, dataset: Dataset, weights: Weights | None) -
     view = config.data.model_dump(mode="json", include={"recipe", "image_size"})
     tree = [info.model_dump(mode="json"), weights, config.model.model_dump(mode="json"), view]
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-    return checkpoint, FeaturesOf(samples=dataset.n, checkpoint=checkpoint.name, weights=weights, digest=digest)
+    return (
+        dataset,
+        checkpoint,
+        FeaturesOf(samples=dataset.n, checkpoint=checkpoint.name, weights=weights, digest=digest),
+    )
 
 
 def _batches(

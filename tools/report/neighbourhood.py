@@ -60,12 +60,13 @@ def rows(listing: Listing, samples: Mapping[int, Sample]) -> tuple[list[str], li
 def sheets(sample: Sample, found: Neighbours, cards: Cards) -> str:
     """Return the contact sheets of a sample's rankings."""
     return "".join(
-        cards.sheet(title, words, list(zip(ranking.sample_ids.tolist(), _figures(ranking), strict=True)))
+        cards.sheet(title, words, list(zip(ranking.sample_ids.tolist(), figures(ranking), strict=True)))
         for title, words, ranking in listings(sample, found)
     )
 
 
-def _figures(ranking: Ranking) -> list[str]:
+def figures(ranking: Ranking) -> list[str]:
+    """Return the figures on the card of each sample of a ranking."""
     said = [f"similarity {value:.3f}" for value in ranking.similarity]
     if ranking.weights is None:
         return said

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,18 @@ from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
 from ...state_store import StateReader
 from ...trainer.errors import ConfigError
+from ..inspection.features_file import FeaturesFile
+from ..inspection.neighbours import ANCHORS, find_neighbours
 from ..inspection.run import Inspection
-from ..inspection.samples import read_ids
+from ..inspection.samples import Row, Sample, read_ids
 from ..inspection.through_time import read_every_snapshot
 from ..plain_text import plain_text
+from ..report.neighbourhood import Listing, figures, listings
 from .catalogue import SERVED_KINDS, Catalogue
 from .queries import Finder, Query
 
-PAGE_SAMPLES = 60
+PAGE_SAMPLES, NEIGHBOURS = 60, 12
+"""Samples on a page, and in a list of neighbours."""
 _LONGEST, _LONGEST_ON_CARD = 4000, 300
 """Characters of a caption beside a sample, and on a card."""
 
@@ -33,10 +38,15 @@ Json = dict[str, Any]
 
 
 class Answers:
-    """Answers for one snapshot of a run."""
+    """Answers for one snapshot of a run. Thread-safe."""
 
-    def __init__(self, inspection: Inspection, catalogue: Catalogue) -> None:
+    def __init__(
+        self, inspection: Inspection, catalogue: Catalogue, features: FeaturesFile | None = None,
+        neighbours: int = NEIGHBOURS,
+    ) -> None:  # fmt: skip
+        """features: of all samples; without them there are no neighbours. neighbours: length of each list of them."""
         self._inspection, self._catalogue, self._finder = inspection, catalogue, Finder(catalogue)
+        self._features, self._count, self._comparing = features, neighbours, Lock()
         counts = np.bincount(catalogue.kinds, minlength=len(SERVED_KINDS)).tolist()
         self._kinds = {name: count for name, count in zip(SERVED_KINDS, counts, strict=True) if count}
         if inspection.dataset:
@@ -59,6 +69,7 @@ class Answers:
             "classes": index.classes,
             "ranked": len(index.misfits) > 0,
             "pictures": self._inspection.dataset is not None,
+            "neighbours": self._features is not None,
             "notes": [plain_text(note, 1000) for note in self._inspection.notes],
         }
 
@@ -85,19 +96,42 @@ class Answers:
 
     def sample(self, sample_id: int) -> Json:
         """Return everything about one sample. Raises ConfigError for an unknown id, DatasetError."""
-        index, dataset = self._catalogue, self._inspection.dataset
-        if not 0 <= sample_id < index.samples:
-            raise ConfigError(f"no such sample: {sample_id}; the run has {index.samples:,} samples, with ids "
-                              f"0 … {index.samples - 1}")  # fmt: skip
+        index, dataset, state = self._catalogue, self._inspection.dataset, self._state(sample_id)
         (card,) = self.cards([sample_id])
         text = index.texts.of([sample_id])[0] if index.texts else None
         return card | {
             "captions": [plain_text(line, _LONGEST) for line in text.caption.splitlines()] if text else [],
             "table": {name: plain_text(getattr(text, name), 1000) for name in ("key", "uri")} if text else {},
-            "state": {name: _number(values[sample_id]) for name, values in index.columns.items()},
+            "state": {name: _number(value) for name, value in state.items()},
             "history": self._history(sample_id),
             "views": self._recipe() in RECIPES and dataset is not None,
         }  # fmt: skip
+
+    def neighbours(self, sample_id: int) -> Json:
+        """Return the lists of a sample's neighbours and hardest negatives.
+
+        Raises ConfigError for an unknown id, or without features; RunError if they are damaged; DatasetError.
+        """
+        if (features := self._features) is None:
+            raise ConfigError("there are no features of the samples; start again with --neighbours")
+        state = self._state(sample_id)
+        tau = {side: state.get(f"{side}/tau") for side in self._catalogue.taus or ANCHORS[features.sides]}
+        with self._comparing:  # one comparison takes all cores
+            found = find_neighbours(features, sample_id, self._count, tau)
+        return {"lists": [self._listed(listing) for listing in listings(Sample(sample_id, state, {}), found)]}
+
+    def _listed(self, listing: Listing) -> Json:
+        cards = self.cards(listing.ranking.sample_ids.tolist())
+        samples = [card | {"figures": words} for card, words in zip(cards, figures(listing.ranking), strict=True)]
+        return {"title": listing.title, "words": listing.words, "samples": samples}
+
+    def _state(self, sample_id: int) -> Row:
+        """Return a row of the state. Raises ConfigError for an unknown id."""
+        index = self._catalogue
+        if not 0 <= sample_id < index.samples:
+            raise ConfigError(f"no such sample: {sample_id}; the run has {index.samples:,} samples, with ids "
+                              f"0 … {index.samples - 1}")  # fmt: skip
+        return {name: values[sample_id].item() for name, values in index.columns.items()}
 
     def _history(self, sample_id: int) -> list[Json]:
         """Return tau at every snapshot that the run still has, oldest first."""

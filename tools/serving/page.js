@@ -70,16 +70,22 @@ const search = said(async () => {
   select();
 });
 
-function card({ id, kind, tau, caption, class: group }) {
+/** A button with a sample's picture that opens the sample. */
+function opener(id) {
   const open = make("button", { type: "button", className: "open" }, about.pictures ? picture(id, `sample ${id}`) : `${id}`);
   open.addEventListener("click", () => look(id));
+  return open;
+}
+
+const texts = ({ caption, class: group }) => [make("p", {}, make("bdi", { textContent: caption })), make("small", {}, make("bdi", { textContent: group }))];
+
+function card(sample) {
+  const { id, kind, tau } = sample;
   const box = make("input", { type: "checkbox", set: { "data-id": id, "aria-label": `select sample ${id}` } });
   box.addEventListener("change", () => select([id], box.checked));
-  return make("li", { className: "card" }, open,
+  return make("li", { className: "card" }, opener(id),
     make("label", {}, box, ` ${id}`, make("small", { textContent: ` ${words(kind)}` })),
-    make("small", { textContent: `tau ${taus(tau)}` }),
-    make("p", {}, make("bdi", { textContent: caption })),
-    make("small", {}, make("bdi", { textContent: group })));
+    make("small", { textContent: `tau ${taus(tau)}` }), ...texts(sample));
 }
 
 /** Select or drop samples, and show which are selected. */
@@ -110,9 +116,32 @@ const look = said(async (id) => {
   dialog.replaceChildren(make("header", {}, make("h2", { id: "title", textContent: `Sample ${id}` }), close), pictures,
     make("dl", {}, ...facts.filter(([, value]) => value).flatMap(([name, value]) =>
       [make("dt", { textContent: name }), make("dd", {}, make("bdi", { textContent: value }))])),
-    ...past(sample.history));
+    ...past(sample.history), around(id));
   if (!dialog.open) dialog.showModal();
+  close.focus();
+  dialog.scrollTop = 0;
 });
+
+/** The neighbours of a sample, which come later: it is compared with all others. */
+function around(id) {
+  const place = make("section", { id: "around" });
+  const say = (textContent, className = "") => place.replaceChildren(make("p", { textContent, className, set: { role: "status" } }));
+  if (!about.neighbours) {
+    say("To see neighbours and hardest negatives, start again with --serve --neighbours 12; it encodes all samples once.");
+    return place;
+  }
+  say("comparing with all samples…");
+  ask(`neighbours/${id}`).then((reply) => reply.json()).then(({ lists }) =>
+    place.replaceChildren(...lists.flatMap(({ title, words, samples }) => [
+      make("h3", { textContent: title }), ...words ? [make("p", { textContent: words })] : [],
+      make("ol", { className: "cards" }, ...samples.map(neighbour))]))
+  ).catch((error) => say(error.message, "error"));
+  return place;
+}
+
+function neighbour(sample) {
+  return make("li", { className: "card" }, opener(sample.id), `${sample.id}`, make("small", { textContent: sample.figures }), ...texts(sample));
+}
 
 /** Two augmented views, which a button draws again for the next epoch. */
 function views(id) {

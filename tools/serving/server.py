@@ -122,6 +122,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return Reply(answers.all_found(Query.of(given)), _PARQUET)
             case ["sample", id]:
                 return _json(answers.sample(_whole(id)))
+            case ["neighbours", id]:
+                return _json(answers.neighbours(_whole(id)))
             case ["picture", id]:
                 return Reply(answers.picture(_whole(id)), "image/jpeg")
             case ["views", id]:

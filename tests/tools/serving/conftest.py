@@ -1,22 +1,56 @@
 """A run of hostile samples, served."""
 
+from contextlib import contextmanager
 from threading import Thread
 
+import numpy as np
 import pytest
 
+from thermopile.tools.inspection.features_file import FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.serving.answers import Answers
 from thermopile.tools.serving.catalogue import open_catalogue
 from thermopile.tools.serving.server import PageServer
 
 
-@pytest.fixture(scope="session")
-def server(hostile_run, tmp_path_factory):
-    inspection = read_run(hostile_run)
-    catalogue = open_catalogue(inspection, tmp_path_factory.mktemp("report"), lambda *_: None)
-    with PageServer(Answers(inspection, catalogue)) as server:
+@contextmanager
+def serving(answers):
+    with PageServer(answers) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("report")
+
+
+@pytest.fixture(scope="session")
+def catalogued(hostile_run, folder):
+    inspection = read_run(hostile_run)
+    return inspection, open_catalogue(inspection, folder, lambda *_: None)
+
+
+@pytest.fixture(scope="session")
+def features(hostile_dataset, folder):
+    """Features of all samples in no order, as a model would give that has learned nothing."""
+    rows = np.random.default_rng(0).normal(size=(hostile_dataset.n, 2, 8)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=2, keepdims=True)
+    of = FeaturesOf(samples=hostile_dataset.n, checkpoint="step-5", weights="raw", digest="0" * 64)
+    write_features(folder / "features.f16", of, [rows])
+    return FeaturesFile(folder / "features.f16")
+
+
+@pytest.fixture(scope="session")
+def server(catalogued, features):
+    with serving(Answers(*catalogued, features, 5)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def server_without_features(catalogued):
+    with serving(Answers(*catalogued)) as server:
+        yield server

@@ -4,6 +4,8 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
+from thermopile.tools.inspection.neighbours import find_neighbours
+
 pytestmark = pytest.mark.wide
 
 SCREENS = {"wide": (1280, 800), "phone": (390, 844)}
@@ -87,6 +89,53 @@ def test_a_sample_opens_with_its_state_its_views_and_its_past(browser):
     assert all_of(browser, "dialog svg polyline")
     one(browser, "dialog header button").click()
     wait(browser, lambda: not all_of(browser, "dialog[open]"))
+
+
+def opened(browser, sample_id):
+    """Wait until a sample is shown with its neighbours, and return their ids, list by list.
+
+    Read in one go: the page replaces the elements.
+    """
+    titled = "return document.querySelector('#title')?.textContent"
+    wait(browser, lambda: browser.execute_script(titled) == f"Sample {sample_id}")
+    ids = "[...list.querySelectorAll('img')].map((image) => Number(image.alt.replace('sample ', '')))"
+    read = f"return [...document.querySelectorAll('#around ol')].map((list) => {ids})"
+    return wait(browser, lambda: browser.execute_script(read))
+
+
+def test_a_sample_has_its_neighbours_and_a_click_leads_on_to_one(browser, features, tau_by_class_size):
+    search(browser, sort="id")
+    one(browser, ".card .open").click()
+    found = find_neighbours(features, 0, 5, {"image": tau_by_class_size[0], "text": 0.15 - tau_by_class_size[0]})
+    rankings = [*found.nearest.values(), *found.negatives.values()]
+    lists = opened(browser, 0)
+    assert lists == [ranking.sample_ids.tolist() for ranking in rankings]
+    heads = "Nearest pictures", "Nearest captions", "captions for its picture", "pictures for its caption"
+    assert all(head in shown.text for head, shown in zip(heads, all_of(browser, "#around h3"), strict=True))
+    assert browser.execute_script("return dialog.scrollWidth <= dialog.clientWidth")
+    one(browser, "#around ol:last-of-type .open").click()
+    nearest = find_neighbours(features, lists[-1][0], 5, {}).nearest["pictures"]
+    assert opened(browser, lists[-1][0])[0] == nearest.sample_ids.tolist()
+    seen = "return [dialog.scrollTop, document.activeElement.textContent]"
+    assert browser.execute_script(seen) == [0, "Close"]
+
+
+def test_hostile_captions_of_neighbours_are_only_words(browser):
+    browser.execute_script("look(1)")
+    opened(browser, 1)
+    read = "return [...document.querySelectorAll('#around bdi')].map((text) => text.textContent)"
+    shown = browser.execute_script(read)
+    for hostile in ("<script>alert(1)</script>", "<img src=x onerror=alert(1)>"):
+        assert any(hostile in text for text in shown)
+    assert all_of(browser, "dialog script, dialog iframe, dialog [onerror]") == []
+
+
+def test_without_features_a_sample_says_how_to_get_neighbours(open_page, server_without_features):
+    browser = open_page(server_without_features.address, SCREENS["wide"])
+    wait(browser, lambda: all_of(browser, ".card"))
+    one(browser, ".card .open").click()
+    wait(browser, lambda: all_of(browser, "dialog[open] #around"))
+    assert "start again with --serve --neighbours 12" in one(browser, "#around").text
 
 
 def test_what_is_selected_stays_selected_with_its_tag(browser):

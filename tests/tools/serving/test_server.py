@@ -2,13 +2,19 @@
 
 import http.client
 import json
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from thermopile.tools.cli import main
+from thermopile.tools.inspection.neighbours import find_neighbours
+from thermopile.tools.inspection.summary import share
+from thermopile.tools.report.sheets import number
 from thermopile.tools.serving.answers import PAGE_SAMPLES
+from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.run_directory import RunDirectory
 
 
@@ -128,6 +134,49 @@ def test_one_sample_has_its_state_its_texts_and_its_history(told, hostile_datase
     assert sample["table"]["key"] == hostile_dataset.rows([3])[0]["key"]
     assert told("sample/66") == (400, "no such sample: 66; the run has 66 samples, with ids 0 … 65")
     assert told("sample/-1") == (400, "'-1' is not a whole number")
+
+
+def test_a_sample_has_the_nearest_and_the_hardest_with_their_figures(told, features, tau_by_class_size):
+    lists = told("neighbours/3")["lists"]
+    tau = {"image": tau_by_class_size[3], "text": 0.15 - tau_by_class_size[3]}
+    found = find_neighbours(features, 3, 5, tau)
+    rankings = [*found.nearest.values(), *found.negatives.values()]
+    ids = [[card["id"] for card in listed["samples"]] for listed in lists]
+    assert ids == [ranking.sample_ids.tolist() for ranking in rankings]
+    assert lists[0]["samples"][0]["figures"] == f"similarity {rankings[0].similarity[0]:.3f}"
+    for (side, ranking), listed in zip(found.negatives.items(), lists[2:], strict=True):
+        figures = [f"p* {share(weight)}, similarity {cosine:.3f}"
+                   for weight, cosine in zip(ranking.weights, ranking.similarity, strict=True)]  # fmt: skip
+        assert [card["figures"] for card in listed["samples"]] == figures
+        assert f"{side} tau {number(np.float32(tau[side]).item())}" in listed["words"]
+    card = lists[2]["samples"][0]
+    assert card["caption"] == told(f"samples?sort=id&start={card['id']}")["samples"][0]["caption"]
+
+
+@pytest.mark.parametrize("id", ["66", "-1", "x", "9" * 30, "..%2f..%2fetc", "3/.."])
+def test_neighbours_of_no_sample_are_refused(ask, id):
+    status, _, body = ask(f"neighbours/{id}")
+    assert status in (400, 404)
+    assert "error" in json.loads(body)
+
+
+def test_neighbours_need_the_token_and_this_page(ask, server):
+    assert ask("", path="/neighbours/3")[0] == ask("", path="/wrong/neighbours/3")[0] == 403
+    assert ask("neighbours/3", headers={"Origin": "http://elsewhere.example"})[0] == 403
+    assert ask("neighbours/3", headers={"Sec-Fetch-Site": "cross-site"})[0] == 403
+
+
+def test_without_features_there_are_no_neighbours(server_without_features):
+    answers = server_without_features.answers
+    assert answers.about()["neighbours"] is False
+    with pytest.raises(ConfigError, match="start again with --neighbours"):
+        answers.neighbours(3)
+
+
+def test_neighbours_asked_for_at_once_are_those_asked_for_one_by_one(told):
+    one_by_one = [told(f"neighbours/{id}") for id in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda id: told(f"neighbours/{id}"), range(8))) == one_by_one
 
 
 def test_a_picture_is_the_stored_one(ask, hostile_dataset):

@@ -87,11 +87,8 @@ def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, P
     view = config.data.model_dump(mode="json", include={"recipe", "image_size"})
     tree = [info.model_dump(mode="json"), weights, config.model.model_dump(mode="json"), view]
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
-    return (
-        dataset,
-        checkpoint,
-        FeaturesOf(samples=dataset.n, checkpoint=checkpoint.name, weights=weights, digest=digest),
-    )
+    of = FeaturesOf(samples=dataset.n, checkpoint=checkpoint.name, weights=weights, digest=digest)
+    return dataset, checkpoint, of
 
 
 def _batches(

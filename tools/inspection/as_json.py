@@ -70,7 +70,7 @@ def samples_to_json(
         "samples": [
             {
                 "sample_id": sample.sample_id, **sample.table, "state": _finite(sample.state),
-                "share_with_lower_tau": sample.ranks,
+                "share_with_lower_tau": sample.ranks, "kind": sample.kind,
                 "history": [{"tag": at.snapshot.tag, "step": at.snapshot.step, **_finite(at.values)}
                             for at in sample.history],
                 **({"neighbours": _neighbours(around[sample.sample_id])} if sample.sample_id in around else {}),

@@ -106,13 +106,18 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
     return rows
 
 
+def kind_words(name: str) -> str:
+    """Return the name of a kind as readers see it: `too few visits` for `too_few_visits`."""
+    return name.replace("_", " ")
+
+
 def kinds_table(kinds: SampleKinds) -> tuple[Row, list[Row]]:
     """Return head and rows of a table of the samples' kinds, and by which level they were decided."""
     head, total = ["kind", "samples", "share", "by the state alone"], sum(kinds.counts.values())
     rows = []
     for name, number in kinds.counts.items():
         confirmed = kinds.confirmed.get(name, 0)
-        rows.append([name, f"{number:,}", share(number / total), f"{number - confirmed:,}"])
+        rows.append([kind_words(name), f"{number:,}", share(number / total), f"{number - confirmed:,}"])
         if kinds.confirmed:
             rows[-1].append(f"{confirmed:,}")
     return ([*head, "by a forward pass"] if kinds.confirmed else head), rows

@@ -13,7 +13,7 @@ from ..inspection.embedding_map import EmbeddingMap
 from ..inspection.run import Inspection
 from ..inspection.survey import Sheet, Survey
 from ..inspection.through_time import QUANTILES, ThroughTime
-from .figures.embedding_map import draw_embedding_map, kinds_legend
+from .figures.embedding_map import colour_legend, draw_embedding_map
 from .figures.histograms import Panel, draw_drift, draw_histograms, draw_joint, draw_tau_histograms
 from .figures.over_time import draw_tau_over_time
 from .html import Cell, Row, count, figure, per_side, table, text
@@ -89,7 +89,7 @@ def _sheet(sheet: Sheet, survey: Survey, cards: Cards) -> str:
 
 def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -> str:
     """Return the t-SNE map of the embeddings, with class names in the text below it."""
-    drawn, seen = ("stratified by class", "by tau and by class") if found.kinds else ("stratified by tau", "by tau")
+    drawn, seen = ("stratified by class", "by tau and by class") if found.colouring else ("stratified by tau", "by tau")
     caption = (
         f"t-SNE (perplexity {found.perplexity:g}) of the features of {len(found.sample_ids):,} samples, {drawn}, plus "
         f"the coldest and the hottest, by the {found.weights} weights of checkpoint {found.checkpoint}. Triangles mark "
@@ -97,8 +97,8 @@ def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -
         f"{summary.what(inspection, survey)}."
     )
     content = figure(partial(draw_embedding_map, found, survey.sides), f"Map of the embeddings {seen}", caption)
-    if found.kinds and found.kinds.are_classes:
-        names = [f"{drawn}: {name}" for _, drawn, name in kinds_legend(found.kinds)]
+    if found.colouring and found.colouring.are_classes:
+        names = [f"{drawn}: {name}" for _, drawn, name in colour_legend(found.colouring)]
         content += f"<p><bdi>{text('; '.join(names), most=2000)}</bdi></p>"
     return content + _similarities(found)
 

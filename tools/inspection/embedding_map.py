@@ -111,7 +111,7 @@ def _made(
         raise RunError("it needs the run's dataset; pass its path with --data")
     if visited < MIN_SAMPLES:
         raise RunError(f"it needs {MIN_SAMPLES} visited samples, but there are only {visited}; try again later")
-    classes = next((g for g in survey.groups if g.column == CLASS_COLUMN and len(g.names) > 1), None)
+    classes = next((g for g in survey.groups if g.column == CLASS_COLUMN), None)
     ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
     places = np.union1d(_stratified(pool, classes), np.concatenate([end for both in ends.values() for end in both]))
     found = load_encoders(inspection, inspection.reader.snapshot, inspection.dataset, weights, allow_code)

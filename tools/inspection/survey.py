@@ -243,12 +243,20 @@ class _SecondPass:
     def groups(self, pool: Pool) -> list[Groups]:
         found = []
         for counts, labels in self._grouping:
-            if groups := counts.result(pool.tau):
+            groups = counts.result(pool.tau)
+            if groups and len(groups.names) > 1:
                 found.append(groups)
-            elif labels.column == CLASS_COLUMN:
-                self._notes.append("The dataset has no classes, so tau cannot be compared with class size.")
             else:
-                self._notes.append(
-                    f"No sample has a value in the column {labels.column}, so tau cannot be grouped by it."
-                )
+                self._notes.append(_why_not_grouped(labels.column, groups))
         return found
+
+
+def _why_not_grouped(column: str, groups: Groups | None) -> str:
+    """Return why samples are not grouped by a column, whose groups are one or none."""
+    if groups:
+        return (
+            f"All {groups.sizes[0]:,} samples with a {groups.word} have the same one, so there is nothing to compare."
+        )
+    if column == CLASS_COLUMN:
+        return "The dataset has no classes, so tau cannot be compared with class size."
+    return f"No sample has a value in the column {column}, so tau cannot be grouped by it."

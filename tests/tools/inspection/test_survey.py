@@ -5,8 +5,10 @@ from scipy.stats import spearmanr
 from thermopile.state_store import StateReader
 from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection import survey as survey_module
+from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
+from thermopile.tools.report.page import build_page
 from thermopile.trainer.errors import ConfigError
 
 
@@ -103,10 +105,22 @@ def test_a_dataset_without_classes_is_noted(flat_dataset, write_run, tmp_path):
 
 
 def test_samples_are_grouped_by_any_column_and_by_folder(hostile_run):
-    by_width, by_folder = survey(read_run(hostile_run), ("width", "folder")).groups
-    assert (by_width.column, by_width.names, by_width.sizes.tolist()) == ("width", ["24"], [66])
+    by_key, by_folder = survey(read_run(hostile_run), ("key", "folder")).groups
+    assert (by_key.column, len(by_key.names), by_key.sizes.tolist()) == ("key", 66, [1] * 66)
     assert by_folder.column == "folder"
     assert sum(by_folder.sizes) == 66
+
+
+def test_a_column_with_one_value_gives_one_note_and_nothing_else(hostile_run, flat_dataset, write_run, tmp_path):
+    inspection = read_run(hostile_run)
+    assert survey(inspection, ("width",)).groups == []
+    assert inspection.notes == ["All 66 samples with a width have the same one, so there is nothing to compare."]
+    run = write_run(tmp_path / "run", flat_dataset, {"sample": np.linspace(0.1, 0.9, flat_dataset.n)})
+    findings = look(run.path, by=("folder",))
+    said = f"All {flat_dataset.n} samples with a folder have the same one, so there is nothing to compare."
+    assert findings.notes[-1] == said
+    page = build_page(findings)
+    assert page.count("folder") == page.count(said) == 1
 
 
 def test_an_unknown_column_is_an_error_that_lists_the_columns(hostile_run):

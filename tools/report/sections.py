@@ -74,17 +74,26 @@ def sheets(survey: Survey, cards: Cards) -> str:
 
 
 def _sheet(sheet: Sheet, survey: Survey, cards: Cards) -> str:
-    number, side, words = len(sheet.sample_ids), sheet.side, ""
+    number, side = len(sheet.sample_ids), sheet.side
     title = f"{side.name}: the {number} samples with the {sheet.end} tau" if side else (
         f"{number} random samples, for comparison")  # fmt: skip
-    if sheet.not_shown:
-        words = f"{sheet.not_shown:,} more samples have the same tau as the last one here; the lowest ids are shown."
-    columns = {side.name: f"{side.name}/tau" for side in ([side] if side else survey.sides)}
+    names = [each.name for each in ([side] if side else survey.sides)]
     shown = []
     for id in sheet.sample_ids:
-        taus = {name: summary.tau(cards.samples[id].state[column]) for name, column in columns.items()}
-        shown.append((id, f"tau {per_side(taus)}"))
-    return cards.sheet(title, words, shown)
+        state = cards.samples[id].state
+        figure = f"tau {per_side({name: summary.tau(state[f'{name}/tau']) for name in names})}"
+        if side and sheet.tie_broken_by_log_s:
+            figure += f", log s {state[f'{side.name}/log_s']:+.2f}"
+        shown.append((id, figure))
+    return cards.sheet(title, _of_ties(sheet), shown)
+
+
+def _of_ties(sheet: Sheet) -> str:
+    """Return how many samples at the end of a sheet have the same tau, and which of them it shows."""
+    rule = f"those with the {sheet.end} log s" if sheet.tie_broken_by_log_s else "the lowest ids"
+    if sheet.not_shown:
+        return f"{sheet.not_shown:,} more samples have the same tau as the last one here; of equals, {rule} come first."
+    return f"Of equals, {rule} come first." if sheet.tie_broken_by_log_s else ""
 
 
 def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -> str:

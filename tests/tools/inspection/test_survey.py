@@ -3,6 +3,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from thermopile.state_store import StateReader
+from thermopile.tools.inspection import distribution as distribution_module
 from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection import survey as survey_module
 from thermopile.tools.inspection.findings import look
@@ -66,6 +67,42 @@ def test_sheets_hold_the_coldest_and_the_hottest_and_count_the_equals_that_they_
         assert sheet.not_shown == sum(tau[i] == tau[order[4]] for i in order[5:])
     random = found.sheets[4]
     assert (random.side, random.end, len(set(random.sample_ids))) == (None, "random", 5)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_among_equals_the_lowest_log_s_is_coldest_and_the_highest_is_hottest(
+    hostile_dataset, write_state, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(survey_module, "SHEET_SAMPLES", 5)
+    monkeypatch.setattr(distribution_module, "_MIN_PENDING", 8)
+    rng = np.random.default_rng(0)
+    tau, log_s = rng.choice([0.005, 0.1, 1.0], 66, p=[0.6, 0.1, 0.3]), np.round(rng.normal(0, 2, 66), 1)
+    columns = {f"{side}/{name}": values for side in ("image", "text") for name, values in
+               {"tau": tau, "log_s": log_s}.items()}  # fmt: skip
+    run = write_state(tmp_path / "run", hostile_dataset, columns, np.ones(66, int))
+    sheets = survey(read_run(run)).sheets
+    for sheet, sign in zip(sheets, (1, -1, 1, -1), strict=False):
+        order = sorted(range(66), key=lambda i: (sign * tau[i], sign * log_s[i], i))
+        assert sheet.sample_ids == order[:5]
+        assert sheet.not_shown == (tau == tau[order[0]]).sum() - 5
+    page = build_page(look(run.path))
+    coldest = log_s[sheets[0].sample_ids[0]]
+    assert f"<b>tau 0.0050, log s {coldest:+.2f}</b>" in page
+    assert (
+        page.count("of equals, those with the lowest log s come first.")
+        == page.count("of equals, those with the highest log s come")
+        == 2
+    )
+
+
+def test_a_sheet_without_equals_says_nothing_of_them_and_equal_log_s_leave_it_to_the_ids(
+    hostile_dataset, write_state, tmp_path
+):
+    n = hostile_dataset.n
+    tau = {"image/tau": np.linspace(0.1, 0.2, n), "text/tau": np.full(n, 0.1)}
+    found = survey(read_run(write_state(tmp_path / "run", hostile_dataset, tau, np.ones(n, int))))
+    assert [sheet.tie_broken_by_log_s for sheet in found.sheets] == [False, False, True, True, False]
+    assert found.sheets[2].sample_ids == list(range(66))  # every log s is the same
 
 
 def test_samples_never_visited_count_in_no_figure_of_tau(run_of):

@@ -157,6 +157,11 @@ class SampleKinds:
         """Whether the state's fields allow any kind but too few visits and ordinary."""
         return len(self.counts) > 2
 
+    @property
+    def unknown(self) -> list[str]:
+        """Names of the kinds that the state's fields do not allow."""
+        return [name for name in KIND_NAMES if name not in self.counts]
+
 
 class KindCounts:
     """Counts blocks of samples by kind and keeps those to show. Memory does not grow with the samples."""

@@ -136,10 +136,12 @@ def survey(
         second.add(block, rows, reader.is_kept(block.start, block.stop))
         on_progress(reader.samples + block.stop)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
+    kinds = second.kinds.result() if first.staleness.count and not inspection.prediction else None
+    if kinds and kinds.worth_showing and kinds.unknown:
+        notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(kinds.unknown)}.")
     return Survey(
         reader.kept, reader.samples, first.never_visited, first.visits, first.staleness, first.fields, sides,
-        second.joint.result() if second.joint else None, second.sheets(), pool, second.groups(pool),
-        second.kinds.result() if first.staleness.count and not inspection.prediction else None,
+        second.joint.result() if second.joint else None, second.sheets(), pool, second.groups(pool), kinds,
     )  # fmt: skip
 
 

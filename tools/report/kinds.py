@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..inspection import summary
 from ..inspection.confirmation import Confirmation
-from ..inspection.kinds import KIND_NAMES, MIN_VISITS, SampleKinds
+from ..inspection.kinds import MIN_VISITS, SampleKinds
 from ..inspection.samples import Sample
 from ..inspection.survey import Survey
 from .html import per_side, table
@@ -34,9 +34,6 @@ def kinds(survey: Survey, confirmation: Confirmation | None, cards: Cards) -> st
         return ""
     caption = "Every sample has the first of these kinds that applies, decided from its row of state alone"
     caption += f" or by a forward pass: {summary.confirmation(confirmation)}." if confirmation else "."
-    if missing := [name for name in KIND_NAMES if name not in found.counts]:
-        words = " or ".join(map(summary.kind_words, missing))
-        caption += f" The objective keeps too little state to tell which samples are {words}."
     head, rows = summary.kinds_table(found)
     content = table(caption, head, rows)
     for name, ids in found.sheets.items():

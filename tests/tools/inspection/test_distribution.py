@@ -125,6 +125,6 @@ def test_equals_do_not_pile_up():
     smallest, kept = Smallest(72), []
     for start in range(0, 1 << 20, 1 << 17):
         ids = np.arange(start, start + (1 << 17))
-        smallest.add(ids, np.zeros(len(ids)), np.random.default_rng(start).random(len(ids)))
+        smallest.add(ids, np.zeros(len(ids)), np.random.default_rng(start).integers(0, 3, len(ids)))
         kept.append(sum(map(len, smallest._ids)))
     assert max(kept) < 1_000

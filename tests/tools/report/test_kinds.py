@@ -70,6 +70,7 @@ def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, w
 def test_kinds_that_the_objective_does_not_allow_are_named(hostile_dataset, write_state, tmp_path):
     columns = {f"{side}/log_s": np.full(hostile_dataset.n, -1.0) for side in ("image", "text")}
     run = write_state(tmp_path / "run", hostile_dataset, columns, np.full(hostile_dataset.n, 5), name="sogclr")
-    found = section(build_page(look(run.path)))
-    assert "too little state to tell which samples are stuck or rare." in found
+    findings = look(run.path)
+    found = section(build_page(findings))
+    assert "The objective keeps too little state to tell which samples are stuck or rare." in findings.notes
     assert "<h3>ordinary: 36 of 66 samples</h3>" in found

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ...inspection.groups import MIN_FOR_INTERVAL, Groups
 from ...inspection.survey import Side
+from ...plain_text import plain_text
 from .style import MARKERS, Style, finish, legend
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ _LEVELS = 12
 """Ranges of sizes with a median each, at most."""
 _WAY_ASIDE = 0.035
 """How far dots of many groups are moved sideways at most, as a share of the axis; each side in its own direction."""
+_LONGEST_WORD = 20
+"""Characters of a column's name."""
 _SEED = 2023
 
 
@@ -35,9 +38,10 @@ def draw_tau_by_group(sides: list[Side], groups: Groups, figure: Figure, style: 
         else:
             _draw_few(axes, groups, side.name, look)
     axes.set_xscale("log")
+    word = plain_text(groups.word, _LONGEST_WORD)
     # A column name may contain $, which would be read as mathematics.
-    axes.set_xlabel(f"{groups.word} size (samples, log scale)", parse_math=False)
-    axes.set_ylabel(f"mean tau of the {groups.word} (dimensionless)", parse_math=False)
+    axes.set_xlabel(f"{word} size (samples, log scale)", parse_math=False)
+    axes.set_ylabel(f"mean tau of the {word} (dimensionless)", parse_math=False)
     _plain_size_ticks(axes, groups.sizes)
     axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))  # tau is never negative, but an interval may reach below 0
     finish(axes, style)

@@ -152,7 +152,7 @@ class Smallest:
 
     def chosen(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the ids, int64 [at most count], ordered by key and tie-breaker, and the keys, float64."""
-        ids, keys, breakers = (np.concatenate(parts) for parts in (self._ids, self._keys, self._breakers))
+        ids, keys, breakers = np.concatenate(self._ids), np.concatenate(self._keys), np.concatenate(self._breakers)
         # Ids ascend among equals, so a stable sort, which lexsort is, keeps the lowest ids first.
         order = np.lexsort((breakers, keys))[: self._count]
         self._ids, self._keys, self._breakers, self._pending = [ids[order]], [keys[order]], [breakers[order]], 0

@@ -48,7 +48,7 @@ def _relation(correlations: list[Correlation], plural: str) -> str:
 
 
 def by_group(inspection: Inspection, survey: Survey, groups: Groups) -> str:
-    caption = f"{_legend(groups)} {_correlation_words(survey.sides, groups)} {summary.what(inspection, survey)}."
+    caption = f"{_legend(groups)} {_correlation_words(survey, groups)} {summary.what(inspection, survey)}."
     return figure(partial(draw_tau_by_group, survey.sides, groups), f"Mean tau by {groups.word} size", caption)
 
 
@@ -61,16 +61,18 @@ def _legend(groups: Groups) -> str:
         )
     words = f"Each dot is a {groups.word}: its mean tau, with its 95% interval, against its number of samples."
     if few_visited(groups).any():
-        words += f" Hollow dots have fewer than {MIN_FOR_INTERVAL} visited samples, too few for an interval."
+        words += f" Hollow: fewer than {MIN_FOR_INTERVAL} visited samples, too few for an interval."
     return words
 
 
-def _correlation_words(sides: list[Side], groups: Groups) -> str:
-    known = {side.name: c for side in sides if (c := groups.correlation[side.name])}
+def _correlation_words(survey: Survey, groups: Groups) -> str:
+    """Return the correlation, unless the page's first sentence gives it, and what chance gives."""
+    known = {side.name: c for side in survey.sides if (c := groups.correlation[side.name])}
     if not known:
         return "There is no correlation: that needs visited groups of at least two sizes and two mean temperatures."
-    return (f"Spearman’s correlation: {_in_words(known)}. Chance: the samples’ labels permuted 20 times give "
-            f"{per_side({side: _control(c) for side, c in known.items()})}.")  # fmt: skip
+    chance = per_side({side: _control(c) for side, c in known.items()})
+    words = f"Chance: permuting the samples’ labels 20 times gives correlations of {chance}."
+    return words if groups is survey.groups[0] else f"Spearman’s correlation: {_in_words(known)}. {words}"
 
 
 def _in_words(known: Mapping[str, Correlation]) -> str:

@@ -66,7 +66,7 @@ def test_only_classes_of_five_visited_samples_have_an_interval_and_the_others_ar
     ]  # fmt: skip
     bars = axes.containers[0].lines[2][0].get_segments()
     assert [bar[0, 0] for bar in bars] == [40, 6, 5]
-    assert "Hollow dots have fewer than 5 visited samples" in grouping._legend(few)
+    assert "Hollow: fewer than 5 visited samples" in grouping._legend(few)
 
 
 def test_where_all_classes_have_an_interval_the_caption_says_nothing_of_hollow_dots():

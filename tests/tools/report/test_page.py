@@ -130,7 +130,13 @@ def test_the_correlation_and_its_control_come_first(page):
     words = re.escape(words).replace(r"\\d", r"\d")
     (lede,) = page.within("p")[:1]
     assert re.search(f"mean tau over 6 classes is {words}\\.$", lede)
-    assert re.search(f"Spearman’s correlation: {words}. Chance: .* permuted 20 times give ", page.text("figcaption"))
+    number = r"[+-]\d\.\d\d"
+    of_side = f"{number}, from {number} to {number}"
+    chance = (
+        f"permuting the samples’ labels 20 times gives correlations of {of_side} [(]image[)] and {of_side} [(]text[)]"
+    )
+    assert re.search(chance, page.within("figcaption")[0])
+    assert "Spearman" not in page.within("figcaption")[0]
     assert page.within("h2") == [
         "By class", "Coldest and hottest", "Kinds of samples", "Distribution", "Table by class", "Through time",
         "Moving averages", "Run",
@@ -144,6 +150,12 @@ def test_every_figure_says_how_many_samples_of_which_snapshot_with_which_setting
         assert "isogclr: rho 2, gamma 0.8, eta 0.01" in caption
         through_time = "at every snapshot with visited samples (1), step 5 to 5; 66 samples of each" in caption
         assert ("66 visited of 66 samples, step-5" in caption) != through_time
+
+
+def test_other_groups_have_their_correlation_in_the_caption(hostile_run):
+    page = Page(report_on(hostile_run, by=("group", "uri")))
+    assert page.within("h2")[:2] == ["By class", "By uri"]
+    assert re.search(r"Spearman’s correlation: .* and \w+: [+-]\d.* p .*chance up to ", page.within("figcaption")[1])
 
 
 @pytest.mark.parametrize(

@@ -89,11 +89,15 @@ def _sheet(sheet: Sheet, survey: Survey, cards: Cards) -> str:
 
 
 def _of_ties(sheet: Sheet) -> str:
-    """Return how many samples at the end of a sheet have the same tau, and which of them it shows."""
-    rule = f"those with the {sheet.end} log s" if sheet.tie_broken_by_log_s else "the lowest ids"
+    """Return how many samples have the same tau as the last one of a sheet, and how equals are ordered."""
+    words = []
     if sheet.not_shown:
-        return f"{sheet.not_shown:,} more samples have the same tau as the last one here; of equals, {rule} come first."
-    return f"Of equals, {rule} come first." if sheet.tie_broken_by_log_s else ""
+        words.append(f"{sheet.not_shown:,} more samples have the same tau as the last one here.")
+    if sheet.tie_broken_by_log_s:
+        words.append(f"Samples with the same tau are ordered by log s, the {sheet.end} first.")
+    elif sheet.not_shown:
+        words.append("The lowest ids are shown.")
+    return " ".join(words)
 
 
 def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -> str:

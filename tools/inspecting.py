@@ -117,7 +117,7 @@ def print_samples(
 
     def read(inspection: Inspection) -> tuple[Inspection, Survey | None, list[Sample]]:
         survey = survey_with_progress(inspection, ())
-        return inspection, survey, read_histories(inspection, ids, survey.sides if survey else ())
+        return inspection, survey, read_histories(inspection, ids, survey)
 
     if neighbours:
         refuse_other_dataset("--neighbours", run, data)

@@ -1,4 +1,4 @@
-"""Draw lines of text with Pillow, each character in a font that has it, or as its code point if none has."""
+"""Draw text with Pillow or matplotlib, each character in a font that has it, or as its code point if none has."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from PIL import ImageDraw, ImageFont
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_PLAIN_NOTO = "NotoSans", "-Regular"
+"""How names of the first fonts to try begin and end: one for every script, in one style."""
 _NOT_FOR_READING = ("lastresort", "adobeblank")
 """Fonts that map every character to a placeholder."""
 
@@ -89,10 +94,34 @@ def _found_in(files: Iterable[str], missing: set[str]) -> dict[str, str]:
     return found
 
 
+def letter(figure: Figure) -> None:
+    """Draw the characters of a figure's texts that DejaVu lacks as a Lettering does."""
+    from matplotlib.font_manager import fontManager
+    from matplotlib.ft2font import FT2Font
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        words = text.get_text()
+        if all(ord(one) in _dejavu_characters() for one in words):
+            continue
+        letters = Lettering.covering([words], 0)
+        files = dict.fromkeys(letters.fallback.values())
+        for file in files.keys() - {entry.fname for entry in fontManager.ttflist}:
+            fontManager.addfont(file)  # installed after matplotlib made its list
+        text.set_text(letters.drawable(words))
+        text.set_fontfamily(["DejaVu Sans", *(FT2Font(file).family_name for file in files)])
+
+
 def _system_fonts() -> list[str]:
+    """Return font files in the order to try them: Noto's plain ones first, as in Debian's fonts-noto packages."""
     from matplotlib.font_manager import findSystemFonts
 
-    files = sorted(findSystemFonts())
+    def is_other(file: str) -> bool:
+        begin, end = _PLAIN_NOTO
+        return not (Path(file).name.startswith(begin) and Path(file).stem.endswith(end))
+
+    files = sorted(findSystemFonts(), key=lambda file: (is_other(file), file))
     return [file for file in files if not re.sub(r"\W", "", Path(file).stem).lower().startswith(_NOT_FOR_READING)]
 
 

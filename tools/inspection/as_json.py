@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .confirmation import Confirmation
+from .correlation import Correlation
 from .distribution import Distribution
 from .drift import Drift
 from .duplicates import THRESHOLDS, Duplicates
@@ -70,7 +71,7 @@ def samples_to_json(
         "samples": [
             {
                 "sample_id": sample.sample_id, **sample.table, "state": _finite(sample.state),
-                "share_with_lower_tau": sample.ranks,
+                "share_with_lower_tau": sample.ranks, "kind": sample.kind,
                 "history": [{"tag": at.snapshot.tag, "step": at.snapshot.step, **_finite(at.values)}
                             for at in sample.history],
                 **({"neighbours": _neighbours(around[sample.sample_id])} if sample.sample_id in around else {}),
@@ -165,12 +166,16 @@ def _groups(groups: Groups) -> dict[str, Any]:
     return {
         "column": groups.column,
         "groups": len(groups.names),
-        "correlation": {side: found and found._asdict() for side, found in groups.correlation.items()},
+        "correlation": {side: found and _correlation(found) for side, found in groups.correlation.items()},
         "bands": [
             band._asdict() | {"tau": {side: figures._asdict() for side, figures in band.tau.items()}}
             for band in groups.bands
         ],
     }
+
+
+def _correlation(found: Correlation) -> dict[str, Any]:
+    return found._asdict() | {"strength": found.strength, "certainty": found.certainty}
 
 
 def _through_time(found: ThroughTime) -> dict[str, Any]:

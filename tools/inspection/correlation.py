@@ -13,6 +13,13 @@ from .distribution import Distribution
 JOINT_BINS = 60
 PERMUTATIONS = 20
 FEW_GROUPS = 20
+MODERATE, NEGLIGIBLE = 0.5, "negligible"
+STRENGTHS = ((0.9, "very strong"), (0.7, "strong"), (MODERATE, "moderate"), (0.3, "weak"), (0.0, NEGLIGIBLE))
+"""Lowest absolute value and its word. Source: Hinkle, Wiersma and Jurs, Applied Statistics for the Behavioral
+Sciences (2003), with "very high", "high" and "low" for very strong, strong and weak."""
+CERTAINTIES = ((0.001, "certain"), (0.05, "likely"))
+"""Upper bound of the p-value and its word."""
+UNCERTAIN = "uncertain"
 NO_GROUP = -1
 
 
@@ -63,6 +70,41 @@ class Correlation(NamedTuple):
     permutation leaves two groups to rank."""
     permuted_range: tuple[float, float] | None
     """Lowest and highest of the 20."""
+
+    @property
+    def chance(self) -> float | None:
+        """The highest of the 20 for a positive correlation, the lowest for a negative one: what chance can give."""
+        return None if self.permuted_range is None else self.permuted_range[self.spearman > 0]
+
+    @property
+    def strength(self) -> str:
+        """One of STRENGTHS, by the absolute value with two decimals, as it is shown."""
+        return next(word for lowest, word in STRENGTHS if round(abs(self.spearman), 2) >= lowest)
+
+    @property
+    def certainty(self) -> str:
+        """How likely it is more than chance: `certain`, `likely` or `uncertain`.
+
+        It has to exceed `chance`, too: the p-value does not know that the control may lie beside 0.
+        """
+        if self.chance is None or self.spearman * (self.spearman - self.chance) <= 0:
+            return UNCERTAIN
+        return next((word for highest, word in CERTAINTIES if self.p_value < highest), UNCERTAIN)
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether it is at least moderate."""
+        return round(abs(self.spearman), 2) >= MODERATE
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether it is at least likely."""
+        return self.certainty != UNCERTAIN
+
+    @property
+    def verdict(self) -> str:
+        """Strength and certainty: `strong and certain`, `weak but certain`."""
+        return f"{self.strength} {'and' if self.is_strong == self.is_likely else 'but'} {self.certainty}"
 
 
 def correlate(

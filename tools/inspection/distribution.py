@@ -120,30 +120,42 @@ def _lower_edge(places: ArrayLike) -> NDArray[np.float64]:
 
 
 class Smallest:
-    """Keeps the `count` ids with the smallest keys; ties go to the lowest ids. Ids must be added in ascending order."""
+    """Keeps the `count` ids with the smallest keys; ties go to the lowest tie-breakers, then to the lowest ids.
+
+    Ids must be added in ascending order.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._ids: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
         self._keys: list[NDArray[np.float64]] = [np.empty(0)]
+        self._breakers: list[NDArray[np.float64]] = [np.empty(0)]
         self._pending = 0
-        self._limit = np.inf  # keys at or above this cannot be selected
+        self._limit = (np.inf, -np.inf)  # key and tie-breaker at or above which nothing can be selected
 
-    def add(self, ids: NDArray[np.int64], keys: NDArray[np.floating]) -> None:
-        """Add ids, int64 [m], all higher than earlier ones, with their keys, [m]."""
-        keep = keys < self._limit
+    def add(
+        self, ids: NDArray[np.int64], keys: NDArray[np.floating], breakers: NDArray[np.floating] | None = None
+    ) -> None:
+        """Add ids, int64 [m], all higher than earlier ones, with their keys, [m], and their tie-breakers, [m]."""
+        key, breaker = self._limit
+        keep = keys < key
+        if breakers is not None and breaker > -np.inf:
+            keep |= (keys == key) & (breakers < breaker)
         self._ids.append(ids[keep])
         self._keys.append(keys[keep].astype(np.float64))
-        self._pending += int(keep.sum())
+        kept = int(keep.sum())
+        broken = np.zeros(kept) if breakers is None else breakers[keep].astype(np.float64)
+        self._breakers.append(np.where(np.isnan(broken), np.inf, broken))  # nothing is below a limit of NaN
+        self._pending += kept
         if self._pending > max(_MIN_PENDING, self._count):
             self.chosen()
 
     def chosen(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the ids, int64 [at most count], ordered by key, and the keys, float64."""
-        ids, keys = np.concatenate(self._ids), np.concatenate(self._keys)
-        # Ids ascend among equal keys, so a stable sort keeps the lowest ids first.
-        order = np.argsort(keys, kind="stable")[: self._count]
-        self._ids, self._keys, self._pending = [ids[order]], [keys[order]], 0
+        """Return the ids, int64 [at most count], ordered by key and tie-breaker, and the keys, float64."""
+        ids, keys, breakers = np.concatenate(self._ids), np.concatenate(self._keys), np.concatenate(self._breakers)
+        # Ids ascend among equals, so a stable sort, which lexsort is, keeps the lowest ids first.
+        order = np.lexsort((breakers, keys))[: self._count]
+        self._ids, self._keys, self._breakers, self._pending = [ids[order]], [keys[order]], [breakers[order]], 0
         if len(order) == self._count and self._count:
-            self._limit = float(keys[order[-1]])
+            self._limit = float(self._keys[0][-1]), float(self._breakers[0][-1])
         return self._ids[0], self._keys[0]

@@ -53,7 +53,7 @@ class Points(NamedTuple):
     hottest: NDArray[np.bool_]
 
 
-class Kinds(NamedTuple):
+class Colouring(NamedTuple):
     """How samples are coloured: by class, or by class frequency if there are many classes."""
 
     names: list[str]
@@ -72,7 +72,7 @@ class EmbeddingMap:
     """int64 [m], ascending."""
     points: dict[str, Points]
     """Side of the state -> points."""
-    kinds: Kinds | None
+    colouring: Colouring | None
     """None if the dataset has fewer than two classes."""
     similarity: NDArray[np.float32] | None
     """float32 [m]: cosine similarity of each picture and its caption; None without captions."""
@@ -111,7 +111,7 @@ def _made(
         raise RunError("it needs the run's dataset; pass its path with --data")
     if visited < MIN_SAMPLES:
         raise RunError(f"it needs {MIN_SAMPLES} visited samples, but there are only {visited}; try again later")
-    classes = next((g for g in survey.groups if g.column == CLASS_COLUMN and len(g.names) > 1), None)
+    classes = next((g for g in survey.groups if g.column == CLASS_COLUMN), None)
     ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
     places = np.union1d(_stratified(pool, classes), np.concatenate([end for both in ends.values() for end in both]))
     found = load_encoders(inspection, inspection.reader.snapshot, inspection.dataset, weights, allow_code)
@@ -126,7 +126,7 @@ def _made(
             name: Points(at, pool.tau[name][places], np.isin(places, coldest), np.isin(places, hottest))
             for at, (name, (coldest, hottest)) in zip(xy, ends.items(), strict=True)
         },
-        kinds=_kinds(classes, places),
+        colouring=_colouring(classes, places),
         similarity=(features[0] * features[1]).sum(1) if len(features) == 2 else None,
         checkpoint=found.checkpoint.name,
         perplexity=perplexity,
@@ -162,14 +162,14 @@ def _stratified(pool: Pool, classes: Groups | None) -> NDArray[np.int64]:
     return shuffled[np.argsort(~comes_first, kind="stable")[:MAX_SAMPLES]]
 
 
-def _kinds(classes: Groups | None, places: NDArray[np.int64]) -> Kinds | None:
+def _colouring(classes: Groups | None, places: NDArray[np.int64]) -> Colouring | None:
     if classes is None:
         return None
     codes = classes.pool_codes[places]
     if len(classes.names) <= MAX_CLASSES:
-        return Kinds(classes.names, codes, are_classes=True)
+        return Colouring(classes.names, codes, are_classes=True)
     # NO_GROUP, -1, indexes the last element.
-    return Kinds(list(BANDS), np.append(band_of_class(classes.sizes), NO_GROUP)[codes], are_classes=False)
+    return Colouring(list(BANDS), np.append(band_of_class(classes.sizes), NO_GROUP)[codes], are_classes=False)
 
 
 def _embed(

@@ -19,6 +19,8 @@ from .state_blocks import ROWS_AT_ONCE
 
 MAX_GROUPS = 100_000
 CONFIDENCE = 0.95
+MIN_FOR_INTERVAL = 5
+"""Visited samples. With two, Student's t makes the interval 12.7 standard errors wide to each side, with five 2.8."""
 CLASS_COLUMN = "group"
 """Column of the samples table: the class or folder in the source."""
 FOLDER = "folder"
@@ -34,7 +36,7 @@ class GroupTau(NamedTuple):
 
     mean: NDArray[np.float64]
     half_width: NDArray[np.float64]
-    """Half width of the mean's 95 % interval (Student's t); NaN for fewer than two samples."""
+    """Half width of the mean's 95 % interval (Student's t); NaN for fewer than MIN_FOR_INTERVAL samples."""
     coldest: NDArray[np.int64]
     """int64 [groups]: samples at or below the 5 % quantile of all; ties can make these more than 5 %."""
     hottest: NDArray[np.int64]
@@ -53,7 +55,7 @@ class Band(NamedTuple):
 
 
 class BandTau(NamedTuple):
-    """Tau over the visited samples of a band; None if there are too few."""
+    """Tau over the visited samples of a band; None if there are too few, as in GroupTau."""
 
     mean: float | None
     half_width: float | None
@@ -203,7 +205,7 @@ def _group_tau(middle: float, visited: NDArray[np.int64], sums: NDArray[np.float
         offset = sums[0] / visited
         variance = np.maximum(sums[1] - visited * offset**2, 0) / (visited - 1)
         half_width = t.ppf((1 + CONFIDENCE) / 2, visited - 1) * np.sqrt(variance / visited)
-    half_width[visited < 2] = np.nan
+    half_width[visited < MIN_FOR_INTERVAL] = np.nan
     return GroupTau(middle + offset, half_width, sums[2].astype(np.int64), sums[3].astype(np.int64))
 
 

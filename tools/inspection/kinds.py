@@ -83,6 +83,12 @@ class KindRules:
         """Return the kinds of m samples, given `columns` [m] each."""
         return first_kind(self.too_few_visits(rows), self.is_stuck(rows), self.score(rows) > 0, self.is_rare(rows))
 
+    def kind(self, row: Mapping[str, float | int]) -> str:
+        """Return the name of one sample's kind, given its `columns`."""
+        dtypes = {name: np.uint32 if name == VISITS else np.float32 for name in self.columns}
+        rows: Rows = {name: np.array([row[name]], dtype) for name, dtype in dtypes.items()}
+        return KIND_NAMES[self.kinds(rows)[0]]
+
     def too_few_visits(self, rows: Rows) -> NDArray[np.bool_]:
         few: NDArray[np.bool_] = rows[VISITS] < MIN_VISITS
         return few
@@ -150,6 +156,11 @@ class SampleKinds:
     def worth_showing(self) -> bool:
         """Whether the state's fields allow any kind but too few visits and ordinary."""
         return len(self.counts) > 2
+
+    @property
+    def unknown(self) -> list[str]:
+        """Names of the kinds that the state's fields do not allow."""
+        return [name for name in KIND_NAMES if name not in self.counts]
 
 
 class KindCounts:

@@ -15,7 +15,7 @@ from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
 from .run import Inspection
 from .state_blocks import Rows
-from .survey import Side
+from .survey import Survey
 from .through_time import read_every_snapshot
 
 Row = dict[str, float | int]
@@ -43,6 +43,8 @@ class Sample:
     ranks: dict[str, float] = field(default_factory=dict)
     """Side -> share of the visited samples with a lower tau at the inspected snapshot, 0 … 1. Empty if the sample
     was not visited or no survey was given."""
+    kind: str | None = None
+    """By the state alone. None without a survey, if its kinds say too little, or if the run does not train on it."""
 
 
 def read_samples(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int, Sample]:
@@ -58,8 +60,8 @@ def read_samples(inspection: Inspection, sample_ids: Iterable[int]) -> dict[int,
     return {id: Sample(id, state.get(id, {}), row) for id, row in zip(ids, rows, strict=True)}
 
 
-def read_histories(inspection: Inspection, sample_ids: Sequence[int], sides: Sequence[Side] = ()) -> list[Sample]:
-    """Read samples at every snapshot, in the order of the ids, each once. `sides`: from a survey, to rank by.
+def read_histories(inspection: Inspection, sample_ids: Sequence[int], survey: Survey | None = None) -> list[Sample]:
+    """Read samples at every snapshot, in the order of the ids, each once. `survey`: to rank by, and to tell kinds by.
 
     A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
     Raises ConfigError for an id that neither the state nor the dataset has, and as `read_samples` does.
@@ -71,9 +73,10 @@ def read_histories(inspection: Inspection, sample_ids: Sequence[int], sides: Seq
             f"no such sample: {', '.join(unknown)}; the run has {count:,} samples, with ids 0 … {count - 1}"
         )
     for id in dict.fromkeys(sample_ids):
-        if reader and not reader.is_kept(id, id + 1).all():
+        if reader and not _is_kept(inspection, id):
             inspection.notes.append(f"Sample {id} is not among the {reader.kept:,} that the run trains on.")
     samples = read_samples(inspection, sample_ids)
+    rules = survey.kinds.rules if survey and survey.kinds and survey.kinds.worth_showing else None
 
     def read(reader: StateReader) -> tuple[Snapshot, dict[int, Row]]:
         return reader.snapshot, read_rows(reader, list(samples), reader.columns)
@@ -83,10 +86,15 @@ def read_histories(inspection: Inspection, sample_ids: Sequence[int], sides: Seq
         replace(
             sample, history=[StateAt(snapshot, rows[sample.sample_id]) for snapshot, rows in found],
             ranks={side.name: side.tau.share_below(sample.state[f"{side.name}/tau"])
-                   for side in sides if sample.state.get(VISITS, 1)},
+                   for side in (survey.sides if survey else ()) if sample.state.get(VISITS, 1)},
+            kind=rules.kind(sample.state) if rules and _is_kept(inspection, sample.sample_id) else None,
         )
         for sample in map(samples.__getitem__, dict.fromkeys(sample_ids))
     ]  # fmt: skip
+
+
+def _is_kept(inspection: Inspection, sample_id: int) -> bool:
+    return inspection.reader is not None and bool(inspection.reader.is_kept(sample_id, sample_id + 1).all())
 
 
 def read_rows(reader: StateReader, sample_ids: Sequence[int], columns: Sequence[str]) -> dict[int, Row]:

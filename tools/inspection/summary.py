@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .confirmation import Confirmation
+from .correlation import Correlation
 from .distribution import Distribution
 from .drift import Drift
 from .kinds import SampleKinds
@@ -100,10 +101,17 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
         found, word = [groups.correlation[side.name] for side in survey.sides], groups.word
         rows += [
             [f"Spearman, {word} size and mean tau", *(correlation(c and c.spearman) for c in found)],
+            ["in words", *(c.verdict if c else "unknown" for c in found)],
             ["its p-value", *(p_value(c and c.p_value) for c in found)],
             [f"with {word} labels permuted", *(correlation(c and c.permuted) for c in found)],
+            ["chance up to", *(correlation(c and c.chance) for c in found)],
         ]
     return rows
+
+
+def kind_words(name: str) -> str:
+    """Return the name of a kind as readers see it: `too few visits` for `too_few_visits`."""
+    return name.replace("_", " ")
 
 
 def kinds_table(kinds: SampleKinds) -> tuple[Row, list[Row]]:
@@ -112,7 +120,7 @@ def kinds_table(kinds: SampleKinds) -> tuple[Row, list[Row]]:
     rows = []
     for name, number in kinds.counts.items():
         confirmed = kinds.confirmed.get(name, 0)
-        rows.append([name, f"{number:,}", share(number / total), f"{number - confirmed:,}"])
+        rows.append([kind_words(name), f"{number:,}", share(number / total), f"{number - confirmed:,}"])
         if kinds.confirmed:
             rows[-1].append(f"{confirmed:,}")
     return ([*head, "by a forward pass"] if kinds.confirmed else head), rows
@@ -163,7 +171,17 @@ def correlation(value: float | None) -> str:
     return "unknown" if value is None else f"{value:+.2f}"
 
 
+def correlation_in_words(found: Correlation) -> str:
+    """Return strength, certainty and figures: `weak but certain: +0.46, p 2e-6, chance up to +0.03`."""
+    return f"{found.verdict}: {correlation_figures(found)}"
+
+
+def correlation_figures(found: Correlation) -> str:
+    """Return `+0.46, p 2e-6, chance up to +0.03`."""
+    return f"{correlation(found.spearman)}, p {p_value(found.p_value)}, chance up to {correlation(found.chance)}"
+
+
 def p_value(value: float | None) -> str:
     if value is None:
         return "unknown"
-    return "< 1e-16" if value < 1e-16 else f"{value:.1g}"
+    return "< 1e-16" if value < 1e-16 else f"{value:.1g}".replace("e-0", "e-")

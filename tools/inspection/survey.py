@@ -45,16 +45,21 @@ class Side:
 
 
 class Sheet(NamedTuple):
-    """The samples at one end of one side's temperatures, the most extreme first; among equals, the lowest id.
+    """The samples at one end of one side's temperatures, the most extreme first, or random ones for comparison.
 
-    Or random visited samples for comparison; `side` is then None.
+    Many may share a bound of tau. Among equals, the coldest are those with the lowest log s, whose positive outweighs
+    the negatives most: the rarest, while a high log s makes a misfit. The hottest are those with the highest. Then, or
+    if the objective keeps no log s, the lowest ids.
     """
 
     side: Side | None
+    """None for random samples."""
     end: End
     sample_ids: list[int]
     not_shown: int
     """Samples left out although their tau equals that of the last one shown."""
+    tie_broken_by_log_s: bool
+    """Whether there are equals and log s orders them."""
 
 
 class Pool(NamedTuple):
@@ -131,10 +136,12 @@ def survey(
         second.add(block, rows, reader.is_kept(block.start, block.stop))
         on_progress(reader.samples + block.stop)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
+    kinds = second.kinds.result() if first.staleness.count and not inspection.prediction else None
+    if kinds and kinds.worth_showing and kinds.unknown:
+        notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(kinds.unknown)}.")
     return Survey(
         reader.kept, reader.samples, first.never_visited, first.visits, first.staleness, first.fields, sides,
-        second.joint.result() if second.joint else None, second.sheets(), pool, second.groups(pool),
-        second.kinds.result() if first.staleness.count and not inspection.prediction else None,
+        second.joint.result() if second.joint else None, second.sheets(), pool, second.groups(pool), kinds,
     )  # fmt: skip
 
 
@@ -154,6 +161,7 @@ class _FirstPass:
 
     def __init__(self, reader: StateReader, sides: tuple[str, ...]) -> None:
         self._step, self._sides = reader.snapshot.step, sides
+        self.with_log_s = {side for side in sides if f"{side}/log_s" in reader.fields}
         self.visits, self.staleness = Distribution(), Distribution()
         self.fields = {name: Distribution() for name in reader.fields}
         self.ends: dict[tuple[str, End], Smallest] = {(s, end): Smallest(SHEET_SAMPLES) for s in sides for end in ENDS}
@@ -173,8 +181,9 @@ class _FirstPass:
         shown = np.flatnonzero(with_tau(rows, self._sides))
         for side in self._sides:
             tau = rows[f"{side}/tau"][shown]
-            self.ends[side, "lowest"].add(shown + block.start, tau)
-            self.ends[side, "highest"].add(shown + block.start, -tau)
+            log_s = rows[f"{side}/log_s"][shown] if side in self.with_log_s else None
+            self.ends[side, "lowest"].add(shown + block.start, tau, log_s)
+            self.ends[side, "highest"].add(shown + block.start, -tau, None if log_s is None else -log_s)
         # Random keys, reproducible per block.
         keys = np.random.default_rng((_SEED, block.start)).random(len(seen))[shown]
         self.pool.add(shown + block.start, keys)
@@ -205,6 +214,7 @@ class _SecondPass:
         self.pool, self._random = np.sort(drawn), drawn[:SHEET_SAMPLES].tolist()
         self.pool_tau: dict[str, list[NDArray[np.float32]]] = {side.name: [] for side in sides}
         self.joint = JointCounts(sides[0].tau, sides[1].tau) if len(sides) == 2 else None
+        self._with_log_s = first.with_log_s
         self._ends = {key: end.chosen() for key, end in first.ends.items()} if sides else {}
         self._equal = dict.fromkeys(self._ends, 0)  # number of samples with the same tau as the last one chosen
         limits = {side.name: (side.tau.mean, side.tau.bin_of(0.05)[1], side.tau.bin_of(0.95)[0]) for side in sides}
@@ -237,18 +247,27 @@ class _SecondPass:
             for end in ENDS:
                 ids, keys = self._ends[side.name, end]
                 not_shown = self._equal[side.name, end] - int((keys == keys[-1]).sum())
-                sheets.append(Sheet(side, end, ids.tolist(), not_shown))
-        return [*sheets, Sheet(None, "random", self._random, 0)] if sheets else []
+                tie = side.name in self._with_log_s and (not_shown > 0 or len(np.unique(keys)) < len(keys))
+                sheets.append(Sheet(side, end, ids.tolist(), not_shown, tie))
+        return [*sheets, Sheet(None, "random", self._random, 0, False)] if sheets else []
 
     def groups(self, pool: Pool) -> list[Groups]:
         found = []
         for counts, labels in self._grouping:
-            if groups := counts.result(pool.tau):
+            groups = counts.result(pool.tau)
+            if groups and len(groups.names) > 1:
                 found.append(groups)
-            elif labels.column == CLASS_COLUMN:
-                self._notes.append("The dataset has no classes, so tau cannot be compared with class size.")
             else:
-                self._notes.append(
-                    f"No sample has a value in the column {labels.column}, so tau cannot be grouped by it."
-                )
+                self._notes.append(_why_not_grouped(labels.column, groups))
         return found
+
+
+def _why_not_grouped(column: str, groups: Groups | None) -> str:
+    """Return why samples are not grouped by a column, whose groups are one or none."""
+    if groups:
+        return (
+            f"All {groups.sizes[0]:,} samples with a {groups.word} have the same one, so there is nothing to compare."
+        )
+    if column == CLASS_COLUMN:
+        return "The dataset has no classes, so tau cannot be compared with class size."
+    return f"No sample has a value in the column {column}, so tau cannot be grouped by it."

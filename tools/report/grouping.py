@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 
 from ..inspection import summary
-from ..inspection.correlation import Correlation
-from ..inspection.groups import Groups
+from ..inspection.correlation import NEGLIGIBLE, Correlation
+from ..inspection.groups import MIN_FOR_INTERVAL, Groups
 from ..inspection.run import Inspection
 from ..inspection.survey import Side, Survey
-from .figures.by_group import MAX_INTERVALS, draw_tau_by_group
+from .figures.by_group import MAX_INTERVALS, draw_tau_by_group, few_visited
 from .html import Cell, Row, count, figure, per_side, table
 
 MAX_GROUP_ROWS = 1000
 """More rows make the page slow to open; beyond this, only the largest and the smallest groups are shown."""
-CLEAR_CORRELATION, CLEAR_P_VALUE = 0.5, 0.05
 
 
 def lede(survey: Survey | None) -> str:
-    """Return the main finding in one sentence."""
+    """Return the main finding: in which direction, how strong and how certain."""
     if survey is None or not survey.sides:
         return "There are no temperatures to show."
     groups = survey.groups[0] if survey.groups else None
@@ -28,42 +28,59 @@ def lede(survey: Survey | None) -> str:
     if not groups or not known:
         means = per_side({side.name: summary.tau(side.tau.mean) for side in survey.sides})
         return f"The mean temperature tau is {means}."
-    figures = per_side({side: summary.correlation(c.spearman) for side, c in known.items()})
     visited = int((groups.visited > 0).sum())
     return (
-        f"{_relation(list(known.values()), groups.plural)}: across {visited:,} {groups.plural}, Spearman’s correlation "
-        f"of size and mean tau is {figures}."
+        f"{_relation(list(known.values()), groups.plural)}. Spearman’s correlation of size and mean tau over "
+        f"{visited:,} {groups.plural} is {_in_words(known)}."
     )
 
 
 def _relation(correlations: list[Correlation], plural: str) -> str:
-    """State a relation only if it is unlikely to be chance."""
-    clear = all(abs(c.spearman) >= CLEAR_CORRELATION and c.p_value < CLEAR_P_VALUE for c in correlations)
-    if clear and all(c.spearman > 0 for c in correlations):
-        return f"Frequent {plural} have high temperatures, rare ones low"
-    if clear and all(c.spearman < 0 for c in correlations):
-        return f"Frequent {plural} have low temperatures, rare ones high"
-    return f"Temperatures do not clearly depend on the size of {plural}"
+    """State a relation only if it is unlikely to be chance, and that it is weak where it is."""
+    rises = [c.spearman > 0 for c in correlations]
+    clear = all(c.is_likely and c.strength != NEGLIGIBLE for c in correlations)
+    if not clear or any(rises) != all(rises):
+        return f"Temperatures do not clearly depend on the size of {plural}"
+    high, low = ("high", "low") if rises[0] else ("low", "high")
+    if all(c.is_strong for c in correlations):
+        return f"Frequent {plural} have {high} temperatures, rare ones {low}"
+    return f"Frequent {plural} have somewhat {high}er temperatures than rare ones"
 
 
 def by_group(inspection: Inspection, survey: Survey, groups: Groups) -> str:
-    interval = ", with its 95% interval," if len(groups.names) <= MAX_INTERVALS else ""
-    caption = (
-        f"Each dot is a {groups.word}: its mean tau{interval} against its number of samples. "
-        f"{_correlation_words(survey.sides, groups)} {summary.what(inspection, survey)}."
-    )
+    caption = f"{_legend(groups)} {_correlation_words(survey, groups)} {summary.what(inspection, survey)}."
     return figure(partial(draw_tau_by_group, survey.sides, groups), f"Mean tau by {groups.word} size", caption)
 
 
-def _correlation_words(sides: list[Side], groups: Groups) -> str:
-    known = {side.name: c for side in sides if (c := groups.correlation[side.name])}
+def _legend(groups: Groups) -> str:
+    """Return what the figure shows."""
+    if len(groups.names) > MAX_INTERVALS:
+        return (
+            f"Each light dot is a {groups.word}: its mean tau against its number of samples, moved sideways a little. "
+            f"Dark marks are medians of {groups.plural} of about one size, bars the quartiles."
+        )
+    words = f"Each dot is a {groups.word}: its mean tau, with its 95% interval, against its number of samples."
+    if few_visited(groups).any():
+        words += f" Hollow: fewer than {MIN_FOR_INTERVAL} visited samples, too few for an interval."
+    return words
+
+
+def _correlation_words(survey: Survey, groups: Groups) -> str:
+    """Return the correlation, unless the page's first sentence gives it, and what chance gives."""
+    known = {side.name: c for side in survey.sides if (c := groups.correlation[side.name])}
     if not known:
         return "There is no correlation: that needs visited groups of at least two sizes and two mean temperatures."
-    return (
-        f"Spearman’s correlation: {per_side({k: summary.correlation(c.spearman) for k, c in known.items()})}; "
-        f"p-value: {per_side({k: summary.p_value(c.p_value) for k, c in known.items()})}; by chance, with the "
-        f"samples’ labels permuted 20 times: {per_side({k: _control(c) for k, c in known.items()})}."
-    )
+    chance = per_side({side: _control(c) for side, c in known.items()})
+    words = f"Chance: permuting the samples’ labels 20 times gives correlations of {chance}."
+    return words if groups is survey.groups[0] else f"Spearman’s correlation: {_in_words(known)}. {words}"
+
+
+def _in_words(known: Mapping[str, Correlation]) -> str:
+    """Return strength, certainty and figures of each side's correlation, with words that all share only once."""
+    verdicts = {c.verdict for c in known.values()}
+    if len(verdicts) > 1:
+        return per_side({side: summary.correlation_in_words(c) for side, c in known.items()})
+    return f"{verdicts.pop()}: {per_side({side: summary.correlation_figures(c) for side, c in known.items()})}"
 
 
 def _control(found: Correlation) -> str:
@@ -98,6 +115,8 @@ def group_table(sides: list[Side], groups: Groups) -> str:
         f"Mean tau by {word}, {len(places):,} in all, largest first, and the share of each one’s samples among the "
         "coldest and the hottest of all (iSogCLR Figure 5, left)."
     )
+    if few_visited(groups).any():
+        caption += f" ±95% needs {MIN_FOR_INTERVAL} visited samples."
     if len(places) > MAX_GROUP_ROWS:
         places = places[:half] + places[-half:]
         caption += f" Only the {half:,} largest and the {half:,} smallest are shown."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..inspection import summary
 from ..inspection.confirmation import Confirmation
-from ..inspection.kinds import KIND_NAMES, MIN_VISITS
+from ..inspection.kinds import MIN_VISITS, SampleKinds
 from ..inspection.samples import Sample
 from ..inspection.survey import Survey
 from .html import per_side, table
@@ -34,15 +34,17 @@ def kinds(survey: Survey, confirmation: Confirmation | None, cards: Cards) -> st
         return ""
     caption = "Every sample has the first of these kinds that applies, decided from its row of state alone"
     caption += f" or by a forward pass: {summary.confirmation(confirmation)}." if confirmation else "."
-    if missing := [name for name in KIND_NAMES if name not in found.counts]:
-        caption += f" The objective keeps too little state to tell which samples are {' or '.join(missing)}."
     head, rows = summary.kinds_table(found)
     content = table(caption, head, rows)
     for name, ids in found.sheets.items():
         if ids:
             shown = [(id, _figure(name, cards.samples[id])) for id in ids]
-            content += cards.sheet(f"{name}: {len(ids)} of {found.counts[name]:,} samples", MEANING[name], shown)
+            content += cards.sheet(_title(found, name), MEANING[name], shown)
     return content
+
+
+def _title(found: SampleKinds, name: str) -> str:
+    return f"{summary.kind_words(name)}: {len(found.sheets[name])} of {found.counts[name]:,} samples"
 
 
 def _figure(kind: str, sample: Sample) -> str:

@@ -13,7 +13,7 @@ from ..inspection.embedding_map import EmbeddingMap
 from ..inspection.run import Inspection
 from ..inspection.survey import Sheet, Survey
 from ..inspection.through_time import QUANTILES, ThroughTime
-from .figures.embedding_map import draw_embedding_map, kinds_legend
+from .figures.embedding_map import colour_legend, draw_embedding_map
 from .figures.histograms import Panel, draw_drift, draw_histograms, draw_joint, draw_tau_histograms
 from .figures.over_time import draw_tau_over_time
 from .html import Cell, Row, count, figure, per_side, table, text
@@ -74,22 +74,35 @@ def sheets(survey: Survey, cards: Cards) -> str:
 
 
 def _sheet(sheet: Sheet, survey: Survey, cards: Cards) -> str:
-    number, side, words = len(sheet.sample_ids), sheet.side, ""
+    number, side = len(sheet.sample_ids), sheet.side
     title = f"{side.name}: the {number} samples with the {sheet.end} tau" if side else (
         f"{number} random samples, for comparison")  # fmt: skip
-    if sheet.not_shown:
-        words = f"{sheet.not_shown:,} more samples have the same tau as the last one here; the lowest ids are shown."
-    columns = {side.name: f"{side.name}/tau" for side in ([side] if side else survey.sides)}
+    names = [each.name for each in ([side] if side else survey.sides)]
     shown = []
     for id in sheet.sample_ids:
-        taus = {name: summary.tau(cards.samples[id].state[column]) for name, column in columns.items()}
-        shown.append((id, f"tau {per_side(taus)}"))
-    return cards.sheet(title, words, shown)
+        state = cards.samples[id].state
+        figure = f"tau {per_side({name: summary.tau(state[f'{name}/tau']) for name in names})}"
+        if side and sheet.tie_broken_by_log_s:
+            figure += f", log s {state[f'{side.name}/log_s']:+.2f}"
+        shown.append((id, figure))
+    return cards.sheet(title, _of_ties(sheet), shown)
+
+
+def _of_ties(sheet: Sheet) -> str:
+    """Return how many samples have the same tau as the last one of a sheet, and how equals are ordered."""
+    words = []
+    if sheet.not_shown:
+        words.append(f"{sheet.not_shown:,} more samples have the same tau as the last one here.")
+    if sheet.tie_broken_by_log_s:
+        words.append(f"Samples with the same tau are ordered by log s, the {sheet.end} first.")
+    elif sheet.not_shown:
+        words.append("The lowest ids are shown.")
+    return " ".join(words)
 
 
 def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -> str:
     """Return the t-SNE map of the embeddings, with class names in the text below it."""
-    drawn, seen = ("stratified by class", "by tau and by class") if found.kinds else ("stratified by tau", "by tau")
+    drawn, seen = ("stratified by class", "by tau and by class") if found.colouring else ("stratified by tau", "by tau")
     caption = (
         f"t-SNE (perplexity {found.perplexity:g}) of the features of {len(found.sample_ids):,} samples, {drawn}, plus "
         f"the coldest and the hottest, by the {found.weights} weights of checkpoint {found.checkpoint}. Triangles mark "
@@ -97,8 +110,8 @@ def embedding_map(inspection: Inspection, survey: Survey, found: EmbeddingMap) -
         f"{summary.what(inspection, survey)}."
     )
     content = figure(partial(draw_embedding_map, found, survey.sides), f"Map of the embeddings {seen}", caption)
-    if found.kinds and found.kinds.are_classes:
-        names = [f"{drawn}: {name}" for _, drawn, name in kinds_legend(found.kinds)]
+    if found.colouring and found.colouring.are_classes:
+        names = [f"{drawn}: {name}" for _, drawn, name in colour_legend(found.colouring)]
         content += f"<p><bdi>{text('; '.join(names), most=2000)}</bdi></p>"
     return content + _similarities(found)
 

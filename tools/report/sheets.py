@@ -12,7 +12,7 @@ from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
 from ...state_store.schema import VISITS
 from ..inspection.samples import Sample
-from ..inspection.summary import share
+from ..inspection.summary import kind_words, share
 from .html import data_uri, facts_list, text
 
 _TABLE = {"group": "class", "caption": "caption", "uri": "uri", "key": "key", "width": "width (pixels)",
@@ -57,6 +57,8 @@ def facts(sample: Sample) -> list[tuple[str, str]]:
     """Return everything known about a sample, as (label, text) pairs."""
     known = [("id", str(sample.sample_id))]
     known += [(word, str(sample.table[name])) for name, word in _TABLE.items() if sample.table.get(name) is not None]
+    if sample.kind:
+        known.append(("kind", kind_words(sample.kind)))
     # Tau first: it is what readers look for.
     state = sorted(sample.state.items(), key=lambda item: not item[0].endswith("tau"))
     known += [(state_word(name), number(value)) for name, value in state]

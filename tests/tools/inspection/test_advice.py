@@ -1,6 +1,12 @@
+import json
+import re
+from html import unescape
+
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from thermopile.tools.cli import main
 from thermopile.tools.inspection.findings import Findings
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
@@ -54,3 +60,20 @@ def test_few_visited_samples_are_said_to_be_few(warned):
 def test_temperatures_that_are_all_at_their_ceiling_get_one_advice(warned):
     (said,) = warned(1.0)
     assert said.startswith("100% of the image temperatures are at their ceiling")
+
+
+def test_the_terminal_the_page_and_the_json_give_the_same_advice_and_notes(hostile_dataset, write_run, tmp_path):
+    n, third = hostile_dataset.n, np.arange(hostile_dataset.n) % 3 == 0
+    taus = {"image": np.full(n, 0.005), "text": np.full(n, 1.0)}
+    run = write_run(tmp_path / "run", hostile_dataset, taus, visited=third)
+    asked = ["inspect", str(run.path), "--by", "width"]
+    seen = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
+    assert [said.split()[0] for said in seen["warnings"]] == ["Only", "rho", "100%"]
+    assert [said.split()[0] for said in seen["notes"]] == ["All"]
+    lines = CliRunner().invoke(main, asked).stdout.splitlines()
+    for label in ("warning", "note"):
+        shown = [line.removeprefix(label).strip() for line in lines if line.startswith(f"{label} ")]
+        assert shown == seen[f"{label}s"]
+    page = (run.report / "report.html").read_text("utf-8")
+    (listed,) = re.findall(r'<ul class="notes">(.*?)</ul>', page)
+    assert [unescape(said) for said in re.findall("<li>(.*?)</li>", listed)] == [*seen["warnings"], *seen["notes"]]

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.tools.inspection.distribution import RELATIVE_PRECISION, Distribution
+from thermopile.tools.inspection import distribution as module
+from thermopile.tools.inspection.distribution import RELATIVE_PRECISION, Distribution, Smallest
 
 NUMBERS = st.floats(-(2.0**40), 2.0**40, width=32)
 
@@ -101,3 +102,29 @@ def test_the_share_below_counts_no_equals(values):
 def test_the_bin_of_a_quantile_holds_values_equal_to_the_precision():
     begin, end = distribution_of([1.0] * 99 + [2.0]).bin_of(0.5)
     assert (begin, end) == (1.0, 1 + RELATIVE_PRECISION)
+
+
+TIED = st.tuples(st.integers(0, 2), st.one_of(st.integers(-3, 3), st.just(float("nan"))))
+
+
+@given(st.lists(TIED, max_size=60), st.integers(1, 5), st.integers(1, 9))
+def test_the_smallest_are_those_of_a_sort_by_key_breaker_and_id_however_they_come(rows, count, pieces):
+    keys, breakers = (np.array(column, np.float32) for column in (zip(*rows, strict=True) if rows else ((), ())))
+    smallest = Smallest(count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_MIN_PENDING", 3)
+        for places in np.array_split(np.arange(len(rows)), pieces):
+            smallest.add(places, keys[places], breakers[places])
+    order = sorted(range(len(rows)), key=lambda i: (keys[i], np.nan_to_num(breakers[i], nan=np.inf), i))
+    assert smallest.chosen()[0].tolist() == order[:count]
+    assert smallest.chosen()[1].tolist() == keys[order[:count]].tolist()
+
+
+def test_equals_do_not_pile_up():
+    """Where nearly all share the lowest key, as at tau_min, only those that can be selected are kept."""
+    smallest, kept = Smallest(72), []
+    for start in range(0, 1 << 20, 1 << 17):
+        ids = np.arange(start, start + (1 << 17))
+        smallest.add(ids, np.zeros(len(ids)), np.random.default_rng(start).integers(0, 3, len(ids)))
+        kept.append(sum(map(len, smallest._ids)))
+    assert max(kept) < 1_000

@@ -102,7 +102,7 @@ def test_every_class_is_on_the_map_however_rare_and_again_the_same(saved_run, mo
     monkeypatch.setattr(module, "MARKED", 0)
     shown, _ = mapped(saved_run[0])
     assert len(shown.sample_ids) == 24
-    drawn = np.bincount(shown.kinds.codes[shown.kinds.codes >= 0], minlength=len(SIZES))
+    drawn = np.bincount(shown.colouring.codes[shown.colouring.codes >= 0], minlength=len(SIZES))
     assert (drawn >= np.minimum(SIZES, 2)).all()
     assert drawn[0] > drawn[-1]
     again, _ = mapped(saved_run[0])
@@ -111,12 +111,12 @@ def test_every_class_is_on_the_map_however_rare_and_again_the_same(saved_run, mo
 
 
 def test_few_classes_are_coloured_by_name_and_many_by_frequency(found, saved_run, monkeypatch):
-    assert found.kinds.are_classes
-    assert np.bincount(found.kinds.codes + 1).tolist() == [1, *SIZES]
+    assert found.colouring.are_classes
+    assert np.bincount(found.colouring.codes + 1).tolist() == [1, *SIZES]
     monkeypatch.setattr(module, "MAX_CLASSES", 5)
-    kinds = mapped(saved_run[0])[0].kinds
-    assert (kinds.names, kinds.are_classes) == (["head", "medium", "tail"], False)
-    assert np.bincount(kinds.codes + 1).tolist() == [1, 34 + 16, 8 + 4, 2 + 1]
+    classes = mapped(saved_run[0])[0].colouring
+    assert (classes.names, classes.are_classes) == (["head", "medium", "tail"], False)
+    assert np.bincount(classes.codes + 1).tolist() == [1, 34 + 16, 8 + 4, 2 + 1]
 
 
 def test_without_classes_every_level_of_tau_is_on_the_map(images_run, monkeypatch):
@@ -124,7 +124,7 @@ def test_without_classes_every_level_of_tau_is_on_the_map(images_run, monkeypatc
     monkeypatch.setattr(module, "MARKED", 5)
     shown, notes = mapped(images_run, by=())
     assert notes == ["The samples have no captions: the dataset holds images only."]
-    assert shown.kinds is None
+    assert shown.colouring is None
     assert shown.similarity is None
     twentieths = np.bincount(shown.sample_ids // 15)
     assert twentieths[1:-1].tolist() == [2] * 18

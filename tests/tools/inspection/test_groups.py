@@ -9,8 +9,9 @@ from scipy.stats import spearmanr
 from scipy.stats import t as student
 
 from thermopile.tools.inspection import groups as groups_module
-from thermopile.tools.inspection.correlation import PERMUTATIONS, correlate, mean_by_group
+from thermopile.tools.inspection.correlation import PERMUTATIONS, Correlation, correlate, mean_by_group
 from thermopile.tools.inspection.groups import GroupCounts, TooManyGroupsError
+from thermopile.tools.inspection.summary import correlation_in_words
 
 LIMITS = {"image": (0.3, 0.15, 0.55)}
 """The side's mean, what the coldest lie below, what the hottest do not lie below."""
@@ -51,7 +52,7 @@ def test_groups_counted_in_pieces_have_the_size_the_mean_and_the_interval_of_the
         assert (found.sizes[place], found.visited[place]) == (labels.count(name), len(seen))
         mean, half = found.tau["image"].mean[place], found.tau["image"].half_width[place]
         assert mean == pytest.approx(seen.mean()) if len(seen) else np.isnan(mean)
-        if len(seen) < 2:
+        if len(seen) < 5:  # Student's t makes it absurdly wide
             assert np.isnan(half)
         else:
             wanted = student.ppf(0.975, len(seen) - 1) * seen.std(ddof=1) / np.sqrt(len(seen))
@@ -124,6 +125,29 @@ def test_the_control_is_the_mean_over_permutations_of_the_samples_labels():
     found = correlate(sizes, mean_by_group(codes, tau, 60), codes, tau)
     assert found.permuted == pytest.approx(np.mean(control))
     assert found.permuted_range == pytest.approx((min(control), max(control)))
+
+
+CHANCE = (-0.11, 0.03)
+
+
+@pytest.mark.parametrize(
+    ("spearman", "p_value", "chance", "words"),
+    [
+        (0.46, 2e-6, CHANCE, "weak but certain: +0.46, p 2e-6, chance up to +0.03"),
+        (-0.46, 2e-6, CHANCE, "weak but certain: -0.46, p 2e-6, chance up to -0.11"),
+        (0.95, 1e-30, CHANCE, "very strong and certain: +0.95, p < 1e-16, chance up to +0.03"),
+        (0.71, 0.02, CHANCE, "strong and likely: +0.71, p 0.02, chance up to +0.03"),
+        (0.496, 0.0009, CHANCE, "moderate and certain: +0.50, p 0.0009, chance up to +0.03"),
+        (0.9, 0.05, CHANCE, "very strong but uncertain: +0.90, p 0.05, chance up to +0.03"),
+        (0.3, 0.4, CHANCE, "weak and uncertain: +0.30, p 0.4, chance up to +0.03"),
+        (0.29, 0.001, CHANCE, "negligible but likely: +0.29, p 0.001, chance up to +0.03"),
+        (-0.1, 1e-9, CHANCE, "negligible and uncertain: -0.10, p 1e-9, chance up to -0.11"),
+        (-0.05, 0.5, (0.0, 0.1), "negligible and uncertain: -0.05, p 0.5, chance up to +0.00"),
+        (1.0, 1.0, None, "very strong but uncertain: +1.00, p 1, chance up to unknown"),
+    ],
+)
+def test_a_correlation_is_told_by_its_strength_and_by_how_certain_it_is(spearman, p_value, chance, words):
+    assert correlation_in_words(Correlation(spearman, p_value, 0.0, chance)) == words
 
 
 @pytest.mark.parametrize(("codes", "tau"), [([0, 0, 1, 1], [0.1, 0.2, 0.3, 0.4]), ([0, 0, 0, 1], [0.5, 0.5, 0.5, 0.5])])

@@ -41,7 +41,7 @@ def test_samples_come_in_the_order_asked_for_and_each_once(run):
 
 def test_the_rank_is_the_share_of_visited_samples_with_a_lower_tau_at_the_inspected_snapshot(run):
     inspection = read_run(run, at="step-5")
-    first, unvisited = read_histories(inspection, [10, 40], survey(inspection).sides)
+    first, unvisited = read_histories(inspection, [10, 40], survey(inspection))
     assert first.ranks["image"] == pytest.approx(np.sum(TAU[EARLY] < TAU[10]) / 65)
     assert first.ranks["text"] == pytest.approx(np.sum(TAU[EARLY] > TAU[10]) / 65)
     assert unvisited.ranks == {}
@@ -71,6 +71,6 @@ def test_a_run_without_a_snapshot_has_no_states_and_still_knows_its_ids(hostile_
 
 def test_a_run_without_temperatures_still_has_visits(hostile_dataset, write_run, tmp_path):
     inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {}, objective="clip"))
-    (history,) = read_histories(inspection, [3], survey(inspection).sides)
+    (history,) = read_histories(inspection, [3], survey(inspection))
     assert [state.values["visits"] for state in history.history] == [0, 1]
     assert history.ranks == {}

@@ -1,17 +1,23 @@
 """What a cold or a hot sample is, from its row of state alone."""
 
+import json
+import re
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import thermopile
 from thermopile.state_store.errors import FieldError
+from thermopile.tools.cli import main
 from thermopile.tools.inspection import kinds as module
 from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.kinds import KIND_NAMES, names_of, read_rules
 from thermopile.tools.inspection.rows_export import export_rows
 from thermopile.tools.inspection.run import read_run
+from thermopile.tools.inspection.samples import read_histories
 from thermopile.tools.inspection.survey import survey
 
 N = 2000
@@ -116,6 +122,23 @@ def test_the_kinds_of_all_samples_are_those_of_the_definitions(frame, columns):
     assert len(differ) <= 4
     assert {kind for i in differ for kind in (frame["kind"][i], slow[i])} <= {"rare", "ordinary"}
     assert 100 < (slow == "rare").sum() <= 200
+
+
+def test_single_samples_are_shown_with_their_kind_in_words_and_for_a_program_by_name(run, tmp_path):
+    ids = list(map(str, 100 * np.arange(len(EXPECTED))))
+    asked = ["inspect", str(run.path), "--sample", *ids]
+    seen = json.loads(CliRunner().invoke(main, [*asked, "--json"]).stdout)
+    assert [sample["kind"] for sample in seen["samples"]] == EXPECTED
+    done = CliRunner().invoke(main, [*asked, "--to", str(tmp_path)])
+    words = [kind.replace("_", " ") for kind in EXPECTED]
+    assert re.findall(r"^kind +(.+)$", done.stdout, re.MULTILINE) == words
+    page = (tmp_path / "samples.html").read_text("utf-8")
+    assert re.findall(r"<dt>kind</dt><dd><bdi>(.*?)</bdi>", page) == words
+
+
+def test_a_sample_has_no_kind_where_the_state_says_too_little(pairs_dataset, write_run, tmp_path):
+    inspection = read_run(write_run(tmp_path / "run", pairs_dataset, {}, objective="clip"))
+    assert [sample.kind for sample in read_histories(inspection, [3], survey(inspection))] == [None]
 
 
 @pytest.mark.parametrize("piece", [64, 1 << 18])

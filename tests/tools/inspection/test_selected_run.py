@@ -85,8 +85,8 @@ def test_every_snapshot_is_read_for_the_selected_samples_only(run):
 
 def test_a_sample_that_is_not_selected_is_said_not_to_be(run):
     inspection = read_run(run)
-    samples = read_histories(inspection, [6, 5])
-    assert [sample.sample_id for sample in samples] == [6, 5]
+    samples = read_histories(inspection, [6, 5], survey(inspection))
+    assert [(sample.sample_id, sample.kind) for sample in samples] == [(6, None), (5, "too_few_visits")]
     assert [note for note in inspection.notes if "Sample" in note] == [
         f"Sample 6 is not among the {len(KEPT)} that the run trains on."
     ]

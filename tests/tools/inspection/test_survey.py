@@ -3,10 +3,13 @@ import pytest
 from scipy.stats import spearmanr
 
 from thermopile.state_store import StateReader
+from thermopile.tools.inspection import distribution as distribution_module
 from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection import survey as survey_module
+from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
+from thermopile.tools.report.page import build_page
 from thermopile.trainer.errors import ConfigError
 
 
@@ -66,6 +69,41 @@ def test_sheets_hold_the_coldest_and_the_hottest_and_count_the_equals_that_they_
     assert (random.side, random.end, len(set(random.sample_ids))) == (None, "random", 5)
 
 
+@pytest.mark.usefixtures("small_pieces")
+def test_among_equals_the_lowest_log_s_is_coldest_and_the_highest_is_hottest(
+    hostile_dataset, write_state, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(survey_module, "SHEET_SAMPLES", 5)
+    monkeypatch.setattr(distribution_module, "_MIN_PENDING", 8)
+    rng = np.random.default_rng(0)
+    tau, log_s = rng.choice([0.005, 0.1, 1.0], 66, p=[0.6, 0.1, 0.3]), np.round(rng.normal(0, 2, 66), 1)
+    columns = {f"{side}/{name}": values for side in ("image", "text") for name, values in
+               {"tau": tau, "log_s": log_s}.items()}  # fmt: skip
+    run = write_state(tmp_path / "run", hostile_dataset, columns, np.ones(66, int))
+    sheets = survey(read_run(run)).sheets
+    for sheet, sign in zip(sheets, (1, -1, 1, -1), strict=False):
+        order = sorted(range(66), key=lambda i: (sign * tau[i], sign * log_s[i], i))
+        assert sheet.sample_ids == order[:5]
+        assert sheet.not_shown == (tau == tau[order[0]]).sum() - 5
+    page = build_page(look(run.path))
+    coldest = log_s[sheets[0].sample_ids[0]]
+    assert f"<b>tau 0.0050, log s {coldest:+.2f}</b>" in page
+    for end in ("lowest", "highest"):
+        assert (
+            page.count(f"as the last one here. Samples with the same tau are ordered by log s, the {end} first.") == 2
+        )
+
+
+def test_a_sheet_without_equals_says_nothing_of_them_and_equal_log_s_leave_it_to_the_ids(
+    hostile_dataset, write_state, tmp_path
+):
+    n = hostile_dataset.n
+    tau = {"image/tau": np.linspace(0.1, 0.2, n), "text/tau": np.full(n, 0.1)}
+    found = survey(read_run(write_state(tmp_path / "run", hostile_dataset, tau, np.ones(n, int))))
+    assert [sheet.tie_broken_by_log_s for sheet in found.sheets] == [False, False, True, True, False]
+    assert found.sheets[2].sample_ids == list(range(66))  # every log s is the same
+
+
 def test_samples_never_visited_count_in_no_figure_of_tau(run_of):
     tau = np.where(np.arange(66) % 3 == 0, 0.2, 0.9)
     found = survey(run_of(tau, visited=np.arange(66) % 3 == 0))
@@ -103,10 +141,22 @@ def test_a_dataset_without_classes_is_noted(flat_dataset, write_run, tmp_path):
 
 
 def test_samples_are_grouped_by_any_column_and_by_folder(hostile_run):
-    by_width, by_folder = survey(read_run(hostile_run), ("width", "folder")).groups
-    assert (by_width.column, by_width.names, by_width.sizes.tolist()) == ("width", ["24"], [66])
+    by_key, by_folder = survey(read_run(hostile_run), ("key", "folder")).groups
+    assert (by_key.column, len(by_key.names), by_key.sizes.tolist()) == ("key", 66, [1] * 66)
     assert by_folder.column == "folder"
     assert sum(by_folder.sizes) == 66
+
+
+def test_a_column_with_one_value_gives_one_note_and_nothing_else(hostile_run, flat_dataset, write_run, tmp_path):
+    inspection = read_run(hostile_run)
+    assert survey(inspection, ("width",)).groups == []
+    assert inspection.notes == ["All 66 samples with a width have the same one, so there is nothing to compare."]
+    run = write_run(tmp_path / "run", flat_dataset, {"sample": np.linspace(0.1, 0.9, flat_dataset.n)})
+    findings = look(run.path, by=("folder",))
+    said = f"All {flat_dataset.n} samples with a folder have the same one, so there is nothing to compare."
+    assert findings.notes[-1] == said
+    page = build_page(findings)
+    assert page.count("folder") == page.count(said) == 1
 
 
 def test_an_unknown_column_is_an_error_that_lists_the_columns(hostile_run):

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image, ImageColor
 
 from thermopile.tools.inspection.distribution import Distribution
-from thermopile.tools.inspection.embedding_map import EmbeddingMap, Kinds, Points
+from thermopile.tools.inspection.embedding_map import Colouring, EmbeddingMap, Points
 from thermopile.tools.inspection.survey import Side
-from thermopile.tools.report.figures.embedding_map import KIND_COLOURS, draw_embedding_map, kinds_legend
+from thermopile.tools.report.figures.embedding_map import CLASS_COLOURS, colour_legend, draw_embedding_map
 from thermopile.tools.report.figures.style import DARK, LIGHT, narrow, png_of
 
 SIDES = [Side(name, Distribution(), None, None) for name in ("image", "text")]
@@ -24,9 +24,9 @@ def points(seed):
 
 @pytest.fixture
 def shown():
-    kinds = Kinds(["head", "medium", "tail"], np.arange(60) % 3, are_classes=False)
+    classes = Colouring(["head", "medium", "tail"], np.arange(60) % 3, are_classes=False)
     return EmbeddingMap(
-        np.arange(60), {"image": points(0), "text": points(1)}, kinds, np.ones(60, np.float32), "step-5", 30.0, "raw"
+        np.arange(60), {"image": points(0), "text": points(1)}, classes, np.ones(60, np.float32), "step-5", 30.0, "raw"
     )
 
 
@@ -56,10 +56,10 @@ def test_the_panels_stand_side_by_side_or_on_a_phone_one_above_the_other(shown, 
 
 def test_coldest_and_hottest_have_their_colours_and_every_kind_its_own(shown):
     png = drawn(draw_embedding_map, shown, SIDES, LIGHT)
-    for colour in (*LIGHT.sides, *KIND_COLOURS[:3]):
+    for colour in (*LIGHT.sides, *CLASS_COLOURS[:3]):
         assert has(png, colour)
     bare = {name: of_side._replace(coldest=NONE, hottest=NONE) for name, of_side in shown.points.items()}
-    unmarked = drawn(draw_embedding_map, replace(shown, points=bare, kinds=None), SIDES, LIGHT)
+    unmarked = drawn(draw_embedding_map, replace(shown, points=bare, colouring=None), SIDES, LIGHT)
     assert not has(unmarked, LIGHT.sides[1])
 
 
@@ -67,20 +67,29 @@ def test_names_of_classes_are_not_drawn_but_listed_in_the_legend_of_the_page(sho
     hostile = ["$\\frac{1}{0}$", "<script>", "\u0645\u0631\u062d\u0628\u0627"]
     codes = np.arange(60) % 4 - 1
     first, second = (
-        drawn(draw_embedding_map, replace(shown, kinds=Kinds(names, codes, are_classes=True)), SIDES, narrow(LIGHT))
+        drawn(
+            draw_embedding_map,
+            replace(shown, colouring=Colouring(names, codes, are_classes=True)),
+            SIDES,
+            narrow(LIGHT),
+        )
         for names in (hostile, ["a", "b", "c"])
     )
     assert first == second
-    assert kinds_legend(Kinds(hostile, codes, are_classes=True)) == [
+    assert colour_legend(Colouring(hostile, codes, are_classes=True)) == [
         (colour, f"class {place}", name)
-        for place, (colour, name) in enumerate(zip(KIND_COLOURS, hostile, strict=False), start=1)
+        for place, (colour, name) in enumerate(zip(CLASS_COLOURS, hostile, strict=False), start=1)
     ]
-    assert [words for _, words, _ in kinds_legend(shown.kinds)] == ["head classes", "medium classes", "tail classes"]
+    assert [words for _, words, _ in colour_legend(shown.colouring)] == [
+        "head classes",
+        "medium classes",
+        "tail classes",
+    ]
 
 
 def test_one_side_of_one_tau_and_no_class_is_drawn_as_well(shown):
     flat = points(0)._replace(tau=np.full(60, 0.05, np.float32), coldest=NONE, hottest=NONE)
-    alone = replace(shown, points={"sample": flat}, kinds=None, similarity=None)
+    alone = replace(shown, points={"sample": flat}, colouring=None, similarity=None)
     one, two = (
         pixels(drawn(draw_embedding_map, of, sides, narrow(LIGHT)))
         for of, sides in ((alone, [Side("sample", Distribution(), None, None)]), (shown, SIDES))

@@ -8,7 +8,8 @@ import pytest
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.report.page import build_page
 
-KINDS = ["too_few_visits", "stuck", "misfit", "rare", "ordinary"]
+KINDS = ["too few visits", "stuck", "misfit", "rare", "ordinary"]
+"""As readers see them."""
 
 
 def section(page, heading="Kinds of samples"):
@@ -30,17 +31,17 @@ def shown(hostile_dataset, write_state, tmp_path_factory):
 
 
 def test_every_kind_has_its_count_and_its_share(shown):
-    cells = re.findall(r'<th scope="row"><bdi>(\w+)</bdi></th><td>([\d,]+)</td><td>([\d.]+)%</td><td>([\d,]+)</td>',
+    cells = re.findall(r'<th scope="row"><bdi>([a-z ]+)</bdi></th><td>([\d,]+)</td><td>([\d.]+)%</td><td>([\d,]+)</td>',
                        shown[0])  # fmt: skip
     counts = shown[1].survey.kinds.counts
     assert [(name, int(count), int(by_state)) for name, count, _, by_state in cells] == [
-        (name, counts[name], counts[name]) for name in KINDS
+        (name, of := counts[name.replace(" ", "_")], of) for name in KINDS
     ]
     assert (counts["misfit"], counts["stuck"], counts["too_few_visits"]) == (7, 1, 1)
 
 
 def test_every_kind_has_a_sheet_with_what_it_means_and_the_figure_that_made_it(shown):
-    titles = re.findall(r"<h3>(\w+): (\d+) of ([\d,]+) samples</h3><p>(.*?)</p>", shown[0])
+    titles = re.findall(r"<h3>([a-z ]+): (\d+) of ([\d,]+) samples</h3><p>(.*?)</p>", shown[0])
     assert [title[0] for title in titles] == KINDS
     assert all(meaning[0].isupper() for *_, meaning in titles)
     assert "<b>log s +7.00 (image) and +7.00 (text)</b>" in shown[0]
@@ -69,6 +70,7 @@ def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, w
 def test_kinds_that_the_objective_does_not_allow_are_named(hostile_dataset, write_state, tmp_path):
     columns = {f"{side}/log_s": np.full(hostile_dataset.n, -1.0) for side in ("image", "text")}
     run = write_state(tmp_path / "run", hostile_dataset, columns, np.full(hostile_dataset.n, 5), name="sogclr")
-    found = section(build_page(look(run.path)))
-    assert "too little state to tell which samples are stuck or rare." in found
+    findings = look(run.path)
+    found = section(build_page(findings))
+    assert "The objective keeps too little state to tell which samples are stuck or rare." in findings.notes
     assert "<h3>ordinary: 36 of 66 samples</h3>" in found

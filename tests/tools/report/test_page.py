@@ -125,9 +125,18 @@ def test_every_picture_has_words_and_every_table_its_caption_and_scopes(page):
 
 
 def test_the_correlation_and_its_control_come_first(page):
-    figures = re.findall(r"[+-]\d\.\d\d \(\w+\)", page.text("figcaption"))
-    assert figures[:2] == ["+1.00 (image)", "-1.00 (text)"]
-    assert [figure.split()[1] for figure in figures[2:4]] == ["(image)", "(text)"]
+    words = r"very strong and likely: +1.00, p 0.003, chance up to +0.\d\d (image) and "
+    words += r"-1.00, p 0.003, chance up to -0.\d\d (text)"
+    words = re.escape(words).replace(r"\\d", r"\d")
+    (lede,) = page.within("p")[:1]
+    assert re.search(f"mean tau over 6 classes is {words}\\.$", lede)
+    number = r"[+-]\d\.\d\d"
+    of_side = f"{number}, from {number} to {number}"
+    chance = (
+        f"permuting the samples’ labels 20 times gives correlations of {of_side} [(]image[)] and {of_side} [(]text[)]"
+    )
+    assert re.search(chance, page.within("figcaption")[0])
+    assert "Spearman" not in page.within("figcaption")[0]
     assert page.within("h2") == [
         "By class", "Coldest and hottest", "Kinds of samples", "Distribution", "Table by class", "Through time",
         "Moving averages", "Run",
@@ -143,15 +152,24 @@ def test_every_figure_says_how_many_samples_of_which_snapshot_with_which_setting
         assert ("66 visited of 66 samples, step-5" in caption) != through_time
 
 
+def test_other_groups_have_their_correlation_in_the_caption(hostile_run):
+    page = Page(report_on(hostile_run, by=("group", "uri")))
+    assert page.within("h2")[:2] == ["By class", "By uri"]
+    assert re.search(r"Spearman’s correlation: .* and \w+: [+-]\d.* p .*chance up to ", page.within("figcaption")[1])
+
+
 @pytest.mark.parametrize(
     ("first", "second", "p_value", "words"),
     [
         (0.9, 0.6, 0.001, "Frequent classes have high temperatures, rare ones low"),
         (-0.9, -0.6, 0.001, "Frequent classes have low temperatures, rare ones high"),
         (0.9, -0.9, 0.001, "Temperatures do not clearly depend on the size of classes"),
-        (0.9, 0.4, 0.001, "Temperatures do not clearly depend on the size of classes"),
+        (0.9, 0.4, 0.001, "Frequent classes have somewhat higher temperatures than rare ones"),
+        (0.9, 0.2999, 0.001, "Frequent classes have somewhat higher temperatures than rare ones"),
+        (0.9, 0.25, 0.001, "Temperatures do not clearly depend on the size of classes"),
+        (0.9, 0.4, 0.05, "Temperatures do not clearly depend on the size of classes"),
         (1.0, 1.0, 0.3, "Temperatures do not clearly depend on the size of classes"),
-        (-0.9, -0.4, 0.001, "Temperatures do not clearly depend on the size of classes"),
+        (-0.9, -0.4, 0.001, "Frequent classes have somewhat lower temperatures than rare ones"),
     ],
 )
 def test_the_first_sentence_says_what_the_correlation_means_and_nothing_that_chance_may_have_done(
@@ -178,7 +196,11 @@ def test_classes_are_listed_by_size_with_the_mean_tau_of_both_sides(found):
     rows = rows_of(grouping.group_table(found.sides, found.groups[0]))
     assert [row[0] for row in rows] == ["34", "16", "8", "4", "2", "1"]
     assert rows[0] == ["34", "34", "0.1000", "0.0000", "0.0%", "100.0%", "0.0500", "0.0000", "100.0%", "0.0%"]
-    assert rows[-1][3] == "–"
+    assert [row[3] for row in rows] == ["0.0000", "0.0000", "0.0000", "–", "–", "–"]
+
+
+def test_a_table_says_which_classes_have_no_interval_and_why(found):
+    assert "±95% needs 5 visited samples." in Page(grouping.group_table(found.sides, found.groups[0])).text("caption")
 
 
 def test_a_cell_brings_the_number_by_which_it_is_sorted(found):
@@ -211,7 +233,7 @@ def test_the_coldest_sample_of_each_side_stands_first_with_its_id_and_tau(page, 
     ids = page.within("span")
     coldest = int(np.argmin(tau_by_class_size))
     assert ids[0] == f"id {coldest}"
-    assert page.within("b")[0] == f"tau {tau_by_class_size.min():.4f}"
+    assert page.within("b")[0] == f"tau {tau_by_class_size.min():.4f}, log s +0.00"  # all of a class are equal
     hottest_of_second = int(np.argmax(0.15 - tau_by_class_size.astype(np.float32)))
     assert ids[3 * 66] == f"id {hottest_of_second}"
 

@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...inspection.groups import Groups
+from ...inspection.groups import MIN_FOR_INTERVAL, Groups
 from ...inspection.survey import Side
+from ...plain_text import plain_text
 from .style import MARKERS, Style, finish, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MANY_GROUPS = 500
 MAX_INTERVALS = 200
-"""With more groups, intervals would cover the dots."""
+"""With more groups, intervals would cover the dots, and dots one another: medians are drawn instead."""
+_LEVELS = 12
+"""Ranges of sizes with a median each, at most."""
+_WAY_ASIDE = 0.035
+"""How far dots of many groups are moved sideways at most, as a share of the axis; each side in its own direction."""
+_LONGEST_WORD = 20
+"""Characters of a column's name."""
+_SEED = 2023
 
 
 def draw_tau_by_group(sides: list[Side], groups: Groups, figure: Figure, style: Style) -> None:
-    """Draw a dot per group and side, with 95 % intervals if the groups are few."""
+    """Draw a dot per group and side, with 95 % intervals; with medians by size instead if the groups are many."""
     axes = figure.subplots()
-    size = 9 if len(groups.names) > MANY_GROUPS else 26
-    for side, colour, marker in zip(sides, style.sides, MARKERS, strict=False):
-        tau = groups.tau[side.name]
-        axes.scatter(
-            groups.sizes, tau.mean,
-            s=size, color=colour, marker=marker, alpha=0.75, linewidths=0, label=side.name, zorder=3,
-        )  # fmt: skip
-        if len(groups.names) <= MAX_INTERVALS:
-            axes.errorbar(
-                groups.sizes, tau.mean, yerr=np.nan_to_num(tau.half_width),
-                fmt="none", ecolor=colour, alpha=0.35, elinewidth=1, zorder=2,
-            )  # fmt: skip
+    for place, (side, colour, marker) in enumerate(zip(sides, style.sides, MARKERS, strict=False)):
+        look = {"color": colour, "marker": marker, "label": side.name}
+        if len(groups.names) > MAX_INTERVALS:
+            way = 0.0 if len(sides) == 1 else (-1.0, 1.0)[place]
+            _draw_many(axes, groups.sizes, groups.tau[side.name].mean, way, style, look)
+        else:
+            _draw_few(axes, groups, side.name, look)
     axes.set_xscale("log")
+    word = plain_text(groups.word, _LONGEST_WORD)
     # A column name may contain $, which would be read as mathematics.
-    axes.set_xlabel(f"{groups.word} size (samples, log scale)", parse_math=False)
-    axes.set_ylabel(f"mean tau of the {groups.word} (dimensionless)", parse_math=False)
+    axes.set_xlabel(f"{word} size (samples, log scale)", parse_math=False)
+    axes.set_ylabel(f"mean tau of the {word} (dimensionless)", parse_math=False)
     _plain_size_ticks(axes, groups.sizes)
     axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))  # tau is never negative, but an interval may reach below 0
     finish(axes, style)
@@ -46,11 +49,69 @@ def draw_tau_by_group(sides: list[Side], groups: Groups, figure: Figure, style: 
         legend(axes, ncols=2, handletextpad=0.2)
 
 
+def few_visited(groups: Groups) -> NDArray[np.bool_]:
+    """Return which groups have a mean tau but too few visited samples for an interval, bool [groups]."""
+    few: NDArray[np.bool_] = (groups.visited > 0) & (groups.visited < MIN_FOR_INTERVAL)
+    return few
+
+
+def _draw_few(axes: Axes, groups: Groups, side: str, look: dict[str, Any]) -> None:
+    tau, few = groups.tau[side], few_visited(groups)
+    colour = look["color"]
+    axes.scatter(groups.sizes[~few], tau.mean[~few], s=26, alpha=0.75, linewidths=0, zorder=3, **look)
+    axes.scatter(
+        groups.sizes[few], tau.mean[few],
+        s=22, marker=look["marker"], facecolors="none", edgecolors=colour, alpha=0.75, linewidths=1, zorder=3,
+    )  # fmt: skip
+    axes.errorbar(
+        groups.sizes[~few], tau.mean[~few], yerr=tau.half_width[~few],
+        fmt="none", ecolor=colour, alpha=0.35, elinewidth=1, zorder=2,
+    )  # fmt: skip
+
+
+def _draw_many(
+    axes: Axes, sizes: NDArray[np.int64], means: NDArray[np.float64], way: float, style: Style, look: dict[str, Any]
+) -> None:
+    """Draw light dots, and over them the median and the quartiles of groups of about one size.
+
+    way: where dots of one size go, which would lie on one another: -1 left, 1 right, 0 to both sides.
+    """
+    seen = ~np.isnan(means)
+    sizes, means = sizes[seen], means[seen]
+    if not len(sizes):
+        axes.scatter([], [], **look)
+        return
+    widest = _WAY_ASIDE * max(1.0, float(np.log(sizes.max() / sizes.min())))
+    aside = np.random.default_rng(_SEED).uniform(-1 if way == 0 else 0.1, 1, len(sizes)) * (way or 1) * widest
+    axes.scatter(sizes * np.exp(aside), means, s=5, alpha=0.25, linewidths=0, zorder=2, **look | {"label": None})
+    level = _level(sizes)
+    quartiles = np.array([np.quantile(means[level == one], (0.25, 0.5, 0.75)) for one in np.unique(level)])
+    middles = np.array([np.exp(np.log(sizes[level == one]).mean()) for one in np.unique(level)])
+    low, median, high = quartiles.T
+    axes.errorbar(
+        middles * np.exp(way * widest / 2), median, yerr=(median - low, high - median),
+        fmt=look["marker"], color=look["color"], label=look["label"], markersize=6, markeredgecolor=style.paper,
+        elinewidth=2, zorder=3,
+    )  # fmt: skip
+
+
+def _level(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return to which range of sizes each group belongs, int64 [groups]: its own size if there are few sizes."""
+    found, place = np.unique(sizes, return_inverse=True)
+    if len(found) <= _LEVELS:
+        return place
+    return np.digitize(sizes, np.geomspace(found[0], found[-1] + 1, _LEVELS + 1)).astype(np.int64)
+
+
 def _plain_size_ticks(axes: Axes, sizes: NDArray[np.int64]) -> None:
     """Set ticks at 1, 2, 5, 10, …, written as counts, not powers of ten; sparser if sizes span many decades."""
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
 
     decades = np.log10(sizes.max() / sizes.min())
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades <= 3 else (1,), numticks=12))
+    found = np.unique(sizes)
+    if decades < 1 and len(found) <= _LEVELS // 2:
+        axes.xaxis.set_major_locator(FixedLocator(found.tolist()))
+    else:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades <= 3 else (1,), numticks=12))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

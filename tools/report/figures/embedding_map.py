@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...inspection.correlation import NO_GROUP
-from ...inspection.embedding_map import EmbeddingMap, Kinds
+from ...inspection.embedding_map import Colouring, EmbeddingMap
 from ...inspection.survey import Side
 from .style import COLOUR_MAP, MARKERS, Style, legend, panels
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
 
-KIND_COLOURS = ("#56b4e9", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7")
+CLASS_COLOURS = ("#56b4e9", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7")
 """The colours of Okabe and Ito that show on white and on black; the third, for tail classes, stands out."""
 _NO_CLASS = "#8a8f96"
 _HEIGHT, _NARROW_HEIGHT = 4.4, 8.0
@@ -31,28 +31,29 @@ _CLIPPED = 0.02
 
 def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], figure: Figure, style: Style) -> None:
     """Draw the samples by tau and, if there are classes, by class, with the hottest and coldest marked,."""
-    count = 2 if shown.kinds else 1
+    count = 2 if shown.colouring else 1
     height = _NARROW_HEIGHT * count / 2 if style.narrow else _HEIGHT
     figure.set_figheight(height)
-    by_tau, *by_kind = panels(figure, count, style)
+    by_tau, *by_class = panels(figure, count, style)
     _draw_tau(figure, by_tau, shown, sides, style)
     _mark(by_tau, shown, style.sides, ("lowest tau", "highest tau"))
-    if by_kind and shown.kinds:
-        _draw_kinds(by_kind[0], shown, shown.kinds, sides, style)
-        _mark(by_kind[0], shown, (style.ink, style.ink), (None, None))
-    for axes in (by_tau, *by_kind):
+    if by_class and shown.colouring:
+        _draw_classes(by_class[0], shown, shown.colouring, sides, style)
+        _mark(by_class[0], shown, (style.ink, style.ink), (None, None))
+    for axes in (by_tau, *by_class):
         _finish(axes, style)
 
 
-def kinds_legend(kinds: Kinds) -> list[tuple[str, str, str]]:
-    """Return each kind's colour (#rrggbb, the same in all styles), label in the figure, and name.
+def colour_legend(colouring: Colouring) -> list[tuple[str, str, str]]:
+    """Return each class's colour (#rrggbb, the same in all styles), label in the figure, and name.
 
     The name of a class comes from the data and is not drawn.
     """
     drawn = [
-        f"class {place}" if kinds.are_classes else f"{name} classes" for place, name in enumerate(kinds.names, start=1)
+        f"class {place}" if colouring.are_classes else f"{name} classes"
+        for place, name in enumerate(colouring.names, start=1)
     ]
-    return list(zip(KIND_COLOURS, drawn, kinds.names, strict=False))
+    return list(zip(CLASS_COLOURS, drawn, colouring.names, strict=False))
 
 
 def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side], style: Style) -> None:
@@ -73,11 +74,11 @@ def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side]
     bar.ax.tick_params(length=0)
 
 
-def _draw_kinds(axes: Axes, shown: EmbeddingMap, kinds: Kinds, sides: list[Side], style: Style) -> None:
-    names = [(NO_GROUP, _NO_CLASS, "no class"), *((k, c, n) for k, (c, n, _) in enumerate(kinds_legend(kinds)))]
+def _draw_classes(axes: Axes, shown: EmbeddingMap, colouring: Colouring, sides: list[Side], style: Style) -> None:
+    names = [(NO_GROUP, _NO_CLASS, "no class"), *((k, c, n) for k, (c, n, _) in enumerate(colour_legend(colouring)))]
     # The rarest last, on top of the others.
     for code, colour, name in names:
-        chosen = kinds.codes == code
+        chosen = colouring.codes == code
         if chosen.any():
             axes.scatter([], [], s=2 * _DOT, marker="s", color=colour, label=name)
             for side, marker in zip(sides, MARKERS, strict=False):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from ...lettering import letter
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -87,6 +89,7 @@ def png_of(draw: Draw, style: Style, note: str = "") -> bytes:
         draw(figure, style)
         if note:
             _write_below(figure, note, font - 1)
+        letter(figure)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()  # type: ignore[no-untyped-call]
         pixels = np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]

@@ -1,0 +1,123 @@
+"""The figure of mean tau by class size: dots, intervals and what is left out where classes are small or many."""
+
+import dataclasses
+from functools import partial
+
+import matplotlib.figure
+import numpy as np
+import pyarrow as pa
+import pytest
+from matplotlib.collections import PathCollection
+
+from thermopile.tools.inspection.distribution import Distribution
+from thermopile.tools.inspection.groups import GroupCounts
+from thermopile.tools.inspection.survey import Side
+from thermopile.tools.report import grouping
+from thermopile.tools.report.figures.by_group import draw_tau_by_group
+from thermopile.tools.report.figures.style import DARK, LIGHT, narrow, png_of
+
+SIDES = [Side(name, Distribution(), None, None) for name in ("image", "text")]
+
+
+def groups_of(sizes, tau, sides=SIDES):
+    """Groups of these sizes, all visited, with the tau of their samples, largest group first; for each side alike."""
+    labels = pa.array([f"class {group:04}" for group, size in enumerate(sizes) for _ in range(size)])
+    counts = GroupCounts("group", {side.name: (0.1, 0.0, 1.0) for side in sides})
+    everybody = np.arange(len(labels))
+    tau = {side.name: np.array(tau, np.float32) for side in sides}
+    counts.add(labels, np.ones(len(labels), bool), tau, everybody)
+    return counts.result(tau)
+
+
+def drawn(groups, sides=SIDES):
+    figure = matplotlib.figure.Figure((8, 3.6))
+    draw_tau_by_group(sides, groups, figure, LIGHT)
+    return figure.axes[0]
+
+
+def dots_of(axes):
+    """The scattered dots that are there, apart from bars."""
+    return [each for each in axes.collections if isinstance(each, PathCollection) and len(each.get_offsets())]
+
+
+def is_hollow(dots):
+    return len(dots.get_facecolors()) == 0
+
+
+@pytest.fixture
+def few():
+    """Classes of 40, 6 and 5 samples about 0.1, and two of four and two samples that lie far apart."""
+    rng = np.random.default_rng(0)
+    return groups_of([40, 6, 5, 4, 2], [*rng.uniform(0.09, 0.11, 51), 0.1, 0.9, 0.1, 0.9, 0.01, 0.99])
+
+
+def test_small_classes_do_not_stretch_the_axis(few):
+    low, high = drawn(few).get_ylim()
+    means = few.tau["image"].mean
+    assert means.max() < high < 1.1 * means.max()
+    assert 0 <= low < means.min()
+
+
+def test_only_classes_of_five_visited_samples_have_an_interval_and_the_others_are_hollow(few):
+    axes = drawn(few)
+    image = dots_of(axes)[:2]
+    assert [(dots.get_offsets()[:, 0].tolist(), is_hollow(dots)) for dots in image] == [
+        ([40, 6, 5], False), ([4, 2], True),
+    ]  # fmt: skip
+    bars = axes.containers[0].lines[2][0].get_segments()
+    assert [bar[0, 0] for bar in bars] == [40, 6, 5]
+    assert "Hollow: fewer than 5 visited samples" in grouping._legend(few)
+
+
+def test_where_all_classes_have_an_interval_the_caption_says_nothing_of_hollow_dots():
+    large = groups_of([6, 5], np.linspace(0.1, 0.2, 11))
+    assert not any(map(is_hollow, dots_of(drawn(large))))
+    assert "ollow" not in grouping._legend(large)
+
+
+@pytest.fixture(scope="module")
+def many():
+    """1,000 classes of five to one samples."""
+    sizes = np.repeat([5, 4, 3, 2, 1], 200)
+    return groups_of(sizes, np.random.default_rng(1).uniform(0.05, 0.2, sizes.sum()))
+
+
+def test_dots_of_many_classes_of_one_size_lie_side_by_side_near_their_size(many):
+    image, text = (dots.get_offsets() for dots in dots_of(drawn(many)))
+    for dots in (image, text):
+        np.testing.assert_array_equal(dots[:, 1], many.tau["image"].mean)
+        aside = np.log(dots[:, 0] / many.sizes)
+        assert np.abs(aside).max() < 0.1
+        assert np.ptp(aside) > 0.02
+        assert len(np.unique(dots[:, 0])) == 1000
+    assert (image[:, 0] < many.sizes).all()
+    assert (text[:, 0] > many.sizes).all()
+
+
+def test_among_many_classes_every_size_has_its_median_and_quartiles(many):
+    bars = drawn(many).containers[0]
+    medians, segments = bars.lines[0].get_ydata(), bars.lines[2][0].get_segments()
+    for place, size in enumerate((1, 2, 3, 4, 5)):
+        means = many.tau["image"].mean[many.sizes == size]
+        assert medians[place] == pytest.approx(np.median(means))
+        assert segments[place][:, 1] == pytest.approx(np.quantile(means, (0.25, 0.75)))
+    assert "medians of classes of about one size" in grouping._legend(many)
+
+
+def test_many_sizes_are_taken_together_in_a_few_ranges():
+    sizes = np.arange(300, 0, -1)
+    found = drawn(groups_of(sizes, np.repeat(0.1 + sizes / 1000, sizes), SIDES[:1]), SIDES[:1])
+    medians = found.containers[0].lines[0].get_ydata()
+    assert 5 < len(medians) <= 12
+    assert (np.diff(medians) > 0).all()
+
+
+def test_every_one_of_a_few_sizes_has_its_tick(many):
+    assert drawn(many).get_xticks().tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("style", [LIGHT, narrow(DARK)], ids=["wide", "phone"])
+def test_classes_of_which_none_was_visited_are_left_out(many, style):
+    unknown = {name: of._replace(mean=np.full(1000, np.nan)) for name, of in many.tau.items()}
+    nobody = dataclasses.replace(many, visited=np.zeros_like(many.visited), tau=unknown)
+    assert png_of(partial(draw_tau_by_group, SIDES, nobody), style).startswith(b"\x89PNG")

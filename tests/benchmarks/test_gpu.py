@@ -57,6 +57,7 @@ def test_without_a_package_the_parts_that_need_it_are_not_run_and_the_others_are
     assert "isogclr on pairs" in text
 
 
+@pytest.mark.soak
 def test_a_step_is_measured_until_the_largest_batch_and_the_page_names_the_machine(tmp_path):
     page = tmp_path / "docs" / "gpu.md"
     page.parent.mkdir()

@@ -15,7 +15,6 @@ from ...trainer.errors import ConfigError, RunError
 from .checkpoint_encoders import load_encoders
 from .kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, KindRules, SampleKinds, first_kind
 from .run import Inspection
-from .samples import read_ids
 from .state_blocks import Rows
 from .survey import Survey
 
@@ -104,7 +103,7 @@ def _confirmed(
     if found.foreign_to:
         inspection.notes.append(f"No checkpoint belongs to the snapshot {found.foreign_to}: its kinds are confirmed "
                                 f"by the encoders of checkpoint {found.checkpoint.name}.")  # fmt: skip
-    rows = read_ids(reader, suspects, kinds.rules.columns)
+    rows = reader.rows_at(suspects, kinds.rules.columns)
     shown = np.union1d(suspects, negatives)
     features = _features(inspection, found.encoders, shown, on_progress)
     places, others = np.searchsorted(shown, suspects), np.searchsorted(shown, negatives)

@@ -153,6 +153,9 @@ class Smallest:
     def chosen(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the ids, int64 [at most count], ordered by key and tie-breaker, and the keys, float64."""
         ids, keys, breakers = np.concatenate(self._ids), np.concatenate(self._keys), np.concatenate(self._breakers)
+        if len(keys) > self._count > 0:  # sorting takes longest, so only those that can be chosen are
+            near = keys <= np.partition(keys, self._count - 1)[self._count - 1]
+            ids, keys, breakers = ids[near], keys[near], breakers[near]
         # Ids ascend among equals, so a stable sort, which lexsort is, keeps the lowest ids first.
         order = np.lexsort((breakers, keys))[: self._count]
         self._ids, self._keys, self._breakers, self._pending = [ids[order]], [keys[order]], [breakers[order]], 0

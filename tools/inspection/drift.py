@@ -15,7 +15,6 @@ from ...trainer.errors import ConfigError
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Smallest
 from .run import Inspection
-from .samples import read_ids
 from .state_blocks import read_blocks
 from .survey import with_tau
 
@@ -144,5 +143,5 @@ class _SideCounts:
 
 def _movers(earlier: StateReader, later: StateReader, column: str, most: Smallest) -> list[Mover]:
     ids = most.chosen()[0]
-    before, after = (read_ids(reader, ids, [column])[column].tolist() for reader in (earlier, later))
+    before, after = (reader.rows_at(ids, [column])[column].tolist() for reader in (earlier, later))
     return list(map(Mover, ids.tolist(), before, after))

@@ -20,7 +20,6 @@ from ...trainer.run_directory import RunDirectory
 from .kinds import KIND, KindRules, names_of, read_rules
 from .rows_export import SAMPLE_ID, sample_columns
 from .run import LATEST, Inspection, read_run
-from .samples import read_ids
 from .state_blocks import ROWS_AT_ONCE
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class Temperatures:
             raise FieldError(f"no such column: {', '.join(map(repr, unknown))}; the columns are {known}")
         ids = self._checked(sample_ids)
         needed = self._rules.columns if KIND in names else []
-        state = read_ids(self._reader, ids, list(dict.fromkeys([*needed, *(set(names) & {*self._reader.columns})])))
+        state = self._reader.rows_at(ids, dict.fromkeys([*needed, *(set(names) & {*self._reader.columns})]))
         frame = pd.DataFrame(state, index=pd.RangeIndex(len(ids)))
         if KIND in names:
             frame[KIND] = names_of(self._rules.kinds(state))

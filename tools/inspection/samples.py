@@ -7,14 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...pipeline.dataset import PLACE_IN_SHARD
 from ...state_store import Snapshot, StateReader
 from ...state_store.schema import VISITS
 from ...trainer.errors import ConfigError
 from .run import Inspection
-from .state_blocks import Rows
 from .survey import Survey
 from .through_time import read_every_snapshot
 
@@ -99,18 +97,6 @@ def _is_kept(inspection: Inspection, sample_id: int) -> bool:
 
 def read_rows(reader: StateReader, sample_ids: Sequence[int], columns: Sequence[str]) -> dict[int, Row]:
     """Return rows of the state by id."""
-    found = read_ids(reader, np.array(sample_ids, np.int64), columns)
+    found = reader.rows_at(np.array(sample_ids, np.int64), columns)
     values = zip(*(column.tolist() for column in found.values()), strict=True)
     return {id: dict(zip(found, row, strict=True)) for id, row in zip(sample_ids, values, strict=True)}
-
-
-def read_ids(reader: StateReader, sample_ids: NDArray[np.int64], columns: Sequence[str]) -> Rows:
-    """Read columns of the state for ids, int64 [b], in the given order; each block is read once."""
-    order = np.argsort(sample_ids, kind="stable")
-    blocks = sample_ids[order] // reader.block_rows
-    found: Rows = {name: np.empty(len(order), np.float32 if name in reader.fields else np.uint32) for name in columns}
-    for places in np.split(order, np.flatnonzero(np.diff(blocks, prepend=-1)))[1:]:
-        ids = sample_ids[places]
-        for name, values in reader.rows(int(ids[0]), int(ids[-1]) + 1, columns).items():
-            found[name][places] = values[ids - ids[0]]
-    return found

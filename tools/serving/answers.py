@@ -22,7 +22,7 @@ from ...trainer.errors import ConfigError
 from ..inspection.features_file import FeaturesFile
 from ..inspection.neighbours import ANCHORS, find_neighbours
 from ..inspection.run import Inspection
-from ..inspection.samples import Row, Sample, read_ids
+from ..inspection.samples import Row, Sample
 from ..inspection.through_time import read_every_snapshot
 from ..plain_text import plain_text
 from ..report.neighbourhood import Listing, figures, listings
@@ -138,7 +138,7 @@ class Answers:
         sides, ids = list(self._catalogue.taus), np.array([sample_id])
 
         def read(reader: StateReader) -> Json:
-            rows = read_ids(reader, ids, [f"{side}/tau" for side in sides])
+            rows = reader.rows_at(ids, [f"{side}/tau" for side in sides])
             tau = {side: _number(rows[f"{side}/tau"][0]) for side in sides}
             return {"tag": reader.snapshot.tag, "step": reader.snapshot.step, "tau": tau}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -64,6 +64,7 @@ class Finder:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
+        _among(np.empty(0, np.uint32), _ids_of(np.empty(0, np.bool_)) > 0)  # loads them now, not for the first reader
         self.find = lru_cache(maxsize=4)(self._find)  # up to 8 bytes a sample each
 
     def _find(self, query: Query) -> Found:
@@ -71,7 +72,7 @@ class Finder:
         order = self._order(query)
         wanted, has_more = self._wanted(query)
         if order is None:
-            order = (np.arange(self._catalogue.samples) if wanted is None else np.flatnonzero(wanted)).astype(np.uint32)
+            order = np.arange(self._catalogue.samples, dtype=np.uint32) if wanted is None else _ids_of(wanted)
         elif wanted is not None:
             order = _among(order, wanted)
         return Found(order if query.sort != "hottest" else order[::-1], has_more)
@@ -120,7 +121,7 @@ class Finder:
             conditions.append(index.columns[VISITS] > 0)
             conditions += [tau >= np.float32(query.low)] if query.low is not None else []
             conditions += [tau <= np.float32(query.high)] if query.high is not None else []
-        return (np.logical_and.reduce(conditions) if conditions else None), has_more
+        return (reduce(np.logical_and, conditions) if conditions else None), has_more
 
 
 @compiled
@@ -132,3 +133,14 @@ def _among(order: Ids, wanted: NDArray[np.bool_]) -> Ids:
             found[count] = id
             count += 1
     return found[:count].copy()
+
+
+@compiled
+def _ids_of(wanted: NDArray[np.bool_]) -> Ids:
+    """Return the ids that are wanted, ascending. np.flatnonzero takes 8 bytes for each, and a copy of 4."""
+    found, count = np.empty(wanted.sum(), np.uint32), 0
+    for id in range(len(wanted)):
+        if wanted[id]:
+            found[count] = id
+            count += 1
+    return found

@@ -72,6 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = 60
     """Seconds that a silent connection keeps its thread."""
+    disable_nagle_algorithm = True
+    """Else an answer's body waits 40 ms for the browser to acknowledge its head."""
 
     def do_GET(self) -> None:
         self._answer(self._got)

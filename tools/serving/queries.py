@@ -64,7 +64,9 @@ class Finder:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        _among(np.empty(0, np.uint32), _ids_of(np.empty(0, np.bool_)) > 0)  # loads them now, not for the first reader
+        # Loads the compiled code for arrays as they are mapped, for which the first reader would wait.
+        for order in [*catalogue.coldest.values(), catalogue.misfits][:1]:
+            _among(order[:0], _ids_of(np.empty(0, np.bool_)) > 0)
         self.find = lru_cache(maxsize=4)(self._find)  # up to 8 bytes a sample each
 
     def _find(self, query: Query) -> Found:

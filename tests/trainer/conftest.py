@@ -66,7 +66,14 @@ class Program:
 def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
     """Return a function (*arguments, code=…, **environment) -> Program."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["thermopile.trainer.loop", "thermopile.tools.cli", "warm_up"])
+    # The last is for later tests of this process that convert: their workers are forked from the same server.
+    preload = [
+        "thermopile.trainer.loop",
+        "thermopile.tools.cli",
+        "warm_up",
+        "thermopile.pipeline.conversion.shard_writer",
+    ]
+    context.set_forkserver_preload(preload)
     with pytest.MonkeyPatch.context() as patch:
         for folder in (Path(__file__).parents[1], Path(__file__).parent):
             patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)

@@ -17,6 +17,7 @@ SHORTER_TIMES = """
 from threading import Event
 from thermopile.trainer import heartbeats
 heartbeats.BEAT_SECONDS, heartbeats.SILENT_BEATS, heartbeats.GRACE_SECONDS = 0.1, 50, 2.0
+heartbeats.SCAN_SECONDS, heartbeats.LINGER_SECONDS = 3.0, 1.0
 """
 # Joins the ranks as `thermopile train` does.
 JOINED = (
@@ -78,9 +79,16 @@ def assert_ends_naming(rank, lost, pid):
     assert errors.splitlines() == [f"Error: lost rank {lost} ({socket.gethostname()}, process {pid}); see its messages"]
 
 
-@pytest.mark.parametrize("lost", [0, 1], ids=["holding_the_store", "another"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_ranks_that_wait_for_ever_end_by_the_name_of_one_that_is_killed_or_hangs(start, lost, how):
+@pytest.mark.parametrize(
+    ("how", "lost"),
+    [
+        pytest.param(signal.SIGKILL, 0, id="killed_holding_the_store"),
+        pytest.param(signal.SIGKILL, 1, id="killed", marks=pytest.mark.soak),
+        pytest.param(signal.SIGSTOP, 0, id="stopped_holding_the_store", marks=pytest.mark.soak),
+        pytest.param(signal.SIGSTOP, 1, id="stopped"),
+    ],
+)
+def test_ranks_that_wait_for_ever_end_by_the_name_of_one_that_is_killed_or_hangs(start, how, lost):
     ranks = start([WAIT_FOR_EVER] * 3)
     ranks[lost].send(how)
     for rank in (ranks[2], ranks[1 - lost]):
@@ -105,8 +113,11 @@ def test_a_rank_that_fails_ends_those_that_wait_for_it_and_reports_its_own_error
 
 @pytest.mark.parametrize(
     ("stopped", "beats", "seconds"),
-    [([0], 300, 3), ([1], 300, 3), ([0, 1], 50, 9)],
-    ids=["the_store_for_less_than_the_limit", "another_for_less_than_the_limit", "all_for_longer"],
+    [
+        pytest.param([0], 300, 3, id="the_store_for_less_than_the_limit"),
+        pytest.param([1], 300, 3, id="another_for_less_than_the_limit", marks=pytest.mark.soak),
+        pytest.param([0, 1], 50, 9, id="all_for_longer"),
+    ],
 )
 def test_a_pause_ends_nobody(start, tmp_path, stopped, beats, seconds):
     ranks = start([WAIT_FOR_FILE] * 2, beats)
@@ -118,7 +129,9 @@ def test_a_pause_ends_nobody(start, tmp_path, stopped, beats, seconds):
     assert [rank.end()[::2] for rank in ranks] == [(0, "")] * 2
 
 
-@pytest.mark.parametrize("early", [0, 1], ids=["holding_the_store", "another"])
+@pytest.mark.parametrize(
+    "early", [pytest.param(0, id="holding_the_store"), pytest.param(1, id="another", marks=pytest.mark.soak)]
+)
 def test_a_rank_that_leaves_in_order_does_not_end_one_that_works_on(start, tmp_path, early):
     codes = [LEAVE, WAIT_FOR_FILE] if early == 0 else [WAIT_FOR_FILE, LEAVE]
     ranks = start(codes)

@@ -173,8 +173,15 @@ def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the
     assert losses(run) == losses(two_ranks)
 
 
-@pytest.mark.parametrize("more", [MOMENTUM, PRACTICE, ("micro_batch=16",), OWN_CODE],
-                         ids=["momentum and crops", "clipped and locked", "pieces", "own code"])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param(MOMENTUM, id="momentum and crops"),
+        pytest.param(PRACTICE, id="clipped and locked", marks=pytest.mark.soak),
+        pytest.param(("micro_batch=16",), id="pieces"),
+        pytest.param(OWN_CODE, id="own code", marks=pytest.mark.soak),
+    ],
+)
 def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, more):
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     finish(start(whole, 2, more_settings=more))

@@ -2,9 +2,9 @@
 
 For every seed: glyphs with 2 % of the captions swapped between classes and 2 % of near-duplicates; a run on all of them
 with the demo's preset; `inspect --duplicates` and `curate --drop-misfits --thin 1` by that run; then new runs, of as
-many steps to one in a thousand, on what was kept, on as many random samples, and on all but the altered ones, which
-only a test knows. R@1 is that of the unaltered test set. Everything stays in FOLDER, so a later call makes only what is
-missing.
+many steps to within one in a thousand, on what was kept, on as many random samples, and on all but the altered ones,
+which only a test knows. R@1 is that of the unaltered test set. Everything stays in FOLDER, so a later call makes only
+what is missing.
 
 Examples:
   python benchmarks/curated.py curated

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import click
 
-from .terminal import print_table
+from .terminal import print_facts, print_table
 
 ALL = 1 << 62
+
+
+def _number(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if math.isnan(value):
+        raise click.BadParameter("nan is not a number")
+    return value
 
 
 @click.command(
@@ -19,25 +26,26 @@ ALL = 1 << 62
     "  thermopile curate runs/cc3m --keep keep.parquet --drop-misfits 5000 --thin 1\n"
     "  thermopile train --data data/cc3m --select keep.parquet --out runs/cc3m-curated\n\n"
     "\b\n"
-    "  thermopile curate runs/cc3m --keep weighed.parquet --cap 1000 --tau-power -0.5\n"
-    "  thermopile train --data data/cc3m --select weighed.parquet --weights weighed.parquet --out runs/cc3m-weighed",
+    "  thermopile curate runs/cc3m --keep weighted.parquet --cap 1000 --tau-power -0.5\n"
+    "  thermopile train --data data/cc3m --select weighted.parquet --weights weighted.parquet --out runs/cc3m-weighted",
 )
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--keep", required=True, type=click.Path(path_type=Path), metavar="NAME.parquet",
               help="Write the kept samples to this file, for train --select; the dropped ones and the reasons to "
               "NAME.dropped.parquet beside it.")  # fmt: skip
 @click.option("--drop", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.parquet",
-              help="Drop the samples in this file, such as those selected on the served page.")  # fmt: skip
+              help="Drop the samples with a `sample_id` in this file, such as one from the served page.")  # fmt: skip
 @click.option("--drop-misfits", "misfits", type=click.IntRange(1), is_flag=False, flag_value=ALL, default=None,
-              metavar="[N]", help="Drop the N samples that look most like misfits; all without a number.")  # fmt: skip
+              metavar="[N]", help="Drop the N likeliest misfits, without N all of them; RUN comes first.")  # fmt: skip
 @click.option("--thin", "per_cluster", type=click.IntRange(1), metavar="K",
-              help="Keep K samples of a cluster of duplicates; `inspect RUN --duplicates` finds them.")  # fmt: skip
-@click.option("--cap", "per_class", type=click.IntRange(1), metavar="N", help="Keep N samples of a class, at random.")
-@click.option("--by", "class_column", default="group", metavar="COLUMN", show_default="group, the class",
+              help="Keep at most K samples of each cluster that inspect --duplicates has found.")  # fmt: skip
+@click.option("--cap", "per_class", type=click.IntRange(1), metavar="N",
+              help="Keep at most N samples of each class, drawn at random.")  # fmt: skip
+@click.option("--by", "class_column", metavar="COLUMN", show_default="group, the class",
               help="With --cap: the column of the samples table that holds the classes, or `folder`.")  # fmt: skip
-@click.option("--tau-power", type=click.FloatRange(-4, 4), default=0.0, metavar="P",
-              help="Weigh each sample by its tau to this power: below 0 the rare ones count more, above 0 the common "
-              "ones. Pass the file to train --weights too.")  # fmt: skip
+@click.option("--tau-power", type=click.FloatRange(-4, 4), default=0.0, metavar="P", callback=_number,
+              help="Weight each sample by its tau to this power: below 0 a low tau counts more, above 0 a high one. "
+              "Pass the file to train --weights too.")  # fmt: skip
 @click.option("--at", default="latest", show_default=True, metavar="TAG|ID", help="The snapshot to judge by.")
 @click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
               help="New path of the run's dataset, if it was moved.")  # fmt: skip
@@ -45,7 +53,7 @@ ALL = 1 << 62
 @click.option("--json", "as_json", is_flag=True, help="Print what was kept and dropped as one JSON object.")
 def curate(
     run: Path, keep: Path, drop: Path | None, misfits: int | None, per_cluster: int | None, per_class: int | None,
-    class_column: str, tau_power: float, at: str, data: Path | None, overwrite: bool, as_json: bool,
+    class_column: str | None, tau_power: float, at: str, data: Path | None, overwrite: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose samples of RUN's dataset by what RUN says of them, and write their ids and weights.
 
@@ -54,16 +62,27 @@ def curate(
     """
     if not (drop or misfits or per_cluster or per_class or tau_power):
         raise click.UsageError("no rule; give --drop, --drop-misfits, --thin, --cap or --tau-power")
-    if class_column != "group" and not per_class:
+    if class_column and not per_class:
         raise click.UsageError("--by has no effect without --cap")
     from .curation import CurationRules, curate_run
 
-    rules = CurationRules(drop, misfits, per_cluster, per_class, class_column, tau_power)
+    rules = CurationRules(drop, misfits, per_cluster, per_class, class_column or "group", tau_power)
     found, dropped = curate_run(run, keep, rules, at=at, data=data, overwrite=overwrite)
     counts = found.counts
     if as_json:
-        click.echo(json.dumps({"keep": str(keep), "dropped": str(dropped), "snapshot": found.tag, "samples": counts}))
+        click.echo(
+            json.dumps(
+                {
+                    "keep": str(keep),
+                    "dropped": str(dropped),
+                    "snapshot": found.tag,
+                    "samples": counts,
+                    "notes": found.notes,
+                }
+            )
+        )
         return
+    print_facts([("note", note) for note in found.notes])
     print_table(["", ">samples"], [[name.replace("_", " "), f"{count:,}"] for name, count in counts.items()])
     click.echo(keep)
     click.echo(dropped)

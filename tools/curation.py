@@ -16,13 +16,14 @@ from ..files import written_aside
 from ..pipeline.dataset_index import FINGERPRINT
 from ..state_store.schema import VISITS
 from ..trainer.errors import ConfigError, RunError
+from ..trainer.run_directory import RunDirectory
 from ..trainer.selecting import SAMPLE_ID, WEIGHT, selected_ids
 from .inspection.correlation import NO_GROUP
 from .inspection.duplicates import NO_CLUSTERS, Clusters, read_clusters
 from .inspection.findings import read_again
 from .inspection.groups import CLASS_COLUMN, check_columns, codes_of
-from .inspection.kinds import MISFIT, read_rules
-from .inspection.predicted import refuse_other_dataset
+from .inspection.kinds import MIN_VISITS, MISFIT, read_rules
+from .inspection.predicted import other_dataset
 from .inspection.rows_export import check_target
 from .inspection.run import Inspection
 from .inspection.state_blocks import read_blocks
@@ -46,15 +47,16 @@ class CurationRules:
     drop: Path | None = None
     """Parquet file with the ids of samples to drop."""
     misfits: int | None = None
-    """Drop as many misfits, those with the highest log s first; all if there are fewer."""
+    """Drop at most this many misfits, those with the highest log s first."""
     per_cluster: int | None = None
-    """Keep as many samples of a cluster of duplicates, those with the lowest log s: they fit their captions best."""
+    """Keep at most this many samples of each cluster of duplicates, those with the lowest log s: they fit their
+    captions best. Samples with too few visits go first; without log s, the lowest ids stay."""
     per_class: int | None = None
-    """Keep as many samples of a class, drawn at random."""
+    """Keep at most this many samples of each class, drawn at random."""
     class_column: str = CLASS_COLUMN
     """Column of the samples table whose values are the classes, or `folder`."""
     tau_power: float = 0.0
-    """A sample's weight is its tau to this power: below 0 the rare ones count more, above 0 the common ones."""
+    """A sample's weight is its tau to this power: below 0 a low tau counts more, above 0 a high one."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Curation:
     clusters: Clusters
     weights: NDArray[np.float32] | None
     """float32 [kept], mean 1, by ascending id; None without a power of tau."""
+    notes: list[str]
     fingerprint: str
     """Of the dataset."""
     tag: str
@@ -75,9 +78,8 @@ class Curation:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Return the number of samples by reason, in order, without reasons that no sample has."""
-        counts = np.bincount(self.reasons, minlength=len(REASONS)).tolist()
-        return {name: count for name, count in zip(REASONS, counts, strict=True) if count}
+        """Return the number of samples by reason, in order."""
+        return dict(zip(REASONS, np.bincount(self.reasons, minlength=len(REASONS)).tolist(), strict=True))
 
 
 def curate_run(
@@ -85,12 +87,15 @@ def curate_run(
 ) -> tuple[Curation, Path]:
     """Apply the rules to a run and write both files, with progress on stderr; return also the path of the dropped ones.
 
-    Raises as `curate`, `read_run`, `read_clusters`; ConfigError if a file cannot be written there.
+    Raises as `curate`, `read_run`, `read_clusters`; ConfigError if a file cannot be written there, OSError.
     """
+    check_target(keep, [".parquet"], overwrite=overwrite)
     dropped = keep.with_name(f"{keep.stem}.dropped.parquet")
-    for path in (keep, dropped):
-        check_target(path, [".parquet"], overwrite=overwrite)
-    refuse_other_dataset("curate", run, data)
+    check_target(dropped, [".parquet"], overwrite=overwrite)
+    if rules.drop and rules.drop.resolve() in (keep.resolve(), dropped.resolve()):
+        raise ConfigError(f"{rules.drop} would be replaced; choose another name for --keep")
+    if other_dataset(RunDirectory(run), data, allow_code=False):
+        raise ConfigError(f"{data} is not the dataset that the run was trained on; pass that one with --data")
 
     def read(inspection: Inspection) -> tuple[Inspection, Curation]:
         clusters = NO_CLUSTERS
@@ -107,7 +112,7 @@ def curate_run(
 def curate(
     inspection: Inspection, rules: CurationRules, clusters: Clusters, on_progress: OnProgress = lambda *_: None
 ) -> Curation:
-    """Apply the rules to a snapshot's samples. Takes 17 bytes of memory per sample, and 24 more with `per_class`.
+    """Apply the rules to a snapshot's samples. Takes about 20 bytes of memory per sample, and 50 more with `per_class`.
 
     clusters: duplicates to thin, if the rules say so. Raises RunError without a snapshot, or if nothing would be kept;
     ConfigError if the state lacks what a rule needs, or for bad ids; DatasetError, DamagedChunkError,
@@ -118,7 +123,7 @@ def curate(
         raise RunError(f"curating needs a snapshot and the run's dataset. {' '.join(inspection.notes)}")
     check_columns(dataset, [rules.class_column])
     state = _State.read(inspection, rules, on_progress)
-    reasons = np.where(state.is_kept, KEPT, NOT_TRAINED_ON).astype(np.int8)
+    reasons = np.where(state.is_kept, np.int8(KEPT), np.int8(NOT_TRAINED_ON))
     if rules.drop:
         listed = selected_ids(rules.drop, dataset.index, "drop")
         reasons[listed[reasons[listed] == KEPT]] = LISTED
@@ -136,13 +141,16 @@ def curate(
         if not names:
             raise ConfigError(f"no sample of {dataset.path} has a {rules.class_column} to cap by")
         ids = np.flatnonzero((reasons == KEPT) & (codes != NO_GROUP))
-        drawn = np.random.default_rng(inspection.config.seed).random(len(ids), np.float32)
-        reasons[ids[_beyond(rules.per_class, codes[ids], drawn)]] = CLASS_FULL
+        drawn = np.random.default_rng(inspection.config.seed).random(dataset.n, np.float32)  # whatever was dropped
+        reasons[ids[_beyond(rules.per_class, codes[ids], drawn[ids])]] = CLASS_FULL
     kept = reasons == KEPT
     if not kept.any():
         raise RunError("nothing would be kept; choose weaker rules")
-    weights = None if state.weights is None else _of_mean_1(state.weights[kept])
-    return Curation(reasons, misfits, clusters, weights, reader.dataset_fingerprint, reader.snapshot.tag)
+    weights = None if state.log_tau is None else _weights(state.log_tau[kept], rules.tau_power)
+    notes = list(inspection.notes)
+    if few := int(state.is_new[kept].sum()):
+        notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged: {few:,}.")
+    return Curation(reasons, misfits, clusters, weights, notes, reader.dataset_fingerprint, reader.snapshot.tag)
 
 
 @dataclass(frozen=True)
@@ -153,10 +161,12 @@ class _State:
     """bool [n]: the run trains on it."""
     is_misfit: NDArray[np.bool_]
     """bool [n]: by the state alone."""
+    is_new: NDArray[np.bool_]
+    """bool [n]: with too few visits to be judged."""
     score: NDArray[np.float32]
-    """float32 [n]: sum of log s over the sides; 0 without log s."""
-    weights: NDArray[np.float32] | None
-    """float32 [n]: the geometric mean of tau over the sides, to the power; NaN without a visit or a usable tau."""
+    """float32 [n]: sum of log s over the sides; 0 without log s, inf with too few visits."""
+    log_tau: NDArray[np.float32] | None
+    """float32 [n]: mean of log tau over the sides, not finite without a usable tau; None if it is not needed."""
 
     @classmethod
     def read(cls, inspection: Inspection, rules: CurationRules, on_progress: OnProgress) -> _State:
@@ -171,29 +181,34 @@ class _State:
             raise ConfigError(
                 f"the objective {name} keeps no temperature per sample to weigh by; leave --tau-power out"
             )
-        is_kept, is_misfit = np.zeros((2, n), np.bool_)
-        score, weights = np.zeros(n, np.float32), np.ones(n if taus else 0, np.float32)
+        is_kept, is_misfit, is_new = np.zeros((3, n), np.bool_)
+        score, log_tau = np.zeros(n, np.float32), np.zeros(n, np.float32) if taus else None
         for block, rows in read_blocks(reader, list(dict.fromkeys([*kinds.columns, *taus]))):
             here = slice(block.start, block.stop)
             is_kept[here] = reader.is_kept(block.start, block.stop)
-            is_misfit[here], score[here] = kinds.kinds(rows) == MISFIT, kinds.score(rows)
-            if taus:
-                weights[here] = _weights(rows[VISITS] > 0, [rows[tau] for tau in taus], rules.tau_power)
+            is_misfit[here], is_new[here] = kinds.kinds(rows) == MISFIT, kinds.too_few_visits(rows)
+            score[here] = np.where(is_new[here], np.inf, kinds.score(rows))
+            if log_tau is not None:
+                log_tau[here] = np.where(rows[VISITS] > 0, _mean_log([rows[tau] for tau in taus]), np.nan)
             on_progress("reading the state", block.stop, n)
-        return cls(is_kept, is_misfit, score, weights if taus else None)
+        return cls(is_kept, is_misfit, is_new, score, log_tau)
 
 
-def _weights(visited: NDArray[np.bool_], taus: list[NDArray[np.float32]], power: float) -> NDArray[np.float64]:
+def _mean_log(taus: list[NDArray[np.float32]]) -> NDArray[np.float64]:
     with np.errstate(divide="ignore", invalid="ignore"):  # a row may be damaged, and an objective's own tau may be 0
-        mean_log = np.mean([np.log(tau.astype(np.float64)) for tau in taus], axis=0)
-    return np.exp(power * np.where(visited & np.isfinite(mean_log), mean_log, np.nan))
+        mean: NDArray[np.float64] = np.mean([np.log(tau.astype(np.float64)) for tau in taus], axis=0)
+    return mean
 
 
-def _of_mean_1(weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale weights [m]; those that are not known get the mean of the others."""
-    known = np.isfinite(weights)
-    mean = weights[known].mean(dtype=np.float64) if known.any() else 1.0
-    return np.where(known, weights / mean, 1).astype(np.float32)
+def _weights(log_tau: NDArray[np.float32], power: float) -> NDArray[np.float32]:
+    """Return exp(power · log_tau) with mean 1, [m]; where that is unknown, 1. Raises RunError if all are unknown."""
+    known = np.isfinite(log_tau)
+    if not known.any():
+        raise RunError("no kept sample has a temperature yet; leave --tau-power out, or choose a later snapshot")
+    exponents = power * log_tau[known].astype(np.float64)
+    weights, of_known = np.ones(len(log_tau), np.float32), np.exp(exponents - exponents.max())
+    weights[known] = of_known / of_known.mean()
+    return weights
 
 
 def _beyond(most: int, group: NDArray[np.integer], key: NDArray[np.floating]) -> Ids:
@@ -207,7 +222,7 @@ def _beyond(most: int, group: NDArray[np.integer], key: NDArray[np.floating]) ->
 def write_curation(found: Curation, keep: Path, dropped: Path) -> None:
     """Write the kept samples, and the dropped ones with the reasons, as Parquet by ascending id. Raises OSError.
 
-    Each file replaces another atomically. The kept ones come last: where they are, both are whole.
+    Each file replaces another atomically, the kept ones last.
     """
     metadata = {FINGERPRINT: found.fingerprint, "thermopile.tag": found.tag}
     ids = np.flatnonzero((found.reasons != KEPT) & (found.reasons != NOT_TRAINED_ON))

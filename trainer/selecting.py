@@ -184,7 +184,7 @@ def _opened(path: Path, option: str) -> Iterator[pq.ParquetFile]:
         with open_regular(path) as file, pq.ParquetFile(file) as parquet:
             _check_columns(parquet.schema_arrow, [SAMPLE_ID, *([WEIGHT] if option == "weights" else [])], path, option)
             if not parquet.metadata.num_rows:
-                raise ConfigError(f"--{option} {path} has no rows; leave it out to train on all samples alike")
+                raise ConfigError(f"--{option} {path} has no rows; leave it out")
             yield parquet
     except pa.ArrowException as error:
         reason = " ".join(str(error).split())[:200]
@@ -204,6 +204,8 @@ def _check_dataset(schema: pa.Schema, dataset: DatasetIndex, where: str) -> None
 
 def _check_columns(schema: pa.Schema, columns: Sequence[str], path: Path, option: str) -> None:
     for name in columns:
+        if schema.names.count(name) > 1:
+            raise ConfigError(f"--{option} {path} has {schema.names.count(name)} columns {name!r}; keep one")
         if name not in schema.names:
             raise ConfigError(f"--{option} {path} has no column {name!r}; it has {', '.join(schema.names)}")
         kind = schema.field(name).type

@@ -1,6 +1,7 @@
 """`curate` on 66 samples whose state is given: what each rule drops, what it says of it, and what `train` takes."""
 
 import json
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -99,6 +100,18 @@ def test_of_a_cluster_those_that_fit_best_are_kept_and_of_equal_ones_the_first(c
     assert dropped == {id: reason("duplicate", cluster=cluster) for id, cluster in thinned.items()}
 
 
+def test_a_duplicate_with_too_few_visits_goes_before_one_that_is_known_to_fit_less(
+    curate, hostile_dataset, duplicates, write_state, run
+):
+    shutil.rmtree(run.state)
+    log_s, visits = np.full(hostile_dataset.n, -1.0), np.full(hostile_dataset.n, 5)
+    log_s[[20, 21, 50]], visits[[21, 50, 51]] = (2, -5, -5), (4, 0, 0)
+    other = write_state(run.path.with_name("other"), hostile_dataset, {"image/log_s": log_s}, visits)
+    other.state.rename(run.state)
+    _, _, dropped = curate.done("--thin", 1)
+    assert sorted(dropped) == [20, 21, 30, 51]
+
+
 @pytest.mark.usefixtures("duplicates")
 def test_a_sample_has_one_reason_and_the_rest_of_its_cluster_stays(curate):
     _, _, dropped = curate.done("--drop-misfits", 2, "--thin", 1)
@@ -117,6 +130,8 @@ def test_a_class_is_capped_at_random_and_samples_without_one_stay(curate, hostil
     assert kept["sample_id"].to_pylist()[:6] != list(range(6)), "the first samples of the class, not random ones"
     _, again, _ = curate.done("--cap", 6, "--overwrite")
     assert again.equals(kept)
+    _, without, dropped = curate.done("--cap", 6, "--drop-misfits", 1, "--overwrite")
+    assert len(set(kept["sample_id"].to_pylist()) - set(without["sample_id"].to_pylist())) <= 1
 
 
 def test_samples_without_a_class_are_not_one_class(draw, flat_dataset, write_run, tmp_path, assert_one_line):
@@ -170,6 +185,27 @@ def test_a_sample_without_a_visit_has_the_mean_weight(hostile_dataset, write_run
     np.testing.assert_allclose(weights, np.where(seen, tau / tau[seen].mean(), 1), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("taus", "power"), [([1e-12], 4), ([1e-10, 1e-3, 1], -4)])
+def test_weights_neither_overflow_nor_vanish(hostile_dataset, write_run, tmp_path, taus, power):
+    tau = np.resize(taus, hostile_dataset.n)
+    run = write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau})
+    done = thermopile("curate", run.path, "--keep", tmp_path / "k.parquet", "--tau-power", power)
+    assert done.exit_code == 0, done.output
+    expected = (tau / tau.min()) ** power
+    np.testing.assert_allclose(
+        pq.read_table(tmp_path / "k.parquet")["weight"].to_numpy(), expected / expected.mean(), rtol=1e-4, atol=1e-30
+    )
+
+
+def test_a_snapshot_without_a_temperature_gives_no_weights(hostile_dataset, write_run, tmp_path, assert_one_line):
+    tau = np.full(hostile_dataset.n, 0.1)
+    unseen = np.arange(hostile_dataset.n) < 1
+    run = write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau}, visited=unseen)
+    pq.write_table(pa.table({"sample_id": [0]}), tmp_path / "first.parquet")
+    words = ("--keep", tmp_path / "k.parquet", "--tau-power", 1, "--drop", tmp_path / "first.parquet")
+    assert_one_line(thermopile("curate", run.path, *words), 1, "no kept sample has a temperature yet")
+
+
 def test_listed_samples_are_dropped_first(curate, tmp_path):
     pq.write_table(pa.table({"sample_id": [40, 7], "tag": ["bad", "worse"]}), tmp_path / "listed.parquet")
     _, kept, dropped = curate.done("--drop", tmp_path / "listed.parquet", "--drop-misfits")
@@ -178,14 +214,16 @@ def test_listed_samples_are_dropped_first(curate, tmp_path):
 
 
 def test_the_counts_are_printed_or_json(curate, tmp_path):
-    words = "--drop-misfits", 2, "--cap", 6
-    result, kept, dropped = curate.done(*words)
+    words = "--drop-misfits", 2
+    result, kept, _ = curate.done(*words)
     assert [line.split() for line in result.stdout.splitlines() if "misfit" in line] == [["misfit", "2"]]
     result, _, _ = curate.done(*words, "--overwrite", "--json")
     said = json.loads(result.stdout)
     assert said == {
         "keep": str(tmp_path / "k.parquet"), "dropped": str(tmp_path / "k.dropped.parquet"), "snapshot": "step-5",
-        "samples": {"kept": len(kept), "misfit": 2, "class_full": len(dropped) - 2},
+        "samples": {"kept": len(kept), "listed": 0, "misfit": 2, "duplicate": 0, "class_full": 0,
+                    "not_trained_on": 0},
+        "notes": ["Kept samples with fewer than 5 visits, too few to be judged: 1."],
     }  # fmt: skip
 
 
@@ -193,7 +231,8 @@ def test_the_counts_are_printed_or_json(curate, tmp_path):
     ("words", "exit_code", "said"),
     [
         ((), 2, "no rule; give --drop, --drop-misfits, --thin, --cap or --tau-power"),
-        (("--by", "folder", "--thin", 1), 2, "--by has no effect without --cap"),
+        (("--by", "group", "--thin", 1), 2, "--by has no effect without --cap"),
+        (("--tau-power", "nan"), 2, "nan is not a number"),
         (("--cap", 2, "--by", "colour"), 2, "samples cannot be grouped by 'colour'"),
         (("--thin", 1), 1, "duplicates.parquet does not exist; make it with `thermopile inspect RUN --duplicates`"),
         (("--drop-misfits", "--at", "step-9"), 1, "step-9"),
@@ -213,6 +252,13 @@ def test_a_file_is_replaced_only_if_asked(curate, tmp_path, assert_one_line):
     assert (tmp_path / "k.dropped.parquet").read_text() == "mine"
 
 
+def test_the_list_of_what_to_drop_is_not_replaced(curate, tmp_path, assert_one_line):
+    for name in ("k.parquet", "k.dropped.parquet"):
+        pq.write_table(pa.table({"sample_id": [1]}), tmp_path / name)
+        assert_one_line(curate("--drop", tmp_path / name, "--overwrite"), 2, name, "would be replaced")
+        assert pq.read_table(tmp_path / name)["sample_id"].to_pylist() == [1]
+
+
 def test_to_keep_nothing_is_refused(curate, hostile_dataset, tmp_path, assert_one_line):
     pq.write_table(pa.table({"sample_id": np.arange(hostile_dataset.n)}), tmp_path / "all.parquet")
     assert_one_line(curate("--drop", tmp_path / "all.parquet"), 1, "nothing would be kept")
@@ -226,6 +272,11 @@ def test_lists_of_another_dataset_and_damaged_ones_are_refused(curate, duplicate
     far = pa.array(table["second_id"].to_numpy() + 100)
     pq.write_table(table.set_column(2, "second_id", far), duplicates)
     assert_one_line(curate("--thin", 1), 1, "it names samples that", "does not have. Make it again")
+    for column in (pa.array([None, *range(1, len(table))], pa.int64()), pa.array(["1"] * len(table))):
+        pq.write_table(table.set_column(2, "second_id", column), duplicates)
+        assert_one_line(curate("--thin", 1), 1, "its ids are not whole numbers")
+    pq.write_table(table.replace_schema_metadata({b"thermopile.dataset_fingerprint": b"\xff"}), duplicates)
+    assert_one_line(curate("--thin", 1), 1, "it is not of the dataset")
     duplicates.write_bytes(duplicates.read_bytes()[:-9])
     assert_one_line(curate("--thin", 1), 1, "duplicates.parquet cannot be used")
     duplicates.rename(tmp_path / "elsewhere")

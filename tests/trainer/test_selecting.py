@@ -193,6 +193,8 @@ def test_a_file_without_ids_or_no_parquet_file_is_refused(pairs_dataset, tmp_pat
     refuses(pairs_dataset, str(file), r"kept\.parquet cannot be read: No such file", tmp_path)
     pq.write_table(pa.table({"id": [1]}), file)
     refuses(pairs_dataset, str(file), r"has no column 'sample_id'; it has id", tmp_path)
+    pq.write_table(pa.table([[1], [2]], names=["sample_id"] * 2), file)
+    refuses(pairs_dataset, str(file), r"has 2 columns 'sample_id'; keep one", tmp_path)
     file.write_bytes(b"sample_id\n1\n" * 100)
     refuses(pairs_dataset, str(file), r"kept\.parquet is not a Parquet file, or is damaged", tmp_path)
 

@@ -27,6 +27,8 @@ THRESHOLDS = {"similarity": MIN_SIMILARITY, "correlation": MIN_CORRELATION, "dif
 """What near duplicates keep to: at least, at least, at most."""
 EXACT, NEAR = "exact", "near"
 _PAIRS_AT_ONCE = 256
+MAX_PAIRS = 1 << 28
+"""Read from a file: some gigabytes of memory."""
 
 OnProgress = Callable[[str, int, int], None]
 """Task, done, total."""
@@ -169,14 +171,18 @@ def read_clusters(path: Path, dataset: Dataset) -> Clusters:
     """
     refuse_link(path)
     try:
-        with open_regular(path) as file:
-            table = pq.read_table(file, columns=["cluster", "first_id", "second_id"])
-        columns = [column.cast(pa.int64()).to_numpy() for column in table.columns]
+        with open_regular(path) as file, pq.ParquetFile(file) as parquet:
+            if parquet.metadata.num_rows > MAX_PAIRS:
+                raise _unusable(path, f"it has {parquet.metadata.num_rows:,} pairs, more than {MAX_PAIRS:,}")
+            table = parquet.read(columns=["cluster", "first_id", "second_id"])
+        columns = [column.to_numpy() for column in table.columns]
     except FileNotFoundError:
         raise RunError(f"{path} does not exist; make it with `thermopile inspect RUN --duplicates`") from None
     except (pa.ArrowException, ValueError) as error:
         raise _unusable(path, " ".join(str(error).split())[:200]) from error
-    if (table.schema.metadata or {}).get(FINGERPRINT.encode(), b"").decode() != dataset.index.fingerprint:
+    if table.schema.types != [pa.int64()] * 3 or any(column.null_count for column in table.columns):
+        raise _unusable(path, "its ids are not whole numbers")
+    if (table.schema.metadata or {}).get(FINGERPRINT.encode()) != dataset.index.fingerprint.encode():
         raise _unusable(path, f"it is not of the dataset {dataset.path}")
     if any(len(column) and not 0 <= column.min() <= column.max() < dataset.n for column in columns):
         raise _unusable(path, f"it names samples that {dataset.path} does not have")

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from ...pipeline.augment import RECIPES
 from ...pipeline.dataset import Dataset
+from ...pipeline.dataset_index import FINGERPRINT
 from ...pipeline.errors import DatasetError
 from ...state_store import StateReader
 from ...trainer.errors import ConfigError
@@ -164,11 +165,20 @@ class Answers:
         """Return samples and their tags as a parquet file, by ascending id, which `train --select` reads."""
         order = np.argsort(np.array(sample_ids, np.int64), kind="stable")
         ids = pa.array(np.array(sample_ids, np.int64)[order])
-        return _parquet(pa.table({"sample_id": ids, "tag": pa.array([tags[place] for place in order], pa.string())}))
+        return self._parquet(
+            pa.table({"sample_id": ids, "tag": pa.array([tags[place] for place in order], pa.string())})
+        )
 
     def all_found(self, query: Query) -> bytes:
         """Return all samples that a query finds as a parquet file, by ascending id. Raises as Finder.find."""
-        return _parquet(pa.table({"sample_id": np.sort(self._finder.find(query).sample_ids).astype(np.int64)}))
+        return self._parquet(pa.table({"sample_id": np.sort(self._finder.find(query).sample_ids).astype(np.int64)}))
+
+    def _parquet(self, table: pa.Table) -> bytes:
+        """Return a table of ids as a file that names their dataset, so that no other one takes it."""
+        assert self._inspection.reader is not None
+        file = BytesIO()
+        pq.write_table(table.replace_schema_metadata({FINGERPRINT: self._inspection.reader.dataset_fingerprint}), file)
+        return file.getvalue()
 
     def _dataset(self) -> Dataset:
         if self._inspection.dataset is None:
@@ -184,12 +194,6 @@ def _number(value: float) -> float | None:
     """Return a number for JSON, which has no infinity: log s is -inf before the first visit."""
     value = float(value)
     return value if math.isfinite(value) else None
-
-
-def _parquet(table: pa.Table) -> bytes:
-    file = BytesIO()
-    pq.write_table(table, file)
-    return file.getvalue()
 
 
 def _side_by_side(pictures: Sequence[Any]) -> bytes:

@@ -192,12 +192,15 @@ def test_views_are_drawn_as_in_training_and_change_with_the_epoch(ask):
     assert first == again != later
 
 
-def test_a_selection_is_given_back_as_parquet_in_the_order_of_ids(ask, tmp_path):
+def test_a_selection_is_given_back_as_parquet_in_the_order_of_ids(ask, hostile_dataset, tmp_path):
     body = json.dumps({"ids": [40, 2, 7], "tags": ["b", "<script>", "a"]})
     status, headers, given = ask("selection.parquet", method="POST", body=body)
     assert (status, headers["Content-Disposition"]) == (200, 'attachment; filename="selection.parquet"')
     (tmp_path / "file").write_bytes(given)
-    assert pq.read_table(tmp_path / "file").to_pydict() == {"sample_id": [2, 7, 40], "tag": ["<script>", "a", "b"]}
+    found = pq.read_table(tmp_path / "file")
+    assert found.to_pydict() == {"sample_id": [2, 7, 40], "tag": ["<script>", "a", "b"]}
+    named = found.schema.metadata[b"thermopile.dataset_fingerprint"].decode()
+    assert named == hostile_dataset.index.fingerprint, "another dataset would take it"
 
 
 @pytest.mark.parametrize(

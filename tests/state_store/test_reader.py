@@ -76,6 +76,27 @@ def test_rows_that_are_not_there_are_refused(create, path, start, stop):
         StateReader.open(path).rows(start, stop)
 
 
+@pytest.mark.parametrize("ids", [[40], [99, 2, 40, 2, 0, 41], []])
+def test_rows_at_are_those_of_the_ids_in_their_order(create, path, new_rows, ids):
+    store = create()
+    store.put(IDS, new_rows(3, 1.0, spread=True), step=1)
+    store.snapshot(1, epoch=0).result()
+    reader = StateReader.open(path)
+    rows = reader.rows_at(np.array(ids, np.int64), ["visits", "image/tau"])
+    assert list(rows) == ["visits", "image/tau"]
+    for name, values in rows.items():
+        assert values.dtype == reader.column(name).dtype
+        np.testing.assert_array_equal(values, reader.column(name)[np.array(ids, np.int64)])
+    assert list(reader.rows_at(np.array(ids, np.int64))) == list(reader.columns)
+
+
+@pytest.mark.parametrize("ids", [[3, -1], [100, 3]])
+def test_rows_at_ids_that_are_not_there_are_refused(create, path, ids):
+    create()
+    with pytest.raises(ValueError, match=rf"ids {min(ids)} to {max(ids)} of a state of 100 samples"):
+        StateReader.open(path).rows_at(np.array(ids))
+
+
 def test_a_damaged_chunk_is_an_error_in_rows_and_column_alike(create, path, new_rows):
     store = create(samples=600, block_rows=200)
     store.put(np.arange(600), new_rows(600, 1.0, spread=True), step=1)
@@ -87,6 +108,8 @@ def test_a_damaged_chunk_is_an_error_in_rows_and_column_alike(create, path, new_
         reader.column("image/tau")
     with pytest.raises(DamagedChunkError, match="array 'image/log_s', chunk 2"):
         reader.rows(450, 451)
+    with pytest.raises(DamagedChunkError, match="array 'image/log_s', chunk 1"):
+        reader.rows_at(np.array([599, 250]))
 
 
 def test_a_snapshot_that_the_run_deletes_is_no_damage(create, path, new_rows):
@@ -98,6 +121,8 @@ def test_a_snapshot_that_the_run_deletes_is_no_damage(create, path, new_rows):
     Repository.open(path).retain(keep_last=1)
     with pytest.raises(SnapshotNotFoundError, match="step-1 was deleted while it was read"):
         reader.column("image/tau")
+    with pytest.raises(SnapshotNotFoundError, match="step-1 was deleted while it was read"):
+        reader.rows_at(np.array([7]))
     np.testing.assert_array_equal(kept.column("image/tau"), np.arange(2, 602))
 
 

@@ -111,6 +111,8 @@ def test_a_range_of_rows_is_that_part_of_the_columns(selected, start, stop):
     for name in state.columns:
         np.testing.assert_array_equal(rows[name], state.column(name)[start:stop])
     np.testing.assert_array_equal(state.is_kept(start, stop), np.isin(np.arange(start, stop), KEPT))
+    for name, values in state.rows_at(np.arange(start, stop)[::-1]).items():
+        np.testing.assert_array_equal(values, rows[name][::-1])
 
 
 def test_a_state_with_another_runs_selection_or_a_damaged_one_is_refused(selected, pairs_dataset, write, tmp_path):

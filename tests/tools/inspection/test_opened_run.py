@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from icechunk import IcechunkStore
 
 import thermopile
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
-from thermopile.state_store import SnapshotNotFoundError, StateReader
+from thermopile.state_store import SnapshotNotFoundError
 from thermopile.state_store.errors import FieldError, SampleIdError
 from thermopile.tools.inspection.rows_export import export_rows
 from thermopile.tools.inspection.run import read_run
@@ -80,18 +81,18 @@ def test_a_frame_of_a_few_samples_reads_their_blocks_and_shards_alone(
     dataset = write_dataset(tmp_path / "data", [pa.table({"uri": of_shard}) for of_shard in names])
     tau = np.linspace(0.01, 0.9, 96, dtype=np.float32)
     run = write_run(tmp_path / "run", dataset, {"sample": tau})  # in blocks of 16 rows
-    temperatures, read, rows = thermopile.open_run(run.path).temperatures(), [], StateReader.rows
+    temperatures, read, fetch = thermopile.open_run(run.path).temperatures(), [], IcechunkStore.get
 
-    def recorded(reader, start, stop, columns):
-        read.append((start, stop, *columns))
-        return rows(reader, start, stop, columns)
+    def recorded(store, key, *given, **named):
+        read.append(key)
+        return fetch(store, key, *given, **named)
 
-    monkeypatch.setattr(StateReader, "rows", recorded)
+    monkeypatch.setattr(IcechunkStore, "get", recorded)
     (dataset.path / "shards" / "shard-00001.parquet").unlink()
     frame = temperatures.frame([90, 3, 85, 3], ["sample/tau", "uri"])
     assert frame["uri"].tolist() == ["2-26", "0-3", "2-21", "0-3"]
     np.testing.assert_array_equal(frame["sample/tau"], tau[[90, 3, 85, 3]])
-    assert sorted(read) == [(3, 4, "sample/tau"), (85, 91, "sample/tau")]
+    assert sorted(key for key in read if "/c/" in key) == ["sample/tau/c/0", "sample/tau/c/5"]
     assert temperatures.frame(columns=["sample/tau"]).shape == (96, 1)  # no shard is read for it
 
 

@@ -66,7 +66,7 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
     peaks, their_peaks = ([each.peak_bytes / 1e6 for each in some] for some in (ours, theirs))
     figures = [
         Figure("seconds", "time", "s", median(seconds), median(their_seconds) if theirs else None,
-               at_most=60 if sizes.pandas else None, ratios=ratios(their_seconds, seconds) if theirs else ()),
+               at_most=30 if sizes.pandas else None, ratios=ratios(their_seconds, seconds) if theirs else ()),
         Figure("peak_megabytes", "peak memory", "MB", max(peaks), max(their_peaks) if theirs else None, at_most=1000),
         Figure("page_megabytes", "the page", "MB", (run / "report" / "report.html").stat().st_size / 1e6,
                page.stat().st_size / 1e6 if theirs else None, at_most=8),

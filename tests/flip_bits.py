@@ -67,7 +67,7 @@ SELECTION_KINDS = {
     "weights": "selection/weights.float32",
     "selection": "selection/selection.json",
 }
-"""Of a run on selected samples."""
+"""Kinds of files that only a run on selected samples has."""
 KINDS = DATASET_KINDS | RUN_KINDS | SELECTION_KINDS
 
 SETTINGS = ("batch_size=32", "canonical_shards=1", "data.image_size=32", "model.dim=8", "log_every=1", "epochs=2",

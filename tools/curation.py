@@ -72,9 +72,9 @@ class Curation:
     """float32 [kept], mean 1, by ascending id; None without a power of tau."""
     notes: list[str]
     fingerprint: str
-    """Of the dataset."""
+    """Fingerprint of the dataset."""
     tag: str
-    """Of the snapshot."""
+    """Tag of the snapshot that the choice was made by."""
 
     @property
     def counts(self) -> dict[str, int]:

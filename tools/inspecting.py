@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..files import refuse_link
-from ..trainer.errors import ConfigError, RunError
+from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
@@ -27,7 +27,7 @@ from .inspection.findings import (
     survey_with_progress,
 )
 from .inspection.neighbours import ANCHORS, Neighbours, find_neighbours
-from .inspection.predicted import other_dataset
+from .inspection.predicted import refuse_other_dataset
 from .inspection.rows_export import check_target, export_rows
 from .inspection.run import Inspection, read_run
 from .inspection.run_features import features_with_progress, open_features
@@ -120,7 +120,7 @@ def print_samples(
         return inspection, survey, read_histories(inspection, ids, survey)
 
     if neighbours:
-        _refuse_other_dataset("--neighbours", run, data)
+        refuse_other_dataset("--neighbours", RunDirectory(run), data)
     folder = None if as_json and not neighbours else _writable(run, to)
     inspection, survey, samples = read_again(read, run, at, data, allow_code=allow_code)
     around: dict[int, Neighbours] = {}
@@ -220,7 +220,7 @@ def serve(
     from .serving.answers import NEIGHBOURS, Answers
     from .serving.catalogue import Catalogue, open_catalogue
 
-    _refuse_other_dataset("--serve", run, data)
+    refuse_other_dataset("--serve", RunDirectory(run), data)
     folder = _writable(run, to)
 
     def opened(inspection: Inspection) -> tuple[Inspection, Catalogue]:
@@ -257,10 +257,3 @@ def _listening(answers: Answers, port: int) -> PageServer:
         return PageServer(answers, port)
     except OSError as error:
         raise RunError(f"port {port} cannot be used: {error.strerror}; choose another one with --port") from error
-
-
-def _refuse_other_dataset(option: str, run: Path, data: Path | None) -> None:
-    """Raise ConfigError if temperatures would be predicted for `data`."""
-    if other_dataset(RunDirectory(run), data, allow_code=False):
-        raise ConfigError(f"{option} is for the dataset that the run was trained on; leave it out to see temperatures "
-                          "predicted for another")  # fmt: skip

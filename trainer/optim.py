@@ -53,7 +53,7 @@ class TemperatureAdamW(torch.optim.AdamW):
 
     def __init__(self, parameters: list[nn.Parameter], rate: TemperatureRate) -> None:
         super().__init__(parameters, lr=rate.lr, betas=rate.betas, eps=1e-8, weight_decay=0.0)
-        self._first, self._rate = parameters[0], rate
+        self._tau, self._rate = parameters[0], rate
 
     def set_epoch(self, epoch: int) -> None:
         """Set the learning rate of this epoch, counted from 0."""
@@ -62,13 +62,15 @@ class TemperatureAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        before = self._first.clone()
+        if self._rate.slow_below is None:
+            super().step()
+            return
+        before = self._tau.clone()
         super().step()
-        if self._rate.slow_below is not None:
-            # Without weight decay the step is proportional to the rate, so a third of the rate is a third of the step.
-            # Computed on the device: testing tau here would synchronise with it.
-            share = torch.ones_like(before).masked_fill_(before < self._rate.slow_below, 1 / 3)
-            self._first.copy_(before.lerp(self._first, share))
+        # Without weight decay the step is proportional to the rate, so a third of the rate is a third of the step.
+        # Computed on the device: testing tau here would synchronise with it.
+        share = torch.ones_like(before).masked_fill_(before < self._rate.slow_below, 1 / 3)
+        self._tau.copy_(before.lerp(self._tau, share))
 
 
 class Optimizer:

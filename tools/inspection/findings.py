@@ -12,7 +12,6 @@ import numpy as np
 
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
-from ...trainer.errors import ConfigError
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, working
 from .confirmation import Confirmation, compared_ids, confirm, with_confirmed
@@ -20,7 +19,7 @@ from .drift import Drift, drift, in_order
 from .embedding_map import EmbeddingMap, embedding_map
 from .groups import CLASS_COLUMN
 from .kinds import KIND_NAMES, STUCK
-from .predicted import other_dataset, predict
+from .predicted import other_dataset, predict, refuse_other_dataset
 from .run import LATEST, Inspection, read_run
 from .samples import Sample, read_samples
 from .survey import Side, Survey, survey
@@ -83,10 +82,8 @@ def look(
     is asked for another dataset.
     """
     asked = {"--against": against, "--map": with_map, "--confirm": suspects}
-    if any(asked.values()) and other_dataset(RunDirectory(run), data, allow_code=allow_code):
-        option = next(option for option, value in asked.items() if value)
-        raise ConfigError(f"{option} is for the dataset that the run was trained on; leave it out to see temperatures "
-                          "predicted for another")  # fmt: skip
+    if option := next((option for option, value in asked.items() if value), None):
+        refuse_other_dataset(option, RunDirectory(run), data, allow_code=allow_code)
     if with_map:  # the map draws and colours its samples by class
         by = tuple(dict.fromkeys((*by, CLASS_COLUMN)))
 

@@ -21,7 +21,7 @@ from ...state_store.commit import ColumnPart
 from ...state_store.durable import Repository
 from ...state_store.ranks import Ranks
 from ...state_store.schema import LAST_STEP, VISITS, Description, Schema
-from ...trainer.errors import RunError
+from ...trainer.errors import ConfigError, RunError
 from ...trainer.run_directory import RunDirectory
 from .run import Inspection, Prediction
 from .state_blocks import ROWS_AT_ONCE
@@ -45,6 +45,13 @@ def other_dataset(run: RunDirectory, data: Path | None, *, allow_code: bool) -> 
     from ...trainer.evaluation.prediction import predicts  # imports torch, which an inspection does not need
 
     return dataset if predicts(config, allow_code=allow_code) else None
+
+
+def refuse_other_dataset(option: str, run: RunDirectory, data: Path | None, *, allow_code: bool = False) -> None:
+    """Raise ConfigError if temperatures would be predicted for `data`. option: what cannot be had for another."""
+    if other_dataset(run, data, allow_code=allow_code):
+        raise ConfigError(f"{option} is for the dataset that the run was trained on; leave it out to see temperatures "
+                          "predicted for another")  # fmt: skip
 
 
 def predict(

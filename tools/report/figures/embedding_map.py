@@ -30,7 +30,7 @@ _CLIPPED = 0.02
 
 
 def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], figure: Figure, style: Style) -> None:
-    """Draw the samples by tau and, if there are classes, by class, with the hottest and coldest marked,."""
+    """Draw the samples by tau and, if there are classes, by class, with the hottest and coldest marked."""
     count = 2 if shown.colouring else 1
     height = _NARROW_HEIGHT * count / 2 if style.narrow else _HEIGHT
     figure.set_figheight(height)

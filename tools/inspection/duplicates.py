@@ -11,8 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from ...files import open_regular, refuse_link, written_aside
 from ...pipeline.dataset import Dataset
@@ -147,6 +145,9 @@ def _sorted(exact: Pairs, near: Pairs, agreed: Agreement, compared: int, samples
 
 def clusters(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return for each pair the lowest id of its cluster, int64 [pairs]: samples connected through pairs."""
+    from scipy.sparse import coo_array  # late, as few inspections need it
+    from scipy.sparse.csgraph import connected_components
+
     ids, places = np.unique(np.concatenate([first, second]), return_inverse=True)
     if not len(ids):
         return np.empty(0, np.int64)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import gaussian_filter
 
 EDGE = 32
 SMOOTHING = 1.0
@@ -56,6 +55,8 @@ NO_AGREEMENT = Agreement(np.empty(0, np.float32), np.empty(0, np.float32))
 
 def prepare(pictures: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the smoothed grey levels, float32 [m, 32, 32], of pictures, float32 [m, 3, 32, 32] in 0 … 255."""
+    from scipy.ndimage import gaussian_filter  # late, as few inspections need it
+
     grey = np.tensordot(pictures, _GREY, axes=(1, 0))
     return np.asarray(gaussian_filter(grey, (0, SMOOTHING, SMOOTHING)), np.float32)
 

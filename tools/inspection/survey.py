@@ -234,9 +234,10 @@ class _SecondPass:
             self._equal[name, end] += int((tau[name][seen] == np.float32(abs(keys[-1]))).sum())
         for counts, labels in list(self._grouping):
             try:
-                # Without a label, samples that the run does not train on are in no group.
-                of_kept = pc.if_else(pa.array(kept), labels.take(len(block)), pa.scalar(None))
-                counts.add(of_kept, seen, tau, pooled)
+                of_block = labels.take(len(block))
+                if not kept.all():  # without a label, samples that the run does not train on are in no group
+                    of_block = pc.if_else(pa.array(kept), of_block, pa.scalar(None))
+                counts.add(of_block, seen, tau, pooled)
             except TooManyGroupsError as error:
                 self._notes.append(str(error))
                 self._grouping.remove((counts, labels))

@@ -16,7 +16,7 @@ settings.load_profile("thermopile")
 
 import resource  # noqa: E402
 import sys  # noqa: E402
-from collections.abc import Callable  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
 from contextlib import contextmanager  # noqa: E402
 from io import BytesIO  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -38,6 +38,7 @@ from thermopile.pipeline.sources.folder import FolderSource  # noqa: E402
 from thermopile.pipeline.sources.glyphs import GlyphSource  # noqa: E402
 from thermopile.pipeline.sources.parquet import ParquetSource  # noqa: E402
 
+from object_server import Server, object_server  # noqa: E402
 from several_captions import captions_of  # noqa: E402
 
 LONGEST = ("test_claim.py", "test_ranks.py", "test_lost_ranks.py", "test_bit_flips.py", "test_scripts.py")
@@ -142,6 +143,13 @@ def write_dataset() -> Callable[[Path, list[pa.Table]], Dataset]:
         return Dataset(path)
 
     return write
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Server]:
+    """A server with an empty bucket, s3://bucket, to which the environment leads. For tests marked `wide`."""
+    with object_server() as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,0 +1,191 @@
+"""An S3 server for tests: moto's, as a process of its own, and a gateway before it that is slow, fails or goes away.
+
+with object_server() as server, server.gateway(latency=0.02, bytes_per_second=200e6, failing=0.05) as gateway:
+    ...  # AWS_ENDPOINT_URL leads to the gateway; gateway.stop() and gateway.start() are an outage
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PIECE = 1 << 16
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "of-tests", "AWS_SECRET_ACCESS_KEY": "secret-of-tests", "AWS_REGION": "us-east-1"}
+
+
+class Server:
+    """The address of a server that speaks S3, and the process behind it."""
+
+    def __init__(self, command: list[str], port: int) -> None:
+        self.url, self._command, self._port = f"http://127.0.0.1:{port}", command, port
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while True:
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", self._port)).close()
+                return
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{' '.join(self._command)} does not answer")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stats(self) -> dict[str, int]:
+        """Of a gateway: requests, failed ones among them, and bytes of bodies sent to clients."""
+        with urllib.request.urlopen(f"{self.url}/-/stats") as answer:
+            stats: dict[str, int] = json.load(answer)
+            return stats
+
+    @contextmanager
+    def gateway(self, latency: float = 0, bytes_per_second: float = 0, failing: float = 0) -> Iterator["Server"]:
+        """Put a gateway before the server, to which AWS_ENDPOINT_URL leads meanwhile."""
+        port = _free_port()
+        given = [str(value) for value in (port, int(self.url.rpartition(":")[2]), latency, bytes_per_second, failing)]
+        gateway = Server([sys.executable, str(Path(__file__)), *given], port)
+        before = os.environ["AWS_ENDPOINT_URL"]
+        try:
+            _lead_to(gateway.url)
+            yield gateway
+        finally:
+            _lead_to(before)
+            gateway.stop()
+
+
+@contextmanager
+def object_server() -> Iterator[Server]:
+    """Start a server with one empty bucket, `bucket`, and lead the environment's credentials and endpoint to it."""
+    if importlib.util.find_spec("moto") is None:
+        import pytest
+
+        pytest.skip("needs moto's S3 server: pip install 'moto[server]'")
+    port = _free_port()
+    server = Server([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port)
+    before = dict(os.environ)
+    os.environ.update(CREDENTIALS)
+    try:
+        _lead_to(server.url)
+        server_made_bucket(server.url, "bucket")
+        yield server
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        _forget_connections()
+        server.stop()
+
+
+def server_made_bucket(url: str, name: str) -> None:
+    """Make a bucket; the server checks no signature."""
+    request = urllib.request.Request(f"{url}/{name}", method="PUT", headers={
+        "Authorization": "AWS4-HMAC-SHA256 Credential=of-tests/20260101/us-east-1/s3/aws4_request"})  # fmt: skip
+    urllib.request.urlopen(request).close()
+
+
+def _lead_to(url: str) -> None:
+    os.environ["AWS_ENDPOINT_URL"] = url
+    _forget_connections()
+
+
+def _forget_connections() -> None:
+    from thermopile import objects
+
+    objects._store.cache_clear()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class _Gateway:
+    """Passes one request a connection on to the server, late and at a limited rate, or fails it."""
+
+    def __init__(self, upstream: int, latency: float, bytes_per_second: float, failing: float) -> None:
+        self._upstream, self._latency, self._rate, self._failing = upstream, latency, bytes_per_second, failing
+        self._random, self._free_at = random.Random(0), 0.0
+        self._stats = {"requests": 0, "failed": 0, "bytes": 0}
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            if b" /-/stats " in head:
+                writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + json.dumps(self._stats).encode())
+            else:
+                await self._pass_on(head, reader, writer)
+            await writer.drain()
+        writer.close()
+
+    async def _pass_on(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._stats["requests"] += 1
+        await asyncio.sleep(self._latency)
+        failure = (
+            self._random.choice(("500", "reset", "cut", "silence")) if self._random.random() < self._failing else ""
+        )
+        self._stats["failed"] += bool(failure)
+        if failure == "reset":
+            writer.transport.abort()
+            return
+        if failure == "500":
+            writer.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            return
+        if failure == "silence":
+            await asyncio.sleep(3)
+            writer.transport.abort()
+            return
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._upstream)
+        server_writer.write(re.sub(rb"\r\n[Cc]onnection:[^\r]*", b"", head[:-2]) + b"Connection: close\r\n\r\n")
+        body = asyncio.ensure_future(self._copy(reader, server_writer))
+        try:
+            await self._copy(server_reader, writer, cut=failure == "cut", counted=True)
+        finally:
+            body.cancel()
+            server_writer.close()
+
+    async def _copy(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, cut: bool = False, counted: bool = False
+    ) -> None:
+        while piece := await reader.read(PIECE):
+            if counted:
+                self._stats["bytes"] += len(piece)
+                if cut:  # a body that is slow, and then ends before its end
+                    writer.write(piece[: len(piece) // 2])
+                    await asyncio.sleep(0.5)
+                    writer.transport.abort()
+                    return
+            writer.write(piece)
+            await writer.drain()
+            if self._rate:
+                now = asyncio.get_running_loop().time()
+                self._free_at = max(now, self._free_at) + len(piece) / self._rate
+                await asyncio.sleep(self._free_at - now)
+
+
+async def _serve(port: int, upstream: int, latency: float, bytes_per_second: float, failing: float) -> None:
+    gateway = _Gateway(upstream, latency, bytes_per_second, failing)
+    server = await asyncio.start_server(gateway.serve, "127.0.0.1", port)
+    async with server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    for name, kind in {"port": int, "upstream": int, "latency": float, "rate": float, "failing": float}.items():
+        parser.add_argument(name, type=kind)
+    asyncio.run(_serve(*vars(parser.parse_args()).values()))

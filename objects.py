@@ -1,0 +1,297 @@
+"""Objects in an S3 store, by their addresses: `s3://bucket/path`.
+
+Credentials, region and endpoint come from the environment only (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
+AWS_ENDPOINT_URL, or what the machine's role gives), so no setting, log or report ever holds them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from random import random
+from typing import TYPE_CHECKING, BinaryIO, Literal, TypeVar
+
+from .files import MAX_TEXT_BYTES
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta, UpdateVersion
+    from obstore.store import S3Store
+
+PATIENCE_SECONDS = 150.0
+"""An operation is repeated for this long while the store is away or failing."""
+RANGE_BYTES = 8 << 20
+"""Large objects are read in ranges of this size, side by side: each is a request that can be repeated by itself."""
+SIDE_BY_SIDE = 8
+"""Ranges of an object that are read at once."""
+_REQUEST_TIMEOUT = timedelta(seconds=30)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+_TOLD_AFTER_SECONDS = 5.0
+
+_ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class AddressError(ValueError):
+    """The text is not an address of an object."""
+
+
+class ObjectStoreError(OSError):
+    """The object store cannot be reached, or refuses what was asked of it."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """The place of an object, or of all objects below it; joined and shown as a path is.
+
+    Its methods raise FileNotFoundError for a missing object, PermissionError, and ObjectStoreError if the store fails
+    for longer than PATIENCE_SECONDS. They are safe to call from several threads.
+    """
+
+    bucket: str
+    key: str
+    """Path in the bucket, without slashes at its ends; empty for the bucket itself."""
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Raises AddressError unless the text is `s3://bucket` or `s3://bucket/path`."""
+        scheme, _, rest = text.partition("://")
+        if "@" in rest.split("/")[0]:  # not repeated in the message, which may be logged
+            raise AddressError(f"a {scheme}:// address must not hold credentials; set AWS_ACCESS_KEY_ID and "
+                               "AWS_SECRET_ACCESS_KEY in the environment")  # fmt: skip
+        found = _ADDRESS.fullmatch(text)
+        key = (found[2] or "").strip("/") if found else ""
+        if not found or (key and {"", ".", ".."} & {*key.split("/")}) or not key.isprintable():
+            raise AddressError(f"{text!r} is not an address; write s3://bucket/path")
+        return cls(found[1], key)
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.key}" if self.key else f"s3://{self.bucket}"
+
+    def __truediv__(self, name: str) -> Address:
+        return Address(self.bucket, f"{self.key}/{name}" if self.key else name)
+
+    @property
+    def name(self) -> str:
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> Address:
+        return Address(self.bucket, self.key.rpartition("/")[0])
+
+    def with_name(self, name: str) -> Address:
+        return self.parent / name
+
+    def read(self, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
+        """Return an object's bytes. Raises ObjectStoreError if it has more than `max_bytes`."""
+        return self.read_version(max_bytes)[0]
+
+    def read_version(self, max_bytes: int = MAX_TEXT_BYTES) -> tuple[bytes, str]:
+        """Return an object's bytes and the version that `replace` expects."""
+
+        def get() -> tuple[bytes, str]:
+            from obstore import get
+
+            found = get(_store(self.bucket), self.key)
+            if (size := found.meta["size"]) > max_bytes:
+                raise ObjectStoreError(f"{self} has {size:,} bytes, above the limit for such an object, {max_bytes:,}")
+            return bytes(found.bytes()), found.meta["e_tag"] or ""
+
+        return self._repeated(get)
+
+    def read_range(self, start: int, length: int) -> bytes:
+        """Return `length` bytes from `start` on; fewer where the object ends, which must be behind `start`."""
+
+        def get_range() -> bytes:
+            from obstore import get_range
+
+            return bytes(get_range(_store(self.bucket), self.key, start=start, length=length))
+
+        return self._repeated(get_range)
+
+    def size(self) -> int:
+        """Return an object's size in bytes."""
+
+        def head() -> int:
+            from obstore import head
+
+            return head(_store(self.bucket), self.key)["size"]
+
+        return self._repeated(head)
+
+    def exists(self) -> bool:
+        """Return whether there is an object at this very address."""
+        try:
+            self.size()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def download(self, file: BinaryIO) -> int:
+        """Write the object to an empty file, in ranges side by side; return its size."""
+        size = self.size()
+
+        def copy(start: int) -> None:
+            data = self.read_range(start, min(RANGE_BYTES, size - start))
+            while data:
+                written = os.pwrite(file.fileno(), data, start)
+                data, start = data[written:], start + written
+
+        with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
+            for _ in threads.map(copy, range(0, size, RANGE_BYTES)):
+                pass
+        return size
+
+    def write(self, data: bytes | Path) -> None:
+        """Write an object whole, of these bytes or of a file's; it replaces one that is there.
+
+        Readers see the old object or the new one, never a part: a store publishes an object when it is complete.
+        """
+
+        def put() -> None:
+            from obstore import put
+
+            put(_store(self.bucket), self.key, data)
+
+        self._repeated(put)
+
+    def create(self, data: bytes) -> str:
+        """Write an object unless there is one, and return its version. Raises FileExistsError if there is one."""
+        return self._written_if("create", data)
+
+    def replace(self, data: bytes, version: str) -> str:
+        """Write an object in place of that version, and return the new one. Raises FileExistsError if it has another.
+
+        version: from `read_version`, `create` or `replace`.
+        """
+        return self._written_if({"e_tag": version}, data)
+
+    def _written_if(self, mode: Literal["create"] | UpdateVersion, data: bytes) -> str:
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        attempts = 0
+
+        def put() -> str:
+            from obstore import put
+
+            nonlocal attempts
+            attempts += 1
+            try:
+                return put(_store(self.bucket), self.key, data, mode=mode, use_multipart=False)["e_tag"] or ""
+            except (AlreadyExistsError, PreconditionError):
+                # An attempt whose answer was lost may have been the one that wrote it.
+                if attempts > 1:
+                    there, its_version = self.read_version(len(data) + 1)
+                    if there == data:
+                        return its_version
+                raise FileExistsError(f"{self} was written by another process") from None
+
+        return self._repeated(put)
+
+    def copy_to(self, other: Address) -> None:
+        """Copy an object of at most 5 GB within the bucket, without downloading it."""
+
+        def copy() -> None:
+            from obstore import copy
+
+            copy(_store(self.bucket), self.key, other.key)
+
+        self._repeated(copy)
+
+    def delete(self) -> None:
+        """Delete an object; one that is missing is no error."""
+
+        def delete() -> None:
+            from obstore import delete
+
+            delete(_store(self.bucket), self.key)
+
+        self._repeated(delete)
+
+    def objects(self) -> Iterator[tuple[str, int]]:
+        """Yield path and size in bytes of every object below this address, sorted by path; paths begin below it.
+
+        The listing is read in pages of a thousand.
+        """
+        prefix, after = f"{self.key}/" if self.key else "", None
+
+        def page() -> Sequence[ObjectMeta]:
+            from obstore import list as list_objects
+
+            return next(list_objects(_store(self.bucket), prefix, offset=after, chunk_size=1000), [])
+
+        while found := self._repeated(page):
+            yield from ((each["path"][len(prefix) :], each["size"]) for each in found)
+            after = found[-1]["path"]
+
+    def _repeated(self, operation: Callable[[], T]) -> T:
+        """Return what the operation returns; repeat it while the store is away or failing."""
+        from obstore.exceptions import BaseError
+
+        started, pause, told = time.monotonic(), _FIRST_PAUSE, False
+        while True:
+            try:
+                return operation()
+            except FileNotFoundError as error:
+                raise FileNotFoundError(self._missing(error)) from None
+            except BaseError as error:
+                waited = time.monotonic() - started
+                if not _may_pass(error) or waited + pause > PATIENCE_SECONDS:
+                    raise _as_os_error(self, error) from error
+                if not told and waited > _TOLD_AFTER_SECONDS:
+                    told = True
+                    _log.warning("%s; trying again for up to %.0f s", _as_os_error(self, error), PATIENCE_SECONDS)
+            time.sleep(pause * (0.5 + random()))  # clients that failed together do not come back together
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _missing(self, error: FileNotFoundError) -> str:
+        if "NoSuchBucket" in str(error):
+            return f"{self}: there is no bucket {self.bucket}"
+        return f"{self} does not exist"
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is meant as an address rather than a path."""
+    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", text) is not None
+
+
+@lru_cache(maxsize=64)
+def _store(bucket: str) -> S3Store:
+    from obstore.store import S3Store
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    return S3Store(
+        bucket,
+        client_options={"allow_http": endpoint.startswith("http://"), "timeout": _REQUEST_TIMEOUT},
+        retry_config={"max_retries": 0},  # `_repeated` does it, for all kinds of requests and failures alike
+        endpoint=endpoint or None,
+    )
+
+
+def _may_pass(error: Exception) -> bool:
+    """Return whether an operation that failed with this error may succeed if it is repeated."""
+    from obstore.exceptions import GenericError, JoinError
+
+    # A status of 4xx other than "slow down" is final.
+    status = re.search(r"status code: (4\d\d)", str(error))
+    return isinstance(error, GenericError | JoinError) and (status is None or status[1] in ("408", "429"))
+
+
+def _as_os_error(address: Address, error: Exception) -> OSError:
+    """Return an error of one line."""
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    reason = " ".join(str(error).partition("\n\nDebug source")[0].split())
+    reason = re.sub(r"<\?xml.*?(?:<Message>(.*?)</Message>.*|$)", r"\1", reason)[:300]
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        return PermissionError(f"{address}: access denied: {reason}. Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "
+                               "and the rights that they give")  # fmt: skip
+    return ObjectStoreError(f"{address} cannot be used: {reason}. Check AWS_ENDPOINT_URL, AWS_REGION and the network")

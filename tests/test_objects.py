@@ -1,0 +1,171 @@
+"""Objects in a store, against a real server: what is written is read, conflicts are seen, outages are waited for."""
+
+import os
+import threading
+import time
+
+import pytest
+
+from thermopile import objects
+from thermopile.objects import Address, AddressError, ObjectStoreError, is_address
+
+wide = pytest.mark.wide
+
+
+@pytest.mark.parametrize(
+    ("text", "bucket", "key"),
+    [("s3://data/cc12m", "data", "cc12m"), ("s3://data/a/b/", "data", "a/b"), ("s3://my.data", "my.data", "")],
+)
+def test_an_address_names_a_bucket_and_a_key_without_slashes_at_its_ends(text, bucket, key):
+    assert Address.parse(text) == Address(bucket, key)
+
+
+@pytest.mark.parametrize(
+    "text", ["s3:/data/x", "gs://data/x", "s3://", "s3://data/../x", "s3://data/a//b", "s3://data/a\n"]
+)
+def test_what_is_not_an_address_is_refused_with_the_form_of_one(text):
+    with pytest.raises(AddressError, match="write s3://bucket/path"):
+        Address.parse(text)
+
+
+def test_credentials_in_an_address_are_refused_and_not_repeated():
+    with pytest.raises(AddressError) as refused:
+        Address.parse("s3://AKIA:hidden@data/x")
+    assert "hidden" not in str(refused.value)
+    assert "AKIA" not in str(refused.value)
+
+
+def test_addresses_are_joined_as_paths_are():
+    address = Address.parse("s3://data/runs") / "a" / "config.toml"
+    assert str(address) == "s3://data/runs/a/config.toml"
+    assert (address.name, address.parent.name, str(address.with_name("b"))) == (
+        "config.toml",
+        "a",
+        "s3://data/runs/a/b",
+    )
+
+
+def test_only_what_has_a_scheme_is_meant_as_an_address():
+    assert is_address("s3://bucket/x")
+    assert is_address("gs://bucket/x")
+    assert not is_address("data/s3")
+
+
+@pytest.fixture
+def folder(s3, request):
+    return Address("bucket", request.node.name)
+
+
+@wide
+def test_an_object_is_read_as_it_was_written_whole_and_in_ranges(folder):
+    data = os.urandom((20 << 20) + 3)  # above the size from which an object is written in parts
+    (folder / "x").write(data)
+    assert (folder / "x").read() == data
+    assert (folder / "x").read_range(5, 7) == data[5:12]
+    assert (folder / "x").size() == len(data)
+
+
+@wide
+def test_a_download_is_the_object_byte_for_byte(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(objects, "RANGE_BYTES", 1000)
+    data = os.urandom(12_345)
+    (folder / "x").write(data)
+    with (tmp_path / "x").open("wb") as file:
+        assert (folder / "x").download(file) == len(data)
+    assert (tmp_path / "x").read_bytes() == data
+
+
+@wide
+def test_a_file_is_uploaded(folder, tmp_path):
+    (tmp_path / "x").write_bytes(b"content")
+    (folder / "x").write(tmp_path / "x")
+    assert (folder / "x").read() == b"content"
+
+
+@wide
+def test_of_two_that_create_an_object_one_is_refused(folder):
+    (folder / "x").create(b"first")
+    with pytest.raises(FileExistsError, match="another process"):
+        (folder / "x").create(b"second")
+    assert (folder / "x").read() == b"first"
+
+
+@wide
+def test_an_object_is_replaced_only_by_who_knows_its_version(folder):
+    first = (folder / "x").create(b"1")
+    second = (folder / "x").replace(b"2", first)
+    with pytest.raises(FileExistsError):
+        (folder / "x").replace(b"3", first)
+    assert (folder / "x").read_version() == (b"2", second)
+
+
+@wide
+def test_a_listing_has_all_objects_below_in_order_and_no_others(folder):
+    names = sorted([f"many/{number:04d}" for number in range(1100)])  # more than a page
+    for name in (*names, "manyfold"):
+        (folder / name).write(name.encode())
+    assert list((folder / "many").objects()) == [(name.removeprefix("many/"), len(name)) for name in names]
+
+
+@wide
+def test_deleting_twice_is_no_error(folder):
+    (folder / "x").write(b"")
+    for _ in range(2):
+        (folder / "x").delete()
+    assert not (folder / "x").exists()
+
+
+@wide
+def test_what_is_missing_is_said_in_one_line(folder):
+    with pytest.raises(FileNotFoundError, match=r"s3://bucket/.*/none does not exist$"):
+        (folder / "none").read()
+    with pytest.raises(FileNotFoundError, match="there is no bucket elsewhere"):
+        Address("elsewhere", "x").read()
+
+
+@wide
+def test_an_object_above_the_limit_is_not_read(folder):
+    (folder / "x").write(b"12345")
+    with pytest.raises(ObjectStoreError, match="5 bytes, above the limit"):
+        (folder / "x").read(max_bytes=4)
+
+
+@wide
+def test_a_server_that_fails_every_fifth_request_changes_nothing_but_the_time(folder, s3, tmp_path, monkeypatch):
+    monkeypatch.setattr(objects, "RANGE_BYTES", 10_000)
+    data = os.urandom(500_000)
+    with s3.gateway(failing=0.2) as gateway:
+        (folder / "x").write(data)
+        versions = [(folder / f"{number}").create(b"%d" % number) for number in range(10)]
+        for number, version in enumerate(versions):
+            (folder / f"{number}").replace(b"%d again" % number, version)
+        with (tmp_path / "x").open("wb") as file:
+            (folder / "x").download(file)
+        assert [name for name, _ in folder.objects()] == sorted([*map(str, range(10)), "x"])
+        assert gateway.stats()["failed"] > 5
+    assert (tmp_path / "x").read_bytes() == data
+    assert [(folder / f"{number}").read() for number in range(10)] == [b"%d again" % number for number in range(10)]
+
+
+@wide
+def test_a_server_that_goes_away_for_a_while_is_waited_for(folder, s3, caplog, monkeypatch):
+    monkeypatch.setattr(objects, "_TOLD_AFTER_SECONDS", 0.5)
+    (folder / "x").write(b"content")
+    with s3.gateway() as gateway:
+        gateway.stop()
+        timer = threading.Timer(2.0, gateway.start)
+        timer.start()
+        assert (folder / "x").read() == b"content"
+        timer.join()
+    assert len([record for record in caplog.records if "trying again" in record.message]) == 1
+
+
+@wide
+def test_a_server_that_stays_away_is_an_error_of_one_line_that_says_where_to_look(folder, s3, monkeypatch):
+    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 1.0)
+    with s3.gateway() as gateway:
+        gateway.stop()
+        started = time.monotonic()
+        with pytest.raises(ObjectStoreError, match=r"^[^\n]*AWS_ENDPOINT_URL[^\n]*$"):
+            (folder / "x").read()
+        assert time.monotonic() - started < 20

@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import os
 import re
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,8 +20,8 @@ from typing import BinaryIO
 MAX_TEXT_BYTES = 64 << 20
 """Settings, indexes and similar files are far smaller. A larger file is not ours and could exhaust memory."""
 
-_BESIDE = re.compile(r"\..+\.[0-9]+\.partial")
-"""Names of the temporary files that `written_aside` writes."""
+_BESIDE = re.compile(r"\..+\.([A-Za-z0-9-]+-)?[0-9]+\.partial")
+"""Names of the temporary files that `written_aside` writes; in earlier versions without the host."""
 
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket",
           stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}  # fmt: skip
@@ -93,16 +94,20 @@ def refuse_link(path: Path) -> None:
         )
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a temporary file next to `path`, flush it, and rename it over `path`; a link there is replaced."""
-    with written_aside(path) as file:
+def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
+    """Write a temporary file next to `path`, flush it, and rename it over `path`; a link there is replaced.
+
+    replace: if not, raise FileExistsError where there is something, also if another process writes it at the same time.
+    """
+    with written_aside(path, replace=replace) as file:
         file.write(data)
 
 
 @contextmanager
-def written_aside(to: Path) -> Iterator[BinaryIO]:
+def written_aside(to: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
     """Open a temporary file that is flushed and renamed to `to` when the block ends, or removed if it fails.
 
+    replace: as for `write_atomically`.
     Raises NotRegularFileError if `to` is a device, a pipe or a directory, since replacing it would destroy it.
     """
     with suppress(FileNotFoundError):
@@ -111,18 +116,25 @@ def written_aside(to: Path) -> Iterator[BinaryIO]:
             raise NotRegularFileError(
                 f"{to} is {_KINDS.get(kind, 'not a regular file')}, which a file cannot replace; choose another name"
             )
-    # The process id keeps two writers of one name out of each other's file.
-    beside = to.with_name(f".{to.name}.{os.getpid()}.partial")
+    beside = to.with_name(f".{to.name}.{writer_name()}.partial")
     beside.unlink(missing_ok=True)
     try:
         with beside.open("xb") as file:  # x: never through a link
             yield file
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(to)
+        if replace:
+            beside.replace(to)
+        else:
+            os.link(beside, to)  # a rename would replace what another process has just written
     finally:
         beside.unlink(missing_ok=True)
     sync(to.parent)
+
+
+def writer_name() -> str:
+    """Return a name of this process that no other has on any machine that shares its file system, for a file's name."""
+    return f"{re.sub('[^A-Za-z0-9]', '-', socket.gethostname())}-{os.getpid()}"
 
 
 def remove_leftovers(directory: Path) -> None:

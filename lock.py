@@ -21,15 +21,16 @@ class LockedError(Exception):
 class FileLock:
     """Held from construction until `release`, or until the process ends, however it ends.
 
-    Whoever removes the file must hold the lock. Raises LockedError; FileNotFoundError if the directory is missing;
-    NotRegularFileError if the file is a link.
+    shared: several processes may hold it at once, but none beside one that holds it alone; the file does not name them.
+    Whoever removes the file must hold the lock alone. Raises LockedError; FileNotFoundError if the directory is
+    missing; NotRegularFileError if the file is a link.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
         while True:
             self._file = open_own(path, os.O_RDWR | os.O_CREAT)
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
                 if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(self._file)):
                     break
             except BlockingIOError:
@@ -37,8 +38,18 @@ class FileLock:
                 os.close(self._file)
                 raise LockedError(holder or "another process") from None
             os.close(self._file)  # its holder removed it in between: lock the new one
+        if shared:
+            return
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def is_last(self) -> bool:
+        """Return whether no other process holds the lock, and hold it alone from then on; only before `release`."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def release(self) -> None:
         os.ftruncate(self._file, 0)

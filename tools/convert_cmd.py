@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,15 @@ def _number_or_share(context: click.Context, parameter: click.Parameter, value: 
     raise click.BadParameter(f"{value:g} is neither a number of samples nor a fraction between 0 and 1")
 
 
+def _part_number(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", value)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise click.BadParameter(f"{value!r} is not I/K with I from 1 to K, such as 1/8")
+    return int(found[1]), int(found[2])
+
+
 def _options(kind: Kind) -> Iterator[click.Option]:
     """Yield the options shared by several kinds, named as the parameters of `converting.run`."""
     if not (kind.own_test or kind.is_dataset):
@@ -78,6 +88,10 @@ def _options(kind: Kind) -> Iterator[click.Option]:
     yield click.Option(["--workers"], type=click.IntRange(1), help="Worker processes. Default: one per core.")
     yield click.Option(["--resume"], is_flag=True, help="Continue an interrupted conversion.")
     yield click.Option(["--overwrite"], is_flag=True, help="Replace OUT if it is a dataset.")
+    yield click.Option(["--part"], callback=_part_number, metavar="I/K",
+                       help="Convert only part I of K, beside other parts, on any machine that shares the files. "
+                       "Repeat it after an interruption.")  # fmt: skip
+    yield click.Option(["--finish"], is_flag=True, help="Make the dataset of all parts, once they are converted.")
 
 
 def _command(kind: Kind) -> click.Command:

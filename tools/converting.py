@@ -16,8 +16,9 @@ import numpy as np
 from click.core import ParameterSource
 from numpy.typing import NDArray
 
-from ..pipeline.conversion.convert import ConvertSettings, Summary
+from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary, convert_part
 from ..pipeline.conversion.convert import convert as convert_source
+from ..pipeline.conversion.convert import finish as finish_parts
 from ..pipeline.conversion.partial import Partial, refuse_existing
 from ..pipeline.conversion.plan import largest_bytes
 from ..pipeline.conversion.shard_pool import Counts, start_workers_early
@@ -59,16 +60,19 @@ class Split(NamedTuple):
 
 def run(
     kind: Kind, src: Any, own: dict[str, Any], out: Path, *, workers: int | None, resume: bool, overwrite: bool,
-    holdout: float | None = None, longtail: float | None = None, **options: Any,
+    part: tuple[int, int] | None, finish: bool, holdout: float | None = None, longtail: float | None = None,
+    **options: Any,
 ) -> None:  # fmt: skip
-    """Convert `src`, opened with the kind's `own` options, to `out` and perhaps `out`-test."""
+    """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test."""
+    if part and finish:
+        raise click.UsageError("--part and --finish exclude each other: finish after all parts")
     for value in (src, *own.values()):
         for path in value if isinstance(value, tuple) else (value,):
             if isinstance(path, Path) and path.resolve().is_relative_to(out.resolve()):
                 raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
     select = own.pop("select") if kind.is_dataset else None
     outs = [out, out.with_name(f"{out.name}-test")] if kind.own_test or holdout else [out]
-    if not resume:
+    if not (resume or part or finish):
         for path in outs:
             refuse_existing(path, overwrite=overwrite)
     start_workers_early()
@@ -81,9 +85,22 @@ def run(
             splits = [splits[0]._replace(selection=selected_ids(select, sources[0].dataset.index))]
         _announce(splits)
     for split in splits:
-        _convert(split, settings, workers=workers, resume=resume, overwrite=overwrite,
-                 tokenizer_from=None if split.out == out else out / TOKENIZER_FILE)  # fmt: skip
-    click.echo(f"next: thermopile show {out} --out {out.name}.png; thermopile train --data {out} --out runs/{out.name}")
+        # A test set has the tokenizer of its training set, also where that is not finished yet.
+        trained = next((file for file in (Partial(out).tokenizer, out / TOKENIZER_FILE) if file.exists()), None)
+        shared: dict[str, Any] = {"overwrite": overwrite, "tokenizer_from": None if split.out == out else trained}
+        if part:
+            _convert_part(split, settings, PartNumber(*part), workers=workers, **shared)
+        elif finish:
+            with _told_when_slow(f"putting {split.out.name} together …"):
+                summary = finish_parts(split.source, split.out, settings, selection=split.selection, **shared)
+            _say_summary(summary, split, settings)
+        else:
+            _convert(split, settings, workers=workers, resume=resume, **shared)
+    if part:
+        click.echo("next: when all parts are done, the same command with --finish in place of --part")
+    else:
+        click.echo(f"next: thermopile show {out} --out {out.name}.png; "
+                   f"thermopile train --data {out} --out runs/{out.name}")  # fmt: skip
 
 
 def _settings(source: Source, **options: Any) -> ConvertSettings:
@@ -170,6 +187,16 @@ def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: An
             click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
         raise
     _say_summary(summary, split, settings)
+
+
+def _convert_part(split: Split, settings: ConvertSettings, part: PartNumber, **how: Any) -> None:
+    name = f"part {part} of {split.out.name}"
+    with progress_bar(f"converting {name}", split.samples // part.count) as bar:
+        bar.update(0, "preparing")
+        done = convert_part(split.source, split.out, settings, part, selection=split.selection,
+                            on_progress=_Shown(bar.update), **how)  # fmt: skip
+    rate = f"; {done.seconds:.1f} s, {done.seen / done.seconds:,.0f} img/s" if done.seen else ", all done before"
+    click.echo(f"{name}: {done.samples:,} samples{rate}; {done.shards_done:,} of all {done.shards:,} shards are done")
 
 
 class _Shown:

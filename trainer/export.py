@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from .._version import __version__
-from ..files import sync
+from ..files import sync, writer_name
 from ..pipeline.dataset import Dataset
 from .build import recipe_named
 from .checkpoint import LATEST
@@ -203,7 +203,7 @@ def _write_json(path: Path, tree: dict[str, Any]) -> None:
 def _written_aside(to: Path) -> Iterator[Path]:
     """Yield a temporary directory that is flushed and renamed to `to` at the end, or removed on failure."""
     # The process id keeps two exports to one name apart.
-    beside = to.with_name(f".{to.name}.{os.getpid()}.partial")
+    beside = to.with_name(f".{to.name}.{writer_name()}.partial")
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     usual = beside.stat().st_mode & 0o666  # a new file's permissions under the umask

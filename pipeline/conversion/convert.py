@@ -1,15 +1,14 @@
-"""Convert a source of samples to a dataset directory, atomically.
+"""Convert a source of samples to a dataset directory, atomically, on one machine or in parts on several.
 
-The output depends on the source, the selection, the seed and the settings, but not on the number of workers or on
-interruptions. plan.py decides which sample goes where, shard_pool.py and shard_writer.py write the shards, and
-partial.py keeps finished work and renames it in the end.
+The output depends on the source, the selection, the seed and the settings, but not on the number of workers, parts or
+machines, or on interruptions. plan.py decides which sample goes where, steps.py has the steps, shard_pool.py and
+shard_writer.py write the shards, and partial.py keeps finished work and renames it in the end.
 """
 
 import errno
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +16,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...files import sha256_of, sync, write_atomically
 from ..cores import cores
-from ..dataset_index import ERRORS_FILE, FORMAT, TokenizerInfo, read_index, seal_index
-from ..errors import DatasetError, SourceError
+from ..dataset_index import ERRORS_FILE, FORMAT, read_index
+from ..errors import DatasetError
 from ..sources import Source
-from ..tokenizer import end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
-from .partial import BadSample, Partial, claimed, count_reasons, read_bad_samples, refuse_existing
-from .plan import ConvertSettings, Plan, cut_into_shards
-from .shard_pool import Counts, convert_shards
+from .partial import ShardResult, claimed, count_reasons, read_bad_samples, refuse_existing
+from .plan import ConvertSettings, Plan
+from .shard_pool import Counts
+from .steps import FIRST_REASONS, Job, assemble, prepare_tokenizer, too_many_bad_samples, write_shards
 
-__all__ = ["ConvertSettings", "Summary", "convert"]
+__all__ = ["ConvertSettings", "PartNumber", "PartSummary", "Summary", "convert", "convert_part", "finish"]
 
-FIRST_REASONS = 3
+MAX_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,37 @@ class Summary:
     seconds: float
 
 
+@dataclass(frozen=True)
+class PartNumber:
+    """Which shards a process converts: every `count`-th, beginning with shard `number` - 1."""
+
+    number: int
+    """1 … count."""
+    count: int
+
+    @property
+    def shards(self) -> slice:
+        return slice(self.number - 1, None, self.count)
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+@dataclass(frozen=True)
+class PartSummary:
+    """The result of one part of a conversion."""
+
+    samples: int
+    """Samples of the part, usable or not."""
+    seen: int
+    """Samples processed by this call."""
+    shards: int
+    """Shards of the whole dataset."""
+    shards_done: int
+    """How many of them are done, by this part and others."""
+    seconds: float
+
+
 def convert(
     source: Source, out: Path, settings: ConvertSettings, *, workers: int | None = None, overwrite: bool = False,
     resume: bool = False, selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
@@ -71,29 +100,87 @@ def convert(
     worker dies or the disk is full or failing.
     """
     started, seen = time.monotonic(), 0
-    tokenizer = tokenizer_from or settings.tokenizer
-    if tokenizer and source.mode == "pairs":
-        load_tokenizer(tokenizer, context_length=settings.context_length)  # fail here rather than in every worker
-    plan = Plan.of(source, settings, selection, tokenizer)
-    if not plan.selected:
-        raise SourceError("no samples are selected; there is nothing to convert")
-    selected = np.arange(len(source)) if selection is None else selection
+    job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
     with _full_disk_explained(out), claimed(out) as partial:
-        if not (resume and not partial.in_progress and _was_made_by(plan, out)):
+        if not (resume and not partial.in_progress and _was_made_by(job.plan, out)):
             refuse_existing(out, overwrite=overwrite, resume=resume)
-            if resume and partial.in_progress:
-                partial.resume(plan)
-            else:
+            if not (resume and partial.in_progress):
                 partial.clear()
-                if source.mode == "pairs":
-                    _prepare_tokenizer(partial.tokenizer, tokenizer, source, selected, settings)
-                partial.record(plan)
+            partial.begin(job.plan)
+            partial.remove_leftovers()
+            prepare_tokenizer(job, partial)
             if not partial.is_whole:
-                seen = _write_shards(source, selected, settings, plan, partial, workers or cores(), on_progress)
-                _assemble(settings, plan, partial, source.mode)
+                seen, _ = write_shards(job, partial, slice(None), workers or cores(), on_progress)
+                assemble(job, partial)
             partial.publish()
         partial.remove_replaced()
     return _summary(out, seen, started)
+
+
+def convert_part(
+    source: Source, out: Path, settings: ConvertSettings, part: PartNumber, *, workers: int | None = None,
+    overwrite: bool = False, selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
+    on_progress: Callable[[Counts], None] = lambda counts: None,
+) -> PartSummary:  # fmt: skip
+    """Write the shards of one part that are not done yet; `finish` makes a dataset of all. May be repeated.
+
+    overwrite: `out` may exist and be a dataset, which `finish` is to replace. Other arguments and errors as `convert`;
+    other parts may be converted at the same time, by processes on any machine that shares the file system.
+    """
+    started = time.monotonic()
+    job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
+    with _full_disk_explained(out), claimed(out, shared=True) as partial:
+        if not partial.in_progress and _was_made_by(job.plan, out):
+            shards = job.plan.shards
+            return PartSummary(0, 0, shards, shards, time.monotonic() - started)
+        refuse_existing(out, overwrite=overwrite, resume=True)
+        partial.begin(job.plan)
+        partial.remove_files_of_killed_writers()
+        prepare_tokenizer(job, partial)
+        seen, samples = write_shards(job, partial, part.shards, workers or cores(), on_progress)
+        done = sum(part.result() is not None for part in partial.parts(job.plan.shards))
+    return PartSummary(samples, seen, job.plan.shards, done, time.monotonic() - started)
+
+
+def finish(
+    source: Source, out: Path, settings: ConvertSettings, *, overwrite: bool = False,
+    selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
+) -> Summary:  # fmt: skip
+    """Make a dataset of the parts, byte for byte the one that `convert` writes, and publish it. May be repeated.
+
+    Raises DatasetError if parts are missing, were cut short or written by another version; SourceError if too many
+    samples were left out; otherwise as `convert`.
+    """
+    started = time.monotonic()
+    job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
+    with _full_disk_explained(out), claimed(out) as partial:
+        if partial.in_progress or not _was_made_by(job.plan, out):
+            if not partial.in_progress:
+                refuse_existing(out, overwrite=overwrite, resume=True)
+                raise DatasetError(f"no part of {out} has been converted; run the same command with --part 1/K … K/K")
+            refuse_existing(out, overwrite=overwrite, resume=True)
+            partial.begin(job.plan)
+            partial.remove_leftovers()
+            if not partial.is_whole:
+                results = [part.result() for part in partial.parts(job.plan.shards)]
+                _refuse_missing(results, out)
+                left_out = sum(result.left_out for result in results if result)
+                if left_out > settings.max_error_rate * job.plan.selected + 1e-9:
+                    raise too_many_bad_samples(job, partial)
+                assemble(job, partial)
+            partial.publish()
+        partial.remove_replaced()
+    return _summary(out, 0, started)
+
+
+def _refuse_missing(results: Sequence[ShardResult | None], out: Path) -> None:
+    missing = [str(shard) for shard, result in enumerate(results) if result is None]
+    if missing:
+        named = ", ".join(missing[:MAX_NAMED]) + (f" and {len(missing) - MAX_NAMED} more" * (len(missing) > MAX_NAMED))
+        raise DatasetError(
+            f"{len(missing):,} of {len(results):,} shards of {out} are not done: {named}. Run their parts again: with "
+            "--part I/K, part I has the shards I - 1, I - 1 + K, …"
+        )
 
 
 @contextmanager
@@ -115,93 +202,6 @@ def _was_made_by(plan: Plan, out: Path) -> bool:
     except DatasetError:
         return False
     return index.format == FORMAT and index.source.get("plan") == plan.digest()
-
-
-def _prepare_tokenizer(
-    path: Path, given: Path | None, source: Source, selected: NDArray[np.int64], settings: ConvertSettings
-) -> None:
-    if given is not None:
-        shutil.copyfile(given, path)
-        sync(path)
-    else:
-        tokenizer = train_tokenizer(source.captions(selected), vocab_size=settings.vocab_size)
-        # Not with its own `save`, whose errors do not report a full disk.
-        write_atomically(path, tokenizer.to_str(pretty=True).encode())
-
-
-class _TooManyBadSamplesError(Exception):
-    pass
-
-
-def _write_shards(
-    source: Source, selected: NDArray[np.int64], settings: ConvertSettings, plan: Plan, partial: Partial, workers: int,
-    on_progress: Callable[[Counts], None],
-) -> int:  # fmt: skip
-    """Write the shards that are not done yet and return their number of samples."""
-    picture_bytes = (source.stored_bytes() or 0) // len(source)
-    listings = cut_into_shards(selected, source.chunks(), settings.seed, plan.shards, picture_bytes=picture_bytes)
-    parts = partial.parts(plan.shards)
-    results = [part.result() for part in parts]
-    missing = [pair for pair, result in zip(zip(parts, listings, strict=True), results, strict=True) if not result]
-    seen = sum(len(listing) for _, listing in missing)
-
-    def watch(counts: Counts) -> None:
-        on_progress(counts)
-        if counts.left_out > settings.max_error_rate * plan.selected + 1e-9:
-            raise _TooManyBadSamplesError
-
-    counted = Counts(plan.selected - seen, sum(result.left_out for result in results if result))
-    try:
-        watch(counted)
-        if missing:
-            convert_shards((source, settings, partial.tokenizer), missing, counted, workers, watch)
-    except _TooManyBadSamplesError:
-        bad = _bad_samples(plan, partial)
-        first = "; ".join(f"{sample.uri!r}: {sample.reason}" for sample in bad[:FIRST_REASONS])
-        raise SourceError(
-            f"at least {len(bad):,} of {plan.selected:,} samples cannot be used; --max-error-rate allows "
-            f"{settings.max_error_rate:.3g} of them. The first: {first}. All are listed in {partial.errors}. "
-            "Fix the source, or continue with --resume and a higher --max-error-rate"
-        ) from None
-    return seen
-
-
-def _bad_samples(plan: Plan, partial: Partial) -> list[BadSample]:
-    """Return all samples left out so far, and keep them in a file."""
-    partial.gather_errors(partial.parts(plan.shards), partial.errors)
-    return list(read_bad_samples(partial.errors))
-
-
-def _assemble(settings: ConvertSettings, plan: Plan, partial: Partial, mode: str) -> None:
-    """Complete the dataset's directory from the finished shards."""
-    parts = partial.parts(plan.shards)
-    results = [result for part in parts if (result := part.result())]
-    kept = [result for result in results if result.rows]
-    if not kept:
-        first = _bad_samples(plan, partial)[0]
-        raise SourceError(f"none of the {plan.selected:,} samples is usable; the first: {first.uri!r}: {first.reason}")
-    info = None
-    if mode == "pairs":
-        tokenizer = load_tokenizer(partial.tokenizer, context_length=settings.context_length)
-        info = TokenizerInfo(
-            vocab_size=vocab_size_of(tokenizer), context_length=settings.context_length, end_id=end_id_of(tokenizer),
-            truncated=sum(result.truncated for result in kept),
-        )  # fmt: skip
-    per_sample = max(result.captions_per_sample for result in kept)
-    index = seal_index({
-        "n": sum(result.rows for result in kept),
-        "mode": mode,
-        "captions_per_sample": per_sample,
-        **({"captions": sum(result.captions for result in kept)} if per_sample > 1 else {}),
-        "first_id": np.cumsum([0, *(result.rows for result in kept)]).tolist(),
-        "image": settings.image.model_dump(),
-        "tokenizer": info.model_dump() if info else None,
-        "tokenizer_digest": sha256_of(partial.tokenizer) if info else None,
-        "shard_digests": [result.digests for result in kept],
-        "grown_from": None,
-        "source": plan.source | {"samples": plan.samples, "permutation_seed": plan.seed, "plan": plan.digest()},
-    })  # fmt: skip
-    partial.assemble(parts, results, index)
 
 
 def _summary(out: Path, seen: int, started: float) -> Summary:

@@ -1,6 +1,6 @@
 """`.OUT.partial`, where the dataset OUT is built until it is complete.
 
-    lock                         held by the process that converts to OUT
+    lock                         held by the process that converts to OUT alone, or shared by those that convert parts
     plan.json                    everything that determines the dataset's bytes
     parts/part-00000.beton       a verified shard, with tables .rows and .parquet; .errors.jsonl lists samples left out
     parts/part-00000.done.json   its marker, written last: without it, the shard is written again
@@ -8,23 +8,36 @@
     errors.jsonl                 the samples left out, if the conversion failed because of them
 
 Every step can be repeated, so a conversion killed at any moment resumes where it was. Nothing is written through links.
+Several processes, on several machines, may write parts at once. A file in progress has its writer's name, and its
+writer holds the .beton locked.
 """
 
+import fcntl
 import json
 import os
 import re
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from ...files import open_regular, own_directory, read_regular, remove_leftovers, sync, write_atomically, written_aside
+from ..._version import __version__
+from ...files import (
+    open_regular,
+    own_directory,
+    read_regular,
+    remove_leftovers,
+    sync,
+    write_atomically,
+    writer_name,
+    written_aside,
+)
 from ...lock import FileLock, LockedError
-from ...sealed_json import DamagedJSONError, parse, unseal
+from ...sealed_json import DamagedJSONError, parse, seal_line, unseal
 from ..dataset_index import (
     ERRORS_FILE,
     FORMAT,
@@ -41,6 +54,8 @@ from .plan import Plan
 
 _START_OVER = "start over with --overwrite and without --resume"
 PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
+PART_SUFFIXES: tuple[PartSuffix, ...] = (*SHARD_SUFFIXES, "errors.jsonl")
+"""What a writer of a shard writes before its marker."""
 
 
 class ShardResult(NamedTuple):
@@ -55,6 +70,10 @@ class ShardResult(NamedTuple):
     captions: int
     captions_per_sample: int
     """Maximum captions per sample."""
+    sizes: dict[str, int]
+    """File suffix -> bytes."""
+    version: str = __version__
+    """Version of thermopile that wrote it: another may encode pictures otherwise."""
 
 
 _RESULT = TypeAdapter(ShardResult)
@@ -82,14 +101,44 @@ class Part(NamedTuple):
 
     def being_written(self, suffix: PartSuffix) -> Path:
         """Return a name private to this process: a worker may briefly outlive its killed parent and must do no harm."""
-        return self.folder / f"{self.file(suffix).name}.{os.getpid()}.writing"
+        return self.folder / f"{self.file(suffix).name}.{writer_name()}.writing"
+
+    def begin(self) -> int:
+        """Create the .beton to write and return its locked descriptor, by which others see that its writer lives."""
+        for suffix in PART_SUFFIXES:
+            self.being_written(suffix).unlink(missing_ok=True)  # of an earlier attempt in this process
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(self.being_written("beton"), flags, 0o644)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return descriptor
+
+    def publish(self, result: ShardResult) -> None:
+        """Give the verified files, which are on disk, their names, and write the marker."""
+        for suffix in PART_SUFFIXES:
+            self.being_written(suffix).rename(self.file(suffix))
+        sync(self.folder)
+        write_atomically(self.file("done.json"), seal_line(result._asdict()))
 
     def result(self) -> ShardResult | None:
-        """Return None if the shard is not done or its marker is damaged; it is then written again."""
+        """Return None if the shard is to be written again.
+
+        That is if it is not done, its marker is damaged, a file was cut short or another version wrote it.
+        """
         try:
-            return _RESULT.validate_python(unseal(read_regular(self.file("done.json"))))
+            result = _RESULT.validate_python(unseal(read_regular(self.file("done.json"))))
         except (FileNotFoundError, DamagedJSONError, ValidationError):
             return None
+        cut_short = any(
+            file.exists() and file.stat().st_size != result.sizes.get(suffix)
+            for suffix in SHARD_SUFFIXES
+            if (file := self.file(suffix))
+        )
+        return None if cut_short or result.version != __version__ else result
+
+    def bad_samples(self) -> Path | None:
+        """Return the list of the samples left out, complete or in progress; None if there is none yet."""
+        whole = self.file("errors.jsonl")
+        return whole if whole.exists() else next(self.folder.glob(f"{whole.name}.*.writing"), None)
 
 
 class Partial:
@@ -118,26 +167,24 @@ class Partial:
         return [Part(self._parts, shard) for shard in range(shards)]
 
     def clear(self) -> None:
-        """Empty the directory for a new conversion; the lock stays."""
-        for path in self.path.iterdir():
+        """Remove what an earlier conversion left, its plan last: without one, nothing else is left. The lock stays."""
+        for path in sorted(self.path.iterdir(), key=lambda path: path == self._plan):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != "lock":
                 path.unlink()
-        (self.dataset / SHARD_FOLDER).mkdir(parents=True)
-        self._parts.mkdir()
 
-    def record(self, plan: Plan) -> None:
-        """Write the plan; from then on the conversion can be resumed."""
-        sync(self.dataset)
-        write_atomically(self._plan, plan.model_dump_json(indent=1).encode())
+    def begin(self, plan: Plan) -> None:
+        """Begin a conversion by this plan, or join one that others began; from then on it can be resumed.
 
-    def resume(self, plan: Plan) -> None:
-        """Remove files left half-written by killed workers.
-
-        Raises DatasetExistsError if the conversion was started with another plan, or the complete dataset here has
+        Raises DatasetExistsError if the conversion was begun with another plan, or the complete dataset here has
         another format than this version writes; NotRegularFileError if a directory is a link.
         """
+        for directory in (self._parts, self.dataset, self.dataset / SHARD_FOLDER):
+            own_directory(directory)
+        sync(self.dataset)
+        with suppress(FileExistsError):  # another process may be first
+            write_atomically(self._plan, plan.model_dump_json(indent=1).encode(), replace=False)
         cure = f"Use the same settings, or {_START_OVER}"
         try:
             begun = Plan.model_validate_json(read_regular(self._plan))
@@ -145,13 +192,24 @@ class Partial:
             raise DatasetExistsError(f"{self._plan} is damaged. {cure}") from error
         if differences := plan.differences(begun):
             raise DatasetExistsError(f"{self.path} was started with other settings: {'; '.join(differences)}. {cure}")
+        if self.is_whole:
+            self._refuse_other_format()
+
+    def remove_files_of_killed_writers(self) -> None:
+        """Free the space of half-written shards whose writers are gone; those of living ones are locked."""
+        for beton in self._parts.glob("*.beton.*.writing"):
+            with suppress(FileNotFoundError, BlockingIOError), open_regular(beton) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part, _, writer = beton.name.partition(".beton.")
+                for suffix in PART_SUFFIXES:
+                    (self._parts / f"{part}.{suffix}.{writer}").unlink(missing_ok=True)
+
+    def remove_leftovers(self) -> None:
+        """Remove all that killed processes left half-written. Only while this process holds the lock alone."""
         for directory in (self._parts, self.dataset, self.dataset / SHARD_FOLDER):
-            own_directory(directory)
             remove_leftovers(directory)
         for file in self._parts.glob("*.writing"):
             file.unlink()
-        if self.is_whole:
-            self._refuse_other_format()
 
     def _refuse_other_format(self) -> None:
         try:
@@ -166,7 +224,7 @@ class Partial:
         """Merge the lists of samples left out so far, in shard order."""
         with written_aside(into) as file:
             for part in parts:
-                for lines in part.folder.glob(f"{part.file('errors.jsonl').name}*"):  # complete or in progress
+                if (lines := part.bad_samples()) is not None:
                     with open_regular(lines) as of_part:
                         shutil.copyfileobj(of_part, file)
 
@@ -216,27 +274,28 @@ def refuse_existing(out: Path, *, overwrite: bool = False, resume: bool = False)
 
 
 @contextmanager
-def claimed(out: Path) -> Iterator[Partial]:
+def claimed(out: Path, *, shared: bool = False) -> Iterator[Partial]:
     """Lock the partial directory of `out` for this process; remove it at the end unless it can be resumed.
 
+    shared: beside others that convert parts, so that only the last of them may remove it.
     Raises DatasetExistsError if another process is converting to `out`.
     """
     partial = Partial(out)
-    lock = _lock(partial)
+    lock = _lock(partial, shared)
     try:
         yield partial
     finally:
-        if not partial.in_progress:
+        if not partial.in_progress and (not shared or lock.is_last()):
             shutil.rmtree(partial.path, ignore_errors=True)
         lock.release()
 
 
-def _lock(partial: Partial) -> FileLock:
+def _lock(partial: Partial, shared: bool) -> FileLock:
     while True:
         partial.path.parent.mkdir(parents=True, exist_ok=True)
         own_directory(partial.path)
         try:
-            return FileLock(partial.path / "lock")
+            return FileLock(partial.path / "lock", shared=shared)
         except FileNotFoundError:
             continue  # another conversion ended and removed the directory in between
         except LockedError as error:

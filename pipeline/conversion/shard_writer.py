@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ...files import sha256_of, sync, write_atomically
-from ...sealed_json import seal_line
+from ...files import sha256_of, sync
 from ..dataset_index import SHARD_SUFFIXES
 from ..errors import BadSampleError, DatasetError, SourceError
 from ..ffcv_table import FFCVTable
@@ -27,7 +26,7 @@ from ..stored_sample import SOUND, Located, checksum, read_samples
 from ..tokenizer import encode, vocab_size_of
 from .beton import BetonRow, write_beton
 from .images import to_stored
-from .partial import BadSample, Part, PartSuffix, ShardResult
+from .partial import PART_SUFFIXES, BadSample, Part, ShardResult
 from .plan import ConvertSettings
 
 TABLE_SCHEMA = pa.schema([
@@ -37,7 +36,6 @@ TABLE_SCHEMA = pa.schema([
 """Columns of the samples table; `altered`, a string, comes last where the source alters samples."""
 ENCODED_AT_ONCE = 32
 SECONDS_BETWEEN_FLUSHES = 0.2
-_SUFFIXES: tuple[PartSuffix, ...] = (*SHARD_SUFFIXES, "errors.jsonl")
 
 
 class Conversion(NamedTuple):
@@ -56,9 +54,20 @@ def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conve
     Raises DatasetError if the files read back differ from what was written, and SourceError at the first bad sample if
     settings.on_error is "fail".
     """
-    beton, row_records, parquet, errors = (part.being_written(suffix) for suffix in _SUFFIXES)
+    descriptor = part.begin()
+    try:
+        part.publish(_written(part, descriptor, source_indices, conversion))
+    finally:
+        os.close(descriptor)
+
+
+def _written(
+    part: Part, descriptor: int, source_indices: NDArray[np.int64], conversion: Conversion
+) -> ShardResult:  # fmt: skip
+    """Write the shard's files and bring them to disk. descriptor: the open .beton."""
+    beton, row_records, parquet, errors = (part.being_written(suffix) for suffix in PART_SUFFIXES)
     length = conversion.settings.context_length if conversion.tokenizer else None
-    with _flushed_meanwhile(beton):
+    with _flushed_meanwhile(descriptor):
         with errors.open("x", encoding="utf-8") as left_out:
             rows = _Rows(source_indices, conversion, left_out)
             write_beton(beton, rows, max_rows=len(source_indices), context_length=length)
@@ -67,15 +76,15 @@ def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conve
         _write_and_verify(beton, row_records, rows, conversion)
         if pq.read_table(parquet) != table:
             raise _not_what_was_written(parquet)
-        digests: dict[str, str] = {suffix: sha256_of(part.being_written(suffix)) for suffix in SHARD_SUFFIXES}
+        files = {suffix: part.being_written(suffix) for suffix in SHARD_SUFFIXES}
+        digests: dict[str, str] = {suffix: sha256_of(file) for suffix, file in files.items()}
     for file in (row_records, parquet, errors):
         sync(file)
-    for suffix in _SUFFIXES:
-        part.being_written(suffix).rename(part.file(suffix))
-    sync(part.folder)
     counts = rows.captions_per_row
-    result = ShardResult(len(table), digests, rows.left_out, rows.truncated, sum(counts), max(counts, default=0))
-    write_atomically(part.file("done.json"), seal_line(result._asdict()))
+    return ShardResult(
+        len(table), digests, rows.left_out, rows.truncated, sum(counts), max(counts, default=0),
+        sizes={suffix: file.stat().st_size for suffix, file in files.items()},
+    )  # fmt: skip
 
 
 class _Rows:
@@ -155,10 +164,11 @@ class _Rows:
 
 
 @contextmanager
-def _flushed_meanwhile(path: Path) -> Iterator[None]:
-    """Sync what the block writes to `path`, continuously, since the disk is otherwise idle, and at the end."""
-    # Open first: write-back errors that occur before a file is opened are not reported to it.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+def _flushed_meanwhile(descriptor: int) -> Iterator[None]:
+    """Sync what the block writes to an open file, continuously, since the disk is otherwise idle, and at the end.
+
+    The file is opened before anything is written: write-back errors that occur earlier are not reported to it.
+    """
     ended = threading.Event()
 
     def flush() -> None:
@@ -171,11 +181,8 @@ def _flushed_meanwhile(path: Path) -> Iterator[None]:
             yield
         finally:
             ended.set()
-    try:
-        flushing.result()
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flushing.result()
+    os.fsync(descriptor)
 
 
 def _write_and_verify(beton: Path, row_records: Path, rows: _Rows, conversion: Conversion) -> None:

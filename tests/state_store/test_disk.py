@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from thermopile import files
+from thermopile.files import writer_name
 from thermopile.state_store import StoreNotFoundError
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
@@ -188,7 +189,7 @@ def test_what_is_synced_when(power, tmp_path):
         power.log[:] = [event for event in power.log if event not in [*done, *idle]]
 
     def replaced(file):
-        beside = f"{file.parent}/.{file.name}.{os.getpid()}.partial"
+        beside = f"{file.parent}/.{file.name}.{writer_name()}.partial"
         return [f"fsync {beside}", f"replace {beside}", f"fsync {file.parent}"]
 
     state = Path("run/state")

@@ -1,0 +1,143 @@
+"""The steps of a conversion: prepare the tokenizer, write shards, put the dataset together from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...files import read_regular, sha256_of, write_atomically
+from ..dataset_index import TokenizerInfo, seal_index
+from ..errors import SourceError
+from ..sources import Source
+from ..tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
+from .partial import Partial, read_bad_samples
+from .plan import ConvertSettings, Plan, cut_into_shards
+from .shard_pool import Counts, convert_shards
+
+FIRST_REASONS = 3
+
+
+class Job(NamedTuple):
+    """What is converted, and how."""
+
+    source: Source
+    selected: NDArray[np.int64]
+    """Sorted source indices, int64 [samples]."""
+    settings: ConvertSettings
+    tokenizer: Path | None
+    """A given tokenizer.json."""
+    plan: Plan
+
+    @classmethod
+    def of(
+        cls, source: Source, settings: ConvertSettings, selection: NDArray[np.int64] | None, tokenizer: Path | None
+    ) -> Self:
+        """Plan a conversion. Raises SourceError if nothing is selected, DatasetError if the tokenizer is none."""
+        if tokenizer and source.mode == "pairs":
+            load_tokenizer(tokenizer, context_length=settings.context_length)  # fail here rather than in every worker
+        plan = Plan.of(source, settings, selection, tokenizer)
+        if not plan.selected:
+            raise SourceError("no samples are selected; there is nothing to convert")
+        selected = np.arange(len(source)) if selection is None else selection
+        return cls(source, selected, settings, tokenizer, plan)
+
+
+def prepare_tokenizer(job: Job, partial: Partial) -> None:
+    """Copy or train the tokenizer unless it is there; every process that does makes the same."""
+    if job.source.mode != "pairs" or partial.tokenizer.is_file():
+        return
+    if job.tokenizer is not None:
+        text = read_regular(job.tokenizer, MAX_FILE_BYTES)
+    else:
+        captions = job.source.captions(job.selected)
+        text = train_tokenizer(captions, vocab_size=job.settings.vocab_size).to_str(pretty=True).encode()
+    write_atomically(partial.tokenizer, text)  # not with its own `save`, whose errors do not report a full disk
+
+
+class _TooManyBadSamplesError(Exception):
+    pass
+
+
+def write_shards(
+    job: Job, partial: Partial, own: slice, workers: int, on_progress: Callable[[Counts], None]
+) -> tuple[int, int]:
+    """Write the shards that are not done yet, of those in a slice of all; return samples seen, and of the slice.
+
+    Raises SourceError if too many samples cannot be used, DatasetError as convert_shards does.
+    """
+    picture_bytes = (job.source.stored_bytes() or 0) // len(job.source)
+    listings = cut_into_shards(
+        job.selected, job.source.chunks(), job.settings.seed, job.plan.shards, picture_bytes=picture_bytes
+    )[own]
+    parts = partial.parts(job.plan.shards)[own]
+    results = [part.result() for part in parts]
+    missing = [pair for pair, result in zip(zip(parts, listings, strict=True), results, strict=True) if not result]
+    selected, seen = (sum(map(len, of_shards)) for of_shards in (listings, (listing for _, listing in missing)))
+
+    def watch(counts: Counts) -> None:
+        on_progress(counts)
+        if counts.left_out > job.settings.max_error_rate * job.plan.selected + 1e-9:
+            raise _TooManyBadSamplesError
+
+    counted = Counts(selected - seen, sum(result.left_out for result in results if result))
+    try:
+        watch(counted)
+        if missing:
+            convert_shards((job.source, job.settings, partial.tokenizer), missing, counted, workers, watch)
+    except _TooManyBadSamplesError:
+        raise too_many_bad_samples(job, partial) from None
+    return seen, selected
+
+
+def too_many_bad_samples(job: Job, partial: Partial) -> SourceError:
+    """Return the error to raise; keeps the list of the samples left out so far in a file."""
+    partial.gather_errors(partial.parts(job.plan.shards), partial.errors)
+    bad = list(read_bad_samples(partial.errors))
+    first = "; ".join(f"{sample.uri!r}: {sample.reason}" for sample in bad[:FIRST_REASONS])
+    return SourceError(
+        f"at least {len(bad):,} of {job.plan.selected:,} samples cannot be used; --max-error-rate allows "
+        f"{job.settings.max_error_rate:.3g} of them. The first: {first}. All are listed in {partial.errors}. "
+        "Fix the source, or continue with --resume and a higher --max-error-rate"
+    )
+
+
+def assemble(job: Job, partial: Partial) -> None:
+    """Complete the dataset's directory from the finished shards. Raises SourceError if no sample is usable."""
+    parts = partial.parts(job.plan.shards)
+    results = [result for part in parts if (result := part.result())]
+    kept = [result for result in results if result.rows]
+    if not kept:
+        raise _no_usable_sample(job, partial)
+    info = None
+    if job.source.mode == "pairs":
+        tokenizer = load_tokenizer(partial.tokenizer, context_length=job.settings.context_length)
+        info = TokenizerInfo(
+            vocab_size=vocab_size_of(tokenizer), context_length=job.settings.context_length,
+            end_id=end_id_of(tokenizer), truncated=sum(result.truncated for result in kept),
+        )  # fmt: skip
+    per_sample = max(result.captions_per_sample for result in kept)
+    plan = job.plan
+    index = seal_index({
+        "n": sum(result.rows for result in kept),
+        "mode": job.source.mode,
+        "captions_per_sample": per_sample,
+        **({"captions": sum(result.captions for result in kept)} if per_sample > 1 else {}),
+        "first_id": np.cumsum([0, *(result.rows for result in kept)]).tolist(),
+        "image": job.settings.image.model_dump(),
+        "tokenizer": info.model_dump() if info else None,
+        "tokenizer_digest": sha256_of(partial.tokenizer) if info else None,
+        "shard_digests": [result.digests for result in kept],
+        "grown_from": None,
+        "source": plan.source | {"samples": plan.samples, "permutation_seed": plan.seed, "plan": plan.digest()},
+    })  # fmt: skip
+    partial.assemble(parts, results, index)
+
+
+def _no_usable_sample(job: Job, partial: Partial) -> SourceError:
+    partial.gather_errors(partial.parts(job.plan.shards), partial.errors)
+    first = next(read_bad_samples(partial.errors))
+    return SourceError(f"none of the {job.plan.selected:,} samples is usable; the first: {first.uri!r}: {first.reason}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -106,52 +107,78 @@ def largest_bytes(samples: int, stored_bytes: int) -> int:
     return stored_bytes + samples * _ROW_BYTES + shard_count(samples, stored_bytes) * _PADDING_BYTES
 
 
-def cut_into_shards(
-    selected: NDArray[np.int64], chunks: NDArray[np.int64] | None, seed: int, shards: int, *, picture_bytes: int = 0
-) -> list[NDArray[np.int64]]:
-    """Return the source indices of every shard in row order; `selected` must be sorted.
-
-    picture_bytes: average size of a picture in the source.
+class Listings:
+    """The source indices of every shard in row order: iterates, once, over int64 [rows of the shard].
 
     Sources are often sorted by class, and blocks of state are ranges of ids, so the listing is permuted before it is
-    cut. If a source is read in chunks (prefix sums, see Source.chunks), whole chunks are permuted and cut into shards,
-    and samples are permuted within windows of whole chunks that hold at least WINDOW_ROWS or WINDOW_BYTES. Each chunk
-    is then read about once: its samples stay close to each other, but not in order.
+    cut. If a source is read in chunks (see Source.chunks), whole chunks are permuted and cut into shards, and samples
+    are permuted within windows of whole chunks that hold at least WINDOW_ROWS or WINDOW_BYTES. Each chunk is then read
+    about once: its samples stay close to each other, but not in order.
+
+    Memory is that of a shard for a source in chunks, else four bytes a sample.
     """
-    rng = np.random.default_rng(seed)
-    cuts = np.array([shard * len(selected) // shards for shard in range(shards + 1)])
-    if chunks is None:
-        listing = rng.permutation(selected)
-        return [listing[start:end] for start, end in pairwise(cuts.tolist())]
-    chunk = np.searchsorted(chunks, selected, side="right") - 1
-    turn = rng.permutation(len(chunks) - 1)[chunk]
-    listing = selected[np.argsort(turn, kind="stable")]
-    cuts = _at_ends_of_chunks(cuts, np.sort(turn))
-    window = min(WINDOW_ROWS, WINDOW_BYTES // max(picture_bytes, 1))
-    return [_mixed(listing[start:end], chunks, window, rng) for start, end in pairwise(cuts.tolist())]
+
+    def __init__(
+        self, samples: int, selection: NDArray[np.int64] | None, chunks: NDArray[np.int64] | None, seed: int,
+        shards: int, *, picture_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        """Cut the listing.
+
+        samples: number of samples in the source. selection: sorted indices of those to convert; None for all.
+        chunks: prefix sums of the chunks' sizes. picture_bytes: average size of a picture in the source.
+        """
+        self._rng, self._selection = np.random.default_rng(seed), selection
+        self._count = samples if selection is None else len(selection)
+        self._cuts = np.array([shard * self._count // shards for shard in range(shards + 1)])
+        self._window = min(WINDOW_ROWS, WINDOW_BYTES // max(picture_bytes, 1))
+        self._is_chunked = chunks is not None
+        if chunks is not None:
+            # Places of the chunks' first samples among the selected ones.
+            first = chunks if selection is None else np.searchsorted(selection, chunks)
+            order = np.argsort(self._rng.permutation(len(chunks) - 1))
+            order = order[np.diff(first)[order] > 0]
+            self._ends = np.cumsum([0, *np.diff(first)[order]])  # in the permuted listing
+            self._shift = first[order] - self._ends[:-1]
+            self._cuts = _at_ends_of_chunks(self._cuts, self._ends)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of samples of every shard."""
+        return [int(size) for size in np.diff(self._cuts)]
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        return self._of_chunks() if self._is_chunked else self._permuted()
+
+    def _permuted(self) -> Iterator[NDArray[np.int64]]:
+        places = np.arange(self._count, dtype=np.uint32 if self._count <= 1 << 32 else np.int64)
+        self._rng.shuffle(places)
+        for start, end in pairwise(self._cuts.tolist()):
+            yield self._selected(places[start:end].astype(np.int64))
+
+    def _of_chunks(self) -> Iterator[NDArray[np.int64]]:
+        ends = self._ends
+        for start, end in pairwise(self._cuts.tolist()):
+            held, mixed = [], []
+            begun, ended = int(np.searchsorted(ends, start, side="right")) - 1, int(np.searchsorted(ends, end))
+            for place in range(begun, ended):
+                piece = np.arange(max(start, ends[place]), min(end, ends[place + 1])) + self._shift[place]
+                held.append(self._selected(piece))
+                if sum(map(len, held)) >= self._window or place == ended - 1:
+                    mixed.append(self._rng.permutation(np.concatenate(held)))
+                    held = []
+            yield np.concatenate(mixed)
+
+    def _selected(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        return places if self._selection is None else self._selection[places]
 
 
-def _at_ends_of_chunks(cuts: NDArray[np.int64], turn: NDArray[np.int64]) -> NDArray[np.int64]:
+def _at_ends_of_chunks(cuts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """Move each cut to the nearest chunk boundary, unless that makes a shard empty or too large."""
-    ends = np.concatenate([[0], np.flatnonzero(np.diff(turn)) + 1, [len(turn)]])
     above = np.searchsorted(ends, cuts)
     below = np.maximum(above - 1, 0)
     moved = np.where(ends[above] - cuts < cuts - ends[below], ends[above], ends[below])
     sizes = np.diff(moved)
     return moved if sizes.min() > 0 and sizes.max() <= MAX_SHARD_ROWS else cuts
-
-
-def _mixed(
-    indices: NDArray[np.int64], chunks: NDArray[np.int64], window: int, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Permute one shard's samples, given chunk by chunk, within windows of whole chunks with at least `window` rows."""
-    chunk = np.searchsorted(chunks, indices, side="right")
-    mixed, start = [], 0
-    for end in (*(np.flatnonzero(np.diff(chunk)) + 1).tolist(), len(indices)):
-        if end - start >= window or end == len(indices):
-            mixed.append(rng.permutation(indices[start:end]))
-            start = end
-    return np.concatenate(mixed)
 
 
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,10 +78,10 @@ def start_workers_early() -> None:
 
 
 def convert_shards(
-    job: Job, shards: list[tuple[Part, NDArray[np.int64]]], counted: Counts, workers: int,
+    job: Job, shards: Iterator[tuple[Part, NDArray[np.int64]]], counted: Counts, workers: int,
     on_progress: Callable[[Counts], None],
 ) -> None:  # fmt: skip
-    """Write every shard, given as the part's files and its source indices.
+    """Write every shard, given as the part's files and its source indices, which are asked for as workers get free.
 
     counted: what earlier processes have done. Calls on_progress with the counts a few times a second and at the end;
     an exception from it ends the conversion, as does one from a worker.
@@ -90,21 +91,22 @@ def convert_shards(
     context = get_context("forkserver")
     shared = _Shared(context.Value("Q", counted.done), context.Value("Q", counted.left_out),
                      context.Value("b", 0, lock=False))  # fmt: skip
-    pool = ProcessPoolExecutor(min(workers, len(shards)), context, _start_worker, (job, shared))
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (job, shared))
 
-    def submit_all() -> set[Future[None]]:
-        return {pool.submit(_write_shard, *shard) for shard in shards}
+    def submit(count: int) -> set[Future[None]]:
+        return {pool.submit(_write_shard, *shard) for shard in islice(shards, count)}
 
     try:
         with ThreadPoolExecutor(1) as starter:
             # Ctrl-C interrupts only the main thread. There it could arrive while a worker gets its job, or before the
             # pool knows of the worker, and the pool would then not wait for it.
-            waiting = starter.submit(submit_all).result()
-        while waiting:
-            finished, waiting = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_EXCEPTION)
-            for future in finished:
-                future.result()
-            on_progress(Counts(shared.done.value, shared.left_out.value))
+            waiting = starter.submit(submit, 2 * workers).result()
+            while waiting:
+                finished, waiting = wait(waiting, timeout=SECONDS_BETWEEN_LOOKS, return_when=FIRST_EXCEPTION)
+                for future in finished:
+                    future.result()
+                waiting |= starter.submit(submit, len(finished)).result()
+                on_progress(Counts(shared.done.value, shared.left_out.value))
     except BrokenProcessPool:
         raise DatasetError("a conversion process was killed, possibly out of memory; "
                            "continue with --resume and fewer --workers") from None  # fmt: skip

@@ -15,18 +15,22 @@ from ..errors import SourceError
 from ..sources import Source
 from ..tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
 from .partial import Partial, read_bad_samples
-from .plan import ConvertSettings, Plan, cut_into_shards
+from .plan import ConvertSettings, Listings, Plan
 from .shard_pool import Counts, convert_shards
 
 FIRST_REASONS = 3
+MAX_TRAINED_ON = 4_000_000
+"""A tokenizer is trained on the captions of this many samples: more change few merges, and take hours and memory."""
+RUN = 1_000
+"""Neighbouring samples of a larger source that a tokenizer is trained on."""
 
 
 class Job(NamedTuple):
     """What is converted, and how."""
 
     source: Source
-    selected: NDArray[np.int64]
-    """Sorted source indices, int64 [samples]."""
+    selection: NDArray[np.int64] | None
+    """Sorted source indices, int64 [samples]; None for all."""
     settings: ConvertSettings
     tokenizer: Path | None
     """A given tokenizer.json."""
@@ -42,8 +46,7 @@ class Job(NamedTuple):
         plan = Plan.of(source, settings, selection, tokenizer)
         if not plan.selected:
             raise SourceError("no samples are selected; there is nothing to convert")
-        selected = np.arange(len(source)) if selection is None else selection
-        return cls(source, selected, settings, tokenizer, plan)
+        return cls(source, selection, settings, tokenizer, plan)
 
 
 def prepare_tokenizer(job: Job, partial: Partial) -> None:
@@ -53,9 +56,20 @@ def prepare_tokenizer(job: Job, partial: Partial) -> None:
     if job.tokenizer is not None:
         text = read_regular(job.tokenizer, MAX_FILE_BYTES)
     else:
-        captions = job.source.captions(job.selected)
+        captions = job.source.captions(_captions_to_train_on(job))
         text = train_tokenizer(captions, vocab_size=job.settings.vocab_size).to_str(pretty=True).encode()
     write_atomically(partial.tokenizer, text)  # not with its own `save`, whose errors do not report a full disk
+
+
+def _captions_to_train_on(job: Job) -> NDArray[np.int64]:
+    """Return sorted source indices: all, or runs of neighbours, evenly spaced, which are cheap to read."""
+    count = job.plan.selected
+    if count <= MAX_TRAINED_ON:
+        places = np.arange(count)
+    else:
+        starts = np.linspace(0, count - RUN, MAX_TRAINED_ON // RUN).astype(np.int64)
+        places = (starts[:, None] + np.arange(RUN)).ravel()
+    return places if job.selection is None else job.selection[places]
 
 
 class _TooManyBadSamplesError(Exception):
@@ -69,25 +83,26 @@ def write_shards(
 
     Raises SourceError if too many samples cannot be used, DatasetError as convert_shards does.
     """
-    picture_bytes = (job.source.stored_bytes() or 0) // len(job.source)
-    listings = cut_into_shards(
-        job.selected, job.source.chunks(), job.settings.seed, job.plan.shards, picture_bytes=picture_bytes
-    )[own]
-    parts = partial.parts(job.plan.shards)[own]
-    results = [part.result() for part in parts]
-    missing = [pair for pair, result in zip(zip(parts, listings, strict=True), results, strict=True) if not result]
-    selected, seen = (sum(map(len, of_shards)) for of_shards in (listings, (listing for _, listing in missing)))
+    count = job.plan.shards
+    listings = Listings(len(job.source), job.selection, job.source.chunks(), job.settings.seed, count,
+                        picture_bytes=(job.source.stored_bytes() or 0) // len(job.source))  # fmt: skip
+    parts = partial.parts(count)
+    results = {shard: parts[shard].result() for shard in range(count)[own]}
+    missing = {shard for shard, result in results.items() if not result}
+    selected, seen = (sum(listings.sizes[shard] for shard in shards) for shards in (results, missing))
 
     def watch(counts: Counts) -> None:
         on_progress(counts)
         if counts.left_out > job.settings.max_error_rate * job.plan.selected + 1e-9:
             raise _TooManyBadSamplesError
 
-    counted = Counts(selected - seen, sum(result.left_out for result in results if result))
+    counted = Counts(selected - seen, sum(result.left_out for result in results.values() if result))
     try:
         watch(counted)
         if missing:
-            convert_shards((job.source, job.settings, partial.tokenizer), missing, counted, workers, watch)
+            shards = ((parts[shard], listing) for shard, listing in enumerate(listings) if shard in missing)
+            convert_shards((job.source, job.settings, partial.tokenizer), shards, counted,
+                           min(workers, len(missing)), watch)  # fmt: skip
     except _TooManyBadSamplesError:
         raise too_many_bad_samples(job, partial) from None
     return seen, selected

@@ -94,20 +94,21 @@ class ParquetSource(Source):
     def groups(self) -> Groups | None:
         if self._columns.group is None:
             return None
-        parts = [values for _, values in self._column(self._columns.group)]
         if self._class_names is None:
+            parts = (values for _, values in self._column(self._columns.group))
             names = [values.cast(pa.large_string()).cast(pa.large_binary()).fill_null(b"") for values in parts]
             return groups_by_name(pa.concat_arrays(names))
-        numbers = np.concatenate([values.cast(pa.int64(), safe=False).fill_null(-1).to_numpy() for values in parts])
-        named = (numbers >= 0) & (numbers < len(self._class_names))
-        of_sample = np.where(named, numbers, len(self._class_names)).astype(np.int32)
-        return Groups(self._class_names if named.all() else (*self._class_names, ""), of_sample)
+        of_sample, none = np.empty(len(self), np.int32), len(self._class_names)
+        for start, values in self._column(self._columns.group):
+            numbers = values.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
+            of_sample[start : start + len(numbers)] = np.where((numbers >= 0) & (numbers < none), numbers, none)
+        return Groups(self._class_names if of_sample.max() < none else (*self._class_names, ""), of_sample)
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self._columns.caption is None:
             return
         wanted = np.sort(indices)
-        for start, values in self._column(self._columns.caption):
+        for start, values in self._column(self._columns.caption, wanted):
             first, end = np.searchsorted(wanted, [start, start + len(values)])
             for index in wanted[first:end].tolist():
                 try:
@@ -130,9 +131,14 @@ class ParquetSource(Source):
             "listing": self._listing,
         }
 
-    def _column(self, name: str) -> Iterator[tuple[int, pa.Array]]:
-        """Yield the whole column in parts, each with its first index; null where it cannot be read."""
+    def _column(self, name: str, wanted: NDArray[np.int64] | None = None) -> Iterator[tuple[int, pa.Array]]:
+        """Yield the column in parts, each with its first index; null where it cannot be read.
+
+        wanted: sorted indices; row groups that have none of them are left out.
+        """
         for chunk, start in enumerate(self._chunks[:-1].tolist()):
+            if wanted is not None and np.diff(np.searchsorted(wanted, self._chunks[chunk : chunk + 2])) == 0:
+                continue
             end, kind = int(self._chunks[chunk + 1]), pa.null()
             try:
                 for batch in self._row_groups.batches(chunk, [name]):

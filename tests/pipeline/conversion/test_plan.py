@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thermopile.pipeline.conversion import plan
-from thermopile.pipeline.conversion.plan import cut_into_shards, shard_count
+from thermopile.pipeline.conversion.plan import Listings, shard_count
 
 sizes_of_chunks = st.lists(st.integers(0, 3000), min_size=1, max_size=30).filter(any)
 
@@ -34,7 +34,7 @@ def test_small_datasets_are_cut_only_where_the_padding_of_a_file_is_little_besid
 @given(st.integers(1, 500), st.integers(1, 8), st.integers(0, 2**32))
 def test_every_selected_sample_is_in_one_shard(samples, shards, seed):
     selected = np.arange(samples, dtype=np.int64) * 3
-    parts = cut_into_shards(selected, None, seed, shards)
+    parts = [*Listings(3 * samples, selected, None, seed, shards)]
     assert len(parts) == shards
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), selected)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -46,14 +46,14 @@ def test_every_selected_sample_of_a_chunked_source_is_in_one_shard(sizes, shards
     selected = np.flatnonzero(np.random.default_rng(seed).random(chunks[-1]) < data.draw(st.floats(0.3, 1)))
     if len(selected) < shards:
         return
-    parts = cut_into_shards(selected, chunks, seed, shards)
+    parts = [*Listings(chunks[-1], selected, chunks, seed, shards)]
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), selected)
 
 
 @given(sizes_of_chunks, st.integers(1, 6), st.integers(0, 2**32))
 def test_the_samples_of_a_chunk_stay_near_each_other(sizes, shards, seed):
     chunks = chunks_of(sizes)
-    for part in cut_into_shards(np.arange(chunks[-1]), chunks, seed, shards):
+    for part in Listings(chunks[-1], None, chunks, seed, shards):
         chunk = np.searchsorted(chunks, part, side="right")
         for number in np.unique(chunk):
             places = np.flatnonzero(chunk == number)
@@ -62,7 +62,7 @@ def test_the_samples_of_a_chunk_stay_near_each_other(sizes, shards, seed):
 
 def test_a_chunk_is_read_in_one_shard_and_its_samples_do_not_stand_in_its_order():
     chunks = chunks_of([500] * 40)
-    parts = cut_into_shards(np.arange(20_000), chunks, 0, 4)
+    parts = [*Listings(20_000, None, chunks, 0, 4)]
     assert [len(part) for part in parts] == [5_000] * 4
     readers = [set(np.searchsorted(chunks, part, side="right").tolist()) for part in parts]
     assert sum(map(len, readers)) == 40
@@ -72,13 +72,13 @@ def test_a_chunk_is_read_in_one_shard_and_its_samples_do_not_stand_in_its_order(
 
 def test_large_pictures_are_mixed_over_fewer_so_that_a_worker_can_hold_their_chunks():
     chunks = chunks_of([500] * 20)
-    (part,) = cut_into_shards(np.arange(10_000), chunks, 0, 1, picture_bytes=1 << 20)
+    (part,) = Listings(10_000, None, chunks, 0, 1, picture_bytes=1 << 20)
     chunk = np.searchsorted(chunks, part, side="right")
     assert max(np.ptp(np.flatnonzero(chunk == number)) for number in range(1, 21)) < 1_000
 
 
 @pytest.mark.parametrize("chunks", [None, chunks_of([200] * 10)])
 def test_the_seed_decides_the_order(chunks):
-    first, again, other = (np.concatenate(cut_into_shards(np.arange(2000), chunks, seed, 2)) for seed in (1, 1, 2))
+    first, again, other = (np.concatenate([*Listings(2000, None, chunks, seed, 2)]) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.errors import BadSampleError, SourceError
-from thermopile.pipeline.sources import csv_source
+from thermopile.pipeline.sources import csv_rows
 from thermopile.pipeline.sources.csv_source import CsvSource
 
 
@@ -30,7 +30,7 @@ def test_paths_are_relative_to_the_list_and_captions_may_be_quoted_and_of_many_l
 
 
 def test_captions_of_many_lines_are_whole_wherever_the_file_is_cut_into_blocks(listed, monkeypatch):
-    monkeypatch.setattr(csv_source, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(csv_rows, "PIECE_BYTES", 64)
     captions = [f"line one of {n}\nline two, {n}" for n in range(30)]
     source = listed("filepath,title\n" + "".join(f'a.jpg,"{caption}"\n' for caption in captions))
     assert list(source.captions(np.arange(30))) == captions
@@ -77,7 +77,7 @@ def test_a_missing_column_is_answered_with_the_columns_there_are(listed):
     ("text", "options", "reason"),
     [
         ("", {}, "no column 'filepath'; its columns, by its first line: none"),
-        ("filepath,title", {}, "Empty CSV"),
+        ("filepath,title", {}, "no row"),
         ("filepath,title\n", {}, "no row"),
         ("filepath,title\na.jpg,x\n", {"separator": ", "}, "not one ASCII character"),
         (b"\xff\xfef\0i\0l\0e\0", {}, "no column"),
@@ -151,7 +151,7 @@ def test_rows_of_another_number_of_columns_come_last_and_are_bad_samples(listed,
 
 
 def test_a_list_that_is_malformed_throughout_is_refused(listed, monkeypatch):
-    monkeypatch.setattr(csv_source, "MAX_MALFORMED", 10)
+    monkeypatch.setattr(csv_rows, "MAX_MALFORMED", 10)
     with pytest.raises(SourceError, match="over 10 malformed rows, the last: row 12 of the file"):
         listed("filepath,title\n" + "a.jpg\n" * 20)
 

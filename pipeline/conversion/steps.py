@@ -19,8 +19,8 @@ from .plan import ConvertSettings, Listings, Plan
 from .shard_pool import Counts, convert_shards
 
 FIRST_REASONS = 3
-MAX_TRAINED_ON = 4_000_000
-"""A tokenizer is trained on the captions of this many samples: more change few merges, and take hours and memory."""
+MAX_TRAINED_ON = 1_000_000
+"""A tokenizer is trained on the captions of at most this many samples: more change few merges and take minutes each."""
 RUN = 1_000
 """Neighbouring samples of a larger source that a tokenizer is trained on."""
 

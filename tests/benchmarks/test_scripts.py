@@ -17,6 +17,7 @@ FIGURES = {
     ("state", "snapshot"): {"megabytes_per_second"},
     ("step", "checkpoint"): {"held_up_ms", "held_up_steps", "held_up_worst_steps", "slowed_ms", "step_ms"},
     ("convert", "encoded"): {"images_per_second", "start_up_seconds"},
+    ("planning", "tsv"): {"list_seconds", "plan_seconds", "tokenizer_seconds", "cut_seconds", "minutes", "peak_gb"},
     ("duplicates", "query"): {"milliseconds"},
     ("duplicates", "glyphs"): {"missed_percent", "false_percent", "not_similar_percent", "largest_of_copies",
                                "smallest_of_others"},
@@ -95,6 +96,15 @@ def test_a_report_keeps_to_its_time_its_memory_and_its_page_at_full_size(part, g
     held = {name: figure["held"] for name, figure in measured["figures"].items() if figure["asked"]}
     assert set(held) >= {"peak_megabytes", "page_megabytes"}
     assert all(held.values()), measured["figures"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", ["tsv", "parquet"])
+def test_a_hundred_million_rows_are_planned_in_their_time_and_memory(part, tmp_path):
+    skip_without_disk(13, tmp_path)
+    (measured,) = run("planning", "--part", part, directory=tmp_path)
+    assert all(measured["figures"][name]["held"] for name in ("minutes", "peak_gb")), measured["figures"]
 
 
 def skip_without_disk(gigabytes, path):

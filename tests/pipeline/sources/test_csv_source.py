@@ -1,9 +1,15 @@
 """A list of image paths and captions."""
 
+import csv
 import os
+import pickle
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from thermopile.pipeline.errors import BadSampleError, SourceError
 from thermopile.pipeline.sources import csv_rows
@@ -160,3 +166,30 @@ def test_another_caption_gives_the_listing_another_digest(listed):
     first = listed("filepath,title\na.jpg,x\n").describe()
     assert first == listed("filepath,title\na.jpg,x\n").describe()
     assert first["listing"] != listed("filepath,title\na.jpg,y\n").describe()["listing"]
+
+
+texts = st.text(st.sampled_from('ab,;"\n\r\t é'), max_size=8)
+
+
+@given(st.lists(st.tuples(texts, texts, texts), min_size=1, max_size=200), st.sampled_from([",", "\t"]),
+       st.sampled_from(["\n", "\r\n", "\r"]), st.integers(1, 50), st.booleans())  # fmt: skip
+def test_rows_are_those_of_pythons_own_reader_wherever_the_file_is_cut(rows, separator, line_end, piece, has_bom):
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as small:
+        small.setattr(csv_rows, "PIECE_BYTES", piece)
+        file = Path(folder) / "list.csv"
+        with file.open("w", newline="", encoding="utf-8-sig" if has_bom else "utf-8") as opened:
+            writer = csv.writer(opened, delimiter=separator, lineterminator=line_end)
+            writer.writerows([("filepath", "title", "class"), *rows])
+        read = csv_rows.CsvRows(file, separator, 3, (0, 2))
+        with file.open(newline="", encoding="utf-8-sig") as opened:  # of which a lone carriage return makes more rows
+            found = [row for row in csv.reader(opened, delimiter=separator) if len(row) == 3][1:]
+        expected = [(first.encode(), third.encode()) for first, _, third in found]
+        assert [read[place] for place in reversed(range(len(read)))] == expected[::-1]
+        assert list(pickle.loads(pickle.dumps(read))) == expected
+
+
+def test_a_list_that_is_changed_while_it_is_converted_is_an_error(listed, tmp_path):
+    source = listed("filepath,title\na.jpg,x\n")
+    (tmp_path / "list.csv").write_text("filepath,title\na.jpg,other\n")
+    with pytest.raises(SourceError, match="changed while it was converted"):
+        source[0]

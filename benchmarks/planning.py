@@ -1,0 +1,143 @@
+"""What a conversion does before it writes: it lists the source, plans the shards and trains a tokenizer.
+
+\b
+tsv      one list of paths and captions
+parquet  files of a million rows with captions, in row groups of a thousand
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from thermopile.pipeline.conversion.plan import ConvertSettings, Listings
+from thermopile.pipeline.conversion.steps import Job, prepare_tokenizer
+from thermopile.pipeline.sources import Source
+from thermopile.pipeline.sources.csv_source import CsvSource
+from thermopile.pipeline.sources.parquet import ParquetSource
+
+from harness import Figure, Measured, Part, peak_memory, script
+
+WORDS = [
+    "a",
+    "an",
+    "the",
+    "red",
+    "blue",
+    "old",
+    "small",
+    "large",
+    "photo",
+    "picture",
+    "of",
+    "with",
+    "and",
+    "on",
+    "in",
+    "front",
+    "dog",
+    "cat",
+    "house",
+    "tree",
+    "street",
+    "person",
+]
+AT_ONCE = 100_000
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Rows of the source."""
+
+    rows: int = 100_000_000
+
+
+def captions(count: int) -> list[str]:
+    """Captions of twelve words, some of them rare."""
+    rng = np.random.default_rng(0)
+    common, rare = rng.choice(WORDS, (count, 11)), rng.integers(0, 50_000, count)
+    return [f"{' '.join(words)} {number:x}" for words, number in zip(common.tolist(), rare.tolist(), strict=True)]
+
+
+def write_tsv(folder: Path, rows: int) -> Path:
+    """Write a list of `rows` pictures that do not exist."""
+    lines = [f"images/@@@@@@/{place:05d}.jpg\t{text}\n" for place, text in enumerate(captions(AT_ONCE))]
+    block = "".join(lines).encode()
+    with (folder / "list.tsv").open("wb") as file:
+        file.write(b"filepath\ttitle\n")
+        for number in range(rows // AT_ONCE):
+            file.write(block.replace(b"@@@@@@", b"%06d" % number))
+    return folder / "list.tsv"
+
+
+def write_parquet(folder: Path, rows: int) -> list[Path]:
+    """Write files of up to a million rows, whose pictures are paths."""
+    count = min(rows, 1_000_000)
+    texts = captions(AT_ONCE) * (count // AT_ONCE)
+    pictures = pa.array([{"bytes": None, "path": f"{place:07d}.jpg"} for place in range(count)],
+                        pa.struct({"bytes": pa.binary(), "path": pa.string()}))  # fmt: skip
+    table = pa.table({"image": pictures, "caption": texts})
+    paths = [folder / f"{number:03d}.parquet" for number in range(rows // count)]
+    for path in paths:
+        pq.write_table(table, path, row_group_size=1000)
+    return paths
+
+
+def measure_tsv(sizes: Sizes, directory: Path) -> Measured:
+    """Plan for a tsv."""
+    file = write_tsv(directory, sizes.rows)
+    return _measure(lambda: CsvSource(file), sizes, directory, f"a tsv of {file.stat().st_size / 1e9:.1f} GB")
+
+
+def measure_parquet(sizes: Sizes, directory: Path) -> Measured:
+    """Plan for parquet files."""
+    files = write_parquet(directory, sizes.rows)
+    size = sum(file.stat().st_size for file in files)
+    return _measure(lambda: ParquetSource(files), sizes, directory, f"{len(files)} parquet files, {size / 1e9:.1f} GB")
+
+
+def _measure(open_source: Callable[[], Source], sizes: Sizes, directory: Path, what: str) -> Measured:
+    seconds, began = {}, perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal began
+        seconds[name], began = perf_counter() - began, perf_counter()
+
+    source = open_source()
+    source.groups()
+    lap("list")
+    job = Job.of(source, ConvertSettings(), None, None)
+    lap("plan")
+    prepare_tokenizer(job, SimpleNamespace(tokenizer=directory / "tokenizer.json"))  # type: ignore[arg-type]
+    lap("tokenizer")
+    listings = Listings(len(source), None, source.chunks(), 0, job.plan.shards)
+    if sum(map(len, listings)) != sizes.rows:
+        raise AssertionError("rows are missing")
+    lap("cut")
+    return Measured(
+        f"{sizes.rows:,} rows, {what}",
+        "",
+        [
+            *(Figure(f"{name}_seconds", label, "s", seconds[name]) for name, label in {
+                "list": "list the source", "plan": "make the plan", "tokenizer": "train the tokenizer",
+                "cut": "cut into shards"}.items()),
+            Figure("minutes", "together", "min", sum(seconds.values()) / 60, at_most=15),
+            Figure("peak_gb", "peak memory", "GB", peak_memory() / 1e9, at_most=2),
+        ],
+    )  # fmt: skip
+
+
+PARTS = {
+    "tsv": Part(measure_tsv, Sizes(), Sizes(rows=AT_ONCE)),
+    "parquet": Part(measure_parquet, Sizes(), Sizes(rows=AT_ONCE)),
+}
+
+if __name__ == "__main__":
+    script(__doc__, PARTS, "pyarrow", "tokenizers")()

@@ -10,8 +10,10 @@ from typing import Any
 
 import click
 
+from ..objects import Place
 from .convert_sources import KINDS, Kind, users_kind
 from .dataset_path import DatasetPath
+from .place_type import PlaceType
 from .plain_text import plain_text
 from .progress import progress_bar
 
@@ -95,7 +97,7 @@ def _options(kind: Kind) -> Iterator[click.Option]:
 
 
 def _command(kind: Kind) -> click.Command:
-    def run(out: Path, seed: int, src: Any = None, **values: Any) -> None:
+    def run(out: Place, seed: int, src: Any = None, **values: Any) -> None:
         from . import converting
 
         own = {name: values.pop(name) for option in kind.options if (name := option.name)}
@@ -103,7 +105,7 @@ def _command(kind: Kind) -> click.Command:
 
     many = kind.pattern is not None
     src = [click.Argument(["src"], type=kind.src, nargs=-1 if many else 1, required=True)] if kind.src else []
-    out = click.Argument(["out"], type=click.Path(path_type=Path))
+    out = click.Argument(["out"], type=PlaceType())
     return click.Command(
         kind.name, params=[*src, out, *kind.options, *_options(kind)], callback=run, help=kind.help,
         epilog=f"\b\nExample:\n  thermopile convert {kind.name} {kind.example}",

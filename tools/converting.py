@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Timer
 from typing import Any, NamedTuple
 
@@ -16,17 +17,20 @@ import numpy as np
 from click.core import ParameterSource
 from numpy.typing import NDArray
 
+from ..objects import Address, Place
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary, convert_part
 from ..pipeline.conversion.convert import convert as convert_source
 from ..pipeline.conversion.convert import finish as finish_parts
-from ..pipeline.conversion.partial import Partial, refuse_existing
+from ..pipeline.conversion.partial import Partial
 from ..pipeline.conversion.plan import largest_bytes
 from ..pipeline.conversion.shard_pool import Counts, start_workers_early
+from ..pipeline.conversion.steps import unfinished
 from ..pipeline.dataset_index import ERRORS_FILE, TOKENIZER_FILE, ImagePolicy
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.sources import Groups, Source
 from ..pipeline.sources.dataset_source import DatasetSource
 from ..pipeline.sources.selection import hold_out, long_tail
+from ..pipeline.tokenizer import MAX_FILE_BYTES
 from ..trainer.selecting import selected_ids
 from .convert_sources import Kind
 from .plain_text import plain_text
@@ -38,7 +42,7 @@ SECONDS_UNTIL_TOLD = 2.0
 class Split(NamedTuple):
     """One dataset to write."""
 
-    out: Path
+    out: Place
     source: Source
     selection: NDArray[np.int64] | None
     """Source indices; None for all."""
@@ -59,7 +63,7 @@ class Split(NamedTuple):
 
 
 def run(
-    kind: Kind, src: Any, own: dict[str, Any], out: Path, *, workers: int | None, resume: bool, overwrite: bool,
+    kind: Kind, src: Any, own: dict[str, Any], out: Place, *, workers: int | None, resume: bool, overwrite: bool,
     part: tuple[int, int] | None, finish: bool, holdout: float | None = None, longtail: float | None = None,
     **options: Any,
 ) -> None:  # fmt: skip
@@ -68,13 +72,13 @@ def run(
         raise click.UsageError("--part and --finish exclude each other: finish after all parts")
     for value in (src, *own.values()):
         for path in value if isinstance(value, tuple) else (value,):
-            if isinstance(path, Path) and path.resolve().is_relative_to(out.resolve()):
+            if isinstance(path, Path) and isinstance(out, Path) and path.resolve().is_relative_to(out.resolve()):
                 raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
     select = own.pop("select") if kind.is_dataset else None
     outs = [out, out.with_name(f"{out.name}-test")] if kind.own_test or holdout else [out]
     if not (resume or part or finish):
-        for path in outs:
-            refuse_existing(path, overwrite=overwrite)
+        for each in outs:
+            unfinished(each).refuse_existing(overwrite=overwrite, resume=False)
     start_workers_early()
     with _told_when_slow(f"listing {kind.name} …"):
         sources = kind.open(src, **own)
@@ -84,23 +88,36 @@ def run(
             assert isinstance(sources[0], DatasetSource)
             splits = [splits[0]._replace(selection=selected_ids(select, sources[0].dataset.index))]
         _announce(splits)
-    for split in splits:
-        # A test set has the tokenizer of its training set, also where that is not finished yet.
-        trained = next((file for file in (Partial(out).tokenizer, out / TOKENIZER_FILE) if file.exists()), None)
-        shared: dict[str, Any] = {"overwrite": overwrite, "tokenizer_from": None if split.out == out else trained}
-        if part:
-            _convert_part(split, settings, PartNumber(*part), workers=workers, **shared)
-        elif finish:
-            with _told_when_slow(f"putting {split.out.name} together …"):
-                summary = finish_parts(split.source, split.out, settings, selection=split.selection, **shared)
-            _say_summary(summary, split, settings)
-        else:
-            _convert(split, settings, workers=workers, resume=resume, **shared)
+    with TemporaryDirectory(prefix="thermopile-convert-") as folder:
+        for split in splits:
+            how: dict[str, Any] = {"overwrite": overwrite}
+            if split.out != out:  # a test set has the tokenizer of its training set
+                how["tokenizer_from"] = _tokenizer_of(out, Path(folder))
+            if part:
+                _convert_part(split, settings, PartNumber(*part), workers=workers, **how)
+            elif finish:
+                with _told_when_slow(f"putting {split.out.name} together …"):
+                    summary = finish_parts(split.source, split.out, settings, selection=split.selection, **how)
+                _say_summary(summary, split, settings, "put together from its parts")
+            else:
+                _convert(split, settings, workers=workers, resume=resume, **how)
     if part:
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:
         click.echo(f"next: thermopile show {out} --out {out.name}.png; "
                    f"thermopile train --data {out} --out runs/{out.name}")  # fmt: skip
+
+
+def _tokenizer_of(out: Place, folder: Path) -> Path | None:
+    """Return the tokenizer of a dataset, unfinished or not, or None if it has none; of a remote one, a copy."""
+    if isinstance(out, Path):
+        return next((file for file in (Partial(out).tokenizer, out / TOKENIZER_FILE) if file.exists()), None)
+    copy = folder / TOKENIZER_FILE
+    try:
+        copy.write_bytes((out / TOKENIZER_FILE).read(MAX_FILE_BYTES))
+    except FileNotFoundError:
+        return None
+    return copy
 
 
 def _settings(source: Source, **options: Any) -> ConvertSettings:
@@ -127,7 +144,7 @@ def _told_when_slow(words: str) -> Iterator[None]:
 
 
 def _splits(
-    sources: tuple[Source, ...], outs: list[Path], seed: int, holdout: float | None, longtail: float | None
+    sources: tuple[Source, ...], outs: list[Place], seed: int, holdout: float | None, longtail: float | None
 ) -> list[Split]:
     """Return the datasets to write. The test set is held out first; the long tail is cut from the rest."""
     source, *own_test = sources
@@ -163,11 +180,14 @@ def _announce(splits: list[Split]) -> None:
         words = f"{split.out.name}: {split.samples:,} samples{split.classes}"
         if (stored := split.source.stored_bytes()) is not None:
             here = stored * split.samples // len(split.source)
-            needed += (most := largest_bytes(split.samples, here)) - bytes_written(Partial(split.out).path)
+            most = largest_bytes(split.samples, here)
+            if isinstance(split.out, Path):
+                needed += most - bytes_written(Partial(split.out).path)
             words += f", {_size(here)} in the source, at most about {_size(most)} in {split.out}"
         click.echo(words, err=True)
-    out = splits[0].out.absolute()
-    folder = next(folder for folder in (out, *out.parents) if folder.exists())
+    if not isinstance(out := splits[0].out, Path):
+        return
+    folder = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(folder).free
     if needed > free:
         click.echo(f"Warning: this needs up to {_size(needed)}, but only {_size(free)} are free in {folder}; free some "
@@ -183,7 +203,7 @@ def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: An
     except DatasetExistsError:
         raise
     except (Exception, KeyboardInterrupt) as error:
-        if Partial(split.out).in_progress and "--resume" not in str(error):
+        if unfinished(split.out).in_progress and "--resume" not in str(error):
             click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
         raise
     _say_summary(summary, split, settings)
@@ -217,7 +237,9 @@ class _Shown:
         self._last = counts.done
 
 
-def _say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> None:
+def _say_summary(
+    summary: Summary, split: Split, settings: ConvertSettings, if_none_was_seen: str = "nothing to convert"
+) -> None:
     """Print what was converted on stdout."""
     shards = "1 shard" if summary.shards == 1 else f"{summary.shards:,} shards"
     captions = ""
@@ -225,7 +247,7 @@ def _say_summary(summary: Summary, split: Split, settings: ConvertSettings) -> N
         captions = f" with {summary.captions:,} captions, at most {summary.captions_per_sample} each,"
     result = f"{summary.samples:,} samples{split.classes}{captions} in {shards}, {_size(bytes_written(summary.path))}"
     if not summary.seen:
-        click.echo(f"{summary.path} is complete: {result}; nothing to convert")
+        click.echo(f"{summary.path} is complete: {result}; {if_none_was_seen}")
     else:
         rate = summary.seen / max(summary.seconds, 1e-9)
         click.echo(f"{summary.path}: {result}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
@@ -245,9 +267,11 @@ def _size(count: int) -> str:
     return f"{number:.0f} {units[0]}" if units[0] == "B" else f"{number:.1f} {units[0]}"
 
 
-def bytes_written(folder: Path) -> int:
+def bytes_written(folder: Place) -> int:
     """Return the bytes of all files in a folder, 0 if it is missing; files may vanish while they are counted."""
     total = 0
+    if isinstance(folder, Address):
+        return sum(size for _, size in folder.objects())
     for file in folder.rglob("*"):
         with suppress(OSError):
             found = file.stat()

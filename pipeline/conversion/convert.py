@@ -9,21 +9,24 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...objects import Address, Place
 from ..cores import cores
 from ..dataset_index import ERRORS_FILE, FORMAT, read_index
 from ..errors import DatasetError
 from ..sources import Source
-from .partial import ShardResult, claimed, count_reasons, read_bad_samples, refuse_existing
+from .bucket_partial import in_bucket
+from .partial import ShardResult, claimed, count_reasons, read_bad_samples
 from .plan import ConvertSettings, Plan
 from .shard_pool import Counts
-from .steps import FIRST_REASONS, Job, assemble, prepare_tokenizer, too_many_bad_samples, write_shards
+from .steps import FIRST_REASONS, AnyPartial, Job, assemble, prepare_tokenizer, too_many_bad_samples, write_shards
 
 __all__ = ["ConvertSettings", "PartNumber", "PartSummary", "Summary", "convert", "convert_part", "finish"]
 
@@ -34,7 +37,7 @@ MAX_NAMED = 8
 class Summary:
     """The result of a conversion."""
 
-    path: Path
+    path: Place
     samples: int
     shards: int
     left_out: int
@@ -82,7 +85,7 @@ class PartSummary:
 
 
 def convert(
-    source: Source, out: Path, settings: ConvertSettings, *, workers: int | None = None, overwrite: bool = False,
+    source: Source, out: Place, settings: ConvertSettings, *, workers: int | None = None, overwrite: bool = False,
     resume: bool = False, selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
 ) -> Summary:  # fmt: skip
@@ -101,9 +104,9 @@ def convert(
     """
     started, seen = time.monotonic(), 0
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
-    with _full_disk_explained(out), claimed(out) as partial:
+    with _full_disk_explained(out), _claimed(out) as partial:
         if not (resume and not partial.in_progress and _was_made_by(job.plan, out)):
-            refuse_existing(out, overwrite=overwrite, resume=resume)
+            partial.refuse_existing(overwrite=overwrite, resume=resume)
             if not (resume and partial.in_progress):
                 partial.clear()
             partial.begin(job.plan)
@@ -113,12 +116,12 @@ def convert(
                 seen, _ = write_shards(job, partial, slice(None), workers or cores(), on_progress)
                 assemble(job, partial)
             partial.publish()
-        partial.remove_replaced()
+        partial.clean_up()
     return _summary(out, seen, started)
 
 
 def convert_part(
-    source: Source, out: Path, settings: ConvertSettings, part: PartNumber, *, workers: int | None = None,
+    source: Source, out: Place, settings: ConvertSettings, part: PartNumber, *, workers: int | None = None,
     overwrite: bool = False, selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
     on_progress: Callable[[Counts], None] = lambda counts: None,
 ) -> PartSummary:  # fmt: skip
@@ -129,21 +132,21 @@ def convert_part(
     """
     started = time.monotonic()
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
-    with _full_disk_explained(out), claimed(out, shared=True) as partial:
+    with _full_disk_explained(out), _claimed(out, shared=True) as partial:
         if not partial.in_progress and _was_made_by(job.plan, out):
             shards = job.plan.shards
             return PartSummary(0, 0, shards, shards, time.monotonic() - started)
-        refuse_existing(out, overwrite=overwrite, resume=True)
+        partial.refuse_existing(overwrite=overwrite, resume=True)
         partial.begin(job.plan)
         partial.remove_files_of_killed_writers()
         prepare_tokenizer(job, partial)
         seen, samples = write_shards(job, partial, part.shards, workers or cores(), on_progress)
-        done = sum(part.result() is not None for part in partial.parts(job.plan.shards))
+        done = sum(result is not None for result in partial.results(job.plan.shards))
     return PartSummary(samples, seen, job.plan.shards, done, time.monotonic() - started)
 
 
 def finish(
-    source: Source, out: Path, settings: ConvertSettings, *, overwrite: bool = False,
+    source: Source, out: Place, settings: ConvertSettings, *, overwrite: bool = False,
     selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
 ) -> Summary:  # fmt: skip
     """Make a dataset of the parts, byte for byte the one that `convert` writes, and publish it. May be repeated.
@@ -153,27 +156,27 @@ def finish(
     """
     started = time.monotonic()
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
-    with _full_disk_explained(out), claimed(out) as partial:
+    with _full_disk_explained(out), _claimed(out) as partial:
         if partial.in_progress or not _was_made_by(job.plan, out):
             if not partial.in_progress:
-                refuse_existing(out, overwrite=overwrite, resume=True)
+                partial.refuse_existing(overwrite=overwrite, resume=True)
                 raise DatasetError(f"no part of {out} has been converted; run the same command with --part 1/K … K/K")
-            refuse_existing(out, overwrite=overwrite, resume=True)
+            partial.refuse_existing(overwrite=overwrite, resume=True)
             partial.begin(job.plan)
             partial.remove_leftovers()
             if not partial.is_whole:
-                results = [part.result() for part in partial.parts(job.plan.shards)]
+                results = partial.results(job.plan.shards)
                 _refuse_missing(results, out)
                 left_out = sum(result.left_out for result in results if result)
                 if left_out > settings.max_error_rate * job.plan.selected + 1e-9:
                     raise too_many_bad_samples(job, partial)
                 assemble(job, partial)
             partial.publish()
-        partial.remove_replaced()
+        partial.clean_up()
     return _summary(out, 0, started)
 
 
-def _refuse_missing(results: Sequence[ShardResult | None], out: Path) -> None:
+def _refuse_missing(results: Sequence[ShardResult | None], out: Place) -> None:
     missing = [str(shard) for shard, result in enumerate(results) if result is None]
     if missing:
         named = ", ".join(missing[:MAX_NAMED]) + (f" and {len(missing) - MAX_NAMED} more" * (len(missing) > MAX_NAMED))
@@ -183,20 +186,25 @@ def _refuse_missing(results: Sequence[ShardResult | None], out: Path) -> None:
         )
 
 
+def _claimed(out: Place, *, shared: bool = False) -> AbstractContextManager[AnyPartial]:
+    return in_bucket(out) if isinstance(out, Address) else claimed(out, shared=shared)
+
+
 @contextmanager
-def _full_disk_explained(out: Path) -> Iterator[None]:
+def _full_disk_explained(out: Place) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
+        where = gettempdir() if isinstance(out, Address) else out.parent.resolve()
         raise DatasetError(
-            f"cannot write to {out.parent.resolve()}: {os.strerror(error.errno)}. "
+            f"cannot write to {where}: {os.strerror(error.errno)}. "
             "Free some space there, then continue with the same command and --resume"
         ) from error
 
 
-def _was_made_by(plan: Plan, out: Path) -> bool:
+def _was_made_by(plan: Plan, out: Place) -> bool:
     try:
         index = read_index(out)
     except DatasetError:
@@ -204,7 +212,7 @@ def _was_made_by(plan: Plan, out: Path) -> bool:
     return index.format == FORMAT and index.source.get("plan") == plan.digest()
 
 
-def _summary(out: Path, seen: int, started: float) -> Summary:
+def _summary(out: Place, seen: int, started: float) -> Summary:
     index = read_index(out)
     reasons = count_reasons(read_bad_samples(out / ERRORS_FILE))
     return Summary(

@@ -13,12 +13,13 @@ writer holds the .beton locked.
 """
 
 import fcntl
+import io
 import json
 import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -37,6 +38,7 @@ from ...files import (
     written_aside,
 )
 from ...lock import FileLock, LockedError
+from ...objects import Address, Place
 from ...sealed_json import DamagedJSONError, parse, seal_line, unseal
 from ..dataset_index import (
     ERRORS_FILE,
@@ -77,6 +79,15 @@ class ShardResult(NamedTuple):
 
 
 _RESULT = TypeAdapter(ShardResult)
+
+
+def read_marker(text: bytes) -> ShardResult | None:
+    """Return the content of a marker; None if it is damaged or another version wrote it."""
+    try:
+        result = _RESULT.validate_python(unseal(text))
+    except (DamagedJSONError, ValidationError):
+        return None
+    return result if result.version == __version__ else None
 
 
 class BadSample(NamedTuple):
@@ -125,15 +136,17 @@ class Part(NamedTuple):
         That is if it is not done, its marker is damaged, a file was cut short or another version wrote it.
         """
         try:
-            result = _RESULT.validate_python(unseal(read_regular(self.file("done.json"))))
-        except (FileNotFoundError, DamagedJSONError, ValidationError):
+            result = read_marker(read_regular(self.file("done.json")))
+        except FileNotFoundError:
+            return None
+        if result is None:
             return None
         cut_short = any(
             file.exists() and file.stat().st_size != result.sizes.get(suffix)
             for suffix in SHARD_SUFFIXES
             if (file := self.file(suffix))
         )
-        return None if cut_short or result.version != __version__ else result
+        return None if cut_short else result
 
     def bad_samples(self) -> Path | None:
         """Return the list of the samples left out, complete or in progress; None if there is none yet."""
@@ -185,13 +198,7 @@ class Partial:
         sync(self.dataset)
         with suppress(FileExistsError):  # another process may be first
             write_atomically(self._plan, plan.model_dump_json(indent=1).encode(), replace=False)
-        cure = f"Use the same settings, or {_START_OVER}"
-        try:
-            begun = Plan.model_validate_json(read_regular(self._plan))
-        except (ValidationError, OSError) as error:
-            raise DatasetExistsError(f"{self._plan} is damaged. {cure}") from error
-        if differences := plan.differences(begun):
-            raise DatasetExistsError(f"{self.path} was started with other settings: {'; '.join(differences)}. {cure}")
+        refuse_other_plan(plan, read_regular(self._plan), self.path)
         if self.is_whole:
             self._refuse_other_format()
 
@@ -220,57 +227,78 @@ class Partial:
             raise DatasetExistsError(f"{self.dataset} has format {made}, written by an older version, so it would not "
                                      f"be verified; {_START_OVER}")  # fmt: skip
 
-    def gather_errors(self, parts: list[Part], into: Path) -> None:
-        """Merge the lists of samples left out so far, in shard order."""
+    def keep_tokenizer(self, text: bytes) -> None:
+        """Write the tokenizer, which is the same whichever process makes it."""
+        write_atomically(self.tokenizer, text)
+
+    def results(self, shards: int) -> list[ShardResult | None]:
+        """Return the result of every shard; None for one that is to be written again."""
+        return [part.result() for part in self.parts(shards)]
+
+    def bad_samples(self, shards: int) -> list[BadSample]:
+        """Return the samples left out so far, in shard order; keeps their list in a file."""
+        self._gather_errors(shards, self.errors)
+        return list(read_bad_samples(self.errors))
+
+    def _gather_errors(self, shards: int, into: Path) -> None:
         with written_aside(into) as file:
-            for part in parts:
+            for part in self.parts(shards):
                 if (lines := part.bad_samples()) is not None:
                     with open_regular(lines) as of_part:
                         shutil.copyfileobj(of_part, file)
 
-    def assemble(self, parts: list[Part], results: list[ShardResult], index: bytes) -> None:
+    def assemble(self, results: Sequence[ShardResult], index: bytes) -> None:
         """Number the shards with samples densely, and write dataset.json last."""
-        kept = [part for part, result in zip(parts, results, strict=True) if result.rows]
+        kept = [part for part, result in zip(self.parts(len(results)), results, strict=True) if result.rows]
         for shard, part in enumerate(kept):
             for suffix in SHARD_SUFFIXES:
                 _move(part.file(suffix), self.dataset / SHARD_FOLDER / shard_name(shard, suffix))
         sync(self.dataset / SHARD_FOLDER)
-        self.gather_errors(parts, self.dataset / ERRORS_FILE)
+        self._gather_errors(len(results), self.dataset / ERRORS_FILE)
         write_atomically(self.dataset / INDEX_FILE, index)
+
+    def refuse_existing(self, *, overwrite: bool = False, resume: bool = False) -> None:
+        """Raise DatasetExistsError if `out` or an unfinished conversion to it exists.
+
+        With overwrite, only if `out` is not a dataset; with resume, an unfinished conversion is allowed.
+        """
+        out = self.out
+        if self.in_progress and not (overwrite or resume):
+            raise DatasetExistsError(f"{self.path} holds an unfinished conversion; continue it with --resume, or start "
+                                     "over with --overwrite")  # fmt: skip
+        if out.exists() and not overwrite:
+            what = "exists and was not converted with these settings" if resume else "exists"
+            raise DatasetExistsError(f"{out} {what}; choose another directory, or replace it with --overwrite")
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            try:
+                read_index(out)
+            except DatasetError as error:
+                message = f"{out} was not replaced, --overwrite replaces only datasets: {error}"
+                raise DatasetExistsError(message) from error
 
     def publish(self) -> None:
         """Rename the complete dataset to `out`; an existing one is moved aside."""
         if self.out.exists():
-            self.remove_replaced()
+            self.clean_up()
             self.out.rename(self._replaced)
         self.dataset.rename(self.out)
         sync(self.out)
         sync(self.out.parent)
 
-    def remove_replaced(self) -> None:
+    def clean_up(self) -> None:
         """Remove the dataset that was moved aside; only call this after the new one is in place."""
         shutil.rmtree(self._replaced, ignore_errors=True)
 
 
-def refuse_existing(out: Path, *, overwrite: bool = False, resume: bool = False) -> None:
-    """Raise DatasetExistsError if `out` or an unfinished conversion to it exists.
-
-    With overwrite, only if `out` is not a dataset; with resume, an unfinished conversion is allowed.
-    """
-    partial = Partial(out)
-    if partial.in_progress and not (overwrite or resume):
-        raise DatasetExistsError(
-            f"{partial.path} holds an unfinished conversion; continue it with --resume, or start over with --overwrite"
-        )
-    if out.exists() and not overwrite:
-        what = "exists and was not converted with these settings" if resume else "exists"
-        raise DatasetExistsError(f"{out} {what}; choose another directory, or replace it with --overwrite")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        try:
-            read_index(out)
-        except DatasetError as error:
-            message = f"{out} was not replaced, --overwrite replaces only datasets: {error}"
-            raise DatasetExistsError(message) from error
+def refuse_other_plan(plan: Plan, begun: bytes, where: Place) -> None:
+    """Raise DatasetExistsError if the conversion there was begun with another plan."""
+    cure = f"Use the same settings, or {_START_OVER}"
+    try:
+        differences = plan.differences(Plan.model_validate_json(begun))
+    except ValidationError as error:
+        raise DatasetExistsError(f"{where / 'plan.json'} is damaged. {cure}") from error
+    if differences:
+        raise DatasetExistsError(f"{where} was started with other settings: {'; '.join(differences)}. {cure}")
 
 
 @contextmanager
@@ -313,9 +341,9 @@ def _move(file: Path, to: Path) -> None:
         raise DatasetError(f"{file} is missing, but its shard was finished; start over with --overwrite")
 
 
-def read_bad_samples(file: Path) -> Iterator[BadSample]:
+def read_bad_samples(file: Place) -> Iterator[BadSample]:
     """Yield the lines of errors.jsonl. Raises DatasetError for a damaged line."""
-    with open_regular(file) as lines:
+    with io.BytesIO(file.read()) if isinstance(file, Address) else open_regular(file) as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 yield BadSample(**{name: str(text) for name, text in parse(line).items()})

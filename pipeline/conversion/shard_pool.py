@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ..errors import DatasetError
 from ..sources import Source
 from ..tokenizer import load_tokenizer
+from .bucket_partial import BucketPart
 from .partial import Part
 from .plan import ConvertSettings
 
@@ -78,7 +79,7 @@ def start_workers_early() -> None:
 
 
 def convert_shards(
-    job: Job, shards: Iterator[tuple[Part, NDArray[np.int64]]], counted: Counts, workers: int,
+    job: Job, shards: Iterator[tuple[Part | BucketPart, NDArray[np.int64]]], counted: Counts, workers: int,
     on_progress: Callable[[Counts], None],
 ) -> None:  # fmt: skip
     """Write every shard, given as the part's files and its source indices, which are asked for as workers get free.
@@ -136,7 +137,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _write_shard(part: Part, source_indices: NDArray[np.int64]) -> None:
+def _write_shard(part: Part | BucketPart, source_indices: NDArray[np.int64]) -> None:
     from .shard_writer import write_shard
 
     write_shard(part, source_indices, _conversion)

@@ -25,6 +25,7 @@ from ..sources import Sample, Source
 from ..stored_sample import SOUND, Located, checksum, read_samples
 from ..tokenizer import encode, vocab_size_of
 from .beton import BetonRow, write_beton
+from .bucket_partial import BucketPart
 from .images import to_stored
 from .partial import PART_SUFFIXES, BadSample, Part, ShardResult
 from .plan import ConvertSettings
@@ -34,6 +35,7 @@ TABLE_SCHEMA = pa.schema([
     ("captions", pa.list_(pa.string())), ("group", pa.string()), ("width", pa.int32()), ("height", pa.int32()),
 ])  # fmt: skip
 """Columns of the samples table; `altered`, a string, comes last where the source alters samples."""
+AnyPart = Part | BucketPart
 ENCODED_AT_ONCE = 32
 SECONDS_BETWEEN_FLUSHES = 0.2
 
@@ -48,7 +50,7 @@ class Conversion(NamedTuple):
     """Called after every sample with whether it was left out; an exception from it ends the shard."""
 
 
-def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conversion) -> None:
+def write_shard(part: AnyPart, source_indices: NDArray[np.int64], conversion: Conversion) -> None:
     """Write the usable samples in the given order, the list of the others, and finally the marker.
 
     Raises DatasetError if the files read back differ from what was written, and SourceError at the first bad sample if
@@ -62,7 +64,7 @@ def write_shard(part: Part, source_indices: NDArray[np.int64], conversion: Conve
 
 
 def _written(
-    part: Part, descriptor: int, source_indices: NDArray[np.int64], conversion: Conversion
+    part: AnyPart, descriptor: int, source_indices: NDArray[np.int64], conversion: Conversion
 ) -> ShardResult:  # fmt: skip
     """Write the shard's files and bring them to disk. descriptor: the open .beton."""
     beton, row_records, parquet, errors = (part.being_written(suffix) for suffix in PART_SUFFIXES)

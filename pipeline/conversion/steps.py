@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import gettempdir
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...files import read_regular, sha256_of, write_atomically
+from ...files import read_regular, sha256_of
+from ...objects import Place
 from ..dataset_index import TokenizerInfo, seal_index
 from ..errors import SourceError
 from ..sources import Source
 from ..tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
-from .partial import Partial, read_bad_samples
+from .bucket_partial import BucketPartial
+from .partial import Partial
 from .plan import ConvertSettings, Listings, Plan
 from .shard_pool import Counts, convert_shards
+
+AnyPartial = Partial | BucketPartial
 
 FIRST_REASONS = 3
 MAX_TRAINED_ON = 1_000_000
@@ -49,7 +54,12 @@ class Job(NamedTuple):
         return cls(source, selection, settings, tokenizer, plan)
 
 
-def prepare_tokenizer(job: Job, partial: Partial) -> None:
+def unfinished(out: Place) -> AnyPartial:
+    """Return the conversion to `out`, if there is one, to look at."""
+    return Partial(out) if isinstance(out, Path) else BucketPartial(out, Path(gettempdir()))
+
+
+def prepare_tokenizer(job: Job, partial: AnyPartial) -> None:
     """Copy or train the tokenizer unless it is there; every process that does makes the same."""
     if job.source.mode != "pairs" or partial.tokenizer.is_file():
         return
@@ -58,7 +68,7 @@ def prepare_tokenizer(job: Job, partial: Partial) -> None:
     else:
         captions = job.source.captions(_captions_to_train_on(job))
         text = train_tokenizer(captions, vocab_size=job.settings.vocab_size).to_str(pretty=True).encode()
-    write_atomically(partial.tokenizer, text)  # not with its own `save`, whose errors do not report a full disk
+    partial.keep_tokenizer(text)  # not with its own `save`, whose errors do not report a full disk
 
 
 def _captions_to_train_on(job: Job) -> NDArray[np.int64]:
@@ -77,7 +87,7 @@ class _TooManyBadSamplesError(Exception):
 
 
 def write_shards(
-    job: Job, partial: Partial, own: slice, workers: int, on_progress: Callable[[Counts], None]
+    job: Job, partial: AnyPartial, own: slice, workers: int, on_progress: Callable[[Counts], None]
 ) -> tuple[int, int]:
     """Write the shards that are not done yet, of those in a slice of all; return samples seen, and of the slice.
 
@@ -87,7 +97,7 @@ def write_shards(
     listings = Listings(len(job.source), job.selection, job.source.chunks(), job.settings.seed, count,
                         picture_bytes=(job.source.stored_bytes() or 0) // len(job.source))  # fmt: skip
     parts = partial.parts(count)
-    results = {shard: parts[shard].result() for shard in range(count)[own]}
+    results = dict([*enumerate(partial.results(count))][own])
     missing = {shard for shard, result in results.items() if not result}
     selected, seen = (sum(listings.sizes[shard] for shard in shards) for shards in (results, missing))
 
@@ -108,10 +118,9 @@ def write_shards(
     return seen, selected
 
 
-def too_many_bad_samples(job: Job, partial: Partial) -> SourceError:
+def too_many_bad_samples(job: Job, partial: AnyPartial) -> SourceError:
     """Return the error to raise; keeps the list of the samples left out so far in a file."""
-    partial.gather_errors(partial.parts(job.plan.shards), partial.errors)
-    bad = list(read_bad_samples(partial.errors))
+    bad = partial.bad_samples(job.plan.shards)
     first = "; ".join(f"{sample.uri!r}: {sample.reason}" for sample in bad[:FIRST_REASONS])
     return SourceError(
         f"at least {len(bad):,} of {job.plan.selected:,} samples cannot be used; --max-error-rate allows "
@@ -120,13 +129,14 @@ def too_many_bad_samples(job: Job, partial: Partial) -> SourceError:
     )
 
 
-def assemble(job: Job, partial: Partial) -> None:
+def assemble(job: Job, partial: AnyPartial) -> None:
     """Complete the dataset's directory from the finished shards. Raises SourceError if no sample is usable."""
-    parts = partial.parts(job.plan.shards)
-    results = [result for part in parts if (result := part.result())]
+    plan = job.plan
+    results = [result for result in partial.results(plan.shards) if result]
     kept = [result for result in results if result.rows]
     if not kept:
-        raise _no_usable_sample(job, partial)
+        first = partial.bad_samples(plan.shards)[0]
+        raise SourceError(f"none of the {plan.selected:,} samples is usable; the first: {first.uri!r}: {first.reason}")
     info = None
     if job.source.mode == "pairs":
         tokenizer = load_tokenizer(partial.tokenizer, context_length=job.settings.context_length)
@@ -135,7 +145,6 @@ def assemble(job: Job, partial: Partial) -> None:
             end_id=end_id_of(tokenizer), truncated=sum(result.truncated for result in kept),
         )  # fmt: skip
     per_sample = max(result.captions_per_sample for result in kept)
-    plan = job.plan
     index = seal_index({
         "n": sum(result.rows for result in kept),
         "mode": job.source.mode,
@@ -149,10 +158,4 @@ def assemble(job: Job, partial: Partial) -> None:
         "grown_from": None,
         "source": plan.source | {"samples": plan.samples, "permutation_seed": plan.seed, "plan": plan.digest()},
     })  # fmt: skip
-    partial.assemble(parts, results, index)
-
-
-def _no_usable_sample(job: Job, partial: Partial) -> SourceError:
-    partial.gather_errors(partial.parts(job.plan.shards), partial.errors)
-    first = next(read_bad_samples(partial.errors))
-    return SourceError(f"none of the {job.plan.selected:,} samples is usable; the first: {first.uri!r}: {first.reason}")
+    partial.assemble(results, index)

@@ -48,6 +48,10 @@ class ObjectStoreError(OSError):
     """The object store cannot be reached, or refuses what was asked of it."""
 
 
+class ObjectTooLargeError(ObjectStoreError):
+    """The object is larger than what was to be read."""
+
+
 @dataclass(frozen=True)
 class Address:
     """The place of an object, or of all objects below it; joined and shown as a path is.
@@ -102,7 +106,9 @@ class Address:
 
             found = get(_store(self.bucket), self.key)
             if (size := found.meta["size"]) > max_bytes:
-                raise ObjectStoreError(f"{self} has {size:,} bytes, above the limit for such an object, {max_bytes:,}")
+                raise ObjectTooLargeError(
+                    f"{self} has {size:,} bytes, above the limit for such an object, {max_bytes:,}"
+                )
             return bytes(found.bytes()), found.meta["e_tag"] or ""
 
         return self._repeated(get)
@@ -119,11 +125,16 @@ class Address:
 
     def size(self) -> int:
         """Return an object's size in bytes."""
+        return self.version()[0]
 
-        def head() -> int:
+    def version(self) -> tuple[int, str]:
+        """Return an object's size in bytes, and its version as in `read_version`."""
+
+        def head() -> tuple[int, str]:
             from obstore import head
 
-            return head(_store(self.bucket), self.key)["size"]
+            found = head(_store(self.bucket), self.key)
+            return found["size"], found["e_tag"] or ""
 
         return self._repeated(head)
 

@@ -105,7 +105,7 @@ def _command(kind: Kind) -> click.Command:
 
     many = kind.pattern is not None
     src = [click.Argument(["src"], type=kind.src, nargs=-1 if many else 1, required=True)] if kind.src else []
-    out = click.Argument(["out"], type=PlaceType())
+    out = click.Argument(["out"], type=PlaceType(click.Path(path_type=Path)))
     return click.Command(
         kind.name, params=[*src, out, *kind.options, *_options(kind)], callback=run, help=kind.help,
         epilog=f"\b\nExample:\n  thermopile convert {kind.name} {kind.example}",

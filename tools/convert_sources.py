@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+
+from ..objects import Place
+from .place_type import PlaceType
 
 if TYPE_CHECKING:
     from ..pipeline.sources import Source
@@ -70,14 +73,26 @@ def _users_source(name: str, src: str, **options: Any) -> Source:
     return source
 
 
-def _files_of(given: Sequence[Path], pattern: str) -> list[Path]:
+def _files_of(given: Sequence[Place], pattern: str) -> list[Place]:
     """Return the given files and those in the given folders, sorted, so the shell's order does not matter."""
-    return sorted({file for path in given for file in (path.rglob(pattern) if path.is_dir() else [path])})
+    return sorted({file for place in given for file in _files_at(place, pattern)}, key=str)
 
 
-_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_EITHER = click.Path(exists=True, path_type=Path)
+def _files_at(place: Place, pattern: str) -> Iterator[Place]:
+    suffix = pattern.removeprefix("*")
+    if isinstance(place, Path):
+        yield from place.rglob(pattern) if place.is_dir() else [place]
+    elif place.name.endswith(suffix):
+        yield place
+    else:
+        yield from (place / name for name, _ in place.objects() if name.endswith(suffix))
+
+
+_LOCAL_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_LOCAL = click.Path(exists=True, path_type=Path)
+_FOLDER = PlaceType(click.Path(exists=True, file_okay=False, path_type=Path))
+_FILE = PlaceType(_LOCAL_FILE)
+_EITHER = PlaceType(_LOCAL)
 
 
 _OF_A_SOURCE = (
@@ -139,7 +154,7 @@ KINDS = (
         "Convert CIFAR-10 or -100, python or binary: the downloaded archive or its folder. The test batch is OUT-test.",
         "cifar-100-python.tar.gz data/cifar100-lt --longtail 100",
         "cifar:CifarSource",
-        _EITHER,
+        _LOCAL,
         own_test=True,
     ),
     Kind(
@@ -197,7 +212,7 @@ KINDS = (
         (
             click.Option(
                 ["--select"],
-                type=_FILE,
+                type=_LOCAL_FILE,
                 required=True,
                 metavar="FILE",
                 help="Parquet file whose column sample_id has the ids to copy.",

@@ -1,4 +1,4 @@
-"""A directory or an address in an object store, which need not exist yet, as a command-line argument."""
+"""A file, a directory or an address in an object store as a command-line argument."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from typing import Any
 
 import click
 
-from ..objects import AddressError, Place, place_of
+from ..objects import AddressError, Place, is_address, place_of
 
 
 class PlaceType(click.ParamType[Any]):
-    """Gives a Path, or an Address for `s3://bucket/path`."""
+    """Gives an Address for `s3://bucket/path`, which need not exist, else what the type of a local path gives."""
 
-    name = "path"
+    def __init__(self, local: click.Path) -> None:
+        self.name, self._local = local.name, local
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        if not (isinstance(value, str) and is_address(value)):
+            path: Place = self._local.convert(value, param, ctx)  # type: ignore[assignment]
+            return path
         try:
-            place = place_of(value)
+            return place_of(value)
         except AddressError as error:
             self.fail(str(error), param, ctx)
-        return place

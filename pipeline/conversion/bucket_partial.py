@@ -1,11 +1,11 @@
 """A dataset that is built in an object store, where it stays: an object cannot be renamed.
 
-    OUT/.partial/plan.json                  everything that determines the dataset's bytes, created by whoever comes first
-    OUT/shards/shard-00000.beton            a verified shard, with .rows and .parquet
-    OUT/.partial/part-00000.errors.jsonl    the samples left out
-    OUT/.partial/part-00000.done.json       its marker, written last: without it, the shard is written again
+    OUT/.partial/plan.json                everything that determines the dataset's bytes, created by the first process
+    OUT/shards/shard-00000.beton          a verified shard, with .rows and .parquet
+    OUT/.partial/part-00000.errors.jsonl  the samples left out
+    OUT/.partial/part-00000.done.json     its marker, written last: without it, the shard is written again
     OUT/tokenizer.json
-    OUT/dataset.json                        written last, unless there is one; then .partial/ is removed
+    OUT/dataset.json                      written last, unless there is one; then .partial/ is removed
 
 Nothing is locked: whatever two processes write under one name is the same, except the plan and dataset.json, which are
 created only where they are missing. Workers write in a local folder, TMPDIR's, which holds one shard for each.

@@ -92,7 +92,7 @@ def convert_shards(
     context = get_context("forkserver")
     shared = _Shared(context.Value("Q", counted.done), context.Value("Q", counted.left_out),
                      context.Value("b", 0, lock=False))  # fmt: skip
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (job, shared))
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (job, shared, dict(os.environ)))
 
     def submit(count: int) -> set[Future[None]]:
         return {pool.submit(_write_shard, *shard) for shard in islice(shards, count)}
@@ -119,8 +119,9 @@ def convert_shards(
 _conversion: Conversion
 
 
-def _start_worker(job: Job, shared: _Shared) -> None:
+def _start_worker(job: Job, shared: _Shared, environment: dict[str, str]) -> None:
     global _conversion
+    os.environ.update(environment)  # the fork server has that of its start, maybe with credentials that have expired
     from .shard_writer import Conversion
 
     threading.Thread(target=_end_with_parent, daemon=True).start()

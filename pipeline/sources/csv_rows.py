@@ -6,19 +6,16 @@ One pass over the file finds where every 64th row begins. A row is then read wit
 import csv
 import hashlib
 import io
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SourceError
-from ..raw_bytes import Descriptor
 from ..rng import compiled
+from .source_file import SourceFile
 
 STRIDE = 64
 """Rows read at once."""
@@ -41,7 +38,7 @@ class CsvRows:
     Raises SourceError if a quote is never closed, a row exceeds MAX_ROW_BYTES, or too many are malformed.
     """
 
-    def __init__(self, file: Path, separator: str, columns: int, wanted: tuple[int, ...]) -> None:
+    def __init__(self, file: SourceFile, separator: str, columns: int, wanted: tuple[int, ...]) -> None:
         self._file, self._separator, self._columns, self._wanted = file, separator, columns, wanted
         scan = _Scan(file, separator, columns)
         self.malformed = scan.malformed()
@@ -49,7 +46,6 @@ class CsvRows:
         self.digest = scan.digest
         """sha256 of the file."""
         self._count, self._starts = int(scan.state[_GOOD]), scan.starts
-        self._written = scan.written
         self._kept: tuple[int, list[tuple[bytes, ...]]] = (-1, [])
 
     def __len__(self) -> int:
@@ -67,18 +63,11 @@ class CsvRows:
             yield from self._read(block)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_opened"} | {"_kept": (-1, [])}
-
-    @cached_property
-    def _opened(self) -> Descriptor:
-        opened = Descriptor(self._file)
-        if _written(opened.number) != self._written:
-            raise SourceError(f"{self._file} was changed while it was converted; convert it again")
-        return opened
+        return vars(self) | {"_kept": (-1, [])}
 
     def _read(self, block: int) -> list[tuple[bytes, ...]]:
         start, end = self._starts[block : block + 2].tolist()
-        data = os.pread(self._opened.number, end - start, start)
+        data = self._file.read(start, end - start)
         text = io.StringIO(data.decode("utf-8", "surrogateescape"), newline="")
         limit = csv.field_size_limit(MAX_ROW_BYTES)
         try:
@@ -86,27 +75,26 @@ class CsvRows:
         finally:
             csv.field_size_limit(limit)
         if len(rows) != min(STRIDE, self._count - block * STRIDE):
-            raise SourceError(f"{self._file} was changed while it was converted; convert it again")
+            raise SourceError(f"{self._file.place} was changed while it was converted; convert it again")
         return [tuple(row[place].encode("utf-8", "surrogateescape") for place in self._wanted) for row in rows]
 
 
 class _Scan:
     """One pass over a file."""
 
-    def __init__(self, file: Path, separator: str, columns: int) -> None:
-        self._file, self._columns = file, columns
+    def __init__(self, file: SourceFile, separator: str, columns: int) -> None:
+        self._file, self._columns = file.place, columns
         self.state = np.zeros(12, np.int64)
         self.state[[_LINE, _MODE]] = 1, _FIELD_START
         self._malformed = np.empty((MAX_MALFORMED + 1, 2), np.int64)
         self._separator, starts, digest = ord(separator), [np.empty(0, np.int64)], hashlib.sha256()
-        with file.open("rb", buffering=0) as opened, ThreadPoolExecutor(1) as beside:
-            self.written = _written(opened.fileno())
-            buffer, at = np.empty(PIECE_BYTES, np.uint8), 0
-            while count := opened.readinto(buffer.data):
-                digesting = beside.submit(digest.update, buffer[:count].data)
-                starts.append(self._scan(buffer[:count], at))
+        with ThreadPoolExecutor(1) as beside:
+            at = 0
+            while data := file.read(at, PIECE_BYTES):
+                digesting = beside.submit(digest.update, data)
+                starts.append(self._scan(np.frombuffer(data, np.uint8), at))
                 digesting.result()
-                at += count
+                at += len(data)
         starts += [self._scan(np.frombuffer(b"\n", np.uint8), at), np.array([at])]  # ends the last row
         if self.state[_MODE] == _QUOTED:
             self._refuse(_UNCLOSED_QUOTE)
@@ -213,8 +201,3 @@ def _end_row(
         return 0
     starts[0] = start
     return 1
-
-
-def _written(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
-    return found.st_size, found.st_mtime_ns

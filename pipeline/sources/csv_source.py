@@ -1,7 +1,6 @@
 """A csv or tsv file of image paths and captions, such as CC3M's lists after the download."""
 
 import csv
-import os
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -10,10 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...files import NotRegularFileError
+from ...objects import Place
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source
 from .csv_rows import CsvRows
-from .listing import as_text, binary_array, caption_text, estimated_bytes, groups_by_name, read_regular_file
+from .listing import as_text, binary_array, caption_text, estimated_bytes, groups_by_name, read_picture
+from .source_file import SourceFile
 
 _MAX_HEADER_BYTES = 16 << 20
 
@@ -28,15 +30,16 @@ class CsvSource(Source):
     """
 
     def __init__(
-        self, file: Path, *, image: str = "filepath", caption: str | None = "title", group: str | None = None,
-        separator: str | None = None, root: Path | None = None,
+        self, file: Place, *, image: str = "filepath", caption: str | None = "title", group: str | None = None,
+        separator: str | None = None, root: Place | None = None,
     ) -> None:  # fmt: skip
         self.file, self.root = file, root or file.parent
         self.mode = "images" if caption is None else "pairs"
         self._names = {"image": image, "caption": caption, "group": group}
         wanted = [name for name in (image, caption, group) if name is not None]
-        header, separator = _header(file, wanted, separator)
-        self._rows = CsvRows(file, separator, len(header), tuple(map(header.index, wanted)))
+        opened = _opened(file)
+        header, separator = _header(opened, wanted, separator)
+        self._rows = CsvRows(opened, separator, len(header), tuple(map(header.index, wanted)))
         self._has_group = group is not None
         if not len(self):
             raise SourceError(f"{file} has a header but no rows")
@@ -49,10 +52,10 @@ class CsvSource(Source):
             raise BadSampleError(self._rows.malformed[index - len(self._rows)])
         caption = caption_text(self._rows[index][1]) if self.mode == "pairs" else None
         group = as_text(self._rows[index][-1]) or None if self._has_group else None
-        return Sample(self.uri(index), self.key(index), read_regular_file(self._path(index)), caption, group)
+        return Sample(self.uri(index), self.key(index), read_picture(self.root, self._path(index)), caption, group)
 
     def uri(self, index: int) -> str:
-        return as_text(self._rows[index][0] if index < len(self._rows) else os.fsencode(self.file))
+        return as_text(self._path(index) if index < len(self._rows) else str(self.file))
 
     def key(self, index: int) -> str:
         return str(index)
@@ -72,29 +75,38 @@ class CsvSource(Source):
             except BadSampleError:
                 continue
 
-    def stored_bytes(self) -> int:
-        return estimated_bytes(self._path, len(self._rows)) if len(self._rows) else 0
+    def stored_bytes(self) -> int | None:
+        return estimated_bytes(self.root, self._path, len(self._rows)) if len(self._rows) else 0
 
     def describe(self) -> dict[str, Any]:
         return {
             "kind": "csv",
-            "file": as_text(self.file.resolve()),
-            "root": as_text(self.root.resolve()),
+            "file": _resolved(self.file),
+            "root": _resolved(self.root),
             **self._names,
             "listing": self._rows.digest,
         }
 
     def _path(self, index: int) -> bytes:
-        return os.path.join(os.fsencode(self.root), self._rows[index][0])
+        return self._rows[index][0]
 
 
-def _header(file: Path, columns: list[str], separator: str | None) -> tuple[list[str], str]:
+def _resolved(place: Place) -> str:
+    return as_text(place.resolve() if isinstance(place, Path) else str(place))
+
+
+def _opened(file: Place) -> SourceFile:
+    try:
+        return SourceFile(file)
+    except (NotRegularFileError, FileNotFoundError, NotADirectoryError):
+        raise SourceError(f"{file} is not a file; pass the csv or tsv file that lists the images") from None
+
+
+def _header(opened: SourceFile, columns: list[str], separator: str | None) -> tuple[list[str], str]:
     """Return the names of the columns, and the separator. Raises SourceError if a column is missing or occurs twice."""
-    if not file.is_file():
-        raise SourceError(f"{file} is not a file; pass the csv or tsv file that lists the images")
-    with file.open("rb") as lines:
-        first = lines.readline(_MAX_HEADER_BYTES).decode("utf-8-sig", "backslashreplace")
-    separator = separator or ("\t" if file.suffix.lower() == ".tsv" or "\t" in first else ",")
+    file = opened.place
+    first = opened.reader().readline(_MAX_HEADER_BYTES).decode("utf-8-sig", "backslashreplace")
+    separator = separator or ("\t" if file.name.lower().endswith(".tsv") or "\t" in first else ",")
     if len(separator.encode()) != 1:
         raise SourceError(f"the separator {separator!r} is not one ASCII character")
     try:

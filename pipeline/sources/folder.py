@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...objects import Address, Place
 from ..errors import SourceError
 from . import Groups, Sample, Source
-from .listing import as_text, binary_array, estimated_bytes, groups_by_name, listing_digest, read_regular_file
+from .listing import as_text, binary_array, estimated_bytes, groups_by_name, listing_digest, read_picture
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -24,11 +25,13 @@ class FolderSource(Source):
 
     mode = "images"
 
-    def __init__(self, root: Path) -> None:
-        if not root.is_dir():
+    def __init__(self, root: Place) -> None:
+        """root: a folder, or an address that the pictures' objects are below."""
+        if isinstance(root, Path) and not root.is_dir():
             raise SourceError(f"{root} is not a folder; pass the folder that holds the pictures")
         self.root = root
-        paths = binary_array(_pictures_below(os.fsencode(root)))
+        below = _objects_below(root) if isinstance(root, Address) else _pictures_below(os.fsencode(root))
+        paths = binary_array(below)
         self._paths = paths.take(pc.array_sort_indices(paths))
         if not len(self._paths):
             raise SourceError(f"{root} holds no picture: no file below it ends in {', '.join(sorted(SUFFIXES))}")
@@ -37,7 +40,7 @@ class FolderSource(Source):
         return len(self._paths)
 
     def __getitem__(self, index: int) -> Sample:
-        data = read_regular_file(self._file(index))
+        data = read_picture(self.root, self._path(index))
         folder, slash, _ = self._path(index).partition(b"/")
         return Sample(self.uri(index), self.key(index), data, caption=None, group=as_text(folder) if slash else None)
 
@@ -52,26 +55,34 @@ class FolderSource(Source):
         flat = pc.equal(pc.list_value_length(parts), 1)
         return groups_by_name(pc.if_else(flat, pa.scalar(b"", pa.large_binary()), pc.list_element(parts, 0)))
 
-    def stored_bytes(self) -> int:
-        return estimated_bytes(self._file, len(self))
+    def stored_bytes(self) -> int | None:
+        return estimated_bytes(self.root, self._path, len(self))
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "folder", "root": as_text(self.root.resolve()), "listing": listing_digest(self._paths)}
+        return {
+            "kind": "folder",
+            "root": as_text(self.root.resolve() if isinstance(self.root, Path) else str(self.root)),
+            "listing": listing_digest(self._paths),
+        }
 
     def _path(self, index: int) -> bytes:
         path: bytes = self._paths[index].as_py()
         return path
 
-    def _file(self, index: int) -> bytes:
-        return os.path.join(os.fsencode(self.root), self._path(index))
-
 
 def _pictures_below(root: bytes) -> Iterator[bytes]:
     for folder, _, names in os.walk(root, onerror=_refuse):
         below = os.path.relpath(folder, root)
-        for name in names:
-            if os.path.splitext(name)[1].lower().decode("ascii", "replace") in SUFFIXES:
-                yield name if below == b"." else os.path.join(below, name)
+        for name in filter(_is_picture, names):
+            yield name if below == b"." else os.path.join(below, name)
+
+
+def _objects_below(root: Address) -> Iterator[bytes]:
+    return (name for name in (path.encode() for path, _ in root.objects()) if _is_picture(name))
+
+
+def _is_picture(name: bytes) -> bool:
+    return os.path.splitext(name)[1].lower().decode("ascii", "replace") in SUFFIXES
 
 
 def _refuse(error: OSError) -> None:

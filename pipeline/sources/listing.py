@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...files import NotRegularFileError, open_regular
+from ...objects import Address, AddressError, ObjectTooLargeError, Place
 from ..errors import BadSampleError
 from . import Groups
 
@@ -63,10 +64,21 @@ def _stripped(raw: bytes | str | None) -> str:
     return text.strip()
 
 
-def names_below_common_folder(files: Sequence[Path]) -> list[str]:
-    """Return file names relative to the deepest common folder."""
-    common = os.path.commonpath([file.parent.absolute() for file in files])
-    return [as_text(os.path.relpath(file.absolute(), common)) for file in files]
+def real_root(files: Sequence[Place]) -> str:
+    """Return the deepest folder that holds all files, without links, or address."""
+    return as_text(_common([file.parent if isinstance(file, Address) else file.parent.resolve() for file in files]))
+
+
+def names_below_common_folder(files: Sequence[Place]) -> list[str]:
+    """Return file names relative to the deepest common folder or address."""
+    absolute = [file if isinstance(file, Address) else file.absolute() for file in files]
+    common = _common([file.parent for file in absolute])
+    return [as_text(os.path.relpath(str(file), common)) for file in absolute]
+
+
+def _common(folders: Sequence[Place]) -> str:
+    common = os.path.commonpath([str(folder).removeprefix("s3:/") for folder in folders])
+    return f"s3:/{common}" if isinstance(folders[0], Address) else common
 
 
 def binary_array(names: Iterable[bytes]) -> pa.LargeBinaryArray:
@@ -128,10 +140,37 @@ def read_regular_file(path: bytes) -> bytes:
         raise BadSampleError(f"not the name of a file: {error}") from error
 
 
-def estimated_bytes(path_of: Callable[[int], bytes], files: int) -> int:
-    """Estimate the total size from a thousand files: asking for all takes minutes on a network disk."""
+def read_picture(root: Place, name: bytes) -> bytes:
+    """Return the bytes of a picture, given its path below a root, or its own absolute path or address.
+
+    Raises BadSampleError as read_regular_file; ObjectStoreError if the object store cannot be used.
+    """
+    if not isinstance(root, Address) and not name.startswith(b"s3://"):
+        return read_regular_file(os.path.join(os.fsencode(root), name))
+    try:
+        text = name.decode()
+        address = Address.parse(text if text.startswith("s3://") else f"{root}/{text}")
+        return address.read(MAX_PICTURE_BYTES)
+    except (AddressError, UnicodeDecodeError) as error:
+        raise BadSampleError(f"not the name of an object: {error}") from None
+    except ObjectTooLargeError as error:
+        raise BadSampleError(f"too large for a picture: {error}") from None
+    except (FileNotFoundError, PermissionError) as error:
+        raise BadSampleError(f"cannot be read: {error}") from error
+
+
+def estimated_bytes(root: Place, name_of: Callable[[int], bytes], files: int) -> int | None:
+    """Estimate the total size of files below a root from a thousand: asking for all takes minutes on a network disk.
+
+    None in an object store, where even these take long.
+    """
+    if isinstance(root, Address):
+        return None
     asked = np.unique(np.linspace(0, files - 1, min(files, _ESTIMATED_FROM)).astype(np.int64))
-    return round(sum(_size(path_of(index)) for index in asked.tolist()) * files / len(asked))
+    names = [name_of(index) for index in asked.tolist()]
+    if any(name.startswith(b"s3://") for name in names):
+        return None
+    return round(sum(_size(os.path.join(os.fsencode(root), name)) for name in names) * files / len(asked))
 
 
 def _size(path: bytes) -> int:

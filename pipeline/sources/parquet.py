@@ -13,18 +13,21 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
+from ...objects import Address, ObjectStoreError, Place
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source
 from .listing import (
-    as_text,
     caption_text,
     caption_texts,
     groups_by_name,
     locate,
     names_below_common_folder,
+    read_picture,
     read_regular_file,
+    real_root,
 )
-from .row_groups import RowGroup, RowGroups, row_groups_of
+from .row_groups import RowGroup, RowGroups, parquet_file, row_groups_of
+from .source_file import SourceFile
 
 
 class ParquetSource(Source):
@@ -38,7 +41,7 @@ class ParquetSource(Source):
     """
 
     def __init__(
-        self, files: Sequence[Path], *, image: str = "image;jpg;jpeg;png;webp;img",
+        self, files: Sequence[Place], *, image: str = "image;jpg;jpeg;png;webp;img",
         caption: str | None = "caption;text", group: str | None = "label;cls",
     ) -> None:  # fmt: skip
         if not files:
@@ -125,7 +128,7 @@ class ParquetSource(Source):
     def describe(self) -> dict[str, Any]:
         return {
             "kind": "parquet",
-            "root": as_text(os.path.commonpath([file.parent.resolve() for file in self.files])),
+            "root": real_root(self.files),
             "files": len(self.files),
             **self._columns._asdict(),
             "listing": self._listing,
@@ -145,6 +148,8 @@ class ParquetSource(Source):
                     values = batch.column(0)[: end - start]
                     yield start, values
                     start, kind = start + len(values), values.type
+            except ObjectStoreError:
+                raise
             except (pa.ArrowException, OSError):
                 pass  # reading its samples reports the error
             if start < end:
@@ -162,7 +167,7 @@ class _Columns(NamedTuple):
     group: str | None
 
     @classmethod
-    def choose(cls, file: Path, schema: pa.Schema, image: str, caption: str | None, group: str | None) -> Self:
+    def choose(cls, file: Place, schema: pa.Schema, image: str, caption: str | None, group: str | None) -> Self:
         """Raises SourceError if there is no picture column, or if a column given as the only choice does not fit."""
         pictures = _column_of(file, schema, image, _holds_pictures, "pictures: bytes or {bytes, path}")
         if pictures is None:
@@ -175,7 +180,7 @@ class _Columns(NamedTuple):
 
 
 def _column_of(
-    file: Path, schema: pa.Schema, option: str, fits: Callable[[pa.DataType], bool], wanted: str
+    file: Place, schema: pa.Schema, option: str, fits: Callable[[pa.DataType], bool], wanted: str
 ) -> str | None:
     names = option.split(";")
     for name in names:
@@ -223,19 +228,23 @@ def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | Non
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) and name for name in names) else None
 
 
-def _picture(value: bytes | dict[str, Any] | None, folder: Path) -> bytes:
+def _picture(value: bytes | dict[str, Any] | None, folder: Place) -> bytes:
     if isinstance(value, dict):
         data, path = value.get("bytes"), value.get("path")
+        if data is None and path is not None and isinstance(folder, Address):
+            if path.startswith("s3://"):
+                raise BadSampleError(f"its path {path!r} leads out of the parquet file's folder")
+            return read_picture(folder, path.encode())
         value = data if data is not None or path is None else read_regular_file(_below(folder, path))
     if value is None:
         raise BadSampleError("no picture: neither bytes nor a path")
     return value
 
 
-def _below(folder: Path, path: str | bytes) -> bytes:
+def _below(folder: Place, path: str | bytes) -> bytes:
     """Return a path named by a file, with links resolved. Raises BadSampleError if it leaves the folder."""
     try:
-        root = os.path.realpath(os.fsencode(folder))
+        root = os.path.realpath(os.fsencode(str(folder)))
         target = os.path.realpath(os.path.join(root, os.fsencode(path)))
     except (ValueError, TypeError) as error:
         raise BadSampleError(f"not the name of a file: {error}") from error
@@ -248,19 +257,20 @@ def _captions(value: str | list[str | None] | None) -> tuple[str, ...]:
     return caption_texts(value) if isinstance(value, list) else (caption_text(value),)
 
 
-def _open(file: Path) -> pq.ParquetFile:
-    if not file.is_file():
+def _open(file: Place) -> pq.ParquetFile:
+    if isinstance(file, Path) and not file.is_file():
         raise SourceError(f"{file} is not a file; pass the parquet files or their folder")
     try:
-        return pq.ParquetFile(file)
+        return parquet_file(file)
+    except ObjectStoreError:
+        raise
     except (pa.ArrowException, OSError) as error:
         raise SourceError(
             f"{file} is not a complete parquet file: {error}; download it again or leave it out"
         ) from error
 
 
-def _footer(file: Path, size: int) -> bytes:
+def _footer(file: Place, size: int) -> bytes:
     """Return the footer, with offset and size of every page: it differs whenever the rows do."""
-    with file.open("rb") as data:
-        data.seek(-size - 8, os.SEEK_END)
-        return data.read()
+    opened = SourceFile(file)
+    return opened.read(opened.size - size - 8, size + 8)

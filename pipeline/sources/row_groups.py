@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ...objects import ObjectStoreError, Place
 from ..errors import BadSampleError, SourceError
+from .source_file import SourceFile
 
 MAX_BYTES = 2 << 30
 """Limit of an unpacked row group, since a worker holds a whole one."""
@@ -28,7 +30,12 @@ class RowGroup(NamedTuple):
     picture_bytes: int
 
 
-def row_groups_of(path: Path, file: int, metadata: pq.FileMetaData, image: str) -> Iterator[RowGroup]:
+def parquet_file(place: Place) -> pq.ParquetFile:
+    """Open a parquet file for reading."""
+    return pq.ParquetFile(place if isinstance(place, Path) else SourceFile(place).reader())
+
+
+def row_groups_of(path: Place, file: int, metadata: pq.FileMetaData, image: str) -> Iterator[RowGroup]:
     """Yield the row groups of a file that have rows. Raises SourceError if one exceeds MAX_BYTES."""
     first_row = 0
     for number in range(metadata.num_row_groups):
@@ -49,12 +56,12 @@ def row_groups_of(path: Path, file: int, metadata: pq.FileMetaData, image: str) 
 class RowGroups:
     """Reads row groups of several files; each process caches those read last."""
 
-    def __init__(self, files: tuple[Path, ...], parts: list[RowGroup]) -> None:
+    def __init__(self, files: tuple[Place, ...], parts: list[RowGroup]) -> None:
         self._files = files
         self.parts = parts
         self._kept: OrderedDict[int, pa.Table | str] = OrderedDict()
 
-    def file(self, part: int) -> Path:
+    def file(self, part: int) -> Place:
         return self._files[self.parts[part].file]
 
     def table(self, part: int, columns: list[str]) -> pa.Table:
@@ -68,7 +75,7 @@ class RowGroups:
         return found
 
     def batches(self, part: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(self.file(part)) as parquet:
+        with parquet_file(self.file(part)) as parquet:
             yield from parquet.iter_batches(
                 _ROWS_AT_ONCE, row_groups=[self.parts[part].number], columns=columns, use_threads=False
             )
@@ -83,6 +90,8 @@ class RowGroups:
                 if size > MAX_BYTES:
                     return f"its row group unpacks to more than {MAX_BYTES / 1e9:.1f} GB"
             return pa.Table.from_batches(batches)
+        except ObjectStoreError:
+            raise
         except (pa.ArrowException, OSError, ValueError) as error:  # ValueError if there is no batch
             return f"its row group cannot be read: {error}"
 

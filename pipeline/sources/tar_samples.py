@@ -1,10 +1,8 @@
 """Group the members of a tar into samples and record their offsets."""
 
 import json
-import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -12,8 +10,9 @@ import pyarrow as pa
 from numpy.lib import recfunctions as rf
 from numpy.typing import NDArray
 
-from ...files import open_regular
+from ...objects import ObjectStoreError, Place
 from ..errors import BadSampleError, SourceError
+from .source_file import SourceFile
 from .tar_members import BrokenTarError, TarMember, regular_members
 
 PLACE = np.dtype([("offset", "<i8"), ("size", "<i4")])
@@ -84,7 +83,7 @@ class Scan(NamedTuple):
     broken: str | None
 
 
-def scan_shard(shard: Path, parts: Sequence[Part]) -> Scan:
+def scan_shard(shard: Place, parts: Sequence[Part]) -> Scan:
     names: list[bytes] = []
     places = [array("q") for _ in parts]
     broken = None
@@ -95,6 +94,8 @@ def scan_shard(shard: Path, parts: Sequence[Part]) -> Scan:
             names.append(next(picture, next(iter(members.values())).name))
             for numbers, place in zip(places, found, strict=True):
                 numbers.extend(place)
+    except ObjectStoreError:
+        raise
     except (BrokenTarError, OSError) as error:
         broken = str(error)
         names.append(b"")
@@ -117,18 +118,17 @@ def joined_places(places: list[NDArray[np.void]]) -> NDArray[np.void] | None:
     return joined if (joined["offset"] >= 0).any() else None
 
 
-def _members(shard: Path) -> Iterator[TarMember]:
-    with open_regular(shard) as file:
-        number, size = file.fileno(), os.fstat(file.fileno()).st_size
-        if not size:
-            raise BrokenTarError("the file is empty")
-        start = os.pread(number, 8, 0)
-        for mark, cure in _UNPACKED_BY.items():
-            if start.startswith(mark):
-                raise SourceError(
-                    f"{shard} is compressed, so its members cannot be read one by one; run {cure} on it first"
-                )
-        yield from regular_members(lambda offset, count: os.pread(number, count, offset), size)
+def _members(shard: Place) -> Iterator[TarMember]:
+    file = SourceFile(shard)
+    if not file.size:
+        raise BrokenTarError("the file is empty")
+    start = file.read(0, 8)
+    for mark, cure in _UNPACKED_BY.items():
+        if start.startswith(mark):
+            raise SourceError(
+                f"{shard} is compressed, so its members cannot be read one by one; run {cure} on it first"
+            )
+    yield from regular_members(file.read, file.size)
 
 
 def _samples(members: Iterable[TarMember]) -> Iterator[dict[bytes, TarMember]]:

@@ -3,16 +3,15 @@
 The tars are scanned once, header by header; members are then read by offset. Nothing is unpacked to disk.
 """
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ...objects import ObjectStoreError, Place
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source
 from .listing import (
@@ -25,7 +24,9 @@ from .listing import (
     listing_digest,
     locate,
     names_below_common_folder,
+    real_root,
 )
+from .source_file import SourceFile
 from .tar_samples import Part, joined_places, key_and_suffix, scan_shard
 
 OPEN_SHARDS = 64
@@ -44,7 +45,7 @@ class WebDatasetSource(Source):
     """
 
     def __init__(
-        self, shards: Sequence[Path], *, image: str = "jpg;jpeg;png;webp", caption: str | None = "txt",
+        self, shards: Sequence[Place], *, image: str = "jpg;jpeg;png;webp", caption: str | None = "txt",
         group: str | None = "cls", on_progress: Callable[[int], None] = lambda done: None,
     ) -> None:  # fmt: skip
         if not shards:
@@ -108,7 +109,7 @@ class WebDatasetSource(Source):
         places = [places for places in self._places if places is not None]
         return {
             "kind": "webdataset",
-            "root": as_text(os.path.commonpath([shard.parent.resolve() for shard in self.shards])),
+            "root": real_root(self.shards),
             "shards": len(self.shards),
             **self._options,
             "listing": listing_digest(self._names, self._first, *places),
@@ -144,18 +145,20 @@ class WebDatasetSource(Source):
 class _OpenFiles:
     """Random reads from many files; each process keeps the most recently used ones open."""
 
-    def __init__(self, paths: tuple[Path, ...]) -> None:
+    def __init__(self, paths: tuple[Place, ...]) -> None:
         self._paths = paths
-        self._open: OrderedDict[int, int] = OrderedDict()
+        self._open: OrderedDict[int, SourceFile] = OrderedDict()
 
     def read(self, file: int, offset: int, size: int) -> bytes:
         try:
             if file not in self._open:
-                self._open[file] = os.open(self._paths[file], os.O_RDONLY | os.O_NONBLOCK)
+                self._open[file] = SourceFile(self._paths[file])
             self._open.move_to_end(file)
             if len(self._open) > OPEN_SHARDS:
-                os.close(self._open.popitem(last=False)[1])
-            data = os.pread(self._open[file], size, offset)
+                self._open.popitem(last=False)
+            data = self._open[file].read(offset, size)
+        except ObjectStoreError:
+            raise
         except OSError as error:
             raise BadSampleError(f"the archive cannot be read: {error.strerror or error}") from error
         if len(data) < size:
@@ -164,7 +167,3 @@ class _OpenFiles:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _OpenFiles, (self._paths,)
-
-    def __del__(self) -> None:
-        for file in self._open.values():
-            os.close(file)

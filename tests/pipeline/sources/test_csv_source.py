@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from thermopile.pipeline.errors import BadSampleError, SourceError
 from thermopile.pipeline.sources import csv_rows
 from thermopile.pipeline.sources.csv_source import CsvSource
+from thermopile.pipeline.sources.source_file import SourceFile
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def test_rows_are_those_of_pythons_own_reader_wherever_the_file_is_cut(rows, sep
         with file.open("w", newline="", encoding="utf-8-sig" if has_bom else "utf-8") as opened:
             writer = csv.writer(opened, delimiter=separator, lineterminator=line_end)
             writer.writerows([("filepath", "title", "class"), *rows])
-        read = csv_rows.CsvRows(file, separator, 3, (0, 2))
+        read = csv_rows.CsvRows(SourceFile(file), separator, 3, (0, 2))
         with file.open(newline="", encoding="utf-8-sig") as opened:  # of which a lone carriage return makes more rows
             found = [row for row in csv.reader(opened, delimiter=separator) if len(row) == 3][1:]
         expected = [(first.encode(), third.encode()) for first, _, third in found]

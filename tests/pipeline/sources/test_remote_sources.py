@@ -1,0 +1,110 @@
+"""Sources in an object store: their samples are those of the same files on disk."""
+
+import io
+import tarfile
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from thermopile import objects
+from thermopile.objects import Address, ObjectStoreError
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.errors import BadSampleError
+from thermopile.pipeline.sources.csv_source import CsvSource
+from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.pipeline.sources.parquet import ParquetSource
+from thermopile.pipeline.sources.webdataset import WebDatasetSource
+from thermopile.tools.convert_sources import KINDS
+
+pytestmark = pytest.mark.wide
+PICTURES = 30
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, draw):
+    """Pictures in two folders, and lists, archives and tables of them."""
+    root = tmp_path_factory.mktemp("files")
+    data = []
+    for i in range(PICTURES):
+        buffer = io.BytesIO()
+        draw(i).save(buffer, "JPEG")
+        path = root / "pictures" / ("cats" if i < 20 else "dogs") / f"{i:02d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(buffer.getvalue())
+        data.append(buffer.getvalue())
+    names = [str(path.relative_to(root)) for path in sorted((root / "pictures").rglob("*.jpg"))]
+    rows = [f'{name},"picture {i}, of a pet"' for i, name in enumerate(names)]
+    (root / "list.csv").write_text("\n".join(["filepath,title", *rows]) + "\n")
+    pq.write_table(pa.table({"image": data, "caption": names}), root / "pairs.parquet", row_group_size=7)
+    for number in range(2):
+        with tarfile.open(root / f"{number}.tar", "w") as tar:
+            for i in range(number, PICTURES, 2):
+                for name, content in ((f"{i:02d}.jpg", data[i]), (f"{i:02d}.txt", b"picture %d" % i)):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+    return root
+
+
+@pytest.fixture(scope="module")
+def remote(s3, files):
+    """The same files below an address."""
+    address = Address("bucket", "files")
+    for path in files.rglob("*"):
+        if path.is_file():
+            (address / str(path.relative_to(files))).write(path)
+    return address
+
+
+SOURCES = {
+    "folder": lambda root: FolderSource(root / "pictures"),
+    "csv": lambda root: CsvSource(root / "list.csv"),
+    "parquet": lambda root: ParquetSource([root / "pairs.parquet"]),
+    "webdataset": lambda root: WebDatasetSource([root / "0.tar", root / "1.tar"]),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_remote_source_has_the_samples_of_the_local_one(kind, files, remote):
+    local, far = (SOURCES[kind](root) for root in (files, remote))
+    assert len(far) == len(local) == PICTURES
+    assert [far[i] for i in range(PICTURES)] == [local[i] for i in range(PICTURES)]
+    assert far.describe() | {"root": 0, "file": 0} == local.describe() | {"root": 0, "file": 0}
+    assert list(far.captions(np.arange(PICTURES))) == list(local.captions(np.arange(PICTURES)))
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_remote_source_is_converted_by_workers_to_the_same_pixels(kind, files, remote, tmp_path, s3):
+    with s3.gateway(failing=0.05):
+        convert(SOURCES[kind](remote), tmp_path / "far", ConvertSettings(), workers=2)
+    convert(SOURCES[kind](files), tmp_path / "near", ConvertSettings(), workers=1)
+    for name in ("shard-00000.beton", "shard-00000.rows"):
+        assert (tmp_path / "far" / "shards" / name).read_bytes() == (tmp_path / "near" / "shards" / name).read_bytes()
+
+
+def test_files_below_an_address_are_found_by_their_suffix(remote):
+    (parquet,) = (kind for kind in KINDS if kind.name == "parquet")
+    (source,) = parquet.open([remote], image="image", caption="caption", group=None)
+    assert source.files == (remote / "pairs.parquet",)
+
+
+def test_a_local_list_may_name_pictures_by_their_addresses(tmp_path, files, remote):
+    (tmp_path / "list.csv").write_text(f"filepath,title\n{remote}/pictures/cats/00.jpg,a cat\n")
+    source = CsvSource(tmp_path / "list.csv")
+    assert source[0].picture == (files / "pictures" / "cats" / "00.jpg").read_bytes()
+
+
+def test_a_missing_object_is_a_bad_sample_and_a_store_that_is_away_is_not(tmp_path, remote, s3, monkeypatch):
+    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 0.3)
+    rows = [f"{remote}/none.jpg,x", "s3://bucket/../x,x", f"{remote}/list.csv,x"]
+    (tmp_path / "list.csv").write_text("\n".join(["filepath,title", *rows]) + "\n")
+    source = CsvSource(tmp_path / "list.csv")
+    for index, reason in enumerate(["does not exist", "not the name of an object"]):
+        with pytest.raises(BadSampleError, match=reason):
+            source[index]
+    with s3.gateway() as gateway:
+        gateway.stop()
+        with pytest.raises(ObjectStoreError):
+            source[2]

@@ -80,8 +80,18 @@ class DatasetIndex(_Record):
     grown_from: _Digest | None
     """Fingerprint of the dataset that this one extends."""
     source: dict[str, Any]
+    """What was converted; `appended` lists what was appended later, each with `first_id` and `fingerprint`, the number
+    of samples and the fingerprint before."""
     fingerprint: _Digest
     """sha256 of all that determines ids, pixels and tokens: equal if these are equal."""
+
+    @property
+    def predecessors(self) -> dict[str, int]:
+        """Fingerprints of the datasets that samples were appended to -> their numbers of samples, oldest first."""
+        appended = self.source.get("appended")
+        parts = [each for each in appended if isinstance(each, dict)] if isinstance(appended, list) else []
+        found = ((each.get("fingerprint"), each.get("first_id")) for each in parts)
+        return {name: first for name, first in found if isinstance(name, str) and isinstance(first, int)}
 
     @property
     def total_captions(self) -> int:
@@ -101,7 +111,7 @@ def seal_index(index: Mapping[str, Any]) -> bytes:
     tree = {"format": FORMAT, **index}
     tree["fingerprint"] = _fingerprint(tree)
     text = seal_document(tree)
-    _read(text)
+    parse_index(text)
     return text
 
 
@@ -109,7 +119,7 @@ def read_index(path: Path | Address) -> DatasetIndex:
     """Read and validate a dataset's dataset.json. Raises DatasetError if the place is not a dataset."""
     file = path / INDEX_FILE
     try:
-        return _read(file.read() if isinstance(file, Address) else read_regular(file))
+        return parse_index(file.read() if isinstance(file, Address) else read_regular(file))
     except FileNotFoundError:
         message = f"{path} is not a dataset: it has no {INDEX_FILE}. Create one with `thermopile convert`."
         raise DatasetError(message) from None
@@ -117,7 +127,8 @@ def read_index(path: Path | Address) -> DatasetIndex:
         raise DatasetError(f"{file} cannot be used: {error}") from error
 
 
-def _read(text: bytes) -> DatasetIndex:
+def parse_index(text: bytes) -> DatasetIndex:
+    """Validate the text of a dataset.json. Raises DatasetError."""
     try:
         tree = _first_format(text) or unseal(text)
         json.dumps(tree, ensure_ascii=False).encode()  # a lone surrogate would crash whatever prints it
@@ -159,6 +170,8 @@ def _fingerprint(tree: Mapping[str, Any]) -> str:
     """Return the sha256 of what determines ids, pixels and tokens, but not names, classes and caption texts."""
     kept = {name: tree[name] for name in ("format", "n", "mode", "captions_per_sample", "first_id", "tokenizer",
                                           "tokenizer_digest")}  # fmt: skip
+    if tree["grown_from"] is not None:
+        kept["grown_from"] = tree["grown_from"]
     kept["shards"] = [{name: digests.get(name) for name in ("beton", "rows")} for digests in tree["shard_digests"]]
     return _sha256(kept)
 

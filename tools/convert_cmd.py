@@ -65,6 +65,10 @@ def _options(kind: Kind) -> Iterator[click.Option]:
     if not (kind.own_test or kind.is_dataset):
         yield click.Option(["--holdout"], type=float, callback=_number_or_share, metavar="N|FRACTION",
                            help="Hold out this many samples, or fraction, as OUT-test, class-balanced.")  # fmt: skip
+    if not (kind.own_test or kind.is_dataset):
+        yield click.Option(["--append"], is_flag=True,
+                           help="Append the samples to the dataset OUT, with its tokenizer and picture sizes; its own "
+                           "samples keep their ids.")  # fmt: skip
     if kind.src and not kind.is_dataset:
         yield click.Option(["--longtail"], type=click.FloatRange(1, min_open=True), metavar="RATIO",
                            help="Cut the classes to an exponential long tail: the first is RATIO times the last. "

@@ -18,14 +18,15 @@ from click.core import ParameterSource
 from numpy.typing import NDArray
 
 from ..objects import Address, Place
+from ..pipeline.conversion.append import appended_path, is_joining, join, refuse_known
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary, convert_part
 from ..pipeline.conversion.convert import convert as convert_source
 from ..pipeline.conversion.convert import finish as finish_parts
 from ..pipeline.conversion.partial import Partial
 from ..pipeline.conversion.plan import largest_bytes
 from ..pipeline.conversion.shard_pool import Counts, start_workers_early
-from ..pipeline.conversion.steps import unfinished
-from ..pipeline.dataset_index import ERRORS_FILE, TOKENIZER_FILE, ImagePolicy
+from ..pipeline.conversion.steps import Job, unfinished
+from ..pipeline.dataset_index import ERRORS_FILE, TOKENIZER_FILE, ImagePolicy, read_index
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.sources import Groups, Source
 from ..pipeline.sources.dataset_source import DatasetSource
@@ -64,34 +65,39 @@ class Split(NamedTuple):
 
 def run(
     kind: Kind, src: Any, own: dict[str, Any], out: Place, *, workers: int | None, resume: bool, overwrite: bool,
-    part: tuple[int, int] | None, finish: bool, holdout: float | None = None, longtail: float | None = None,
-    **options: Any,
+    part: tuple[int, int] | None, finish: bool, append: bool = False, holdout: float | None = None,
+    longtail: float | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test."""
     if part and finish:
         raise click.UsageError("--part and --finish exclude each other: finish after all parts")
+    grown = _to_append_to(out, holdout) if append else None
     for value in (src, *own.values()):
         for path in value if isinstance(value, tuple) else (value,):
             if isinstance(path, Path) and isinstance(out, Path) and path.resolve().is_relative_to(out.resolve()):
                 raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
     select = own.pop("select") if kind.is_dataset else None
     outs = [out, out.with_name(f"{out.name}-test")] if kind.own_test or holdout else [out]
+    if grown is not None:
+        outs, resume = [appended_path(grown)], True
     if not (resume or part or finish):
         for each in outs:
             unfinished(each).refuse_existing(overwrite=overwrite, resume=False)
     start_workers_early()
     with _told_when_slow(f"listing {kind.name} …"):
         sources = kind.open(src, **own)
-        settings = _settings(sources[0], **options)
+        settings = _settings(sources[0], grown, **options)
         splits = _splits(sources, outs, settings.seed, holdout, longtail)
         if select is not None:
             assert isinstance(sources[0], DatasetSource)
             splits = [splits[0]._replace(selection=selected_ids(select, sources[0].dataset.index))]
         _announce(splits)
+    if grown is not None:
+        refuse_known(grown, Job.of(sources[0], settings, splits[0].selection, settings.tokenizer).plan)
     with TemporaryDirectory(prefix="thermopile-convert-") as folder:
         for split in splits:
             how: dict[str, Any] = {"overwrite": overwrite}
-            if split.out != out:  # a test set has the tokenizer of its training set
+            if grown is None and split.out != out:  # a test set has the tokenizer of its training set
                 how["tokenizer_from"] = _tokenizer_of(out, Path(folder))
             if part:
                 _convert_part(split, settings, PartNumber(*part), workers=workers, **how)
@@ -101,6 +107,10 @@ def run(
                 _say_summary(summary, split, settings, "put together from its parts")
             else:
                 _convert(split, settings, workers=workers, resume=resume, **how)
+    if grown is not None and not part:
+        with _told_when_slow("appending …"):
+            join(grown)
+        click.echo(f"{grown}: {read_index(grown).n:,} samples with those appended")
     if part:
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:
@@ -120,8 +130,32 @@ def _tokenizer_of(out: Place, folder: Path) -> Path | None:
     return copy
 
 
-def _settings(source: Source, **options: Any) -> ConvertSettings:
-    """Return the settings of a conversion; for a dataset, those it was made with."""
+def _to_append_to(out: Place, holdout: float | None) -> Path:
+    """Return the dataset's folder, after finishing an append that was interrupted near its end."""
+    if not isinstance(out, Path):
+        raise click.UsageError(f"--append writes to local datasets only, and {out} is in an object store")
+    if holdout:
+        raise click.UsageError("--append and --holdout exclude each other: append to the test set by itself")
+    context = click.get_current_context()
+    for name in ("max_size", "quality", "vocab_size", "tokenizer", "context_length"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--append keeps the settings of {out}; leave out --{name.replace('_', '-')}")
+    read_index(out)
+    if is_joining(out):
+        join(out)
+    return out
+
+
+def _settings(source: Source, grown: Path | None, **options: Any) -> ConvertSettings:
+    """Return the settings of a conversion; for a dataset, or one that grows, those it was made with."""
+    if grown is not None:
+        index = read_index(grown)
+        if index.mode != source.mode:
+            raise SourceError(f"{grown} holds {index.mode}, but the source {source.mode}; convert it separately")
+        kept: dict[str, Any] = {"image": index.image}
+        if index.tokenizer is not None:
+            kept |= {"tokenizer": grown / TOKENIZER_FILE, "context_length": index.tokenizer.context_length}
+        return ConvertSettings(**kept, **{name: options[name] for name in ("seed", "on_error", "max_error_rate")})
     if not isinstance(source, DatasetSource):
         image = ImagePolicy(max_size=options.pop("max_size"), quality=options.pop("quality"))
         return ConvertSettings(image=image, **options)

@@ -69,6 +69,8 @@ def check_dataset(
                 continue
             captions, findings = _check_table(dataset, number, records)
             yield from findings
+            if int(dataset.first_id[number]) in dataset.index.predecessors.values():
+                seen = seen[:0]  # appended samples are of another listing
             yield from _check_source_index(name, records["source_index"], seen)
             seen = np.concatenate([seen, records["source_index"]])
             opened = _Opened(name, shard, records, captions, dataset.index.tokenizer, tokenizer)

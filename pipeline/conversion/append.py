@@ -1,0 +1,129 @@
+"""Append samples to a dataset: they are converted to one of their own, whose shards then become its last ones.
+
+    .OUT.appended                  the dataset of the new samples, converted as any other
+    .OUT.appended/joined.json      the grown dataset's dataset.json; from then on, its shards are moved
+
+Readers see the old dataset until its dataset.json is replaced, which comes last.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ...files import (
+    open_regular,
+    own_directory,
+    read_regular,
+    remove_leftovers,
+    sync,
+    write_atomically,
+    written_aside,
+)
+from ..dataset_index import (
+    ERRORS_FILE,
+    INDEX_FILE,
+    SHARD_FOLDER,
+    SHARD_SUFFIXES,
+    DatasetIndex,
+    parse_index,
+    read_index,
+    seal_index,
+    shard_name,
+)
+from ..errors import DatasetError, DatasetExistsError
+from .partial import claimed
+from .plan import Plan
+
+_JOINED = "joined.json"
+
+
+def appended_path(out: Path) -> Path:
+    """Return where the samples to append to `out` are converted to."""
+    return out.with_name(f".{out.name}.appended")
+
+
+def refuse_known(out: Path, plan: Plan) -> None:
+    """Raise DatasetExistsError if samples converted by this plan are in the dataset already."""
+    source = read_index(out).source
+    appended = source.get("appended")
+    known = [source, *(appended if isinstance(appended, list) else ())]
+    if any(isinstance(each, dict) and each.get("plan") == plan.digest() for each in known):
+        raise DatasetExistsError(f"{out} holds these samples already")
+
+
+def join(out: Path) -> None:
+    """Make the shards of `.OUT.appended` the last ones of `out`. May be repeated after a kill at any moment.
+
+    Samples 0 … n - 1, their shards and the tokenizer stay as they are. Raises DatasetExistsError if another process is
+    doing the same, DatasetError if the two do not fit together.
+    """
+    addition = appended_path(out)
+    with claimed(out):  # nobody replaces `out` meanwhile
+        remove_leftovers(out)
+        if not (addition / _JOINED).is_file():
+            write_atomically(addition / _JOINED, _grown(out, read_index(out), read_index(addition)))
+        joined = read_regular(addition / _JOINED)
+        if read_regular(out / INDEX_FILE) != joined:
+            _move_shards(addition, out)
+            write_atomically(out / INDEX_FILE, joined)
+    for path in sorted(addition.iterdir(), key=lambda path: path.name == _JOINED):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    addition.rmdir()
+
+
+def is_joining(out: Path) -> bool:
+    """Return whether `join` was interrupted."""
+    return (appended_path(out) / _JOINED).is_file()
+
+
+def _grown(out: Path, old: DatasetIndex, new: DatasetIndex) -> bytes:
+    """Return the dataset.json of both."""
+    for name in ("format", "mode", "image", "tokenizer_digest"):
+        if getattr(old, name) != getattr(new, name):
+            raise DatasetError(f"{out} and the samples to append differ in {name}; convert them separately")
+    tokenizer = old.tokenizer and new.tokenizer and old.tokenizer.model_copy(
+        update={"truncated": old.tokenizer.truncated + new.tokenizer.truncated}
+    )  # fmt: skip
+    per_sample = max(old.captions_per_sample, new.captions_per_sample)
+    addition = new.source | {"first_id": old.n, "fingerprint": old.fingerprint}
+    appended: list[Any] = [*old.source.get("appended", []), addition]
+    return seal_index({
+        "n": old.n + new.n,
+        "mode": old.mode,
+        "captions_per_sample": per_sample,
+        **({"captions": old.total_captions + new.total_captions} if per_sample > 1 else {}),
+        "first_id": [*old.first_id, *(old.n + first for first in new.first_id[1:])],
+        "image": old.image.model_dump(),
+        "tokenizer": tokenizer.model_dump() if tokenizer else None,
+        "tokenizer_digest": old.tokenizer_digest,
+        "shard_digests": [*old.shard_digests, *new.shard_digests],
+        "grown_from": old.fingerprint,
+        "source": old.source | {"appended": appended},
+    })  # fmt: skip
+
+
+def _move_shards(addition: Path, out: Path) -> None:
+    count = len(read_index(addition).first_id) - 1
+    before = len(parse_index(read_regular(addition / _JOINED)).first_id) - 1 - count
+    own_directory(out / SHARD_FOLDER)
+    for shard in range(count):
+        for suffix in SHARD_SUFFIXES:
+            file = addition / SHARD_FOLDER / shard_name(shard, suffix)
+            to = out / SHARD_FOLDER / shard_name(before + shard, suffix)
+            if file.is_symlink() or not (file.exists() or to.exists()):
+                raise DatasetError(f"{file} is missing or a link; remove {addition} and append again")
+            if file.exists():
+                file.rename(to)
+    sync(out / SHARD_FOLDER)
+    merged = addition / f"{ERRORS_FILE}.merged"
+    if (addition / ERRORS_FILE).is_file():
+        with written_aside(merged) as both:
+            for file in (out / ERRORS_FILE, addition / ERRORS_FILE):
+                with open_regular(file) as lines:
+                    shutil.copyfileobj(lines, both)
+        # First the lines lose their own file, so that they are never merged twice.
+        (addition / ERRORS_FILE).unlink()
+    if merged.is_file():
+        os.replace(merged, out / ERRORS_FILE)
+        sync(out)

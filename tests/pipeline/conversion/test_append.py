@@ -1,0 +1,157 @@
+"""Samples appended to a dataset: those that it had keep their ids, files and bytes, whatever step a kill comes at."""
+
+import json
+import os
+import shutil
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from thermopile.pipeline.conversion import append
+from thermopile.pipeline.conversion.check import check_dataset
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.tokenizer import encode, load_tokenizer
+from thermopile.tools.cli import main
+
+from conversions import digests
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, ["convert", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def two_lists(tmp_path_factory, draw):
+    """A list of 60 pictures with captions and one of 12, every sixth of them unusable."""
+    root = tmp_path_factory.mktemp("lists")
+    for name, low, high in (("first", 0, 60), ("second", 60, 72)):
+        rows = ["filepath,title"]
+        for i in range(low, high):
+            draw(i).save(root / f"{i}.png") if i % 6 else (root / f"{i}.png").write_bytes(b"no picture")
+            rows.append(f"{i}.png,picture number {i} of the {name} list")
+        (root / f"{name}.csv").write_text("\n".join(rows) + "\n")
+    return root
+
+
+@pytest.fixture(scope="module")
+def converted(two_lists):
+    assert run("csv", two_lists / "first.csv", two_lists / "out", "--max-error-rate", 1).exit_code == 0
+    return two_lists / "out"
+
+
+@pytest.fixture
+def out(converted, tmp_path):
+    return shutil.copytree(converted, tmp_path / "out")
+
+
+def append_second(two_lists, out, *options):
+    return run("csv", two_lists / "second.csv", out, "--append", "--max-error-rate", 1, *options)
+
+
+def samples_of(dataset, ids):
+    return [(dataset.jpeg(id), dataset.rows([id])[0]["caption"]) for id in ids]
+
+
+def test_new_samples_get_the_next_ids_and_the_others_stay_bit_for_bit(two_lists, out):
+    old, before = Dataset(out), digests(out)
+    result = append_second(two_lists, out)
+    assert result.exit_code == 0, result.stderr
+    assert f"{out}: 60 samples with those appended" in result.stdout
+    grown, after = Dataset(out), digests(out)
+    assert (old.n, grown.n) == (50, 60)
+    assert {name for name in before if before[name] != after[name]} == {"dataset.json", "errors.jsonl"}
+    assert samples_of(grown, range(50)) == samples_of(old, range(50))
+    assert {row["caption"].split()[-2] for row in grown.rows(range(50, 60))} == {"second"}
+    assert grown.index.grown_from == old.index.fingerprint != grown.index.fingerprint
+    assert list(check_dataset(out)) == []
+    assert os.listdir(out.parent) == ["out"]
+
+
+def test_samples_left_out_are_listed_after_those_of_the_first_conversion(two_lists, out):
+    before = (out / "errors.jsonl").read_text()
+    append_second(two_lists, out)
+    after = (out / "errors.jsonl").read_text()
+    assert after.startswith(before)
+    assert {json.loads(line)["uri"] for line in after.removeprefix(before).splitlines()} == {"60.png", "66.png"}
+
+
+def test_captions_are_encoded_by_the_datasets_own_tokenizer(two_lists, out):
+    append_second(two_lists, out)
+    grown = Dataset(out)
+    shards, rows = grown.locate(np.array([0, 55]))
+    tokens = [grown.shard(int(shard)).tokens(np.array([row]))[0] for shard, row in zip(shards, rows, strict=True)]
+    texts = [row["caption"] for row in grown.rows([0, 55])]
+    tokenizer = load_tokenizer(grown.tokenizer_path, context_length=32)
+    np.testing.assert_array_equal(tokens, encode(tokenizer, texts).tokens)
+
+
+def test_appending_the_same_samples_again_is_refused_and_others_may_follow(two_lists, out):
+    append_second(two_lists, out)
+    before = digests(out)
+    again = append_second(two_lists, out)
+    assert (again.exit_code, again.stderr.splitlines()[-1]) == (2, f"Error: {out} holds these samples already")
+    assert digests(out) == before
+    assert append_second(two_lists, out, "--seed", 1).exit_code == 0
+    assert Dataset(out).n == 70
+
+
+def test_the_samples_may_be_converted_in_parts(two_lists, converted, out, tmp_path):
+    for option in (["--part", "1/2"], ["--part", "2/2"], ["--finish"]):
+        assert append_second(two_lists, out, *option).exit_code == 0
+    whole = shutil.copytree(converted, tmp_path / "whole" / "out")
+    append_second(two_lists, whole)
+    assert digests(out) == digests(whole)
+
+
+def test_an_append_killed_at_any_step_of_its_end_ends_the_same(two_lists, converted, tmp_path, monkeypatch):
+    whole = shutil.copytree(converted, tmp_path / "whole" / "out")
+    append_second(two_lists, whole)
+    ready = shutil.copytree(converted, tmp_path / "ready" / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(append, "join", lambda out: None)
+        patch.setattr("thermopile.tools.converting.join", lambda out: None)
+        append_second(two_lists, ready)
+    steps = {"os.rename", "os.remove", "os.rmdir", "open"}
+    kills = 0
+    while kills < 200:
+        work = shutil.copytree(tmp_path / "ready", tmp_path / f"work-{kills}")
+        child = os.fork()
+        if child == 0:
+            left = [kills + 1]
+
+            def kill(event, arguments, left=left, work=work):
+                if event in steps and str(work) in str(arguments[0]):
+                    left[0] -= 1
+                    if left[0] == 0:
+                        os._exit(9)
+
+            sys.addaudithook(kill)
+            append.join(work / "out")
+            os._exit(0)
+        killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        assert Dataset(work / "out").n in (50, 60)
+        if (append.appended_path(work / "out") / "dataset.json").exists() or append.is_joining(work / "out"):
+            append.join(work / "out")
+        assert digests(work) == digests(tmp_path / "whole"), kills
+        shutil.rmtree(work)
+        if not killed:
+            break
+        kills += 1
+    assert kills > 20
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(["--max-size", 64], "leave out --max-size"), (["--holdout", 2], "--append and --holdout exclude each other")],
+)
+def test_what_the_dataset_decides_cannot_be_chosen(two_lists, out, options, words):
+    refused = append_second(two_lists, out, *options)
+    assert (refused.exit_code, words in refused.stderr) == (2, True)
+
+
+def test_what_is_no_dataset_or_of_another_mode_is_not_appended_to(two_lists, out, tmp_path, images_dataset):
+    assert "is not a dataset" in append_second(two_lists, tmp_path / "none").stderr
+    pictures = shutil.copytree(images_dataset.path, tmp_path / "pictures")
+    assert "holds images, but the source pairs" in append_second(two_lists, pictures).stderr

@@ -87,6 +87,10 @@ class Address:
     def parent(self) -> Address:
         return Address(self.bucket, self.key.rpartition("/")[0])
 
+    def resolve(self) -> Address:
+        """Return the address, which is absolute, as paths become by this."""
+        return self
+
     def with_name(self, name: str) -> Address:
         return self.parent / name
 

@@ -97,6 +97,11 @@ class _Index(BaseModel):
     snapshots: Annotated[list[Snapshot], Field(min_length=1)]
 
 
+def is_there(state: Place) -> bool:
+    """Return whether there is a store, readable or not; where not, one may be created."""
+    return state.exists() if isinstance(state, Path) else (state / INDEX).exists()
+
+
 def load(state: Place) -> tuple[History, str | None]:
     """Return the history of the store at `state`, and the damage to the index if its copy had to be used.
 
@@ -183,8 +188,8 @@ def _read(state: Place, name: str) -> History:
         else:
             text = read_regular(state / name)
     tree = unseal(text)
-    if isinstance(version := tree.get("format_version"), int) and version not in (_FORMAT_VERSION, _OF_SELECTION):
-        raise _other_format(state, str(version), "the version that wrote it")
+    if isinstance(format_ := tree.get("format_version"), int) and format_ not in (_FORMAT_VERSION, _OF_SELECTION):
+        raise _other_format(state, str(format_), "the version that wrote it")
     try:
         index = _Index.model_validate(tree)
     except ValidationError as error:

@@ -16,6 +16,7 @@ import click
 
 from ..pipeline.dataset import Dataset
 from ..pipeline.errors import DatasetError
+from ..places import Place
 from ..state_store.ranks import agreement
 from ..trainer.config import TrainConfig, to_tree
 from ..trainer.config.layers import Layers, apply_overrides, preset_names, read_toml
@@ -53,7 +54,7 @@ class Asked:
     """The options of `thermopile train`."""
 
     data: Path | None
-    out: Path | None
+    out: Place | None
     preset: str | None
     config_file: Path | None
     overrides: tuple[str, ...]
@@ -219,6 +220,9 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
         if world.is_first:
             click.echo(f"{run.path}: {text}", err=err)
 
+    if world.is_first and (parts := run.log_parts()):
+        parts[1].begin(resuming=resuming)
+        say(f"files of this machine are in {run.local}")
     copied = sum(rows_of(file) for file in (settings.data.select, settings.data.weights) if file)
     if copied > ROWS_IN_TWO_SECONDS and not resuming:
         say(f"copying {copied:,} rows of selection and weights …")

@@ -21,7 +21,6 @@ from thermopile.state_store import (
     StateStore,
     StoreNotFoundError,
     history,
-    icechunk_files,
     list_snapshots,
 )
 from thermopile.state_store.durable import Repository

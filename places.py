@@ -121,7 +121,9 @@ def on_this_machine(folder: Place, names: Sequence[str]) -> Iterator[Path]:
     if isinstance(folder, Path):
         yield folder
         return
-    with TemporaryDirectory(prefix="thermopile-", dir=os.environ.get(SCRATCH)) as temporary:
+    if scratch := os.environ.get(SCRATCH):
+        Path(scratch).mkdir(parents=True, exist_ok=True, mode=0o700)
+    with TemporaryDirectory(prefix="thermopile-", dir=scratch) as temporary:
         copy = Path(temporary) / folder.name
         copy.mkdir()
         for name in names:

@@ -115,8 +115,9 @@ def load(state: Place) -> tuple[History, str | None]:
         except (DamagedFileError, ValueError) as error:
             damage.append(f"{name}: {error.reason if isinstance(error, DamagedFileError) else error}")
     if any((state / name).exists() for name in _copies(state)):
+        both = " and its copy are" if isinstance(state, Path) else " is"
         raise StoreNotFoundError(
-            f"{state}: the index and its copy are damaged ({'; '.join(damage)}). Restore one of them from a copy of "
+            f"{state}: the index{both} damaged ({'; '.join(damage)}). Restore one of them from a copy of "
             "the run; the snapshots themselves may be intact"
         )
     if isinstance(state, Path) and any((state / "refs").glob("tag.*")):

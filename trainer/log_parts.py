@@ -7,12 +7,11 @@ are merged as they are put: a part is at least twice as long as the next, up to 
 import os
 import re
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from ..files import open_own, refuse_link
-from ..objects import SIDE_BY_SIDE, Address, delete_all
+from ..objects import Address, delete_all
 
 MAX_PART_BYTES = 64 << 20
 """Parts are merged up to this length: a checkpoint never puts more than twice as much."""
@@ -134,14 +133,9 @@ class LogParts:
         return held == _object(self._folder, last.start).read(2 * MAX_PART_BYTES)
 
     def _download(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        with (
-            os.fdopen(open_own(self._file, flags), "wb") as file,
-            ThreadPoolExecutor(SIDE_BY_SIDE) as threads,
-        ):
-            places = [_object(self._folder, part.start) for part in self._parts]
-            for data in threads.map(lambda place: place.read(2 * MAX_PART_BYTES), places):
-                file.write(data)
+        with os.fdopen(open_own(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            for part in self._parts:
+                file.write(_object(self._folder, part.start).read(2 * MAX_PART_BYTES))
 
 
 def _listed(folder: Address) -> list[Part]:

@@ -187,7 +187,7 @@ class Run:
             metrics.fetch()
         else:
             metrics.begin(resuming=False)
-        warnings.begin(resuming=resume)
+        warnings.begin(resuming=True)  # this start may have added some
 
     def _write_selection(self) -> None:
         if self.selection is not None:

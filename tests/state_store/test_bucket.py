@@ -3,8 +3,11 @@
 import os
 import pickle
 import random
+import subprocess
+import sys
 import threading
 from itertools import count
+from pathlib import Path
 
 import crashing_run
 import icechunk
@@ -276,3 +279,12 @@ def test_no_object_and_no_local_file_holds_credentials(create, path, scratch, ne
     assert len(written) > 5
     for secret in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
         assert not any(os.environ[secret].encode() in data for data in written)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3 * 3600)
+def test_the_state_of_ten_million_rows_is_exact_after_each_of_fifty_kills():
+    program = Path(__file__).with_name("bucket_kills_run.py")
+    run = subprocess.run([sys.executable, program, "10000000", "50"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    print(run.stdout)

@@ -36,14 +36,17 @@ _log = logging.getLogger(__name__)
 class _Holder(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    name: Annotated[str, Field(max_length=500)]
-    """`pid N on HOST`"""
-    since: str
-    host: str
+    name: Annotated[str, Field(pattern="^pid [0-9]{1,20} on [!-~]{1,255}$")]
+    since: Annotated[str, Field(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2} UTC$")]
     folder: str
     """Random id of the holder's folder of local files."""
     writer: str
     beats: int = 0
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Machine and folder, which has one holder at a time."""
+        return self.name.partition(" on ")[2], self.folder
 
 
 class BucketLock:
@@ -59,9 +62,8 @@ class BucketLock:
         self._address, self._ended = address, threading.Event()
         self._local = FileLock(folder / address.name)
         try:
-            host = socket.gethostname()
             self._holder = _Holder(
-                name=f"pid {os.getpid()} on {host}", since=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", host=host,
+                name=f"pid {os.getpid()} on {socket.gethostname()}", since=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
                 folder=_id_of(folder), writer=self.writer,
             )  # fmt: skip
             self._version = self._taken()
@@ -93,7 +95,7 @@ class BucketLock:
         text, version = self._address.read_version(_MAX_BYTES)
         holder = _parsed(text)
         # This process holds the local lock of that folder, so no other on this machine has it.
-        if text == _FREE or (holder and (holder.host, holder.folder) == (self._holder.host, self._holder.folder)):
+        if text == _FREE or (holder and holder.place == self._holder.place):
             return version
         name = f"{holder.name}, since {holder.since}" if holder else "another process"
         _log.warning("%s is held by %s; waiting for %.0f s to see whether it still runs", self._address, name,
@@ -145,11 +147,12 @@ class LockStatus(NamedTuple):
 def lock_status(address: Address) -> LockStatus:
     """Read the lock. Raises OSError if the store fails."""
     try:
-        holder = _parsed(address.read(_MAX_BYTES))
-        age = max(0.0, time.time() - address.modified())
+        text, written = address.read(_MAX_BYTES), address.modified()
     except FileNotFoundError:
         return LockStatus(None, 0.0)
-    return LockStatus(holder.name if holder else None, age)
+    holder = _parsed(text)
+    age = max(0.0, time.time() - written)  # another machine's clock may be ahead
+    return LockStatus(None if text == _FREE else holder.name if holder else "another process", age)
 
 
 def _parsed(text: bytes) -> _Holder | None:

@@ -19,6 +19,7 @@ from crashing_run import ExpectedState, assert_columns_equal, run_until_killed
 
 from thermopile.objects import Address, ObjectStoreError
 from thermopile.places import SCRATCH
+from thermopile.sealed_json import seal_line
 from thermopile.state_store import (
     DamagedChunkError,
     SnapshotError,
@@ -26,6 +27,8 @@ from thermopile.state_store import (
     StateStore,
     StoreLockedError,
     bucket_lock,
+    history,
+    icechunk_files,
     list_snapshots,
 )
 from thermopile.state_store.durable import Repository
@@ -252,6 +255,55 @@ def test_two_that_take_themselves_for_the_writer_cannot_both_announce(path, repo
         commit(repository, 2, base=base)
     commit(other, 2)
     assert_all_rows(other, "step-2", 2)
+
+
+def test_the_index_is_replaced_only_by_who_has_read_it(path, repository):
+    before, _ = history.load(path)
+    commit(repository, 1)
+    with pytest.raises(StoreLockedError, match="what was announced is intact"):
+        history.replace(path, before)
+    assert tags(repository) == ["step-0", "step-1"]
+
+
+def test_a_snapshot_is_never_built_on_what_another_process_has_begun(path, repository):
+    commit(repository, 1)
+
+    def parts():
+        yield rows(2)
+        icechunk_files.point_reference_at(path, repository.resolve("step-0").id)
+
+    with pytest.raises(SnapshotError, match="icechunk's reference is not at step-1"):
+        commit(repository, 2, parts())
+    commit(repository, 2)
+    assert_all_rows(repository, "step-2", 2)
+
+
+@pytest.mark.parametrize("keep", [1, 9])
+def test_a_writer_that_is_replaced_while_it_looks_for_garbage_deletes_nothing(path, repository, monkeypatch, keep):
+    for step in (1, 2):
+        commit(repository, step)
+    (path / "chunks" / ("0" * 20)).write(b"of the next writer's commit")
+    other, find = Repository.open(path, "1" * 32), icechunk_files.find_garbage
+
+    def find_and_be_replaced(*arguments):
+        garbage = find(*arguments)
+        assert garbage
+        other.repair()
+        return garbage
+
+    monkeypatch.setattr(icechunk_files, "find_garbage", find_and_be_replaced)
+    before = [name for name, _ in path.objects()]
+    with pytest.raises(StoreLockedError):
+        repository.retain(keep)
+    assert [name for name, _ in path.objects()] == before
+
+
+def test_a_lock_that_was_tampered_with_is_not_repeated(create, path):
+    lock = path.with_name("state.lock")
+    create(path=path).close()
+    for name in ("pid 1 on \x1b[31mevil", "pid 1 on a\nb", "x" * 9_000):
+        lock.write(seal_line({"name": name, "since": "2026-01-01 00:00 UTC", "folder": "", "writer": "", "beats": 1}))
+        assert bucket_lock.lock_status(lock).holder == "another process"
 
 
 def test_the_part_of_a_commit_that_goes_to_other_ranks_holds_no_credentials(repository):

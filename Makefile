@@ -33,7 +33,7 @@ test: lint
 
 # What needs a browser or an object server.
 test-wide: .venv/ready browser
-	$(PYTEST) -m wide
+	$(PYTEST) -m "wide and not soak"
 
 # The same tests at full length: kills, flipped bits, 5,000 snapshots, two hours of training, seeds, a store of 2·10^8 rows.
 # Takes about six hours on two cores; the last one is skipped where less than 14 GB of disk are free.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from random import random
 from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias, TypeVar
@@ -48,7 +48,7 @@ class ObjectStoreError(OSError):
     """The object store cannot be reached, or refuses what was asked of it."""
 
 
-class ObjectTooLargeError(ObjectStoreError):
+class ObjectTooLargeError(OSError):
     """The object is larger than what was to be read."""
 
 
@@ -91,11 +91,15 @@ class Address:
     def parent(self) -> Address:
         return Address(self.bucket, self.key.rpartition("/")[0])
 
+    def resolve(self) -> Address:
+        """Return the address, which is absolute, as paths become by this."""
+        return self
+
     def with_name(self, name: str) -> Address:
         return self.parent / name
 
     def read(self, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
-        """Return an object's bytes. Raises ObjectStoreError if it has more than `max_bytes`."""
+        """Return an object's bytes. Raises OSError if it has more than `max_bytes`."""
         return self.read_version(max_bytes)[0]
 
     def read_version(self, max_bytes: int = MAX_TEXT_BYTES) -> tuple[bytes, str]:
@@ -138,6 +142,16 @@ class Address:
 
         return self._repeated(head)
 
+    def modified(self) -> float:
+        """Return when an object was written, by the store's clock, in seconds since 1970."""
+
+        def head() -> float:
+            from obstore import head
+
+            return head(_store(self.bucket), self.key)["last_modified"].timestamp()
+
+        return self._repeated(head)
+
     def exists(self) -> bool:
         """Return whether there is an object at this very address."""
         try:
@@ -170,7 +184,9 @@ class Address:
         def put() -> None:
             from obstore import put
 
-            put(_store(self.bucket), self.key, data)
+            # A large object goes in parts. Were they not repeated one by one, a store that fails now and then would
+            # never take them all.
+            put(_store(self.bucket, repeats=20), self.key, data)
 
         self._repeated(put)
 
@@ -269,6 +285,19 @@ class Address:
         return f"{self} does not exist"
 
 
+def delete_all(addresses: Sequence[Address]) -> None:
+    """Delete objects of one bucket, a thousand in a request; missing ones are no error. Raises as Address's methods."""
+    for start in range(0, len(addresses), 1000):
+        some = addresses[start : start + 1000]
+        some[0]._repeated(partial(_delete, some[0].bucket, [address.key for address in some]))
+
+
+def _delete(bucket: str, keys: Sequence[str]) -> None:
+    from obstore import delete
+
+    delete(_store(bucket), keys)
+
+
 def is_address(text: str) -> bool:
     """Return whether a text is meant as an address rather than a path."""
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", text) is not None
@@ -285,16 +314,22 @@ def place_of(text: str | os.PathLike[str] | Address) -> Place:
     return Address.parse(text) if isinstance(text, str) and is_address(text) else Path(text)
 
 
+def endpoint_url() -> str | None:
+    """Return the store's endpoint that the environment names; None: Amazon's."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or None
+
+
 @lru_cache(maxsize=64)
-def _store(bucket: str) -> S3Store:
+def _store(bucket: str, repeats: int = 0) -> S3Store:
+    """repeats: of each request, by the client; 0: `_repeated` does it, for all requests and failures alike."""
     from obstore.store import S3Store
 
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+    endpoint = endpoint_url()
     return S3Store(
         bucket,
-        client_options={"allow_http": endpoint.startswith("http://"), "timeout": _REQUEST_TIMEOUT},
-        retry_config={"max_retries": 0},  # `_repeated` does it, for all kinds of requests and failures alike
-        endpoint=endpoint or None,
+        client_options={"allow_http": (endpoint or "").startswith("http://"), "timeout": _REQUEST_TIMEOUT},
+        retry_config={"max_retries": repeats, "retry_timeout": timedelta(seconds=PATIENCE_SECONDS)},
+        endpoint=endpoint,
     )
 
 

@@ -22,7 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from .files import open_regular, own_directory, read_regular, refuse_link, sha256_of, sync
+from .files import (
+    open_regular,
+    own_directory,
+    read_regular,
+    refuse_link,
+    sha256_of,
+    sync,
+    write_atomically,
+    written_aside,
+)
+from .objects import Address
+from .places import Place, made_local_folder, read
 from .sealed_json import DamagedJSONError, seal_document, unseal
 
 IDS, WEIGHTS, ABOUT = "ids.int64", "weights.float32", "selection.json"
@@ -58,16 +69,19 @@ class About(BaseModel, frozen=True):
 
 
 class Selection:
-    """The files of one folder, read when they are needed. All attributes raise SelectionError, OSError."""
+    """The files of one folder, read when they are needed; of one in a bucket, a copy on this machine.
 
-    def __init__(self, folder: Path) -> None:
+    All attributes raise SelectionError, OSError.
+    """
+
+    def __init__(self, folder: Place) -> None:
         self.folder = folder
 
     @cached_property
     def about(self) -> About:
         path = self.folder / ABOUT
         try:
-            return About.model_validate(unseal(read_regular(path)))
+            return About.model_validate(unseal(read(path)))
         except FileNotFoundError as error:
             raise SelectionError(f"{path} is missing; restore it from a copy of the run") from error
         except (DamagedJSONError, ValidationError) as error:
@@ -110,14 +124,14 @@ class Selection:
             if digest is None:
                 continue
             self._mapped(name)  # its length is right: a sparse file of a terabyte is not read
-            if sha256_of(self.folder / name) != digest:
+            if sha256_of(self._local / name) != digest:
                 raise SelectionError(
                     f"{self.folder / name} is damaged: its sha256 differs from the one in {ABOUT}; restore it from a "
                     "copy of the run"
                 )
 
     def _mapped(self, name: str) -> NDArray[Any]:
-        path, dtype, rows = self.folder / name, _DTYPES[name], self.about.kept
+        path, dtype, rows = self._local / name, _DTYPES[name], self.about.kept
         try:
             with open_regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -125,10 +139,35 @@ class Selection:
                     return np.memmap(file, dtype, mode="r", shape=(rows,)).view(np.ndarray)
         except FileNotFoundError as error:
             raise SelectionError(f"{path} is missing; restore it from a copy of the run") from error
-        raise SelectionError(
-            f"{path} is damaged: it has {size:,} bytes instead of {rows * dtype.itemsize:,}; restore it from a copy of "
-            "the run"
+        raise self._of_wrong_size(name, size)
+
+    def _of_wrong_size(self, name: str, size: int) -> SelectionError:
+        return SelectionError(
+            f"{self.folder / name} is damaged: it has {size:,} bytes instead of "
+            f"{self.about.kept * _DTYPES[name].itemsize:,}; restore it from a copy of the run"
         )
+
+    @cached_property
+    def _local(self) -> Path:
+        """The folder, or a copy that is made once."""
+        if isinstance(self.folder, Path):
+            return self.folder
+        copy, about = own_directory(_beside(self.folder)), read(self.folder / ABOUT)
+        if (copy / ABOUT).exists() and read_regular(copy / ABOUT) == about:
+            return copy
+        for name, digest in ((IDS, self.about.ids), (WEIGHTS, self.about.weights)):
+            if digest is None:
+                continue
+            if (size := (self.folder / name).size()) != self.about.kept * _DTYPES[name].itemsize:
+                raise self._of_wrong_size(name, size)
+            with written_aside(copy / name) as file:
+                (self.folder / name).download(file)
+        write_atomically(copy / ABOUT, about)  # last: with it, the copy is whole
+        return copy
+
+
+def _beside(folder: Address) -> Path:
+    return made_local_folder(folder.parent) / folder.name
 
 
 class SelectionWriter:
@@ -137,8 +176,9 @@ class SelectionWriter:
     A selection that was left by a killed start is replaced.
     """
 
-    def __init__(self, folder: Path, samples: int) -> None:
-        self._folder, self._building = folder, folder.with_name(f".{folder.name}.partial")
+    def __init__(self, to: Place, samples: int) -> None:
+        self._to, self._folder = to, (folder := to if isinstance(to, Path) else _beside(to))
+        self._building = folder.with_name(f".{folder.name}.partial")
         self._about: dict[str, int | str | None] = {"samples": samples, "kept": samples, "ids": None, "weights": None}
 
     def __enter__(self) -> Self:
@@ -166,7 +206,7 @@ class SelectionWriter:
         return np.memmap(path, _DTYPES[name], mode="r", shape=(rows,)).view(np.ndarray)
 
     def finish(self) -> None:
-        """Put the folder in place; durable on return."""
+        """Put the folder in place, or its files into the bucket; durable on return."""
         with (self._building / ABOUT).open("xb") as file:
             file.write(seal_document(self._about))
             file.flush()
@@ -175,3 +215,7 @@ class SelectionWriter:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._building.rename(self._folder)
         sync(self._folder.parent)
+        if isinstance(self._to, Address):
+            for name in (IDS, WEIGHTS, ABOUT):
+                if (self._folder / name).exists():
+                    (self._to / name).write(self._folder / name)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import icechunk
@@ -10,8 +9,9 @@ import numpy.typing as npt
 import zarr
 from zarr.codecs import Crc32cCodec
 
-from ..files import written_through
+from ..places import Place, written_through
 from . import icechunk_files
+from .errors import SnapshotError
 from .history import Snapshot
 from .schema import Description
 
@@ -29,10 +29,12 @@ class ColumnPart:
     columns: Mapping[str, npt.NDArray[Any]]
 
 
-def write_initial_values(state: Path, description: Description, about: About) -> Snapshot:
+def write_initial_values(state: Place, description: Description, about: About) -> Snapshot:
     """Create a repository at `state` and write its first snapshot, with every sample at its initial values."""
     with written_through(state.parent):
-        session = icechunk.Repository.create(icechunk_files.storage(state)).writable_session(icechunk_files.BRANCH)
+        # Created with no settings, which would be recorded, and opened with ours.
+        icechunk.Repository.create(icechunk_files.storage(state))
+        session = icechunk_files.open_repository(state).writable_session(icechunk_files.BRANCH)
         group = zarr.create_group(session.store)
         for column in description.schema.columns:
             group.create_array(
@@ -50,7 +52,7 @@ def write_initial_values(state: Path, description: Description, about: About) ->
     return _read_back(state, snapshot_id, about, {}, 0)
 
 
-def fork(state: Path, base: Snapshot, world: int) -> list[icechunk.ForkSession]:
+def fork(state: Place, base: Snapshot, world: int) -> list[icechunk.ForkSession]:
     """Return one session per rank; icechunk requires all of them before anything is written.
 
     Raises DamagedFileError if the base is damaged.
@@ -59,12 +61,12 @@ def fork(state: Path, base: Snapshot, world: int) -> list[icechunk.ForkSession]:
     for name, sha256 in base.files.items():
         icechunk_files.verified(state, name, sha256)
     icechunk_files.point_reference_at(state, base.id)
-    session = icechunk_files.open_repository(state).writable_session(icechunk_files.BRANCH)
+    session = _session_at(state, base)
     return [session.fork() for _ in range(world)]
 
 
 def write_parts(
-    state: Path, session: icechunk.ForkSession, columns: Iterable[str], parts: Iterable[ColumnPart]
+    state: Place, session: icechunk.ForkSession, columns: Iterable[str], parts: Iterable[ColumnPart]
 ) -> Share:
     """Write a rank's rows, durable on return; `parts` is consumed lazily."""
     written = 0
@@ -78,10 +80,10 @@ def write_parts(
     return session, written
 
 
-def merge(state: Path, shares: list[Share], base: Snapshot, about: About) -> Snapshot:
+def merge(state: Place, shares: list[Share], base: Snapshot, about: About) -> Snapshot:
     """Write the snapshot from all ranks' shares and read it back; it is not announced yet."""
     with written_through(state):
-        session = icechunk_files.open_repository(state).writable_session(icechunk_files.BRANCH)
+        session = _session_at(state, base)
         session.merge(*(fork for fork, _ in shares))
         # icechunk rejects a commit without changes, which occurs if every row since the last snapshot was refused.
         zarr.open_group(session.store, mode="r+").update_attributes({"step": about["step"]})
@@ -89,7 +91,14 @@ def merge(state: Path, shares: list[Share], base: Snapshot, about: About) -> Sna
     return _read_back(state, snapshot_id, about, base.files, sum(size for _, size in shares))
 
 
-def _read_back(state: Path, snapshot_id: str, about: About, base_files: Mapping[str, str], size: int) -> Snapshot:
+def _session_at(state: Place, base: Snapshot) -> icechunk.Session:
+    session = icechunk_files.open_repository(state).writable_session(icechunk_files.BRANCH)
+    if session.snapshot_id != base.id:  # in a bucket no lock keeps a process out that was thought dead
+        raise SnapshotError(f"{state}: another process writes this state; icechunk's reference is not at {base.tag}")
+    return session
+
+
+def _read_back(state: Place, snapshot_id: str, about: About, base_files: Mapping[str, str], size: int) -> Snapshot:
     written_at, files = icechunk_files.written_files(state, snapshot_id, base_files)
     return Snapshot(id=snapshot_id, written_at=written_at, bytes_written=size, files=files, **about)
 

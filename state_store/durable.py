@@ -7,15 +7,25 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import icechunk
 import zarr
 
 from ..files import refuse_link, sync
+from ..objects import Address
+from ..places import Place, place_of, remove
 from . import history, icechunk_files
 from .commit import ColumnPart, fork, merge, write_initial_values, write_parts
-from .errors import DamagedFileError, SnapshotError, SnapshotNotFoundError, StateStoreError, StoreExistsError
+from .errors import (
+    DamagedFileError,
+    SnapshotError,
+    SnapshotNotFoundError,
+    StateStoreError,
+    StoreExistsError,
+    StoreLockedError,
+)
 from .history import History, Snapshot, UnreadableSnapshot
 from .ranks import Ranks, agreement
 from .schema import Description
@@ -24,8 +34,9 @@ _log = logging.getLogger(__name__)
 
 if "ICECHUNK_LOG" not in os.environ:
     # icechunk warns at every open that commits to a local directory must not be concurrent. The writer lock prevents
-    # that. Its other warnings stay enabled, and a filter set by the user has precedence.
-    icechunk.set_logs_filter("warn,icechunk::storage::object_store=error")
+    # that. What its repository reports, over a dozen lines, it also raises. Its other warnings stay enabled, and a
+    # filter set by the user has precedence.
+    icechunk.set_logs_filter("warn,icechunk::storage::object_store=error,icechunk::repository=off")
 
 # An icechunk thread that has just delivered a result still returns through Python. Python ends such threads during
 # shutdown, and icechunk then aborts the process, so let them finish first.
@@ -37,21 +48,34 @@ class Repository:
 
     Caches nothing: each call reads the history from disk. Only the holder of the writer lock may call `repair`,
     `commit`, `undo_after`, `forget_damaged` and `retain`, one at a time. All methods raise StoreNotFoundError if the
-    index can no longer be read, and OSError if the disk fails.
+    index can no longer be read, and OSError if the disk fails. Those of a writer in a bucket raise StoreLockedError
+    once another process is the writer.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Place, writer: str | None = None) -> None:
+        """writer: in a bucket, who writes; the index holds it from `create` or `repair` on."""
+        self.path, self._writer = path, writer
         self._damage_told: str | None = None
-        self.description = self._load().description
+        self.description = self._load(by_writer=False).description
 
     @classmethod
-    def create(cls, path: Path, description: Description) -> "Repository":
+    def create(cls, path: Place, description: Description, writer: str | None = None) -> "Repository":
         """Create a repository whose first snapshot, `step-0`, has every sample at its initial values.
 
-        It is built next to `path` and renamed, so an interrupted creation leaves no store. Raises StoreExistsError if
-        `path` is a file or a directory that is not empty, SnapshotError if writing fails.
+        It is built next to `path` and renamed, so an interrupted creation leaves no store; in a bucket, the index comes
+        last. Raises StoreExistsError if `path` is a file or a directory that is not empty, SnapshotError if writing
+        fails.
         """
+        about = {"step": 0, "epoch": 0, "config_hash": "", "dataset_fingerprint": description.dataset_fingerprint}
+        if not isinstance(path, Path):
+            with _refusing(f"{path} could not be created"):
+                if (path / history.INDEX).exists():
+                    raise StoreExistsError(f"{path} exists already; resume that run, or choose another address")
+                left = [*icechunk_files.present_files(path), icechunk_files.REFERENCE]
+                remove([path / name for name in left])  # by a creation that was interrupted
+                first = write_initial_values(path, description, about)
+                history.replace(path, History(description, (first,), writer))
+            return cls.open(path, writer)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise StoreExistsError(f"{path} exists already; resume that run, or choose another directory")
         building = path.with_name(f".{path.name}.partial")
@@ -60,16 +84,15 @@ class Repository:
             refuse_link(path)
             refuse_link(building)
             shutil.rmtree(building, ignore_errors=True)
-            about = {"step": 0, "epoch": 0, "config_hash": "", "dataset_fingerprint": description.dataset_fingerprint}
             history.replace(building, History(description, (write_initial_values(building, description, about),)))
             building.rename(path)
             sync(path.parent)
         return cls.open(path)
 
     @classmethod
-    def open(cls, path: Path) -> "Repository":
+    def open(cls, path: Place, writer: str | None = None) -> "Repository":
         """Open an existing repository. Raises StoreNotFoundError if there is none that can be read."""
-        return cls(path)
+        return cls(path, writer)
 
     def snapshots(self) -> list[Snapshot]:
         """Return the readable snapshots, oldest first."""
@@ -133,12 +156,15 @@ class Repository:
             return zarr.open_group(session.store, mode="r")
 
     def repair(self) -> None:
-        """Rewrite the index, its copy and icechunk's reference if one is damaged. Raises SnapshotError."""
+        """Rewrite the index, its copy and icechunk's reference if one is damaged. Raises SnapshotError.
+
+        In a bucket, from now on, the index names this writer, and an earlier one can no longer replace it.
+        """
         with _refusing(f"{self.path}: the state could not be prepared for writing"):
             icechunk_files.refuse_links(self.path)
-            if self.damage():
+            if self.damage() or self._writer is not None:
                 loaded, _ = history.load(self.path)
-                history.replace(self.path, loaded)
+                history.replace(self.path, replace(loaded, writer=self._writer))
                 icechunk_files.point_reference_at(self.path, loaded.snapshots[-1].id)
 
     def undo_after(self, snapshot: Snapshot) -> None:
@@ -192,14 +218,16 @@ class Repository:
         """Make `kept` the history and delete all files that it does not need. No commit may be in progress."""
         icechunk_files.refuse_links(self.path)
         unneeded = icechunk_files.find_garbage(self.path, (snapshot.files for snapshot in kept))
+        # After the listing: what it holds is not of a writer that began later, and who began later stops this one here.
         if len(kept) < len(loaded.snapshots):
             self._replace(loaded, kept)
-        for file in unneeded:
-            file.unlink(missing_ok=True)
+        else:
+            self._load()
+        remove(unneeded)
 
     def _replace(self, loaded: History, snapshots: Iterable[Snapshot]) -> None:
         icechunk_files.refuse_links(self.path)
-        history.replace(self.path, History(loaded.description, tuple(snapshots)))
+        history.replace(self.path, replace(loaded, snapshots=tuple(snapshots)))
 
     def commit(
         self, parts: Iterable[ColumnPart], *, base: Snapshot, step: int, epoch: int, config_hash: str,
@@ -247,12 +275,15 @@ class Repository:
         try:
             self._replace(loaded, [*(entry for entry in loaded.snapshots if entry.step <= base.step), snapshot])
         except OSError:
-            with suppress(OSError):  # the rename may have succeeded and only the flush failed
-                history.replace(self.path, loaded)
+            if isinstance(self.path, Path):
+                with suppress(OSError):  # the rename may have succeeded and only the flush failed
+                    history.replace(self.path, loaded)
             raise
 
-    def _load(self) -> History:
+    def _load(self, *, by_writer: bool = True) -> History:
         loaded, damage = history.load(self.path)
+        if by_writer and self._writer is not None and loaded.writer != self._writer:
+            raise history.taken_over(self.path)
         if damage and damage != self._damage_told:
             _log.warning("%s", damage)
             self._damage_told = damage
@@ -271,12 +302,12 @@ class Repository:
         return snapshot
 
 
-def list_snapshots(path: str | os.PathLike[str]) -> list[Snapshot]:
+def list_snapshots(path: str | os.PathLike[str] | Address) -> list[Snapshot]:
     """Return the snapshots of the store at `path`, oldest first. Needs no lock.
 
     Raises StoreNotFoundError if there is no store.
     """
-    return Repository.open(Path(path)).snapshots()
+    return Repository.open(place_of(path)).snapshots()
 
 
 @contextmanager
@@ -286,6 +317,8 @@ def _refusing(
     """Turn these errors, by default of the disk and icechunk, and damaged files, into SnapshotError: `what` failed."""
     try:
         yield
+    except (StoreLockedError, StoreExistsError):
+        raise
     except DamagedFileError as error:
         raise SnapshotError(
             f"{what}: {error}. Stop the run, restore the file from a copy of the run, and resume. Without a copy, "

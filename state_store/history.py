@@ -2,6 +2,9 @@
 
 A snapshot exists from the moment an index that names it replaces the previous one. Only this replacement must be
 atomic. Every other file has a unique name and is written earlier.
+
+In a bucket the index also names its writer, and is replaced only by who has read the version that is there: of two
+processes that take themselves for the writer, one is refused.
 """
 
 import itertools
@@ -12,10 +15,12 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from ..files import write_atomically
+from ..files import read_regular, write_atomically
+from ..objects import Address
+from ..places import Place
 from ..sealed_json import seal_document, unseal
-from .errors import DamagedFileError, StoreNotFoundError
-from .icechunk_files import read_file
+from .errors import DamagedFileError, StoreLockedError, StoreNotFoundError
+from .icechunk_files import damage_to
 from .schema import Description, Schema
 
 INDEX = "thermopile.json"
@@ -73,6 +78,10 @@ class History:
 
     description: Description
     snapshots: tuple[Snapshot, ...]
+    writer: str | None = field(default=None, compare=False)
+    """In a bucket: the process that may replace it."""
+    version: str | None = field(default=None, compare=False)
+    """In a bucket: of the object that it was read from; None: there is none yet."""
 
 
 class _Index(BaseModel):
@@ -84,43 +93,51 @@ class _Index(BaseModel):
     block_rows: _Count
     dataset_fingerprint: str
     selection: _Sha256 | None = None
+    writer: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
     snapshots: Annotated[list[Snapshot], Field(min_length=1)]
 
 
-def load(state: Path) -> tuple[History, str | None]:
+def is_there(state: Place) -> bool:
+    """Return whether there is a store, readable or not; where not, one may be created."""
+    return state.exists() if isinstance(state, Path) else (state / INDEX).exists()
+
+
+def load(state: Place) -> tuple[History, str | None]:
     """Return the history of the store at `state`, and the damage to the index if its copy had to be used.
 
     Raises StoreNotFoundError if there is no store, no readable index, or another format; OSError.
     """
     damage: list[str] = []
-    for name in (INDEX, COPY):
+    for name in _copies(state):
         try:
             history = _read(state, name)
             return history, f"{state}: {damage[0]}; the history was read from {COPY}" if damage else None
         except (DamagedFileError, ValueError) as error:
             damage.append(f"{name}: {error.reason if isinstance(error, DamagedFileError) else error}")
-    if any((state / name).exists() for name in (INDEX, COPY)):
+    if any((state / name).exists() for name in _copies(state)):
+        both = " and its copy are" if isinstance(state, Path) else " is"
         raise StoreNotFoundError(
-            f"{state}: the index and its copy are damaged ({'; '.join(damage)}). Restore one of them from a copy of "
+            f"{state}: the index{both} damaged ({'; '.join(damage)}). Restore one of them from a copy of "
             "the run; the snapshots themselves may be intact"
         )
-    if any((state / "refs").glob("tag.*")):
+    if isinstance(state, Path) and any((state / "refs").glob("tag.*")):
         raise _other_format(state, "1 or 2", "version 0.1.0")
     raise StoreNotFoundError(f"{state} holds no state store; check the path of the run")
 
 
-def copy_is_sound(state: Path, history: History) -> bool:
+def copy_is_sound(state: Place, history: History) -> bool:
     """Return whether the copy of the index matches `history`. Raises OSError if the disk fails."""
     try:
-        return _read(state, COPY) == history
+        return _read(state, _copies(state)[-1]) == history
     except (DamagedFileError, ValueError, StoreNotFoundError):
         return False
 
 
-def replace(state: Path, history: History) -> None:
+def replace(state: Place, history: History) -> None:
     """Replace the store's history; durable on return. If OSError is raised, either version may be in place.
 
-    The copy is written first, so it is never older than the index and using it loses no snapshot.
+    The copy is written first, so it is never older than the index and using it loses no snapshot. In a bucket only the
+    version that `history` was read from is replaced. Raises StoreLockedError if there is another.
     """
     description = history.description
     text = seal_document(
@@ -131,20 +148,49 @@ def replace(state: Path, history: History) -> None:
             "block_rows": description.block_rows,
             "dataset_fingerprint": description.dataset_fingerprint,
             **({"selection": description.selection} if description.selection else {}),
+            **({"writer": history.writer} if history.writer else {}),
             "snapshots": [
                 {**asdict(snapshot), "written_at": snapshot.written_at.isoformat()} for snapshot in history.snapshots
             ],
         }
     )
-    for name in (COPY, INDEX):
-        write_atomically(state / name, text)
+    if isinstance(state, Path):
+        for name in (COPY, INDEX):
+            write_atomically(state / name, text)
+        return
+    try:
+        if history.version is None:
+            (state / INDEX).create(text)
+        else:
+            (state / INDEX).replace(text, history.version)
+    except FileExistsError as error:
+        raise taken_over(state) from error
 
 
-def _read(state: Path, name: str) -> History:
+def taken_over(state: Place) -> StoreLockedError:
+    """Return the error of a writer that is no longer the writer."""
+    return StoreLockedError(
+        f"{state}: another process has begun to write this state. It goes on, and this one must end; what was "
+        "announced is intact"
+    )
+
+
+def _copies(state: Place) -> tuple[str, ...]:
+    """Return the names of the index, last that of its copy: a bucket needs none, for it keeps several itself."""
+    return (INDEX, COPY) if isinstance(state, Path) else (INDEX,)
+
+
+def _read(state: Place, name: str) -> History:
     """Read an index. Raises DamagedFileError, ValueError if it is invalid, StoreNotFoundError for another format."""
-    tree = unseal(read_file(state, name))
-    if isinstance(version := tree.get("format_version"), int) and version not in (_FORMAT_VERSION, _OF_SELECTION):
-        raise _other_format(state, str(version), "the version that wrote it")
+    version: str | None = None
+    with damage_to(name):
+        if isinstance(state, Address):
+            text, version = (state / name).read_version()
+        else:
+            text = read_regular(state / name)
+    tree = unseal(text)
+    if isinstance(format_ := tree.get("format_version"), int) and format_ not in (_FORMAT_VERSION, _OF_SELECTION):
+        raise _other_format(state, str(format_), "the version that wrote it")
     try:
         index = _Index.model_validate(tree)
     except ValidationError as error:
@@ -158,10 +204,10 @@ def _read(state: Path, name: str) -> History:
         raise ValueError(f"format version {index.format_version} with selection {index.selection}")
     schema = Schema.from_json(index.fields)
     description = Description(index.samples, schema, index.block_rows, index.dataset_fingerprint, index.selection)
-    return History(description, tuple(index.snapshots))
+    return History(description, tuple(index.snapshots), index.writer, version)
 
 
-def _other_format(state: Path, version: str, cure: str) -> StoreNotFoundError:
+def _other_format(state: Place, version: str, cure: str) -> StoreNotFoundError:
     return StoreNotFoundError(
         f"{state}: the state has format version {version}, but this version of thermopile reads "
         f"{_FORMAT_VERSION} and {_OF_SELECTION}; "

@@ -11,15 +11,16 @@ import hashlib
 import json
 import os
 import re
-import stat
-from collections.abc import Iterable, Mapping, Set
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
 import icechunk
 
-from ..files import MAX_TEXT_BYTES, read_regular, refuse_link, write_atomically
+from ..files import MAX_TEXT_BYTES
+from ..objects import Address, endpoint_url
+from ..places import Place, is_away, is_missing, names_in, read, refuse_link_at, write
 from .errors import DamagedFileError, StoreNotFoundError
 from .manifest import ChunkRefs, chunk_refs
 
@@ -33,24 +34,40 @@ _MAX_BYTES = 1 << 30
 """A manifest for 10⁹ rows takes less than a thousandth of this."""
 _HALF_WRITTEN = ".*.partial"
 """Temporary files left by a killed writer."""
+_REPEATS = icechunk.StorageRetriesSettings(max_tries=30, initial_backoff_ms=100, max_backoff_ms=10_000)
+"""Pauses of random length up to 10 s add up to about two minutes. icechunk's own 10 tries are over in half a minute."""
 
 
 def is_damage(error: OSError) -> bool:
     """Return whether a read failed because of the file: running out of descriptors, for one, says nothing about it."""
-    return error.errno in (None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EIO)
+    return not is_away(error) and error.errno in (
+        None,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.ELOOP,
+        errno.ENXIO,
+        errno.EIO,
+    )
 
 
-def read_file(state: Path, name: str, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
+def read_file(state: Place, name: str, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     """Return the content of a file, given its path in the state directory. Raises DamagedFileError, OSError."""
+    with damage_to(name):
+        return read(state / name, max_bytes)
+
+
+@contextmanager
+def damage_to(name: str) -> Iterator[None]:
+    """Turn an OSError that means a damaged or missing file into DamagedFileError."""
     try:
-        return read_regular(state / name, max_bytes)
+        yield
     except OSError as error:
         if not is_damage(error):
             raise
-        raise DamagedFileError(name, "it is missing" if error.errno == errno.ENOENT else str(error)) from error
+        raise DamagedFileError(name, "it is missing" if isinstance(error, FileNotFoundError) else str(error)) from error
 
 
-def verified(state: Path, name: str, sha256: str) -> bytes:
+def verified(state: Place, name: str, sha256: str) -> bytes:
     """Return the content of a file after checking its sha256. Raises DamagedFileError, OSError."""
     data = read_file(state, name, _MAX_BYTES)
     if _digest(data) != sha256:
@@ -58,7 +75,9 @@ def verified(state: Path, name: str, sha256: str) -> bytes:
     return data
 
 
-def written_files(state: Path, snapshot_id: str, verified_before: Mapping[str, str]) -> tuple[datetime, dict[str, str]]:
+def written_files(
+    state: Place, snapshot_id: str, verified_before: Mapping[str, str]
+) -> tuple[datetime, dict[str, str]]:
     """Read back a snapshot just written: its time, and its files, path -> sha256.
 
     verified_before: files that may be shared with an earlier snapshot; each is verified, or damage since then would be
@@ -80,17 +99,19 @@ def written_files(state: Path, snapshot_id: str, verified_before: Mapping[str, s
     return info.written_at, files
 
 
-def find_garbage(state: Path, kept: Iterable[Mapping[str, str]]) -> list[Path]:
+def find_garbage(state: Place, kept: Iterable[Mapping[str, str]]) -> list[Place]:
     """Return the files that no snapshot needs, given the files of those to keep. No commit may be in progress.
 
     Includes leftovers of crashes and failed commits. Raises as `needed_files`.
     """
     present = present_files(state)
-    garbage = [state / name for name in sorted(present - needed_files(state, kept, present))]
-    return [*garbage, *state.glob(_HALF_WRITTEN), *(state / REFERENCE).parent.glob(_HALF_WRITTEN)]
+    garbage: list[Place] = [state / name for name in sorted(present - needed_files(state, kept, present))]
+    if isinstance(state, Path):
+        garbage += [*state.glob(_HALF_WRITTEN), *(state / REFERENCE).parent.glob(_HALF_WRITTEN)]
+    return garbage
 
 
-def needed_files(state: Path, snapshots: Iterable[Mapping[str, str]], present: Set[str] = frozenset()) -> set[str]:
+def needed_files(state: Place, snapshots: Iterable[Mapping[str, str]], present: Set[str] = frozenset()) -> set[str]:
     """Return the paths of all files that snapshots need, chunks included, given their other files, path -> sha256.
 
     Reads and verifies the given files, but no chunks. present: a listing of the files; one that it lacks is looked for.
@@ -103,50 +124,51 @@ def needed_files(state: Path, snapshots: Iterable[Mapping[str, str]], present: S
         if name.startswith(_MANIFESTS):
             needed |= {f"{_CHUNKS}/{chunk}" for chunk in _chunks_in(name, data).files}
     for name in sorted(needed - present):
-        if _is_missing(state / name):
+        if is_missing(state / name):
             raise DamagedFileError(name, "it is missing, and a snapshot to be kept needs it")
     return needed
 
 
-def present_files(state: Path) -> set[str]:
+def present_files(state: Place) -> set[str]:
     """List the paths of all files that icechunk wrote. Raises OSError if a directory cannot be listed."""
-    return {f"{directory}/{name}" for directory in _WRITTEN_BY_ICECHUNK for name in _files_in(state / directory)}
+    return {f"{directory}/{name}" for directory in _WRITTEN_BY_ICECHUNK for name in names_in(state / directory)}
 
 
-def _files_in(directory: Path) -> list[str]:
-    with suppress(FileNotFoundError), os.scandir(directory) as entries:  # created with the first file
-        return [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
-    return []
+def storage(state: Place) -> icechunk.Storage:
+    """Return icechunk's access to the files; to a bucket with credentials from the environment, as they are needed."""
+    if isinstance(state, Path):
+        return icechunk.local_filesystem_storage(str(state.absolute()))
+    endpoint = endpoint_url()
+    return icechunk.s3_storage(
+        bucket=state.bucket,
+        prefix=state.key,
+        region=os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
+        endpoint_url=endpoint,
+        allow_http=(endpoint or "").startswith("http://"),
+        force_path_style=endpoint is not None,  # not every server has a host name for each bucket
+        from_env=True,
+    )
 
 
-def _is_missing(file: Path) -> bool:
-    try:
-        return stat.S_ISDIR(file.lstat().st_mode)
-    except FileNotFoundError:
-        return True
-
-
-def storage(state: Path) -> icechunk.Storage:
-    return icechunk.local_filesystem_storage(str(state.absolute()))
-
-
-def open_repository(state: Path) -> icechunk.Repository:
+def open_repository(state: Place) -> icechunk.Repository:
     """Reopen the repository, bypassing anything cached in memory.
 
     Raises StoreNotFoundError if a file that icechunk would read is not one that this program writes; OSError.
     """
     # Its settings could redirect icechunk to other places; this program writes none.
-    if os.path.lexists(state / "config.yaml"):
+    config = state / "config.yaml"
+    if os.path.lexists(config) if isinstance(config, Path) else config.exists():
         raise StoreNotFoundError(f"{state}: config.yaml was not written by thermopile; remove it")
     if not reference_is_sound(state):
         raise StoreNotFoundError(
             f"{state}: {REFERENCE} is damaged or missing; resuming the run rewrites it, or write to it "
             f'{{"snapshot": "ID"}} with the id of any snapshot in thermopile.json'
         )
-    return icechunk.Repository.open(storage(state))
+    settings = icechunk.StorageSettings(retries=_REPEATS) if isinstance(state, Address) else None
+    return icechunk.Repository.open(storage(state), icechunk.RepositoryConfig(storage=settings) if settings else None)
 
 
-def reference_is_sound(state: Path) -> bool:
+def reference_is_sound(state: Place) -> bool:
     """Return whether icechunk can read the branch reference. Raises OSError if the disk fails."""
     try:
         return _REFERENCE_TEXT.fullmatch(read_file(state, REFERENCE)) is not None
@@ -154,19 +176,21 @@ def reference_is_sound(state: Path) -> bool:
         return False
 
 
-def point_reference_at(state: Path, snapshot_id: str) -> None:
+def point_reference_at(state: Place, snapshot_id: str) -> None:
     """Make the next commit start at this snapshot. Raises OSError."""
-    write_atomically(state / REFERENCE, json.dumps({"snapshot": snapshot_id}).encode())
+    write(state / REFERENCE, json.dumps({"snapshot": snapshot_id}).encode())
 
 
-def refuse_links(state: Path) -> None:
+def refuse_links(state: Place) -> None:
     """Raise NotRegularFileError if part of the state would be written through a link."""
     for name in ("", *_WRITTEN_BY_ICECHUNK, "refs", f"refs/branch.{BRANCH}"):
-        refuse_link(state / name)
+        refuse_link_at(state / name if name else state)
 
 
-def refuse_pipes(state: Path) -> None:
+def refuse_pipes(state: Place) -> None:
     """Raise DamagedFileError for a chunk that is not a regular file: icechunk would block on a pipe."""
+    if isinstance(state, Address):
+        return
     # Without the directory, no chunk was written yet, or all are lost, which reading one reports.
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(state / _CHUNKS) as entries:
         for entry in entries:

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import torch
 
 from ..lock import FileLock, LockedError
+from ..objects import Address
+from ..places import Place, made_local_folder
+from .bucket_lock import BucketLock
 from .durable import Repository
 from .errors import MemoryBudgetError, StoreLockedError
 from .history import Snapshot
@@ -22,36 +24,39 @@ _ROWS_LOADED_AT_ONCE = 1 << 20
 """Limits the memory that opening a store needs besides its rows."""
 
 
-Share = tuple[Repository, Snapshot, Rows, Staging, FileLock | None, Ranks]
+Lock = FileLock | BucketLock
+Share = tuple[Repository, Snapshot, Rows, Staging, Lock | None, Ranks]
 """What a rank holds of an open store: its history, the snapshot it starts at, its rows, and on rank 0 the lock."""
 
 
 def open_share(
-    path: Path, describe: Callable[[], Description], begin: Callable[[Description], Snapshot],
+    path: Place, describe: Callable[[], Description], begin: Callable[[Description, str | None], Snapshot],
     device: str | torch.device, memory_budget: int | None, ranks: Ranks | None, owned: range | None,
 ) -> Share:  # fmt: skip
     """Take the lock, create or find the first snapshot on rank 0, then load each rank's rows.
 
-    If a rank fails, all do. The store is created by `begin`, or undone, only when nothing else can fail.
+    If a rank fails, all do. The store is created by `begin`, which is given the name of the lock's holding in a bucket,
+    or undone, only when nothing else can fail.
     """
     ranks = ranks or Ranks()
     with ExitStack() as undo:
-        lock, snapshot = None, None
+        lock, snapshot, writer = None, None, None
         with agreement(ranks):
             description = describe()
             if ranks.rank == 0:
                 lock = _locked(path)
                 undo.callback(lock.release)
+                writer = lock.writer if isinstance(lock, BucketLock) else None
                 discard(path)
             owned = range(description.samples) if owned is None else owned
             staging = Staging(description.schema, device)
             slots = _slots_within(memory_budget, description, owned)
         with agreement(ranks):
             if ranks.rank == 0:
-                snapshot = begin(description)
+                snapshot = begin(description, writer)
         snapshot = ranks.broadcast(snapshot)
         with agreement(ranks):
-            repository = Repository.open(path)
+            repository = Repository.open(path, writer)
             blocks = _blocks_at(repository, snapshot, owned, slots, ranks.rank)
             undo.callback(blocks.close)
             rows = Rows(description.schema, owned, description.block_rows, blocks)
@@ -63,11 +68,13 @@ def open_share(
     return repository, snapshot, rows, staging, lock, ranks
 
 
-def _locked(path: Path) -> FileLock:
+def _locked(path: Place) -> Lock:
     """Take the writer lock, `<repository>.lock`. Readers need none: a committed snapshot never changes."""
     file = path.with_name(path.name + ".lock")
-    file.parent.mkdir(parents=True, exist_ok=True)
     try:
+        if isinstance(file, Address):
+            return BucketLock(file, made_local_folder(file.parent))
+        file.parent.mkdir(parents=True, exist_ok=True)
         return FileLock(file)
     except LockedError as error:
         raise StoreLockedError(

@@ -6,7 +6,6 @@ A damaged chunk is an error that names it and its file.
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import icechunk
@@ -17,6 +16,8 @@ from zarr.abc.store import SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
+from ..objects import Address, ObjectStoreError
+from ..places import place_of
 from ..selection import Selection
 from .commit import array_of
 from .durable import Repository
@@ -31,6 +32,7 @@ _UNREADABLE = (icechunk.IcechunkError, ValueError)
 _FILE = re.compile(r"\b(chunk|manifest|snapshot)(?:s/|_id=)([0-9A-Z]{20})\b")
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _LENGTH = re.compile(r"range=(\d+)\.\.")
+_FROM_BUCKET, _NOT_IN_BUCKET = "icechunk/src/storage/s3.rs", re.compile(r"\bNoSuchKey\b|\bInvalidRange\b")
 
 ADVICE = (
     "Snapshots that do not share this chunk are still readable: `thermopile state log` lists the snapshots, "
@@ -72,12 +74,12 @@ class StateReader:
         """The fields, then the uint32 columns `visits` and `last_step`."""
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], at: str = "latest") -> "StateReader":
-        """Open the store at `path` at a tag (`step-200`), a snapshot id, or `latest`.
+    def open(cls, path: str | os.PathLike[str] | Address, at: str = "latest") -> "StateReader":
+        """Open the store at a path, or an address, at a tag (`step-200`), a snapshot id, or `latest`.
 
         Raises StoreNotFoundError, or SnapshotNotFoundError that lists the existing tags.
         """
-        repository = Repository.open(Path(path))
+        repository = Repository.open(place_of(path))
         return cls(repository, repository.resolve(at), selection_of(repository))
 
     def of_rows(self) -> "StateReader":
@@ -216,7 +218,12 @@ def _read_chunk(array: "zarr.Array[Any]", start: int, block_rows: int) -> npt.ND
 def _damage(error: icechunk.IcechunkError, reason: str | None = None) -> str:
     """Return the file that an error is about, and what is wrong with it. Raises OSError if the file may be intact."""
     text = str(error)
-    # A resume falls back to an older snapshot if one is damaged. Running out of descriptors or memory is not damage.
+    # A resume falls back to an older snapshot if one is damaged. Running out of descriptors or memory is not damage,
+    # nor is a store that is away.
+    if _FROM_BUCKET in text and not _NOT_IN_BUCKET.search(text):
+        cause = text.strip().splitlines()[-1].strip(" |`->")
+        raise ObjectStoreError(f"the object store cannot be used: {cause}. Check AWS_ENDPOINT_URL, AWS_REGION, the "
+                               "credentials and the network") from error  # fmt: skip
     if found := _OS_ERROR.search(text):
         failure = OSError(int(found[1]), os.strerror(int(found[1])))
         if not is_damage(failure):

@@ -4,10 +4,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
+from ..places import Place
 from .errors import FieldError, StoreMismatchError
 
 VISITS = "visits"
@@ -99,7 +99,7 @@ class Description:
             )
 
     def check_same(
-        self, *, samples: int, schema: Schema, dataset_fingerprint: str, selection: str | None, path: Path
+        self, *, samples: int, schema: Schema, dataset_fingerprint: str, selection: str | None, path: Place
     ) -> None:
         """Raise StoreMismatchError, naming both sides, if the store was created for something else."""
         pairs = [

@@ -4,19 +4,19 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Self
 
 import torch
 
-from ..lock import FileLock
+from ..objects import Address
+from ..places import place_of
 from ..selection import Selection
 from .background import BackgroundThread
 from .commit import ColumnPart
 from .durable import Repository
 from .errors import StepError, StoreClosedError
 from .history import Snapshot
-from .opening import open_share
+from .opening import Lock, open_share
 from .ranks import Ranks
 from .rows import Rows, Window
 from .schema import Description, Schema
@@ -40,7 +40,7 @@ class StateStore:
     """
 
     def __init__(
-        self, repository: Repository, snapshot: Snapshot, rows: Rows, staging: Staging, lock: FileLock | None,
+        self, repository: Repository, snapshot: Snapshot, rows: Rows, staging: Staging, lock: Lock | None,
         ranks: Ranks, selection: Selection | None,
     ) -> None:  # fmt: skip
         self.path, self.samples = repository.path, repository.description.samples
@@ -56,13 +56,14 @@ class StateStore:
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike[str], samples: int, fields: Mapping[str, float], *,
+        cls, path: str | os.PathLike[str] | Address, samples: int, fields: Mapping[str, float], *,
         block_rows: int, dataset_fingerprint: str, selection: Selection | None = None,
         device: str | torch.device = "cpu", memory_budget: int | None = None, ranks: Ranks | None = None,
         owned: range | None = None,
     ) -> Self:  # fmt: skip
-        """Create a store at `path` with every sample at its initial values, and take the writer lock.
+        """Create a store at a path, or an address such as s3://bucket/state, and take the writer lock.
 
+        Every sample is at its initial values.
         fields: path of each float32 field -> its initial value; the store adds `visits` and `last_step`. block_rows:
         rows per zarr chunk, the unit of writing. The first snapshot is `step-0`.
         memory_budget: bytes of RAM for rows. All are resident if it is None or large enough; otherwise see `expect`.
@@ -72,19 +73,19 @@ class StateStore:
         Raises StoreExistsError, StoreLockedError, MemoryBudgetError, FieldError for a bad name or value, ValueError for
         a bad size.
         """
-        path = Path(path)
+        path = place_of(path)
 
         def describe() -> Description:
             return Description(samples, Schema(dict(fields)), block_rows, dataset_fingerprint, _digest(selection))
 
-        def begin(description: Description) -> Snapshot:
-            return Repository.create(path, description).resolve("latest")
+        def begin(description: Description, writer: str | None) -> Snapshot:
+            return Repository.create(path, description, writer).resolve("latest")
 
         return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned), selection)
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], *, at: str = "latest", samples: int, fields: Mapping[str, float],
+        cls, path: str | os.PathLike[str] | Address, *, at: str = "latest", samples: int, fields: Mapping[str, float],
         dataset_fingerprint: str, selection: Selection | None = None, device: str | torch.device = "cpu",
         memory_budget: int | None = None, ranks: Ranks | None = None, owned: range | None = None,
         confirm: Callable[[], None] = lambda: None,
@@ -98,7 +99,7 @@ class StateStore:
         Raises StoreNotFoundError, SnapshotNotFoundError, StoreLockedError, MemoryBudgetError; StoreMismatchError,
         before anything is undone, if the store was created for another dataset, number of samples or fields.
         """
-        path = Path(path)
+        path = place_of(path)
 
         def describe() -> Description:
             repository = Repository.open(path)
@@ -109,9 +110,9 @@ class StateStore:
             repository.resolve(at)
             return repository.description
 
-        def begin(_: Description) -> Snapshot:
+        def begin(_: Description, writer: str | None) -> Snapshot:
             confirm()
-            repository = Repository.open(path)
+            repository = Repository.open(path, writer)
             repository.repair()
             return repository.resolve(at)
 

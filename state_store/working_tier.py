@@ -10,6 +10,7 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from ..files import own_directory
+from ..places import Place, made_local_folder
 from .durable import Repository
 from .errors import DamagedChunkError
 from .history import Snapshot
@@ -28,6 +29,8 @@ class WorkingTier:
         self._repository, self._owned = repository, owned
         self._description = description = repository.description
         self.path = own_directory(_directory(repository.path)) / f"rank-{rank}"
+        if not isinstance(repository.path, Path):
+            shutil.rmtree(self.path, ignore_errors=True)  # on machines other than rank 0's, what a killed run left
         self.path.mkdir()  # must not exist: leftovers of killed runs, or planted files, have been discarded
         rows, words = len(owned), description.schema.row_words
         self._array: zarr.Array[Any] = zarr.create_array(
@@ -92,10 +95,10 @@ class WorkingTier:
             ) from error
 
 
-def discard(repository: Path) -> None:
+def discard(repository: Place) -> None:
     """Delete the working tiers of killed runs. Only for the holder of the writer lock."""
     shutil.rmtree(_directory(repository), ignore_errors=True)
 
 
-def _directory(repository: Path) -> Path:
-    return repository.with_name(f"{repository.name}.working")
+def _directory(repository: Place) -> Path:
+    return made_local_folder(repository.parent) / f"{repository.name}.working"

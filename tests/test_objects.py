@@ -126,7 +126,7 @@ def test_what_is_missing_is_said_in_one_line(folder):
 @wide
 def test_an_object_above_the_limit_is_not_read(folder):
     (folder / "x").write(b"12345")
-    with pytest.raises(ObjectStoreError, match="5 bytes, above the limit"):
+    with pytest.raises(OSError, match="5 bytes, above the limit"):
         (folder / "x").read(max_bytes=4)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from ..places import Place
+from .run_place import RUN
 from .terminal import print_facts, print_table
 
 ALL = 1 << 62
@@ -29,7 +31,7 @@ def _number(context: click.Context, parameter: click.Parameter, value: float) ->
     "  thermopile curate runs/cc3m --keep weighted.parquet --cap 1000 --tau-power -0.5\n"
     "  thermopile train --data data/cc3m --select weighted.parquet --weights weighted.parquet --out runs/cc3m-weighted",
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@RUN
 @click.option("--keep", required=True, type=click.Path(path_type=Path), metavar="NAME.parquet",
               help="Write the kept samples to this file, for train --select; the dropped ones and the reasons to "
               "NAME.dropped.parquet beside it.")  # fmt: skip
@@ -52,7 +54,7 @@ def _number(context: click.Context, parameter: click.Parameter, value: float) ->
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was kept and dropped as one JSON object.")
 def curate(
-    run: Path, keep: Path, drop: Path | None, misfits: int | None, per_cluster: int | None, per_class: int | None,
+    run: Place, keep: Path, drop: Path | None, misfits: int | None, per_cluster: int | None, per_class: int | None,
     class_column: str | None, tau_power: float, at: str, data: Path | None, overwrite: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose samples of RUN's dataset by what RUN says of them, and write their ids and weights.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..files import written_aside
 from ..pipeline.dataset_index import FINGERPRINT
+from ..places import Place
 from ..state_store.schema import VISITS
 from ..trainer.errors import ConfigError, RunError
 from ..trainer.run_directory import RunDirectory
@@ -83,7 +84,7 @@ class Curation:
 
 
 def curate_run(
-    run: Path, keep: Path, rules: CurationRules, *, at: str, data: Path | None, overwrite: bool
+    run: Place, keep: Path, rules: CurationRules, *, at: str, data: Path | None, overwrite: bool
 ) -> tuple[Curation, Path]:
     """Apply the rules to a run and write both files, with progress on stderr; return also the path of the dropped ones.
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..places import Place
 from .dataset_path import DatasetPath
 from .own_code import ALLOW
 from .progress import task_bars
+from .run_place import RUN
 from .terminal import print_facts, print_table
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
     "  thermopile eval runs/glyphs --train data/glyphs --test data/glyphs-test --at step-400 --json\n"
     '  thermopile eval runs/cc3m --train data/cifar --test data/cifar-test --template "a photo of a {}"',
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@RUN
 @click.option("--train", required=True, type=DatasetPath(),
               help="The dataset to fit classifiers on; its class sizes define the bands.")  # fmt: skip
 @click.option("--test", required=True, type=DatasetPath(), help="The dataset to score.")
@@ -58,7 +60,7 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
 @ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
 def eval_(
-    run: Path, train: Path, test: Path, at: str, network: Network, weights: Weights | None,
+    run: Place, train: Path, test: Path, at: str, network: Network, weights: Weights | None,
     templates: tuple[str, ...], data: Path | None, allow_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Score the features of RUN's latest checkpoint: k-NN, linear probes, retrieval, zero-shot.
@@ -85,7 +87,7 @@ def eval_(
         _print_scores(run, network, evaluation)
 
 
-def _to_json(run: Path, evaluation: Evaluation) -> dict[str, Any]:
+def _to_json(run: Place, evaluation: Evaluation) -> dict[str, Any]:
     sets = {"train": evaluation.train, "test": evaluation.test}
     return {
         "run": str(run),
@@ -97,7 +99,7 @@ def _to_json(run: Path, evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _print_scores(run: Path, network: Network, evaluation: Evaluation) -> None:
+def _print_scores(run: Place, network: Network, evaluation: Evaluation) -> None:
     used = "momentum network" if network == "momentum" else f"{evaluation.weights} weights"
     facts = [("run", f"{run}, {evaluation.checkpoint}, {used}")]
     for word, dataset in (("train", evaluation.train), ("test", evaluation.test)):

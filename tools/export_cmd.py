@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from ..places import Place
 from .own_code import ALLOW
+from .run_place import RUN
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     "  thermopile export runs/pictures --to models/pictures --format hf\n"
     "  thermopile export runs/glyphs --to models/glyphs --format safetensors --at step-400"
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@RUN
 @click.option("--to", required=True, type=click.Path(path_type=Path), help="The directory to write; must not exist.")
 @click.option("--format", "format_", required=True, type=click.Choice(["hf", "safetensors"]),
               help="hf: one directory per encoder, loaded by transformers. safetensors: one file per encoder, for any "
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
               help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.")  # fmt: skip
 @ALLOW
 def export(
-    run: Path, to: Path, format_: Literal["hf", "safetensors"], at: str, weights: Weights | None, data: Path | None,
+    run: Place, to: Path, format_: Literal["hf", "safetensors"], at: str, weights: Weights | None, data: Path | None,
     allow_code: bool,
 ) -> None:  # fmt: skip
     """Write the encoders of RUN's latest checkpoint into a new directory.

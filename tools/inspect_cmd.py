@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from ..places import Place
 from .own_code import ALLOW
+from .run_place import RUN
 
 if TYPE_CHECKING:
     from ..trainer.encoders.averaging import Weights
@@ -39,7 +41,7 @@ _OPTIONS = {
     "  thermopile inspect runs/cc3m --export rows.parquet\n"
     "  thermopile inspect runs/cc3m-tempnet --data data/cc12m",
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@RUN
 @click.argument("more_ids", type=click.IntRange(min=0), nargs=-1, metavar="[MORE IDS]...")
 @click.option("--at", default=LATEST, show_default=True, metavar="TAG|ID", help="The snapshot to inspect.")
 @click.option(
@@ -75,7 +77,7 @@ _OPTIONS = {
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no page.")
 @click.pass_context
 def inspect(
-    context: click.Context, run: Path, more_ids: tuple[int, ...], ids: tuple[int, ...], neighbours: int | None,
+    context: click.Context, run: Place, more_ids: tuple[int, ...], ids: tuple[int, ...], neighbours: int | None,
     duplicates: bool, rows_file: Path | None, serves: bool, port: int, at: str, against: str | None,
     by: tuple[str, ...], with_map: bool, suspects: int | None, weights: Weights | None, overwrite: bool,
     data: Path | None, to: Path | None, allow_code: bool, as_json: bool,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..files import refuse_link
+from ..places import Place
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
 from .inspection import summary
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def report(
-    run: Path, at: str, against: str | None, by: tuple[str, ...], with_map: bool, suspects: int,
+    run: Place, at: str, against: str | None, by: tuple[str, ...], with_map: bool, suspects: int,
     weights: Weights | None, allow_code: bool, data: Path | None, to: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print a summary and write the report, or print the findings as JSON."""
@@ -67,7 +68,7 @@ def report(
     click.echo(path)
 
 
-def _writable(run: Path, to: Path | None) -> Path:
+def _writable(run: Place, to: Path | None) -> Path:
     """Return the page's directory. Raises RunError if it is not writable: now rather than after minutes of work.
 
     Raises NotRegularFileError if RUN/report is a link.
@@ -75,8 +76,9 @@ def _writable(run: Path, to: Path | None) -> Path:
     folder = to or RunDirectory(run).report
     if to is None:
         refuse_link(folder)
-    nearest = folder if folder.exists() else run
-    if run.is_dir() and not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+    here = run if isinstance(run, Path) else Path()
+    nearest = folder if folder.exists() else here
+    if here.is_dir() and not (nearest.is_dir() and os.access(nearest, os.W_OK)):
         raise RunError(f"the page cannot be written to {folder}; choose another directory with --to")
     return folder
 
@@ -107,7 +109,7 @@ def _print_tau(findings: Findings, survey: Survey) -> None:
 
 
 def print_samples(
-    run: Path, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, as_json: bool,
+    run: Place, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, as_json: bool,
     neighbours: int | None = None, weights: Weights | None = None, allow_code: bool = False,
 ) -> None:  # fmt: skip
     """Print single samples with their history and write their page, or print them as JSON.
@@ -163,7 +165,7 @@ def _around(
 
 
 def report_duplicates(
-    run: Path, at: str, weights: Weights | None, allow_code: bool, data: Path | None, to: Path | None, as_json: bool
+    run: Place, at: str, weights: Weights | None, allow_code: bool, data: Path | None, to: Path | None, as_json: bool
 ) -> None:
     """Look for duplicates, write them as rows, and print a summary and write a page, or print JSON."""
     folder = _writable(run, to)
@@ -189,7 +191,7 @@ def report_duplicates(
 
 
 def export(
-    run: Path, to: Path, at: str, data: Path | None, overwrite: bool, suspects: int, weights: Weights | None,
+    run: Place, to: Path, at: str, data: Path | None, overwrite: bool, suspects: int, weights: Weights | None,
     allow_code: bool,
 ) -> None:  # fmt: skip
     """Write one row per sample to a file, with kinds confirmed by a forward pass if there are to be suspects."""
@@ -209,7 +211,7 @@ def export(
 
 
 def serve(
-    run: Path, at: str, data: Path | None, to: Path | None, port: int, neighbours: int | None, weights: Weights | None,
+    run: Place, at: str, data: Path | None, to: Path | None, port: int, neighbours: int | None, weights: Weights | None,
     allow_code: bool,
 ) -> None:  # fmt: skip
     """Serve the page of all samples until Ctrl-C, after making its index.

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..places import Place
 from .plain_text import plain_text
 from .progress import progress_bar
+from .run_place import RUN
 from .terminal import print_table
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from ..state_store.check import ColumnReport, Problem, SnapshotReport
     from ..trainer.config import TrainConfig
 
-_RUN = click.argument("run", type=click.Path(path_type=Path))
 _LATEST = "latest"
 _AT = click.option("--at", default=_LATEST, show_default=True, metavar="TAG|ID", help="The snapshot to read.")
 
@@ -42,12 +43,12 @@ def state() -> None:
     "  thermopile state check runs/glyphs --all\n\n"
     "Exit codes: 0 sound, 1 not sound or not found, 2 wrong usage.",
 )
-@_RUN
+@RUN
 @_AT
 @click.option("--all", "every", is_flag=True, help="Check every snapshot, oldest first.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 @click.pass_context
-def check(context: click.Context, run: Path, at: str, every: bool, as_json: bool) -> None:
+def check(context: click.Context, run: Place, at: str, every: bool, as_json: bool) -> None:
     """Check that a snapshot of RUN is sound: read every chunk and validate every value.
 
     Every number must be finite; a sample never visited must hold its initial values, and only there may log_s be -inf;
@@ -89,9 +90,9 @@ def check(context: click.Context, run: Path, at: str, every: bool, as_json: bool
     short_help="List the snapshots.",
     epilog="\b\nExamples:\n  thermopile state log runs/glyphs\n  thermopile state log runs/glyphs --json",
 )
-@_RUN
+@RUN
 @click.option("--json", "as_json", is_flag=True, help="Print the snapshots as one JSON object.")
-def log(run: Path, as_json: bool) -> None:
+def log(run: Place, as_json: bool) -> None:
     """List the snapshots of RUN, oldest first, with the time and the bytes written for each."""
     from ..state_store import Snapshot
     from ..state_store.durable import Repository
@@ -115,21 +116,22 @@ def log(run: Path, as_json: bool) -> None:
         for entry in history
     ]
     print_table(("tag", ">step", ">epoch", "when", ">written", "id"), rows)
+    on_disk = " on disk" if isinstance(path, Path) else ""
     noun = "snapshot" if len(snapshots) == 1 else "snapshots"
     beside = f" and {len(unreadable):,} unreadable" if unreadable else ""
-    click.echo(f"{len(snapshots):,} {noun}{beside}, {_bytes(size)} on disk in {plain_text(str(path), most=1000)}")
+    click.echo(f"{len(snapshots):,} {noun}{beside}, {_bytes(size)}{on_disk} in {plain_text(str(path), most=1000)}")
 
 
-def _find(run: Path) -> tuple[Path, TrainConfig | None, list[str]]:
+def _find(run: Place) -> tuple[Place, TrainConfig | None, list[str]]:
     """Return the state's path (RUN itself may be one), the run's settings if any, and a note if they are unreadable."""
     from ..trainer.errors import RunError
     from ..trainer.run_directory import RunDirectory
 
     directory = RunDirectory(run)
     path = directory.state
-    if not directory.exists() and not path.is_dir():
-        path, directory = run, RunDirectory(run.absolute().parent)
-    if not directory.exists() or path.absolute() != directory.state.absolute():
+    if not directory.exists() and not directory.has_state:
+        path, directory = run, RunDirectory((run.absolute() if isinstance(run, Path) else run).parent)
+    if not directory.exists() or path.resolve() != directory.state.resolve():
         return path, None, []
     try:
         return path, directory.config(), []
@@ -137,7 +139,7 @@ def _find(run: Path) -> tuple[Path, TrainConfig | None, list[str]]:
         return path, None, [str(error)]
 
 
-def _reports(path: Path, config: TrainConfig | None, at: str, every: bool) -> Iterator[SnapshotReport]:
+def _reports(path: Place, config: TrainConfig | None, at: str, every: bool) -> Iterator[SnapshotReport]:
     from ..state_store import SnapshotNotFoundError, StateReader, list_snapshots
 
     found = [snapshot.id for snapshot in list_snapshots(path)] if every else []
@@ -232,12 +234,14 @@ def _snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
     return {"tag": snapshot.tag, **facts, "written_at": snapshot.written_at.isoformat()}
 
 
-def _size_on_disk(path: Path) -> int:
+def _size_on_disk(path: Place) -> int:
     """Return the bytes of all files below `path`; files that a training run deletes meanwhile are left out."""
     from rich.console import Console
 
     total = 0
     with Console(stderr=True).status(f"measuring {plain_text(str(path))}"):
+        if not isinstance(path, Path):
+            return sum(size for _, size in path.objects())
         for folder, _, names in os.walk(path):
             for name in names:
                 with suppress(FileNotFoundError):

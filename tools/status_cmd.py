@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ..places import Place
 from .plain_text import plain_text
 from .progress import duration
+from .run_place import RUN
 
 if TYPE_CHECKING:
     from ..trainer.run_status import RunStatus, StepsStatus
@@ -29,9 +30,9 @@ _MAX_SCORES = 8
     "  thermopile status runs/glyphs --json\n"
     "  watch -n 10 thermopile status runs/glyphs"
 )
-@click.argument("run", type=click.Path(path_type=Path))
+@RUN
 @click.option("--json", "as_json", is_flag=True, help="Print the status as one JSON object.")
-def status(run: Path, as_json: bool) -> None:
+def status(run: Place, as_json: bool) -> None:
     """Show the status of RUN: whether it trains, its progress, loss, time per part of a step, and checkpoints.
 
     Works while the run trains and changes nothing. Means are over the last 100 steps.

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from .run_place import RunPlace
+
 
 class _TrainCommand(click.Command):
     """Explains how to pass a setting that was given as an option."""
@@ -34,7 +36,8 @@ class _TrainCommand(click.Command):
     "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
 )
 @click.option("--data", type=click.Path(path_type=Path), help="The dataset directory.")
-@click.option("--out", type=click.Path(path_type=Path), help="The run directory; optional with --print-config.")
+@click.option("--out", type=RunPlace(),
+              help="The run directory, or s3://BUCKET/PATH; optional with --print-config.")  # fmt: skip
 @click.option("--preset", help="Start from these named settings; an unknown name lists the presets.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of settings.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable.")

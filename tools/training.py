@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ..objects import Address
 from ..pipeline.dataset import Dataset
 from ..pipeline.errors import DatasetError
+from ..places import Place, made_local_folder
 from ..state_store.ranks import agreement
 from ..trainer.config import TrainConfig, to_tree
 from ..trainer.config.layers import Layers, apply_overrides, preset_names, read_toml
 from ..trainer.config.own_code import announce_code, code_in, refuse_code
-from ..trainer.errors import ConfigError, RanksLostError
+from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world, refuse_separate_directories
 from .dataset_path import DatasetPath
@@ -53,7 +55,7 @@ class Asked:
     """The options of `thermopile train`."""
 
     data: Path | None
-    out: Path | None
+    out: Place | None
     preset: str | None
     config_file: Path | None
     overrides: tuple[str, ...]
@@ -219,6 +221,12 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
         if world.is_first:
             click.echo(f"{run.path}: {text}", err=err)
 
+    with agreement(world.control, RunError):
+        if isinstance(run.path, Address):
+            made_local_folder(run.path)
+            say(f"files of this machine are in {run.local}")
+        if world.is_first and (parts := run.log_parts()):
+            parts[1].begin(resuming=resuming)
     copied = sum(rows_of(file) for file in (settings.data.select, settings.data.weights) if file)
     if copied > ROWS_IN_TWO_SECONDS and not resuming:
         say(f"copying {copied:,} rows of selection and weights …")

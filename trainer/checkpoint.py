@@ -2,6 +2,9 @@
 
 checkpoints/step-N/ holds `tensors.safetensors`, `training.json`, which describes where each tensor belongs, and
 `checkpoint.json`, with the digests of both and its own checksum. checkpoints/latest names the newest checkpoint.
+
+On a disk a checkpoint appears by a rename. In a bucket checkpoint.json makes it one: it is written last and deleted
+first.
 """
 
 import errno
@@ -10,7 +13,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -18,13 +21,16 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import BaseModel, NonNegativeInt
 
 from ..files import own_directory, read_regular, sha256_of, sync, write_atomically
+from ..objects import Address, delete_all
+from ..places import Place, is_away, made_local_folder, on_this_machine, read
 from ..sealed_json import DamagedJSONError, parse, seal_document, unseal
 from .errors import DamagedCheckpointError, RunError
 
 FORMAT: Final = 2
 LATEST = "latest"
-_INFO, _TENSORS, _REST = "checkpoint.json", "tensors.safetensors", "training.json"
+INFO, _TENSORS, _REST = "checkpoint.json", "tensors.safetensors", "training.json"
 _NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})")
+_OBJECT = re.compile(_NAME.pattern + r"/(tensors\.safetensors|training\.json|checkpoint\.json)")
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, None}
 """Errors that mean a missing or wrong file; others, such as those of a network disk, may be temporary."""
@@ -56,12 +62,14 @@ class CheckpointInfo(BaseModel, frozen=True, extra="forbid"):
     """Digests of the other files by name; `save_checkpoint` fills it in."""
 
 
-def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]) -> Path:
+def save_checkpoint(folder: Place, info: CheckpointInfo, training: dict[str, Any]) -> Place:
     """Write checkpoints/step-N atomically, then update `latest`. Replaces an existing checkpoint of that step.
 
     training: CPU tensors and plain values, as a tensor tree. Raises OSError if writing fails, and then leaves nothing
     on disk.
     """
+    if isinstance(folder, Address):
+        return _save_in_bucket(folder, info, training)
     final, building = folder / f"step-{info.step}", folder / f".step-{info.step}.partial"
     own_directory(folder)
     shutil.rmtree(building, ignore_errors=True)
@@ -79,6 +87,21 @@ def save_checkpoint(folder: Path, info: CheckpointInfo, training: dict[str, Any]
     return final
 
 
+def _save_in_bucket(folder: Address, info: CheckpointInfo, training: dict[str, Any]) -> Address:
+    final, building = folder / f"step-{info.step}", made_local_folder(folder.parent) / ".checkpoint.partial"
+    _remove(building)
+    building.mkdir()
+    try:
+        _write(building, info, training)
+        (final / INFO).delete()  # of a run that resumed from an earlier step
+        for name in (_TENSORS, _REST, INFO):
+            (final / name).write(building / name)
+    finally:
+        _remove(building)
+    (folder / LATEST).write(f"{final.name}\n".encode())
+    return final
+
+
 def _write(building: Path, info: CheckpointInfo, training: dict[str, Any]) -> None:
     from .tensors import save_tensors, take_apart
 
@@ -89,10 +112,10 @@ def _write(building: Path, info: CheckpointInfo, training: dict[str, Any]) -> No
         name: FileDigest(bytes=(building / name).stat().st_size, sha256=sha256_of(building / name))
         for name in (_TENSORS, _REST)
     }
-    write_atomically(building / _INFO, seal_document(info.model_copy(update={"files": files}).model_dump()))
+    write_atomically(building / INFO, seal_document(info.model_copy(update={"files": files}).model_dump()))
 
 
-def load_checkpoint(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
+def load_checkpoint(path: Place) -> tuple[CheckpointInfo, dict[str, Any]]:
     """Read a checkpoint, with its tensors on the CPU. Verifies each digest before parsing.
 
     Raises DamagedCheckpointError, and RunError as `read_info`.
@@ -100,22 +123,22 @@ def load_checkpoint(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
     from .tensors import join, load_tensors
 
     info = read_info(path)
-    with _damage_of(path):
+    with _damage_of(path), on_this_machine(path, (_TENSORS, _REST)) as local:
         for name in (_TENSORS, _REST):
-            _verify(path / name, info.files.get(name))
-        training = join(load_tensors(path / _TENSORS), parse(read_regular(path / _REST)))
+            _verify(local / name, info.files.get(name))
+        training = join(load_tensors(local / _TENSORS), parse(read_regular(local / _REST)))
         if not isinstance(training, dict):
             raise ValueError(f"{_REST} is not a JSON object")
     return info, training
 
 
-def read_info(path: Path) -> CheckpointInfo:
+def read_info(path: Place) -> CheckpointInfo:
     """Read and verify a checkpoint.json.
 
     Raises DamagedCheckpointError, and RunError if the checkpoint has another format.
     """
     with _damage_of(path):
-        text = read_regular(path / _INFO)
+        text = read(path / INFO)
         try:
             tree = unseal(text)
         except DamagedJSONError as error:
@@ -124,13 +147,13 @@ def read_info(path: Path) -> CheckpointInfo:
                     f"{path} has checkpoint format 1, which thermopile 0.1.0 reads; resume the run with that version, "
                     "or start a new one with another --out"
                 ) from None
-            raise DamagedJSONError(f"{_INFO}: {error}") from None
+            raise DamagedJSONError(f"{INFO}: {error}") from None
         if tree.get("format") != FORMAT:
             raise RunError(f"{path} has checkpoint format {tree.get('format')!r}, but this version of thermopile reads "
                            f"format {FORMAT}; resume the run with the version that wrote it")  # fmt: skip
         info = CheckpointInfo.model_validate(tree)
         if path.name != f"step-{info.step}":
-            raise ValueError(f"{_INFO} is for step {info.step}")
+            raise ValueError(f"{INFO} is for step {info.step}")
     return info
 
 
@@ -144,7 +167,7 @@ def _format_of(text: bytes) -> object:
 
 def _verify(file: Path, written: FileDigest | None) -> None:
     if written is None:
-        raise ValueError(f"{_INFO} does not list {file.name}")
+        raise ValueError(f"{INFO} does not list {file.name}")
     if (have := file.stat().st_size) != written.bytes:
         raise ValueError(f"{file.name} has {have:,} bytes, but {written.bytes:,} were written")
     if sha256_of(file) != written.sha256:
@@ -152,18 +175,18 @@ def _verify(file: Path, written: FileDigest | None) -> None:
 
 
 @contextmanager
-def _damage_of(path: Path) -> Iterator[None]:
+def _damage_of(path: Place) -> Iterator[None]:
     """Turn errors from a checkpoint's files into DamagedCheckpointError."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError includes pydantic's
-        if isinstance(error, OSError) and error.errno not in _NOT_THERE:
+        if isinstance(error, OSError) and (is_away(error) or error.errno not in _NOT_THERE):
             raise
         reason = " ".join((str(error) or type(error).__name__).split())[:200]
         raise DamagedCheckpointError(f"{path} is damaged ({reason}).") from error
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
+def latest_checkpoint(folder: Place) -> Place | None:
     """Return the directory of the newest checkpoint, unverified, or None if there is none.
 
     Goes by the directory names: each checkpoint appears atomically, while `latest` may be outdated after a kill or
@@ -176,14 +199,14 @@ def latest_checkpoint(folder: Path) -> Path | None:
 class Loaded(NamedTuple):
     """A checkpoint's directory and content."""
 
-    path: Path
+    path: Place
     info: CheckpointInfo
     training: dict[str, Any]
-    newest: Path
+    newest: Place
     """The newest checkpoint at that time, which may be damaged."""
 
 
-def load_latest(folder: Path, *, before: Path | None = None) -> Loaded | None:
+def load_latest(folder: Place, *, before: Place | None = None) -> Loaded | None:
     """Return the newest intact checkpoint, or the newest one before another; None if there is none at all.
 
     Warns about every newer damaged one, and about `latest` if it names another. Raises RunError about the newest if all
@@ -208,10 +231,10 @@ def load_latest(folder: Path, *, before: Path | None = None) -> Loaded | None:
     return None
 
 
-def _named(folder: Path) -> str:
+def _named(folder: Place) -> str:
     """Return what `latest` names, or a description if that is no checkpoint."""
     try:
-        name = read_regular(folder / LATEST, max_bytes=100).decode("ascii", "replace").strip()
+        name = read(folder / LATEST, max_bytes=100).decode("ascii", "replace").strip()
     except OSError as error:
         return f"none ({error.strerror or error})"
     return name if _NAME.fullmatch(name) else f"{name[:40]!r}, which is not step-N,"
@@ -223,17 +246,26 @@ def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set
     return {*ascending[-keep_last:], *(step for step in ascending if keep_every and step % keep_every == 0)}
 
 
-def remove_checkpoints(folder: Path, *, keep: Container[int]) -> None:
+def remove_checkpoints(folder: Place, *, keep: Container[int]) -> None:
     """Remove checkpoints of steps not in `keep`, and leftovers of interrupted writes and removals."""
+    if isinstance(folder, Address):
+        found = {name: _OBJECT.fullmatch(name) for name, _ in folder.objects()}
+        unneeded = [name for name, parts in found.items() if parts and int(parts[1]) not in keep]
+        for of_seals in (True, False):
+            delete_all([folder / name for name in unneeded if name.endswith(INFO) is of_seals])
+        return
     for step, path in checkpoints_in(folder).items():
         if step not in keep:
-            _discard(path)
+            _discard(folder / path.name)
     for leftover in folder.glob(".step-*"):
         _remove(leftover)
 
 
-def checkpoints_in(folder: Path) -> dict[int, Path]:
+def checkpoints_in(folder: Place) -> Mapping[int, Place]:
     """Return step → directory of every complete checkpoint, unordered; empty without the folder. Raises OSError."""
+    if isinstance(folder, Address):
+        found = (_OBJECT.fullmatch(name) for name, _ in folder.objects())
+        return {int(parts[1]): folder / f"step-{parts[1]}" for parts in found if parts and parts[2] == INFO}
     try:
         with os.scandir(folder) as entries:
             names = [entry.name for entry in entries if _NAME.fullmatch(entry.name) and entry.is_dir()]
@@ -242,7 +274,7 @@ def checkpoints_in(folder: Path) -> dict[int, Path]:
     return {_step_of(path): path for path in map(folder.joinpath, names)}
 
 
-def _step_of(path: Path) -> int:
+def _step_of(path: Place) -> int:
     return int(path.name.removeprefix("step-"))
 
 

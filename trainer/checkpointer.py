@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import IntEnum
 from typing import Any
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ..pipeline.order import ORDER_VERSION
-from ..state_store import Snapshot, SnapshotError, StateStore, StateStoreError, list_snapshots
+from ..state_store import Snapshot, SnapshotError, StateStore, StateStoreError, StoreLockedError, list_snapshots
 from ..streams import wait_for
 from .checkpoint import CheckpointInfo, checkpoints_in, remove_checkpoints, retained_steps, save_checkpoint
 from .config import TrainConfig, to_toml, to_tree
+from .log_parts import LogParts
 from .metrics_log import MetricsLog
 from .run_directory import RunDirectory
 from .world import World
@@ -74,10 +75,11 @@ class Checkpointer:
 
     def __init__(
         self, config: TrainConfig, run: RunDirectory, store: StateStore, log: MetricsLog, world: World,
-        dataset_fingerprint: str,
+        dataset_fingerprint: str, log_parts: Sequence[LogParts] = (),
     ) -> None:  # fmt: skip
-        """log: made durable before each checkpoint, up to the checkpoint's step."""
+        """log: made durable before each checkpoint, up to the checkpoint's step; in a bucket, put as new parts."""
         self._config, self._run, self._store, self._log, self._world = config, run, store, log, world
+        self._log_parts = log_parts
         self._keep, self._dataset_fingerprint = config.checkpoint, dataset_fingerprint
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="thermopile-checkpoint")
         self._begun_at = time.monotonic()
@@ -128,6 +130,8 @@ class Checkpointer:
         if training is None:
             return
         self._log.sync()
+        for parts in self._log_parts:
+            parts.put()
         info = CheckpointInfo(
             step=step,
             snapshot=committed.id,
@@ -178,7 +182,8 @@ class Checkpointer:
         if error is None:
             self._store.retain(self._keep.keep_last, self._keep.keep_every).add_done_callback(_warn_of_failure)
             return
-        if must_succeed or not isinstance(error, SnapshotError | StateStoreError | OSError):
+        lost = isinstance(error, StoreLockedError)  # to another process: no later attempt would succeed
+        if must_succeed or lost or not isinstance(error, SnapshotError | StateStoreError | OSError):
             raise error
         self._retry_at = time.monotonic() + RETRY_SECONDS
         if self._world.is_first:

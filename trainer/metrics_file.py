@@ -4,18 +4,22 @@ A reader skips partial lines, and lines that do not match their checksum: the fi
 run may truncate it.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ..files import open_own, open_regular, refuse_link, written_aside
 from ..sealed_json import DamagedJSONError, verify
+from .log_parts import LogReader
 
 BLOCK_BYTES = 1 << 20
 MAX_BYTES = 32 << 20
@@ -43,15 +47,15 @@ class Tail(NamedTuple):
     """Unreadable lines encountered, not counting a line that is being written."""
 
 
-def last_lines(path: Path, steps: int, evaluations: int) -> Tail:
+def last_lines(source: Path | LogReader, steps: int, evaluations: int) -> Tail:
     """Return the last `steps` step lines and the last `evaluations` evaluation lines.
 
-    There are fewer if the last MAX_BYTES contain fewer. Raises OSError.
+    source: the file, or its parts in a bucket. There are fewer if the last MAX_BYTES contain fewer. Raises OSError.
     """
     of_steps: list[dict[str, Any]] = []
     of_evaluations: list[dict[str, Any]] = []
     damaged = 0
-    with open_regular(path) as file:
+    with opened_text(source) as file:
         for place, text in enumerate(_lines_from_the_end(file)):
             if len(of_steps) == steps and _EVALUATION not in text:
                 continue  # most lines of a long run
@@ -67,20 +71,20 @@ def last_lines(path: Path, steps: int, evaluations: int) -> Tail:
     return Tail(of_steps[::-1], of_evaluations[::-1], damaged)
 
 
-def loss_curve(path: Path, points: int) -> list[float]:
+def loss_curve(source: Path | LogReader, points: int) -> list[float]:
     """Return at most `points` means of the loss over neighbouring steps, from the first step to the last.
 
     For a long file, each mean covers only the few lines at one place. Raises OSError.
     """
-    with open_regular(path) as file:
-        size = _size(file)
+    with opened_text(source) as file:
+        size = file.size
         if size <= points * GLANCE_BYTES:
-            losses = _losses(_read(file, 0, size))
+            losses = _losses(file.read(0, size))
             ends = [len(losses) * point // points for point in range(points + 1)]
             groups = [losses[start:end] for start, end in pairwise(ends)]
         else:
             places = [(size - GLANCE_BYTES) * point // (points - 1) for point in range(points)]
-            groups = [_losses(_read(file, place, GLANCE_BYTES)) for place in places]
+            groups = [_losses(file.read(place, GLANCE_BYTES)) for place in places]
     return [math.fsum(group) / len(group) for group in groups if group]
 
 
@@ -93,25 +97,41 @@ def numbers_in(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield prefix + name, value
 
 
-def _lines_from_the_end(file: BinaryIO) -> Iterator[bytes]:
+def _lines_from_the_end(file: _OpenFile | LogReader) -> Iterator[bytes]:
     """Yield the lines in the last MAX_BYTES, last one first; the final one may be partial."""
-    end = _size(file)
+    end = file.size
     stop, carried = max(0, end - MAX_BYTES), b""  # the end of a line that starts in the previous block
     while end > stop:
         start = max(stop, end - BLOCK_BYTES)
-        first, *whole = (_read(file, start, end - start) + carried).split(b"\n")
+        first, *whole = (file.read(start, end - start) + carried).split(b"\n")
         yield from reversed(whole)
         end, carried = start, first[:BLOCK_BYTES]  # no valid line is longer
     if stop == 0:
         yield carried
 
 
-def _size(file: BinaryIO) -> int:
-    return os.fstat(file.fileno()).st_size
+class _OpenFile:
+    """A file on this machine, read as LogReader is."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._descriptor = file.fileno()
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def read(self, start: int, length: int) -> bytes:
+        return os.pread(self._descriptor, length, start)
 
 
-def _read(file: BinaryIO, start: int, length: int) -> bytes:
-    return os.pread(file.fileno(), length, start)
+@contextmanager
+def opened_text(source: Path | LogReader) -> Iterator[_OpenFile | LogReader]:
+    """Open a log on this machine, or one in a bucket, to read from any place in it. Raises OSError."""
+    if isinstance(source, LogReader):
+        yield source
+        return
+    with open_regular(source) as file:
+        yield _OpenFile(file)
 
 
 def _losses(text: bytes) -> list[float]:

@@ -71,7 +71,7 @@ def open_store(
         "owned": order.rank_ids(world.rank, world.size),
     }
     if start is None:
-        if world.control.broadcast(run.state.exists()):
+        if world.control.broadcast(run.has_state):
             return StateStore.open(run.state, at="step-0", **settings), None
         return StateStore.create(run.state, block_rows=order.block_rows, **settings), None
     newest = start.newest

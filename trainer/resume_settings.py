@@ -1,10 +1,10 @@
 """Which settings may change on resume."""
 
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..pipeline.dataset import Dataset
+from ..places import Place
 from .build import objective_of, resolve
 from .config import EncoderConfig, TrainConfig, flat, load_config, to_tree
 from .encoders import is_directory
@@ -103,7 +103,7 @@ def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> Encod
 
 
 def resolved_changes(
-    run: Path, recorded: TrainConfig, asked: TrainConfig, dataset: Dataset, world: World, allowed: Collection[str]
+    run: Place, recorded: TrainConfig, asked: TrainConfig, dataset: Dataset, world: World, allowed: Collection[str]
 ) -> tuple[TrainConfig, list[Change]]:
     """Return the settings to resume a run with, resolved, and what they change; arguments as `allowed_changes`.
 
@@ -115,7 +115,7 @@ def resolved_changes(
     return asked, allowed_changes(run, recorded, asked, allowed)
 
 
-def allowed_changes(run: Path, recorded: TrainConfig, asked: TrainConfig, allowed: Collection[str]) -> list[Change]:
+def allowed_changes(run: Place, recorded: TrainConfig, asked: TrainConfig, allowed: Collection[str]) -> list[Change]:
     """Return the changes in `asked` that affect results, relative to the `recorded` settings; both are resolved.
 
     allowed: settings, or tables of settings, that may change. Raises ConfigError naming every other change.
@@ -132,7 +132,7 @@ def allowed_changes(run: Path, recorded: TrainConfig, asked: TrainConfig, allowe
     return changes
 
 
-def changes_since(checkpoint: Path, settings: Mapping[str, Any], now: TrainConfig) -> list[Change]:
+def changes_since(checkpoint: Place, settings: Mapping[str, Any], now: TrainConfig) -> list[Change]:
     """Return the changes that affect results between a checkpoint's settings and the run's resolved settings `now`.
 
     settings: those in checkpoint.json. Raises ConfigError naming every change that no resumed run can make, RunError

@@ -16,9 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..objects import Address
 from ..pipeline.batch import Batch
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import Selected
+from ..places import place_of
 from ..selection import Selection
 from ..state_store.ranks import agreement
 from ..streams import CudaDevice, Pace
@@ -32,6 +34,7 @@ from .encoders import Encoders
 from .encoders.initial_weights import load_initial_weights, with_pinned_source
 from .errors import ConfigError, NotFiniteError, RanksLostError, RunError, TrainingError
 from .failures import not_finite
+from .log_parts import LogParts
 from .metrics_log import MetricsLog, Scalar
 from .objectives import Progress
 from .objectives.base import WEIGHT
@@ -117,29 +120,38 @@ class Run:
             self.store.expect(windows_from(self.steps_done, self.order, config.epochs, world))
             self._prefetched = self.steps_done + 1  # the rows of that many steps need no prefetch
             with agreement(world.slow_group, RunError):  # reading a long log takes a while
+                parts = run.log_parts() if world.is_first else None
                 if world.is_first:
                     run.remove_leftovers()
+                if parts:
+                    self._begin_logs(parts, resume=resume)
                 files = (run.metrics_file, run.tensorboard if config.tensorboard else None)
                 # One rank writes the log: its metrics cover the whole batch.
                 log = MetricsLog(*(files if world.is_first else (None, None)), keep_steps=self.steps_done)
                 self.log = opened.enter_context(log)
-            self.checkpointer = Checkpointer(config, run, self.store, self.log, world, self.dataset.index.fingerprint)
+                if parts:
+                    parts[0].settle()
+            self.checkpointer = Checkpointer(
+                config, run, self.store, self.log, world, self.dataset.index.fingerprint, parts or ()
+            )
             opened.callback(self.checkpointer.close)
             self._resources = opened.pop_all()
 
     @classmethod
     def from_settings(
-        cls, path: str | PathLike[str], data: str | PathLike[str], settings: Mapping[str, Any] | None = None, *,
+        cls, path: str | PathLike[str] | Address, data: str | PathLike[str],
+        settings: Mapping[str, Any] | None = None, *,
         preset: str | None = None, allow_change: Collection[str] = (), world: World = ALONE,
     ) -> Self:  # fmt: skip
-        """Start the run in the directory `path`, or resume it there; what `settings` leaves out, it keeps then.
+        """Start the run in the directory or at the address `path`, or resume it there.
 
+        What `settings` leaves out, a resumed run keeps.
         data: the dataset. settings: a tree as in a TOML file, over those of the preset. allow_change: settings, or
         tables of settings, that may differ from the run's, such as `epochs`. world: as `joined_world` yields it under
         torchrun; all ranks call this.
         Raises ConfigError, also for other changes, RunError, DatasetError, StateStoreError, OSError.
         """
-        directory, given = RunDirectory(Path(path)), Layers()
+        directory, given = RunDirectory(place_of(path)), Layers()
         begun = world.control.broadcast(directory.exists())
         if begun:
             refuse_separate_directories(world, directory.path)
@@ -168,6 +180,14 @@ class Run:
         """
         if self._pieces > 1 or self.config.model.ema:
             raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.run; leave them out")
+
+    def _begin_logs(self, parts: tuple[LogParts, LogParts], *, resume: bool) -> None:
+        metrics, warnings = parts
+        if resume:
+            metrics.fetch()
+        else:
+            metrics.begin(resuming=False)
+        warnings.begin(resuming=True)  # this start may have added some
 
     def _write_selection(self) -> None:
         if self.selection is not None:

@@ -6,14 +6,18 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..files import open_own, own_directory, read_regular, remove_leftovers, write_atomically
+from ..files import open_own, own_directory, remove_leftovers
+from ..objects import Address
+from ..places import Place, local_folder, made_local_folder, read, write
 from .checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint, read_info
 from .config import TrainConfig, load_config, to_toml
 from .config.layers import MAX_BYTES, parse_toml
 from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
+from .log_parts import LogParts, LogReader
 
 _SEAL = re.compile(rb'# sha256 = "([0-9a-f]{64})"\n\Z')
 """The last line of config.toml: the digest of everything before it."""
@@ -22,21 +26,52 @@ _log = logging.getLogger(__name__)
 
 
 class RunDirectory:
-    """The paths of a run."""
+    """The paths of a run.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    A run in a bucket has a folder on this machine, `local`, for files that grow or are working copies; its logs go from
+    there to the bucket in parts.
+    """
+
+    def __init__(self, path: Place) -> None:
+        self.path, self.local = path, local_folder(path)
         self.config_file = path / "config.toml"
-        self.metrics_file = path / "metrics.jsonl"
-        self.warnings_file = path / "warnings.log"
-        self.tensorboard = path / "tensorboard"
-        self.state, self.state_lock, self.state_working = path / "state", path / "state.lock", path / "state.working"
-        self.selection = path / "selection"
-        self.checkpoints = path / "checkpoints"
-        self.report = path / "report"
+        self.state, self.selection, self.checkpoints = path / "state", path / "selection", path / "checkpoints"
+        self.state_lock = path / "state.lock"
+        self.metrics_file = self.local / "metrics.jsonl"
+        self.warnings_file = self.local / "warnings.log"
+        self.tensorboard = self.local / "tensorboard"
+        self.state_working = self.local / "state.working"
+        self.report = path / "report" if isinstance(path, Path) else Path(f"report-{path.name or path.bucket}")
+        self._metrics_parts, self._warnings_parts = path / "metrics", path / "warnings"
 
     def exists(self) -> bool:
+        if isinstance(self.config_file, Address):
+            return self.config_file.exists()
         return self.config_file.exists() or self.config_file.is_symlink()
+
+    @property
+    def has_state(self) -> bool:
+        if isinstance(self.state, Path):
+            return self.state.exists()
+        from ..state_store.history import is_there
+
+        return is_there(self.state)
+
+    @property
+    def metrics(self) -> Path | LogReader:
+        """Where the metrics are read from, by another process."""
+        return LogReader(self._metrics_parts) if isinstance(self._metrics_parts, Address) else self.metrics_file
+
+    @property
+    def warnings(self) -> Path | LogReader:
+        return LogReader(self._warnings_parts) if isinstance(self._warnings_parts, Address) else self.warnings_file
+
+    def log_parts(self) -> tuple[LogParts, LogParts] | None:
+        """Return the writers of the parts of metrics and warnings, for the run's own writer; None without a bucket."""
+        if isinstance(self._metrics_parts, Path) or isinstance(self._warnings_parts, Path):
+            return None
+        made_local_folder(self.path)
+        return LogParts(self._metrics_parts, self.metrics_file), LogParts(self._warnings_parts, self.warnings_file)
 
     def refuse_links(self) -> None:
         """Raise NotRegularFileError if a run would write through a link or overwrite a foreign file.
@@ -44,21 +79,26 @@ class RunDirectory:
         The directory may come from someone else. It may itself be reached through a link.
         """
         for folder in (self.state, self.state_working, self.selection, self.checkpoints, self.tensorboard):
-            if os.path.lexists(folder):
+            if isinstance(folder, Path) and os.path.lexists(folder):
                 own_directory(folder)
         for file in (self.state_lock, self.metrics_file, self.warnings_file):
-            if os.path.lexists(file):
+            if isinstance(file, Path) and os.path.lexists(file):
                 os.close(open_own(file, os.O_RDONLY))
 
     def remove_leftovers(self) -> None:
         """Remove temporary files of killed writers. Only for the holder of the state's lock."""
-        for folder in (self.path, self.checkpoints):
-            remove_leftovers(folder)
+        for folder in (self.local, self.checkpoints):
+            if isinstance(folder, Path):
+                remove_leftovers(folder)
 
     def refuse_existing(self) -> None:
         """Raise RunExistsError if the directory already has content."""
         if self.exists():
-            raise RunExistsError(f"{self.path} holds a run; continue it with --resume, or choose another --out")
+            raise self._exists()
+        if isinstance(self.path, Address):
+            if any(not name.startswith((".", "selection/")) for name, _ in islice(self.path.objects(), 100)):
+                raise RunExistsError(f"{self.path} has objects below it; choose another address with --out")
+            return
         if self.path.exists() and (not self.path.is_dir() or any(map(self._is_of_something, self.path.iterdir()))):
             raise RunExistsError(f"{self.path} is not empty; choose another directory with --out")
 
@@ -68,9 +108,19 @@ class RunDirectory:
         Raises RunExistsError as `refuse_existing`.
         """
         self.refuse_existing()
-        self.path.mkdir(parents=True, exist_ok=True)
+        if isinstance(self.path, Path):
+            self.path.mkdir(parents=True, exist_ok=True)
         fill()
-        self.record(config)
+        if isinstance(self.config_file, Path):
+            self.record(config)
+            return
+        try:
+            self.config_file.create(_sealed(config))
+        except FileExistsError:  # by another that began at the same time
+            raise self._exists() from None
+
+    def _exists(self) -> RunExistsError:
+        return RunExistsError(f"{self.path} holds a run; continue it with --resume, or choose another --out")
 
     def _is_of_something(self, path: Path) -> bool:
         # What a kill during creation leaves, and early warnings, do not make a run.
@@ -78,8 +128,7 @@ class RunDirectory:
 
     def record(self, config: TrainConfig) -> None:
         """Replace the recorded settings."""
-        text = to_toml(config).encode()
-        write_atomically(self.config_file, text + f'# sha256 = "{hashlib.sha256(text).hexdigest()}"\n'.encode())
+        write(self.config_file, _sealed(config))
 
     def config(self) -> TrainConfig:
         """Return the run's settings; warns if config.toml is not what `record` wrote.
@@ -113,7 +162,7 @@ class RunDirectory:
             raise RunError(
                 f"{self.path} is not a run: it has no {self.config_file.name}. Start one with `thermopile train`."
             )
-        return read_regular(self.config_file, MAX_BYTES)
+        return read(self.config_file, MAX_BYTES)
 
     def _parsed(self, text: bytes) -> TrainConfig:
         try:
@@ -122,12 +171,17 @@ class RunDirectory:
             raise RunError(f"{self.config_file} is damaged: {error}") from error
 
 
+def _sealed(config: TrainConfig) -> bytes:
+    text = to_toml(config).encode()
+    return text + f'# sha256 = "{hashlib.sha256(text).hexdigest()}"\n'.encode()
+
+
 def _is_as_written(text: bytes) -> bool:
     seal = _SEAL.search(text)
     return seal is not None and hashlib.sha256(text[: seal.start()]).hexdigest() == seal[1].decode()
 
 
-def find_checkpoint(run: RunDirectory, at: str) -> Path:
+def find_checkpoint(run: RunDirectory, at: str) -> Place:
     """Return the checkpoint `latest` or step-N. Raises RunError if there is none, listing the existing ones."""
     if at == LATEST:
         if (latest := latest_checkpoint(run.checkpoints)) is None:
@@ -139,7 +193,7 @@ def find_checkpoint(run: RunDirectory, at: str) -> Path:
     return run.checkpoints / at
 
 
-def load_found(checkpoint: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
+def load_found(checkpoint: Place) -> tuple[CheckpointInfo, dict[str, Any]]:
     """Read a checkpoint as load_checkpoint does. Raises RunError if it is damaged, listing the others."""
     try:
         return load_checkpoint(checkpoint)
@@ -150,5 +204,5 @@ def load_found(checkpoint: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
         raise RunError(f"{error} Choose another with --at: {', '.join(others)}") from error
 
 
-def _names_in(checkpoints: Path) -> list[str]:
-    return [path.name for _, path in sorted(checkpoints_in(checkpoints).items()) if path.is_dir()]
+def _names_in(checkpoints: Place) -> list[str]:
+    return [path.name for _, path in sorted(checkpoints_in(checkpoints).items())]

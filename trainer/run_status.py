@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -11,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import open_regular
 from ..lock import lock_holder
+from ..objects import Address
+from ..places import Place, modified
 from ..state_store.errors import StateStoreError
-from .checkpoint import checkpoints_in
-from .metrics_file import last_lines, loss_curve
+from .checkpoint import INFO, checkpoints_in
+from .log_parts import LogReader
+from .metrics_file import last_lines, loss_curve, opened_text
 from .run_directory import RunDirectory
 from .step_report import TIME, hints, split
 
@@ -116,17 +117,16 @@ class RunStatus:
 def read_status(run: RunDirectory) -> RunStatus:
     """Read a run's status, in time independent of its length. Raises RunError if the directory is not a run."""
     config, notes = run.config(), list[str]()
-    steps, evaluations = _read_metrics(run.metrics_file, notes)
-    sample_state = _read_state(run.state, notes)
+    steps, evaluations = _read_metrics(run, notes)
+    sample_state = _read_state(run, notes)
     total = _total_steps(config, sample_state, notes)
     checkpoints = _read_checkpoints(run.checkpoints)
-    lock = run.state_lock
-    writer, is_held = lock_holder(lock)
-    silence = min(map(_age, filter(Path.exists, (lock, run.metrics_file))), default=0.0)
+    writer, silence = _writer(run, notes)
+    is_held = silence is not None
     seconds = steps.step_seconds if steps else None
     return RunStatus(
         run=str(run.path),
-        state=_state(config, steps, checkpoints, total, silence if is_held else None),
+        state=_state(config, steps, checkpoints, total, silence),
         writer=writer,
         epochs=config.epochs,
         batch_size=config.batch_size,
@@ -137,9 +137,26 @@ def read_status(run: RunDirectory) -> RunStatus:
         checkpoints=checkpoints,
         sample_state=sample_state,
         evaluations=evaluations,
-        warnings=_last_warnings(run.warnings_file, notes),
+        warnings=_last_warnings(run, notes),
         notes=notes,
     )
+
+
+def _writer(run: RunDirectory, notes: list[str]) -> tuple[str | None, float | None]:
+    """Return the process that the lock names, and if it holds it, the seconds since it wrote anything."""
+    lock = run.state_lock
+    if isinstance(lock, Address):
+        from ..state_store.bucket_lock import lock_status
+
+        try:
+            status = lock_status(lock)
+        except OSError as error:
+            notes.append(f"the lock cannot be read: {error}")
+            return None, None
+        return status.holder, status.age if status.is_held else None
+    writer, is_held = lock_holder(lock)
+    silence = min(map(_age, filter(Path.exists, (lock, run.metrics_file))), default=0.0)
+    return writer, silence if is_held else None
 
 
 def _state(
@@ -155,8 +172,9 @@ def _state(
     return "stopped" if steps or checkpoints else "never started"
 
 
-def _read_metrics(path: Path, notes: list[str]) -> tuple[StepsStatus | None, list[dict[str, Any]]]:
+def _read_metrics(run: RunDirectory, notes: list[str]) -> tuple[StepsStatus | None, list[dict[str, Any]]]:
     try:
+        path = run.metrics
         lines, evaluations, damaged = last_lines(path, RECENT_STEPS, EVALUATIONS)
         curve = loss_curve(path, CURVE_POINTS)
     except FileNotFoundError:
@@ -165,7 +183,9 @@ def _read_metrics(path: Path, notes: list[str]) -> tuple[StepsStatus | None, lis
         notes.append(f"the steps cannot be read: {error}")
         return None, []
     if damaged:
-        notes.append(f"{damaged:,} of the last lines of {path} cannot be read; `train --resume` sets them aside")
+        notes.append(
+            f"{damaged:,} of the last lines of {run.metrics_file} cannot be read; `train --resume` sets them aside"
+        )
     if not lines:
         return None, evaluations
     last = lines[-1]
@@ -188,9 +208,10 @@ def _read_metrics(path: Path, notes: list[str]) -> tuple[StepsStatus | None, lis
     ), evaluations
 
 
-def _age(path: Path) -> float:
+def _age(file: Place | LogReader) -> float:
     """Return the seconds since the file was written."""
-    return max(0.0, time.time() - path.stat().st_mtime)  # another machine's clock may be ahead
+    written = file.modified() if isinstance(file, LogReader) else modified(file)
+    return max(0.0, time.time() - written)  # another machine's clock may be ahead
 
 
 def _number(line: Mapping[str, Any], name: str) -> float | None:
@@ -203,8 +224,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return math.fsum(known) / len(known) if known else None
 
 
-def _read_state(path: Path, notes: list[str]) -> StateStatus | None:
-    if not path.exists():
+def _read_state(run: RunDirectory, notes: list[str]) -> StateStatus | None:
+    if not run.has_state:
         return None  # not created yet
     from icechunk import IcechunkError
 
@@ -214,7 +235,7 @@ def _read_state(path: Path, notes: list[str]) -> StateStatus | None:
     from ..state_store.scattered import selection_of
 
     try:
-        repository = Repository.open(path)
+        repository = Repository.open(run.state)
         history = repository.history()
         snapshots = [entry for entry in history if isinstance(entry, Snapshot)]
         notes += [str(entry) for entry in history if not isinstance(entry, Snapshot)]
@@ -252,20 +273,24 @@ def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str
     return config.epochs * order.steps_per_epoch
 
 
-def _read_checkpoints(folder: Path) -> list[CheckpointStatus]:
+def _read_checkpoints(folder: Place) -> list[CheckpointStatus]:
     found = []
     for step, path in sorted(checkpoints_in(folder).items()):
         with suppress(OSError):  # the run may be removing old ones
-            size = sum(file.stat().st_size for file in path.iterdir())
-            found.append(CheckpointStatus(step, _age(path), size))
+            if isinstance(path, Path):
+                size = sum(file.stat().st_size for file in path.iterdir())
+                found.append(CheckpointStatus(step, _age(path), size))
+            else:
+                size = sum(size for _, size in path.objects())
+                found.append(CheckpointStatus(step, _age(path / INFO), size))
     return found
 
 
-def _last_warnings(path: Path, notes: list[str]) -> list[str]:
+def _last_warnings(run: RunDirectory, notes: list[str]) -> list[str]:
     try:
-        with open_regular(path) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _WARNING_BYTES))
-            lines = file.read(_WARNING_BYTES).decode(errors="replace").split("\n")
+        with opened_text(run.warnings) as file:
+            text = file.read(max(0, file.size - _WARNING_BYTES), _WARNING_BYTES)
+            lines = text.decode(errors="replace").split("\n")
     except FileNotFoundError:
         return []
     except OSError as error:

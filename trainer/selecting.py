@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..files import open_regular, sha256_of
 from ..pipeline.dataset_index import FINGERPRINT, DatasetIndex
+from ..places import Place
 from ..selection import IDS, WEIGHTS, Selection, SelectionError, SelectionWriter
 from .config import DataConfig
 from .errors import ConfigError
@@ -62,7 +63,7 @@ def selected_ids(file: Path, dataset: DatasetIndex, option: str = "select") -> I
     return np.concatenate([ids for ids, _ in _sorted(file, option, dataset)])
 
 
-def write_selection(data: DataConfig, dataset: DatasetIndex, folder: Path) -> None:
+def write_selection(data: DataConfig, dataset: DatasetIndex, folder: Place) -> None:
     """Write a new run's own copy of its selection and weights. data: with pinned files.
 
     Raises ConfigError for bad ids or weights, and for a file that has changed since it was pinned; OSError.

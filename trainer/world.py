@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from ..places import Place, remove
 from ..state_store.ranks import Ranks, TorchRanks, agreement
 from .errors import ConfigError, RanksLostError, RunError
 from .heartbeats import AsError, Heartbeats
@@ -123,7 +124,7 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
     dist.destroy_process_group()
 
 
-def refuse_separate_directories(world: World, folder: Path) -> None:
+def refuse_separate_directories(world: World, folder: Place) -> None:
     """Raise ConfigError on every rank, naming ranks, unless all see the same directory. Called by all ranks.
 
     Each rank writes its rows of a snapshot there and reads those of the others. folder: exists on rank 0.
@@ -137,8 +138,11 @@ def refuse_separate_directories(world: World, folder: Path) -> None:
             if world.is_first:
                 # A name that no copy of the directory contains, and that remove_leftovers removes after a kill.
                 file = folder / f".ranks.{secrets.randbits(64)}.partial"
-                file.touch(exist_ok=False)
-                end.callback(file.unlink, missing_ok=True)
+                if isinstance(file, Path):
+                    file.touch(exist_ok=False)
+                else:
+                    file.create(b"")
+                end.callback(remove, [file])
                 written = file.name, host
         name, host_of_first = world.control.broadcast(written)
         separate = None if _is_seen(folder / name) else f"rank {world.rank} (on {host})"
@@ -146,11 +150,14 @@ def refuse_separate_directories(world: World, folder: Path) -> None:
     if found:
         raise ConfigError(
             f"{' and '.join(found)} cannot see files that rank 0 (on {host_of_first}) writes in its run directory, "
-            f"{folder}: set --out to a directory on a disk that all machines share"
+            f"{folder}: set --out to a directory on a disk that all machines share, or to a bucket that they all reach "
+            "with the same AWS_ENDPOINT_URL"
         )
 
 
-def _is_seen(file: Path) -> bool:
+def _is_seen(file: Place) -> bool:
+    if not isinstance(file, Path):
+        return file.exists()
     end = time.monotonic() + SEEN_WITHIN_SECONDS
     while not (is_seen := file.exists()) and time.monotonic() < end:
         # A network disk caches that a file is missing, and refreshes this when a directory is listed.

@@ -1,6 +1,8 @@
-"""A run that trains in a windowed order, with snapshots and the deletion of old ones, until test_crash kills it."""
+"""A run that trains in a windowed order, with snapshots and the deletion of old ones, until a test kills it."""
 
 import math
+import os
+import time
 from dataclasses import replace
 from itertools import count
 
@@ -9,6 +11,7 @@ import torch
 
 from thermopile.pipeline.order import Order
 from thermopile.state_store import StateStore
+from thermopile.state_store.history import is_there
 
 ORDER = Order.create(5_000, 256, seed=1, canonical_shards=2, blocks_per_shard=10, window_blocks=2)
 SAMPLES, ROW_BYTES = ORDER.samples, 32
@@ -37,13 +40,54 @@ def windows_after(step):
                 yield replace(window, first_step=first + window.first_step, last_step=first + window.last_step)
 
 
-def run(connection, path, kind):
-    """Say `ready`, then the step of every committed snapshot, until killed."""
+class ExpectedState:
+    """The columns as the steps 1 … `step` leave them; only ever moves forward."""
+
+    def __init__(self):
+        self.step = 0
+        samples = SAMPLES
+        self.columns = {name: np.full(samples, value, dtype=np.float32) for name, value in FIELDS.items()}
+        self.columns |= {name: np.zeros(samples, dtype=np.uint32) for name in ("visits", "last_step")}
+
+    def after(self, step):
+        while self.step < step:
+            self.step += 1
+            ids, rows = batch_of_step(self.step)
+            for name, row in rows.items():
+                self.columns[name][ids] = row
+            self.columns["visits"][ids] += 1
+            self.columns["last_step"][ids] = self.step
+        return self.columns
+
+
+def run_until_killed(start, path, kind, *environment, snapshots, seconds):
+    """Run until `snapshots` are announced and for `seconds` more, kill, and return the announced steps."""
+    process, connection = start(run, path, kind, *environment)
+    assert connection.recv() == "ready"
+    announced = [connection.recv() for _ in range(snapshots)]
+    time.sleep(seconds)
+    process.kill()
+    process.join()
+    try:
+        while True:
+            announced.append(connection.recv())
+    except (EOFError, ConnectionResetError):
+        return announced
+
+
+def assert_columns_equal(read, expected):
+    for name, column in expected.items():
+        np.testing.assert_array_equal(read(name), column, err_msg=name)
+
+
+def run(connection, path, kind, environment=None):
+    """Say `ready`, then the step of every committed snapshot, until killed. environment: variables to set."""
+    os.environ.update(environment or {})
     made_for = {"samples": SAMPLES, "fields": FIELDS, "dataset_fingerprint": "crash"}
     made_for["memory_budget"] = MEMORY_BUDGETS[kind]
     store = (
         StateStore.open(path, **made_for)
-        if path.exists()
+        if is_there(path)
         else StateStore.create(path, block_rows=ORDER.block_rows, **made_for)
     )
     step, snapshot = store.last_snapshot.step, None

@@ -1,53 +1,13 @@
 """Whatever moment a run is killed at, the state of every announced snapshot is there, to the bit."""
 
 import random
-import time
 
 import crashing_run
 import numpy as np
 import pytest
+from crashing_run import ExpectedState, assert_columns_equal, run_until_killed
 
 from thermopile.state_store import StateReader, StateStore, list_snapshots
-
-
-class ExpectedState:
-    """The columns as the steps 1 … `step` leave them; only ever moves forward."""
-
-    def __init__(self):
-        self.step = 0
-        samples = crashing_run.SAMPLES
-        self.columns = {name: np.full(samples, value, dtype=np.float32) for name, value in crashing_run.FIELDS.items()}
-        self.columns |= {name: np.zeros(samples, dtype=np.uint32) for name in ("visits", "last_step")}
-
-    def after(self, step):
-        while self.step < step:
-            self.step += 1
-            ids, rows = crashing_run.batch_of_step(self.step)
-            for name, row in rows.items():
-                self.columns[name][ids] = row
-            self.columns["visits"][ids] += 1
-            self.columns["last_step"][ids] = self.step
-        return self.columns
-
-
-def run_until_killed(start, path, kind, *, snapshots, seconds):
-    """Run until `snapshots` are announced and for `seconds` more, kill, and return the announced steps."""
-    process, connection = start(crashing_run.run, path, kind)
-    assert connection.recv() == "ready"
-    announced = [connection.recv() for _ in range(snapshots)]
-    time.sleep(seconds)
-    process.kill()
-    process.join()
-    try:
-        while True:
-            announced.append(connection.recv())
-    except (EOFError, ConnectionResetError):
-        return announced
-
-
-def assert_columns_equal(read, expected):
-    for name, column in expected.items():
-        np.testing.assert_array_equal(read(name), column, err_msg=name)
 
 
 @pytest.mark.timeout(1800)

@@ -21,7 +21,6 @@ from thermopile.state_store import (
     StateStore,
     StoreNotFoundError,
     history,
-    icechunk_files,
     list_snapshots,
 )
 from thermopile.state_store.durable import Repository
@@ -115,7 +114,7 @@ def test_an_index_that_cannot_be_opened_for_want_of_descriptors_is_not_called_da
     def fail(*_):
         raise OSError(24, os.strerror(24))
 
-    monkeypatch.setattr(icechunk_files, "read_regular", fail)
+    monkeypatch.setattr(history, "read_regular", fail)
     with pytest.raises(OSError, match="Too many open files"):
         list_snapshots(store)
 

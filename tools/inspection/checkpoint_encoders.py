@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...pipeline.dataset import Dataset
+from ...places import Place
 from ...state_store import Snapshot
 from ...trainer.checkpoint import LATEST, checkpoints_in
 from ...trainer.run_directory import find_checkpoint, load_found
 from .run import Inspection
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ...trainer.encoders import Encoders
     from ...trainer.encoders.averaging import Weights
 
@@ -21,7 +20,7 @@ class CheckpointEncoders(NamedTuple):
     """Encoders of a checkpoint, in evaluation mode."""
 
     encoders: Encoders
-    checkpoint: Path
+    checkpoint: Place
     """That of the snapshot's step, else the latest."""
     weights: Weights
     """Which of the checkpoint's weights they have."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
+from ...places import Place
 from ...trainer.errors import ConfigError, RunError
 from ...trainer.evaluation.bands import BANDS, band_of_class
 from .checkpoint_encoders import CheckpointEncoders, load_encoders
@@ -193,7 +193,7 @@ def _embed(
     return [of_side.numpy() for of_side in features]
 
 
-def _project(features: NDArray[np.float32], perplexity: float, checkpoint: Path) -> NDArray[np.float32]:
+def _project(features: NDArray[np.float32], perplexity: float, checkpoint: Place) -> NDArray[np.float32]:
     """Project features, float32 [points, d], to float32 [points, 2]. Raises RunError if all are the same."""
     from sklearn.manifold import TSNE
 

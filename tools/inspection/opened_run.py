@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ...objects import Address
 from ...pipeline.dataset import Dataset
+from ...places import Place, place_of
 from ...state_store import Snapshot, StateReader, StoreNotFoundError, list_snapshots
 from ...state_store.errors import FieldError, SampleIdError
 from ...trainer.config import TrainConfig
@@ -29,14 +31,14 @@ if TYPE_CHECKING:
     from ...state_store.scattered import Scattered
 
 
-def open_run(path: str | os.PathLike[str], data: str | os.PathLike[str] | None = None) -> OpenedRun:
-    """Open a run read-only, finished or still training.
+def open_run(path: str | os.PathLike[str] | Address, data: str | os.PathLike[str] | None = None) -> OpenedRun:
+    """Open a run read-only, finished or still training; `path` may be an address, such as s3://bucket/runs/a.
 
     data: new path of the run's dataset, if it was moved. Without a usable dataset the run still opens, and `notes` say
     why the dataset is missing.
     Raises RunError if `path` is not a run or its state is another run's, DatasetError if `data` is not its dataset.
     """
-    return OpenedRun(RunDirectory(Path(path)), None if data is None else Path(data))
+    return OpenedRun(RunDirectory(place_of(path)), None if data is None else Path(data))
 
 
 class OpenedRun:
@@ -45,7 +47,7 @@ class OpenedRun:
     def __init__(self, run: RunDirectory, data: Path | None) -> None:
         self._run, self._data = run, data
         opened = read_run(run, data=data)
-        self.path: Path = run.path
+        self.path: Place = run.path
         self.config: TrainConfig = opened.config
         """Every setting, as the run was started with."""
         self.dataset: Dataset | None = opened.dataset

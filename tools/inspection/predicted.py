@@ -37,7 +37,7 @@ def other_dataset(run: RunDirectory, data: Path | None, *, allow_code: bool) -> 
     Raises RunError if `run` is not a run, DatasetError if `data` is not a dataset.
     """
     config = run.config()
-    if data is None or not run.state.exists():
+    if data is None or not run.has_state:
         return None
     dataset = Dataset(data)
     if dataset.index.fingerprint == StateReader.open(run.state).dataset_fingerprint:

@@ -83,7 +83,7 @@ def read_run(run: RunDirectory, *, at: str = LATEST, data: Path | None = None) -
 
 def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: list[str]) -> StateReader | None:
     _check_own_state(run)
-    if at == LATEST and not run.state.exists():
+    if at == LATEST and not run.has_state:
         notes.append("The run has no snapshot of its state yet, so there are no temperatures; the first checkpoint "
                      "writes one.")  # fmt: skip
         return None

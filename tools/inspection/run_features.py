@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.dataset import Dataset
+from ...places import Place
 from ...trainer.checkpoint import LATEST, checkpoints_in, read_info
 from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError
@@ -68,7 +69,7 @@ def features_with_progress(
                             on_progress=lambda done, total: bar.update(done))  # fmt: skip
 
 
-def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Path, FeaturesOf]:
+def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, Place, FeaturesOf]:
     """Return the dataset, the snapshot's checkpoint, and what determines its features."""
     from ...trainer.encoders.averaging import chosen_weights
 
@@ -92,7 +93,7 @@ def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, P
 
 
 def _batches(
-    config: TrainConfig, dataset: Dataset, checkpoint: Path, of: FeaturesOf, allow_code: bool, on_progress: OnProgress
+    config: TrainConfig, dataset: Dataset, checkpoint: Place, of: FeaturesOf, allow_code: bool, on_progress: OnProgress
 ) -> Iterator[NDArray[np.float32]]:
     """Yield the features of all samples, float32 [up to SAMPLES_AT_ONCE, sides, d]."""
     from ...trainer.build import device_named, recipe_named

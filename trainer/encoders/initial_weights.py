@@ -2,13 +2,13 @@
 
 import logging
 import re
-from pathlib import Path
 from typing import Literal
 
 from torch import Tensor, nn
 
+from ...places import Place, place_of
 from ...state_store.ranks import agreement
-from ..checkpoint import LATEST, load_checkpoint
+from ..checkpoint import LATEST, checkpoints_in, load_checkpoint
 from ..config import TrainConfig
 from ..errors import ConfigError, RunError
 from ..run_directory import RunDirectory, find_checkpoint
@@ -67,7 +67,7 @@ def load_initial_weights(encoders: Encoders, source: str, sides: Literal["both",
     if sides == "text" and encoders.text is None:
         raise ConfigError("init_sides = 'text', but a run on images has no text encoder; use 'image'")
     path, step = _parts_of(source)
-    if not (checkpoint := path / "checkpoints" / str(step)).is_dir():
+    if (checkpoint := path / "checkpoints" / str(step)) not in checkpoints_in(path / "checkpoints").values():
         raise RunError(f"{checkpoint}, which the run starts from, is missing; start a new run with another --init-from")
     weights = _weights_in(checkpoint)
     for side, network in encoders.named_children():
@@ -84,7 +84,7 @@ def load_initial_weights(encoders: Encoders, source: str, sides: Literal["both",
     encoders.restart_momentum()
 
 
-def _weights_in(checkpoint: Path) -> dict[str, Tensor]:
+def _weights_in(checkpoint: Place) -> dict[str, Tensor]:
     _, training = load_checkpoint(checkpoint)
     weights = training.get("encoders")
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
@@ -92,7 +92,7 @@ def _weights_in(checkpoint: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _load(network: nn.Module, weights: dict[str, Tensor], side: str, checkpoint: Path) -> None:
+def _load(network: nn.Module, weights: dict[str, Tensor], side: str, checkpoint: Place) -> None:
     wanted: dict[str, Tensor] = network.state_dict()
     for name in sorted(wanted.keys() | weights.keys()):
         have, want = (list(each[name].shape) if name in each else "none" for each in (weights, wanted))
@@ -104,9 +104,9 @@ def _load(network: nn.Module, weights: dict[str, Tensor], side: str, checkpoint:
     network.load_state_dict(weights)
 
 
-def _parts_of(source: str) -> tuple[Path, str | None]:
+def _parts_of(source: str) -> tuple[Place, str | None]:
     """Return the run's absolute path, and step-N if given."""
     parts = _SOURCE.fullmatch(source)
     if parts is None:
         raise ConfigError(f"init_from = {source!r} is neither a run's directory nor RUN@step-N")
-    return Path(parts["run"]).resolve(), parts["step"]
+    return place_of(parts["run"]).resolve(), parts["step"]

@@ -1,7 +1,6 @@
 """Features of a dataset, or of chosen samples, from the encoders of a run's checkpoint."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from ...pipeline.batch import Batch
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.tokenizer import encode
+from ...places import Place
 from ..config import TrainConfig
 from ..config.own_code import CODE_OF_FEATURES, announce_code, code_in, refuse_code
 from ..encoders import Encoders
@@ -27,7 +27,7 @@ BATCH = 256
 
 
 def restore_encoders(
-    config: TrainConfig, checkpoint: Path, training: dict[str, Any], tokenizer: TokenizerInfo | None,
+    config: TrainConfig, checkpoint: Place, training: dict[str, Any], tokenizer: TokenizerInfo | None,
     weights: Weights | None = None, *, allow_code: bool = False,
 ) -> Encoders:  # fmt: skip
     """Return the encoders of a checkpoint, on the CPU, in evaluation mode.
@@ -39,7 +39,7 @@ def restore_encoders(
     """
     code = code_in(config, CODE_OF_FEATURES)
     if not allow_code:
-        refuse_code(code, checkpoint.parents[1] / "config.toml")
+        refuse_code(code, checkpoint.parent.parent / "config.toml")
     announce_code(code)
     averaged = chosen_weights(config.model, weights) == "averaged"
     mode, image_size = config.objective.mode, config.data.image_size

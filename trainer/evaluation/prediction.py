@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ...pipeline.dataset import Dataset
 from ...pipeline.tokenizer import encode
+from ...places import Place
 from ...plugins import is_plugin
 from ..build import device_named, objective_of, recipe_named
 from ..checkpoint import CheckpointInfo
@@ -37,7 +38,7 @@ class Predictor:
     """The encoders and the objective of a checkpoint, which predict the temperatures of any dataset's samples."""
 
     config: TrainConfig
-    checkpoint: Path
+    checkpoint: Place
     info: CheckpointInfo
     encoders: Encoders
     objective: Objective

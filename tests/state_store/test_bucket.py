@@ -1,0 +1,342 @@
+"""A store in a bucket holds what one in a directory holds, whatever fails, and whoever else writes."""
+
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+from itertools import count
+from pathlib import Path
+
+import crashing_run
+import icechunk
+import numpy as np
+import pytest
+import torch
+from commits import BLOCK_ROWS, SAMPLES, SCHEMA, assert_all_rows, commit, rows, tags
+from crashing_run import ExpectedState, assert_columns_equal, run_until_killed
+
+from thermopile.objects import Address, ObjectStoreError
+from thermopile.places import SCRATCH
+from thermopile.sealed_json import seal_line
+from thermopile.state_store import (
+    DamagedChunkError,
+    SnapshotError,
+    StateReader,
+    StateStore,
+    StoreLockedError,
+    bucket_lock,
+    history,
+    icechunk_files,
+    list_snapshots,
+)
+from thermopile.state_store.durable import Repository
+from thermopile.state_store.history import INDEX
+from thermopile.state_store.ranks import Ranks
+from thermopile.state_store.schema import Description
+
+pytestmark = pytest.mark.wide
+
+WRITER = "0" * 32
+_runs = count()
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path, monkeypatch):
+    monkeypatch.setenv(SCRATCH, str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def path(s3):
+    return Address("bucket", f"run-{next(_runs)}") / "state"
+
+
+@pytest.fixture
+def repository(path):
+    return Repository.create(path, Description(SAMPLES, SCHEMA, BLOCK_ROWS, "glyphs-1"), WRITER)
+
+
+@pytest.fixture
+def elsewhere(scratch, monkeypatch):
+    """Go on as on another machine: with another folder of local files, where beats come fast."""
+    monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(bucket_lock, "SILENT_SECONDS", 2.0)
+
+    def move(machine):
+        monkeypatch.setenv(SCRATCH, str(scratch / machine))
+
+    return move
+
+
+@pytest.mark.parametrize("kind", ["resident", "windowed"])
+def test_every_snapshot_is_as_on_a_disk(kind, path, tmp_path):
+    made_for = {"samples": crashing_run.SAMPLES, "fields": crashing_run.FIELDS, "dataset_fingerprint": "crash",
+                "memory_budget": crashing_run.MEMORY_BUDGETS[kind]}  # fmt: skip
+    places = [path, tmp_path / "state"]
+    for begin in (lambda place: StateStore.create(place, block_rows=crashing_run.ORDER.block_rows, **made_for),
+                  lambda place: StateStore.open(place, **made_for)):  # fmt: skip
+        for place in places:
+            with begin(place) as store:
+                store.expect(crashing_run.windows_after(store.last_snapshot.step))
+                for step in range(store.last_snapshot.step + 1, store.last_snapshot.step + 7):
+                    ids, new = crashing_run.batch_of_step(step)
+                    store.take(ids)
+                    store.put(ids, {name: torch.from_numpy(row) for name, row in new.items()}, step=step)
+                    if step % 3 == 0:
+                        store.snapshot(step, epoch=0)
+    assert [each.tag for each in list_snapshots(path)] == ["step-0", "step-3", "step-6", "step-9", "step-12"]
+    for snapshot in list_snapshots(path):
+        on_disk = StateReader.open(places[1], snapshot.tag)
+        columns = {name: on_disk.column(name) for name in on_disk.columns}
+        assert_columns_equal(StateReader.open(str(path), snapshot.id).column, columns)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["resident", "windowed"])
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.soak)])
+def test_a_killed_run_reopens_exactly_at_a_snapshot_no_older_than_the_last_announced(start, path, kind, kills):
+    moments, expected, announced = random.Random(7), ExpectedState(), 0
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", SCRATCH))}
+    for _ in range(kills):
+        killed_after = {"snapshots": moments.randrange(4), "seconds": moments.uniform(0, 0.5)}
+        announced = max([announced, *run_until_killed(start, path, kind, variables, **killed_after)])
+        snapshots = [snapshot for snapshot in list_snapshots(path) if snapshot.step >= expected.step]
+        assert snapshots[-1].step >= announced
+        for snapshot in snapshots:
+            assert_columns_equal(StateReader.open(path, snapshot.id).column, expected.after(snapshot.step))
+        announced = snapshots[-1].step
+    assert announced > 0, "no run lived long enough to write a snapshot: this test has shown nothing"
+
+
+def test_a_creation_that_was_killed_leaves_no_store_and_is_repeated(path):
+    description = Description(SAMPLES, SCHEMA, BLOCK_ROWS, "glyphs-1")
+    Repository.create(path, description, WRITER)
+    (path / INDEX).delete()  # it comes last
+    repository = Repository.create(path, description, WRITER)
+    commit(repository, 1)
+    assert_all_rows(repository, "latest", 1)
+
+
+def test_objects_are_bounded_by_the_snapshots_kept(repository, path):
+    objects = []
+    for step in range(1, 21):
+        commit(repository, step)
+        repository.retain(2)
+        objects.append(sum(1 for _ in path.objects()))
+    assert tags(repository) == ["step-0", "step-19", "step-20"]
+    assert objects[19] == objects[4]
+
+
+def test_nothing_is_deleted_while_a_kept_snapshot_cannot_be_read(repository, path):
+    for step in (1, 2):
+        commit(repository, step)
+    name, _ = sorted(repository.resolve("step-1").files.items())[0]
+    (path / name).write((path / name).read()[:-1] + b"x")
+    before = list(path.objects())
+    with pytest.raises(SnapshotError, match="sha256 does not match"):
+        repository.retain(2)
+    assert list(path.objects()) == before
+
+
+def test_a_missing_chunk_is_damage_that_names_it_and_a_store_that_is_away_is_not(repository, path, s3, monkeypatch):
+    commit(repository, 1)
+    reader = StateReader.open(path)
+    chunk = next(name for name, _ in path.objects() if name.startswith("chunks/"))
+    held = (path / chunk).read()
+    (path / chunk).delete()
+    with pytest.raises(DamagedChunkError, match=rf"chunk \d.*{chunk}.*NoSuchKey"):
+        [reader.column(name) for name in reader.columns]
+    (path / chunk).write(held[:-1])
+    with pytest.raises(DamagedChunkError, match=r"chunk \d.*it holds 1,027 of the 1,028 bytes"):
+        [reader.column(name) for name in reader.columns]
+    (path / chunk).write(held)
+    monkeypatch.setattr("thermopile.objects.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("thermopile.state_store.icechunk_files._REPEATS", icechunk.StorageRetriesSettings(max_tries=1))
+    with s3.gateway() as gateway:
+        gateway.stop()
+        with pytest.raises(ObjectStoreError, match="AWS_ENDPOINT_URL"):
+            StateReader.open(path)
+        reader = None
+    with s3.gateway() as gateway:
+        reader = StateReader.open(path)
+        gateway.stop()
+        with pytest.raises(ObjectStoreError, match="AWS_ENDPOINT_URL"):
+            [reader.column(name) for name in reader.columns]
+
+
+def test_a_store_that_fails_in_every_twentieth_request_takes_every_snapshot(repository, path, s3):
+    with s3.gateway(failing=0.05) as gateway:
+        for step in range(1, 11):
+            commit(repository, step)
+            repository.retain(2)
+        assert gateway.stats()["failed"] > 5
+    for snapshot in repository.snapshots()[1:]:
+        assert_all_rows(repository, snapshot.tag, snapshot.step)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.soak)])
+def test_a_store_that_goes_away_during_a_snapshot_is_waited_for(repository, path, s3, seconds):
+    with s3.gateway() as gateway:
+
+        def parts():
+            gateway.stop()
+            threading.Timer(seconds, gateway.start).start()
+            yield rows(1)
+
+        commit(repository, 1, parts())
+        assert_all_rows(repository, "latest", 1)
+
+
+def test_a_second_writer_is_refused_at_once_on_this_machine_and_after_a_beat_on_another(create, path, elsewhere):
+    elsewhere("first")
+    create(path=path)
+    with pytest.raises(StoreLockedError, match=f"is being written by pid {os.getpid()} on "):
+        create(path=path)
+    elsewhere("second")
+    with pytest.raises(StoreLockedError, match=f"is being written by pid {os.getpid()} on .*, since 20"):
+        create(path=path)
+
+
+def test_a_lock_that_was_released_is_free_elsewhere(create, resume, path, elsewhere, monkeypatch):
+    monkeypatch.setattr(bucket_lock, "SILENT_SECONDS", 1e6)  # waiting for it would last for ever
+    create(path=path).close()
+    elsewhere("second")
+    resume(path=path)
+
+
+def test_a_lock_whose_holder_was_killed_is_taken_at_once_on_its_machine_and_elsewhere_after_a_silence(
+    start, path, resume, elsewhere, monkeypatch
+):
+    elsewhere("first")
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", SCRATCH))}
+    run_until_killed(start, path, "resident", variables, snapshots=1, seconds=0)
+    made_for = {"path": path, "samples": crashing_run.SAMPLES, "fields": crashing_run.FIELDS,
+                "dataset_fingerprint": "crash"}  # fmt: skip
+    elsewhere("second")
+    resume(**made_for).close()
+    run_until_killed(start, path, "resident", variables, snapshots=0, seconds=0)
+    elsewhere("first")
+    monkeypatch.setattr(bucket_lock, "SILENT_SECONDS", 1e6)
+    resume(**made_for).close()
+
+
+def test_a_writer_that_was_taken_for_dead_is_stopped_at_its_next_snapshot_and_harms_nothing(
+    create, resume, path, new_rows, elsewhere, monkeypatch
+):
+    elsewhere("first")
+    monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 1e6)  # it sleeps
+    first = create(path=path)
+    first.put(np.arange(100), new_rows(100, 1.0), step=1)
+    first.snapshot(1, epoch=0).result()
+    elsewhere("second")
+    monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 0.5)
+    second = resume(path=path)
+    first.put(np.arange(100), new_rows(100, 2.0), step=2)
+    with pytest.raises(StoreLockedError, match="another process has begun to write this state"):
+        first.snapshot(2, epoch=0).result()
+    with pytest.raises(StoreLockedError, match="another process"):
+        first.retain(1).result()
+    second.put(np.arange(100), new_rows(100, 3.0), step=2)
+    second.snapshot(2, epoch=0).result()
+    assert [snapshot.tag for snapshot in list_snapshots(path)] == ["step-0", "step-1", "step-2"]
+    for at, value in (("step-1", 1.0), ("step-2", 3.0)):
+        np.testing.assert_array_equal(StateReader.open(path, at).column("image/tau"), np.full(100, value))
+
+
+def test_two_that_take_themselves_for_the_writer_cannot_both_announce(path, repository):
+    commit(repository, 1)
+    other = Repository.open(path, "1" * 32)
+    other.repair()
+    base = other.resolve("latest")
+    with pytest.raises(StoreLockedError):
+        commit(repository, 2, base=base)
+    commit(other, 2)
+    assert_all_rows(other, "step-2", 2)
+
+
+def test_the_index_is_replaced_only_by_who_has_read_it(path, repository):
+    before, _ = history.load(path)
+    commit(repository, 1)
+    with pytest.raises(StoreLockedError, match="what was announced is intact"):
+        history.replace(path, before)
+    assert tags(repository) == ["step-0", "step-1"]
+
+
+def test_a_snapshot_is_never_built_on_what_another_process_has_begun(path, repository):
+    commit(repository, 1)
+
+    def parts():
+        yield rows(2)
+        icechunk_files.point_reference_at(path, repository.resolve("step-0").id)
+
+    with pytest.raises(SnapshotError, match="icechunk's reference is not at step-1"):
+        commit(repository, 2, parts())
+    commit(repository, 2)
+    assert_all_rows(repository, "step-2", 2)
+
+
+@pytest.mark.parametrize("keep", [1, 9])
+def test_a_writer_that_is_replaced_while_it_looks_for_garbage_deletes_nothing(path, repository, monkeypatch, keep):
+    for step in (1, 2):
+        commit(repository, step)
+    (path / "chunks" / ("0" * 20)).write(b"of the next writer's commit")
+    other, find = Repository.open(path, "1" * 32), icechunk_files.find_garbage
+
+    def find_and_be_replaced(*arguments):
+        garbage = find(*arguments)
+        assert garbage
+        other.repair()
+        return garbage
+
+    monkeypatch.setattr(icechunk_files, "find_garbage", find_and_be_replaced)
+    before = [name for name, _ in path.objects()]
+    with pytest.raises(StoreLockedError):
+        repository.retain(keep)
+    assert [name for name, _ in path.objects()] == before
+
+
+def test_a_lock_that_was_tampered_with_is_not_repeated(create, path):
+    lock = path.with_name("state.lock")
+    create(path=path).close()
+    for name in ("pid 1 on \x1b[31mevil", "pid 1 on a\nb", "x" * 9_000):
+        lock.write(seal_line({"name": name, "since": "2026-01-01 00:00 UTC", "folder": "", "writer": "", "beats": 1}))
+        assert bucket_lock.lock_status(lock).holder == "another process"
+
+
+def test_the_part_of_a_commit_that_goes_to_other_ranks_holds_no_credentials(repository):
+    class Kept(Ranks):
+        sent = b""
+
+        def broadcast(self, value):
+            self.sent += pickle.dumps(value)
+            return value
+
+    ranks = Kept()
+    repository.commit([rows(1)], base=repository.resolve("latest"), step=1, epoch=0, config_hash="",
+                      dataset_fingerprint="glyphs-1", ranks=ranks)  # fmt: skip
+    assert b"endpoint" in ranks.sent or b"127.0.0.1" in ranks.sent
+    assert os.environ["AWS_SECRET_ACCESS_KEY"].encode() not in ranks.sent
+    assert os.environ["AWS_ACCESS_KEY_ID"].encode() not in ranks.sent
+
+
+def test_no_object_and_no_local_file_holds_credentials(create, path, scratch, new_rows):
+    store = create(path=path)
+    store.put(np.arange(100), new_rows(100), step=1)
+    store.snapshot(1, epoch=0).result()
+    written = [(path.parent / name).read() for name, _ in path.parent.objects()]
+    written += [file.read_bytes() for file in scratch.rglob("*") if file.is_file()]
+    assert len(written) > 5
+    for secret in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
+        assert not any(os.environ[secret].encode() in data for data in written)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3 * 3600)
+def test_the_state_of_ten_million_rows_is_exact_after_each_of_fifty_kills():
+    program = Path(__file__).with_name("bucket_kills_run.py")
+    run = subprocess.run([sys.executable, program, "10000000", "50"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    print(run.stdout)

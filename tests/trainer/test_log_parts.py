@@ -1,0 +1,162 @@
+"""A file that grows, and its parts in a bucket: few, and together always the file, whatever is left half-done."""
+
+import os
+import random
+
+import pytest
+
+from thermopile.objects import Address
+from thermopile.trainer import log_parts
+from thermopile.trainer.log_parts import LogParts, LogReader
+
+pytestmark = pytest.mark.wide
+
+
+@pytest.fixture
+def folder(s3, request):
+    return Address("bucket", request.node.name) / "metrics"
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+@pytest.fixture
+def parts(folder, file):
+    return LogParts(folder, file)
+
+
+def append(file, *lines):
+    with file.open("ab") as opened:
+        opened.writelines(line + b"\n" for line in lines)
+
+
+def read(folder):
+    reader = LogReader(folder)
+    return reader.read(0, reader.size)
+
+
+def names(folder):
+    return [name for name, _ in folder.objects()]
+
+
+def test_the_parts_are_the_file_and_stay_few_however_often_lines_are_added(parts, folder, file, monkeypatch):
+    monkeypatch.setattr(log_parts, "MAX_PART_BYTES", 4_000)
+    lengths, most = random.Random(0), 0
+    for number in range(150):
+        append(file, *(b"%d " % number + b"x" * lengths.randrange(60) for _ in range(lengths.randrange(1, 5))))
+        parts.put()
+        assert read(folder) == file.read_bytes()
+        most = max(most, len(names(folder)))
+    assert file.stat().st_size > 12_000
+    # A long one for each 2,000 bytes at the worst, and of the rest each at least twice as long as the next.
+    assert most <= file.stat().st_size // 2_000 + 11
+
+
+def test_nothing_new_puts_nothing(parts, folder, file, s3):
+    append(file, b"one")
+    parts.put()
+    with s3.gateway() as gateway:
+        parts.put()
+        assert gateway.stats()["requests"] == 0
+
+
+def test_a_line_that_is_being_written_waits_for_its_end(parts, folder, file):
+    append(file, b"one")
+    with file.open("ab") as opened:
+        opened.write(b"tw")
+    parts.put()
+    assert read(folder) == b"one\n"
+    append(file, b"o")
+    parts.put()
+    assert read(folder) == b"one\ntwo\n"
+
+
+def test_any_range_is_read_as_from_the_file(parts, folder, file):
+    for number in range(20):
+        append(file, b"line %d" % number, b"x" * number)
+        parts.put()
+    append(file, b"the end")
+    parts.put()
+    reader, whole = LogReader(folder), file.read_bytes()
+    assert len(names(folder)) > 1
+    for start, length in ((0, 5), (7, 60), (len(whole) - 9, 100), (3, len(whole)), (len(whole), 4)):
+        assert reader.read(start, length) == whole[start : start + length]
+
+
+@pytest.mark.parametrize("cut", [0, 9, 23, 36, 69, 10_000])
+def test_a_resumed_run_goes_on_from_where_the_file_was_cut(folder, file, tmp_path, cut):
+    first = LogParts(folder, file)
+    for number in range(8):
+        append(file, b"of first %d" % number)
+        first.put()
+    append(file, b"never put")
+    elsewhere = tmp_path / "elsewhere"
+    second = LogParts(folder, elsewhere)
+    second.fetch()
+    assert elsewhere.read_bytes() == file.read_bytes().removesuffix(b"never put\n")
+    kept = b"".join(elsewhere.read_bytes().splitlines(keepends=True)[: cut // 11])
+    os.truncate(elsewhere, len(kept))
+    second.settle()
+    assert read(folder)[: len(kept)] == kept
+    append(elsewhere, b"of first 9")  # of the same length as a line of the killed run
+    second.put()
+    assert read(folder) == kept + b"of first 9\n"
+
+
+def test_a_file_that_was_rewritten_replaces_all_parts(folder, file, tmp_path):
+    first = LogParts(folder, file)
+    for number in range(8):
+        append(file, b"of first %d" % number)
+        first.put()
+    second = LogParts(folder, file)
+    second.fetch()
+    (tmp_path / "new").write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[1:]))
+    (tmp_path / "new").replace(file)
+    second.settle()
+    append(file, b"more")
+    second.put()
+    assert read(folder) == file.read_bytes()
+    assert names(folder) == ["000000000000000.part"]
+
+
+def test_parts_that_were_merged_but_not_yet_deleted_are_passed_over_and_deleted_later(folder, file, tmp_path):
+    parts = LogParts(folder, file)
+    append(file, b"a" * 50)
+    parts.put()
+    append(file, b"b" * 3)
+    parts.put()
+    left = (folder / "000000000000051.part").read()
+    append(file, b"c" * 50)
+    parts.put()
+    (folder / "000000000000051.part").write(left)
+    assert read(folder) == file.read_bytes()
+    again = LogParts(folder, tmp_path / "again")
+    again.fetch()
+    append(tmp_path / "again", b"d")
+    again.put()
+    assert read(folder) == (tmp_path / "again").read_bytes()
+    assert "000000000000051.part" not in names(folder)
+
+
+def test_local_warnings_that_go_on_from_the_bucket_are_kept_and_others_are_not(folder, file):
+    parts = LogParts(folder, file)
+    append(file, b"known")
+    parts.put()
+    append(file, b"why it ended")
+    LogParts(folder, file).begin(resuming=True)
+    assert file.read_bytes() == b"known\nwhy it ended\n"
+    file.write_bytes(b"another run\nof the same name\n")
+    LogParts(folder, file).begin(resuming=True)
+    assert file.read_bytes() == b"known\n"
+    LogParts(folder, file).begin(resuming=False)
+    assert not file.exists()
+
+
+def test_a_link_is_not_followed(parts, file, tmp_path):
+    (tmp_path / "other").write_bytes(b"mine")
+    file.symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="is a link"):
+        parts.begin(resuming=True)
+    assert (tmp_path / "other").read_bytes() == b"mine"

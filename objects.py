@@ -263,6 +263,13 @@ def is_address(text: str) -> bool:
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", text) is not None
 
 
+def place_of(text: str | os.PathLike[str] | Address) -> Path | Address:
+    """Return the address or the path that is meant. Raises AddressError for a malformed address."""
+    if isinstance(text, Address):
+        return text
+    return Address.parse(text) if isinstance(text, str) and is_address(text) else Path(text)
+
+
 @lru_cache(maxsize=64)
 def _store(bucket: str) -> S3Store:
     from obstore.store import S3Store

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..files import read_regular
+from ..objects import Address
 from ..sealed_json import DamagedJSONError, parse, seal_document, unseal
 from .errors import DatasetError
 
@@ -104,11 +105,11 @@ def seal_index(index: Mapping[str, Any]) -> bytes:
     return text
 
 
-def read_index(path: Path) -> DatasetIndex:
-    """Read and validate a dataset's dataset.json. Raises DatasetError if the directory is not a dataset."""
+def read_index(path: Path | Address) -> DatasetIndex:
+    """Read and validate a dataset's dataset.json. Raises DatasetError if the place is not a dataset."""
     file = path / INDEX_FILE
     try:
-        return _read(read_regular(file))
+        return _read(file.read() if isinstance(file, Address) else read_regular(file))
     except FileNotFoundError:
         message = f"{path} is not a dataset: it has no {INDEX_FILE}. Create one with `thermopile convert`."
         raise DatasetError(message) from None

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from ..trainer.step_report import StepReport
 
 SHOWN = {
-    "data_wait": "data wait", "store_wait": "store wait", "write_backlog": "backlog", "forward_backward": "fwd+bwd",
-    "optimizer": "optim", "communication": "comm", "other": "other",
+    "data_wait": "data wait", "fetch_wait": "fetch wait", "store_wait": "store wait", "write_backlog": "backlog",
+    "forward_backward": "fwd+bwd", "optimizer": "optim", "communication": "comm", "other": "other",
 }  # fmt: skip
 """Part of a step -> its name in the progress line."""
 STEADY_STEPS = 50
@@ -173,7 +173,7 @@ def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, l
 def _new(settings: TrainConfig, world: World, asked: Asked) -> TrainConfig:
     """Return the settings of a new run, resolved if there is a dataset. All ranks call it."""
     with agreement(world.control, ConfigError):
-        dataset = Dataset(Path(settings.data.path)) if settings.data.path else None
+        dataset = Dataset(settings.data.path) if settings.data.path else None
         if dataset is None and not asked.print_config:
             start = f"{asked.out} has no run to resume, and a new one has " if asked.resume else ""
             raise click.UsageError(f"{start}no dataset: pass --data, a directory written by `thermopile convert`")
@@ -198,7 +198,7 @@ def _resumed(
     """
     with agreement(world.control, ConfigError):
         try:
-            dataset = Dataset(Path(asked.data.path))
+            dataset = Dataset(asked.data.path)
         except DatasetError as error:
             moved = "If the run's dataset was moved, pass its new path with --data."
             raise DatasetError(f"{error} {moved}") from error
@@ -263,7 +263,7 @@ def _in_words(trainer: Trainer) -> str:
         speed = f" in {config.precision}{slow}"
     kind = "pairs" if trainer.mode == "bimodal" else "pictures"
     weighted = ", with weights" if config.data.weights else ""
-    return (f"{selected}{dataset.n:,} {kind} from {dataset.path}{weighted}, "
+    return (f"{selected}{dataset.n:,} {kind} from {dataset.place}{weighted}, "
             f"{trainer.device}{speed}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
             f"{config.epochs:,} {'epoch' if config.epochs == 1 else 'epochs'}")  # fmt: skip
 

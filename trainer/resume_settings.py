@@ -36,7 +36,7 @@ FIXED = {
 
 
 FREE_TO_CHANGE = (
-    "data.path", "data.workers", "data.ahead", "model.activation_checkpointing", "log_every", "on_nan", "tensorboard",
+    "data.path", "data.cache", "data.workers", "data.ahead", "model.activation_checkpointing", "log_every", "on_nan", "tensorboard",
     "checkpoint.", "state.", "evaluation.",
 )  # fmt: skip
 """Settings, and prefixes of settings, that affect no result, so they may change on resume."""

@@ -115,7 +115,7 @@ def _check_table(
     texts = CAPTIONS if dataset.index.format > 1 else CAPTION
     try:
         index = dataset.index.model_copy(update={"shard_digests": digests})
-        table = SamplesTable(dataset.path, index).table_of(number, [*expected, texts])
+        table = SamplesTable(dataset.place, index, dataset.files).table_of(number, [*expected, texts])
     except (DatasetError, OSError) as error:
         return None, [Finding("table", name, str(error))]
     wrong = [column for column, values in expected.items() if not np.array_equal(table[column], values)]

@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from random import random
-from typing import TYPE_CHECKING, BinaryIO, Literal, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias, TypeVar
 
 from .files import MAX_TEXT_BYTES
 
@@ -263,7 +263,11 @@ def is_address(text: str) -> bool:
     return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", text) is not None
 
 
-def place_of(text: str | os.PathLike[str] | Address) -> Path | Address:
+Place: TypeAlias = Path | Address
+"""Where something is: in the file system, or in an object store."""
+
+
+def place_of(text: str | os.PathLike[str] | Address) -> Place:
     """Return the address or the path that is meant. Raises AddressError for a malformed address."""
     if isinstance(text, Address):
         return text

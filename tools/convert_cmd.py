@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ..objects import Place
 from .convert_sources import KINDS, Kind, users_kind
 from .dataset_path import DatasetPath
 from .plain_text import plain_text
@@ -111,7 +112,7 @@ for _kind in KINDS:
 @click.option("--workers", type=click.IntRange(1), help="Threads. Default: one per core.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 @click.pass_context
-def check(context: click.Context, dataset: Path, workers: int | None, as_json: bool) -> None:
+def check(context: click.Context, dataset: Place, workers: int | None, as_json: bool) -> None:
     """Check that DATASET is sound: read every byte and decode every picture.
 
     Compares shards with their digests, tables with the FFCV files, pictures with their recorded sizes and tokens with

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ..objects import Place
 from ..pipeline.dataset import Dataset
 from ..pipeline.errors import DatasetError
 from ..state_store.ranks import agreement
@@ -52,7 +53,7 @@ _log = logging.getLogger(__name__)
 class Asked:
     """The options of `thermopile train`."""
 
-    data: Path | None
+    data: Place | None
     out: Path | None
     preset: str | None
     config_file: Path | None

@@ -158,8 +158,11 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     budget = (config.state.memory_budget or samples * row_bytes) * world.size
     rows, shards = budget // row_bytes, config.canonical_shards or None
     blocks, window = config.blocks_per_shard or None, config.window_blocks or None
-    cache, for_rows = DatasetCache.of(config.data, dataset, world), partial(
-        Order.for_memory, samples=samples, batch_size=config.batch_size, seed=config.seed, canonical_shards=shards
+    cache, for_rows = (
+        DatasetCache.of(config.data, dataset, world),
+        partial(
+            Order.for_memory, samples=samples, batch_size=config.batch_size, seed=config.seed, canonical_shards=shards
+        ),
     )
     try:
         if blocks or window:

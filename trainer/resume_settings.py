@@ -36,8 +36,8 @@ FIXED = {
 
 
 FREE_TO_CHANGE = (
-    "data.path", "data.cache", "data.workers", "data.ahead", "model.activation_checkpointing", "log_every", "on_nan", "tensorboard",
-    "checkpoint.", "state.", "evaluation.",
+    "data.path", "data.cache", "data.workers", "data.ahead", "model.activation_checkpointing", "log_every", "on_nan",
+    "tensorboard", "checkpoint.", "state.", "evaluation.",
 )  # fmt: skip
 """Settings, and prefixes of settings, that affect no result, so they may change on resume."""
 

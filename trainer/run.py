@@ -139,14 +139,15 @@ class Run:
 
     @classmethod
     def from_settings(
-        cls, path: str | PathLike[str], data: str | PathLike[str] | Address, settings: Mapping[str, Any] | None = None, *,
-        preset: str | None = None, allow_change: Collection[str] = (), world: World = ALONE,
+        cls, path: str | PathLike[str], data: str | PathLike[str] | Address,
+        settings: Mapping[str, Any] | None = None, *, preset: str | None = None,
+        allow_change: Collection[str] = (), world: World = ALONE,
     ) -> Self:  # fmt: skip
         """Start the run in the directory `path`, or resume it there; what `settings` leaves out, it keeps then.
 
-        data: the dataset, a path or an address. settings: a tree as in a TOML file, over those of the preset. allow_change: settings, or
-        tables of settings, that may differ from the run's, such as `epochs`. world: as `joined_world` yields it under
-        torchrun; all ranks call this.
+        data: the dataset, a path or an address. settings: a tree as in a TOML file, over those of the preset.
+        allow_change: settings, or tables of settings, that may differ from the run's, such as `epochs`. world: as
+        `joined_world` yields it under torchrun; all ranks call this.
         Raises ConfigError, also for other changes, RunError, DatasetError, StateStoreError, OSError.
         """
         directory, given = RunDirectory(Path(path)), Layers()

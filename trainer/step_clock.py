@@ -13,7 +13,8 @@ Seconds = float | Callable[[], float]
 Mark = float | torch.cuda.Event
 
 WAITS = ("data_wait", "fetch_wait", "store_wait")
-"""Parts in which the process waits; for a dataset on disk there is no `fetch_wait`. A GPU may still be busy then, so they are upper bounds on the step's delay."""
+"""Parts in which the process waits; a dataset on disk has no `fetch_wait`. A GPU may still be busy then, so they are
+upper bounds on the step's delay."""
 COMPUTATION = ("forward_backward", "optimizer", "communication")
 """Parts computed by the device. Communication happens within forward and backward, and is subtracted from these."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +41,10 @@ def spans_of(records: NDArray[np.void], tokens_bytes: int) -> tuple[Ids, Ids, in
     tokens_bytes: of one caption. The third number is k if all records are possible: a sample's picture and tokens lie
     in one page of the .beton, so that a sample cannot make the cache fetch more.
     """
-    jpeg_at, jpeg_end = records["jpeg_at"].astype(np.int64), (records["jpeg_at"] + records["jpeg_bytes"]).astype(np.int64)
+    jpeg_at, jpeg_end = (
+        records["jpeg_at"].astype(np.int64),
+        (records["jpeg_at"] + records["jpeg_bytes"]).astype(np.int64),
+    )
     starts, stops = jpeg_at, jpeg_end
     if tokens_bytes:
         tokens_at = records["tokens_at"].astype(np.int64)
@@ -70,7 +74,7 @@ def requests(starts: Ids, stops: Ids, *, max_gap: int, max_bytes: int) -> list[R
 
 def _runs(apart: NDArray[np.bool_], count: int) -> list[tuple[int, int]]:
     cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), count]
-    return list(zip(cuts[:-1], cuts[1:], strict=True))
+    return list(pairwise(cuts))
 
 
 def pages_within(start: int, stop: int, before: int, after: int) -> tuple[int, int]:

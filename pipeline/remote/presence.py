@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from threading import Condition
+from threading import Condition, RLock
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -29,11 +29,11 @@ class Places(NamedTuple):
 class Presence:
     """States of pages and samples, one byte each, for the shards of which anything is there.
 
-    `changed` guards everything and is notified of every change.
+    The lock guards everything, and `changed` is notified of every change.
     """
 
-    def __init__(self, rows_of: Callable[[int], int]) -> None:
-        self.changed = Condition()
+    def __init__(self, lock: RLock, rows_of: Callable[[int], int]) -> None:
+        self.changed = Condition(lock)
         self._rows_of = rows_of
         self._states: dict[tuple[int, Kind], States] = {}
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import DatasetError
 from .plan import Ids
+from .samples import CachedSamples
 from .schedule import Due, Schedule
-
-if TYPE_CHECKING:
-    from .files import RemoteFiles
 
 THREADS = 2
 """One begins with the next blocks while the other's last ranges arrive."""
@@ -24,91 +21,98 @@ large ones in parts, since whoever needs a sample on its way waits for its lot."
 class ReadAhead:
     """Threads that fetch the schedule's blocks in its order, as far as there is room.
 
-    What ends them is kept as `failure`, and raised to the next caller whose samples are missing.
+    What ends them is kept as the samples' `failure`, and raised to the next caller whose samples are missing.
     """
 
-    def __init__(self, files: RemoteFiles, schedule: Schedule) -> None:
-        self.failure: BaseException | None = None
-        self._files, self._schedule, self._closed = files, schedule, False
-        self._fetcher = files.new_fetcher()
-        self._bytes_a_row = max(1, sum(files.sizes.values()) // int(files.blocks.starts[-1]))
-        self._lot_bytes = max(1, min(LOT_BYTES, files.room.limit // 16))
+    def __init__(self, samples: CachedSamples, schedule: Schedule) -> None:
+        self._samples, self._schedule, self._closed = samples, schedule, False
+        self._fetcher = samples.new_fetcher()
+        self._bytes_a_row = max(1, sum(samples.sizes.values()) // int(samples.blocks.starts[-1]))
+        self._lot_bytes = max(1, min(LOT_BYTES, samples.room.limit // 16))
         for number in range(THREADS):
             threading.Thread(target=self._run, name=f"thermopile-read-ahead-{number}", daemon=True).start()
 
     def finished(self, step: int) -> None:
         """Record that the samples of all steps up to this one have been read: blocks of ended windows may go."""
-        with self._files.changed:
+        with self._samples.lock:
             self._schedule.finished(step)
-            self._files.changed.notify_all()
+            self._samples.notify_all()
 
     def close(self) -> None:
         """End the threads after what they are fetching."""
-        with self._files.changed:
+        with self._samples.lock:
             self._closed = True
-            self._files.changed.notify_all()
+            self._samples.notify_all()
         self._fetcher.close()
 
     def _run(self) -> None:
         try:
             while lot := self._next_lot():
                 self._fetch(lot)
-        except BaseException as error:
-            with self._files.changed:
+        except BaseException as error:  # noqa: BLE001 (raised to the caller whose samples are missing)
+            with self._samples.lock:
                 if not self._closed:
-                    self.failure = self.failure or error
-                self._files.changed.notify_all()
+                    self._samples.failure = self._samples.failure or error
+                self._samples.notify_all()
 
     def _next_lot(self) -> list[Due]:
         lot, size = list[Due](), 0
-        with self._files.changed:
+        with self._samples.lock:
             while not self._closed and size < self._lot_bytes and (due := self._schedule.take()) is not None:
                 lot.append(due)
-                size += self._bytes_a_row * int(np.diff(self._files.blocks.starts[due.block : due.block + 2])[0])
+                size += self._bytes_a_row * int(np.diff(self._samples.blocks.starts[due.block : due.block + 2])[0])
         return lot
 
     def _fetch(self, lot: list[Due]) -> None:
         """Fetch a lot: the records of all its blocks, then their samples, as soon as there is room for each."""
-        files = self._files
-        ids = {due: files.blocks.ids(due.block) for due in lot}
-        files.bring_records_ahead(np.concatenate([*ids.values()]), self._fetcher)
+        samples = self._samples
+        ids = {due: samples.blocks.ids(due.block) for due in lot}
+        samples.bring_records_ahead(np.concatenate([*ids.values()]), self._fetcher)
         entered: dict[Due, int] = {}
-        for due in lot:
-            try:
-                size = files.size_on_disk(ids[due])
-            except DatasetError:
-                continue  # a damaged record: the batch with this sample will raise it
-            if not self._enter(due, size):
-                self._bring(entered, ids)  # rather than let it wait for the next one's room
-                entered = {}
-                if not self._wait_to_enter(due, size):
-                    continue
-            entered[due] = size
-        self._bring(entered, ids)
+        try:
+            for due in lot:
+                try:
+                    size = samples.size_on_disk(ids[due])
+                except DatasetError:
+                    continue  # a damaged record: the batch with this sample will raise it
+                if not self._enter(due, size):
+                    self._bring(entered, ids)  # rather than let it wait for the next one's room
+                    if not self._wait_to_enter(due, size):
+                        continue
+                entered[due] = size
+            self._bring(entered, ids)
+        finally:
+            self._leave(entered)
 
     def _enter(self, due: Due, size: int) -> bool:
-        with self._files.changed:
-            if not self._files.room.take_ahead(due.block, size, due.first_step):
+        with self._samples.lock:
+            if not self._samples.room.take_ahead(due.block, size, due.first_step):
                 return False
-            self._files.room.enter([due.block], ahead=True)
+            self._samples.room.enter([due.block], ahead=True)
             return True
 
     def _wait_to_enter(self, due: Due, size: int) -> bool:
         """Wait until there is room for a block; return False if its window is over by then."""
-        with self._files.changed:
+        with self._samples.lock:
             while not (self._closed or self._schedule.is_over(due)):
                 if self._enter(due, size):
                     return True
-                self._files.changed.wait()
+                self._samples.room.changed.wait()
         return False
 
     def _bring(self, entered: dict[Due, int], ids: dict[Due, Ids]) -> None:
+        """Fetch the samples of blocks that have room, and leave them."""
         if not entered:
             return
         together = np.concatenate([ids[due] for due in entered])
         rows = max(1, LOT_BYTES // self._bytes_a_row)
         for first in range(0, len(together), rows):
-            self._files.bring_ahead(together[first : first + rows], self._fetcher)
+            self._samples.bring_ahead(together[first : first + rows], self._fetcher)
         for due, size in entered.items():
-            self._files.room.is_whole(due.block, size)
-            self._files.room.leave([due.block], ahead=True)
+            self._samples.room.is_whole(due.block, size)
+        self._leave(entered)
+
+    def _leave(self, entered: dict[Due, int]) -> None:
+        while entered:
+            due, _ = entered.popitem()
+            self._samples.room.leave([due.block], ahead=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from threading import Condition
+from threading import Condition, RLock
 
 from ..errors import DatasetError
 from .schedule import NEVER
@@ -17,26 +17,32 @@ class CacheTooSmallError(DatasetError):
 class Room:
     """Bytes on disk within a limit. Blocks in use stay; of the others the one needed last is dropped first.
 
-    All methods but `leave_later` take the lock, `changed`, and notify it when something may have room.
+    All methods but `leave_later` take the lock, and notify `changed` when something may have room.
     """
 
     def __init__(
-        self, changed: Condition, limit: int, next_use: Callable[[int], int], drop: Callable[[int], None], *, firm: bool
-    ) -> None:  # fmt: skip
-        """next_use: of a block; the highest is dropped first. drop: called under the lock.
+        self, lock: RLock, limit: int, drop: Callable[[int], None], next_use: Callable[[int], int] | None = None
+    ) -> None:
+        """drop: frees a block; called under the lock.
 
-        firm: whether nothing may exceed the limit; if not, what is in use may.
+        next_use: of a block; then nothing exceeds the limit. None: the future is not known, so the block used longest
+        ago makes way, and what is in use may exceed the limit.
         """
-        self.changed, self.limit, self._next_use, self._drop, self._firm = changed, limit, next_use, drop, firm
+        self.changed, self.limit, self._drop, self._firm = Condition(lock), limit, drop, next_use is not None
+        self._next_use = next_use or self._last_use_negated
+        self._last_use: dict[int, int] = {}
         self._held: Counter[int] = Counter()
         self._in_use: Counter[int] = Counter()
         self._left: deque[tuple[int, ...]] = deque()
-        self.bytes = self.peak_bytes = self._callers = self._waiting = self._reading_ahead = 0
+        self.bytes = self.peak_bytes = self._uses = self._callers = self._waiting = self._reading_ahead = 0
 
     def enter(self, blocks: Iterable[int], *, ahead: bool = False) -> None:
         """Keep these blocks until `leave`. ahead: for the reader of coming windows, who leaves by itself."""
         with self.changed:
             self._in_use.update(blocks)
+            self._uses += 1
+            if not self._firm:
+                self._last_use |= dict.fromkeys(blocks, self._uses)
             self._callers += not ahead
             self._reading_ahead += ahead
 
@@ -84,6 +90,9 @@ class Room:
         """Record what a block takes once all of it is there: neighbours share pages, so that is less than its parts."""
         with self.changed:
             self._add(block, size - self._held[block])
+
+    def _last_use_negated(self, block: int) -> int:
+        return -self._last_use.get(block, 0)
 
     def _add(self, block: int | None, size: int) -> None:
         if block is not None:

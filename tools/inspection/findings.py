@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from ...objects import Place
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
 from ...trainer.run_directory import RunDirectory
@@ -71,7 +72,7 @@ class Findings:
 def look(
     run: Path, *, at: str = LATEST, against: str | None = None, by: Sequence[str] = (CLASS_COLUMN,),
     with_map: bool = False, suspects: int = 0, weights: Weights | None = None, allow_code: bool = False,
-    data: Path | None = None,
+    data: Place | None = None,
 ) -> Findings:  # fmt: skip
     """Inspect a run at one snapshot, and its history up to it.
 
@@ -121,7 +122,7 @@ def look(
 
 
 def read_again(
-    read: Callable[[Inspection], T], run: Path, at: str, data: Path | None, *, allow_code: bool = False
+    read: Callable[[Inspection], T], run: Path, at: str, data: Place | None, *, allow_code: bool = False
 ) -> T:  # fmt: skip
     """Return `read` of a run's snapshot; if `latest` is deleted meanwhile, retry with the new latest.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ...objects import Place, place_of
 from ...pipeline.dataset import Dataset
 from ...state_store import Snapshot, StateReader, StoreNotFoundError, list_snapshots
 from ...state_store.errors import FieldError, SampleIdError
@@ -36,13 +37,13 @@ def open_run(path: str | os.PathLike[str], data: str | os.PathLike[str] | None =
     why the dataset is missing.
     Raises RunError if `path` is not a run or its state is another run's, DatasetError if `data` is not its dataset.
     """
-    return OpenedRun(RunDirectory(Path(path)), None if data is None else Path(data))
+    return OpenedRun(RunDirectory(Path(path)), None if data is None else place_of(data))
 
 
 class OpenedRun:
     """A run's settings, snapshots, dataset and temperatures. Created by `open_run`."""
 
-    def __init__(self, run: RunDirectory, data: Path | None) -> None:
+    def __init__(self, run: RunDirectory, data: Place | None) -> None:
         self._run, self._data = run, data
         opened = read_run(run, data=data)
         self.path: Path = run.path

@@ -90,7 +90,7 @@ class RemoteFiles:
         """
         blocks = Blocks.of(order)
         schedule = Schedule(windows, min(len(blocks), _MAX_SCHEDULED))
-        self.samples.follow(blocks, limit, schedule.next_use)
+        self.samples.follow(blocks, limit, schedule)
         self._ahead = ReadAhead(self.samples, schedule)
         try:
             yield

@@ -26,6 +26,7 @@ class ReadAhead:
 
     def __init__(self, samples: CachedSamples, schedule: Schedule) -> None:
         self._samples, self._schedule, self._closed = samples, schedule, False
+        self._lots, self._turn = 0, 1
         self._fetcher = samples.new_fetcher()
         self._bytes_a_row = max(1, sum(samples.sizes.values()) // int(samples.blocks.starts[-1]))
         self._lot_bytes = max(1, min(LOT_BYTES, samples.room.limit // 16))
@@ -48,22 +49,30 @@ class ReadAhead:
     def _run(self) -> None:
         try:
             while lot := self._next_lot():
-                self._fetch(lot)
+                number, dues = lot
+                try:
+                    self._fetch(number, dues)
+                finally:
+                    self._end_turn(number)
         except BaseException as error:  # noqa: BLE001 (raised to the caller whose samples are missing)
             with self._samples.lock:
                 if not self._closed:
                     self._samples.failure = self._samples.failure or error
                 self._samples.notify_all()
 
-    def _next_lot(self) -> list[Due]:
+    def _next_lot(self) -> tuple[int, list[Due]] | None:
+        """Return the next blocks, with the number of their lot: lots take room one after the other."""
         lot, size = list[Due](), 0
         with self._samples.lock:
             while not self._closed and size < self._lot_bytes and (due := self._schedule.take()) is not None:
                 lot.append(due)
                 size += self._bytes_a_row * int(np.diff(self._samples.blocks.starts[due.block : due.block + 2])[0])
-        return lot
+            if not lot:
+                return None
+            self._lots += 1
+            return self._lots, lot
 
-    def _fetch(self, lot: list[Due]) -> None:
+    def _fetch(self, number: int, lot: list[Due]) -> None:
         """Fetch a lot: the records of all its blocks, then their samples, as soon as there is room for each."""
         samples = self._samples
         ids = {due: samples.blocks.ids(due.block) for due in lot}
@@ -75,27 +84,34 @@ class ReadAhead:
                     size = samples.size_on_disk(ids[due])
                 except DatasetError:
                     continue  # a damaged record: the batch with this sample will raise it
-                if not self._enter(due, size):
+                if not self._enter(number, due, size):
                     self._bring(entered, ids)  # rather than let it wait for the next one's room
-                    if not self._wait_to_enter(due, size):
+                    if not self._wait_to_enter(number, due, size):
                         continue
                 entered[due] = size
+            self._end_turn(number)
             self._bring(entered, ids)
         finally:
             self._leave(entered)
 
-    def _enter(self, due: Due, size: int) -> bool:
+    def _enter(self, number: int, due: Due, size: int) -> bool:
         with self._samples.lock:
-            if not self._samples.room.take_ahead(due.block, size, due.first_step):
+            if number > self._turn or not self._samples.room.take_ahead(due.block, size, due.first_step):
                 return False
             self._samples.room.enter([due.block], ahead=True)
             return True
 
-    def _wait_to_enter(self, due: Due, size: int) -> bool:
+    def _end_turn(self, number: int) -> None:
+        with self._samples.lock:
+            if self._turn == number:
+                self._turn += 1
+                self._samples.room.changed.notify_all()
+
+    def _wait_to_enter(self, number: int, due: Due, size: int) -> bool:
         """Wait until there is room for a block; return False if its window is over by then."""
         with self._samples.lock:
-            while not (self._closed or self._schedule.is_over(due)):
-                if self._enter(due, size):
+            while not (self._closed or self._samples.failure or self._schedule.is_over(due)):
+                if self._enter(number, due, size):
                     return True
                 self._samples.room.changed.wait()
         return False

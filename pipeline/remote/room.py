@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from threading import Condition, RLock
 
 from ..errors import DatasetError
-from .schedule import NEVER
+from .schedule import NEVER, Schedule
 
 
 class CacheTooSmallError(DatasetError):
@@ -20,16 +20,15 @@ class Room:
     All methods but `leave_later` take the lock, and notify `changed` when something may have room.
     """
 
-    def __init__(
-        self, lock: RLock, limit: int, drop: Callable[[int], None], next_use: Callable[[int], int] | None = None
-    ) -> None:
+    def __init__(self, lock: RLock, limit: int, drop: Callable[[int], None], schedule: Schedule | None = None) -> None:
         """drop: frees a block; called under the lock.
 
-        next_use: of a block; then nothing exceeds the limit. None: the future is not known, so the block used longest
-        ago makes way, and what is in use may exceed the limit.
+        schedule: knows when blocks are needed; then nothing exceeds the limit. None: the block used longest ago makes
+        way, and what is in use may exceed the limit.
         """
-        self.changed, self.limit, self._drop, self._firm = Condition(lock), limit, drop, next_use is not None
-        self._next_use = next_use or self._last_use_negated
+        self.changed, self.limit, self._drop, self._firm = Condition(lock), limit, drop, schedule is not None
+        self._next_use = schedule.next_use if schedule else self._last_use_negated
+        self._schedule = schedule
         self._last_use: dict[int, int] = {}
         self._held: Counter[int] = Counter()
         self._in_use: Counter[int] = Counter()
@@ -110,5 +109,7 @@ class Room:
             if last is None or self._next_use(last) <= later_than:
                 return False
             self._drop(last)
+            if self._schedule is not None:
+                self._schedule.dropped(last)
             self.bytes -= self._held.pop(last)
         return True

@@ -19,6 +19,7 @@ from .fetching import Fetcher, Job, WaitClock
 from .plan import MAX_GAP, PAGE, Ids, on_disk, pages_of_rows, pages_within, requests, spans_of
 from .presence import ABSENT, HERE, Places, Presence
 from .room import Room
+from .schedule import Schedule
 
 if TYPE_CHECKING:
     from ..shard import Shard
@@ -60,14 +61,14 @@ class CachedSamples:
         """Return threads of the caller's own, so that nobody queues behind it."""
         return Fetcher(self.address, self._folder(), "read-ahead")
 
-    def follow(self, blocks: Blocks, limit: int, next_use: Callable[[int], int]) -> None:
-        """From now on keep these blocks within `limit` bytes, and drop the one first that is needed last.
+    def follow(self, blocks: Blocks, limit: int, schedule: Schedule) -> None:
+        """From now on keep these blocks within `limit` bytes, and drop the one first that the schedule needs last.
 
         Raises RuntimeError if samples have been read.
         """
         if self.room.bytes:
             raise RuntimeError("samples have been read already; announce the windows first")
-        self.blocks, self.room = blocks, Room(self.lock, limit, self._drop, next_use)
+        self.blocks, self.room = blocks, Room(self.lock, limit, self._drop, schedule)
 
     def hold(self, ids: Ids) -> Held:
         """Fetch the samples, int64 [b] within the dataset, and keep them until the result is released.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -36,10 +36,14 @@ class Fetcher:
 
     def fetch(self, jobs: Sequence[Job]) -> None:
         """Fetch all ranges, and return when each has come or failed; raise the first error."""
-        futures = [self._threads.submit(self._fetch, job) for job in jobs]
-        wait(futures)
-        for future in futures:
-            future.result()
+        first: Exception | None = None
+        for future in [self._threads.submit(self._fetch, job) for job in jobs]:
+            try:  # not `wait`, which does not notice what `close` cancels
+                future.result()
+            except Exception as error:  # noqa: BLE001 (raised below, when nothing is on its way any more)
+                first = first or error
+        if first is not None:
+            raise first
 
     def _fetch(self, job: Job) -> None:
         address = self._address / job.name

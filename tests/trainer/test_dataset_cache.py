@@ -58,7 +58,8 @@ def test_rows_that_fit_give_an_order_that_fits():
 def test_a_cache_too_small_for_a_recorded_order_is_refused_with_what_that_needs():
     order = Order.for_memory(250_000, SHARDS * ROWS, 1024)
     needed = cache(1).needed(order)
-    with pytest.raises(ConfigError, match=f"data.cache = {needed - 1:,} is too small for s3://bucket/data.* at least {needed:,}$"):  # fmt: skip
+    message = f"data.cache = {needed - 1:,} is too small for s3://bucket/data.* at least {needed:,}$"
+    with pytest.raises(ConfigError, match=message):
         cache(needed - 1).check(order, order)
     cache(needed).check(order, order)
 

@@ -1,10 +1,8 @@
 """A dataset of several shards, on disk and in an object store."""
 
 import pytest
-from noise_source import NoiseSource
 
 from thermopile.objects import Address
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 from thermopile.trainer.config import DataConfig
@@ -16,11 +14,9 @@ from object_server import uploaded
 
 
 @pytest.fixture(scope="session")
-def local(tmp_path_factory) -> Dataset:
-    """4,096 pairs in 4 shards, 18 MB."""
-    out = tmp_path_factory.mktemp("noise") / "noise"
-    convert(NoiseSource(4096), out, ConvertSettings(), workers=1)
-    return Dataset(out)
+def local(noise_dataset) -> Dataset:
+    """The dataset on disk."""
+    return noise_dataset
 
 
 @pytest.fixture(scope="module")

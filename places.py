@@ -14,23 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
 
 from . import files
 from .files import MAX_TEXT_BYTES, own_directory, read_regular, refuse_link, write_atomically
-from .objects import Address, ObjectStoreError, delete_all, is_address
-
-Place: TypeAlias = Path | Address
+from .objects import Address, ObjectStoreError, Place, delete_all
 
 SCRATCH = "THERMOPILE_SCRATCH"
 """Environment variable: the folder for local files of runs in object stores; else `~/.cache/thermopile`."""
-
-
-def place_of(text: str | os.PathLike[str] | Address) -> Place:
-    """Return an address for text such as `s3://bucket/runs/a`, a path for other text. Raises AddressError."""
-    if isinstance(text, Address):
-        return text
-    return Address.parse(text) if isinstance(text, str) and is_address(text) else Path(text)
 
 
 def local_folder(place: Place) -> Path:

@@ -32,8 +32,8 @@ from .files import (
     write_atomically,
     written_aside,
 )
-from .objects import Address
-from .places import Place, made_local_folder, read
+from .objects import Address, Place
+from .places import made_local_folder, read
 from .sealed_json import DamagedJSONError, seal_document, unseal
 
 IDS, WEIGHTS, ABOUT = "ids.int64", "weights.float32", "selection.json"

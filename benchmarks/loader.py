@@ -7,6 +7,7 @@ two_views  two views, crop and flip
 simclr     two views, SimCLR's whole recipe, for which FFCV has no operations
 checksum   what it costs to compare every sample with its checksums
 open       time and memory to open a dataset of a hundred million rows
+windowed   the same with windows, as a tenth of the rows' state allows
 """
 
 from __future__ import annotations
@@ -134,6 +135,8 @@ class OpenSizes:
     """Drawn from all shards."""
     first_format_shards: int = 8
     """Shards that are opened as format 1."""
+    windowed: int = 0
+    """1: windows instead of a full shuffle."""
 
 
 class Opened(NamedTuple):
@@ -162,7 +165,8 @@ def open_dataset(sizes: OpenSizes, directory: Path) -> Measured:
     seconds = _seconds_to_check(first_format)
     figures.append(Figure("format_1_seconds", f"{first_format.n:,} rows of format 1 checked", "s", seconds, at_most=2))
     return Measured(
-        f"{sizes.shards * sizes.rows:,} rows in {sizes.shards} shards, in the page cache, fully shuffled; after "
+        f"{sizes.shards * sizes.rows:,} rows in {sizes.shards} shards, in the page cache, "
+        f"{'in windows' if sizes.windowed else 'fully shuffled'}; after "
         f"{sizes.batches} batches of {sizes.batch}, each loader in a fresh process; what a process does once is not "
         "counted in the first two",
         "",
@@ -180,7 +184,8 @@ def _open(name: str, path: Path, sizes: OpenSizes, held: ExitStack) -> Opened:
     """How long it takes from nothing to the first batch, and the memory taken after some batches."""
     before, began = memory_in_use(), time.perf_counter()
     dataset = Dataset(path)
-    order = Order.create(dataset.n, sizes.batch)
+    rows = dataset.n // 10 if sizes.windowed else dataset.n
+    order = Order.for_memory(rows, dataset.n, sizes.batch)
     loader = _loader(name)(dataset, order, recipe=RECIPES["clip"], image_size=32, views=1)
     held.enter_context(loader)
     batches = loader.epoch(0)
@@ -221,6 +226,7 @@ PARTS = {
     "simclr": _rate_part(RateSizes("simclr", 2, "pillow+decode", rounds=5)),
     "checksum": _rate_part(RateSizes("crop_flip", 1, "unverified", batches=16, rounds=25)),
     "open": Part(open_dataset, OpenSizes(), OpenSizes(2, 256, 64, 2, 1)),
+    "windowed": Part(open_dataset, OpenSizes(windowed=1), OpenSizes(4, 1024, 64, 2, 1, 1)),
 }
 
 if __name__ == "__main__":

@@ -19,6 +19,10 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from thermopile.objects import Address
 
 PIECE = 1 << 16
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "of-tests", "AWS_SECRET_ACCESS_KEY": "secret-of-tests", "AWS_REGION": "us-east-1"}
@@ -87,6 +91,14 @@ def object_server() -> Iterator[Server]:
         os.environ.update(before)
         _forget_connections()
         server.stop()
+
+
+def uploaded(folder: Path, to: "Address") -> "Address":
+    """Write all files of a folder to objects below an address, which is returned."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            (to / path.relative_to(folder).as_posix()).write(path)
+    return to
 
 
 def server_made_bucket(url: str, name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..files import open_regular, sha256_of
+from ..objects import Address, place_of
+from .dataset_files import DatasetFiles, LocalFiles
 from .dataset_index import (
     INDEX_FILE,
     SHARD_FOLDER,
@@ -51,8 +53,10 @@ class SamplesTable:
     Its methods raise DatasetError for an id out of range, a missing column or row, or a damaged file.
     """
 
-    def __init__(self, path: Path, index: DatasetIndex) -> None:
-        self.path, self.index = path, index
+    def __init__(self, place: Path | Address, index: DatasetIndex, files: DatasetFiles) -> None:
+        self.place = place
+        """Folder or address of the dataset."""
+        self.index, self.files = index, files
         self.first_id = np.array(index.first_id, np.int64)
         self._verified: set[int] = set()
 
@@ -69,7 +73,7 @@ class SamplesTable:
     def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return shard and row of each id, both int64 [b]."""
         if len(sample_ids) and (sample_ids.min() < 0 or sample_ids.max() >= self.n):
-            raise DatasetError(f"sample ids {sample_ids.min()} to {sample_ids.max()} are out of range: {self.path} "
+            raise DatasetError(f"sample ids {sample_ids.min()} to {sample_ids.max()} are out of range: {self.place} "
                                f"holds 0 to {self.n - 1}")  # fmt: skip
         shard = np.searchsorted(self.first_id, sample_ids, side="right") - 1
         return shard, sample_ids - self.first_id[shard]
@@ -129,10 +133,11 @@ class SamplesTable:
     @contextmanager
     def _open(self, shard: int, names: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
         """Open a shard's part of the table and check that it has these columns and every row."""
-        path = self.path / SHARD_FOLDER / shard_name(shard, "parquet")
+        name = f"{SHARD_FOLDER}/{shard_name(shard, 'parquet')}"
+        path = self.place / name
         rows = self.index.first_id[shard + 1] - self.index.first_id[shard]
         try:
-            with open_regular(path) as file:
+            with open_regular(self.files.whole(name)) as file:
                 digest = self.index.shard_digests[shard].get("parquet")
                 if digest and shard not in self._verified:
                     if hashlib.file_digest(cast(Any, file), "sha256").hexdigest() != digest:
@@ -156,33 +161,57 @@ class SamplesTable:
 class Dataset(SamplesTable):
     """A converted dataset, opened for reading: its samples table, pictures and tokens.
 
-    Raises DatasetError if the directory is not a dataset, is incomplete, or has an unknown format.
+    Those of one at an address are fetched when they are asked for. Raises DatasetError if the place is not a dataset,
+    or the dataset is incomplete or has an unknown format; OSError if the object store cannot be used.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(Path(path), read_index(Path(path)))
+    def __init__(self, place: str | os.PathLike[str] | Address) -> None:
+        """place: the dataset's folder, or its address, such as s3://bucket/cc12m."""
+        where = place_of(place)
+        index = read_index(where)
+        if isinstance(where, Address) and index.format == 1:
+            raise DatasetError(f"{where} has format 1, which cannot be read in parts; convert the dataset again")
+        super().__init__(where, index, _files_at(where, index, self._opened))
         self._refuse_missing_files()
-        if self.index.format == 1 and (name := os.path.realpath(self.path)) not in _told:
+        if index.format == 1 and (name := self.absolute) not in _told:
             _told.add(name)
             _log.warning("%s has format 1, which has no checksums: its samples are not verified. "
-                         "Convert it again to verify them.", self.path)  # fmt: skip
+                         "Convert it again to verify them.", where)  # fmt: skip
+
+    @property
+    def path(self) -> Path:
+        """The folder of the files; the cache's, where only what was asked for is there, if the dataset is remote."""
+        return self.files.folder
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the dataset is at an address."""
+        return isinstance(self.place, Address)
+
+    @property
+    def absolute(self) -> str:
+        """The place as it is recorded: an address, or a path without links."""
+        return str(self.place) if isinstance(self.place, Address) else str(self.place.resolve())
+
+    @property
+    def name(self) -> str:
+        """The last part of the place."""
+        return os.path.basename(self.absolute)
 
     def _refuse_missing_files(self) -> None:
-        folder = self.path / SHARD_FOLDER
         suffixes = [suffix for suffix in SHARD_SUFFIXES if self.index.format > 1 or suffix != "rows"]
-        try:
-            there = set(os.listdir(folder))  # one listing, however many shards there are
-        except OSError as error:
-            raise DatasetError(f"{folder} cannot be read: {error.strerror}. Convert the dataset again.") from error
+        there = set(self.files.names())
         for name in (shard_name(shard, suffix) for shard in range(self.shards) for suffix in suffixes):
             if name not in there:
-                raise DatasetError(f"{folder / name} is missing, but {INDEX_FILE} lists it. Convert the dataset again.")
+                raise DatasetError(f"{self.place / SHARD_FOLDER / name} is missing, but {INDEX_FILE} lists it. "
+                                   "Convert the dataset again.")  # fmt: skip
 
     @cached_property
     def tokenizer_path(self) -> Path:
-        """Path of tokenizer.json, after comparing its digest. Raises DatasetError if the file has changed."""
-        path = self.path / TOKENIZER_FILE
+        """Local path of tokenizer.json, after comparing its digest. Raises DatasetError if the file has changed."""
+        path = self.place / TOKENIZER_FILE
         try:
+            path = self.files.whole(TOKENIZER_FILE)
             if self.index.tokenizer_digest not in (None, sha256_of(path)):
                 raise DatasetError(f"{path} was changed after conversion: its sha256 differs from the one in "
                                    f"{INDEX_FILE}. Convert the dataset again.")  # fmt: skip
@@ -194,19 +223,30 @@ class Dataset(SamplesTable):
     def _open_shards(self) -> OpenShards:
         from .shard import OpenShards, Shard  # importing numba takes half a second, and the index does not need it
 
-        return OpenShards(self.index, lambda number: Shard(self.path, self.index, number))
+        return OpenShards(self.index, lambda number: Shard(self.path, self.index, number, self.place))
+
+    def _opened(self, number: int) -> Shard:
+        return self._open_shards[number]
 
     def shard(self, number: int) -> Shard:
         """Return a shard's pixels and tokens; it stays open as long as the caller keeps it.
 
-        Raises DatasetError if it was cut short or belongs to another dataset, OSError if it cannot be opened.
+        Read those samples that `files` holds. Raises DatasetError if it was cut short or belongs to another dataset,
+        OSError if it cannot be opened.
         """
+        self.files.prepare(number)
         return self._open_shards[number]
+
+    def records(self, number: int) -> NDArray[np.void]:
+        """Return RECORD of all rows of a shard. Raises DatasetError naming a damaged row, OSError."""
+        self.files.bring_records(number)
+        return self.shard(number).records()
 
     def beton(self, number: int) -> Descriptor:
         """Return a shard's .beton for `pread`, open as long as the caller keeps it. Raises DatasetError, OSError."""
         from .shard import open_beton
 
+        self.files.prepare(number)
         shard = self._open_shards.get(number)
         return shard.file if shard else open_beton(self.path, number)
 
@@ -215,8 +255,18 @@ class Dataset(SamplesTable):
 
         Raises DatasetError for an id out of range or a damaged shard, OSError if the shard cannot be read.
         """
-        shard, row = (int(place[0]) for place in self.locate(np.array([sample_id], np.int64)))
-        return self.shard(shard).jpeg(row)
+        ids = np.array([sample_id], np.int64)
+        shard, row = (int(place[0]) for place in self.locate(ids))
+        with self.files.hold(ids):
+            return self.shard(shard).jpeg(row)
+
+
+def _files_at(place: Path | Address, index: DatasetIndex, opened: Callable[[int], Shard]) -> DatasetFiles:
+    if isinstance(place, Path):
+        return LocalFiles(place)
+    from .remote.files import RemoteFiles  # imports numba
+
+    return RemoteFiles(place, index, opened)
 
 
 def _seen(schema: pa.Schema) -> pa.Schema:

@@ -26,12 +26,12 @@ _MAX_FILES = 8192
 class Shard:
     """Reads samples of one shard. Its files close when nothing refers to it."""
 
-    def __init__(self, path: Path, index: DatasetIndex, number: int) -> None:
-        """Open shard `number` of the dataset at `path`.
+    def __init__(self, path: Path, index: DatasetIndex, number: int, place: object = None) -> None:
+        """Open shard `number` of the dataset in the folder `path`. place: its name in errors; None: the folder.
 
         Raises DatasetError if it was cut short or belongs to another dataset, OSError if it cannot be opened.
         """
-        self._path, self._number, self._first_id = path, number, index.first_id[number]
+        self._path, self._number, self._first_id = place or path, number, index.first_id[number]
         self._rows = index.first_id[number + 1] - self._first_id
         self._tokenizer, self._verified = index.tokenizer, index.format > 1
         context_length = index.tokenizer.context_length if index.tokenizer else 0

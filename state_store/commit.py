@@ -9,7 +9,8 @@ import numpy.typing as npt
 import zarr
 from zarr.codecs import Crc32cCodec
 
-from ..places import Place, written_through
+from ..objects import Place
+from ..places import written_through
 from . import icechunk_files
 from .errors import SnapshotError
 from .history import Snapshot

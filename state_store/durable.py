@@ -14,8 +14,8 @@ import icechunk
 import zarr
 
 from ..files import refuse_link, sync
-from ..objects import Address
-from ..places import Place, place_of, remove
+from ..objects import Address, Place, place_of
+from ..places import remove
 from . import history, icechunk_files
 from .commit import ColumnPart, fork, merge, write_initial_values, write_parts
 from .errors import (

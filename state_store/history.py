@@ -16,8 +16,7 @@ from typing import Annotated, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from ..files import read_regular, write_atomically
-from ..objects import Address
-from ..places import Place
+from ..objects import Address, Place
 from ..sealed_json import seal_document, unseal
 from .errors import DamagedFileError, StoreLockedError, StoreNotFoundError
 from .icechunk_files import damage_to

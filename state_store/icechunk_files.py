@@ -19,8 +19,8 @@ from pathlib import Path
 import icechunk
 
 from ..files import MAX_TEXT_BYTES
-from ..objects import Address, endpoint_url
-from ..places import Place, is_away, is_missing, names_in, read, refuse_link_at, write
+from ..objects import Address, Place, endpoint_url
+from ..places import is_away, is_missing, names_in, read, refuse_link_at, write
 from .errors import DamagedFileError, StoreNotFoundError
 from .manifest import ChunkRefs, chunk_refs
 

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 import torch
 
 from ..lock import FileLock, LockedError
-from ..objects import Address
-from ..places import Place, made_local_folder
+from ..objects import Address, Place
+from ..places import made_local_folder
 from .bucket_lock import BucketLock
 from .durable import Repository
 from .errors import MemoryBudgetError, StoreLockedError

@@ -16,8 +16,7 @@ from zarr.abc.store import SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from ..objects import Address, ObjectStoreError
-from ..places import place_of
+from ..objects import Address, ObjectStoreError, place_of
 from ..selection import Selection
 from .commit import array_of
 from .durable import Repository

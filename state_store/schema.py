@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..places import Place
+from ..objects import Place
 from .errors import FieldError, StoreMismatchError
 
 VISITS = "visits"

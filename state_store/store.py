@@ -8,8 +8,7 @@ from typing import Self
 
 import torch
 
-from ..objects import Address
-from ..places import place_of
+from ..objects import Address, place_of
 from ..selection import Selection
 from .background import BackgroundThread
 from .commit import ColumnPart

@@ -10,7 +10,8 @@ import zarr
 from zarr.codecs import Crc32cCodec
 
 from ..files import own_directory
-from ..places import Place, made_local_folder
+from ..objects import Place
+from ..places import made_local_folder
 from .durable import Repository
 from .errors import DamagedChunkError
 from .history import Snapshot

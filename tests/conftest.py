@@ -28,6 +28,7 @@ import numpy as np  # noqa: E402
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 import pytest  # noqa: E402
+from noise_source import NoiseSource  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from thermopile.files import sha256_of  # noqa: E402
@@ -112,6 +113,12 @@ def captions_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     table = pa.table({"image": pictures, "caption": [captions_of(number) for number in range(512)]})
     pq.write_table(table, folder / "pairs.parquet", row_group_size=100)
     return converted(ParquetSource([folder / "pairs.parquet"]), folder / "pairs")
+
+
+@pytest.fixture(scope="session")
+def noise_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """4,096 pairs in 4 shards, 18 MB: pictures of noise, each its own."""
+    return converted(NoiseSource(4096), tmp_path_factory.mktemp("noise") / "noise")
 
 
 @pytest.fixture(scope="session")

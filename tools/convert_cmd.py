@@ -13,7 +13,7 @@ import click
 from ..objects import Place
 from .convert_sources import KINDS, Kind, users_kind
 from .dataset_path import DatasetPath
-from .place_type import PlaceType
+from .place_type import ANY_PLACE
 from .plain_text import plain_text
 from .progress import progress_bar
 
@@ -109,7 +109,7 @@ def _command(kind: Kind) -> click.Command:
 
     many = kind.pattern is not None
     src = [click.Argument(["src"], type=kind.src, nargs=-1 if many else 1, required=True)] if kind.src else []
-    out = click.Argument(["out"], type=PlaceType(click.Path(path_type=Path)))
+    out = click.Argument(["out"], type=ANY_PLACE)
     return click.Command(
         kind.name, params=[*src, out, *kind.options, *_options(kind)], callback=run, help=kind.help,
         epilog=f"\b\nExample:\n  thermopile convert {kind.name} {kind.example}",
@@ -131,7 +131,7 @@ for _kind in KINDS:
 @click.option("--workers", type=click.IntRange(1), help="Threads. Default: one per core.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 @click.pass_context
-def check(context: click.Context, dataset: Path, workers: int | None, as_json: bool) -> None:
+def check(context: click.Context, dataset: Place, workers: int | None, as_json: bool) -> None:
     """Check that DATASET is sound: read every byte and decode every picture.
 
     Compares shards with their digests, tables with the FFCV files, pictures with their recorded sizes and tokens with

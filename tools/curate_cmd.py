@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from ..places import Place
+from ..objects import Place
+from .dataset_path import DatasetPath
 from .run_place import RUN
 from .terminal import print_facts, print_table
 
@@ -49,13 +50,13 @@ def _number(context: click.Context, parameter: click.Parameter, value: float) ->
               help="Weight each sample by its tau to this power: below 0 a low tau counts more, above 0 a high one. "
               "Pass the file to train --weights too.")  # fmt: skip
 @click.option("--at", default="latest", show_default=True, metavar="TAG|ID", help="The snapshot to judge by.")
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
+@click.option("--data", type=DatasetPath(),
               help="New path of the run's dataset, if it was moved.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was kept and dropped as one JSON object.")
 def curate(
     run: Place, keep: Path, drop: Path | None, misfits: int | None, per_cluster: int | None, per_class: int | None,
-    class_column: str | None, tau_power: float, at: str, data: Path | None, overwrite: bool, as_json: bool,
+    class_column: str | None, tau_power: float, at: str, data: Place | None, overwrite: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Choose samples of RUN's dataset by what RUN says of them, and write their ids and weights.
 

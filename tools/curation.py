@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..files import written_aside
+from ..objects import Place
 from ..pipeline.dataset_index import FINGERPRINT
-from ..places import Place
 from ..state_store.schema import VISITS
 from ..trainer.errors import ConfigError, RunError
 from ..trainer.run_directory import RunDirectory
@@ -84,7 +84,7 @@ class Curation:
 
 
 def curate_run(
-    run: Place, keep: Path, rules: CurationRules, *, at: str, data: Path | None, overwrite: bool
+    run: Place, keep: Path, rules: CurationRules, *, at: str, data: Place | None, overwrite: bool
 ) -> tuple[Curation, Path]:
     """Apply the rules to a run and write both files, with progress on stderr; return also the path of the dropped ones.
 
@@ -140,7 +140,7 @@ def curate(
             dataset, rules.class_column, lambda done: on_progress("reading classes", done, dataset.n)
         )
         if not names:
-            raise ConfigError(f"no sample of {dataset.path} has a {rules.class_column} to cap by")
+            raise ConfigError(f"no sample of {dataset.place} has a {rules.class_column} to cap by")
         ids = np.flatnonzero((reasons == KEPT) & (codes != NO_GROUP))
         drawn = np.random.default_rng(inspection.config.seed).random(dataset.n, np.float32)  # whatever was dropped
         reasons[ids[_beyond(rules.per_class, codes[ids], drawn[ids])]] = CLASS_FULL

@@ -1,4 +1,4 @@
-"""A dataset directory as a command-line argument."""
+"""A dataset as a command-line argument: a directory, or an address in an object store."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from typing import Any
 
 import click
 
+from .place_type import PlaceType
 
-class DatasetPath(click.Path):
-    """An existing directory; for an unfinished conversion, the error says how to continue it."""
+
+class DatasetPath(PlaceType):
+    """An existing directory as a Path, or an Address; for an unfinished conversion, the error says how to continue."""
 
     def __init__(self) -> None:
-        super().__init__(exists=True, file_okay=False, path_type=Path)
+        super().__init__(_Directory(exists=True, file_okay=False, path_type=Path))
 
+
+class _Directory(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not os.path.isfile(os.path.join(value, "dataset.json")):
             from ..pipeline.conversion.partial import Partial

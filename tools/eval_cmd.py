@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..places import Place
+from ..objects import Place
 from .dataset_path import DatasetPath
 from .own_code import ALLOW
 from .progress import task_bars
@@ -55,13 +54,13 @@ def _with_place(context: click.Context, option: click.Parameter, templates: tupl
 @click.option("--template", "templates", multiple=True, default=("a photo of a {}",), show_default=True,
               callback=_with_place,
               help="Zero-shot prompt; {} is the class name, {lower} the name in lower case. Repeatable.")  # fmt: skip
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
+@click.option("--data", type=DatasetPath(),
               help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.")  # fmt: skip
 @ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the scores as one JSON object, from 0 to 1.")
 def eval_(
-    run: Place, train: Path, test: Path, at: str, network: Network, weights: Weights | None,
-    templates: tuple[str, ...], data: Path | None, allow_code: bool, as_json: bool,
+    run: Place, train: Place, test: Place, at: str, network: Network, weights: Weights | None,
+    templates: tuple[str, ...], data: Place | None, allow_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Score the features of RUN's latest checkpoint: k-NN, linear probes, retrieval, zero-shot.
 
@@ -92,7 +91,7 @@ def _to_json(run: Place, evaluation: Evaluation) -> dict[str, Any]:
     return {
         "run": str(run),
         "checkpoint": evaluation.checkpoint,
-        **{word: {"path": str(dataset.path), "samples": dataset.n} for word, dataset in sets.items()},
+        **{word: {"path": str(dataset.place), "samples": dataset.n} for word, dataset in sets.items()},
         "classes_of_band": evaluation.classes_of_band,
         "scores": evaluation.scores,
         "notes": evaluation.notes,
@@ -103,7 +102,7 @@ def _print_scores(run: Place, network: Network, evaluation: Evaluation) -> None:
     used = "momentum network" if network == "momentum" else f"{evaluation.weights} weights"
     facts = [("run", f"{run}, {evaluation.checkpoint}, {used}")]
     for word, dataset in (("train", evaluation.train), ("test", evaluation.test)):
-        facts.append((word, f"{dataset.path}, {dataset.n:,} samples"))
+        facts.append((word, f"{dataset.place}, {dataset.n:,} samples"))
     print_facts([*facts, *(("note", note) for note in evaluation.notes)])
     if evaluation.scores:
         bands = (f">{band} ({classes:,})" for band, classes in evaluation.classes_of_band.items())

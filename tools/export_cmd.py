@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ..places import Place
+from ..objects import Place
+from .dataset_path import DatasetPath
 from .own_code import ALLOW
 from .run_place import RUN
 
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 @click.option("--at", default="latest", show_default=True, metavar="step-N", help="The checkpoint to export.")
 @click.option("--weights", type=click.Choice(["averaged", "raw"]), show_default="averaged, where the run has them",
               help="The moving average of the weights (model.ema), or the weights themselves.")  # fmt: skip
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
+@click.option("--data", type=DatasetPath(),
               help="New path of the run's dataset, if it was moved; text encoders need its tokenizer.")  # fmt: skip
 @ALLOW
 def export(
-    run: Place, to: Path, format_: Literal["hf", "safetensors"], at: str, weights: Weights | None, data: Path | None,
+    run: Place, to: Path, format_: Literal["hf", "safetensors"], at: str, weights: Weights | None, data: Place | None,
     allow_code: bool,
 ) -> None:  # fmt: skip
     """Write the encoders of RUN's latest checkpoint into a new directory.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from ..places import Place
+from ..objects import Place
+from .dataset_path import DatasetPath
 from .own_code import ALLOW
 from .run_place import RUN
 
@@ -68,7 +69,7 @@ _OPTIONS = {
               "search, page through, select.")  # fmt: skip
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port of --serve.")
 @click.option("--overwrite", is_flag=True, help="Let --export replace an existing file.")
-@click.option("--data", type=click.Path(exists=True, file_okay=False, path_type=Path),
+@click.option("--data", type=DatasetPath(),
               help="New path of the run's dataset, if it was moved; or another dataset, for which a run of tempnet "
                    "predicts temperatures.")  # fmt: skip
 @click.option("--to", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIRECTORY",
@@ -80,7 +81,7 @@ def inspect(
     context: click.Context, run: Place, more_ids: tuple[int, ...], ids: tuple[int, ...], neighbours: int | None,
     duplicates: bool, rows_file: Path | None, serves: bool, port: int, at: str, against: str | None,
     by: tuple[str, ...], with_map: bool, suspects: int | None, weights: Weights | None, overwrite: bool,
-    data: Path | None, to: Path | None, allow_code: bool, as_json: bool,
+    data: Place | None, to: Path | None, allow_code: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Summarise the temperatures of RUN and write RUN/report/report.html; with --json, only print.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..files import refuse_link
-from ..places import Place
+from ..objects import Place
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
 from .inspection import summary
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 def report(
     run: Place, at: str, against: str | None, by: tuple[str, ...], with_map: bool, suspects: int,
-    weights: Weights | None, allow_code: bool, data: Path | None, to: Path | None, as_json: bool,
+    weights: Weights | None, allow_code: bool, data: Place | None, to: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print a summary and write the report, or print the findings as JSON."""
     folder = None if as_json else _writable(run, to)
@@ -109,7 +109,7 @@ def _print_tau(findings: Findings, survey: Survey) -> None:
 
 
 def print_samples(
-    run: Place, ids: tuple[int, ...], at: str, data: Path | None, to: Path | None, as_json: bool,
+    run: Place, ids: tuple[int, ...], at: str, data: Place | None, to: Path | None, as_json: bool,
     neighbours: int | None = None, weights: Weights | None = None, allow_code: bool = False,
 ) -> None:  # fmt: skip
     """Print single samples with their history and write their page, or print them as JSON.
@@ -165,7 +165,7 @@ def _around(
 
 
 def report_duplicates(
-    run: Place, at: str, weights: Weights | None, allow_code: bool, data: Path | None, to: Path | None, as_json: bool
+    run: Place, at: str, weights: Weights | None, allow_code: bool, data: Place | None, to: Path | None, as_json: bool
 ) -> None:
     """Look for duplicates, write them as rows, and print a summary and write a page, or print JSON."""
     folder = _writable(run, to)
@@ -191,7 +191,7 @@ def report_duplicates(
 
 
 def export(
-    run: Place, to: Path, at: str, data: Path | None, overwrite: bool, suspects: int, weights: Weights | None,
+    run: Place, to: Path, at: str, data: Place | None, overwrite: bool, suspects: int, weights: Weights | None,
     allow_code: bool,
 ) -> None:  # fmt: skip
     """Write one row per sample to a file, with kinds confirmed by a forward pass if there are to be suspects."""
@@ -211,8 +211,8 @@ def export(
 
 
 def serve(
-    run: Place, at: str, data: Path | None, to: Path | None, port: int, neighbours: int | None, weights: Weights | None,
-    allow_code: bool,
+    run: Place, at: str, data: Place | None, to: Path | None, port: int, neighbours: int | None,
+    weights: Weights | None, allow_code: bool,
 ) -> None:  # fmt: skip
     """Serve the page of all samples until Ctrl-C, after making its index.
 

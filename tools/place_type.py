@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,3 +24,7 @@ class PlaceType(click.ParamType[Any]):
             return place_of(value)
         except AddressError as error:
             self.fail(str(error), param, ctx)
+
+
+ANY_PLACE = PlaceType(click.Path(path_type=Path))
+"""A path or an address of which nothing is asked."""

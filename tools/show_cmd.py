@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from .dataset_path import DatasetPath
+
+if TYPE_CHECKING:
+    from ..objects import Place
 
 RECIPE_NAMES = ("clip", "crop_flip", "simclr", "simclr_cifar", "moco_v3", "vicreg", "glyphs")
 """Names from pipeline/augment.py, repeated here because importing it loads numba and would slow `--help`."""
@@ -43,7 +47,7 @@ def _parse_ids(context: click.Context, option: click.Parameter, value: str | Non
               help="Side of the views, in pixels.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 def show(
-    dataset: Path, out: Path, recipe: str | None, samples: int, ids: list[int] | None, seed: int, epoch: int,
+    dataset: Place, out: Path, recipe: str | None, samples: int, ids: list[int] | None, seed: int, epoch: int,
     image_size: int, overwrite: bool,
 ) -> None:  # fmt: skip
     """Draw samples of DATASET on one sheet: the stored picture, two augmented views, id, caption and class.
@@ -75,6 +79,6 @@ def show(
     number = f"{len(ids):,} of {opened.n:,} samples"
     facts = f"recipe {recipe}  ·  views {image_size}×{image_size}  ·  seed {seed}  ·  epoch {epoch}  ·  {number}"
     png = BytesIO()
-    draw_sheet(plain_text(dataset.resolve().name), facts, shown).save(png, "PNG")
+    draw_sheet(plain_text(opened.name), facts, shown).save(png, "PNG")
     write_atomically(out, png.getvalue())
     click.echo(f"{out}: {number}, recipe {recipe}")

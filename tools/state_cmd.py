@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..places import Place
+from ..objects import Place, place_of
 from .plain_text import plain_text
 from .progress import progress_bar
 from .run_place import RUN
@@ -172,7 +172,7 @@ def _check(reader: StateReader, config: TrainConfig | None) -> SnapshotReport:
             report.notes.append(f"Objective {config.objective.name} has no {name}, so tau was not checked against one.")
     made_for = reader.dataset_fingerprint
     try:
-        index = read_index(Path(config.data.path))
+        index = read_index(place_of(config.data.path))
     except DatasetError as error:
         report.notes.append(f"The run's dataset was not compared, because it cannot be read: {error}")
         return report

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..places import Place
+from ..objects import Place
 from .plain_text import plain_text
 from .progress import duration
 from .run_place import RUN

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from .run_place import RunPlace
+from .place_type import ANY_PLACE
 
 
 class _TrainCommand(click.Command):
@@ -36,7 +36,7 @@ class _TrainCommand(click.Command):
     "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
 )
 @click.option("--data", type=click.Path(path_type=Path), help="The dataset directory.")
-@click.option("--out", type=RunPlace(),
+@click.option("--out", type=ANY_PLACE,
               help="The run directory, or s3://BUCKET/PATH; optional with --print-config.")  # fmt: skip
 @click.option("--preset", help="Start from these named settings; an unknown name lists the presets.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of settings.")

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ..objects import Address
+from ..objects import Address, Place
 from ..pipeline.dataset import Dataset
 from ..pipeline.errors import DatasetError
-from ..places import Place, made_local_folder
+from ..places import made_local_folder
 from ..state_store.ranks import agreement
 from ..trainer.config import TrainConfig, to_tree
 from ..trainer.config.layers import Layers, apply_overrides, preset_names, read_toml
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ..trainer.step_report import StepReport
 
 SHOWN = {
-    "data_wait": "data wait", "store_wait": "store wait", "write_backlog": "backlog", "forward_backward": "fwd+bwd",
-    "optimizer": "optim", "communication": "comm", "other": "other",
+    "data_wait": "data wait", "fetch_wait": "fetch wait", "store_wait": "store wait", "write_backlog": "backlog",
+    "forward_backward": "fwd+bwd", "optimizer": "optim", "communication": "comm", "other": "other",
 }  # fmt: skip
 """Part of a step -> its name in the progress line."""
 STEADY_STEPS = 50
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 class Asked:
     """The options of `thermopile train`."""
 
-    data: Path | None
+    data: Place | None
     out: Place | None
     preset: str | None
     config_file: Path | None
@@ -175,7 +175,7 @@ def _refuse_code_of_files(settings: TrainConfig, recorded: TrainConfig | None, l
 def _new(settings: TrainConfig, world: World, asked: Asked) -> TrainConfig:
     """Return the settings of a new run, resolved if there is a dataset. All ranks call it."""
     with agreement(world.control, ConfigError):
-        dataset = Dataset(Path(settings.data.path)) if settings.data.path else None
+        dataset = Dataset(settings.data.path) if settings.data.path else None
         if dataset is None and not asked.print_config:
             start = f"{asked.out} has no run to resume, and a new one has " if asked.resume else ""
             raise click.UsageError(f"{start}no dataset: pass --data, a directory written by `thermopile convert`")
@@ -200,7 +200,7 @@ def _resumed(
     """
     with agreement(world.control, ConfigError):
         try:
-            dataset = Dataset(Path(asked.data.path))
+            dataset = Dataset(asked.data.path)
         except DatasetError as error:
             moved = "If the run's dataset was moved, pass its new path with --data."
             raise DatasetError(f"{error} {moved}") from error
@@ -271,7 +271,7 @@ def _in_words(trainer: Trainer) -> str:
         speed = f" in {config.precision}{slow}"
     kind = "pairs" if trainer.mode == "bimodal" else "pictures"
     weighted = ", with weights" if config.data.weights else ""
-    return (f"{selected}{dataset.n:,} {kind} from {dataset.path}{weighted}, "
+    return (f"{selected}{dataset.n:,} {kind} from {dataset.place}{weighted}, "
             f"{trainer.device}{speed}{ranks}, {parameters:,} encoder parameters, {trainer.total_steps:,} steps in "
             f"{config.epochs:,} {'epoch' if config.epochs == 1 else 'epochs'}")  # fmt: skip
 

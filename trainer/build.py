@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Set
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from ..pipeline.order import AnyOrder, Order, Pieces, Selected, Window
 from ..plugins import PluginError, is_plugin, load_plugin
 from ..state_store.schema import Schema
 from .config import DataConfig, RecipeConfig, TrainConfig, nearest
+from .dataset_cache import DatasetCache
 from .encoders import with_names
 from .errors import ConfigError
 from .objectives import Objective, create_objective, objective_class
@@ -39,7 +41,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Trai
         modes = _modes_of(config.objective.name)
         mode = "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
     if mode == "bimodal" and not pairs:
-        raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.path} has only images")
+        raise ConfigError(f"objective.mode = 'bimodal' needs captions, but {dataset.place} has only images")
     resolved = config.model_copy(
         update={
             "data": _resolve_data(config, dataset, mode),
@@ -97,7 +99,7 @@ def _resolve_data(config: TrainConfig, dataset: Dataset, mode: str) -> DataConfi
     recipe_named(recipe)
     if loader == "auto":
         loader = "dali" if device_named(config.device).type == "cuda" and not data.augmentation else "ffcv"
-    update = {"recipe": recipe, "loader": loader, "path": str(dataset.path.resolve())}
+    update = {"recipe": recipe, "loader": loader, "path": dataset.absolute}
     return data.model_copy(update=update | {option: pinned(getattr(data, option), option) for option in SELECTING})
 
 
@@ -146,8 +148,9 @@ def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALON
 def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, world: World = ALONE) -> Order:
     """Create the configured order, windowed if the settings leave that open and the memory budget requires it.
 
+    A dataset in an object store also requires it if it does not fit its cache; the narrower window counts.
     With a selection, which is pinned by now, it is the order of the selected samples' positions.
-    Raises ConfigError if the batch size or memory budget does not fit the dataset, or the number of ranks does not
+    Raises ConfigError if batch size, memory budget or cache does not fit the dataset, or the number of ranks does not
     divide the order's shards.
     """
     row_bytes = 4 * Schema(objective.fields).row_words
@@ -155,12 +158,23 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     budget = (config.state.memory_budget or samples * row_bytes) * world.size
     rows, shards = budget // row_bytes, config.canonical_shards or None
     blocks, window = config.blocks_per_shard or None, config.window_blocks or None
+    cache, for_rows = (
+        DatasetCache.of(config.data, dataset, world),
+        partial(
+            Order.for_memory, samples=samples, batch_size=config.batch_size, seed=config.seed, canonical_shards=shards
+        ),
+    )
     try:
         if blocks or window:
             order = Order.create(samples, config.batch_size, config.seed, shards, blocks, window)
+        elif cache is None:
+            order = for_rows(rows)
         else:
-            order = Order.for_memory(rows, samples, config.batch_size, config.seed, shards)
+            fitting = min(rows, cache.rows)
+            order = for_rows(cache.narrowed(for_rows(fitting), fitting))
         order.rank_ids(world.rank, world.size)
+        if cache is not None:
+            cache.check(order, order if blocks or window else for_rows(1))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if order.live_rows > rows:

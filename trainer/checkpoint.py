@@ -21,8 +21,8 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import BaseModel, NonNegativeInt
 
 from ..files import own_directory, read_regular, sha256_of, sync, write_atomically
-from ..objects import Address, delete_all
-from ..places import Place, is_away, made_local_folder, on_this_machine, read
+from ..objects import Address, Place, delete_all
+from ..places import is_away, made_local_folder, on_this_machine, read
 from ..sealed_json import DamagedJSONError, parse, seal_document, unseal
 from .errors import DamagedCheckpointError, RunError
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from .._version import __version__
 from ..files import sync, writer_name
+from ..objects import Place
 from ..pipeline.dataset import Dataset
 from .build import recipe_named
 from .checkpoint import LATEST
@@ -46,7 +47,7 @@ class _Side:
 
 
 def export(
-    run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, data: Path | None = None,
+    run: RunDirectory, to: Path, format: Format, *, at: str = LATEST, data: Place | None = None,
     weights: Weights | None = None, allow_code: bool = False,
 ) -> list[Path]:  # fmt: skip
     """Write the encoders of a run's checkpoint, `latest` or step-N, to the new directory `to`; returns its files.
@@ -89,11 +90,11 @@ def _check_transformers_has_them(config: TrainConfig) -> None:
 
 
 def _restore(
-    run: RunDirectory, config: TrainConfig, at: str, data: Path | None, weights: Weights, allow_code: bool
+    run: RunDirectory, config: TrainConfig, at: str, data: Place | None, weights: Weights, allow_code: bool
 ) -> list[_Side]:
     checkpoint = find_checkpoint(run, at)
     info, training = load_found(checkpoint)
-    folder = data or Path(config.data.path)
+    folder = data or config.data.path
     tokenizer, sizes = tokenizer_of(folder, info) if config.objective.mode == "bimodal" else (None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     for name, values in encoders.state_dict().items():

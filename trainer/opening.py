@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
     """
     with agreement(world.control, RunError):
         run.refuse_links()
-        dataset = Dataset(Path(config.data.path))
+        dataset = Dataset(config.data.path)
         if resume and world.is_first and (config.data.select or config.data.weights):
             check_own_copy(config.data, Selection(run.selection))
         start = load_latest(run.checkpoints) if resume else None

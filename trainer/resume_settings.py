@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from ..objects import Place
 from ..pipeline.dataset import Dataset
-from ..places import Place
 from .build import objective_of, resolve
 from .config import EncoderConfig, TrainConfig, flat, load_config, to_tree
 from .encoders import is_directory
@@ -36,8 +36,8 @@ FIXED = {
 
 
 FREE_TO_CHANGE = (
-    "data.path", "data.workers", "data.ahead", "model.activation_checkpointing", "log_every", "on_nan", "tensorboard",
-    "checkpoint.", "state.", "evaluation.",
+    "data.path", "data.cache", "data.workers", "data.ahead", "model.activation_checkpointing", "log_every", "on_nan",
+    "tensorboard", "checkpoint.", "state.", "evaluation.",
 )  # fmt: skip
 """Settings, and prefixes of settings, that affect no result, so they may change on resume."""
 

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
 from os import PathLike
-from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -16,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..objects import Address
+from ..objects import Address, place_of
 from ..pipeline.batch import Batch
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import Selected
-from ..places import place_of
 from ..selection import Selection
 from ..state_store.ranks import agreement
 from ..streams import CudaDevice, Pace
@@ -30,6 +28,7 @@ from .checkpointer import Checkpointer
 from .config import TrainConfig, to_tree
 from .config.layers import Layers
 from .config.own_code import code_in
+from .dataset_cache import DatasetCache
 from .encoders import Encoders
 from .encoders.initial_weights import load_initial_weights, with_pinned_source
 from .errors import ConfigError, NotFiniteError, RanksLostError, RunError, TrainingError
@@ -90,7 +89,7 @@ class Run:
         self.total_steps = config.epochs * self.order.steps_per_epoch
         self.steps_done = self._refused_rows = self._refused_before = 0
         self._pieces = pieces_per_step(config, world)
-        self._clock = StepClock(self.device)
+        self._clock = StepClock(self.device, fetches=self.dataset.is_remote)
         self._pace = Pace(CudaDevice(self.device)) if self.device.type == "cuda" else None
         self.objective.communicating = partial(self._clock.computing, "communication")
         self._parts: dict[str, Part] = {"encoders": self.encoders, "objective": self.objective}
@@ -118,6 +117,7 @@ class Run:
                 self._refused_rows = self._refused_before = restore(start, self.store, self._parts)
                 self.steps_done, self._start = start.info.step, start
             self.store.expect(windows_from(self.steps_done, self.order, config.epochs, world))
+            self._expect_samples(opened)
             self._prefetched = self.steps_done + 1  # the rows of that many steps need no prefetch
             with agreement(world.slow_group, RunError):  # reading a long log takes a while
                 parts = run.log_parts() if world.is_first else None
@@ -137,18 +137,25 @@ class Run:
             opened.callback(self.checkpointer.close)
             self._resources = opened.pop_all()
 
+    def _expect_samples(self, opened: ExitStack) -> None:
+        """Let a dataset in an object store be read ahead, until the run is closed."""
+        cache = DatasetCache.of(self.config.data, self.dataset, self.world)
+        if cache is not None and self.config.data.loader != "synthetic":
+            windows = windows_from(self.steps_done, self.order, self.config.epochs, self.world)
+            opened.enter_context(self.dataset.files.expect(windows, self.served, cache.limit))
+
     @classmethod
     def from_settings(
-        cls, path: str | PathLike[str] | Address, data: str | PathLike[str],
-        settings: Mapping[str, Any] | None = None, *,
-        preset: str | None = None, allow_change: Collection[str] = (), world: World = ALONE,
+        cls, path: str | PathLike[str] | Address, data: str | PathLike[str] | Address,
+        settings: Mapping[str, Any] | None = None, *, preset: str | None = None,
+        allow_change: Collection[str] = (), world: World = ALONE,
     ) -> Self:  # fmt: skip
         """Start the run in the directory or at the address `path`, or resume it there.
 
         What `settings` leaves out, a resumed run keeps.
-        data: the dataset. settings: a tree as in a TOML file, over those of the preset. allow_change: settings, or
-        tables of settings, that may differ from the run's, such as `epochs`. world: as `joined_world` yields it under
-        torchrun; all ranks call this.
+        data: the dataset, a path or an address. settings: a tree as in a TOML file, over those of the preset.
+        allow_change: settings, or tables of settings, that may differ from the run's, such as `epochs`. world: as
+        `joined_world` yields it under torchrun; all ranks call this.
         Raises ConfigError, also for other changes, RunError, DatasetError, StateStoreError, OSError.
         """
         directory, given = RunDirectory(place_of(path)), Layers()
@@ -159,8 +166,9 @@ class Run:
             if preset is not None:
                 given.add_preset(preset)
             given.add(settings or {}, "settings")
-            given.add({"data": {"path": str(Path(data).resolve())}}, "data")
-            config, dataset = given.load(), Dataset(Path(data))
+            dataset = Dataset(data)
+            given.add({"data": {"path": dataset.absolute}}, "data")
+            config = given.load()
         if not begun:
             config = with_pinned_source(config, world)
         with agreement(world.control, ConfigError):
@@ -293,8 +301,11 @@ class Run:
 
     def _awaited(self, pieces: Iterator[Batch]) -> Iterator[Batch]:
         while True:
+            fetched_before = self.dataset.files.seconds_waited()
             with self._clock.waiting("data_wait"):
                 piece = next(pieces, None)
+            if self.dataset.is_remote:
+                self._clock.reassign("data_wait", "fetch_wait", self.dataset.files.seconds_waited() - fetched_before)
             if piece is None:
                 return
             yield piece
@@ -321,6 +332,7 @@ class Run:
 
     def _count_step(self, scalars: Mapping[str, Scalar]) -> None:
         self.steps_done += 1
+        self.dataset.files.finished(self.steps_done)
         if self._pace is not None:
             self._pace.end_step()
         backlog = {"write_backlog_seconds": self.store.write_backlog}

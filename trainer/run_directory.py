@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..files import open_own, own_directory, remove_leftovers
-from ..objects import Address
-from ..places import Place, local_folder, made_local_folder, read, write
+from ..objects import Address, Place
+from ..places import local_folder, made_local_folder, read, write
 from .checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint, read_info
 from .config import TrainConfig, load_config, to_toml
 from .config.layers import MAX_BYTES, parse_toml

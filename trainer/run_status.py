@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..lock import lock_holder
-from ..objects import Address
-from ..places import Place, modified
+from ..objects import Address, Place
+from ..places import modified
 from ..state_store.errors import StateStoreError
 from .checkpoint import INFO, checkpoints_in
 from .log_parts import LogReader

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..files import open_regular, sha256_of
+from ..objects import Place
 from ..pipeline.dataset_index import FINGERPRINT, DatasetIndex
-from ..places import Place
 from ..selection import IDS, WEIGHTS, Selection, SelectionError, SelectionWriter
 from .config import DataConfig
 from .errors import ConfigError

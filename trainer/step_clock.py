@@ -12,8 +12,9 @@ Seconds = float | Callable[[], float]
 """Seconds, or a function that returns them and waits for the device if necessary."""
 Mark = float | torch.cuda.Event
 
-WAITS = ("data_wait", "store_wait")
-"""Parts in which the process waits. A GPU may still be busy then, so they are upper bounds on the step's delay."""
+WAITS = ("data_wait", "fetch_wait", "store_wait")
+"""Parts in which the process waits; a dataset on disk has no `fetch_wait`. A GPU may still be busy then, so they are
+upper bounds on the step's delay."""
 COMPUTATION = ("forward_backward", "optimizer", "communication")
 """Parts computed by the device. Communication happens within forward and backward, and is subtracted from these."""
 
@@ -21,7 +22,9 @@ COMPUTATION = ("forward_backward", "optimizer", "communication")
 class StepClock:
     """Accumulates the parts of one step after another. GPU times are those of the current stream."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, fetches: bool = False) -> None:
+        """fetches: whether samples come from an object store."""
+        self._parts = [part for part in WAITS if fetches or part != "fetch_wait"]
         self._on_gpu = device.type == "cuda"
         self._step_ended = time.perf_counter()
         self._last_bucket: Mark | None = None
@@ -35,6 +38,12 @@ class StepClock:
             yield
         finally:
             self._waits[part] += time.perf_counter() - began
+
+    def reassign(self, part: str, to: str, seconds: float) -> None:
+        """Count as many seconds of one wait as another: the part of it that had this cause."""
+        moved = min(seconds, self._waits[part])
+        self._waits[part] -= moved
+        self._waits[to] += moved
 
     @contextmanager
     def computing(self, part: str) -> Iterator[None]:
@@ -78,7 +87,7 @@ class StepClock:
         return times
 
     def _restart(self) -> None:
-        self._waits = dict.fromkeys(WAITS, 0.0)
+        self._waits = dict.fromkeys(self._parts, 0.0)
         self._last_bucket = None
         self._spans: dict[str, list[tuple[Mark, Mark]]] = {part: [] for part in COMPUTATION}
 

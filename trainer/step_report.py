@@ -7,7 +7,7 @@ from typing import Any
 
 TIME = "step_seconds"
 
-PARTS = ("data_wait", "store_wait", "forward_backward", "optimizer", "communication")
+PARTS = ("data_wait", "fetch_wait", "store_wait", "forward_backward", "optimizer", "communication")
 """In metrics.jsonl as `data_wait_seconds` …. The rest of a step is `other`: checkpoints and the log."""
 
 TOO_LONG = 0.1
@@ -18,6 +18,8 @@ TOO_SILENT = 0.01
 _HINTS = {
     "data_wait": "batches arrive late. Convert with fewer pixels (`thermopile convert … --max-size`), use more cores "
     "or more `data.workers`; `thermopile bench loader` measures what this machine can do",
+    "fetch_wait": "samples arrive late from the object store. Raise `data.cache`, so that more is read ahead, or train "
+    "nearer to the store; `thermopile bench loader` measures what this machine can do",
     "store_wait": "rows of state arrive late. Raise `state.memory_budget` or `state.prefetch_steps`, or use a faster "
     "disk for RUN/state.working; `thermopile bench step` measures what this machine can do",
 }

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from ..places import Place, remove
+from ..objects import Place
+from ..places import remove
 from ..state_store.ranks import Ranks, TorchRanks, agreement
 from .errors import ConfigError, RanksLostError, RunError
 from .heartbeats import AsError, Heartbeats

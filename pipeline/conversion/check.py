@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ...files import sha256_of
+from ...objects import Place
 from ..cores import cores
 from ..dataset import CAPTION, CAPTIONS, PLACE_IN_SHARD, Dataset, SamplesTable
 from ..dataset_index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, ShardSuffix, TokenizerInfo, shard_name
@@ -44,40 +44,41 @@ class _Opened(NamedTuple):
 
 
 def check_dataset(
-    path: Path, *, workers: int | None = None, on_progress: Callable[[int], None] = lambda done: None
+    place: Place, *, workers: int | None = None, on_progress: Callable[[int], None] = lambda done: None
 ) -> Iterator[Finding]:
-    """Yield every problem of the dataset at `path` as it is found; none if it is sound.
+    """Yield every problem of the dataset at `place` as it is found; none if it is sound.
 
     Compares dataset.json with its checksum, files with their sha256, rows with their checksums, tables with the rows,
     pictures with their height and width, and tokens with all captions encoded again; no source index may occur twice.
     `workers` threads decode. Calls on_progress with the number of rows checked so far.
     Raises DatasetError if dataset.json is unusable or a shard's file is missing.
     """
-    dataset = Dataset(path)
+    dataset = Dataset(place)
     tokenizer, findings = _open_tokenizer(dataset)
     yield from findings
     seen = np.zeros(0, np.int64)
     with ThreadPoolExecutor(workers or cores()) as threads:
         for number in range(dataset.shards):
-            name = shard_name(number, "beton")
-            yield from _check_digests(dataset, number)
-            try:
-                shard = dataset.shard(number)
-                records = shard.records()
-            except (DatasetError, OSError) as error:
-                yield Finding("file", name, str(error))
-                continue
-            captions, findings = _check_table(dataset, number, records)
-            yield from findings
-            if int(dataset.first_id[number]) in dataset.index.predecessors.values():
-                seen = seen[:0]  # appended samples are of another listing
-            yield from _check_source_index(name, records["source_index"], seen)
-            seen = np.concatenate([seen, records["source_index"]])
-            opened = _Opened(name, shard, records, captions, dataset.index.tokenizer, tokenizer)
-            batches = [range(len(records))[at : at + ROWS_AT_ONCE] for at in range(0, len(records), ROWS_AT_ONCE)]
-            for rows, findings in zip(batches, threads.map(partial(_check_rows, opened), batches), strict=True):
+            with dataset.files.whole_shard(number):
+                name = shard_name(number, "beton")
+                yield from _check_digests(dataset, number)
+                try:
+                    shard = dataset.shard(number)
+                    records = shard.records()
+                except (DatasetError, OSError) as error:
+                    yield Finding("file", name, str(error))
+                    continue
+                captions, findings = _check_table(dataset, number, records)
                 yield from findings
-                on_progress(int(dataset.first_id[number]) + rows.stop)
+                if int(dataset.first_id[number]) in dataset.index.predecessors.values():
+                    seen = seen[:0]  # appended samples are of another listing
+                yield from _check_source_index(name, records["source_index"], seen)
+                seen = np.concatenate([seen, records["source_index"]])
+                opened = _Opened(name, shard, records, captions, dataset.index.tokenizer, tokenizer)
+                batches = [range(len(records))[at : at + ROWS_AT_ONCE] for at in range(0, len(records), ROWS_AT_ONCE)]
+                for rows, findings in zip(batches, threads.map(partial(_check_rows, opened), batches), strict=True):
+                    yield from findings
+                    on_progress(int(dataset.first_id[number]) + rows.stop)
 
 
 def _open_tokenizer(dataset: Dataset) -> tuple[Tokenizer | None, list[Finding]]:
@@ -117,7 +118,7 @@ def _check_table(
     texts = CAPTIONS if dataset.index.format > 1 else CAPTION
     try:
         index = dataset.index.model_copy(update={"shard_digests": digests})
-        table = SamplesTable(dataset.path, index).table_of(number, [*expected, texts])
+        table = SamplesTable(dataset.place, index, dataset.files).table_of(number, [*expected, texts])
     except (DatasetError, OSError) as error:
         return None, [Finding("table", name, str(error))]
     wrong = [column for column, values in expected.items() if not np.array_equal(table[column], values)]

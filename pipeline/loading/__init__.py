@@ -32,4 +32,4 @@ class Loader(Protocol):
 def refuse_other_samples(order: AnyOrder, dataset: Dataset) -> None:
     """Raise DatasetError if the order was made for another number of samples."""
     if order.samples != dataset.n:
-        raise DatasetError(f"the order is for {order.samples:,} samples, but {dataset.path} holds {dataset.n:,}")
+        raise DatasetError(f"the order is for {order.samples:,} samples, but {dataset.place} holds {dataset.n:,}")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..caption_draws import draw_captions
 from ..dataset import Dataset
+from ..dataset_files import Held
 from ..errors import DatasetError
 from ..row_records import RECORD
 from ..shard import max_open_shards
@@ -23,6 +24,7 @@ class Reading(NamedTuple):
     sample_ids: NDArray[np.int64]
     located: Located
     parts: list[Future[tuple[int, int]]]
+    held: Held
 
 
 class Reader:
@@ -44,9 +46,10 @@ class Reader:
         shards, rows = self._dataset.locate(ids)
         records = np.empty(len(ids), RECORD)
         by_shard = np.argsort(shards, kind="stable")
-        for at in np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1):
-            shard = self._dataset.shard(int(shards[at[0]]))
-            records[at] = shard.records(rows[at])
+        with self._dataset.files.hold(ids):
+            for at in np.split(by_shard, np.flatnonzero(np.diff(shards[by_shard])) + 1):
+                shard = self._dataset.shard(int(shards[at[0]]))
+                records[at] = shard.records(rows[at])
         located = shard.located(records)
         if not self._draws:
             return located
@@ -59,9 +62,10 @@ class Reader:
         and its fault, or (high, SOUND).
         """
         shards, _ = self._dataset.locate(ids)
+        held = self._dataset.files.hold(ids)
         cuts = np.linspace(0, len(ids), self._threads + 1).astype(int).tolist()
         parts = [self._pool.submit(self._run, located, shards, *cut, kernel, given) for cut in pairwise(cuts)]
-        return Reading(ids, located, parts)
+        return Reading(ids, located, parts, held)
 
     def _run(
         self, located: Located, shards: NDArray[np.int64], low: int, high: int, kernel: Any, given: tuple[Any, ...]
@@ -78,7 +82,9 @@ class Reader:
 
     def finish(self, reading: Reading) -> None:
         """Wait for a batch. Raises DatasetError naming a damaged sample; OSError if a file cannot be opened."""
-        for row, fault in [part.result() for part in reading.parts]:
+        with reading.held:
+            found = [part.result() for part in reading.parts]
+        for row, fault in found:
             if fault != SOUND:
                 raise self.damaged(int(reading.sample_ids[row]), fault)
 

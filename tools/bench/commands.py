@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...objects import Place
 from ..dataset_path import DatasetPath
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @_DIRECTORY
 @_JSON
 def step(
-    images: tuple[str, ...], text: str | None, devices: tuple[str, ...], data: Path | None, batch: int | None,
+    images: tuple[str, ...], text: str | None, devices: tuple[str, ...], data: Place | None, batch: int | None,
     preset: str, overrides: tuple[str, ...], steps: int, directory: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure what a training step costs with these encoders on these devices, and where its time goes.

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ...objects import Place
 from ...pipeline.augment import RECIPES
 from ...pipeline.dataset import Dataset
 from ...pipeline.order import Order
@@ -25,7 +26,7 @@ _MAX_BATCHES = 12
 class Asked:
     """The options of `thermopile bench loader`."""
 
-    data: Path | None
+    data: Place | None
     device: str
     recipe: str
     views: int

@@ -35,7 +35,7 @@ def to_json(findings: Findings) -> dict[str, Any]:
     dataset, objective = inspection.dataset, inspection.config.objective
     return {
         "run": str(inspection.run.path.resolve()),
-        "dataset": str(dataset.path.resolve()) if dataset else None,
+        "dataset": dataset.absolute if dataset else None,
         "snapshot": _snapshot(inspection),
         "predicted_by": inspection.prediction and inspection.prediction.checkpoint,
         "objective": {"name": objective.name} | {name: objective.settings.get(name) for name in SETTINGS},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...objects import Place
 from ...pipeline.dataset import Dataset
-from ...places import Place
 from ...state_store import Snapshot
 from ...trainer.checkpoint import LATEST, checkpoints_in
 from ...trainer.run_directory import find_checkpoint, load_found

@@ -184,9 +184,9 @@ def read_clusters(path: Path, dataset: Dataset) -> Clusters:
     if table.schema.types != [pa.int64()] * 3 or any(column.null_count for column in table.columns):
         raise _unusable(path, "its ids are not whole numbers")
     if (table.schema.metadata or {}).get(FINGERPRINT.encode()) != dataset.index.fingerprint.encode():
-        raise _unusable(path, f"it is not of the dataset {dataset.path}")
+        raise _unusable(path, f"it is not of the dataset {dataset.place}")
     if any(len(column) and not 0 <= column.min() <= column.max() < dataset.n for column in columns):
-        raise _unusable(path, f"it names samples that {dataset.path} does not have")
+        raise _unusable(path, f"it names samples that {dataset.place} does not have")
     cluster, first, second = columns
     return _members(first, second, cluster)
 

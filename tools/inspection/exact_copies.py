@@ -42,6 +42,7 @@ def exact_copies(
 def _checksums(dataset: Dataset) -> Iterator[tuple[int, NDArray[np.uint64]]]:
     """Yield the first id and the checksums of pieces of all samples."""
     for number in range(dataset.shards):
+        dataset.files.bring_records(number)
         shard, first = dataset.shard(number), int(dataset.first_id[number])
         for row in range(0, len(shard), _ROWS):
             records = shard.records(np.arange(row, min(row + _ROWS, len(shard))))

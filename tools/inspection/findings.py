@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ...places import Place
+from ...objects import Place
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
 from ...trainer.run_directory import RunDirectory
@@ -72,7 +71,7 @@ class Findings:
 def look(
     run: Place, *, at: str = LATEST, against: str | None = None, by: Sequence[str] = (CLASS_COLUMN,),
     with_map: bool = False, suspects: int = 0, weights: Weights | None = None, allow_code: bool = False,
-    data: Path | None = None,
+    data: Place | None = None,
 ) -> Findings:  # fmt: skip
     """Inspect a run at one snapshot, and its history up to it.
 
@@ -122,7 +121,7 @@ def look(
 
 
 def read_again(
-    read: Callable[[Inspection], T], run: Place, at: str, data: Path | None, *, allow_code: bool = False
+    read: Callable[[Inspection], T], run: Place, at: str, data: Place | None, *, allow_code: bool = False
 ) -> T:  # fmt: skip
     """Return `read` of a run's snapshot; if `latest` is deleted meanwhile, retry with the new latest.
 

@@ -213,7 +213,7 @@ def check_columns(dataset: Dataset, columns: Sequence[str]) -> None:
     """Raise ConfigError for a column that samples cannot be grouped by."""
     known = [name for name in dataset.schema.names if name != PLACE_IN_SHARD] + [FOLDER]
     if unknown := [column for column in columns if column not in known]:
-        raise ConfigError(f"samples cannot be grouped by {', '.join(map(repr, unknown))}: {dataset.path} has the "
+        raise ConfigError(f"samples cannot be grouped by {', '.join(map(repr, unknown))}: {dataset.place} has the "
                           f"columns {', '.join(known)}")  # fmt: skip
 
 

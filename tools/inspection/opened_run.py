@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ...objects import Address
+from ...objects import Address, Place, place_of
 from ...pipeline.dataset import Dataset
-from ...places import Place, place_of
 from ...state_store import Snapshot, StateReader, StoreNotFoundError, list_snapshots
 from ...state_store.errors import FieldError, SampleIdError
 from ...trainer.config import TrainConfig
@@ -38,13 +36,13 @@ def open_run(path: str | os.PathLike[str] | Address, data: str | os.PathLike[str
     why the dataset is missing.
     Raises RunError if `path` is not a run or its state is another run's, DatasetError if `data` is not its dataset.
     """
-    return OpenedRun(RunDirectory(place_of(path)), None if data is None else Path(data))
+    return OpenedRun(RunDirectory(place_of(path)), None if data is None else place_of(data))
 
 
 class OpenedRun:
     """A run's settings, snapshots, dataset and temperatures. Created by `open_run`."""
 
-    def __init__(self, run: RunDirectory, data: Path | None) -> None:
+    def __init__(self, run: RunDirectory, data: Place | None) -> None:
         self._run, self._data = run, data
         opened = read_run(run, data=data)
         self.path: Place = run.path

@@ -14,6 +14,7 @@ from weakref import finalize
 
 import numpy as np
 
+from ...objects import Place
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
 from ...state_store import SnapshotError, StateReader
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ...trainer.evaluation.prediction import Predictor
 
 
-def other_dataset(run: RunDirectory, data: Path | None, *, allow_code: bool) -> Dataset | None:
+def other_dataset(run: RunDirectory, data: Place | None, *, allow_code: bool) -> Dataset | None:
     """Return the dataset `data` if it is not the run's own and the run's objective predicts temperatures, else None.
 
     allow_code: whether the objective may be a user's own, which is then imported.
@@ -47,7 +48,7 @@ def other_dataset(run: RunDirectory, data: Path | None, *, allow_code: bool) -> 
     return dataset if predicts(config, allow_code=allow_code) else None
 
 
-def refuse_other_dataset(option: str, run: RunDirectory, data: Path | None, *, allow_code: bool = False) -> None:
+def refuse_other_dataset(option: str, run: RunDirectory, data: Place | None, *, allow_code: bool = False) -> None:
     """Raise ConfigError if temperatures would be predicted for `data`. option: what cannot be had for another."""
     if other_dataset(run, data, allow_code=allow_code):
         raise ConfigError(f"{option} is for the dataset that the run was trained on; leave it out to see temperatures "
@@ -70,7 +71,7 @@ def predict(
         _write(path, predictor, dataset, on_progress)
         reader = StateReader.open(path)
         finalize(reader, folder.pop_all().close)
-    notes = [f"Temperatures predicted for {dataset.path}, which the run was not trained on, by "
+    notes = [f"Temperatures predicted for {dataset.place}, which the run was not trained on, by "
              f"{predictor.checkpoint.name}; no step has updated them."]  # fmt: skip
     if dataset.index.mode == "images":
         notes.append("The samples have no captions: the dataset holds images only.")

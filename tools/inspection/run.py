@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
+from ...objects import Place
 from ...pipeline.dataset import Dataset
 from ...pipeline.errors import DatasetError
 from ...state_store import StateReader, StoreNotFoundError
@@ -66,7 +66,7 @@ class Inspection:
         return TauSettings(*(settings.get(name) for name in ("tau_init", "tau_min", "tau_max")))
 
 
-def read_run(run: RunDirectory, *, at: str = LATEST, data: Path | None = None) -> Inspection:
+def read_run(run: RunDirectory, *, at: str = LATEST, data: Place | None = None) -> Inspection:
     """Open a run's state at a tag, a snapshot id or `latest`, and its dataset.
 
     data: path of the dataset; None: the path recorded by the run. A state without a snapshot, or an unreadable dataset
@@ -112,9 +112,9 @@ def _check_own_state(run: RunDirectory) -> None:
 
 
 def _open_dataset(
-    config: TrainConfig, reader: StateReader | None, data: Path | None, notes: list[str]
+    config: TrainConfig, reader: StateReader | None, data: Place | None, notes: list[str]
 ) -> Dataset | None:
-    path = data or Path(config.data.path)
+    path = data or config.data.path
     try:
         dataset = Dataset(path)
         if reader and dataset.index.fingerprint != reader.dataset_fingerprint:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ...objects import Place
 from ...pipeline.dataset import Dataset
-from ...places import Place
 from ...trainer.checkpoint import LATEST, checkpoints_in, read_info
 from ...trainer.config import TrainConfig
 from ...trainer.errors import RunError
@@ -80,7 +80,7 @@ def _wanted(inspection: Inspection, weights: Weights | None) -> tuple[Dataset, P
     checkpoint = named or find_checkpoint(run, LATEST)
     info = read_info(checkpoint)
     if info.dataset_fingerprint != dataset.index.fingerprint:
-        raise RunError(f"{checkpoint} belongs to another dataset than {dataset.path}; it may be another run's")
+        raise RunError(f"{checkpoint} belongs to another dataset than {dataset.place}; it may be another run's")
     if snapshot and info.snapshot != snapshot.id:
         inspection.notes.append(f"No checkpoint belongs to the snapshot {snapshot.tag}: its temperatures are combined "
                                 f"with the features of checkpoint {checkpoint.name}.")  # fmt: skip

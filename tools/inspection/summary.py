@@ -26,7 +26,7 @@ Row = list[str]
 def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]]:
     """Return what was inspected as (label, text) pairs; texts hold unescaped paths."""
     lines = [("run", str(inspection.run.path.resolve()))]
-    path = inspection.dataset.path.resolve() if inspection.dataset else inspection.config.data.path
+    path = inspection.dataset.absolute if inspection.dataset else inspection.config.data.path
     lines.append(("dataset", str(path)))
     if inspection.prediction and survey:
         lines += [

@@ -67,7 +67,7 @@ def build_page(findings: Findings) -> str:
         leading["Kinds of samples"] = of_kinds
     if findings.drift:
         following["Drift"] += movers
-    dataset = (inspection.dataset.path if inspection.dataset else Path(inspection.config.data.path)).resolve().name
+    dataset = inspection.dataset.name if inspection.dataset else Path(inspection.config.data.path).name
     facts = f"{dataset}: {summary.what(inspection, survey)}" if survey else ""
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
     title, lede = "Temperatures of {}", grouping.lede(survey)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...files import read_regular
-from ...places import Place
+from ...objects import Place
 from ..errors import ConfigError
 from . import TrainConfig, flat, load_config, nearest
 

@@ -20,6 +20,8 @@ from pydantic import (
     model_validator,
 )
 
+from ...objects import is_address
+
 
 def nearest(given: str, valid: Iterable[str]) -> str:
     """Return a hint naming the most similar valid name, or an empty string."""
@@ -46,6 +48,28 @@ class RecipeConfig(BaseModel):
         return {key: value for key, value in (self.model_extra or {}).items() if value != "none"}
 
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
+_UNITS = ["", "k", "m", "g", "t"]
+
+
+def _to_bytes(size: object) -> object:
+    """Convert a size such as 512MB or 2GiB to bytes, and `none` to None."""
+    if not isinstance(size, str):
+        return size  # a number; pydantic validates it
+    if size == "none":
+        return None
+    if not (parts := _SIZE.fullmatch(size)):
+        raise ValueError("is not a size; use a number of bytes, a size such as 512MB or 2GiB, or none")
+    number, unit, binary = parts.groups()
+    return int(float(number) * (1024 if binary else 1000) ** _UNITS.index(unit.lower()))
+
+
+def _absolute(place: str) -> str:
+    return str(Path(place).resolve()) if place and not is_address(place) else place
+
+
+_Size = Annotated[PositiveInt | None, BeforeValidator(_to_bytes)]
+_DatasetPlace = Annotated[str, AfterValidator(_absolute)]
 _FilePath = Annotated[str, AfterValidator(lambda path: str(Path(path).resolve()) if path else path)]
 """Made absolute, because a run may be resumed from any directory."""
 
@@ -54,7 +78,10 @@ class DataConfig(Section):
     """The dataset and how it is turned into batches."""
 
     path: str = ""
-    """Dataset directory; `--data`."""
+    """Dataset directory, or address in an object store, such as s3://bucket/cc12m; `--data`."""
+    cache: _Size = None
+    """Disk for what each rank keeps of a dataset at an address: bytes, or a size such as 200GB. If its share of the
+    dataset does not fit, the order is windowed. none, the default: all of it, in at most half of the free disk."""
     select: _FilePath = ""
     """Parquet file with a column sample_id: train on these samples only; `--select`. Recorded with its number of rows
     and its sha256; the run has its own copy."""
@@ -270,26 +297,10 @@ class CheckpointConfig(Section):
     """Also keep checkpoints whose step is a multiple of this; 0 disables."""
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
-_UNITS = ["", "k", "m", "g", "t"]
-
-
-def _to_bytes(size: object) -> object:
-    """Convert a size such as 512MB or 2GiB to bytes, and `none` to None."""
-    if not isinstance(size, str):
-        return size  # a number; pydantic validates it
-    if size == "none":
-        return None
-    if not (parts := _SIZE.fullmatch(size)):
-        raise ValueError("is not a size; use a number of bytes, a size such as 512MB or 2GiB, or none")
-    number, unit, binary = parts.groups()
-    return int(float(number) * (1024 if binary else 1000) ** _UNITS.index(unit.lower()))
-
-
 class StateConfig(Section):
     """The samples' state during training. Affects no result, except through the meaning of 0 in `window_blocks`."""
 
-    memory_budget: Annotated[PositiveInt | None, BeforeValidator(_to_bytes)] = None
+    memory_budget: _Size = None
     """RAM for the rows of one process: bytes, or a size such as 512MB or 2GiB; none, the default, holds all rows."""
     prefetch_steps: int = Field(default=2, ge=1, le=16)
     """Steps ahead for which rows are gathered."""
@@ -307,9 +318,9 @@ class EvaluationConfig(Section):
 
     every_steps: NonNegativeInt = 0
     """Evaluate every N steps; 0 disables."""
-    test: _FilePath = ""
+    test: _DatasetPlace = ""
     """The dataset to score, other than the one the run trains on."""
-    train: _FilePath = ""
+    train: _DatasetPlace = ""
     """The dataset that provides neighbours and the class sizes for the bands; empty: the run's own."""
     templates: tuple[Annotated[str, AfterValidator(checked_template)], ...] = ()
     """Zero-shot prompts; {} is the class name, {lower} the same in lower case. Empty: "a photo of a {}"."""

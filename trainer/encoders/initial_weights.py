@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from ...places import Place, place_of
+from ...objects import Place, place_of
 from ...state_store.ranks import agreement
 from ..checkpoint import LATEST, checkpoints_in, load_checkpoint
 from ..config import TrainConfig

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from ...objects import Place
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import TokenizerInfo
 from ...pipeline.errors import DatasetError
@@ -60,7 +60,7 @@ class Evaluation:
         """The reason why there are no class scores, or None if there are."""
         for dataset, codes in ((self.train, self.classes.train), (self.test, self.classes.test)):
             if (codes == NONE).all():
-                return f"{dataset.path} has no classes"
+                return f"{dataset.place} has no classes"
         return f"{self.train.path} has only one class" if len(self.classes.names) < 2 else None
 
     @property
@@ -70,7 +70,7 @@ class Evaluation:
 
 
 def evaluate(
-    run: RunDirectory, train: Dataset, test: Dataset, *, at: str = LATEST, data: Path | None = None,
+    run: RunDirectory, train: Dataset, test: Dataset, *, at: str = LATEST, data: Place | None = None,
     network: Network = "online", weights: Weights | None = None, templates: Sequence[str] = TEMPLATES,
     allow_code: bool = False, on_progress: OnProgress = lambda what, done, total: None,
 ) -> Evaluation:  # fmt: skip
@@ -97,7 +97,7 @@ def evaluate(
     result.weights = weights
     info, training = load_found(checkpoint)
     has_texts = config.objective.mode == "bimodal"
-    tokenizer, sizes = tokenizer_of(data or Path(config.data.path), info) if has_texts else (None, None)
+    tokenizer, sizes = tokenizer_of(data or config.data.path, info) if has_texts else (None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     if network == "momentum":
         if encoders.momentum is None:
@@ -162,16 +162,16 @@ def score_encoders(
 
 
 def tokenizer_of(
-    path: Path, info: CheckpointInfo, advice: str = "Give the dataset's current path with --data."
+    place: Place | str, info: CheckpointInfo, advice: str = "Give the dataset's current path with --data."
 ) -> tuple[Tokenizer, TokenizerInfo]:  # fmt: skip
     """Load the run's own tokenizer; another dataset's may assign other ids to the same words."""
     try:
-        dataset = Dataset(path)
+        dataset = Dataset(place)
     except DatasetError as error:
         raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} {advice}") from error
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
         raise DatasetError(
-            f"{path} is not the dataset that the run was trained on, whose tokenizer is needed: its fingerprint is "
+            f"{place} is not the dataset that the run was trained on, whose tokenizer is needed: its fingerprint is "
             f"{dataset.index.fingerprint[:12]}…, the checkpoint has {info.dataset_fingerprint[:12]}…"
         )
     tokenizer = dataset.index.tokenizer

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Self
 
 import torch
@@ -48,8 +47,8 @@ class OnlineEvaluation:
         wanted, tokenizer = config.evaluation, None
         if not wanted.every_steps:
             return None
-        test = Dataset(Path(wanted.test))
-        sets = compared("", Dataset(Path(wanted.train)) if wanted.train else dataset, test)
+        test = Dataset(wanted.test)
+        sets = compared("", Dataset(wanted.train) if wanted.train else dataset, test)
         if config.objective.mode == "bimodal" and dataset.index.tokenizer is not None:
             length = dataset.index.tokenizer.context_length
             tokenizer = load_tokenizer(dataset.tokenizer_path, context_length=length)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -12,9 +11,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch.nn import functional as F
 
+from ...objects import Place
 from ...pipeline.dataset import Dataset
 from ...pipeline.tokenizer import encode
-from ...places import Place
 from ...plugins import is_plugin
 from ..build import device_named, objective_of, recipe_named
 from ..checkpoint import CheckpointInfo
@@ -59,7 +58,7 @@ class Predictor:
         tokenizer, sizes = None, None
         if config.objective.mode == "bimodal":
             advice = "Its recorded path must lead to it."
-            tokenizer, sizes = tokenizer_of(Path(config.data.path), info, advice)
+            tokenizer, sizes = tokenizer_of(config.data.path, info, advice)
         encoders = restore_encoders(config, checkpoint, training, sizes, "raw", allow_code=allow_code)
         objective = objective_of(config)
         try:

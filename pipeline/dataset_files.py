@@ -1,0 +1,144 @@
+"""Where a dataset's files are: in a folder, or in an object store behind a cache. Readers see a folder either way."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .dataset_index import SHARD_FOLDER
+from .errors import DatasetError
+
+if TYPE_CHECKING:
+    from .order import Order, Selected, Window
+
+
+class Held:
+    """Samples that are there to be read, until `release` or until nothing refers to this."""
+
+    def __init__(self, release: Callable[[], None], forget: Callable[[], None]) -> None:
+        """forget: as `release`, but called by the garbage collector, anywhere."""
+        self._release, self._forgotten = release, weakref.finalize(self, forget)
+        self._forgotten.atexit = False
+
+    def release(self) -> None:
+        """Let the samples go; more than once does no harm."""
+        if self._forgotten.detach():
+            self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class DatasetFiles(Protocol):
+    """A dataset's files. Methods raise OSError where a file cannot be had."""
+
+    @property
+    def folder(self) -> Path:
+        """The files of the dataset by their names; what is not asked for below need not be there."""
+        ...
+
+    def names(self) -> Iterable[str]:
+        """Return the names in the folder of the shards."""
+        ...
+
+    def whole(self, name: str) -> Path:
+        """Return the path of tokenizer.json or a table, by its name in the dataset."""
+        ...
+
+    def prepare(self, shard: int) -> None:
+        """Have what it takes to open a shard."""
+        ...
+
+    def bring_records(self, shard: int) -> None:
+        """Have all records of a shard."""
+        ...
+
+    def hold(self, ids: NDArray[np.int64]) -> Held:
+        """Have the samples' records, pictures and tokens, int64 [b] within the dataset, while the result is held."""
+        ...
+
+    def whole_shard(self, shard: int) -> AbstractContextManager[None]:
+        """Have every byte of a shard's files while the block runs."""
+        ...
+
+    def expect(
+        self, windows: Iterable[Window], order: Order | Selected, limit: int
+    ) -> AbstractContextManager[None]:  # fmt: skip
+        """Read ahead what windows need, within `limit` bytes on disk, while the block runs."""
+        ...
+
+    def finished(self, step: int) -> None:
+        """Record that the samples of all steps up to this one have been read."""
+        ...
+
+    def seconds_waited(self) -> float:
+        """Return the seconds in which someone waited for samples to be fetched."""
+        ...
+
+    def beton_bytes(self) -> NDArray[np.int64] | None:
+        """Return the sizes of the .beton files, int64 [shards], if they are cached; None if they are on disk."""
+        ...
+
+
+class LocalFiles:
+    """The files in a folder: all of them are there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def names(self) -> Iterable[str]:
+        """Return the names in the folder of the shards, in one listing. Raises DatasetError."""
+        folder = self.folder / SHARD_FOLDER
+        try:
+            return os.listdir(folder)
+        except OSError as error:
+            raise DatasetError(f"{folder} cannot be read: {error.strerror}. Convert the dataset again.") from error
+
+    def whole(self, name: str) -> Path:
+        return self.folder / name
+
+    def prepare(self, shard: int) -> None:
+        pass
+
+    def bring_records(self, shard: int) -> None:
+        pass
+
+    def hold(self, ids: NDArray[np.int64]) -> Held:
+        return _ALWAYS_THERE
+
+    def whole_shard(self, shard: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @contextmanager
+    def expect(self, windows: Iterable[Window], order: Order | Selected, limit: int) -> Iterator[None]:
+        yield
+
+    def finished(self, step: int) -> None:
+        pass
+
+    def seconds_waited(self) -> float:
+        return 0.0
+
+    def beton_bytes(self) -> NDArray[np.int64] | None:
+        return None
+
+
+class _AlwaysThere(Held):
+    def __init__(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+
+_ALWAYS_THERE = _AlwaysThere()

@@ -1,0 +1,52 @@
+"""The blocks of samples that a cache keeps and drops as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..order import Order, Selected
+from .plan import Ids
+
+ROWS_WITHOUT_ORDER = 1024
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Ranges of ids, block k from starts[k] to starts[k + 1]; with a selection only the selected ones are read."""
+
+    starts: Ids
+    """int64 [blocks + 1], from 0 to the dataset's number of samples."""
+    order: Order | Selected | None = None
+
+    @classmethod
+    def without_order(cls, samples: int) -> Blocks:
+        """Return small blocks, for readers that go anywhere."""
+        return cls(np.append(np.arange(0, samples, ROWS_WITHOUT_ORDER), samples))
+
+    @classmethod
+    def of(cls, order: Order | Selected) -> Blocks:
+        """Return an order's own blocks."""
+        positions = order.order if isinstance(order, Selected) else order
+        firsts = np.arange(0, positions.samples, positions.block_rows)
+        samples = order.samples
+        if isinstance(order, Selected):
+            firsts = np.array(order.selection.ids_at(firsts))
+            firsts[0] = 0
+        return cls(np.append(firsts, samples), order)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def of_ids(self, ids: Ids) -> Ids:
+        """Return the block of each id, int64 [b]."""
+        return np.searchsorted(self.starts, ids, side="right") - 1
+
+    def ids(self, block: int) -> Ids:
+        """Return the ids to read of a block, int64 [k], ascending."""
+        if isinstance(self.order, Selected):
+            positions, rows = self.order.order, self.order.order.block_rows
+            first = block * rows
+            return np.array(self.order.selection.ids_at(np.arange(first, min(first + rows, positions.samples))))
+        return np.arange(self.starts[block], self.starts[block + 1])

@@ -1,0 +1,60 @@
+"""The folder of one process's cache, which goes with the process: what a killed one left, the next removes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from ...lock import FileLock, LockedError
+
+VARIABLE = "THERMOPILE_CACHE"
+_PREFIX = "dataset-"
+
+
+def cache_root() -> Path:
+    """Return the folder of all caches: $THERMOPILE_CACHE, else the user's usual place."""
+    if given := os.environ.get(VARIABLE):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "thermopile"
+
+
+def free_bytes() -> int:
+    """Return the free bytes of the disk that the caches are on."""
+    root = cache_root()
+    while not root.exists():
+        root = root.parent
+    return shutil.disk_usage(root).free
+
+
+class CacheFolder:
+    """A new, empty folder that no other process uses; `remove` deletes it.
+
+    A lock beside it names its process. What belongs to none that lives is deleted first: it may be cut off anywhere.
+    """
+
+    def __init__(self) -> None:
+        root = cache_root()
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_dead(root)
+        self._lock_path = root / f"{_PREFIX}{secrets.token_hex(8)}.lock"
+        self._lock = FileLock(self._lock_path)
+        self.path = self._lock_path.with_suffix("")
+        self.path.mkdir(mode=0o700)
+
+    def remove(self) -> None:
+        """Delete the folder and all in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock_path.unlink(missing_ok=True)
+        self._lock.release()
+
+
+def _remove_dead(root: Path) -> None:
+    for path in root.glob(f"{_PREFIX}*.lock"):
+        with suppress(LockedError, OSError):
+            lock = FileLock(path)
+            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+            path.unlink(missing_ok=True)
+            lock.release()

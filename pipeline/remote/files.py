@@ -1,0 +1,127 @@
+"""The files of a dataset in an object store, as a dataset sees them: a folder that fills as it is read."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...files import written_aside
+from ...objects import Address
+from ..dataset_files import Held
+from ..dataset_index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex, shard_name
+from ..order import Order, Selected, Window
+from .blocks import Blocks
+from .cache_folder import CacheFolder
+from .plan import Ids
+from .read_ahead import ReadAhead
+from .samples import CachedSamples
+from .schedule import Schedule
+
+if TYPE_CHECKING:
+    from ..shard import Shard
+
+_MAX_SCHEDULED = 1 << 17
+
+
+class RemoteFiles:
+    """A dataset's files at an address, in a cache folder of this object's own, which goes with it.
+
+    Nothing outlives the process: what is read was fetched by it. Thread-safe.
+    """
+
+    def __init__(self, address: Address, index: DatasetIndex, open_shard: Callable[[int], Shard]) -> None:
+        """open_shard: returns a shard whose files this object has created. Raises OSError."""
+        self._address, self._shards, self._whole = address, len(index.first_id) - 1, threading.Lock()
+        sizes = dict((address / SHARD_FOLDER).objects())
+        self.samples = CachedSamples(
+            address / SHARD_FOLDER, lambda: self.folder / SHARD_FOLDER, index, sizes, open_shard
+        )
+        self._ahead: ReadAhead | None = None
+
+    @cached_property
+    def folder(self) -> Path:
+        """The cache."""
+        with self._whole:
+            if (made := self.__dict__.get("folder")) is not None:  # by another thread meanwhile
+                return Path(made)
+            folder = CacheFolder()
+            weakref.finalize(self, folder.remove)
+            (folder.path / SHARD_FOLDER).mkdir()
+            return folder.path
+
+    def names(self) -> Iterable[str]:
+        """Return the names of the shards' files."""
+        return self.samples.sizes
+
+    def whole(self, name: str) -> Path:
+        """Return the path of a small file, or of a table, fetched whole at its first use. Raises OSError."""
+        path = self.folder / name
+        with self._whole:
+            if not path.exists():
+                with written_aside(path) as file, self.samples.clock.waiting():
+                    (self._address / name).download(file)
+        return path
+
+    def prepare(self, shard: int) -> None:
+        """Create a shard's files, if they are not there, with the header of its records."""
+        self.samples.prepare(shard)
+
+    def bring_records(self, shard: int) -> None:
+        """Fetch all records of a shard."""
+        self.samples.bring_records(shard)
+
+    def hold(self, ids: Ids) -> Held:
+        """As `CachedSamples.hold`."""
+        return self.samples.hold(ids)
+
+    @contextmanager
+    def expect(self, windows: Iterable[Window], order: Order | Selected, limit: int) -> Iterator[None]:
+        """Read ahead, until the block ends, what windows need: within `limit` bytes on disk, which nothing exceeds.
+
+        windows: of this process, of all steps to come, counted over all epochs. Call it before any sample is read.
+        """
+        blocks = Blocks.of(order)
+        schedule = Schedule(windows, min(len(blocks), _MAX_SCHEDULED))
+        self.samples.follow(blocks, limit, schedule)
+        self._ahead = ReadAhead(self.samples, schedule)
+        try:
+            yield
+        finally:
+            self._ahead.close()
+
+    def finished(self, step: int) -> None:
+        """Record that the samples of all steps up to this one have been read."""
+        if self._ahead is not None:
+            self._ahead.finished(step)
+
+    def seconds_waited(self) -> float:
+        """Return the seconds in which someone waited for samples to be fetched."""
+        return self.samples.clock.seconds()
+
+    def beton_bytes(self) -> NDArray[np.int64] | None:
+        """Return the sizes of the .beton files, int64 [shards]."""
+        return np.array([self.samples.sizes[shard_name(shard, "beton")] for shard in range(self._shards)], np.int64)
+
+    @contextmanager
+    def whole_shard(self, shard: int) -> Iterator[None]:
+        """Have all bytes of a shard's files while the block runs."""
+        self.prepare(shard)
+        beton, rows, table = (f"{SHARD_FOLDER}/{shard_name(shard, suffix)}" for suffix in SHARD_SUFFIXES)
+        for name in (beton, rows):
+            with (self.folder / name).open("r+b") as file:
+                (self._address / name).download(file)
+        table_file = self.whole(table)
+        self.samples.all_came(shard)
+        try:
+            yield
+        finally:
+            self.samples.drop_all(shard)
+            table_file.unlink()

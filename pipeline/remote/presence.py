@@ -1,0 +1,93 @@
+"""What a cache holds of each shard: which pages of its records, and which samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import Condition, RLock
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .plan import RECORDS_PER_PAGE, Ids
+
+Kind = Literal["pages", "samples"]
+States = NDArray[np.uint8]
+
+ABSENT, COMING, HERE = range(3)
+
+
+class Places(NamedTuple):
+    """Some pages of a shard's records, or some of its samples, by number."""
+
+    shard: int
+    kind: Kind
+    numbers: Ids
+    """int64, ascending."""
+
+
+class Presence:
+    """States of pages and samples, one byte each, for the shards of which anything is there.
+
+    The lock guards everything, and `changed` is notified of every change.
+    """
+
+    def __init__(self, lock: RLock, rows_of: Callable[[int], int]) -> None:
+        self.changed = Condition(lock)
+        self._rows_of = rows_of
+        self._states: dict[tuple[int, Kind], States] = {}
+
+    def of(self, shard: int, kind: Kind) -> States:
+        """Return the states, uint8 [pages or rows], which the caller may change under the lock."""
+        if (states := self._states.get((shard, kind))) is None:
+            rows = self._rows_of(shard)
+            count = rows if kind == "samples" else rows // RECORDS_PER_PAGE + 1
+            states = self._states[shard, kind] = np.zeros(count, np.uint8)
+        return states
+
+    def forget_if_empty(self, shard: int) -> None:
+        """Release the memory of a shard's samples if none is there."""
+        if not self.of(shard, "samples").any():
+            del self._states[shard, "samples"]
+
+    def are_here(self, wanted: Sequence[Places]) -> bool:
+        """Return whether all of these are there."""
+        with self.changed:
+            return all((self.of(shard, kind)[numbers] == HERE).all() for shard, kind, numbers in wanted)
+
+    def claim(self, wanted: Sequence[Places], check: Callable[[], None]) -> list[Places]:
+        """Return those to be fetched by the caller, which are COMING from now on; none once all of them are there.
+
+        Waits for others that fetch the rest. check: called before each look; raises what ends the wait.
+        """
+        with self.changed:
+            while True:
+                check()
+                claimed, waits = [], False
+                for shard, kind, numbers in wanted:
+                    states = self.of(shard, kind)
+                    found = states[numbers]
+                    waits |= bool((found == COMING).any())
+                    if len(absent := numbers[found == ABSENT]):
+                        states[absent] = COMING
+                        claimed.append(Places(shard, kind, absent))
+                if claimed or not waits:
+                    return claimed
+                self.changed.wait()
+
+    def arrived(self, places: Places) -> None:
+        """Record what was fetched."""
+        self._set(places, HERE)
+
+    def failed(self, claimed: Sequence[Places]) -> None:
+        """Release what was claimed and has not come, for others to claim."""
+        with self.changed:
+            for shard, kind, numbers in claimed:
+                states = self.of(shard, kind)
+                states[numbers[states[numbers] == COMING]] = ABSENT
+            self.changed.notify_all()
+
+    def _set(self, places: Places, state: int) -> None:
+        with self.changed:
+            self.of(places.shard, places.kind)[places.numbers] = state
+            self.changed.notify_all()

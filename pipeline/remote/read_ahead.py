@@ -1,0 +1,134 @@
+"""Reading ahead of a training what its coming windows need."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from ..errors import DatasetError
+from .plan import Ids
+from .samples import CachedSamples
+from .schedule import Due, Schedule
+
+THREADS = 2
+"""One begins with the next blocks while the other's last ranges arrive."""
+LOT_BYTES = 32 << 20
+"""Blocks are fetched in lots of about this size: small ones together, for their requests take as long as large ones;
+large ones in parts, since whoever needs a sample on its way waits for its lot."""
+
+
+class ReadAhead:
+    """Threads that fetch the schedule's blocks in its order, as far as there is room.
+
+    What ends them is kept as the samples' `failure`, and raised to the next caller whose samples are missing.
+    """
+
+    def __init__(self, samples: CachedSamples, schedule: Schedule) -> None:
+        self._samples, self._schedule, self._closed = samples, schedule, False
+        self._lots, self._turn = 0, 1
+        self._fetcher = samples.new_fetcher()
+        self._bytes_a_row = max(1, sum(samples.sizes.values()) // int(samples.blocks.starts[-1]))
+        self._lot_bytes = max(1, min(LOT_BYTES, samples.room.limit // 16))
+        for number in range(THREADS):
+            threading.Thread(target=self._run, name=f"thermopile-read-ahead-{number}", daemon=True).start()
+
+    def finished(self, step: int) -> None:
+        """Record that the samples of all steps up to this one have been read: blocks of ended windows may go."""
+        with self._samples.lock:
+            self._schedule.finished(step)
+            self._samples.notify_all()
+
+    def close(self) -> None:
+        """End the threads after what they are fetching."""
+        with self._samples.lock:
+            self._closed = True
+            self._samples.notify_all()
+        self._fetcher.close()
+
+    def _run(self) -> None:
+        try:
+            while lot := self._next_lot():
+                number, dues = lot
+                try:
+                    self._fetch(number, dues)
+                finally:
+                    self._end_turn(number)
+        except BaseException as error:  # noqa: BLE001 (raised to the caller whose samples are missing)
+            with self._samples.lock:
+                if not self._closed:
+                    self._samples.failure = self._samples.failure or error
+                self._samples.notify_all()
+
+    def _next_lot(self) -> tuple[int, list[Due]] | None:
+        """Return the next blocks, with the number of their lot: lots take room one after the other."""
+        lot, size = list[Due](), 0
+        with self._samples.lock:
+            while not self._closed and size < self._lot_bytes and (due := self._schedule.take()) is not None:
+                lot.append(due)
+                size += self._bytes_a_row * int(np.diff(self._samples.blocks.starts[due.block : due.block + 2])[0])
+            if not lot:
+                return None
+            self._lots += 1
+            return self._lots, lot
+
+    def _fetch(self, number: int, lot: list[Due]) -> None:
+        """Fetch a lot: the records of all its blocks, then their samples, as soon as there is room for each."""
+        samples = self._samples
+        ids = {due: samples.blocks.ids(due.block) for due in lot}
+        samples.bring_records_ahead(np.concatenate([*ids.values()]), self._fetcher)
+        entered: dict[Due, int] = {}
+        try:
+            for due in lot:
+                try:
+                    size = samples.size_on_disk(ids[due])
+                except DatasetError:
+                    continue  # a damaged record: the batch with this sample will raise it
+                if not self._enter(number, due, size):
+                    self._bring(entered, ids)  # rather than let it wait for the next one's room
+                    if not self._wait_to_enter(number, due, size):
+                        continue
+                entered[due] = size
+            self._end_turn(number)
+            self._bring(entered, ids)
+        finally:
+            self._leave(entered)
+
+    def _enter(self, number: int, due: Due, size: int) -> bool:
+        with self._samples.lock:
+            if number > self._turn or not self._samples.room.take_ahead(due.block, size, due.first_step):
+                return False
+            self._samples.room.enter([due.block], ahead=True)
+            return True
+
+    def _end_turn(self, number: int) -> None:
+        with self._samples.lock:
+            if self._turn == number:
+                self._turn += 1
+                self._samples.room.changed.notify_all()
+
+    def _wait_to_enter(self, number: int, due: Due, size: int) -> bool:
+        """Wait until there is room for a block; return False if its window is over by then."""
+        with self._samples.lock:
+            while not (self._closed or self._samples.failure or self._schedule.is_over(due)):
+                if self._enter(number, due, size):
+                    return True
+                self._samples.room.changed.wait()
+        return False
+
+    def _bring(self, entered: dict[Due, int], ids: dict[Due, Ids]) -> None:
+        """Fetch the samples of blocks that have room, and leave them."""
+        if not entered:
+            return
+        together = np.concatenate([ids[due] for due in entered])
+        rows = max(1, LOT_BYTES // self._bytes_a_row)
+        for first in range(0, len(together), rows):
+            self._samples.bring_ahead(together[first : first + rows], self._fetcher)
+        for due, size in entered.items():
+            self._samples.room.is_whole(due.block, size)
+        self._leave(entered)
+
+    def _leave(self, entered: dict[Due, int]) -> None:
+        while entered:
+            due, _ = entered.popitem()
+            self._samples.room.leave([due.block], ahead=True)

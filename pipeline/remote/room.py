@@ -1,0 +1,115 @@
+"""The cache's room: how much each block of samples takes, which are in use, and which makes way for another."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from threading import Condition, RLock
+
+from ..errors import DatasetError
+from .schedule import NEVER, Schedule
+
+
+class CacheTooSmallError(DatasetError):
+    """The samples in use at once take more than data.cache."""
+
+
+class Room:
+    """Bytes on disk within a limit. Blocks in use stay; of the others the one needed last is dropped first.
+
+    All methods but `leave_later` take the lock, and notify `changed` when something may have room.
+    """
+
+    def __init__(self, lock: RLock, limit: int, drop: Callable[[int], None], schedule: Schedule | None = None) -> None:
+        """drop: frees a block; called under the lock.
+
+        schedule: knows when blocks are needed; then nothing exceeds the limit. None: the block used longest ago makes
+        way, and what is in use may exceed the limit.
+        """
+        self.changed, self.limit, self._drop, self._firm = Condition(lock), limit, drop, schedule is not None
+        self._next_use = schedule.next_use if schedule else self._last_use_negated
+        self._schedule = schedule
+        self._last_use: dict[int, int] = {}
+        self._held: Counter[int] = Counter()
+        self._in_use: Counter[int] = Counter()
+        self._left: deque[tuple[int, ...]] = deque()
+        self.bytes = self.peak_bytes = self._uses = self._callers = self._waiting = self._reading_ahead = 0
+
+    def enter(self, blocks: Iterable[int], *, ahead: bool = False) -> None:
+        """Keep these blocks until `leave`. ahead: for the reader of coming windows, who leaves by itself."""
+        with self.changed:
+            self._in_use.update(blocks)
+            self._uses += 1
+            if not self._firm:
+                self._last_use |= dict.fromkeys(blocks, self._uses)
+            self._callers += not ahead
+            self._reading_ahead += ahead
+
+    def leave(self, blocks: Iterable[int], *, ahead: bool = False) -> None:
+        """End `enter`."""
+        with self.changed:
+            self._in_use -= Counter(blocks)
+            self._callers -= not ahead
+            self._reading_ahead -= ahead
+            self.changed.notify_all()
+
+    def leave_later(self, blocks: tuple[int, ...]) -> None:
+        """End `enter` at the next call of `take`; the garbage collector may call it anywhere, so it takes no lock."""
+        self._left.append(blocks)
+
+    def take(self, block: int | None, size: int) -> None:
+        """Take room for a caller who needs it now; block: None for what is never dropped.
+
+        Waits for others where only they can make room. Raises CacheTooSmallError if nobody can.
+        """
+        with self.changed:
+            self._waiting += 1
+            try:
+                while not self._make_room(size, later_than=-NEVER) and self._firm:
+                    if self._waiting >= self._callers and not self._reading_ahead:
+                        raise CacheTooSmallError(
+                            f"data.cache = {self.limit:,} is too small: the samples in use at once take "
+                            f"{self.bytes + size:,} bytes. Set it to at least {(self.bytes + size) * 9 // 8:,}"
+                        )
+                    self.changed.wait()
+            finally:
+                self._waiting -= 1
+            self._add(block, size)
+
+    def take_ahead(self, block: int, size: int, first_step: int) -> bool:
+        """Take room for all of a block that a window from `first_step` on needs, if later ones can make it."""
+        with self.changed:
+            more = size - self._held[block]
+            if not self._make_room(more, later_than=first_step):
+                return False
+            self._add(block, more)
+            return True
+
+    def is_whole(self, block: int, size: int) -> None:
+        """Record what a block takes once all of it is there: neighbours share pages, so that is less than its parts."""
+        with self.changed:
+            self._add(block, size - self._held[block])
+
+    def _last_use_negated(self, block: int) -> int:
+        return -self._last_use.get(block, 0)
+
+    def _add(self, block: int | None, size: int) -> None:
+        if block is not None:
+            self._held[block] += size
+        self.bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+
+    def _make_room(self, size: int, later_than: int) -> bool:
+        while self._left:
+            self._in_use -= Counter(self._left.popleft())
+            self._callers -= 1
+        while self.bytes + size > self.limit:
+            droppable = [block for block, held in self._held.items() if held and not self._in_use[block]]
+            last = max(droppable, key=self._next_use, default=None)
+            if last is None or self._next_use(last) <= later_than:
+                return False
+            self._drop(last)
+            if self._schedule is not None:
+                self._schedule.dropped(last)
+            self.bytes -= self._held.pop(last)
+        return True

@@ -1,0 +1,83 @@
+"""What coming windows need, and when: what to fetch next, and what to drop first."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from ..order import Window
+
+NEVER = 1 << 62
+"""A step that is never reached."""
+
+
+class Due(NamedTuple):
+    """A block that a coming window needs."""
+
+    block: int
+    first_step: int
+    last_step: int
+
+
+class Schedule:
+    """The blocks of a run's windows, in the order in which they are needed; a block is in one window an epoch.
+
+    windows: with steps counted over all epochs. They are read as far ahead as `ahead` blocks, so memory is that of so
+    many. With at least an epoch's blocks, the next use of each block is known.
+    """
+
+    def __init__(self, windows: Iterable[Window], ahead: int) -> None:
+        self._windows, self._ahead, self._step = iter(windows), ahead, 0
+        self._coming: deque[Due] = deque()
+        self._again: list[tuple[int, Due]] = []  # a heap by first step
+        self._uses: defaultdict[int, deque[Due]] = defaultdict(deque)
+        self._taken: set[Due] = set()
+
+    def take(self) -> Due | None:
+        """Return the next block to fetch, and go on to the one after it; None at the end of the run."""
+        while (due := self._first()) is not None:
+            if self._again and self._again[0][1] is due:
+                heappop(self._again)
+            else:
+                self._coming.popleft()
+            if not self.is_over(due):
+                self._taken.add(due)
+                return due
+        return None
+
+    def dropped(self, block: int) -> None:
+        """Record that a block must be fetched again for its next use, if it was taken for that."""
+        if self.next_use(block) < NEVER and (due := self._uses[block][0]) in self._taken:
+            self._taken.remove(due)
+            heappush(self._again, (due.first_step, due))
+
+    def is_over(self, due: Due) -> bool:
+        """Return whether a block's window has ended."""
+        return due.last_step <= self._step
+
+    def finished(self, step: int) -> None:
+        """Record that a step's samples are no longer needed; windows that end with it are over."""
+        self._step = max(self._step, step)
+
+    def next_use(self, block: int) -> int:
+        """Return the first step of the block's current or next window; NEVER if none is known."""
+        uses = self._uses.get(block)
+        while uses and uses[0].last_step <= self._step:
+            self._taken.discard(uses.popleft())
+        if not uses:
+            self._uses.pop(block, None)
+            return NEVER
+        return uses[0].first_step
+
+    def _first(self) -> Due | None:
+        while len(self._coming) < self._ahead and (window := next(self._windows, None)) is not None:
+            for block in window.blocks.tolist():
+                due = Due(block, window.first_step, window.last_step)
+                self._coming.append(due)
+                self._uses[block].append(due)
+        coming = self._coming[0] if self._coming else None
+        if self._again and (coming is None or self._again[0][0] <= coming.first_step):
+            return self._again[0][1]
+        return coming

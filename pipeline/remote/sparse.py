@@ -1,0 +1,50 @@
+"""Files of which only parts are there: the rest takes no room on the disk and reads as zeros."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from pathlib import Path
+
+from ...files import open_own
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def create(path: Path, size: int) -> None:
+    """Create a file of that size of which nothing is there, unless it exists."""
+    descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
+    try:
+        os.ftruncate(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def write(path: Path, start: int, data: bytes) -> None:
+    """Write a part of the file."""
+    descriptor = open_own(path, os.O_WRONLY)
+    try:
+        while data:
+            written = os.pwrite(descriptor, data, start)
+            data, start = data[written:], start + written
+    finally:
+        os.close(descriptor)
+
+
+def drop(path: Path, start: int, stop: int) -> None:
+    """Free a part of the file, whole pages of the file system. Raises OSError where that cannot be done."""
+    if start >= stop:
+        return
+    descriptor = open_own(path, os.O_WRONLY)
+    try:
+        where = ctypes.c_int64(start), ctypes.c_int64(stop - start)
+        if _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, *where) != 0:
+            error = ctypes.get_errno()
+            if error == errno.EOPNOTSUPP:
+                raise OSError(error, f"the file system of {path.parent} cannot free parts of files; set "
+                              "THERMOPILE_CACHE to a folder on a local disk")  # fmt: skip
+            raise OSError(error, os.strerror(error), str(path))
+    finally:
+        os.close(descriptor)

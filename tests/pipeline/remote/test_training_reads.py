@@ -1,0 +1,189 @@
+"""A training's reading from an object store: the local pixels, each byte once, within the cache, whatever fails."""
+
+import gc
+import threading
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from thermopile import objects
+from thermopile.objects import ObjectStoreError
+from thermopile.pipeline.augment import RECIPES
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
+from thermopile.pipeline.order import Order, Selected
+from thermopile.pipeline.remote.room import CacheTooSmallError
+from thermopile.selection import IDS, Selection, SelectionWriter
+from thermopile.trainer.build import windows_from
+
+pytestmark = pytest.mark.wide
+
+
+def loader_named(name):
+    if name == "ffcv":
+        return FFCVLoader
+    return pytest.importorskip("thermopile.pipeline.loading.dali_loader").DALILoader
+
+
+@contextmanager
+def reading(dataset, order, limit=None, *, epochs=1, name="ffcv"):
+    """Yield a loader; with a limit, of a dataset that is read ahead."""
+    with loader_named(name)(dataset, order, recipe=RECIPES["clip"], image_size=32, views=1) as loader:
+        if limit is None:
+            yield loader
+            return
+        positions = order.order if isinstance(order, Selected) else order
+        with dataset.files.expect(windows_from(0, positions, epochs), order, limit):
+            yield loader
+
+
+def assert_same(dataset, local, order, limit, *, epochs=1, name="ffcv", after=lambda step: None):
+    """Assert that both datasets give the same batches in all epochs; after(step) is called after each."""
+    step = 0
+    with (
+        reading(dataset, order, limit, epochs=epochs, name=name) as remote,
+        reading(local, order, name=name) as expected,
+    ):
+        for epoch in range(epochs):
+            for ours, theirs in zip(remote.epoch(epoch), expected.epoch(epoch), strict=True):
+                step += 1
+                dataset.files.finished(step)
+                np.testing.assert_array_equal(ours.sample_ids, theirs.sample_ids)
+                np.testing.assert_array_equal(ours.views[0], theirs.views[0])
+                np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+                after(step)
+
+
+def on_disk(dataset):
+    return sum(path.stat().st_blocks * 512 for path in (dataset.path / "shards").iterdir())
+
+
+@pytest.mark.parametrize("name", ["ffcv", "dali"])
+def test_windows_of_a_quarter_of_the_dataset_give_the_local_pixels_and_each_byte_once(
+    s3, address, local, sample_bytes, planned, name
+):
+    with s3.gateway() as gateway:
+        dataset = Dataset(address)
+        order, cache = planned(dataset, int(dataset.files.beton_bytes().sum()) // 4)
+        assert order.window_blocks < order.blocks_per_shard
+        before, epochs = gateway.stats()["bytes"], 3
+        peaks = []
+        assert_same(dataset, local, order, cache.limit, epochs=epochs, name=name,
+                    after=lambda step: peaks.append(on_disk(dataset)))  # fmt: skip
+        fetched = gateway.stats()["bytes"] - before
+    assert fetched <= 1.05 * sample_bytes * epochs
+    assert fetched >= 0.5 * sample_bytes * epochs, "the cache of a quarter has kept too much"
+    assert max(peaks) <= cache.limit
+
+
+def test_a_full_shuffle_begins_at_once_and_fetches_each_byte_once_in_all_epochs(s3, address, local, sample_bytes):
+    with s3.gateway() as gateway:
+        dataset, order = Dataset(address), Order.create(local.n, 64)
+        before, first = gateway.stats()["bytes"], []
+        assert_same(dataset, local, order, 1 << 30, epochs=2,
+                    after=lambda step: step == 1 and first.append(dataset.files.samples.room.bytes))  # fmt: skip
+        assert gateway.stats()["bytes"] - before <= 1.05 * sample_bytes
+    assert dataset.files.seconds_waited() > 0
+
+
+def test_an_order_of_selected_samples_is_read_ahead_and_only_those_are_fetched(
+    s3, address, local, sample_bytes, tmp_path
+):
+    chosen = np.arange(1, local.n, 4)
+    with SelectionWriter(tmp_path / "selection", local.n) as writer:
+        writer.add(IDS, [chosen])
+        writer.finish()
+    order = Selected(Order.for_memory(700, len(chosen), 64), Selection(tmp_path / "selection"), local.n)
+    assert order.order.window_blocks < order.order.blocks_per_shard
+    with s3.gateway() as gateway:
+        dataset = Dataset(address)
+        before = gateway.stats()["bytes"]
+        assert_same(dataset, local, order, 12 << 20)
+        assert gateway.stats()["bytes"] - before < 0.5 * sample_bytes
+
+
+def test_a_store_that_fails_one_request_in_twenty_changes_nothing(s3, address, local, planned):
+    with s3.gateway(failing=0.05) as gateway:
+        dataset = Dataset(address)
+        order, cache = planned(dataset, int(dataset.files.beton_bytes().sum()) // 4)
+        assert_same(dataset, local, order, cache.limit)
+        assert gateway.stats()["failed"] > 0
+
+
+def test_a_training_waits_for_a_store_that_is_away_for_a_while(s3, address, local, planned):
+    with s3.gateway() as gateway:
+        dataset = Dataset(address)
+        order, cache = planned(dataset, int(dataset.files.beton_bytes().sum()) // 4)
+
+        def outage(step):
+            if step == 5:
+                gateway.stop()
+                threading.Timer(4, gateway.start).start()
+
+        assert_same(dataset, local, order, cache.limit, after=outage)
+    assert dataset.files.seconds_waited() > 1
+
+
+def test_a_store_away_for_longer_ends_the_reading_with_one_error_that_names_it(
+    s3, address, local, planned, monkeypatch
+):
+    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 2)
+    with s3.gateway() as gateway:
+        dataset = Dataset(address)
+        order, cache = planned(dataset, int(dataset.files.beton_bytes().sum()) // 4)
+        began = []
+
+        def outage(step):
+            if step == 5:
+                gateway.stop()
+                began.append(time.monotonic())
+
+        with pytest.raises(ObjectStoreError, match=r"s3://bucket/noise/shards/shard-.* cannot be used"):
+            assert_same(dataset, local, order, cache.limit, after=outage)
+        assert time.monotonic() - began[0] < 60
+        gateway.start()
+        again = Dataset(address)
+        assert_same(again, local, order, cache.limit)
+
+
+def test_an_object_that_was_changed_ends_the_reading_and_gives_no_wrong_pixels(s3, address, local, planned):
+    shard = address / "shards" / "shard-00001.beton"
+    sound = (local.path / "shards" / "shard-00001.beton").read_bytes()
+    dataset = Dataset(address)
+    order, cache = planned(dataset, int(dataset.files.beton_bytes().sum()) // 4)
+    at = int(local.records(1)["jpeg_at"][100]) + 50
+    shard.write(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+    try:
+        damaged = int(local.first_id[1]) + 100
+        with pytest.raises(
+            DatasetError, match=rf"sample {damaged} \(row 100 of shard 1 of s3://bucket/noise\) changed"
+        ):
+            assert_same(dataset, local, order, cache.limit)
+    finally:
+        shard.write(sound)
+
+
+def test_a_cache_too_small_for_a_batch_is_an_error_with_the_bytes_that_it_takes(address, local):
+    dataset, order = Dataset(address), Order.create(local.n, 64)
+    with (
+        pytest.raises(CacheTooSmallError, match=r"data.cache = 300,000 is too small"),
+        reading(dataset, order, 300_000) as loader,
+    ):
+        next(loader.epoch(0))
+
+
+def test_a_cache_goes_with_its_dataset(address, local, planned, cache_root):
+    dataset = Dataset(address)
+    order, cache = planned(dataset, int(dataset.files.beton_bytes().sum()) // 4)
+    with reading(dataset, order, cache.limit) as loader:
+        next(loader.epoch(0))
+    assert len(list(cache_root.iterdir())) == 2
+    del dataset, loader
+    deadline = time.monotonic() + 60
+    while list(cache_root.iterdir()) and time.monotonic() < deadline:  # requests under way end by themselves
+        gc.collect()
+        time.sleep(0.1)
+    assert list(cache_root.iterdir()) == []

@@ -1,0 +1,130 @@
+"""Runs on a dataset in an object store: the losses of one on disk, and which caches they go on with."""
+
+import re
+
+import pytest
+
+from thermopile import objects
+from thermopile.objects import Address, ObjectStoreError
+from thermopile.pipeline.dataset import Dataset
+from thermopile.trainer.build import resolve
+from thermopile.trainer.config import load_config
+from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run_directory import RunDirectory
+
+from object_server import uploaded
+from small_runs import lines, losses, train
+
+pytestmark = pytest.mark.wide
+
+QUARTER = 6_000_000
+
+
+@pytest.fixture(scope="module")
+def address(s3, noise_dataset):
+    return uploaded(noise_dataset.path, Address("bucket", "noise"))
+
+
+@pytest.fixture(autouse=True)
+def cache_root(tmp_path, monkeypatch):
+    monkeypatch.setenv("THERMOPILE_CACHE", str(tmp_path / "cache"))
+
+
+def settings(place, *, cache="none", **more):
+    """Two epochs of 64 steps, less than two seconds each."""
+    tree = {
+        "epochs": 2, "batch_size": 64, "log_every": 1, "canonical_shards": 2, "checkpoint": {"every_steps": 20},
+        "data": {"path": str(place), "image_size": 16, "cache": cache},
+        "model": {"dim": 16, "image": {"config": {"width": 8}}},
+    }  # fmt: skip
+    return load_config(tree | more)
+
+
+@pytest.fixture(scope="module")
+def windowed(address, noise_dataset, tmp_path_factory):
+    """The run on disk, with the order that a cache of a quarter asks for."""
+    asked = resolve(settings(address, cache=QUARTER), Dataset(address))
+    order = {name: getattr(asked, name) for name in ("canonical_shards", "blocks_per_shard", "window_blocks")}
+    assert order["window_blocks"] < order["blocks_per_shard"]
+    config = resolve(settings(noise_dataset.path, **order), noise_dataset)
+    return train(config, tmp_path_factory.mktemp("runs") / "windowed")
+
+
+def test_a_run_with_a_cache_of_a_quarter_has_the_losses_of_one_on_disk(s3, address, windowed, tmp_path):
+    config = resolve(settings(address, cache=QUARTER), Dataset(address))
+    run = train(config, tmp_path / "run")
+    assert losses(run) == losses(windowed)
+    assert run.config().data.path == "s3://bucket/noise"
+    for line in lines(run):
+        assert line["fetch_wait_seconds"] >= 0
+        assert line["data_wait_seconds"] >= 0
+    assert sum(line["fetch_wait_seconds"] for line in lines(run)) > 0
+    assert "fetch_wait_seconds" not in lines(windowed)[0]
+
+
+def test_a_dataset_that_fits_the_cache_is_fully_shuffled(s3, address, noise_dataset):
+    fits = resolve(settings(address, cache="1GB"), Dataset(address))
+    assert (fits.window_blocks, fits.blocks_per_shard) == (1, 1)
+    local = resolve(settings(noise_dataset.path), noise_dataset)
+    assert (fits.window_blocks, fits.blocks_per_shard) == (local.window_blocks, local.blocks_per_shard)
+
+
+def test_the_narrower_of_the_windows_for_state_and_cache_counts(s3, address):
+    dataset = Dataset(address)
+    of_cache, of_both, of_state = (
+        resolve(settings(address, cache=cache, state={"memory_budget": budget}), dataset)
+        for cache, budget in ((QUARTER, "none"), (QUARTER, 30_000), ("1GB", 30_000))
+    )
+    rows = [config.window_blocks / config.blocks_per_shard for config in (of_cache, of_both, of_state)]
+    assert rows[1] == min(rows) < 1
+    assert rows[2] < 1
+
+
+def test_a_smaller_cache_is_refused_on_resume_with_what_the_order_needs_and_a_larger_one_is_taken(
+    s3, address, windowed, tmp_path
+):
+    dataset, run = Dataset(address), RunDirectory(tmp_path / "run")
+    config = resolve(settings(address, cache=QUARTER), dataset)
+    with Trainer.open(config, run) as trainer:
+        trainer.run(should_stop=lambda: trainer.steps_done >= 30)
+    smaller = config.model_copy(update={"data": config.data.model_copy(update={"cache": 1_000_000})})
+    with pytest.raises(ConfigError, match=r"data\.cache = 1,000,000 is too small for s3://bucket/noise") as refused:
+        Trainer.open(smaller, run, resume=True)
+    floor = int(re.search(r"at least ([\d,]+)$", str(refused.value))[1].replace(",", ""))
+    assert 1_000_000 < floor <= QUARTER
+    larger = config.model_copy(update={"data": config.data.model_copy(update={"cache": 8_000_000})})
+    with Trainer.open(larger, run, resume=True) as trainer:
+        trainer.run()
+    assert losses(run) == losses(windowed)
+
+
+def test_a_new_run_whose_cache_is_too_small_for_any_order_is_told_the_least(s3, address):
+    with pytest.raises(ConfigError, match=r"Set data.cache to at least ") as refused:
+        resolve(settings(address, cache=100_000), Dataset(address))
+    least = int(re.search(r"at least ([\d,]+)$", str(refused.value))[1].replace(",", ""))
+    resolve(settings(address, cache=least), Dataset(address))
+
+
+def test_a_run_whose_store_went_away_ends_with_one_error_and_goes_on_from_its_checkpoint(
+    s3, address, windowed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 2)
+    run = RunDirectory(tmp_path / "run")
+    with s3.gateway() as gateway:
+        config = resolve(settings(address, cache=QUARTER), Dataset(address))
+
+        def outage(report):
+            if report.step == 30:
+                gateway.stop()
+
+        with (
+            pytest.raises(ObjectStoreError, match=r"s3://bucket/noise/shards/.* cannot be used: .*AWS_ENDPOINT_URL"),
+            Trainer.open(config, run) as trainer,
+        ):
+            trainer.run(outage)
+        gateway.start()
+        with Trainer.open(config, run, resume=True) as trainer:
+            assert trainer.steps_done >= 20
+            trainer.run()
+    assert losses(run) == losses(windowed)

@@ -1,0 +1,87 @@
+"""What a cache of `data.cache` bytes allows the sample order of a dataset in an object store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..pipeline.dataset import Dataset
+from ..pipeline.order import Order
+from .config import DataConfig
+from .errors import ConfigError
+from .world import World
+
+RECORD_BYTES, PAGE = 64, 4096
+"""A sample's record, which stays in the cache; the unit in which disks allocate."""
+
+
+@dataclass(frozen=True)
+class DatasetCache:
+    """The cache of each rank, and what orders need of it."""
+
+    place: str
+    limit: int
+    """Bytes on disk, for one rank."""
+    is_set: bool
+    """Whether data.cache is set; if not, the limit is this rank's share of half of the free disk."""
+    first_id: NDArray[np.int64]
+    beton_bytes: NDArray[np.int64]
+    """int64 [shards]: sizes of the .beton files."""
+    ranks: int
+
+    @classmethod
+    def of(cls, config: DataConfig, dataset: Dataset, world: World) -> DatasetCache | None:
+        """Return the cache that the settings allow; None if the dataset is on disk."""
+        if (beton_bytes := dataset.files.beton_bytes()) is None:
+            return None
+        from ..pipeline.remote.cache_folder import free_bytes
+
+        limit = config.cache or free_bytes() // 2 // world.local_size
+        return cls(str(dataset.place), limit, config.cache is not None, dataset.first_id, beton_bytes, world.size)
+
+    @property
+    def rows(self) -> int:
+        """Rows that the caches of all ranks hold, of mean size."""
+        return int(self.limit * self.ranks // (RECORD_BYTES + self.beton_bytes.sum() / self.first_id[-1]))
+
+    def narrowed(self, order: Order, rows: int) -> int:
+        """Return the rows to plan for: fewer than those that `order` was planned for if it needs too much."""
+        needed = self.needed(order)
+        return rows if needed <= self.limit else int(rows * self.limit / needed)
+
+    def needed(self, order: Order) -> int:
+        """Return the bytes that an order needs in the cache of any one rank: its live blocks, and all its records.
+
+        Blocks are taken to have their share of the shards' bytes, an eighth more if not all of a rank's are live.
+        """
+        shards, live = order.canonical_shards, min(order.window_blocks + 2, order.blocks_per_shard)
+        starts = np.minimum(np.arange(shards * order.blocks_per_shard + 1) * order.block_rows, order.samples)
+        if order.samples == self.first_id[-1]:
+            before = np.interp(starts, self.first_id, np.concatenate([[0], np.cumsum(self.beton_bytes)]))
+        else:  # positions of selected samples, whose ids are not known yet
+            before = starts * (self.beton_bytes.sum() / self.first_id[-1])
+        of_blocks = np.sort(np.diff(before).reshape(shards, order.blocks_per_shard) + 2 * PAGE, axis=1)
+        of_ranks = of_blocks[:, -live:].sum(axis=1).reshape(self.ranks, -1).sum(axis=1)
+        windowed = order.window_blocks < order.blocks_per_shard
+        records = RECORD_BYTES * -(-order.samples // self.ranks) + 3 * PAGE * len(self.beton_bytes)
+        return int(of_ranks.max() * (9 / 8 if windowed else 1)) + records
+
+    def check(self, order: Order, narrowest: Order) -> None:
+        """Raise ConfigError if the order needs more. narrowest: another that could be chosen, to name the least."""
+        needed, least = self.needed(order), min(self.needed(order), self.needed(narrowest))
+        if needed <= self.limit:
+            return
+        if self.is_set:
+            raise ConfigError(
+                f"data.cache = {self.limit:,} is too small for {self.place}: the order's {order.canonical_shards} "
+                f"shards have windows of {order.window_blocks:,} of {order.blocks_per_shard:,} blocks of "
+                f"{order.block_rows:,} rows, which need {needed:,} bytes of each rank's cache at once. Set data.cache "
+                f"to at least {least:,}"
+            )
+        raise ConfigError(
+            f"{self.place} takes {needed:,} bytes of this rank's cache, more than its share of half of the free disk, "
+            f"{self.limit:,}. Set data.cache to the bytes that it may take, at least {least:,}, or THERMOPILE_CACHE to "
+            "a folder on a larger disk"
+        )

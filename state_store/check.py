@@ -153,7 +153,8 @@ def _faults(
         yield f"later than the snapshot's step {reader.snapshot.step:,}", values > reader.snapshot.step
         if visits is not None:
             yield "never visited, but with a last step", (visits == 0) & (values > 0)
-            yield "visited, but without a last step", (visits > 0) & (values == 0)
+            if not reader.has_carried_rows:
+                yield "visited, but without a last step", (visits > 0) & (values == 0)
     if name not in reader.fields:
         return
     # A field must be finite and hold its initial value until the first visit; a non-finite one only until then.

@@ -30,8 +30,14 @@ class ColumnPart:
     columns: Mapping[str, npt.NDArray[Any]]
 
 
-def write_initial_values(state: Place, description: Description, about: About) -> Snapshot:
-    """Create a repository at `state` and write its first snapshot, with every sample at its initial values."""
+def write_initial_values(
+    state: Place, description: Description, about: About, carried: Iterable[ColumnPart] = ()
+) -> Snapshot:
+    """Create a repository at `state` and write its first snapshot, with every sample at its initial values.
+
+    carried: rows of another run's state, which these samples begin with instead.
+    """
+    size = 0
     with written_through(state.parent):
         # Created with no settings, which would be recorded, and opened with ours.
         icechunk.Repository.create(icechunk_files.storage(state))
@@ -49,8 +55,12 @@ def write_initial_values(state: Place, description: Description, about: About) -
                 compressors=Crc32cCodec(),
                 filters=None,
             )
+        for part in carried:
+            for column, values in part.columns.items():
+                array_of(group, column)[part.start : part.start + len(values)] = values
+                size += values.nbytes
         snapshot_id = session.flush("the initial values", metadata=dict(about))
-    return _read_back(state, snapshot_id, about, {}, 0)
+    return _read_back(state, snapshot_id, about, {}, size)
 
 
 def fork(state: Place, base: Snapshot, world: int) -> list[icechunk.ForkSession]:

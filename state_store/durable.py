@@ -59,9 +59,12 @@ class Repository:
         self.description = self._load(by_writer=False).description
 
     @classmethod
-    def create(cls, path: Place, description: Description, writer: str | None = None) -> "Repository":
+    def create(
+        cls, path: Place, description: Description, writer: str | None = None, carried: Iterable[ColumnPart] = ()
+    ) -> "Repository":
         """Create a repository whose first snapshot, `step-0`, has every sample at its initial values.
 
+        carried: rows of another run's state, which these samples begin with instead.
         It is built next to `path` and renamed, so an interrupted creation leaves no store; in a bucket, the index comes
         last. Raises StoreExistsError if `path` is a file or a directory that is not empty, SnapshotError if writing
         fails.
@@ -73,7 +76,7 @@ class Repository:
                     raise StoreExistsError(f"{path} exists already; resume that run, or choose another address")
                 left = [*icechunk_files.present_files(path), icechunk_files.REFERENCE]
                 remove([path / name for name in left])  # by a creation that was interrupted
-                first = write_initial_values(path, description, about)
+                first = write_initial_values(path, description, about, carried)
                 history.replace(path, History(description, (first,), writer))
             return cls.open(path, writer)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -84,7 +87,8 @@ class Repository:
             refuse_link(path)
             refuse_link(building)
             shutil.rmtree(building, ignore_errors=True)
-            history.replace(building, History(description, (write_initial_values(building, description, about),)))
+            first = write_initial_values(building, description, about, carried)
+            history.replace(building, History(description, (first,)))
             building.rename(path)
             sync(path.parent)
         return cls.open(path)

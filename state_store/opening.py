@@ -113,7 +113,7 @@ def _blocks_at(repository: Repository, snapshot: Snapshot, owned: range, slots: 
         tier = WorkingTier(repository, owned, snapshot, rank)
         return WindowedBlocks(schema, owned, block_rows, slots, tier, snapshot.step)
     resident = Blocks(schema, len(owned), block_rows)
-    if snapshot.step > 0:
+    if snapshot.bytes_written or snapshot.step > 0:
         group = repository.group(snapshot)
         rows_at_once = max(1, _ROWS_LOADED_AT_ONCE // block_rows) * block_rows
         for start in range(owned.start, owned.stop, rows_at_once):

@@ -98,6 +98,12 @@ class StateReader:
         self._check_known([name])
         return array_of(self._group, name)
 
+    @property
+    def has_carried_rows(self) -> bool:
+        """Whether the run began with rows of another's state, which have visits, but no last step of its own."""
+        first = self._repository.history()[0]
+        return isinstance(first, Snapshot) and first.step == 0 and first.bytes_written > 0
+
     def is_kept(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
         """Return which of the ids start … stop − 1 the run trains on, bool [stop − start]."""
         kept = np.ones(stop - start, dtype=bool)

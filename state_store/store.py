@@ -1,7 +1,7 @@
 """The state of every sample during training, read before each step and written after it, in the background."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from typing import Self
@@ -17,8 +17,9 @@ from .errors import StepError, StoreClosedError
 from .history import Snapshot
 from .opening import Lock, open_share
 from .ranks import Ranks
+from .reader import StateReader
 from .rows import Rows, Window
-from .schema import Description, Schema
+from .schema import VISITS, Description, Schema
 from .staging import Staging
 from .transfer import SampleIds, Transfer, checked_ids
 
@@ -58,7 +59,7 @@ class StateStore:
         cls, path: str | os.PathLike[str] | Address, samples: int, fields: Mapping[str, float], *,
         block_rows: int, dataset_fingerprint: str, selection: Selection | None = None,
         device: str | torch.device = "cpu", memory_budget: int | None = None, ranks: Ranks | None = None,
-        owned: range | None = None,
+        owned: range | None = None, carried: StateReader | None = None,
     ) -> Self:  # fmt: skip
         """Create a store at a path, or an address such as s3://bucket/state, and take the writer lock.
 
@@ -69,6 +70,7 @@ class StateStore:
         ranks, owned: the processes that share the store, and the ids of this one's rows, in whole blocks.
         selection: which samples of the dataset these are, if not all. Every id here is then a position among them;
         readers find its folder, `selection`, next to `path` and map positions to ids.
+        carried: the state that the first samples begin with, fields and visits bit for bit; last_step becomes 0.
         Raises StoreExistsError, StoreLockedError, MemoryBudgetError, FieldError for a bad name or value, ValueError for
         a bad size.
         """
@@ -78,7 +80,8 @@ class StateStore:
             return Description(samples, Schema(dict(fields)), block_rows, dataset_fingerprint, _digest(selection))
 
         def begin(description: Description, writer: str | None) -> Snapshot:
-            return Repository.create(path, description, writer).resolve("latest")
+            parts = () if carried is None else _carried(carried, description)
+            return Repository.create(path, description, writer, parts).resolve("latest")
 
         return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned), selection)
 
@@ -298,6 +301,13 @@ class StateStore:
         self._ranks.gather(None)  # every rank now reads from the newest snapshot
         if self._ranks.rank == 0:
             self._repository.retain(keep_last, keep_every)
+
+
+def _carried(reader: StateReader, description: Description) -> Iterator[ColumnPart]:
+    """Yield the rows of another state in whole blocks of this one."""
+    for start in range(0, reader.samples, description.block_rows):
+        stop = min(start + description.block_rows, reader.samples)
+        yield ColumnPart(start, reader.rows(start, stop, (*reader.fields, VISITS)))
 
 
 def _digest(selection: Selection | None) -> str | None:

@@ -42,6 +42,8 @@ class _TrainCommand(click.Command):
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of settings.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one setting. Repeatable.")
 @click.option("--init-from", metavar="RUN[@step-N]", help="Initialise the encoders from another run's checkpoint.")
+@click.option("--grow", is_flag=True,
+              help="With --init-from: also begin with its samples' state; --data extends its dataset.")  # fmt: skip
 @click.option("--select", type=click.Path(path_type=Path), metavar="FILE",
               help="Train on the samples in this Parquet file's column sample_id.")  # fmt: skip
 @click.option("--weights", type=click.Path(path_type=Path), metavar="FILE",

@@ -60,6 +60,7 @@ class Asked:
     config_file: Path | None
     overrides: tuple[str, ...]
     init_from: str | None
+    grow: bool
     select: Path | None
     weights: Path | None
     on_nan: str | None
@@ -152,6 +153,8 @@ def _layers(asked: Asked, begun: RunDirectory | None, recorded: TrainConfig | No
     for key in ("init_from", "on_nan"):
         if (value := getattr(asked, key)) is not None:
             layers.add({key: value}, f"--{key.replace('_', '-')}")
+    if asked.grow:
+        layers.add({"init_state": True}, "--grow")
     for option, setting in (("data", "path"), ("select", "select"), ("weights", "weights")):
         if (path := getattr(asked, option)) is not None:
             layers.add({"data": {setting: str(path.resolve())}}, f"--{option}")

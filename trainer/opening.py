@@ -15,6 +15,7 @@ from ..state_store.ranks import agreement
 from .checkpoint import CheckpointInfo, Loaded, checkpoints_in, latest_checkpoint, load_latest, remove_checkpoints
 from .config import TrainConfig, flat, to_tree
 from .errors import ConfigError, RunError
+from .growing import state_to_grow
 from .objectives import Objective
 from .resume_settings import changes_since
 from .run_directory import RunDirectory
@@ -72,7 +73,11 @@ def open_store(
     if start is None:
         if world.control.broadcast(run.has_state):
             return StateStore.open(run.state, at="step-0", **settings), None
-        return StateStore.create(run.state, block_rows=order.block_rows, **settings), None
+        carried = None
+        if config.init_state:
+            with agreement(world.control, RunError):
+                carried = state_to_grow(config, dataset, objective)
+        return StateStore.create(run.state, block_rows=order.block_rows, carried=carried, **settings), None
     newest = start.newest
 
     def confirm() -> None:

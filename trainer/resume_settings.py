@@ -30,7 +30,7 @@ FIXED = {
     "objective.similarity": "the weights were trained for it",
     "objective.tau_init": "unseen samples have the run's value",
     **{f"optimizer.{name}": _RESTORED for name in _OPTIMIZER},
-    **dict.fromkeys(("init_from", "init_sides"), "the run continues with its own weights"),
+    **dict.fromkeys(("init_from", "init_sides", "init_state"), "the run continues with its own weights"),
 }
 """Settings, and tables of settings, that must not change on resume, with the reason."""
 

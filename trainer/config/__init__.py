@@ -83,6 +83,8 @@ class TrainConfig(Section):
     """RUN or RUN@step-N whose encoder weights a new run starts from; `--init-from`. Recorded with its step."""
     init_sides: Literal["both", "image", "text"] = "both"
     """Encoders that take their weights from `init_from`; the others start as they would without it."""
+    init_state: bool = False
+    """Begin with the samples' state of `init_from` as well, whose dataset has grown by appending; `--grow`."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
@@ -96,6 +98,8 @@ class TrainConfig(Section):
         if self.init_sides != "both" and not self.init_from:
             raise ValueError(f"init_sides {self.init_sides!r} needs init_from, the run that gives the weights; set it "
                              "(--init-from), or remove init_sides")  # fmt: skip
+        if self.init_state and not self.init_from:
+            raise ValueError("init_state (--grow) needs init_from, the run that gives the state; set it (--init-from)")
         return self
 
 

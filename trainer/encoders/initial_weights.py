@@ -25,7 +25,7 @@ def pinned(source: str) -> str:
 
     Raises RunError if the run or checkpoint does not exist, listing the existing ones.
     """
-    path, step = _parts_of(source)
+    path, step = parts_of(source)
     run = RunDirectory(path)
     if not run.exists():
         raise RunError(f"--init-from {source}: {path} is not a run; give a run's directory, or RUN@step-N")
@@ -52,7 +52,7 @@ def is_same_source(source: str, recorded: str) -> bool:
     """Return whether `source`, RUN or RUN@step-N, may mean the recorded, pinned one; reads nothing."""
     if not (source and recorded):
         return source == recorded
-    (path, step), (recorded_path, recorded_step) = _parts_of(source), _parts_of(recorded)
+    (path, step), (recorded_path, recorded_step) = parts_of(source), parts_of(recorded)
     return path == recorded_path and step in (None, recorded_step)
 
 
@@ -66,7 +66,7 @@ def load_initial_weights(encoders: Encoders, source: str, sides: Literal["both",
     """
     if sides == "text" and encoders.text is None:
         raise ConfigError("init_sides = 'text', but a run on images has no text encoder; use 'image'")
-    path, step = _parts_of(source)
+    path, step = parts_of(source)
     if (checkpoint := path / "checkpoints" / str(step)) not in checkpoints_in(path / "checkpoints").values():
         raise RunError(f"{checkpoint}, which the run starts from, is missing; start a new run with another --init-from")
     weights = _weights_in(checkpoint)
@@ -104,8 +104,8 @@ def _load(network: nn.Module, weights: dict[str, Tensor], side: str, checkpoint:
     network.load_state_dict(weights)
 
 
-def _parts_of(source: str) -> tuple[Place, str | None]:
-    """Return the run's absolute path, and step-N if given."""
+def parts_of(source: str) -> tuple[Place, str | None]:
+    """Return the absolute path of `init_from`'s run, and step-N if given."""
     parts = _SOURCE.fullmatch(source)
     if parts is None:
         raise ConfigError(f"init_from = {source!r} is neither a run's directory nor RUN@step-N")

@@ -1,0 +1,105 @@
+"""A run that starts from another one's weights and state, after samples were appended to the dataset."""
+
+import shutil
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from thermopile.pipeline.conversion.append import appended_path, join
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.state_store import StateReader
+from thermopile.tools.cli import main
+
+TINY = ("epochs=1", "batch_size=64", "data.image_size=16", "data.workers=1", "checkpoint.every_minutes=0")
+ADDED = np.arange(0, 10_847, 54)
+
+
+def train(*words, **settings):
+    changes = [
+        word
+        for setting in (*TINY, *(f"{key}={value}" for key, value in settings.items()))
+        for word in ("--set", setting)
+    ]
+    return CliRunner().invoke(main, ["train", *map(str, words), *changes])
+
+
+@pytest.fixture(scope="module")
+def grown(pairs_dataset, tmp_path_factory):
+    """2,000 pairs, and the same with 201 appended."""
+    folder = tmp_path_factory.mktemp("grown")
+    before, after = (shutil.copytree(pairs_dataset.path, folder / name) for name in ("before", "after"))
+    convert(GlyphSource(0), appended_path(after), ConvertSettings(), workers=1, selection=ADDED,
+            tokenizer_from=after / "tokenizer.json")  # fmt: skip
+    join(after)
+    return before, after
+
+
+@pytest.fixture(scope="module")
+def run(grown, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "before"
+    result = train("--data", grown[0], "--out", out)
+    assert result.exit_code == 0, result.stderr
+    return out
+
+
+def test_the_first_samples_begin_with_their_state_bit_for_bit_and_the_others_at_the_initial_values(
+    grown, run, tmp_path
+):
+    result = train("--data", grown[1], "--out", tmp_path / "after", "--init-from", run, "--grow")
+    assert result.exit_code == 0, result.stderr
+    old, new = StateReader.open(run / "state"), StateReader.open(tmp_path / "after" / "state", at="step-0")
+    assert (old.samples, new.samples) == (2000, 2201) == (2000, Dataset(grown[1]).n)
+    carried, fresh = new.rows(0, 2000), new.rows(2000, 2201)
+    for name, values in old.rows(0, 2000, [*old.fields, "visits"]).items():
+        assert carried[name].tobytes() == values.tobytes()
+    assert carried["visits"].sum() > 1900
+    assert all((fresh[name] == np.float32(new.initial[name])).all() for name in new.fields)
+    assert (fresh["visits"] == 0).all()
+    assert (carried["last_step"] == 0).all()
+
+
+@pytest.mark.parametrize("budget", ["none", "30_000"])
+def test_training_goes_on_from_the_carried_rows_also_through_a_window(grown, run, tmp_path, budget):
+    options = {"state.memory_budget": budget}
+    assert train("--data", grown[1], "--out", tmp_path / "run", "--init-from", run, "--grow", **options).exit_code == 0
+    visits = StateReader.open(tmp_path / "run" / "state").column("visits")
+    before = StateReader.open(run / "state").column("visits")
+    assert set((visits[:2000] - before).tolist()) <= {0, 1}
+    assert set(visits[2000:].tolist()) <= {0, 1}
+    steps, rest = divmod(int(visits.sum() - before.sum()), 64)
+    assert (rest, steps > 30) == (0, True)  # an epoch through a window may be a little shorter
+
+
+def test_a_grown_state_is_sound(grown, run, tmp_path):
+    train("--data", grown[1], "--out", tmp_path / "run", "--init-from", run, "--grow")
+    result = CliRunner().invoke(main, ["state", "check", str(tmp_path / "run"), "--all"])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_dataset_that_did_not_grow_from_the_runs_is_refused(run, tmp_path, images_dataset, grown):
+    other = shutil.copytree(grown[0], tmp_path / "other")
+    convert(GlyphSource(0), appended_path(other), ConvertSettings(), workers=1, selection=ADDED[:50],
+            tokenizer_from=other / "tokenizer.json")  # fmt: skip
+    join(other)
+    second = tmp_path / "second"
+    assert train("--data", other, "--out", second).exit_code == 0
+    refused = train("--data", grown[1], "--out", tmp_path / "run", "--init-from", second, "--grow")
+    assert refused.exit_code == 2
+    assert "did not grow from the dataset of" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "reason"),
+    [
+        ((), {}, "init_state (--grow) needs init_from"),
+        (("--init-from", "{run}"), {"objective.name": "sogclr"}, "use that run's objective"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused(grown, run, tmp_path, words, settings, reason):
+    words = [word.format(run=run) for word in words]
+    refused = train("--data", grown[1], "--out", tmp_path / "run", *words, "--grow", **settings)
+    assert refused.exit_code == 2
+    assert reason in refused.stderr

@@ -86,17 +86,6 @@ def test_a_second_conversion_to_the_same_place_is_refused(tmp_path, picture_fold
                 on_progress=convert_there_as_well)  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def with_bad_ones(tmp_path_factory, draw):
-    """240 pictures of two classes, every twelfth unusable."""
-    root = tmp_path_factory.mktemp("bad") / "in"
-    for i in range(240):
-        path = root / ("cats" if i < 160 else "dogs") / f"{i:03d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draw(i).save(path) if i % 12 else path.write_bytes(b"no picture")
-    return root
-
-
 def processes_of_session(session):
     """Processes of a session that have not ended."""
     for stat in Path("/proc").glob("[0-9]*/stat"):

@@ -26,39 +26,28 @@ def small_shards(monkeypatch):
     many_shards(monkeypatch, rows=30)
 
 
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory, draw):
-    """240 pictures, every twelfth unusable."""
-    root = tmp_path_factory.mktemp("pictures") / "in"
-    for i in range(240):
-        path = root / ("cats" if i < 160 else "dogs") / f"{i:03d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draw(i).save(path) if i % 12 else path.write_bytes(b"no picture")
-    return root
-
-
-def part(pictures, out, number, count, settings=None, **options):
-    return convert_part(FolderSource(pictures), out, settings or ConvertSettings(), PartNumber(number, count),
+def part(with_bad_ones, out, number, count, settings=None, **options):
+    return convert_part(FolderSource(with_bad_ones), out, settings or ConvertSettings(), PartNumber(number, count),
                         workers=1, **options)  # fmt: skip
 
 
-def put_together(pictures, out, settings=None, **options):
-    return finish(FolderSource(pictures), out, settings or ConvertSettings(), **options)
+def put_together(with_bad_ones, out, settings=None, **options):
+    return finish(FolderSource(with_bad_ones), out, settings or ConvertSettings(), **options)
 
 
 @pytest.fixture
-def parts_done(pictures, tmp_path):
+def parts_done(with_bad_ones, tmp_path):
     for number in (1, 2):
-        part(pictures, tmp_path / "out", number, 2)
+        part(with_bad_ones, tmp_path / "out", number, 2)
     return tmp_path / "out"
 
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (1, 1, 3, 2, 2)])
-def test_parts_in_any_order_and_repeated_make_the_dataset_of_one_machine(pictures, tmp_path, order):
+def test_parts_in_any_order_and_repeated_make_the_dataset_of_one_machine(with_bad_ones, tmp_path, order):
     for number in order:
-        part(pictures, tmp_path / "parts" / "out", number, 3)
-    summary = put_together(pictures, tmp_path / "parts" / "out")
-    whole = convert(FolderSource(pictures), tmp_path / "whole" / "out", ConvertSettings(), workers=1)
+        part(with_bad_ones, tmp_path / "parts" / "out", number, 3)
+    summary = put_together(with_bad_ones, tmp_path / "parts" / "out")
+    whole = convert(FolderSource(with_bad_ones), tmp_path / "whole" / "out", ConvertSettings(), workers=1)
     assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
     assert (summary.samples, summary.left_out, summary.shards) == (whole.samples, whole.left_out, SHARDS) == (220, 20, SHARDS)  # noqa: E501  # fmt: skip
     assert os.listdir(tmp_path / "parts") == ["out"]
@@ -73,16 +62,16 @@ def test_captions_are_encoded_alike_by_a_tokenizer_that_each_part_may_train(tmp_
     assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
 
 
-def test_a_part_reports_its_share_and_how_much_of_all_is_done(pictures, tmp_path):
-    first, again, second = (part(pictures, tmp_path / "out", number, 2) for number in (1, 1, 2))
+def test_a_part_reports_its_share_and_how_much_of_all_is_done(with_bad_ones, tmp_path):
+    first, again, second = (part(with_bad_ones, tmp_path / "out", number, 2) for number in (1, 1, 2))
     assert (first.seen, again.seen, second.seen) == (first.samples, 0, second.samples)
     assert first.samples + second.samples == 240
     assert [done.shards_done for done in (first, again, second)] == [4, 4, SHARDS]
 
 
-def test_each_sample_left_out_is_listed_once(pictures, parts_done):
+def test_each_sample_left_out_is_listed_once(with_bad_ones, parts_done):
     (parts_done.with_name(".out.partial") / "parts" / "part-00001.errors.jsonl.other-7.writing").write_text("{}\n")
-    put_together(pictures, parts_done)
+    put_together(with_bad_ones, parts_done)
     keys = [sample.key for sample in read_bad_samples(parts_done / "errors.jsonl")]
     assert sorted(keys) == sorted({*keys})
     assert len(keys) == 20
@@ -92,14 +81,14 @@ def test_each_sample_left_out_is_listed_once(pictures, parts_done):
     ("settings", "words"),
     [(ConvertSettings(seed=1), "seed was 0 and is now 1"), (ConvertSettings(image={"quality": 80}), "image.quality")],
 )
-def test_a_part_with_other_settings_is_refused_naming_what_differs(pictures, tmp_path, settings, words):
-    part(pictures, tmp_path / "out", 1, 2)
+def test_a_part_with_other_settings_is_refused_naming_what_differs(with_bad_ones, tmp_path, settings, words):
+    part(with_bad_ones, tmp_path / "out", 1, 2)
     with pytest.raises(DatasetExistsError, match=words):
-        part(pictures, tmp_path / "out", 2, 2, settings)
+        part(with_bad_ones, tmp_path / "out", 2, 2, settings)
 
 
-def test_a_part_or_a_finish_with_another_listing_is_refused(pictures, parts_done, tmp_path):
-    other = shutil.copytree(pictures, tmp_path / "other" / "in")
+def test_a_part_or_a_finish_with_another_listing_is_refused(with_bad_ones, parts_done, tmp_path):
+    other = shutil.copytree(with_bad_ones, tmp_path / "other" / "in")
     (other / "cats" / "001.png").rename(other / "cats" / "1.png")
     for convert_it in (lambda: part(other, parts_done, 1, 2), lambda: put_together(other, parts_done)):
         with pytest.raises(DatasetExistsError, match=r"source\.listing was"):
@@ -107,80 +96,82 @@ def test_a_part_or_a_finish_with_another_listing_is_refused(pictures, parts_done
     assert not parts_done.exists()
 
 
-def test_missing_shards_are_named_and_nothing_is_published(pictures, tmp_path):
-    part(pictures, tmp_path / "out", 1, 2)
+def test_missing_shards_are_named_and_nothing_is_published(with_bad_ones, tmp_path):
+    part(with_bad_ones, tmp_path / "out", 1, 2)
     with pytest.raises(DatasetError, match=r"^4 of 8 shards of .*out are not done: 1, 3, 5, 7\. Run their parts again"):
-        put_together(pictures, tmp_path / "out")
+        put_together(with_bad_ones, tmp_path / "out")
     assert os.listdir(tmp_path) == [".out.partial"]
-    part(pictures, tmp_path / "out", 2, 2)
-    assert put_together(pictures, tmp_path / "out").samples == 220
+    part(with_bad_ones, tmp_path / "out", 2, 2)
+    assert put_together(with_bad_ones, tmp_path / "out").samples == 220
 
 
-def test_finishing_what_was_not_begun_is_an_error_that_says_how_to_begin(pictures, tmp_path):
+def test_finishing_what_was_not_begun_is_an_error_that_says_how_to_begin(with_bad_ones, tmp_path):
     with pytest.raises(DatasetError, match=r"no part of .*out has been converted; run the same command with --part"):
-        put_together(pictures, tmp_path / "out")
+        put_together(with_bad_ones, tmp_path / "out")
     assert os.listdir(tmp_path) == []
 
 
-def test_a_shard_whose_file_was_cut_short_is_not_done(pictures, parts_done):
+def test_a_shard_whose_file_was_cut_short_is_not_done(with_bad_ones, parts_done):
     with (parts_done.with_name(".out.partial") / "parts" / "part-00002.beton").open("r+b") as file:
         file.truncate(1000)
     with pytest.raises(DatasetError, match=r"1 of 8 shards .* not done: 2\."):
-        put_together(pictures, parts_done)
-    assert part(pictures, parts_done, 1, 2).seen == 30
+        put_together(with_bad_ones, parts_done)
+    assert part(with_bad_ones, parts_done, 1, 2).seen == 30
 
 
-def test_shards_that_another_version_wrote_are_not_done(pictures, parts_done, monkeypatch):
+def test_shards_that_another_version_wrote_are_not_done(with_bad_ones, parts_done, monkeypatch):
     monkeypatch.setattr("thermopile.pipeline.conversion.partial.__version__", "9.0.0")
     with pytest.raises(DatasetError, match=r"8 of 8 shards .* not done"):
-        put_together(pictures, parts_done)
+        put_together(with_bad_ones, parts_done)
 
 
-def test_parts_may_leave_out_too_many_only_together(pictures, tmp_path):
+def test_parts_may_leave_out_too_many_only_together(with_bad_ones, tmp_path):
     strict = ConvertSettings(max_error_rate=0.075)  # 18 samples, of which no part leaves out more than 14
     for number in (1, 2):
-        part(pictures, tmp_path / "out", number, 2, strict)
+        part(with_bad_ones, tmp_path / "out", number, 2, strict)
     with pytest.raises(SourceError, match="at least 20 of 240 samples cannot be used"):
-        put_together(pictures, tmp_path / "out", strict)
-    assert put_together(pictures, tmp_path / "out").left_out == 20
+        put_together(with_bad_ones, tmp_path / "out", strict)
+    assert put_together(with_bad_ones, tmp_path / "out").left_out == 20
 
 
-def test_while_one_finishes_a_second_and_a_part_are_refused(pictures, parts_done):
-    for convert_it in (put_together, lambda pictures, out: part(pictures, out, 1, 2)):
+def test_while_one_finishes_a_second_and_a_part_are_refused(with_bad_ones, parts_done):
+    for convert_it in (put_together, lambda with_bad_ones, out: part(with_bad_ones, out, 1, 2)):
         with claimed(parts_done), pytest.raises(DatasetExistsError, match=f"being written by pid {os.getpid()} on"):
-            convert_it(pictures, parts_done)
+            convert_it(with_bad_ones, parts_done)
     with claimed(parts_done, shared=True), pytest.raises(DatasetExistsError, match="being written by another process"):
-        put_together(pictures, parts_done)
+        put_together(with_bad_ones, parts_done)
 
 
-def test_after_the_end_parts_and_finish_change_nothing(pictures, parts_done, tmp_path):
-    put_together(pictures, parts_done)
+def test_after_the_end_parts_and_finish_change_nothing(with_bad_ones, parts_done, tmp_path):
+    put_together(with_bad_ones, parts_done)
     before = digests(tmp_path)
-    assert part(pictures, parts_done, 2, 2).shards_done == SHARDS
-    assert put_together(pictures, parts_done).samples == 220
+    assert part(with_bad_ones, parts_done, 2, 2).shards_done == SHARDS
+    assert put_together(with_bad_ones, parts_done).samples == 220
     assert digests(tmp_path) == before
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_an_output_that_others_made_is_replaced_at_the_finish_and_only_if_asked(pictures, tmp_path, images_dataset):
+def test_an_output_that_others_made_is_replaced_at_the_finish_and_only_if_asked(
+    with_bad_ones, tmp_path, images_dataset
+):
     out = shutil.copytree(images_dataset.path, tmp_path / "out")
     with pytest.raises(DatasetExistsError, match="exists and was not converted with these settings"):
-        part(pictures, out, 1, 1)
-    part(pictures, out, 1, 1, overwrite=True)
+        part(with_bad_ones, out, 1, 1)
+    part(with_bad_ones, out, 1, 1, overwrite=True)
     assert json.loads((out / "dataset.json").read_text())["n"] == 300
     with pytest.raises(DatasetExistsError, match="--overwrite"):
-        put_together(pictures, out)
-    assert put_together(pictures, out, overwrite=True).samples == 220
+        put_together(with_bad_ones, out)
+    assert put_together(with_bad_ones, out, overwrite=True).samples == 220
 
 
-def test_a_part_frees_the_space_of_killed_writers_and_of_no_others(pictures, tmp_path):
-    part(pictures, tmp_path / "out", 1, 2)
+def test_a_part_frees_the_space_of_killed_writers_and_of_no_others(with_bad_ones, tmp_path):
+    part(with_bad_ones, tmp_path / "out", 1, 2)
     parts = Partial(tmp_path / "out").parts(SHARDS)
     living = parts[1].begin()
     dead = [parts[3].folder / f"part-00003.{suffix}.far-9.writing" for suffix in ("beton", "rows", "errors.jsonl")]
     for file in dead:
         file.touch()
-    part(pictures, tmp_path / "out", 1, 2)
+    part(with_bad_ones, tmp_path / "out", 1, 2)
     assert parts[1].being_written("beton").exists()
     assert not any(file.exists() for file in dead)
     os.close(living)

@@ -23,25 +23,15 @@ def small_shards(monkeypatch):
     many_shards(monkeypatch, rows=30)
 
 
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory, draw):
-    """240 pictures, every twelfth unusable."""
-    root = tmp_path_factory.mktemp("pictures") / "in"
-    root.mkdir()
-    for i in range(240):
-        draw(i).save(root / f"{i:03d}.png") if i % 12 else (root / f"{i:03d}.png").write_bytes(b"no picture")
-    return root
-
-
 @pytest.fixture
 def out(s3, request):
     return Address("bucket", request.node.name) / "out"
 
 
 @pytest.fixture
-def local(pictures, tmp_path):
+def local(with_bad_ones, tmp_path):
     """Content of the files of a local conversion, by their names."""
-    convert(FolderSource(pictures), tmp_path / "local", ConvertSettings(), workers=1)
+    convert(FolderSource(with_bad_ones), tmp_path / "local", ConvertSettings(), workers=1)
     return contents(tmp_path / "local")
 
 
@@ -51,18 +41,18 @@ def contents(place):
     return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
-def to_bucket(pictures, out, **options):
-    return convert(FolderSource(pictures), out, ConvertSettings(), workers=1, **options)
+def to_bucket(with_bad_ones, out, **options):
+    return convert(FolderSource(with_bad_ones), out, ConvertSettings(), workers=1, **options)
 
 
-def part(pictures, out, number, count, settings=None):
+def part(with_bad_ones, out, number, count, settings=None):
     return convert_part(
-        FolderSource(pictures), out, settings or ConvertSettings(), PartNumber(number, count), workers=1
+        FolderSource(with_bad_ones), out, settings or ConvertSettings(), PartNumber(number, count), workers=1
     )
 
 
-def test_the_objects_are_the_files_of_a_local_dataset_byte_for_byte(pictures, out, local):
-    summary = to_bucket(pictures, out)
+def test_the_objects_are_the_files_of_a_local_dataset_byte_for_byte(with_bad_ones, out, local):
+    summary = to_bucket(with_bad_ones, out)
     assert (summary.samples, summary.left_out, summary.shards) == (220, 20, SHARDS)
     assert contents(out) == local
 
@@ -73,47 +63,47 @@ def test_captions_are_encoded_by_the_same_tokenizer_as_locally(tmp_path, out):
     assert contents(out) == contents(tmp_path / "local")
 
 
-def test_parts_make_the_same_dataset_and_are_done_once(pictures, out, local):
-    assert [part(pictures, out, number, 3).shards_done for number in (2, 1)] == [3, 6]
+def test_parts_make_the_same_dataset_and_are_done_once(with_bad_ones, out, local):
+    assert [part(with_bad_ones, out, number, 3).shards_done for number in (2, 1)] == [3, 6]
     with pytest.raises(DatasetError, match=r"2 of 8 shards of s3://.*/out are not done: 2, 5\."):
-        finish(FolderSource(pictures), out, ConvertSettings())
-    assert part(pictures, out, 1, 3).seen == 0
-    part(pictures, out, 3, 3)
+        finish(FolderSource(with_bad_ones), out, ConvertSettings())
+    assert part(with_bad_ones, out, 1, 3).seen == 0
+    part(with_bad_ones, out, 3, 3)
     for _ in range(2):
-        assert finish(FolderSource(pictures), out, ConvertSettings()).samples == 220
-    assert part(pictures, out, 1, 3).seen == 0
+        assert finish(FolderSource(with_bad_ones), out, ConvertSettings()).samples == 220
+    assert part(with_bad_ones, out, 1, 3).seen == 0
     assert contents(out) == local
 
 
-def test_an_interrupted_conversion_goes_on_where_it_was(pictures, out, local):
+def test_an_interrupted_conversion_goes_on_where_it_was(with_bad_ones, out, local):
     def interrupt(counts):
         if len([*(out / "shards").objects()]) >= 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        to_bucket(pictures, out, on_progress=interrupt)
+        to_bucket(with_bad_ones, out, on_progress=interrupt)
     with pytest.raises(DatasetExistsError, match="unfinished conversion; continue it with --resume"):
-        to_bucket(pictures, out)
-    assert to_bucket(pictures, out, resume=True).seen < 240
+        to_bucket(with_bad_ones, out)
+    assert to_bucket(with_bad_ones, out, resume=True).seen < 240
     assert contents(out) == local
 
 
-def test_starting_over_removes_what_was_begun_with_other_settings(pictures, out, local):
-    part(pictures, out, 1, 2, ConvertSettings(seed=1))
+def test_starting_over_removes_what_was_begun_with_other_settings(with_bad_ones, out, local):
+    part(with_bad_ones, out, 1, 2, ConvertSettings(seed=1))
     with pytest.raises(DatasetExistsError, match="seed was 1 and is now 0"):
-        part(pictures, out, 2, 2)
-    to_bucket(pictures, out, overwrite=True)
+        part(with_bad_ones, out, 2, 2)
+    to_bucket(with_bad_ones, out, overwrite=True)
     assert contents(out) == local
 
 
-def test_a_dataset_or_foreign_objects_are_never_replaced(pictures, out, local):
-    to_bucket(pictures, out)
+def test_a_dataset_or_foreign_objects_are_never_replaced(with_bad_ones, out, local):
+    to_bucket(with_bad_ones, out)
     with pytest.raises(DatasetExistsError, match="choose another address, or delete it"):
-        to_bucket(pictures, out, overwrite=True)
+        to_bucket(with_bad_ones, out, overwrite=True)
     assert contents(out) == local
     (out.parent / "other" / "thesis.txt").write(b"precious")
     with pytest.raises(DatasetExistsError, match=r"holds other objects, such as 'thesis\.txt'"):
-        to_bucket(pictures, out.parent / "other", overwrite=True)
+        to_bucket(with_bad_ones, out.parent / "other", overwrite=True)
     assert contents(out.parent / "other") == {"thesis.txt": b"precious"}
 
 
@@ -125,22 +115,24 @@ def test_a_shard_without_samples_is_refused_since_objects_cannot_be_renumbered(t
     assert not (out / "dataset.json").exists()
 
 
-def test_a_server_that_fails_now_and_then_changes_nothing(pictures, out, local, s3):
+def test_a_server_that_fails_now_and_then_changes_nothing(with_bad_ones, out, local, s3):
     with s3.gateway(failing=0.05) as gateway:
-        to_bucket(pictures, out)
+        to_bucket(with_bad_ones, out)
         assert gateway.stats()["requests"] > 50
     assert contents(out) == local
 
 
-def test_a_server_that_stays_away_is_one_error_and_the_conversion_goes_on_later(pictures, out, local, s3, monkeypatch):
-    part(pictures, out, 1, 2)
+def test_a_server_that_stays_away_is_one_error_and_the_conversion_goes_on_later(
+    with_bad_ones, out, local, s3, monkeypatch
+):
+    part(with_bad_ones, out, 1, 2)
     with s3.gateway() as gateway:
         gateway.stop()
         with monkeypatch.context() as impatient:
             impatient.setattr(objects, "PATIENCE_SECONDS", 0.5)
             with pytest.raises(OSError, match=r"^[^\n]*AWS_ENDPOINT_URL[^\n]*$"):
-                to_bucket(pictures, out, resume=True)
-    assert to_bucket(pictures, out, resume=True).seen < 240
+                to_bucket(with_bad_ones, out, resume=True)
+    assert to_bucket(with_bad_ones, out, resume=True).seen < 240
     assert contents(out) == local
 
 

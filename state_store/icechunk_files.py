@@ -35,7 +35,7 @@ _MAX_BYTES = 1 << 30
 _HALF_WRITTEN = ".*.partial"
 """Temporary files left by a killed writer."""
 _REPEATS = icechunk.StorageRetriesSettings(max_tries=30, initial_backoff_ms=100, max_backoff_ms=10_000)
-"""Pauses of random length up to 10 s add up to about two minutes. icechunk's own 10 tries are over in half a minute."""
+"""With more tries a store that is away is waited for no longer: icechunk gives up after 40 s to a minute and a half."""
 
 
 def is_damage(error: OSError) -> bool:

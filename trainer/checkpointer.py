@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..objects import Address
 from ..pipeline.order import ORDER_VERSION
 from ..state_store import Snapshot, SnapshotError, StateStore, StateStoreError, StoreLockedError, list_snapshots
 from ..streams import wait_for
@@ -55,6 +56,9 @@ class CopyOnHost:
 
 RETRY_SECONDS = 60.0
 """Delay before a failed checkpoint is retried."""
+
+LAST_ATTEMPTS = 3
+"""Of the last checkpoint, in a bucket: its store may be away for a while."""
 
 _NOT_REMOVED = "old checkpoints could not be removed: %s. The next checkpoint tries again"
 
@@ -107,14 +111,20 @@ class Checkpointer:
         """Cut the state and copy the model at this step boundary; both are written while training continues.
 
         A previous checkpoint is waited for. is_last: wait for this one too; it must succeed, or SnapshotError or
-        OSError is raised.
+        OSError is raised, in a bucket after LAST_ATTEMPTS.
         """
         self.finish()
         config_hash = hashlib.sha256(to_toml(self._config).encode()).hexdigest()
-        snapshot = self._store.snapshot(step, epoch=epoch, config_hash=config_hash)
-        self.begin(step, snapshot, CopyOnHost(training_state()) if self._world.is_first else None)
-        if is_last:
-            self.finish(must_succeed=True)
+        attempts = LAST_ATTEMPTS if is_last and isinstance(self._run.path, Address) else 1
+        for attempt in range(1, attempts + 1):
+            snapshot = self._store.snapshot(step, epoch=epoch, config_hash=config_hash)
+            self.begin(step, snapshot, CopyOnHost(training_state()) if self._world.is_first else None)
+            if not is_last:
+                return
+            self.finish(must_succeed=attempt == attempts)
+            if self._retry_at is None:
+                return
+            time.sleep(RETRY_SECONDS)
 
     def begin(self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None) -> None:
         """Write the checkpoint of `step` in the background. The previous one must be settled.

@@ -191,6 +191,26 @@ def test_a_store_that_stays_away_at_the_end_is_one_error_and_leaves_a_run_to_res
     assert_same_run(run, whole)
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.soak)])
+def test_the_last_checkpoint_waits_for_a_store_that_comes_back(
+    pairs_dataset, run, whole, s3, seconds, request, monkeypatch
+):
+    if seconds < 60:
+        request.getfixturevalue("impatient")
+        monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 2.0)
+
+    def away(report):
+        if report.step == 14:
+            trainer.checkpointer.wait()
+            gateway.stop()
+            threading.Timer(seconds, gateway.start).start()
+
+    with s3.gateway() as gateway, Trainer.open(small(pairs_dataset, **OFTEN), run) as trainer:
+        trainer.run(on_report=away)
+    assert_same_run(run, whole)
+
+
 @pytest.fixture
 def impatient(monkeypatch):
     import icechunk

@@ -8,7 +8,20 @@ from typing import Any
 
 import click
 
-from ..objects import AddressError, is_address, place_of
+from ..objects import Address, AddressError, is_address, place_of
+
+
+class AnyPlace(click.Path):
+    """A Path or an Address, which need not exist."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return place_of(value)
+        except AddressError as error:
+            self.fail(str(error), param, ctx)
 
 
 class DatasetPath(click.Path):
@@ -18,11 +31,8 @@ class DatasetPath(click.Path):
         super().__init__(exists=True, file_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and is_address(value):
-            try:
-                return place_of(value)
-            except AddressError as error:
-                self.fail(str(error), param, ctx)
+        if isinstance(value, Address) or is_address(str(value)):
+            return AnyPlace().convert(value, param, ctx)
         if not os.path.isfile(os.path.join(value, "dataset.json")):
             from ..pipeline.conversion.partial import Partial
 

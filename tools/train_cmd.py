@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from .dataset_path import AnyPlace
+
 
 class _TrainCommand(click.Command):
     """Explains how to pass a setting that was given as an option."""
@@ -33,7 +35,7 @@ class _TrainCommand(click.Command):
     "  thermopile train --out runs/cc3m --resume --set epochs=40 --allow-change epochs\n"
     "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
 )
-@click.option("--data", type=click.Path(path_type=Path), help="The dataset directory.")
+@click.option("--data", type=AnyPlace(), help="The dataset: a directory, or an address such as s3://bucket/cc12m.")
 @click.option("--out", type=click.Path(path_type=Path), help="The run directory; optional with --print-config.")
 @click.option("--preset", help="Start from these named settings; an unknown name lists the presets.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), help="A TOML file of settings.")

@@ -120,7 +120,9 @@ def read_index(path: Path | Address) -> DatasetIndex:
     file = path / INDEX_FILE
     try:
         return parse_index(file.read() if isinstance(file, Address) else read_regular(file))
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if "there is no bucket" in str(error):
+            raise DatasetError(str(error)) from None
         message = f"{path} is not a dataset: it has no {INDEX_FILE}. Create one with `thermopile convert`."
         raise DatasetError(message) from None
     except (DatasetError, OSError) as error:

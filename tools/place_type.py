@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..objects import AddressError, Place, is_address, place_of
+from ..objects import Address, AddressError, Place, is_address, place_of
 
 
 class PlaceType(click.ParamType[Any]):
@@ -17,6 +17,8 @@ class PlaceType(click.ParamType[Any]):
         self.name, self._local = local.name, local
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        if isinstance(value, Address):
+            return value
         if not (isinstance(value, str) and is_address(value)):
             path: Place = self._local.convert(value, param, ctx)  # type: ignore[assignment]
             return path

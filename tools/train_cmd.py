@@ -35,7 +35,7 @@ class _TrainCommand(click.Command):
     "  thermopile train --out runs/cc3m --resume --set epochs=40 --allow-change epochs\n"
     "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
 )
-@click.option("--data", type=click.Path(path_type=Path), help="The dataset directory.")
+@click.option("--data", type=ANY_PLACE, help="The dataset: a directory, or an address such as s3://bucket/cc12m.")
 @click.option("--out", type=ANY_PLACE,
               help="The run directory, or s3://BUCKET/PATH; optional with --print-config.")  # fmt: skip
 @click.option("--preset", help="Start from these named settings; an unknown name lists the presets.")

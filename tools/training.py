@@ -157,7 +157,7 @@ def _layers(asked: Asked, begun: RunDirectory | None, recorded: TrainConfig | No
         layers.add({"init_state": True}, "--grow")
     for option, setting in (("data", "path"), ("select", "select"), ("weights", "weights")):
         if (path := getattr(asked, option)) is not None:
-            layers.add({"data": {setting: str(path.resolve())}}, f"--{option}")
+            layers.add({"data": {setting: str(path.resolve() if isinstance(path, Path) else path)}}, f"--{option}")
     return layers
 
 

@@ -18,6 +18,7 @@ from ...objects import Address
 from ..dataset_files import Held
 from ..dataset_index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex, shard_name
 from ..order import Order, Selected, Window
+from . import sparse
 from .blocks import Blocks
 from .cache_folder import CacheFolder
 from .plan import Ids
@@ -55,6 +56,7 @@ class RemoteFiles:
             folder = CacheFolder()
             weakref.finalize(self, folder.remove)
             (folder.path / SHARD_FOLDER).mkdir()
+            sparse.refuse_if_whole(folder.path)
             return folder.path
 
     def names(self) -> Iterable[str]:

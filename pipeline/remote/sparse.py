@@ -33,6 +33,16 @@ def write(path: Path, start: int, data: bytes) -> None:
         os.close(descriptor)
 
 
+def refuse_if_whole(folder: Path) -> None:
+    """Raise OSError if parts of files in this folder cannot be freed."""
+    probe = folder / "probe"
+    create(probe, 8192)
+    try:
+        drop(probe, 4096, 8192)
+    finally:
+        probe.unlink()
+
+
 def drop(path: Path, start: int, stop: int) -> None:
     """Free a part of the file, whole pages of the file system. Raises OSError where that cannot be done."""
     if start >= stop:

@@ -32,6 +32,7 @@ FIGURES = {
                          "dali_process_megabytes", "format_1_seconds"},
     ("loader", "two_views"): {f"{ours}_over_{other}" for ours in ("ffcv", "dali")
                               for other in ("ffcv_own", "pillow", "decode")},
+    ("remote", "windowed"): {"bytes", "data_wait", "fetch_wait", "waits", "first_batch", "disk", "floor"},
     ("loader", "checksum"): {"ffcv_over_ffcv_unverified", "dali_over_dali_unverified"},
 }  # fmt: skip
 QUICK = {("objective", "time")}

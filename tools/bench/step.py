@@ -111,6 +111,6 @@ def step_cost(dataset: Dataset, settings: Mapping[str, Any], steps: int, directo
 
 def open_trainer(dataset: Dataset, settings: Mapping[str, Any], steps: int, directory: Path) -> Trainer:
     """Return a trainer at the start of a run of at least `steps` steps in `directory`/run."""
-    tree = {**settings, "data": {**settings.get("data", {}), "path": str(dataset.path)}}
+    tree = {**settings, "data": {**settings.get("data", {}), "path": dataset.absolute}}
     tree["epochs"] = 1 + 2 * steps * load_config(tree).batch_size // dataset.n
     return Trainer.open(resolve(load_config(tree), dataset), RunDirectory(directory / "run"))

@@ -89,3 +89,13 @@ def test_without_a_schedule_the_block_used_longest_ago_makes_way_and_what_is_in_
     room.enter([0])
     room.take(2, 80)
     assert room.bytes == 170
+
+
+def test_a_block_that_made_way_before_its_window_is_read_ahead_again(dropped):
+    schedule = Schedule([Window(10, 15, np.array([0])), Window(20, 25, np.array([1]))], ahead=8)
+    room = Room(threading.RLock(), 100, dropped.append, schedule)
+    for due in (schedule.take(), schedule.take()):
+        assert room.take_ahead(due.block, 50, due.first_step)
+    room.take(7, 50)
+    assert dropped == [1]
+    assert schedule.take().block == 1

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from thermopile.pipeline.conversion.partial import Partial
 from thermopile.pipeline.conversion.plan import ConvertSettings, Listings
 from thermopile.pipeline.conversion.steps import Job, prepare_tokenizer
 from thermopile.pipeline.sources import Source
@@ -115,7 +115,9 @@ def _measure(open_source: Callable[[], Source], sizes: Sizes, directory: Path, w
     lap("list")
     job = Job.of(source, ConvertSettings(), None, None)
     lap("plan")
-    prepare_tokenizer(job, SimpleNamespace(tokenizer=directory / "tokenizer.json"))  # type: ignore[arg-type]
+    partial = Partial(directory / "out")
+    partial.dataset.mkdir(parents=True)
+    prepare_tokenizer(job, partial)
     lap("tokenizer")
     listings = Listings(len(source), None, source.chunks(), 0, job.plan.shards)
     if sum(map(len, listings)) != sizes.rows:

@@ -60,22 +60,28 @@ class Split(NamedTuple):
 
 def run(
     kind: Kind, src: Any, own: dict[str, Any], out: Path, *, workers: int | None, resume: bool, overwrite: bool,
-    part: tuple[int, int] | None, finish: bool, holdout: float | None = None, longtail: float | None = None,
+    part: tuple[int, int] | None, on: str | None, finish: bool, holdout: float | None = None, longtail: float | None = None,
     **options: Any,
 ) -> None:  # fmt: skip
     """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test."""
     if part and finish:
         raise click.UsageError("--part and --finish exclude each other: finish after all parts")
-    for value in (src, *own.values()):
-        for path in value if isinstance(value, tuple) else (value,):
-            if isinstance(path, Path) and path.resolve().is_relative_to(out.resolve()):
-                raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
+    if on and (part or finish):
+        raise click.UsageError("--on ray converts all parts and finishes: leave out --part and --finish")
+    if path := next((path for path in _paths(src, own) if path.resolve().is_relative_to(out.resolve())), None):
+        raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
     select = own.pop("select") if kind.is_dataset else None
     outs = [out, out.with_name(f"{out.name}-test")] if kind.own_test or holdout else [out]
-    if not (resume or part or finish):
+    if not (resume or part or on or finish):
         for path in outs:
             refuse_existing(path, overwrite=overwrite)
-    start_workers_early()
+    if on:
+        from ..pipeline.conversion.on_ray import cluster
+
+        src, own = _absolute(src), {name: _absolute(value) for name, value in own.items()}
+        click.get_current_context().with_resource(cluster(workers))
+    else:
+        start_workers_early()
     with _told_when_slow(f"listing {kind.name} …"):
         sources = kind.open(src, **own)
         settings = _settings(sources[0], **options)
@@ -94,13 +100,29 @@ def run(
             with _told_when_slow(f"putting {split.out.name} together …"):
                 summary = finish_parts(split.source, split.out, settings, selection=split.selection, **shared)
             _say_summary(summary, split, settings)
+        elif on:
+            from ..pipeline.conversion.on_ray import convert_on_ray
+
+            _convert(convert_on_ray, split, settings, reads=_paths(src, own), **shared)
         else:
-            _convert(split, settings, workers=workers, resume=resume, **shared)
+            _convert(convert_source, split, settings, workers=workers, resume=resume, **shared)
     if part:
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:
         click.echo(f"next: thermopile show {out} --out {out.name}.png; "
                    f"thermopile train --data {out} --out runs/{out.name}")  # fmt: skip
+
+
+def _paths(src: Any, own: dict[str, Any]) -> list[Path]:
+    values = [value if isinstance(value, tuple) else (value,) for value in (src, *own.values())]
+    return [path for several in values for path in several if isinstance(path, Path)]
+
+
+def _absolute(value: Any) -> Any:
+    """Return an argument with absolute paths, since other machines have other working directories."""
+    if isinstance(value, tuple):
+        return tuple(map(_absolute, value))
+    return value.absolute() if isinstance(value, Path) else value
 
 
 def _settings(source: Source, **options: Any) -> ConvertSettings:
@@ -174,12 +196,12 @@ def _announce(splits: list[Split]) -> None:
                    "space or lower --max-size. If the disk fills up, continue with --resume.", err=True)  # fmt: skip
 
 
-def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: Any) -> None:
+def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSettings, **how: Any) -> None:
     try:
         with progress_bar(f"converting {split.out.name}", split.samples) as bar:
             bar.update(0, "preparing")
-            summary = convert_source(split.source, split.out, settings, selection=split.selection, resume=resume,
-                                     on_progress=_Shown(bar.update), **how)  # fmt: skip
+            summary = convert(split.source, split.out, settings, selection=split.selection,
+                              on_progress=_Shown(bar.update), **how)  # fmt: skip
     except DatasetExistsError:
         raise
     except (Exception, KeyboardInterrupt) as error:

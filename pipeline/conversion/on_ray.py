@@ -49,12 +49,13 @@ def cluster(workers: int | None) -> Iterator[None]:
 
     Raises DatasetError if Ray is missing or the cluster cannot be reached.
     """
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # before the import, or Ray prints each death on stdout
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here reports nothing to Ray's makers
     try:
         import ray
     except ImportError:
         raise DatasetError("--on ray needs Ray: pip install 'thermopile[ray]'") from None
     address = os.environ.get("RAY_ADDRESS")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here reports nothing to Ray's makers
     local: dict[str, Any] = {} if address else {"num_cpus": workers or cores(), "include_dashboard": False}
     try:
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
@@ -121,7 +122,9 @@ def _pool(needed: tuple[Path, ...]) -> Pool:
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
         except ray.exceptions.RayError as error:
-            raise DatasetError(f"the Ray cluster failed: {_first_line(error)}. Continue with the same command") from error
+            raise DatasetError(
+                f"Ray could not convert a shard: {_first_line(error)}. Continue with the same command"
+            ) from error
         finally:
             _cancel(running)
 

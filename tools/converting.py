@@ -60,8 +60,8 @@ class Split(NamedTuple):
 
 def run(
     kind: Kind, src: Any, own: dict[str, Any], out: Path, *, workers: int | None, resume: bool, overwrite: bool,
-    part: tuple[int, int] | None, on: str | None, finish: bool, holdout: float | None = None, longtail: float | None = None,
-    **options: Any,
+    part: tuple[int, int] | None, on: str | None, finish: bool, holdout: float | None = None,
+    longtail: float | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test."""
     if part and finish:

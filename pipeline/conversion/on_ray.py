@@ -30,7 +30,6 @@ from .partial import Part, Partial
 from .shard_pool import Counts, Job, Pool, Shards, conversion_of
 
 if TYPE_CHECKING:
-    import ray
     from ray import ObjectRef
 
     from .shard_writer import Conversion
@@ -77,7 +76,7 @@ def convert_on_ray(
 
     source: its paths must be absolute, since nodes have working directories of their own.
     reads: files and folders of the source, which every node must see. Calls on_progress after each shard. Other
-    arguments and errors as convert_part and finish; DatasetError also if a node lacks something or too many of them die.
+    arguments and errors as convert_part and finish; DatasetError also if a node lacks something or too many die.
     """
     started = time.monotonic()
     pool = _pool((*reads, Partial(out.absolute()).path))

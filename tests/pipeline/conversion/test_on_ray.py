@@ -183,13 +183,15 @@ def test_a_node_that_does_not_see_the_files_is_named_with_one_of_them(pictures, 
     ("settings", "words"),
     [
         ({"on_error": "fail"}, r"'[0-9]+\.png': not a JPEG.*Fix it, or leave such samples out"),
-        ({"max_error_rate": 0.03}, r"^at least [0-9]+ of 240 samples cannot be used; .*are listed in .*errors\.jsonl"),
+        ({"max_error_rate": 0}, r"^at least [0-9]+ of 240 samples cannot be used; .*are listed in .*errors\.jsonl"),
     ],
 )
 def test_samples_that_may_not_be_left_out_end_it_as_on_one_machine(pictures, tmp_path, told_sources, settings, words):
+    pause_at(tmp_path, 2)
+    source = told_sources.PausingSource(pictures, tmp_path)
     with pytest.raises(SourceError, match=words):
-        on_ray.convert_on_ray(FolderSource(pictures), tmp_path / "out", ConvertSettings(**settings))
-    wait_until(lambda: being_written(tmp_path)[0] == 0)
+        on_ray.convert_on_ray(source, tmp_path / "out", ConvertSettings(**settings))
+    wait_until(lambda: being_written(tmp_path)[0] == 0)  # those that paused were cancelled
     assert done(tmp_path) < SHARDS
 
 

@@ -31,7 +31,7 @@ reproduce: .venv/ready
 test: lint
 	$(PYTEST) -m "not soak and not wide" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# What needs a browser or an object server.
+# What needs a browser, an object server or a Ray cluster.
 test-wide: .venv/ready browser
 	$(PYTEST) -m "wide and not soak"
 

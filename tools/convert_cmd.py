@@ -97,6 +97,9 @@ def _options(kind: Kind) -> Iterator[click.Option]:
     yield click.Option(["--part"], callback=_part_number, metavar="I/K",
                        help="Convert only part I of K, beside other parts, on any machine that shares the files. "
                        "Repeat it after an interruption.")  # fmt: skip
+    yield click.Option(["--on"], type=click.Choice(["ray"]),
+                       help="Convert on the Ray cluster that RAY_ADDRESS names, or on a local one of --workers cores. "
+                       "Repeat it after an interruption.")  # fmt: skip
     yield click.Option(["--finish"], is_flag=True, help="Make the dataset of all parts, once they are converted.")
 
 

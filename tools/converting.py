@@ -65,25 +65,34 @@ class Split(NamedTuple):
 
 def run(
     kind: Kind, src: Any, own: dict[str, Any], out: Place, *, workers: int | None, resume: bool, overwrite: bool,
-    part: tuple[int, int] | None, finish: bool, append: bool = False, holdout: float | None = None,
+    part: tuple[int, int] | None, on: str | None, finish: bool, append: bool = False, holdout: float | None = None,
     longtail: float | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test."""
     if part and finish:
         raise click.UsageError("--part and --finish exclude each other: finish after all parts")
+    if on and (part or finish):
+        raise click.UsageError("--on ray converts all parts and finishes: leave out --part and --finish")
+    if on and not isinstance(out, Path):
+        raise click.UsageError(f"--on ray writes to directories only, and {out} is an address; use --part I/K")
     grown = _to_append_to(out, holdout) if append else None
-    for value in (src, *own.values()):
-        for path in value if isinstance(value, tuple) else (value,):
-            if isinstance(path, Path) and isinstance(out, Path) and path.resolve().is_relative_to(out.resolve()):
-                raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
+    for path in _paths(src, own):
+        if isinstance(out, Path) and path.resolve().is_relative_to(out.resolve()):
+            raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
     select = own.pop("select") if kind.is_dataset else None
     outs = [out, out.with_name(f"{out.name}-test")] if kind.own_test or holdout else [out]
     if grown is not None:
         outs, resume = [appended_path(grown)], True
-    if not (resume or part or finish):
+    if not (resume or part or on or finish):
         for each in outs:
             unfinished(each).refuse_existing(overwrite=overwrite, resume=False)
-    start_workers_early()
+    if on:
+        from ..pipeline.conversion.on_ray import cluster
+
+        src, own = _absolute(src), {name: _absolute(value) for name, value in own.items()}
+        click.get_current_context().with_resource(cluster(workers))
+    else:
+        start_workers_early()
     with _told_when_slow(f"listing {kind.name} …"):
         sources = kind.open(src, **own)
         settings = _settings(sources[0], grown, **options)
@@ -105,8 +114,12 @@ def run(
                 with _told_when_slow(f"putting {split.out.name} together …"):
                     summary = finish_parts(split.source, split.out, settings, selection=split.selection, **how)
                 _say_summary(summary, split, settings, "put together from its parts")
+            elif on:
+                from ..pipeline.conversion.on_ray import convert_on_ray
+
+                _convert(convert_on_ray, split, settings, reads=_paths(src, own), **how)
             else:
-                _convert(split, settings, workers=workers, resume=resume, **how)
+                _convert(convert_source, split, settings, workers=workers, resume=resume, **how)
     if grown is not None and not part:
         with _told_when_slow("appending …"):
             join(grown)
@@ -144,6 +157,18 @@ def _to_append_to(out: Place, holdout: float | None) -> Path:
     if is_joining(out):
         join(out)
     return out
+
+
+def _paths(src: Any, own: dict[str, Any]) -> list[Path]:
+    values = [value if isinstance(value, tuple) else (value,) for value in (src, *own.values())]
+    return [path for several in values for path in several if isinstance(path, Path)]
+
+
+def _absolute(value: Any) -> Any:
+    """Return an argument with absolute paths, since other machines have other working directories."""
+    if isinstance(value, tuple):
+        return tuple(map(_absolute, value))
+    return value.absolute() if isinstance(value, Path) else value
 
 
 def _settings(source: Source, grown: Path | None, **options: Any) -> ConvertSettings:
@@ -228,12 +253,12 @@ def _announce(splits: list[Split]) -> None:
                    "space or lower --max-size. If the disk fills up, continue with --resume.", err=True)  # fmt: skip
 
 
-def _convert(split: Split, settings: ConvertSettings, *, resume: bool, **how: Any) -> None:
+def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSettings, **how: Any) -> None:
     try:
         with progress_bar(f"converting {split.out.name}", split.samples) as bar:
             bar.update(0, "preparing")
-            summary = convert_source(split.source, split.out, settings, selection=split.selection, resume=resume,
-                                     on_progress=_Shown(bar.update), **how)  # fmt: skip
+            summary = convert(split.source, split.out, settings, selection=split.selection,
+                              on_progress=_Shown(bar.update), **how)  # fmt: skip
     except DatasetExistsError:
         raise
     except (Exception, KeyboardInterrupt) as error:

@@ -1,8 +1,8 @@
 """Convert a source of samples to a dataset directory, atomically, on one machine or in parts on several.
 
 The output depends on the source, the selection, the seed and the settings, but not on the number of workers, parts or
-machines, or on interruptions. plan.py decides which sample goes where, steps.py has the steps, shard_pool.py and
-shard_writer.py write the shards, and partial.py keeps finished work and renames it in the end.
+machines, or on interruptions. plan.py decides which sample goes where, steps.py has the steps, shard_pool.py or
+on_ray.py and shard_writer.py write the shards, and partial.py keeps finished work and renames it in the end.
 """
 
 import errno
@@ -18,14 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...objects import Address, Place
-from ..cores import cores
 from ..dataset_index import ERRORS_FILE, FORMAT, read_index
 from ..errors import DatasetError
 from ..sources import Source
 from .bucket_partial import in_bucket
 from .partial import ShardResult, claimed, count_reasons, read_bad_samples
 from .plan import ConvertSettings, Plan
-from .shard_pool import Counts
+from .shard_pool import Counts, Pool, processes
 from .steps import FIRST_REASONS, AnyPartial, Job, assemble, prepare_tokenizer, too_many_bad_samples, write_shards
 
 __all__ = ["ConvertSettings", "PartNumber", "PartSummary", "Summary", "convert", "convert_part", "finish"]
@@ -113,7 +112,7 @@ def convert(
             partial.remove_leftovers()
             prepare_tokenizer(job, partial)
             if not partial.is_whole:
-                seen, _ = write_shards(job, partial, slice(None), workers or cores(), on_progress)
+                seen, _ = write_shards(job, partial, slice(None), processes(workers), on_progress)
                 assemble(job, partial)
             partial.publish()
         partial.clean_up()
@@ -122,11 +121,12 @@ def convert(
 
 def convert_part(
     source: Source, out: Place, settings: ConvertSettings, part: PartNumber, *, workers: int | None = None,
-    overwrite: bool = False, selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
-    on_progress: Callable[[Counts], None] = lambda counts: None,
+    pool: Pool | None = None, overwrite: bool = False, selection: NDArray[np.int64] | None = None,
+    tokenizer_from: Path | None = None, on_progress: Callable[[Counts], None] = lambda counts: None,
 ) -> PartSummary:  # fmt: skip
     """Write the shards of one part that are not done yet; `finish` makes a dataset of all. May be repeated.
 
+    pool: what writes the shards, in place of worker processes.
     overwrite: `out` may exist and be a dataset, which `finish` is to replace. Other arguments and errors as `convert`;
     other parts may be converted at the same time, by processes on any machine that shares the file system.
     """
@@ -140,7 +140,7 @@ def convert_part(
         partial.begin(job.plan)
         partial.remove_files_of_killed_writers()
         prepare_tokenizer(job, partial)
-        seen, samples = write_shards(job, partial, part.shards, workers or cores(), on_progress)
+        seen, samples = write_shards(job, partial, part.shards, pool or processes(workers), on_progress)
         done = sum(result is not None for result in partial.results(job.plan.shards))
     return PartSummary(samples, seen, job.plan.shards, done, time.monotonic() - started)
 

@@ -1,4 +1,4 @@
-"""Convert shards in parallel, in independent processes.
+"""Convert shards in parallel, in independent processes of this machine; on_ray.py does so on those of a cluster.
 
 A worker that raises or dies fails the conversion with that cause; workers exit with their parent, however it ends.
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from multiprocessing import forkserver, get_context, parent_process, resource_tracker
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cores import cores
 from ..errors import DatasetError
 from ..sources import Source
 from ..tokenizer import load_tokenizer
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LOOKS = 0.2
 Job = tuple[Source, ConvertSettings, Path]
 """What every worker gets. The path is that of the tokenizer, which does not exist if the samples have no captions."""
+Shards = Iterator[tuple[Part | BucketPart, NDArray[np.int64]]]
+"""The files of every shard to write and its source indices, which are asked for as workers get free."""
 
 
 class Counts(NamedTuple):
@@ -41,6 +45,10 @@ class Counts(NamedTuple):
     done: int
     """Samples processed, usable or not."""
     left_out: int
+
+
+Pool = Callable[[Job, Shards, Counts, Callable[[Counts], None]], None]
+"""Writes every shard, as convert_shards does."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +86,15 @@ def start_workers_early() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def processes(workers: int | None) -> Pool:
+    """Return the pool of this many processes; None for one per core."""
+    return partial(convert_shards, workers=workers or cores())
+
+
 def convert_shards(
-    job: Job, shards: Iterator[tuple[Part | BucketPart, NDArray[np.int64]]], counted: Counts, workers: int,
-    on_progress: Callable[[Counts], None],
+    job: Job, shards: Shards, counted: Counts, on_progress: Callable[[Counts], None], *, workers: int
 ) -> None:  # fmt: skip
-    """Write every shard, given as the part's files and its source indices, which are asked for as workers get free.
+    """Write every shard.
 
     counted: what earlier processes have done. Calls on_progress with the counts a few times a second and at the end;
     an exception from it ends the conversion, as does one from a worker.
@@ -122,13 +134,18 @@ _conversion: Conversion
 def _start_worker(job: Job, shared: _Shared, environment: dict[str, str]) -> None:
     global _conversion
     os.environ.update(environment)  # the fork server has that of its start, maybe with credentials that have expired
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _conversion = conversion_of(job, shared.add_one)
+
+
+def conversion_of(job: Job, count_one: Callable[[bool], None]) -> Conversion:
+    """Return what this process needs to write shards."""
     from .shard_writer import Conversion
 
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # parallelism comes from processes
     source, settings, file = job
     tokenizer = load_tokenizer(file, context_length=settings.context_length) if file.exists() else None
-    _conversion = Conversion(source, settings, tokenizer, shared.add_one)
+    return Conversion(source, settings, tokenizer, count_one)
 
 
 def _end_with_parent() -> None:

@@ -50,17 +50,19 @@ class Conversion(NamedTuple):
     """Called after every sample with whether it was left out; an exception from it ends the shard."""
 
 
-def write_shard(part: AnyPart, source_indices: NDArray[np.int64], conversion: Conversion) -> None:
-    """Write the usable samples in the given order, the list of the others, and finally the marker.
+def write_shard(part: AnyPart, source_indices: NDArray[np.int64], conversion: Conversion) -> ShardResult:
+    """Write the usable samples in the given order, the list of the others, and finally the marker, and return it.
 
     Raises DatasetError if the files read back differ from what was written, and SourceError at the first bad sample if
     settings.on_error is "fail".
     """
     descriptor = part.begin()
     try:
-        part.publish(_written(part, descriptor, source_indices, conversion))
+        result = _written(part, descriptor, source_indices, conversion)
+        part.publish(result)
     finally:
         os.close(descriptor)
+    return result
 
 
 def _written(

@@ -19,7 +19,7 @@ from ..tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokeniz
 from .bucket_partial import BucketPartial
 from .partial import Partial
 from .plan import ConvertSettings, Listings, Plan
-from .shard_pool import Counts, convert_shards
+from .shard_pool import Counts, Pool
 
 AnyPartial = Partial | BucketPartial
 
@@ -87,11 +87,11 @@ class _TooManyBadSamplesError(Exception):
 
 
 def write_shards(
-    job: Job, partial: AnyPartial, own: slice, workers: int, on_progress: Callable[[Counts], None]
+    job: Job, partial: AnyPartial, own: slice, pool: Pool, on_progress: Callable[[Counts], None]
 ) -> tuple[int, int]:
     """Write the shards that are not done yet, of those in a slice of all; return samples seen, and of the slice.
 
-    Raises SourceError if too many samples cannot be used, DatasetError as convert_shards does.
+    Raises SourceError if too many samples cannot be used, DatasetError as the pool does.
     """
     count = job.plan.shards
     listings = Listings(len(job.source), job.selection, job.source.chunks(), job.settings.seed, count,
@@ -111,8 +111,7 @@ def write_shards(
         watch(counted)
         if missing:
             shards = ((parts[shard], listing) for shard, listing in enumerate(listings) if shard in missing)
-            convert_shards((job.source, job.settings, partial.tokenizer), shards, counted,
-                           min(workers, len(missing)), watch)  # fmt: skip
+            pool((job.source, job.settings, partial.tokenizer), shards, counted, watch)
     except _TooManyBadSamplesError:
         raise too_many_bad_samples(job, partial) from None
     return seen, selected

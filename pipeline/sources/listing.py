@@ -27,6 +27,7 @@ MAX_CAPTIONS = 64
 MAX_PICTURE_BYTES = 256 << 20
 """No photograph is larger; a worker would hold the file and its unpacked picture in memory."""
 _ESTIMATED_FROM = 1000
+_NETWORK_ERRORS = {errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 
 
 def as_text(name: bytes | str | Path) -> str:
@@ -125,7 +126,8 @@ def listing_digest(*columns: pa.LargeBinaryArray | NDArray[Any]) -> str:
 def read_regular_file(path: bytes) -> bytes:
     """Return the bytes of a regular file with an untrusted name; links are followed.
 
-    Raises BadSampleError for anything else, for unreadable files, and above MAX_PICTURE_BYTES.
+    Raises BadSampleError for anything else, for unreadable files, and above MAX_PICTURE_BYTES; OSError if a network
+    disk fails.
     """
     try:
         with open_regular(os.fsdecode(path)) as file:
@@ -133,6 +135,8 @@ def read_regular_file(path: bytes) -> bytes:
                 raise BadSampleError(f"{size:,} bytes, too large for a picture")
             return file.read(size)
     except OSError as error:
+        if error.errno in _NETWORK_ERRORS:  # which say nothing about the file
+            raise
         if isinstance(error, NotRegularFileError) or error.errno == errno.ENXIO:  # a socket cannot even be opened
             raise BadSampleError("not a regular file") from None
         raise BadSampleError(f"cannot be read: {error.strerror or error}") from error

@@ -312,6 +312,32 @@ def test_an_interrupted_conversion_says_how_to_continue(tmp_path, assert_one_lin
     assert_one_line(run("glyphs", tmp_path / "glyphs"), 2, "unfinished conversion; continue it with --resume")
 
 
+def test_on_ray_excludes_parts_and_names_what_is_missing(tmp_path, monkeypatch, assert_one_line):
+    for option in (["--part", "1/2"], ["--finish"]):
+        assert_one_line(run("glyphs", tmp_path / "out", "--on", "ray", *option), 2, "leave out --part and --finish")
+    with monkeypatch.context() as without_ray:
+        without_ray.setitem(sys.modules, "ray", None)
+        assert_one_line(run("glyphs", tmp_path / "out", "--on", "ray"), 1, "pip install 'thermopile[ray]'")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [("ray://127.0.0.1:9", "ray[client]"), ("far://", "cannot use the Ray cluster far://")],
+)
+def test_a_cluster_that_cannot_be_used_is_named_in_one_line(tmp_path, address, words):
+    pytest.importorskip("ray", reason="needs thermopile[ray]")
+    (tmp_path / "grpc.py").write_text("raise ImportError")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "RAY_ADDRESS": address}
+    result = subprocess.run([sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs", tmp_path / "out",
+                             "--on", "ray"], env=environment, capture_output=True, text=True)  # fmt: skip
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert words in line
+
+
 def test_a_sound_dataset_passes_the_check(images_dataset):
     result = run("check", images_dataset.path)
     assert result.exit_code == 0

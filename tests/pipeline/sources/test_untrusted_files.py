@@ -1,5 +1,6 @@
 """Reading a file that somebody else named."""
 
+import errno
 import os
 
 import pytest
@@ -46,3 +47,12 @@ def test_the_size_of_many_files_is_estimated_from_some_and_files_that_are_gone_c
     assert estimated_bytes(tmp_path, name_of, 1_000_000) == pytest.approx(100 * 1_000_000, rel=0.15)
     assert len(asked) == 1000
     assert estimated_bytes(tmp_path, name_of, 2) == 400
+
+
+def test_a_network_disk_that_fails_is_no_bad_sample(tmp_path, monkeypatch):
+    def stale(path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr("thermopile.pipeline.sources.listing.open_regular", stale)
+    with pytest.raises(OSError, match="Stale file handle"):
+        read_regular_file(os.fsencode(tmp_path / "x"))

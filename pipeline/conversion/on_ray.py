@@ -1,0 +1,169 @@
+"""Convert shards on a Ray cluster: a task for each, which any node may run and another repeats if the node dies.
+
+Tasks know each other as the parts of a conversion do, by the files in `.OUT.partial`, which all nodes must see. If the
+process that started them ends, however it ends, so do they, and the next one goes on with what is not done.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..._version import __version__
+from ..cores import cores
+from ..errors import DatasetError
+from ..sources import Source
+from .convert import ConvertSettings, PartNumber, Summary, convert_part, finish
+from .partial import Part, Partial
+from .shard_pool import Counts, Job, Pool, Shards, conversion_of
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+    from .shard_writer import Conversion
+
+MAX_RETRIES = 5
+"""Of each shard, after its node or process died or the file system failed. More deaths have another cause."""
+SHARDS_AHEAD = 64
+"""Tasks given to Ray beyond one a core, so that nodes that join, or that an autoscaler adds, find work."""
+SECONDS_TO_END = 10.0
+"""For a task to end by itself once it is cancelled; its process is killed then."""
+
+
+@contextmanager
+def cluster(workers: int | None) -> Iterator[None]:
+    """Connect to the cluster that RAY_ADDRESS names; without one, start a local one of `workers` cores while it lasts.
+
+    Raises DatasetError if Ray is missing or the cluster cannot be reached.
+    """
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # before the import, or Ray prints each death on stdout
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster started here reports nothing to Ray's makers
+    try:
+        import ray
+    except ImportError:
+        raise DatasetError("--on ray needs Ray: pip install 'thermopile[ray]'") from None
+    address = os.environ.get("RAY_ADDRESS")
+    local: dict[str, Any] = {} if address else {"num_cpus": workers or cores(), "include_dashboard": False}
+    try:
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+    except (OSError, RuntimeError, ValueError) as error:  # ValueError: of an address, or of ray:// without ray[client]
+        said = " ".join(str(error).split())
+        raise DatasetError(f"cannot use the Ray cluster {address or 'on this machine'}: {said}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def convert_on_ray(
+    source: Source, out: Path, settings: ConvertSettings, *, reads: Sequence[Path] = (), overwrite: bool = False,
+    selection: NDArray[np.int64] | None = None, tokenizer_from: Path | None = None,
+    on_progress: Callable[[Counts], None] = lambda counts: None,
+) -> Summary:  # fmt: skip
+    """Convert on the connected cluster, byte for byte as `convert` does. May be repeated, as convert_part and finish.
+
+    source: its paths must be absolute, since nodes have working directories of their own.
+    reads: files and folders of the source, which every node must see. Calls on_progress after each shard. Other
+    arguments and errors as convert_part and finish; DatasetError also if a node lacks something or too many die.
+    """
+    started = time.monotonic()
+    pool = _pool((*reads, Partial(out.absolute()).path))
+    part = convert_part(source, out, settings, PartNumber(1, 1), pool=pool, overwrite=overwrite, selection=selection,
+                        tokenizer_from=tokenizer_from, on_progress=on_progress)  # fmt: skip
+    summary = finish(source, out, settings, overwrite=overwrite, selection=selection, tokenizer_from=tokenizer_from)
+    return replace(summary, seen=part.seen, seconds=time.monotonic() - started)
+
+
+class _Shared(NamedTuple):
+    """What the tasks of a conversion have in common; each process that runs some of them gets it once."""
+
+    job: Job
+    needed: tuple[Path, ...]
+    """Files and folders that every node must see."""
+    version: str = __version__
+
+
+def _pool(needed: tuple[Path, ...]) -> Pool:
+    """Return what writes shards as tasks."""
+    import ray
+
+    def write_shards(job: Job, shards: Shards, counted: Counts, on_progress: Callable[[Counts], None]) -> None:
+        source, settings, tokenizer = job
+        shared = ray.put(_Shared((source, settings, tokenizer.absolute()), needed))
+        task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=[OSError])(_write_shard)
+        running: list[ObjectRef[Counts]] = []
+
+        def start(count: int) -> None:
+            for part, source_indices in islice(shards, count):
+                assert isinstance(part, Part)  # of a directory, as `convert_on_ray` takes
+                absolute = part._replace(folder=part.folder.absolute())
+                running.append(task.options(name=f"shard {part.number}").remote([shared], absolute, source_indices))
+
+        try:
+            start(SHARDS_AHEAD + int(ray.cluster_resources().get("CPU", 0)))
+            while running:
+                done, running[:] = ray.wait(running)
+                start(len(done))
+                for counts in ray.get(done):
+                    counted = Counts(counted.done + counts.done, counted.left_out + counts.left_out)
+                on_progress(counted)
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except ray.exceptions.RayError as error:
+            raise DatasetError(
+                f"Ray could not convert a shard: {_first_line(error)}. Continue with the same command"
+            ) from error
+        finally:
+            _cancel(running)
+
+    return write_shards
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].rstrip(".")
+
+
+def _cancel(running: list[ObjectRef[Counts]]) -> None:
+    """End tasks: what they were writing is removed by the next conversion."""
+    import ray
+
+    for task in running:
+        ray.cancel(task)
+    if running:
+        _, running = ray.wait(running, num_returns=len(running), timeout=SECONDS_TO_END)
+    for task in running:
+        ray.cancel(task, force=True)
+
+
+def _write_shard(shared: list[ObjectRef[_Shared]], part: Part, source_indices: NDArray[np.int64]) -> Counts:
+    """Run as a task. shared: in a list, so that Ray does not unpack it for each task."""
+    from .shard_writer import write_shard
+
+    result = write_shard(part, source_indices, _conversion(shared[0]))
+    return Counts(result.rows + result.left_out, result.left_out)
+
+
+@lru_cache(maxsize=1)
+def _conversion(shared: ObjectRef[_Shared]) -> Conversion:
+    import ray
+
+    job, needed, version = ray.get(shared)
+    if missing := [path for path in needed if not path.exists()]:
+        raise DatasetError(f"the node {socket.gethostname()} does not see {missing[0]}: the source and the output must "
+                           "be in directories that all nodes share, under the same path")  # fmt: skip
+    if version != __version__:
+        raise DatasetError(f"the node {socket.gethostname()} has thermopile {__version__}, which may encode pictures "
+                           f"otherwise than {version}, by which the conversion was started; install that")  # fmt: skip
+    return conversion_of(job, lambda left_out: None)

@@ -1,0 +1,15 @@
+"""A conversion on a Ray cluster, in small shards and with pauses; tests kill it. Arguments: pictures, OUT."""
+
+import sys
+from pathlib import Path
+
+from told_sources import PausingSource
+
+from thermopile.pipeline.conversion import plan
+from thermopile.pipeline.conversion.convert import ConvertSettings
+from thermopile.pipeline.conversion.on_ray import cluster, convert_on_ray
+
+if __name__ == "__main__":
+    plan.MIN_SHARD_ROWS, plan.MIN_SHARD_BYTES = 30, 1
+    with cluster(None):
+        convert_on_ray(PausingSource(Path(sys.argv[1]), Path.cwd()), Path(sys.argv[2]), ConvertSettings())

@@ -149,10 +149,10 @@ def refuse_separate_directories(world: World, folder: Place) -> None:
         separate = None if _is_seen(folder / name) else f"rank {world.rank} (on {host})"
         found = [rank for rank in world.control.broadcast(world.control.gather(separate)) if rank]
     if found:
+        shared = "set --out to a directory on a disk that all machines share"
         raise ConfigError(
             f"{' and '.join(found)} cannot see files that rank 0 (on {host_of_first}) writes in its run directory, "
-            f"{folder}: set --out to a directory on a disk that all machines share, or to a bucket that they all reach "
-            "with the same AWS_ENDPOINT_URL"
+            f"{folder}: {shared if isinstance(folder, Path) else 'set the same AWS_ENDPOINT_URL on all machines'}"
         )
 
 

@@ -1,6 +1,5 @@
 """All samples as one file: what is written is what the dataset and the state hold, whatever the texts."""
 
-import os
 import signal
 import tempfile
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from thermopile.files import writer_name
 from thermopile.pipeline.errors import DatasetError
 from thermopile.state_store import StateReader
 from thermopile.state_store.commit import ColumnPart
@@ -165,7 +165,7 @@ def test_an_export_interrupted_leaves_what_was_there(inspection, tmp_path, monke
 
     with pytest.raises(KeyboardInterrupt):
         export_rows(inspection, tmp_path / "rows.csv", interrupt)
-    assert told == [(32, [f".rows.csv.{os.getpid()}.partial", "rows.csv"])]
+    assert told == [(32, [f".rows.csv.{writer_name()}.partial", "rows.csv"])]
     assert [path.read_text() for path in tmp_path.iterdir()] == ["keep me"]
 
 

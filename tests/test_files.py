@@ -16,6 +16,7 @@ from thermopile.files import (
     remove_leftovers,
     sync,
     write_atomically,
+    writer_name,
     written_aside,
 )
 
@@ -73,7 +74,7 @@ def test_a_link_in_place_of_the_file_is_replaced_and_not_followed(tmp_path):
     other = tmp_path / "other"
     other.write_text("precious")
     (tmp_path / "file").symlink_to(other)
-    (tmp_path / f".file.{os.getpid()}.partial").symlink_to(other)
+    (tmp_path / f".file.{writer_name()}.partial").symlink_to(other)
     write_atomically(tmp_path / "file", b"new")
     assert (other.read_text(), (tmp_path / "file").read_text()) == ("precious", "new")
     assert not (tmp_path / "file").is_symlink()

@@ -150,5 +150,5 @@ def test_the_command_line_converts_a_training_and_a_test_set_in_parts(s3, out, t
     for name in ("out", "out-test"):
         assert contents(out.with_name(name)) == contents(tmp_path / name)
     again = run(out)
-    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
+    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
     assert "choose another address" in again.stderr

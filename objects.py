@@ -17,6 +17,7 @@ from datetime import timedelta
 from functools import lru_cache, partial
 from pathlib import Path
 from random import random
+from threading import Lock
 from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias, TypeVar
 
 from .files import MAX_TEXT_BYTES
@@ -37,6 +38,8 @@ _TOLD_AFTER_SECONDS = 5.0
 
 _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
 _log = logging.getLogger(__name__)
+_telling, _told_at = Lock(), dict[tuple[str, str | None], float]()
+"""When an outage of a bucket at an endpoint was last told of."""
 T = TypeVar("T")
 
 
@@ -263,7 +266,7 @@ class Address:
         """Return what the operation returns; repeat it while the store is away or failing."""
         from obstore.exceptions import BaseError
 
-        started, pause, told = time.monotonic(), _FIRST_PAUSE, False
+        started, pause = time.monotonic(), _FIRST_PAUSE
         while True:
             try:
                 return operation()
@@ -273,11 +276,20 @@ class Address:
                 waited = time.monotonic() - started
                 if not _may_pass(error) or waited + pause > PATIENCE_SECONDS:
                     raise _as_os_error(self, error) from error
-                if not told and waited > _TOLD_AFTER_SECONDS:
-                    told = True
+                if waited > _TOLD_AFTER_SECONDS and self._is_first_to_tell():
                     _log.warning("%s; trying again for up to %.0f s", _as_os_error(self, error), PATIENCE_SECONDS)
             time.sleep(pause * (0.5 + random()))  # clients that failed together do not come back together
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _is_first_to_tell(self) -> bool:
+        """Return whether no other operation has told of this outage: many may be under way."""
+        store, now = (self.bucket, endpoint_url()), time.monotonic()
+        with _telling:
+            before = _told_at.get(store)
+            if before is not None and now - before < PATIENCE_SECONDS:
+                return False
+            _told_at[store] = now
+        return True
 
     def _missing(self, error: FileNotFoundError) -> str:
         if "NoSuchBucket" in str(error):

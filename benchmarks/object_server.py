@@ -51,7 +51,7 @@ class Server:
         self._process.wait()
 
     def stats(self) -> dict[str, int]:
-        """Of a gateway: requests, failed ones among them, and bytes of bodies sent to clients."""
+        """Return what a gateway counted: requests, those that it failed, and bytes of bodies sent to clients."""
         with urllib.request.urlopen(f"{self.url}/-/stats") as answer:
             stats: dict[str, int] = json.load(answer)
             return stats

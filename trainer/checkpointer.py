@@ -58,7 +58,7 @@ RETRY_SECONDS = 60.0
 """Delay before a failed checkpoint is retried."""
 
 LAST_ATTEMPTS = 3
-"""Of the last checkpoint, in a bucket: its store may be away for a while."""
+"""How often the last checkpoint of a run in a bucket is tried: the store may be away for a while."""
 
 _NOT_REMOVED = "old checkpoints could not be removed: %s. The next checkpoint tries again"
 

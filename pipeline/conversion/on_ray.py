@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .shard_writer import Conversion
 
 MAX_RETRIES = 5
-"""Of each shard, after its node or process died or the file system failed. More deaths have another cause."""
+"""How often a shard is repeated after its node or process died, or the file system failed."""
 SHARDS_AHEAD = 64
 """Tasks given to Ray beyond one a core, so that nodes that join, or that an autoscaler adds, find work."""
 SECONDS_TO_END = 10.0
@@ -165,5 +165,5 @@ def _conversion(shared: ObjectRef[_Shared]) -> Conversion:
                            "be in directories that all nodes share, under the same path")  # fmt: skip
     if version != __version__:
         raise DatasetError(f"the node {socket.gethostname()} has thermopile {__version__}, which may encode pictures "
-                           f"otherwise than {version}, by which the conversion was started; install that")  # fmt: skip
+                           f"differently from {version}, which began the conversion; install that")  # fmt: skip
     return conversion_of(job, lambda left_out: None)

@@ -75,7 +75,7 @@ class ShardResult(NamedTuple):
     sizes: dict[str, int]
     """File suffix -> bytes."""
     version: str = __version__
-    """Version of thermopile that wrote it: another may encode pictures otherwise."""
+    """Version of thermopile that wrote it: another may encode pictures differently."""
 
 
 _RESULT = TypeAdapter(ShardResult)

@@ -11,7 +11,7 @@ SHARDS, ROWS, MB = 40, 25_000, 1_000_000
 
 
 def cache(limit, *, sizes=None, ranks=1, is_set=True):
-    """Of a million samples of 20 KB each, in 40 shards, unless their sizes are given."""
+    """A cache for a million samples of 20 KB each, in 40 shards, unless their sizes are given."""
     sizes = np.full(SHARDS, 500 * MB) if sizes is None else np.array(sizes)
     return DatasetCache("s3://bucket/data", limit, is_set, np.arange(SHARDS + 1) * ROWS, sizes, ranks)
 

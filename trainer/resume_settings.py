@@ -7,9 +7,12 @@ from ..objects import Place
 from ..pipeline.dataset import Dataset
 from .build import objective_of, resolve
 from .config import EncoderConfig, TrainConfig, flat, load_config, to_tree
+from .config.layers import Layers
+from .config.own_code import code_in
 from .encoders import is_directory
 from .encoders.initial_weights import is_same_source
 from .errors import ConfigError, RunError
+from .run_directory import RunDirectory
 from .selecting import SELECTING, as_recorded_file
 from .world import World
 
@@ -100,6 +103,22 @@ def _encoder_as_recorded(asked: EncoderConfig, recorded: EncoderConfig) -> Encod
     if f"hf:{folder_of(asked.name)}" != recorded.name:
         return asked
     return asked.model_copy(update={"name": recorded.name, "config": recorded.config | asked.config})
+
+
+def resumed_config(
+    directory: RunDirectory, given: Layers, dataset: Dataset, world: World, allow_change: Collection[str]
+) -> TrainConfig:
+    """Return a run's settings with the changes among the given ones. Raises ConfigError for changes not allowed."""
+    recorded, named = directory.config_to_resume(accept_edits=False), code_in(given.load())
+    for key, code in code_in(recorded).items():
+        if named.get(key) != code:  # before it is imported
+            raise ConfigError(f"{directory.config_file} sets {key} = {code!r}, which imports that module and runs its "
+                              "code. If you trust it, name it in your settings, too")  # fmt: skip
+    layers = Layers()
+    layers.add(to_tree(recorded), str(directory.config_file))
+    layers.add(given.tree, "settings")
+    config, _ = resolved_changes(directory.path, recorded, layers.load(), dataset, world, allow_change)
+    return config
 
 
 def resolved_changes(

@@ -25,9 +25,8 @@ from ..streams import CudaDevice, Pace
 from .build import create_order, device_named, objective_of, open_loader, pieces_per_step, resolve, windows_from
 from .checkpoint import Loaded
 from .checkpointer import Checkpointer
-from .config import TrainConfig, to_tree
+from .config import TrainConfig
 from .config.layers import Layers
-from .config.own_code import code_in
 from .dataset_cache import DatasetCache
 from .encoders import Encoders
 from .encoders.initial_weights import load_initial_weights, with_pinned_source
@@ -39,7 +38,7 @@ from .objectives import Progress
 from .objectives.base import WEIGHT
 from .opening import find_start, open_store, restore
 from .precision import fast_kernels
-from .resume_settings import resolved_changes
+from .resume_settings import resumed_config
 from .run_directory import RunDirectory
 from .selecting import write_selection
 from .step_clock import StepClock
@@ -173,7 +172,7 @@ class Run:
             config = with_pinned_source(config, world)
         with agreement(world.control, ConfigError):
             if begun:
-                config = _resumed(directory, given, dataset, world, allow_change)
+                config = resumed_config(directory, given, dataset, world, allow_change)
             else:
                 config = resolve(config, dataset, world)
         run = cls(config, directory, world, resume=begun)
@@ -382,19 +381,3 @@ class Run:
         # If ranks are gone, threads may wait for them for an hour.
         if kind is None or not issubclass(kind, RanksLostError):
             self.close()
-
-
-def _resumed(
-    directory: RunDirectory, given: Layers, dataset: Dataset, world: World, allow_change: Collection[str]
-) -> TrainConfig:
-    """Return a run's settings with the changes among the given ones. Raises ConfigError for changes not allowed."""
-    recorded, named = directory.config_to_resume(accept_edits=False), code_in(given.load())
-    for key, code in code_in(recorded).items():
-        if named.get(key) != code:  # before it is imported
-            raise ConfigError(f"{directory.config_file} sets {key} = {code!r}, which imports that module and runs its "
-                              "code. If you trust it, name it in your settings, too")  # fmt: skip
-    layers = Layers()
-    layers.add(to_tree(recorded), str(directory.config_file))
-    layers.add(given.tree, "settings")
-    config, _ = resolved_changes(directory.path, recorded, layers.load(), dataset, world, allow_change)
-    return config

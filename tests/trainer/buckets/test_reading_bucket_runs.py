@@ -1,0 +1,123 @@
+"""A run in a bucket is read from anywhere, and what is written there is what belongs there."""
+
+import os
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from thermopile import open_run
+from thermopile.places import SCRATCH
+from thermopile.state_store import StateReader
+from thermopile.trainer import run_status
+from thermopile.trainer.build import resolve
+from thermopile.trainer.config import load_config, to_tree
+from thermopile.trainer.errors import RunExistsError
+from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.run_status import read_status
+
+from bucket_runs import OFTEN, assert_same_run, train
+from small_runs import assert_same_state, assert_same_weights, small, stop_at
+
+pytestmark = pytest.mark.wide
+
+
+def test_status_is_read_from_another_machine_with_the_age_of_the_last_part(pairs_dataset, run, elsewhere, monkeypatch):
+    config = small(pairs_dataset, **OFTEN)
+    seen = []
+
+    def look(report):
+        if report.step == 9:
+            trainer.checkpointer.wait()
+            seen.append(read_status(elsewhere(run)))
+
+    with Trainer.open(config, run) as trainer:
+        trainer.run(on_report=look)
+    (status,) = seen
+    assert status.state == "running"
+    assert status.writer.startswith(f"pid {os.getpid()} on ")
+    assert status.steps.step in (8, 9)
+    assert 0 <= status.steps.age_seconds < 100
+    assert [each.step for each in status.checkpoints] == [6, 8]
+    assert all(each.bytes > 100_000 for each in status.checkpoints)
+    assert status.notes == []
+    done = read_status(run)
+    assert (done.state, done.writer, done.steps.step, len(done.steps.loss_curve)) == ("finished", None, 14, 14)
+    monkeypatch.setattr(run_status.time, "time", lambda now=time.time: now() + 500)
+    assert read_status(run).steps.age_seconds >= 500
+
+
+def test_open_run_reads_a_run_at_its_address(pairs_dataset, run, whole, elsewhere):
+    train(small(pairs_dataset, **OFTEN), run)
+    opened = open_run(str(elsewhere(run).path))
+    assert opened.notes == []
+    other = open_run(whole.path)
+    for at in ("latest", "step-12"):
+        one, two = (each.temperatures(at).frame(slice(0, 50)) for each in (opened, other))
+        assert one.equals(two)
+
+
+def test_a_selection_goes_with_the_run(pairs_dataset, run, tmp_path, elsewhere):
+    kept = np.arange(100, 1000)
+    pq.write_table(pa.table({"sample_id": kept}), tmp_path / "kept.parquet")
+    settings = {"batch_size": 64, "data": {"path": str(pairs_dataset.path), "image_size": 16,
+                                            "select": str(tmp_path / "kept.parquet")}}  # fmt: skip
+    config = small(pairs_dataset, **OFTEN, **settings)
+    on_disk = RunDirectory(tmp_path / "run")
+    train(config, on_disk)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, run, on_report=stop_at(9))
+    run = elsewhere(run)
+    train(config, run, resume=True)
+    assert_same_run(run, on_disk)
+    np.testing.assert_array_equal(StateReader.open(elsewhere(run, "third").state).selection.ids, kept)
+
+
+def test_credentials_are_in_nothing_that_is_written(pairs_dataset, run, scratch, caplog, s3, impatient):
+    config = small(pairs_dataset, **OFTEN)
+
+    def away(report):  # errors are logged, too
+        if report.step == 5:
+            gateway.stop()
+        if report.step == 8:
+            gateway.start()
+
+    with s3.gateway() as gateway:
+        train(config, run, on_report=away)
+    written = [(run.path / name).read(1 << 30) for name, _ in run.path.objects()]
+    written += [file.read_bytes() for file in scratch.rglob("*") if file.is_file()]
+    written += [caplog.text.encode(), repr(to_tree(run.config())).encode(), repr(read_status(run)).encode()]
+    assert len(written) > 20
+    assert "was not written" in caplog.text
+    for name in ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
+        assert not any(os.environ[name].encode() in data for data in written)
+
+
+def test_a_new_run_at_an_address_with_other_objects_is_refused(pairs_dataset, run):
+    (run.path / "thesis.tex").write(b"mine")
+    with pytest.raises(RunExistsError, match="has objects below it"):
+        train(resolve(load_config(to_tree(small(pairs_dataset))), pairs_dataset), run)
+    assert [name for name, _ in run.path.objects()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_ranks_write_their_rows_of_a_snapshot_into_the_bucket(pairs_dataset, run, start_ranks, tmp_path, machines):
+    settings = ["checkpoint.every_steps=4", "batch_size=256", "epochs=1", "log_every=1", "data.image_size=16",
+                "model.dim=16", "model.image.config.width=8"]  # fmt: skip
+    arguments = ["--data", pairs_dataset.path, *(word for each in settings for word in ("--set", each))]
+    variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    folders = [tmp_path / f"scratch-{rank % machines}" for rank in range(2)]
+    codes = [
+        f"os.environ |= {variables | {SCRATCH: str(folder)}}; from thermopile.tools.cli import main; main()"
+        for folder in folders
+    ]
+    for place in (run.path, tmp_path / "run"):
+        for program in start_ranks(2, "train", "--out", place, *arguments, codes=codes):
+            code, _, errors = program.end()
+            assert code == 0, errors
+    on_disk = RunDirectory(tmp_path / "run")
+    assert_same_weights(run, on_disk)
+    assert_same_state(run, on_disk)

@@ -25,30 +25,7 @@ from thermopile.pipeline.sources.parquet import ParquetSource
 
 from harness import Figure, Measured, Part, peak_memory, script
 
-WORDS = [
-    "a",
-    "an",
-    "the",
-    "red",
-    "blue",
-    "old",
-    "small",
-    "large",
-    "photo",
-    "picture",
-    "of",
-    "with",
-    "and",
-    "on",
-    "in",
-    "front",
-    "dog",
-    "cat",
-    "house",
-    "tree",
-    "street",
-    "person",
-]
+WORDS = "a an the red blue old small large photo picture of with and on in front dog cat house tree street person"
 AT_ONCE = 100_000
 
 
@@ -62,7 +39,7 @@ class Sizes:
 def captions(count: int) -> list[str]:
     """Captions of twelve words, some of them rare."""
     rng = np.random.default_rng(0)
-    common, rare = rng.choice(WORDS, (count, 11)), rng.integers(0, 50_000, count)
+    common, rare = rng.choice(WORDS.split(), (count, 11)), rng.integers(0, 50_000, count)
     return [f"{' '.join(words)} {number:x}" for words, number in zip(common.tolist(), rare.tolist(), strict=True)]
 
 

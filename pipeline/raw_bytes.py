@@ -47,6 +47,15 @@ class Descriptor:
         return done == len(memory)
 
 
+def writable(data: bytes) -> NDArray[np.uint8]:
+    """Copy bytes into a writable array, uint8 [n], as a loader passes its own to compiled functions.
+
+    So each function is compiled for one type of array. When two processes compile one for two types at the same time,
+    numba's cache on disk (0.68) keeps the code for one under both, and every later process ends with a KeyError.
+    """
+    return np.frombuffer(bytearray(data), np.uint8)
+
+
 @compiled
 def read_at(file: int, at: int | np.int64, memory: NDArray[np.uint8]) -> bool:
     """Fill memory, uint8 [any], contiguous, with the file's bytes from `at`. Returns whether all were read."""

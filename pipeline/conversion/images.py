@@ -17,6 +17,7 @@ from ..dataset_index import ImagePolicy
 from ..errors import BadSampleError
 from ..jpeg import decode
 from ..jpeg_header import size_in_header
+from ..raw_bytes import writable
 from ..rng import compiled
 from ..row_records import MAX_JPEG_BYTES, MAX_PIXELS
 
@@ -109,14 +110,14 @@ def _kept(picture: bytes, height: int, width: int, policy: ImagePolicy) -> Store
 
 def decodes(jpeg: bytes, height: int, width: int) -> bool:
     """Return whether training's decoder accepts these bytes without warnings and they have this size."""
-    return bool(_decodes(np.frombuffer(jpeg, np.uint8), height, width))
+    return bool(_decodes(writable(jpeg), height, width, 1))
 
 
 @compiled
-def _decodes(jpeg: NDArray[np.uint8], height: int, width: int) -> bool:
+def _decodes(jpeg: NDArray[np.uint8], height: int, width: int, reduced: int) -> bool:
     if size_in_header(jpeg) != (height, width):
         return False  # the decoder's buffer is sized by these
-    return decode(jpeg, height, width, np.empty(3 * height * width, np.uint8), 1)
+    return decode(jpeg, height, width, np.empty(3 * height * width, np.uint8), reduced)
 
 
 def _refuse_bomb(image: Image.Image) -> None:

@@ -19,7 +19,7 @@ from ...files import sha256_of, sync
 from ..dataset_index import SHARD_SUFFIXES
 from ..errors import BadSampleError, DatasetError, SourceError
 from ..ffcv_table import FFCVTable
-from ..raw_bytes import Descriptor
+from ..raw_bytes import Descriptor, writable
 from ..row_records import MAX_BYTES, RECORD, Extent, RowRecords, write_row_records
 from ..sources import Sample, Source
 from ..stored_sample import SOUND, Located, checksum, read_samples
@@ -162,7 +162,7 @@ class _Rows:
         for column, value in zip(self.table.values(), record, strict=True):
             column.append(value)
         self.source_index.append(row.source_index)
-        self.jpeg_checksums.append(int(checksum(np.frombuffer(row.jpeg, np.uint8))))
+        self.jpeg_checksums.append(int(checksum(writable(row.jpeg))))
         self.tokens_checksums.append(0 if row.tokens is None else int(checksum(row.tokens.reshape(-1).view(np.uint8))))
         self.captions_per_row.append(0 if row.tokens is None else len(row.tokens))
 

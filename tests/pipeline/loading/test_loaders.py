@@ -1,8 +1,10 @@
 """What every loader must do: the order's ids, the pixels that belong to them, from any step, nothing left behind."""
 
 import itertools
+import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +99,17 @@ def test_batches_of_more_shards_than_files_may_be_open_are_served(many_shards):
     done = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stderr[-2000:]
     assert max(map(int, done.stdout.split())) < limit
+
+
+@pytest.mark.soak  # compiles all that loaders need, which takes most of a minute
+def test_conversions_and_loaders_compile_what_they_share_for_the_same_types(photographs, tmp_path):
+    # numba's cache on disk mixes up two types that two processes compile one function for at the same time.
+    script, cache = Path(__file__).with_name("converting_and_loading.py"), tmp_path / "cache"
+    subprocess.run([sys.executable, str(script), photographs[0], str(tmp_path / "dataset")], check=True, timeout=220,
+                   env=os.environ | {"NUMBA_CACHE_DIR": str(cache)})  # fmt: skip
+    compiled = Counter(file.name.partition("-")[0] for file in cache.rglob("*.nbc"))
+    shared = ["jpeg.decode", "jpeg_header.size_in_header", "stored_sample.checksum", "raw_bytes.xxh64"]
+    assert {name: compiled[name] for name in shared} == dict.fromkeys(shared, 1)
 
 
 def test_tokens_belong_to_their_ids(open_loader, pairs_dataset):

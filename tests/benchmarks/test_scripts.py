@@ -33,6 +33,13 @@ FIGURES = {
     ("loader", "two_views"): {f"{ours}_over_{other}" for ours in ("ffcv", "dali")
                               for other in ("ffcv_own", "pillow", "decode")},
     ("remote", "windowed"): {"bytes", "data_wait", "fetch_wait", "waits", "first_batch", "disk", "floor"},
+    ("scale", "budget"): {"epoch_hours", "plan_tsv_minutes", "plan_tsv_gb", "plan_parquet_minutes", "dataset_tb",
+                          "dataset_dollars", "floor_gb", "records_gb", "fetched_gb", "reads", "reads_dollars",
+                          "rows_gb", "rows_of_rank_gb", "snapshot_gb", "snapshot_writes", "manifests_mb", "snapshot_dollars"},
+    ("scale", "epoch"): {"order_ms", "requests", "bytes_a_sample", "blocks_read", "blocks_written", "hold_ms",
+                         "fetch_wait_percent", "state_wait_percent", "floor_gb", "records_gb", "open_seconds",
+                         "memory_gb"},
+    ("scale", "snapshot"): {"seconds", "megabytes", "requests", "requests_a_block", "manifest_bytes"},
     ("loader", "checksum"): {"ffcv_over_ffcv_unverified", "dali_over_dali_unverified"},
 }  # fmt: skip
 QUICK = {("objective", "time")}

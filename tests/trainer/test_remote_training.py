@@ -1,5 +1,6 @@
 """Runs on a dataset in an object store: the losses of one on disk, and which caches they go on with."""
 
+import os
 import re
 
 import pytest
@@ -14,7 +15,7 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
 from object_server import uploaded
-from small_runs import lines, losses, train
+from small_runs import assert_same_state, assert_same_weights, lines, losses, train
 
 pytestmark = pytest.mark.wide
 
@@ -128,3 +129,24 @@ def test_a_run_whose_store_went_away_ends_with_one_error_and_goes_on_from_its_ch
             assert trainer.steps_done >= 20
             trainer.run()
     assert losses(run) == losses(windowed)
+
+
+def test_ranks_with_a_cache_each_train_as_they_do_on_a_disk(s3, address, noise_dataset, start_ranks, tmp_path):
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "THERMOPILE_"))}
+    codes = [f"os.environ |= {variables}; from thermopile.tools.cli import main; main()"] * 2
+    remote, local = RunDirectory(tmp_path / "remote"), RunDirectory(tmp_path / "local")
+
+    def run_ranks(run, place, **more):
+        tree = {"data.path": place, "epochs": 1, "batch_size": 64, "canonical_shards": 2, "log_every": 1,
+                "data.image_size": 16, "model.dim": 16, "model.image.config.width": 8} | more  # fmt: skip
+        words = [word for name, value in tree.items() for word in ("--set", f"{name}={value}")]
+        for program in start_ranks(2, "train", "--out", run.path, *words, codes=codes):
+            code, _, errors = program.end()
+            assert code == 0, errors
+
+    run_ranks(remote, address, **{"data.cache": QUARTER // 2})
+    made = remote.config()
+    assert made.window_blocks < made.blocks_per_shard
+    run_ranks(local, noise_dataset.path, window_blocks=made.window_blocks, blocks_per_shard=made.blocks_per_shard)
+    assert_same_weights(remote, local)
+    assert_same_state(remote, local)

@@ -37,6 +37,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _TOLD_AFTER_SECONDS = 5.0
 
 _ADDRESS = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(.*))?")
+_NO_BUCKET = "The specified bucket does not exist"
 _log = logging.getLogger(__name__)
 _telling, _told_at = Lock(), dict[tuple[str, str | None], float]()
 """When an outage of a bucket at an endpoint was last told of."""
@@ -45,6 +46,10 @@ T = TypeVar("T")
 
 class AddressError(ValueError):
     """The text is not an address of an object."""
+
+
+class MissingBucketError(FileNotFoundError):
+    """There is no such bucket."""
 
 
 class ObjectStoreError(OSError):
@@ -59,8 +64,8 @@ class ObjectTooLargeError(OSError):
 class Address:
     """The place of an object, or of all objects below it; joined and shown as a path is.
 
-    Its methods raise FileNotFoundError for a missing object, PermissionError, and ObjectStoreError if the store fails
-    for longer than PATIENCE_SECONDS. They are safe to call from several threads.
+    Its methods raise FileNotFoundError for a missing object or bucket, PermissionError, and ObjectStoreError if the store
+    fails for longer than PATIENCE_SECONDS. They are safe to call from several threads.
     """
 
     bucket: str
@@ -271,8 +276,10 @@ class Address:
             try:
                 return operation()
             except FileNotFoundError as error:
-                raise FileNotFoundError(self._missing(error)) from None
+                raise self._missing(error) from None
             except BaseError as error:
+                if _NO_BUCKET in str(error):  # in answer to a listing
+                    raise self._missing(error) from None
                 waited = time.monotonic() - started
                 if not _may_pass(error) or waited + pause > PATIENCE_SECONDS:
                     raise _as_os_error(self, error) from error
@@ -291,10 +298,10 @@ class Address:
             _told_at[store] = now
         return True
 
-    def _missing(self, error: FileNotFoundError) -> str:
-        if "NoSuchBucket" in str(error):
-            return f"{self}: there is no bucket {self.bucket}"
-        return f"{self} does not exist"
+    def _missing(self, error: Exception) -> FileNotFoundError:
+        if _NO_BUCKET in str(error):
+            return MissingBucketError(f"{self}: there is no bucket {self.bucket}")
+        return FileNotFoundError(f"{self} does not exist")
 
 
 def delete_all(addresses: Sequence[Address]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..files import read_regular
-from ..objects import Address
+from ..objects import Address, MissingBucketError
 from ..sealed_json import DamagedJSONError, parse, seal_document, unseal
 from .errors import DatasetError
 
@@ -120,9 +120,9 @@ def read_index(path: Path | Address) -> DatasetIndex:
     file = path / INDEX_FILE
     try:
         return parse_index(file.read() if isinstance(file, Address) else read_regular(file))
-    except FileNotFoundError as error:
-        if "there is no bucket" in str(error):
-            raise DatasetError(str(error)) from None
+    except MissingBucketError as error:
+        raise DatasetError(str(error)) from None
+    except FileNotFoundError:
         message = f"{path} is not a dataset: it has no {INDEX_FILE}. Create one with `thermopile convert`."
         raise DatasetError(message) from None
     except (DatasetError, OSError) as error:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from thermopile import objects
-from thermopile.objects import Address, AddressError, ObjectStoreError, is_address
+from thermopile.objects import Address, AddressError, MissingBucketError, ObjectStoreError, is_address
 
 wide = pytest.mark.wide
 
@@ -120,8 +120,9 @@ def test_deleting_twice_is_no_error(folder):
 def test_what_is_missing_is_said_in_one_line(folder):
     with pytest.raises(FileNotFoundError, match=r"s3://bucket/.*/none does not exist$"):
         (folder / "none").read()
-    with pytest.raises(FileNotFoundError, match="there is no bucket elsewhere"):
-        Address("elsewhere", "x").read()
+    for reading in (Address("elsewhere", "x").read, lambda: list(Address("elsewhere", "x").objects())):
+        with pytest.raises(MissingBucketError, match="there is no bucket elsewhere"):
+            reading()
 
 
 @wide

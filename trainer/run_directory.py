@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import open_own, own_directory, remove_leftovers
-from ..objects import Address, Place
+from ..objects import Address, MissingBucketError, Place
 from ..places import local_folder, made_local_folder, read, write
 from .checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint, read_info
 from .config import TrainConfig, load_config, to_toml
@@ -158,11 +158,14 @@ class RunDirectory:
         return self._parsed(text)
 
     def _config_text(self) -> bytes:
-        if not self.exists():
+        try:
+            return read(self.config_file, MAX_BYTES)
+        except MissingBucketError as error:
+            raise RunError(str(error)) from None
+        except FileNotFoundError:
             raise RunError(
                 f"{self.path} is not a run: it has no {self.config_file.name}. Start one with `thermopile train`."
-            )
-        return read(self.config_file, MAX_BYTES)
+            ) from None
 
     def _parsed(self, text: bytes) -> TrainConfig:
         try:

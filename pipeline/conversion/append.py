@@ -44,12 +44,16 @@ def appended_path(out: Path) -> Path:
 
 
 def refuse_known(out: Path, plan: Plan) -> None:
-    """Raise DatasetExistsError if samples converted by this plan are in the dataset already."""
+    """Raise DatasetExistsError if the dataset was made of the same listing, or it was appended before."""
     source = read_index(out).source
     appended = source.get("appended")
     known = [source, *(appended if isinstance(appended, list) else ())]
-    if any(isinstance(each, dict) and each.get("plan") == plan.digest() for each in known):
-        raise DatasetExistsError(f"{out} holds these samples already")
+    whole = plan.selection is None  # the record does not say what was selected, but all of it is in the whole
+    for each in known:
+        if isinstance(each, dict) and (
+            each.get("plan") == plan.digest() or (whole and plan.source.items() <= each.items())
+        ):
+            raise DatasetExistsError(f"{out} holds these samples already")
 
 
 def join(out: Path) -> None:

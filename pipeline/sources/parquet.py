@@ -264,6 +264,8 @@ def _open(file: Place) -> pq.ParquetFile:
         return parquet_file(file)
     except ObjectStoreError:
         raise
+    except FileNotFoundError as error:
+        raise SourceError(str(error)) from None
     except (pa.ArrowException, OSError) as error:
         raise SourceError(
             f"{file} is not a complete parquet file: {error}; download it again or leave it out"

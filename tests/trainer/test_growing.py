@@ -94,7 +94,7 @@ def test_a_dataset_that_did_not_grow_from_the_runs_is_refused(run, tmp_path, ima
 @pytest.mark.parametrize(
     ("words", "settings", "reason"),
     [
-        ((), {}, "init_state (--grow) needs init_from"),
+        ((), {}, "Error: init_state (--grow) needs init_from"),
         (("--init-from", "{run}"), {"objective.name": "sogclr"}, "use that run's objective"),
     ],
 )

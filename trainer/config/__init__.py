@@ -139,7 +139,8 @@ def _explain(error: dict[str, Any]) -> str:
     key = ".".join(str(part) for part in error["loc"] if part not in ("str", RecipeConfig.__name__))
     if error["type"] != "extra_forbidden":
         given = "" if isinstance(error["input"], Mapping | BaseModel) else f" = {error['input']!r}"
-        return f"{key}{given}: {error['msg'].removeprefix('Value error, ')}"
+        said = error["msg"].removeprefix("Value error, ")
+        return f"{key}{given}: {said}" if key else said
     if meant := settings_named(key):
         return f"unknown setting {key!r} (did you mean {' or '.join(map(repr, meant))}?)"
     return f"unknown setting {key!r}{nearest(key, flat(TrainConfig().model_dump()))}"

@@ -90,11 +90,14 @@ def test_captions_are_encoded_by_the_datasets_own_tokenizer(two_lists, out):
 def test_appending_the_same_samples_again_is_refused_and_others_may_follow(two_lists, out):
     append_second(two_lists, out)
     before = digests(out)
-    again = append_second(two_lists, out)
-    assert (again.exit_code, again.stderr.splitlines()[-1]) == (2, f"Error: {out} holds these samples already")
+    for words in (["second.csv"], ["second.csv", "--seed", 1], ["first.csv"]):
+        again = run("csv", two_lists / words[0], out, "--append", "--max-error-rate", 1, *words[1:])
+        assert (again.exit_code, again.stderr.splitlines()[-1]) == (2, f"Error: {out} holds these samples already")
     assert digests(out) == before
-    assert append_second(two_lists, out, "--seed", 1).exit_code == 0
-    assert Dataset(out).n == 70
+    third = two_lists / "third.csv"
+    third.write_text("filepath,title\n7.png,picture number 7 once more\n")
+    assert run("csv", third, out, "--append").exit_code == 0
+    assert Dataset(out).n == 61
 
 
 def test_the_samples_may_be_converted_in_parts(two_lists, converted, out, tmp_path):

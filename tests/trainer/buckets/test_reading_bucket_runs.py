@@ -9,12 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile import open_run
+from thermopile.objects import Address
 from thermopile.places import SCRATCH
 from thermopile.state_store import StateReader
 from thermopile.trainer import run_status
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config, to_tree
-from thermopile.trainer.errors import RunExistsError
+from thermopile.trainer.errors import RunError, RunExistsError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.run_status import read_status
@@ -48,6 +49,12 @@ def test_status_is_read_from_another_machine_with_the_age_of_the_last_part(pairs
     assert (done.state, done.writer, done.steps.step, len(done.steps.loss_curve)) == ("finished", None, 14, 14)
     monkeypatch.setattr(run_status.time, "time", lambda now=time.time: now() + 500)
     assert read_status(run).steps.age_seconds >= 500
+
+
+def test_a_bucket_that_is_not_there_is_told_from_a_run_that_is_not(s3):
+    for place, words in (("s3://bucket/none", "is not a run"), ("s3://no-such-bucket/a", "no bucket no-such-bucket")):
+        with pytest.raises(RunError, match=words):
+            read_status(RunDirectory(Address.parse(place)))
 
 
 def test_open_run_reads_a_run_at_its_address(pairs_dataset, run, whole, elsewhere):

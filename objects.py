@@ -64,8 +64,8 @@ class ObjectTooLargeError(OSError):
 class Address:
     """The place of an object, or of all objects below it; joined and shown as a path is.
 
-    Its methods raise FileNotFoundError for a missing object or bucket, PermissionError, and ObjectStoreError if the store
-    fails for longer than PATIENCE_SECONDS. They are safe to call from several threads.
+    Its methods raise FileNotFoundError for a missing object or bucket, PermissionError, and ObjectStoreError if the
+    store fails for longer than PATIENCE_SECONDS. They are safe to call from several threads.
     """
 
     bucket: str

@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 150.0
 RANGE_BYTES = 8 << 20
 """Large objects are read in ranges of this size, side by side: each is a request that can be repeated by itself."""
 SIDE_BY_SIDE = 8
-"""Ranges of an object that are read at once."""
+"""Ranges of an object, or files of a history, that are read at once."""
 _REQUEST_TIMEOUT = timedelta(seconds=30)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _TOLD_AFTER_SECONDS = 5.0
@@ -76,9 +76,9 @@ class Address:
     def parse(cls, text: str) -> Address:
         """Raises AddressError unless the text is `s3://bucket` or `s3://bucket/path`."""
         scheme, _, rest = text.partition("://")
-        if "@" in rest.split("/")[0]:  # not repeated in the message, which may be logged
-            raise AddressError(f"a {scheme}:// address must not hold credentials; set AWS_ACCESS_KEY_ID and "
-                               "AWS_SECRET_ACCESS_KEY in the environment")  # fmt: skip
+        if {"@", ":"} & {*rest.split("/")[0]}:  # a secret may hold slashes; it is not repeated, as this may be logged
+            raise AddressError(f"a {scheme}:// address must not hold credentials or a port; set AWS_ACCESS_KEY_ID, "
+                               "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL in the environment")  # fmt: skip
         found = _ADDRESS.fullmatch(text)
         key = (found[2] or "").strip("/") if found else ""
         if not found or (key and {"", ".", ".."} & {*key.split("/")}) or not key.isprintable():
@@ -222,24 +222,23 @@ class Address:
             try:
                 return put(_store(self.bucket), self.key, data, mode=mode, use_multipart=False)["e_tag"] or ""
             except (AlreadyExistsError, PreconditionError):
+                there, its_version = self._as_it_is(len(data))
                 # An attempt whose answer was lost may have been the one that wrote it.
-                if attempts > 1:
-                    there, its_version = self.read_version(len(data) + 1)
-                    if there == data:
-                        return its_version
+                if attempts > 1 and there == data:
+                    return its_version
+                if its_version == (mode["e_tag"] if isinstance(mode, dict) else ""):
+                    raise  # such an attempt is still under way; this one is repeated
                 raise FileExistsError(f"{self} was written by another process") from None
 
         return self._repeated(put)
 
-    def copy_to(self, other: Address) -> None:
-        """Copy an object of at most 5 GB within the bucket, without downloading it."""
-
-        def copy() -> None:
-            from obstore import copy
-
-            copy(_store(self.bucket), self.key, other.key)
-
-        self._repeated(copy)
+    def _as_it_is(self, length: int) -> tuple[bytes | None, str]:
+        """Return bytes and version; no bytes if there are not `length`, and an empty version if there is none."""
+        try:
+            size, version = self.version()
+            return self.read_version(length) if size == length else (None, version)
+        except FileNotFoundError:
+            return None, ""
 
     def delete(self) -> None:
         """Delete an object; one that is missing is no error."""
@@ -354,11 +353,18 @@ def _store(bucket: str, repeats: int = 0) -> S3Store:
 
 def _may_pass(error: Exception) -> bool:
     """Return whether an operation that failed with this error may succeed if it is repeated."""
-    from obstore.exceptions import GenericError, JoinError
+    from obstore.exceptions import AlreadyExistsError, GenericError, JoinError, PreconditionError
 
     # A status of 4xx other than "slow down" is final.
     status = re.search(r"status code: (4\d\d)", str(error))
+    if isinstance(error, AlreadyExistsError | PreconditionError):
+        return True  # `_written_if` lets them pass only then
     return isinstance(error, GenericError | JoinError) and (status is None or status[1] in ("408", "429"))
+
+
+def without_credentials(text: str) -> str:
+    """Return a text without the user and password of the URLs in it: an endpoint may hold them."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)
 
 
 def _as_os_error(address: Address, error: Exception) -> OSError:
@@ -366,7 +372,7 @@ def _as_os_error(address: Address, error: Exception) -> OSError:
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
     reason = " ".join(str(error).partition("\n\nDebug source")[0].split())
-    reason = re.sub(r"<\?xml.*?(?:<Message>(.*?)</Message>.*|$)", r"\1", reason)[:300]
+    reason = without_credentials(re.sub(r"<\?xml.*?(?:<Message>(.*?)</Message>.*|$)", r"\1", reason))[:300]
     if isinstance(error, PermissionDeniedError | UnauthenticatedError):
         return PermissionError(f"{address}: access denied: {reason}. Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY "
                                "and the rights that they give")  # fmt: skip

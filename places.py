@@ -49,11 +49,6 @@ def read(place: Place, max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     return read_regular(place, max_bytes) if isinstance(place, Path) else place.read(max_bytes)
 
 
-def exists(place: Place) -> bool:
-    """Return whether there is a file, or at a path anything."""
-    return place.exists()
-
-
 def is_missing(file: Place) -> bool:
     """Return whether there is nothing, or a directory; a link counts as a file."""
     if isinstance(file, Address):
@@ -111,8 +106,8 @@ def on_this_machine(folder: Place, names: Sequence[str]) -> Iterator[Path]:
     if isinstance(folder, Path):
         yield folder
         return
-    if scratch := os.environ.get(SCRATCH):
-        Path(scratch).mkdir(parents=True, exist_ok=True, mode=0o700)
+    scratch = local_folder(folder).parent
+    scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
     with TemporaryDirectory(prefix="thermopile-", dir=scratch) as temporary:
         copy = Path(temporary) / folder.name
         copy.mkdir()

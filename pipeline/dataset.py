@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..files import open_regular, sha256_of
-from ..objects import Address, place_of
+from ..objects import Address, ObjectStoreError, place_of
 from .dataset_files import DatasetFiles, LocalFiles
 from .dataset_index import (
     INDEX_FILE,
@@ -215,6 +215,8 @@ class Dataset(SamplesTable):
             if self.index.tokenizer_digest not in (None, sha256_of(path)):
                 raise DatasetError(f"{path} was changed after conversion: its sha256 differs from the one in "
                                    f"{INDEX_FILE}. Convert the dataset again.")  # fmt: skip
+        except ObjectStoreError:
+            raise  # which says nothing about the file
         except OSError as error:
             raise DatasetError(f"{path} cannot be read: {error}. Convert the dataset again.") from error
         return path

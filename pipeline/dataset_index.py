@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..files import read_regular
-from ..objects import Address, MissingBucketError
+from ..objects import Address, MissingBucketError, ObjectStoreError
 from ..sealed_json import DamagedJSONError, parse, seal_document, unseal
 from .errors import DatasetError
 
@@ -125,6 +125,8 @@ def read_index(path: Path | Address) -> DatasetIndex:
     except FileNotFoundError:
         message = f"{path} is not a dataset: it has no {INDEX_FILE}. Create one with `thermopile convert`."
         raise DatasetError(message) from None
+    except ObjectStoreError:
+        raise
     except (DatasetError, OSError) as error:
         raise DatasetError(f"{file} cannot be used: {error}") from error
 

@@ -100,14 +100,17 @@ class BucketLock:
         name = f"{holder.name}, since {holder.since}" if holder else "another process"
         _log.warning("%s is held by %s; waiting for %.0f s to see whether it still runs", self._address, name,
                      SILENT_SECONDS)  # fmt: skip
-        deadline = time.monotonic() + SILENT_SECONDS
-        while time.monotonic() < deadline:
+        silent = 0.0
+        while silent < SILENT_SECONDS:
             time.sleep(BEAT_SECONDS / 5)
+            asked = time.monotonic()
             text, now = self._address.read_version(_MAX_BYTES)
             if text == _FREE:
                 return now
             if now != version:
                 raise LockedError(name)
+            # While the store is away, the holder cannot renew it either: begin again.
+            silent = silent + BEAT_SECONDS / 5 if time.monotonic() - asked < BEAT_SECONDS else 0.0
         return version
 
     def _text(self) -> bytes:

@@ -14,7 +14,7 @@ import icechunk
 import zarr
 
 from ..files import refuse_link, sync
-from ..objects import Address, Place, place_of
+from ..objects import Address, Place, place_of, without_credentials
 from ..places import remove
 from . import history, icechunk_files
 from .commit import ColumnPart, fork, merge, write_initial_values, write_parts
@@ -108,7 +108,7 @@ class Repository:
 
     def history(self) -> list[Snapshot | UnreadableSnapshot]:
         """Return all snapshots, oldest first. Reads all their files except chunks."""
-        entries = map(self._read, self._load().snapshots)
+        entries = icechunk_files.for_each(self.path, self._read, self._load().snapshots)
         return [entry for entry in entries if entry is not None]
 
     def holds(self, snapshot_id: str) -> bool:
@@ -255,6 +255,7 @@ class Repository:
         try:  # every exchange stands between the stages: a rank that failed alone would leave the others waiting
             with stage():
                 if ranks.rank == 0:
+                    self.refuse_if_replaced()
                     forks = fork(self.path, base, ranks.world)
             session = ranks.broadcast(forks)[ranks.rank]
             with stage():
@@ -273,6 +274,10 @@ class Repository:
             raise
         written: Snapshot = ranks.broadcast(snapshot)
         return written
+
+    def refuse_if_replaced(self) -> None:
+        """Raise StoreLockedError if another process has begun to write here. Raises OSError."""
+        self._load()
 
     def _announce(self, snapshot: Snapshot, base: Snapshot) -> None:
         loaded = self._load()
@@ -337,5 +342,5 @@ def _reason_of(error: Exception) -> str:
     if isinstance(error, icechunk.IcechunkError):
         # icechunk formats the error as a tree over several lines; the last line is the root cause.
         lines = str(error).strip().splitlines()
-        return lines[-1].partition("`-> ")[2] or lines[0].removeprefix("x ")
+        return without_credentials(lines[-1].partition("`-> ")[2] or lines[0].removeprefix("x "))
     return str(error) if isinstance(error, StateStoreError) else f"{type(error).__name__}: {error}"

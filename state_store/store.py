@@ -276,6 +276,10 @@ class StateStore:
             wait([last_write])
         self._rows.cut()
 
+    def refuse_if_replaced(self) -> None:
+        """Raise StoreLockedError if another process has begun to write this state, as it may in a bucket."""
+        self._repository.refuse_if_replaced()
+
     def _write_snapshot(self, cut: "Future[None]", *, step: int, epoch: int, config_hash: str) -> Snapshot:
         # Before anything can fail: blocks that were not written may be marked changed again only after the cut.
         wait([cut])

@@ -5,10 +5,14 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import obstore
 import pytest
+from obstore.exceptions import PreconditionError
 
 from thermopile import objects
 from thermopile.objects import Address, AddressError, MissingBucketError, ObjectStoreError, is_address
+
+from object_server import CREDENTIALS
 
 wide = pytest.mark.wide
 
@@ -29,11 +33,37 @@ def test_what_is_not_an_address_is_refused_with_the_form_of_one(text):
         Address.parse(text)
 
 
-def test_credentials_in_an_address_are_refused_and_not_repeated():
-    with pytest.raises(AddressError) as refused:
-        Address.parse("s3://AKIA:hidden@data/x")
-    assert "hidden" not in str(refused.value)
+@pytest.mark.parametrize("text", ["s3://AKIA:hidden@data/x", "s3://AKIA:hid/den@data/x", "s3://AKIA:hidden/@data"])
+def test_credentials_in_an_address_are_refused_and_not_repeated(text):
+    with pytest.raises(AddressError, match="must not hold credentials") as refused:
+        Address.parse(text)
+    assert "hid" not in str(refused.value)
     assert "AKIA" not in str(refused.value)
+
+
+def test_credentials_of_an_endpoint_are_in_no_error(monkeypatch):
+    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 0)
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://someone:hidden@127.0.0.1:1")
+    with pytest.raises(ObjectStoreError, match=r"http://127\.0\.0\.1:1/") as refused:
+        Address("no-bucket-of-tests", "x").read()
+    assert "hidden" not in str(refused.value)
+
+
+@wide
+def test_a_conditional_write_is_repeated_while_the_object_is_what_it_was(folder, monkeypatch):
+    first = (folder / "x").create(b"1")
+    write, refusals = obstore.put, iter([PreconditionError("409 Conflict: another request is under way")])
+
+    def put(*arguments, **options):
+        for refusal in refusals:
+            raise refusal
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(obstore, "put", put)
+    (folder / "x").replace(b"2", first)
+    assert (folder / "x").read() == b"2"
 
 
 def test_addresses_are_joined_as_paths_are():

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from .._version import __version__
+from ..objects import AddressError
 from ..pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from ..state_store.errors import StateStoreError, StoreMismatchError
 from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingError
@@ -31,7 +32,7 @@ from .state_cmd import state
 from .status_cmd import status
 from .train_cmd import train
 
-WRONG_USAGE = (ConfigError, DatasetExistsError, RunExistsError, StoreMismatchError)
+WRONG_USAGE = (AddressError, ConfigError, DatasetExistsError, RunExistsError, StoreMismatchError)
 FAILURES = (DatasetError, SourceError, StateStoreError, RunError, TrainingError, OSError)
 
 

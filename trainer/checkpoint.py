@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -62,14 +62,16 @@ class CheckpointInfo(BaseModel, frozen=True, extra="forbid"):
     """Digests of the other files by name; `save_checkpoint` fills it in."""
 
 
-def save_checkpoint(folder: Place, info: CheckpointInfo, training: dict[str, Any]) -> Place:
+def save_checkpoint(
+    folder: Place, info: CheckpointInfo, training: dict[str, Any], confirm: Callable[[], None] = lambda: None
+) -> Place:  # fmt: skip
     """Write checkpoints/step-N atomically, then update `latest`. Replaces an existing checkpoint of that step.
 
-    training: CPU tensors and plain values, as a tensor tree. Raises OSError if writing fails, and then leaves nothing
-    on disk.
+    training: CPU tensors and plain values, as a tensor tree. confirm: called in a bucket once the tensors are there,
+    before anything says so; an exception ends it. Raises OSError if writing fails, and then leaves nothing on disk.
     """
     if isinstance(folder, Address):
-        return _save_in_bucket(folder, info, training)
+        return _save_in_bucket(folder, info, training, confirm)
     final, building = folder / f"step-{info.step}", folder / f".step-{info.step}.partial"
     own_directory(folder)
     shutil.rmtree(building, ignore_errors=True)
@@ -87,15 +89,19 @@ def save_checkpoint(folder: Place, info: CheckpointInfo, training: dict[str, Any
     return final
 
 
-def _save_in_bucket(folder: Address, info: CheckpointInfo, training: dict[str, Any]) -> Address:
+def _save_in_bucket(
+    folder: Address, info: CheckpointInfo, training: dict[str, Any], confirm: Callable[[], None]
+) -> Address:  # fmt: skip
     final, building = folder / f"step-{info.step}", made_local_folder(folder.parent) / ".checkpoint.partial"
     _remove(building)
     building.mkdir()
     try:
         _write(building, info, training)
         (final / INFO).delete()  # of a run that resumed from an earlier step
-        for name in (_TENSORS, _REST, INFO):
+        for name in (_TENSORS, _REST):
             (final / name).write(building / name)
+        confirm()
+        (final / INFO).write(building / INFO)
     finally:
         _remove(building)
     (folder / LATEST).write(f"{final.name}\n".encode())

@@ -117,7 +117,7 @@ class Checkpointer:
         config_hash = hashlib.sha256(to_toml(self._config).encode()).hexdigest()
         attempts = LAST_ATTEMPTS if is_last and isinstance(self._run.path, Address) else 1
         for attempt in range(1, attempts + 1):
-            snapshot = self._store.snapshot(step, epoch=epoch, config_hash=config_hash)
+            snapshot = self._snapshot(step, epoch, config_hash)
             self.begin(step, snapshot, CopyOnHost(training_state()) if self._world.is_first else None)
             if not is_last:
                 return
@@ -125,6 +125,14 @@ class Checkpointer:
             if self._retry_at is None:
                 return
             time.sleep(RETRY_SECONDS)
+
+    def _snapshot(self, step: int, epoch: int, config_hash: str) -> Future[Snapshot]:
+        """Cut the state; one that is committed already, whose checkpoint could not be written, is taken again."""
+        if (committed := self._store.last_snapshot).step == step > 0:
+            taken: Future[Snapshot] = Future()
+            taken.set_result(committed)
+            return taken
+        return self._store.snapshot(step, epoch=epoch, config_hash=config_hash)
 
     def begin(self, step: int, snapshot: Future[Snapshot], training: CopyOnHost | None) -> None:
         """Write the checkpoint of `step` in the background. The previous one must be settled.
@@ -140,6 +148,7 @@ class Checkpointer:
         if training is None:
             return
         self._log.sync()
+        self._store.refuse_if_replaced()
         for parts in self._log_parts:
             parts.put()
         info = CheckpointInfo(
@@ -149,12 +158,13 @@ class Checkpointer:
             dataset_fingerprint=self._dataset_fingerprint,
             settings=to_tree(self._config),
         )
-        save_checkpoint(self._run.checkpoints, info, training.result())
+        save_checkpoint(self._run.checkpoints, info, training.result(), confirm=self._store.refuse_if_replaced)
         self._remove_old(step)
 
     def _remove_old(self, newest: int) -> None:
         """Remove old checkpoints before their snapshots; never the newest, which `latest` names."""
         keep_last, keep_every = self._keep.keep_last, self._keep.keep_every
+        self._store.refuse_if_replaced()
         try:
             snapshots = (snapshot.step for snapshot in list_snapshots(self._run.state))
             kept = retained_steps(snapshots, keep_last, keep_every) | {newest}

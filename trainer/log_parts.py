@@ -6,9 +6,9 @@ are merged as they are put: a part is at least twice as long as the next, up to 
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..files import open_own, refuse_link
 from ..objects import Address, delete_all
@@ -16,6 +16,7 @@ from ..objects import Address, delete_all
 MAX_PART_BYTES = 64 << 20
 """Parts are merged up to this length: a checkpoint never puts more than twice as much."""
 _NAME = re.compile(r"([0-9]{15})\.part")
+T = TypeVar("T")
 
 
 class Part(NamedTuple):
@@ -38,12 +39,26 @@ class LogReader:
 
     def modified(self) -> float:
         """Return when the last part was put, in seconds since 1970. Raises FileNotFoundError if there is none."""
+        return self._again_if_merged(self._modified)
+
+    def read(self, start: int, length: int) -> bytes:
+        """Return `length` bytes from `start` on, fewer at the end."""
+        return self._again_if_merged(lambda: self._read(start, length))
+
+    def _again_if_merged(self, reading: Callable[[], T]) -> T:
+        """List the parts again if one was merged into the one before meanwhile."""
+        try:
+            return reading()
+        except FileNotFoundError:
+            self._parts = _whole(_listed(self._folder))
+            return reading()
+
+    def _modified(self) -> float:
         if not self._parts:
             raise FileNotFoundError(f"{self._folder} has no part yet")
         return _object(self._folder, self._parts[-1].start).modified()
 
-    def read(self, start: int, length: int) -> bytes:
-        """Return `length` bytes from `start` on, fewer at the end."""
+    def _read(self, start: int, length: int) -> bytes:
         stop = min(start + length, self.size)
         wanted = [Part(max(start, part.start), min(stop, part.end)) for part in self._parts]
         pieces = [

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ..files import open_own, own_directory, remove_leftovers
-from ..objects import Address, MissingBucketError, Place
+from ..objects import Address, MissingBucketError, Place, delete_all
 from ..places import local_folder, made_local_folder, read, write
 from .checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint, read_info
 from .config import TrainConfig, load_config, to_toml
 from .config.layers import MAX_BYTES, parse_toml
 from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
 from .log_parts import LogParts, LogReader
+from .world import SEEN_BY_RANKS
 
 _SEAL = re.compile(rb'# sha256 = "([0-9a-f]{64})"\n\Z')
 """The last line of config.toml: the digest of everything before it."""
@@ -90,6 +91,9 @@ class RunDirectory:
         for folder in (self.local, self.checkpoints):
             if isinstance(folder, Path):
                 remove_leftovers(folder)
+        if isinstance(self.path, Address):
+            seen = self.path / SEEN_BY_RANKS
+            delete_all([seen / name for name, _ in seen.objects()])
 
     def refuse_existing(self) -> None:
         """Raise RunExistsError if the directory already has content."""

@@ -126,7 +126,7 @@ def read_status(run: RunDirectory) -> RunStatus:
     seconds = steps.step_seconds if steps else None
     return RunStatus(
         run=str(run.path),
-        state=_state(config, steps, checkpoints, total, silence),
+        state=_state(_every_steps(run, config, checkpoints), steps, checkpoints, total, silence),
         writer=writer,
         epochs=config.epochs,
         batch_size=config.batch_size,
@@ -153,30 +153,42 @@ def _writer(run: RunDirectory, notes: list[str]) -> tuple[str | None, float | No
         except OSError as error:
             notes.append(f"the lock cannot be read: {error}")
             return None, None
-        return status.holder, status.age if status.is_held else None
+        if not status.is_held:
+            return status.holder, None
+        try:  # the lock is renewed by a thread of its own, also while training hangs
+            return status.holder, _age(run.metrics)
+        except OSError:
+            return status.holder, status.age
     writer, is_held = lock_holder(lock)
     silence = min(map(_age, filter(Path.exists, (lock, run.metrics_file))), default=0.0)
     return writer, silence if is_held else None
 
 
 def _state(
-    config: TrainConfig, steps: StepsStatus | None, checkpoints: Sequence[CheckpointStatus], total: int | None,
+    every_steps: int, steps: StepsStatus | None, checkpoints: Sequence[CheckpointStatus], total: int | None,
     silence: float | None,
 ) -> str:  # fmt: skip
-    """silence: seconds since the process that holds the lock wrote anything; None if none holds it."""
+    """every_steps: after which the run writes something. silence: seconds since it did; None if no process runs it."""
     if silence is not None:
-        between_writings = config.log_every * (steps.step_seconds or 0.0) if steps else 0.0
+        between_writings = every_steps * (steps.step_seconds or 0.0) if steps else 0.0
         return "silent" if silence > max(SILENT_SECONDS, 10 * between_writings) else "running"
     if checkpoints and checkpoints[-1].step == total:
         return "finished"
     return "stopped" if steps or checkpoints else "never started"
 
 
+def _every_steps(run: RunDirectory, config: TrainConfig, checkpoints: Sequence[CheckpointStatus]) -> int:
+    """Return after how many steps the run writes something: lines, or in a bucket a part of them at each checkpoint."""
+    if isinstance(run.path, Path) or not checkpoints:
+        return config.log_every
+    return checkpoints[-1].step - (checkpoints[-2].step if len(checkpoints) > 1 else 0)
+
+
 def _read_metrics(run: RunDirectory, notes: list[str]) -> tuple[StepsStatus | None, list[dict[str, Any]]]:
     try:
         path = run.metrics
         lines, evaluations, damaged = last_lines(path, RECENT_STEPS, EVALUATIONS)
-        curve = loss_curve(path, CURVE_POINTS)
+        curve, age = loss_curve(path, CURVE_POINTS), _age(path)
     except FileNotFoundError:
         return None, []
     except OSError as error:
@@ -194,7 +206,7 @@ def _read_metrics(run: RunDirectory, notes: list[str]) -> tuple[StepsStatus | No
     return StepsStatus(
         step=last["step"],
         epoch=int(_number(last, "epoch") or 0),
-        age_seconds=_age(path),
+        age_seconds=age,
         loss=_number(last, "loss"),
         loss_mean=_mean(_number(line, "loss") for line in lines),
         loss_curve=curve,

@@ -27,6 +27,9 @@ SNAPSHOT_TIMEOUT = timedelta(hours=1)
 SEEN_WITHIN_SECONDS = 5.0
 """Time within which a file written on one machine must be visible on the others."""
 
+SEEN_BY_RANKS = ".ranks"
+"""Folder of a run in a bucket for objects by which ranks see whether they share it."""
+
 _ALONE = Ranks()
 
 
@@ -138,13 +141,15 @@ def refuse_separate_directories(world: World, folder: Place) -> None:
         with agreement(world.control, RunError):
             if world.is_first:
                 # A name that no copy of the directory contains, and that remove_leftovers removes after a kill.
-                file = folder / f".ranks.{secrets.randbits(64)}.partial"
-                if isinstance(file, Path):
-                    file.touch(exist_ok=False)
+                name = f"{secrets.randbits(64)}.partial"
+                if isinstance(folder, Path):
+                    name = f".ranks.{name}"
+                    (folder / name).touch(exist_ok=False)
                 else:
-                    file.create(b"")
-                end.callback(remove, [file])
-                written = file.name, host
+                    name = f"{SEEN_BY_RANKS}/{name}"
+                    (folder / name).create(b"")
+                end.callback(remove, [folder / name])
+                written = name, host
         name, host_of_first = world.control.broadcast(written)
         separate = None if _is_seen(folder / name) else f"rank {world.rank} (on {host})"
         found = [rank for rank in world.control.broadcast(world.control.gather(separate)) if rank]

@@ -8,6 +8,7 @@ import sys
 import threading
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import crashing_run
 import icechunk
@@ -17,6 +18,7 @@ import torch
 from commits import BLOCK_ROWS, SAMPLES, SCHEMA, assert_all_rows, commit, rows, tags
 from crashing_run import ExpectedState, assert_columns_equal, run_until_killed
 
+from thermopile.lock import LockedError
 from thermopile.objects import Address, ObjectStoreError
 from thermopile.places import SCRATCH
 from thermopile.sealed_json import seal_line
@@ -296,6 +298,37 @@ def test_a_writer_that_is_replaced_while_it_looks_for_garbage_deletes_nothing(pa
     with pytest.raises(StoreLockedError):
         repository.retain(keep)
     assert [name for name, _ in path.objects()] == before
+
+
+def test_a_lock_is_not_taken_for_a_silence_in_which_the_store_was_away(path, tmp_path, monkeypatch):
+    clock, reads, lock = [0.0], count(1), path.with_name("state.lock")
+    monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 1e6)
+    holder = bucket_lock.BucketLock(lock, made_folder(tmp_path / "holder"))
+    monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 10.0)
+
+    def sleep(seconds):
+        clock[0] += seconds
+
+    def read_version(address, max_bytes):
+        match next(reads):
+            case 2:
+                sleep(70)  # the store was away
+            case 3:
+                holder._holder.beats += 1
+                address.write(holder._text())
+        return version_of(address, max_bytes)
+
+    version_of = Address.read_version
+    monkeypatch.setattr(Address, "read_version", read_version)
+    monkeypatch.setattr(bucket_lock, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    with pytest.raises(LockedError, match=f"pid {os.getpid()} on "):
+        bucket_lock.BucketLock(lock, made_folder(tmp_path / "watcher"))
+    assert next(reads) > 3
+
+
+def made_folder(path):
+    path.mkdir()
+    return path
 
 
 def test_a_lock_that_was_tampered_with_is_not_repeated(create, path):

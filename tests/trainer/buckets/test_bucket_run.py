@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from thermopile.objects import Address
+from thermopile.objects import Address, ObjectStoreError
 from thermopile.places import SCRATCH
 from thermopile.state_store import SnapshotError, StateReader, StoreLockedError, bucket_lock, list_snapshots
 from thermopile.trainer import checkpoint, checkpointer
@@ -193,6 +193,59 @@ def test_a_run_that_was_taken_for_dead_ends_at_its_next_checkpoint_and_harms_not
             assert second.steps_done == 4
             second.run()
     assert_same_run(second.run_directory, whole)
+
+
+def test_a_run_that_was_replaced_while_it_uploaded_a_checkpoint_announces_nothing(
+    pairs_dataset, run, whole, elsewhere, monkeypatch
+):
+    config, write, second = small(pairs_dataset, **OFTEN), Address.write, []
+    monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 1e6)  # it sleeps
+
+    def replaced(address, data):
+        write(address, data)
+        if str(address).endswith("step-4/tensors.safetensors") and not second:
+            monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 0.2)
+            monkeypatch.setattr(bucket_lock, "SILENT_SECONDS", 1.0)
+            second.append(elsewhere(run))
+            with Trainer.open(config, second[0], resume=True) as trainer:
+                assert trainer.steps_done == 2
+                trainer.run()
+
+    monkeypatch.setattr(Address, "write", replaced)
+    with (
+        pytest.raises(StoreLockedError, match="another process has begun to write this state"),
+        Trainer.open(config, run) as first,
+    ):
+        first.run()
+    assert sorted(checkpoints_in(run.checkpoints)) == [12, 14]
+    assert latest_checkpoint(run.checkpoints).name == "step-14"
+    assert_same_run(second[0], whole)
+
+
+def test_the_last_checkpoint_is_tried_again_after_its_snapshot_was_committed(
+    pairs_dataset, run, whole, impatient, monkeypatch
+):
+    write, failures = Address.write, iter([ObjectStoreError("away")])
+
+    def failing_once(address, data):
+        if str(address).endswith("step-14/tensors.safetensors"):
+            for failure in failures:
+                raise failure
+        write(address, data)
+
+    monkeypatch.setattr(Address, "write", failing_once)
+    train(small(pairs_dataset, **OFTEN), run)
+    assert max(checkpoints_in(run.checkpoints)) == 14
+    assert_same_run(run, whole)
+
+
+def test_what_killed_ranks_left_is_removed_at_the_next_start(pairs_dataset, run):
+    config = small(pairs_dataset, **OFTEN)
+    with Trainer.open(config, run) as trainer:
+        trainer.run(should_stop=lambda: trainer.steps_done >= 2)
+    (run.path / ".ranks" / "1.partial").write(b"")
+    train(config, run, resume=True)
+    assert not any(name.startswith(".ranks/") for name, _ in run.path.objects())
 
 
 def test_objects_are_bounded_however_many_checkpoints_were_made(pairs_dataset, run):

@@ -11,7 +11,7 @@ import pytest
 from thermopile import open_run
 from thermopile.objects import Address
 from thermopile.places import SCRATCH
-from thermopile.state_store import StateReader
+from thermopile.state_store import StateReader, bucket_lock
 from thermopile.trainer import run_status
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config, to_tree
@@ -49,6 +49,17 @@ def test_status_is_read_from_another_machine_with_the_age_of_the_last_part(pairs
     assert (done.state, done.writer, done.steps.step, len(done.steps.loss_curve)) == ("finished", None, 14, 14)
     monkeypatch.setattr(run_status.time, "time", lambda now=time.time: now() + 500)
     assert read_status(run).steps.age_seconds >= 500
+
+
+def test_a_run_that_holds_its_lock_but_writes_nothing_is_silent(pairs_dataset, run, monkeypatch):
+    with Trainer.open(small(pairs_dataset, **OFTEN), run) as trainer:
+        trainer.run(should_stop=lambda: trainer.steps_done >= 5)
+        trainer.checkpointer.wait()
+        lock = bucket_lock.lock_status(run.state_lock)
+        monkeypatch.setattr(bucket_lock, "lock_status", lambda address: lock)  # still renewed
+        assert read_status(run).state == "running"
+        monkeypatch.setattr(run_status.time, "time", lambda now=time.time: now() + 10_000)
+        assert read_status(run).state == "silent"
 
 
 def test_a_bucket_that_is_not_there_is_told_from_a_run_that_is_not(s3):

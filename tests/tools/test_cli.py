@@ -116,7 +116,8 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
     [("optimizer.lrr=1", ("did you mean 'optimizer.lr'",)), ("objective.rhoo=1", ("did you mean 'rho'",)),
      ("batch_size=100000", ("2,000 samples",)), ("epochs", ("key=value",)), ("device=cuda", ("no GPU",)),
      ("optimizer.betas=[0.9, 1.5]", ("optimizer.betas.1 = 1.5",)),
-     ("optimizer.lr=inf", ("finite",)), ("objective.tau_min=1e-9", ("tau_min",))],
+     ("optimizer.lr=inf", ("finite",)), ("objective.tau_min=1e-9", ("tau_min",)),
+     ("init_from=gs://b/x", ("'gs://b/x' is not an address",))],
 )  # fmt: skip
 def test_a_bad_setting_is_wrong_usage_that_starts_no_run(pairs_dataset, tmp_path, setting, words, assert_one_line):
     import torch

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from numpy.typing import NDArray
 
 from ..objects import Address, Place
-from ..pipeline.conversion.append import appended_path, is_joining, join, refuse_known
+from ..pipeline.conversion.append import appended_path, is_joining, join, refuse_known, refuse_ungrowable
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary, convert_part
 from ..pipeline.conversion.convert import convert as convert_source
 from ..pipeline.conversion.convert import finish as finish_parts
@@ -153,7 +153,8 @@ def _to_append_to(out: Place, holdout: float | None) -> Path:
     for name in ("max_size", "quality", "vocab_size", "tokenizer", "context_length"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--append keeps the settings of {out}; leave out --{name.replace('_', '-')}")
-    read_index(out)
+    out = out.resolve()  # the new shards are renamed, so they are written on the same disk
+    refuse_ungrowable(out)
     if is_joining(out):
         join(out)
     return out

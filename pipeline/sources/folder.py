@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from ...objects import Address, Place
 from ..errors import SourceError
 from . import Groups, Sample, Source
-from .listing import as_text, binary_array, estimated_bytes, groups_by_name, listing_digest, read_picture
+from .listing import as_text, binary_array, estimated_bytes, groups_by_name, listing_digest, read_picture, resolved_text
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -61,7 +61,7 @@ class FolderSource(Source):
     def describe(self) -> dict[str, Any]:
         return {
             "kind": "folder",
-            "root": as_text(self.root.resolve() if isinstance(self.root, Path) else str(self.root)),
+            "root": resolved_text(self.root),
             "listing": listing_digest(self._paths),
         }
 

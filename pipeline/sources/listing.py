@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...files import NotRegularFileError, open_regular
-from ...objects import Address, AddressError, ObjectTooLargeError, Place
+from ...objects import Address, AddressError, ObjectStoreError, ObjectTooLargeError, Place
 from ..errors import BadSampleError
 from . import Groups
 
@@ -27,12 +27,25 @@ MAX_CAPTIONS = 64
 MAX_PICTURE_BYTES = 256 << 20
 """No photograph is larger; a worker would hold the file and its unpacked picture in memory."""
 _ESTIMATED_FROM = 1000
-_NETWORK_ERRORS = {errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+_NETWORK_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+"""EIO is what a network disk mounted as "soft" answers if its server is away."""
+
+
+def says_nothing_about_the_file(error: Exception) -> bool:
+    """Return whether a store or a network disk failed, or a store refused access: the file itself may be sound."""
+    if isinstance(error, PermissionError):
+        return error.errno is None  # of a store; a local file has its rights for itself
+    return isinstance(error, ObjectStoreError) or (isinstance(error, OSError) and error.errno in _NETWORK_ERRORS)
 
 
 def as_text(name: bytes | str | Path) -> str:
     """Decode a file name, which need not be UTF-8, for parquet and JSON, which must be."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def resolved_text(place: Place) -> str:
+    """Return an absolute path without links, or an address."""
+    return as_text(place.resolve() if isinstance(place, Path) else str(place))
 
 
 def caption_text(raw: bytes | str | None) -> str:
@@ -126,8 +139,8 @@ def listing_digest(*columns: pa.LargeBinaryArray | NDArray[Any]) -> str:
 def read_regular_file(path: bytes) -> bytes:
     """Return the bytes of a regular file with an untrusted name; links are followed.
 
-    Raises BadSampleError for anything else, for unreadable files, and above MAX_PICTURE_BYTES; OSError if a network
-    disk fails.
+    Raises BadSampleError for anything else, for unreadable files, and above MAX_PICTURE_BYTES; OSError if a disk
+    fails.
     """
     try:
         with open_regular(os.fsdecode(path)) as file:
@@ -135,7 +148,7 @@ def read_regular_file(path: bytes) -> bytes:
                 raise BadSampleError(f"{size:,} bytes, too large for a picture")
             return file.read(size)
     except OSError as error:
-        if error.errno in _NETWORK_ERRORS:  # which say nothing about the file
+        if says_nothing_about_the_file(error):
             raise
         if isinstance(error, NotRegularFileError) or error.errno == errno.ENXIO:  # a socket cannot even be opened
             raise BadSampleError("not a regular file") from None
@@ -147,7 +160,7 @@ def read_regular_file(path: bytes) -> bytes:
 def read_picture(root: Place, name: bytes) -> bytes:
     """Return the bytes of a picture, given its path below a root, or its own absolute path or address.
 
-    Raises BadSampleError as read_regular_file; ObjectStoreError if the object store cannot be used.
+    Raises BadSampleError as read_regular_file; OSError if the object store cannot be used or refuses access.
     """
     if not isinstance(root, Address) and not name.startswith(b"s3://"):
         return read_regular_file(os.path.join(os.fsencode(root), name))
@@ -159,7 +172,7 @@ def read_picture(root: Place, name: bytes) -> bytes:
         raise BadSampleError(f"not the name of an object: {error}") from None
     except ObjectTooLargeError as error:
         raise BadSampleError(f"too large for a picture: {error}") from None
-    except (FileNotFoundError, PermissionError) as error:
+    except FileNotFoundError as error:
         raise BadSampleError(f"cannot be read: {error}") from error
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from ...objects import Address, ObjectStoreError, Place
+from ...objects import Address, Place
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source
 from .listing import (
@@ -25,6 +25,7 @@ from .listing import (
     read_picture,
     read_regular_file,
     real_root,
+    says_nothing_about_the_file,
 )
 from .row_groups import RowGroup, RowGroups, parquet_file, row_groups_of
 from .source_file import SourceFile
@@ -148,10 +149,9 @@ class ParquetSource(Source):
                     values = batch.column(0)[: end - start]
                     yield start, values
                     start, kind = start + len(values), values.type
-            except ObjectStoreError:
-                raise
-            except (pa.ArrowException, OSError):
-                pass  # reading its samples reports the error
+            except (pa.ArrowException, OSError) as error:
+                if says_nothing_about_the_file(error):
+                    raise  # any other error is reported when its samples are read
             if start < end:
                 yield start, pa.nulls(end - start, kind)
 
@@ -262,11 +262,11 @@ def _open(file: Place) -> pq.ParquetFile:
         raise SourceError(f"{file} is not a file; pass the parquet files or their folder")
     try:
         return parquet_file(file)
-    except ObjectStoreError:
-        raise
     except FileNotFoundError as error:
         raise SourceError(str(error)) from None
     except (pa.ArrowException, OSError) as error:
+        if says_nothing_about_the_file(error):
+            raise
         raise SourceError(
             f"{file} is not a complete parquet file: {error}; download it again or leave it out"
         ) from error

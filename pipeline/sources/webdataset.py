@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...objects import ObjectStoreError, Place
+from ...objects import Place
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source
 from .listing import (
@@ -25,6 +25,7 @@ from .listing import (
     locate,
     names_below_common_folder,
     real_root,
+    says_nothing_about_the_file,
 )
 from .source_file import SourceFile
 from .tar_samples import Part, joined_places, key_and_suffix, scan_shard
@@ -157,9 +158,10 @@ class _OpenFiles:
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
             data = self._open[file].read(offset, size)
-        except ObjectStoreError:
-            raise
         except OSError as error:
+            if says_nothing_about_the_file(error):
+                self._open.pop(file, None)  # whoever tries again needs a new descriptor
+                raise
             raise BadSampleError(f"the archive cannot be read: {error.strerror or error}") from error
         if len(data) < size:
             raise BadSampleError("the archive is shorter than when it was listed")

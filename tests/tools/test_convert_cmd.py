@@ -258,6 +258,13 @@ def test_a_missing_folder_is_wrong_usage(tmp_path, assert_one_line):
     assert_one_line(run("folder", tmp_path / "nowhere", tmp_path / "out"), 2, "nowhere", "does not exist")
 
 
+def test_what_must_be_local_says_so_of_an_address(tmp_path, images_dataset, assert_one_line):
+    words = "s3://bucket/x is an address, and this takes local paths only"
+    assert_one_line(run("cifar", "s3://bucket/x", tmp_path / "out"), 2, words)
+    select = ("--select", "s3://bucket/x")
+    assert_one_line(run("dataset", images_dataset.path, tmp_path / "out", *select), 2, words)
+
+
 def test_an_empty_folder_is_a_failure_that_leaves_nothing(tmp_path, assert_one_line):
     (tmp_path / "empty").mkdir()
     assert_one_line(run("folder", tmp_path / "empty", tmp_path / "out"), 1, "holds no picture")

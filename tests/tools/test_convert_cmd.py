@@ -331,7 +331,12 @@ def test_on_ray_excludes_parts_and_names_what_is_missing(tmp_path, monkeypatch, 
 @pytest.mark.wide
 @pytest.mark.parametrize(
     ("address", "words"),
-    [("ray://127.0.0.1:9", "ray[client]"), ("far://", "cannot use the Ray cluster far://")],
+    [
+        ("ray://127.0.0.1:9", "ray[client]"),
+        ("far://", "cannot use the Ray cluster far://"),
+        ("127.0.0.1:1", "cannot use the Ray cluster 127.0.0.1:1: [Errno 111] Connection refused"),
+        ("nowhere.invalid:6379", "cannot use the Ray cluster nowhere.invalid:6379"),
+    ],
 )
 def test_a_cluster_that_cannot_be_used_is_named_in_one_line(tmp_path, address, words):
     pytest.importorskip("ray", reason="needs thermopile[ray]")

@@ -62,6 +62,10 @@ def test_new_samples_get_the_next_ids_and_the_others_stay_bit_for_bit(two_lists,
     result = append_second(two_lists, out)
     assert result.exit_code == 0, result.stderr
     assert f"{out}: 60 samples with those appended" in result.stdout
+    assert f"{out}: 10 samples to append in 1 shard" in result.stdout
+    assert f"2 left out, see {out / 'errors.jsonl'}: " in result.stdout
+    assert "out: 12 samples to append, " in result.stderr
+    assert ".out.appended" not in result.output
     grown, after = Dataset(out), digests(out)
     assert (old.n, grown.n) == (50, 60)
     assert {name for name in before if before[name] != after[name]} == {"dataset.json", "errors.jsonl"}
@@ -159,7 +163,8 @@ def test_what_the_dataset_decides_cannot_be_chosen(two_lists, out, options, word
 def test_what_is_no_dataset_or_of_another_mode_is_not_appended_to(two_lists, out, tmp_path, images_dataset):
     assert "is not a dataset" in append_second(two_lists, tmp_path / "none").stderr
     pictures = shutil.copytree(images_dataset.path, tmp_path / "pictures")
-    assert "holds images, but the source pairs" in append_second(two_lists, pictures).stderr
+    refused = append_second(two_lists, pictures)
+    assert (refused.exit_code, "holds images, but the source pairs" in refused.stderr) == (2, True)
 
 
 def converted_but_not_joined(two_lists, out, monkeypatch):

@@ -13,7 +13,7 @@ from ...objects import Place
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source
 from .csv_rows import CsvRows
-from .listing import as_text, binary_array, caption_text, estimated_bytes, groups_by_name, read_picture, resolved_text
+from .listing import as_text, binary_arrays, caption_text, estimated_bytes, groups_by_name, read_picture, resolved_text
 from .source_file import SourceFile
 
 _MAX_HEADER_BYTES = 16 << 20
@@ -63,7 +63,7 @@ class CsvSource(Source):
         if not self._has_group:
             return None
         none = [b""] * len(self._rows.malformed)
-        return groups_by_name(binary_array(chain((row[-1] for row in self._rows), none)))
+        return groups_by_name(binary_arrays(chain((row[-1] for row in self._rows), none)))
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self.mode == "images":

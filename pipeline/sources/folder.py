@@ -53,7 +53,7 @@ class FolderSource(Source):
     def groups(self) -> Groups | None:
         parts = pc.split_pattern(self._paths, "/", max_splits=1)
         flat = pc.equal(pc.list_value_length(parts), 1)
-        return groups_by_name(pc.if_else(flat, pa.scalar(b"", pa.large_binary()), pc.list_element(parts, 0)))
+        return groups_by_name([pc.if_else(flat, pa.scalar(b"", pa.large_binary()), pc.list_element(parts, 0))])
 
     def stored_bytes(self) -> int | None:
         return estimated_bytes(self.root, self._path, len(self))

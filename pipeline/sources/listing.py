@@ -6,7 +6,7 @@ Names are one pyarrow array, not Python objects, since 10⁷ of them are sent to
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,14 @@ def _common(folders: Sequence[Place]) -> str:
 
 def binary_array(names: Iterable[bytes]) -> pa.LargeBinaryArray:
     """Collect names in one array, without a list of all of them."""
-    parts, left = [pa.array([], pa.large_binary())], iter(names)
+    return pa.concat_arrays([pa.array([], pa.large_binary()), *binary_arrays(names)])
+
+
+def binary_arrays(names: Iterable[bytes]) -> Iterator[pa.LargeBinaryArray]:
+    """Yield names in arrays of some thousands."""
+    left = iter(names)
     while some := list(islice(left, 1 << 16)):
-        parts.append(pa.array(some, pa.large_binary()))
-    return pa.concat_arrays(parts)
+        yield pa.array(some, pa.large_binary())
 
 
 def locate(first: NDArray[np.int64], index: int) -> tuple[int, int]:
@@ -109,17 +113,26 @@ def locate(first: NDArray[np.int64], index: int) -> tuple[int, int]:
     return part, index - int(first[part])
 
 
-def groups_by_name(names: pa.LargeBinaryArray) -> Groups | None:
-    """Return the classes by these names; empty names mean no class. None if all are empty."""
-    encoded = names.dictionary_encode()
-    texts = [as_text(name) for name in encoded.dictionary.to_pylist()]
+def groups_by_name(parts: Iterable[pa.LargeBinaryArray]) -> Groups | None:
+    """Return the classes by the samples' names, in parts; empty names mean no class. None if all are empty.
+
+    Memory is that of a part and four bytes a sample.
+    """
+    numbers, encoded = dict[bytes, int](), [np.empty(0, np.int32)]
+    for part in parts:
+        names = part.dictionary_encode()
+        places = [numbers.setdefault(name, len(numbers)) for name in names.dictionary.to_pylist()]
+        encoded.append(np.array(places, np.int32)[names.indices.to_numpy()])
+    texts = [as_text(name) for name in numbers]
     if texts in ([], [""]):
         return None
-    numbers = all(text.isascii() and text.isdigit() and len(text) < 19 for text in texts if text)
-    order = sorted(range(len(texts)), key=lambda i: (int(texts[i] or -1) if numbers else 0, texts[i]))
+    numeric = all(text.isascii() and text.isdigit() and len(text) < 19 for text in texts if text)
+    order = sorted(range(len(texts)), key=lambda i: (int(texts[i] or -1) if numeric else 0, texts[i]))
     place = np.empty(len(texts), np.int32)
     place[order] = np.arange(len(texts), dtype=np.int32)
-    return Groups(tuple(texts[i] for i in order), place[encoded.indices.to_numpy()])
+    for codes in encoded:
+        codes[:] = place[codes]
+    return Groups(tuple(texts[i] for i in order), np.concatenate(encoded))
 
 
 def listing_digest(*columns: pa.LargeBinaryArray | NDArray[Any]) -> str:

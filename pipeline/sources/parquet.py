@@ -17,6 +17,7 @@ from ...objects import Address, Place
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source
 from .listing import (
+    binary_arrays,
     caption_text,
     caption_texts,
     groups_by_name,
@@ -100,8 +101,8 @@ class ParquetSource(Source):
             return None
         if self._class_names is None:
             parts = (values for _, values in self._column(self._columns.group))
-            names = [values.cast(pa.large_string()).cast(pa.large_binary()).fill_null(b"") for values in parts]
-            return groups_by_name(pa.concat_arrays(names))
+            names = (values.cast(pa.large_string()).cast(pa.large_binary()).fill_null(b"") for values in parts)
+            return groups_by_name(binary_arrays(name for part in names for name in part.to_pylist()))
         of_sample, none = np.empty(len(self), np.int32), len(self._class_names)
         for start, values in self._column(self._columns.group):
             numbers = values.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()

@@ -18,7 +18,7 @@ from .listing import (
     MAX_PICTURE_BYTES,
     MAX_TEXT_BYTES,
     as_text,
-    binary_array,
+    binary_arrays,
     caption_texts,
     groups_by_name,
     listing_digest,
@@ -91,7 +91,7 @@ class WebDatasetSource(Source):
     def groups(self) -> Groups | None:
         if self._places[_GROUP] is None:
             return None
-        return groups_by_name(binary_array(self._group_or_none(index) for index in range(len(self))))
+        return groups_by_name(binary_arrays(self._group_or_none(index) for index in range(len(self))))
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self.mode != "pairs":

@@ -1,7 +1,7 @@
 """What a conversion does before it writes: it lists the source, plans the shards and trains a tokenizer.
 
 \b
-tsv      one list of paths and captions
+tsv      one list of paths, captions and classes
 parquet  files of a million rows with captions, in row groups of a thousand
 """
 
@@ -27,6 +27,7 @@ from harness import Figure, Measured, Part, peak_memory, script
 
 WORDS = "a an the red blue old small large photo picture of with and on in front dog cat house tree street person"
 AT_ONCE = 100_000
+CLASSES = 1_000
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,11 @@ def captions(count: int) -> list[str]:
 
 def write_tsv(folder: Path, rows: int) -> Path:
     """Write a list of `rows` pictures that do not exist."""
-    lines = [f"images/@@@@@@/{place:05d}.jpg\t{text}\n" for place, text in enumerate(captions(AT_ONCE))]
+    texts = enumerate(captions(AT_ONCE))
+    lines = [f"images/@@@@@@/{place:05d}.jpg\t{text}\tclass {place % CLASSES}\n" for place, text in texts]
     block = "".join(lines).encode()
     with (folder / "list.tsv").open("wb") as file:
-        file.write(b"filepath\ttitle\n")
+        file.write(b"filepath\ttitle\tclass\n")
         for number in range(rows // AT_ONCE):
             file.write(block.replace(b"@@@@@@", b"%06d" % number))
     return folder / "list.tsv"
@@ -70,7 +72,9 @@ def write_parquet(folder: Path, rows: int) -> list[Path]:
 def measure_tsv(sizes: Sizes, directory: Path) -> Measured:
     """Plan for a tsv."""
     file = write_tsv(directory, sizes.rows)
-    return _measure(lambda: CsvSource(file), sizes, directory, f"a tsv of {file.stat().st_size / 1e9:.1f} GB")
+    return _measure(
+        lambda: CsvSource(file, group="class"), sizes, directory, f"a tsv of {file.stat().st_size / 1e9:.1f} GB"
+    )
 
 
 def measure_parquet(sizes: Sizes, directory: Path) -> Measured:
@@ -88,8 +92,9 @@ def _measure(open_source: Callable[[], Source], sizes: Sizes, directory: Path, w
         seconds[name], began = perf_counter() - began, perf_counter()
 
     source = open_source()
-    source.groups()
     lap("list")
+    groups = source.groups()  # which a conversion holds on to
+    lap("classes")
     job = Job.of(source, ConvertSettings(), None, None)
     lap("plan")
     partial = Partial(directory / "out")
@@ -100,13 +105,15 @@ def _measure(open_source: Callable[[], Source], sizes: Sizes, directory: Path, w
     if sum(map(len, listings)) != sizes.rows:
         raise AssertionError("rows are missing")
     lap("cut")
+    if groups is not None and len(groups.of_sample) != sizes.rows:
+        raise AssertionError("classes are missing")
     return Measured(
         f"{sizes.rows:,} rows, {what}",
         "",
         [
             *(Figure(f"{name}_seconds", label, "s", seconds[name]) for name, label in {
-                "list": "list the source", "plan": "make the plan", "tokenizer": "train the tokenizer",
-                "cut": "cut into shards"}.items()),
+                "list": "list the source", "classes": "read its classes", "plan": "make the plan",
+                "tokenizer": "train the tokenizer", "cut": "cut into shards"}.items()),
             Figure("minutes", "together", "min", sum(seconds.values()) / 60, at_most=15),
             Figure("peak_gb", "peak memory", "GB", peak_memory() / 1e9, at_most=2),
         ],

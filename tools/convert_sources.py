@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ..objects import Place
+from ..objects import Place, is_address
 from .place_type import PlaceType
 
 if TYPE_CHECKING:
@@ -88,8 +88,17 @@ def _files_at(place: Place, pattern: str) -> Iterator[Place]:
         yield from (place / name for name, _ in place.objects() if name.endswith(suffix))
 
 
-_LOCAL_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_LOCAL = click.Path(exists=True, path_type=Path)
+class _LocalPath(click.Path):
+    """Says of an address that it must be a path, where click would say that it does not exist."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and is_address(value):
+            self.fail(f"{value} is an address, and this takes local paths only; download it first", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_LOCAL_FILE = _LocalPath(exists=True, dir_okay=False, path_type=Path)
+_LOCAL = _LocalPath(exists=True, path_type=Path)
 _FOLDER = PlaceType(click.Path(exists=True, file_okay=False, path_type=Path))
 _FILE = PlaceType(_LOCAL_FILE)
 _EITHER = PlaceType(_LOCAL)

@@ -18,12 +18,12 @@ from click.core import ParameterSource
 from numpy.typing import NDArray
 
 from ..objects import Address, Place
-from ..pipeline.conversion.append import appended_path, is_joining, join, refuse_known
+from ..pipeline.conversion.append import appended_path, is_joining, join, refuse_known, refuse_ungrowable
 from ..pipeline.conversion.convert import ConvertSettings, PartNumber, Summary, convert_part
 from ..pipeline.conversion.convert import convert as convert_source
 from ..pipeline.conversion.convert import finish as finish_parts
 from ..pipeline.conversion.partial import Partial
-from ..pipeline.conversion.plan import largest_bytes
+from ..pipeline.conversion.plan import largest_bytes, shard_count
 from ..pipeline.conversion.shard_pool import Counts, start_workers_early
 from ..pipeline.conversion.steps import Job, unfinished
 from ..pipeline.dataset_index import ERRORS_FILE, TOKENIZER_FILE, ImagePolicy, read_index
@@ -48,19 +48,38 @@ class Split(NamedTuple):
     selection: NDArray[np.int64] | None
     """Source indices; None for all."""
     groups: Groups | None
+    grown: Path | None = None
+    """The dataset that it is to be appended to."""
+
+    @property
+    def shown(self) -> Place:
+        """The dataset that the user knows."""
+        return self.grown or self.out
 
     @property
     def samples(self) -> int:
         return len(self.source) if self.selection is None else len(self.selection)
 
     @property
+    def stored_bytes(self) -> int | None:
+        """Bytes of the selected pictures in the source; None if unknown."""
+        stored = self.source.stored_bytes()
+        return None if stored is None else stored * self.samples // len(self.source)
+
+    def samples_of(self, part: PartNumber) -> int:
+        """Return about how many samples a part has."""
+        shards = range(shard_count(self.samples, self.stored_bytes))
+        return self.samples * len(shards[part.shards]) // len(shards)
+
+    @property
     def classes(self) -> str:
-        """` of 3 classes`; empty for a source without classes."""
+        """` of 3 classes`, empty for a source without classes, and whether they are appended."""
+        appended = " to append" if self.grown else ""
         if self.groups is None:
-            return ""
+            return appended
         of_sample = self.groups.of_sample if self.selection is None else self.groups.of_sample[self.selection]
         unlabelled = [i for i, name in enumerate(self.groups.names) if not name]  # samples without a class share one
-        return f" of {len(np.setdiff1d(of_sample, unlabelled)):,} classes"
+        return f" of {len(np.setdiff1d(of_sample, unlabelled)):,} classes{appended}"
 
 
 def run(
@@ -100,18 +119,21 @@ def run(
         if select is not None:
             assert isinstance(sources[0], DatasetSource)
             splits = [splits[0]._replace(selection=selected_ids(select, sources[0].dataset.index))]
+        if grown is not None:
+            splits = [splits[0]._replace(grown=grown)]
         _announce(splits)
     if grown is not None:
         refuse_known(grown, Job.of(sources[0], settings, splits[0].selection, settings.tokenizer).plan)
+    to_finish = False
     with TemporaryDirectory(prefix="thermopile-convert-") as folder:
         for split in splits:
             how: dict[str, Any] = {"overwrite": overwrite}
             if grown is None and split.out != out:  # a test set has the tokenizer of its training set
                 how["tokenizer_from"] = _tokenizer_of(out, Path(folder))
             if part:
-                _convert_part(split, settings, PartNumber(*part), workers=workers, **how)
+                to_finish |= _convert_part(split, settings, PartNumber(*part), workers=workers, **how)
             elif finish:
-                with _told_when_slow(f"putting {split.out.name} together …"):
+                with _told_when_slow(f"putting {split.shown.name} together …"):
                     summary = finish_parts(split.source, split.out, settings, selection=split.selection, **how)
                 _say_summary(summary, split, settings, "put together from its parts")
             elif on:
@@ -124,7 +146,7 @@ def run(
         with _told_when_slow("appending …"):
             join(grown)
         click.echo(f"{grown}: {read_index(grown).n:,} samples with those appended")
-    if part:
+    if to_finish:
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:
         click.echo(f"next: thermopile show {out} --out {out.name}.png; "
@@ -153,7 +175,8 @@ def _to_append_to(out: Place, holdout: float | None) -> Path:
     for name in ("max_size", "quality", "vocab_size", "tokenizer", "context_length"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--append keeps the settings of {out}; leave out --{name.replace('_', '-')}")
-    read_index(out)
+    out = out.resolve()  # the new shards are renamed, so they are written on the same disk
+    refuse_ungrowable(out)
     if is_joining(out):
         join(out)
     return out
@@ -176,7 +199,7 @@ def _settings(source: Source, grown: Path | None, **options: Any) -> ConvertSett
     if grown is not None:
         index = read_index(grown)
         if index.mode != source.mode:
-            raise SourceError(f"{grown} holds {index.mode}, but the source {source.mode}; convert it separately")
+            raise click.UsageError(f"{grown} holds {index.mode}, but the source {source.mode}; convert it separately")
         kept: dict[str, Any] = {"image": index.image}
         if index.tokenizer is not None:
             kept |= {"tokenizer": grown / TOKENIZER_FILE, "context_length": index.tokenizer.context_length}
@@ -236,13 +259,12 @@ def _announce(splits: list[Split]) -> None:
     """Print one line per dataset on stderr, and a warning if the disk may be too small."""
     needed = 0
     for split in splits:
-        words = f"{split.out.name}: {split.samples:,} samples{split.classes}"
-        if (stored := split.source.stored_bytes()) is not None:
-            here = stored * split.samples // len(split.source)
+        words = f"{split.shown.name}: {split.samples:,} samples{split.classes}"
+        if (here := split.stored_bytes) is not None:
             most = largest_bytes(split.samples, here)
             if isinstance(split.out, Path):
                 needed += most - bytes_written(Partial(split.out).path)
-            words += f", {_size(here)} in the source, at most about {_size(most)} in {split.out}"
+            words += f", {_size(here)} in the source, at most about {_size(most)} in {split.shown}"
         click.echo(words, err=True)
     if not isinstance(out := splits[0].out, Path):
         return
@@ -255,27 +277,35 @@ def _announce(splits: list[Split]) -> None:
 
 def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSettings, **how: Any) -> None:
     try:
-        with progress_bar(f"converting {split.out.name}", split.samples) as bar:
+        with progress_bar(f"converting {split.shown.name}", split.samples) as bar:
             bar.update(0, "preparing")
             summary = convert(split.source, split.out, settings, selection=split.selection,
                               on_progress=_Shown(bar.update), **how)  # fmt: skip
     except DatasetExistsError:
         raise
     except (Exception, KeyboardInterrupt) as error:
-        if unfinished(split.out).in_progress and "--resume" not in str(error):
+        # A store that went away is not asked again: it would hide the error for as long as it is waited for.
+        kept = isinstance(split.out, Address) or unfinished(split.out).in_progress
+        if kept and "--resume" not in str(error):
             click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
         raise
     _say_summary(summary, split, settings)
 
 
-def _convert_part(split: Split, settings: ConvertSettings, part: PartNumber, **how: Any) -> None:
-    name = f"part {part} of {split.out.name}"
-    with progress_bar(f"converting {name}", split.samples // part.count) as bar:
+def _convert_part(split: Split, settings: ConvertSettings, part: PartNumber, **how: Any) -> bool:
+    """Convert a part and print what was done; return whether the dataset is still to be finished."""
+    name = f"part {part} of {split.shown.name}"
+    with progress_bar(f"converting {name}", split.samples_of(part)) as bar:
         bar.update(0, "preparing")
         done = convert_part(split.source, split.out, settings, part, selection=split.selection,
                             on_progress=_Shown(bar.update), **how)  # fmt: skip
+    if not done.samples and part.number <= done.shards:
+        click.echo(f"all shards of {split.shown} are done; nothing to convert")
+        return split.grown is not None
     rate = f"; {done.seconds:.1f} s, {done.seen / done.seconds:,.0f} img/s" if done.seen else ", all done before"
-    click.echo(f"{name}: {done.samples:,} samples{rate}; {done.shards_done:,} of all {done.shards:,} shards are done")
+    what = f"{done.samples:,} samples{rate}" if done.samples else "no shard is left for it"
+    click.echo(f"{name}: {what}; {done.shards_done:,} of all {done.shards:,} shards are done")
+    return True
 
 
 class _Shown:
@@ -304,15 +334,16 @@ def _say_summary(
     captions = ""
     if summary.captions_per_sample > 1:
         captions = f" with {summary.captions:,} captions, at most {summary.captions_per_sample} each,"
+    path = split.shown
     result = f"{summary.samples:,} samples{split.classes}{captions} in {shards}, {_size(bytes_written(summary.path))}"
     if not summary.seen:
-        click.echo(f"{summary.path} is complete: {result}; {if_none_was_seen}")
+        click.echo(f"{path} is complete: {result}; {if_none_was_seen}")
     else:
         rate = summary.seen / max(summary.seconds, 1e-9)
-        click.echo(f"{summary.path}: {result}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
+        click.echo(f"{path}: {result}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
     if summary.left_out:
         reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
-        click.echo(f"  {summary.left_out:,} left out, see {summary.path / ERRORS_FILE}: {reasons}")
+        click.echo(f"  {summary.left_out:,} left out, see {path / ERRORS_FILE}: {reasons}")
     if summary.truncated:
         click.echo(f"  {summary.truncated:,} captions were truncated to {settings.context_length} tokens")
 

@@ -8,6 +8,7 @@ Readers see the old dataset until its dataset.json is replaced, which comes last
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from ...files import (
     own_directory,
     read_regular,
     remove_leftovers,
+    sha256_of,
     sync,
     write_atomically,
     written_aside,
 )
 from ..dataset_index import (
     ERRORS_FILE,
+    FORMAT,
     INDEX_FILE,
     SHARD_FOLDER,
     SHARD_SUFFIXES,
+    TOKENIZER_FILE,
     DatasetIndex,
     parse_index,
     read_index,
@@ -45,40 +49,67 @@ def appended_path(out: Path) -> Path:
 
 def refuse_known(out: Path, plan: Plan) -> None:
     """Raise DatasetExistsError if the dataset was made of the same listing, or it was appended before."""
-    source = read_index(out).source
-    appended = source.get("appended")
-    known = [source, *(appended if isinstance(appended, list) else ())]
     whole = plan.selection is None  # the record does not say what was selected, but all of it is in the whole
-    for each in known:
-        if isinstance(each, dict) and (
-            each.get("plan") == plan.digest() or (whole and plan.source.items() <= each.items())
-        ):
+    for each in _records(read_index(out)):
+        if each.get("plan") == plan.digest() or (whole and plan.source.items() <= each.items()):
             raise DatasetExistsError(f"{out} holds these samples already")
+
+
+def refuse_ungrowable(out: Path) -> None:
+    """Raise DatasetError if `join` could not append to the dataset, whatever it was given."""
+    index = read_index(out)
+    if index.format != FORMAT:
+        raise DatasetError(f"{out} has format {index.format}, and only format {FORMAT} can grow; convert it again")
+    if index.tokenizer and sha256_of(out / TOKENIZER_FILE) != index.tokenizer_digest:
+        raise DatasetError(f"{out / TOKENIZER_FILE} was changed after conversion; convert the dataset again")
 
 
 def join(out: Path) -> None:
     """Make the shards of `.OUT.appended` the last ones of `out`. May be repeated after a kill at any moment.
 
     Samples 0 … n - 1, their shards and the tokenizer stay as they are. Raises DatasetExistsError if another process is
-    doing the same, DatasetError if the two do not fit together.
+    doing the same or did it with the same samples, DatasetError if the two do not fit together.
     """
     addition = appended_path(out)
     with claimed(out):  # nobody replaces `out` meanwhile
+        with suppress(OSError):
+            addition.rmdir()  # empty: a process was killed at its last step
+        if not addition.exists():  # another process has joined it
+            return
         remove_leftovers(out)
         if not (addition / _JOINED).is_file():
-            write_atomically(addition / _JOINED, _grown(out, read_index(out), read_index(addition)))
+            old, new = read_index(out), read_index(addition)
+            if new.source.get("plan", "") in {each.get("plan") for each in _records(old)}:  # another process was faster
+                _remove(addition)
+                raise DatasetExistsError(f"{out} holds these samples already")
+            write_atomically(addition / _JOINED, _grown(out, old, new))
         joined = read_regular(addition / _JOINED)
         if read_regular(out / INDEX_FILE) != joined:
+            if read_index(out).fingerprint != parse_index(joined).grown_from:
+                raise DatasetError(f"{out} was replaced since the append began; remove {addition} and append again")
             _move_shards(addition, out)
             write_atomically(out / INDEX_FILE, joined)
-    for path in sorted(addition.iterdir(), key=lambda path: path.name == _JOINED):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    addition.rmdir()
+        _remove(addition)
 
 
 def is_joining(out: Path) -> bool:
     """Return whether `join` was interrupted."""
-    return (appended_path(out) / _JOINED).is_file()
+    addition = appended_path(out)
+    return (addition / _JOINED).is_file() or (addition.is_dir() and not any(addition.iterdir()))
+
+
+def _records(index: DatasetIndex) -> list[dict[str, Any]]:
+    """Return what dataset.json says of each source: the first, then those appended."""
+    appended = index.source.get("appended")
+    later = appended if isinstance(appended, list) else []
+    return [index.source, *(each for each in later if isinstance(each, dict))]
+
+
+def _remove(addition: Path) -> None:
+    """Remove its folder; a kill meanwhile leaves the mark that it was joined, or an empty folder."""
+    for path in sorted(addition.iterdir(), key=lambda path: path.name == _JOINED):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    addition.rmdir()
 
 
 def _grown(out: Path, old: DatasetIndex, new: DatasetIndex) -> bytes:

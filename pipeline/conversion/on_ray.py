@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,6 +40,8 @@ MAX_RETRIES = 5
 """How often a shard is repeated after its node or process died, or the file system failed."""
 SHARDS_AHEAD = 64
 """Tasks given to Ray beyond one a core, so that nodes that join, or that an autoscaler adds, find work."""
+SECONDS_TO_ANSWER = 5.0
+"""For the cluster at RAY_ADDRESS."""
 SECONDS_TO_END = 10.0
 """For a task to end by itself once it is cancelled; its process is killed then."""
 
@@ -57,7 +61,9 @@ def cluster(workers: int | None) -> Iterator[None]:
     address = os.environ.get("RAY_ADDRESS")
     local: dict[str, Any] = {} if address else {"num_cpus": workers or cores(), "include_dashboard": False}
     try:
-        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
+        _refuse_silent_address(address or "")
+        with warnings.catch_warnings(action="ignore"):  # of what a later Ray will do
+            ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
     except (OSError, RuntimeError, ValueError) as error:  # ValueError: of an address, or of ray:// without ray[client]
         said = " ".join(str(error).split())
         raise DatasetError(f"cannot use the Ray cluster {address or 'on this machine'}: {said}") from error
@@ -65,6 +71,12 @@ def cluster(workers: int | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _refuse_silent_address(address: str) -> None:
+    """Raise OSError if nothing answers at HOST:PORT: Ray would try for minutes, with pages of its own messages."""
+    if found := re.fullmatch(r"\[?([^/]+?)\]?:([0-9]{1,5})", address):
+        socket.create_connection((found[1], min(int(found[2]), 65535)), SECONDS_TO_ANSWER).close()
 
 
 def convert_on_ray(

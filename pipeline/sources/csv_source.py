@@ -3,7 +3,6 @@
 import csv
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from ...objects import Place
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source
 from .csv_rows import CsvRows
-from .listing import as_text, binary_array, caption_text, estimated_bytes, groups_by_name, read_picture
+from .listing import as_text, binary_arrays, caption_text, estimated_bytes, groups_by_name, read_picture, resolved_text
 from .source_file import SourceFile
 
 _MAX_HEADER_BYTES = 16 << 20
@@ -64,7 +63,7 @@ class CsvSource(Source):
         if not self._has_group:
             return None
         none = [b""] * len(self._rows.malformed)
-        return groups_by_name(binary_array(chain((row[-1] for row in self._rows), none)))
+        return groups_by_name(binary_arrays(chain((row[-1] for row in self._rows), none)))
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self.mode == "images":
@@ -81,18 +80,14 @@ class CsvSource(Source):
     def describe(self) -> dict[str, Any]:
         return {
             "kind": "csv",
-            "file": _resolved(self.file),
-            "root": _resolved(self.root),
+            "file": resolved_text(self.file),
+            "root": resolved_text(self.root),
             **self._names,
             "listing": self._rows.digest,
         }
 
     def _path(self, index: int) -> bytes:
         return self._rows[index][0]
-
-
-def _resolved(place: Place) -> str:
-    return as_text(place.resolve() if isinstance(place, Path) else str(place))
 
 
 def _opened(file: Place) -> SourceFile:

@@ -1,17 +1,18 @@
 """A converted dataset as a source: its stored JPEGs, captions and tables, to write a smaller one."""
 
 from collections.abc import Iterable
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ...objects import Place
 from ..dataset import CAPTION, CAPTIONS, Dataset
 from ..errors import BadSampleError, DatasetError, SourceError
 from . import Groups, Sample, Source
-from .listing import as_text
+from .listing import resolved_text, says_nothing_about_the_file
 
 ESTIMATED_FROM = 100
 """Pictures, evenly spaced, from which the size of all is estimated."""
@@ -20,20 +21,23 @@ ESTIMATED_FROM = 100
 class DatasetSource(Source):
     """The samples of a dataset, whose indices are their ids. Raises SourceError if the directory is not a dataset.
 
-    A worker opens the dataset again, and holds the samples table of one shard: see chunks().
+    A worker opens the dataset again, at the first use, and holds the samples table of one shard: see chunks().
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.path = path
         try:
-            self.dataset = Dataset(path)
+            self.mode = self.dataset.index.mode
         except (DatasetError, OSError) as error:
             raise SourceError(str(error)) from error
-        self.mode = self.dataset.index.mode
         self._table: tuple[int, pa.Table] | None = None
 
-    def __reduce__(self) -> tuple[type["DatasetSource"], tuple[Path]]:
-        return DatasetSource, (self.path,)
+    @cached_property
+    def dataset(self) -> Dataset:
+        return Dataset(self.path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "mode": self.mode, "_table": None}
 
     def __len__(self) -> int:
         return self.dataset.n
@@ -42,6 +46,8 @@ class DatasetSource(Source):
         try:
             row, jpeg = self._row(index), self.dataset.jpeg(index)
         except (DatasetError, OSError) as error:
+            if says_nothing_about_the_file(error):
+                raise
             raise BadSampleError(str(error)) from error
         caption, *others = row[CAPTIONS] if row[CAPTIONS] else (None,)
         return Sample(row["uri"], row["key"], jpeg, caption, row["group"], tuple(others))
@@ -75,8 +81,7 @@ class DatasetSource(Source):
             return None
 
     def describe(self) -> dict[str, Any]:
-        root = as_text(self.path.resolve())
-        return {"kind": "dataset", "root": root, "listing": self.dataset.index.fingerprint}
+        return {"kind": "dataset", "root": resolved_text(self.path), "listing": self.dataset.index.fingerprint}
 
     def _row(self, index: int) -> dict[str, Any]:
         """Return uri, key, group and captions, a list, of one sample."""

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from ...objects import Address, Place
 from ..errors import SourceError
 from . import Groups, Sample, Source
-from .listing import as_text, binary_array, estimated_bytes, groups_by_name, listing_digest, read_picture
+from .listing import as_text, binary_array, estimated_bytes, groups_by_name, listing_digest, read_picture, resolved_text
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
@@ -53,7 +53,7 @@ class FolderSource(Source):
     def groups(self) -> Groups | None:
         parts = pc.split_pattern(self._paths, "/", max_splits=1)
         flat = pc.equal(pc.list_value_length(parts), 1)
-        return groups_by_name(pc.if_else(flat, pa.scalar(b"", pa.large_binary()), pc.list_element(parts, 0)))
+        return groups_by_name([pc.if_else(flat, pa.scalar(b"", pa.large_binary()), pc.list_element(parts, 0))])
 
     def stored_bytes(self) -> int | None:
         return estimated_bytes(self.root, self._path, len(self))
@@ -61,7 +61,7 @@ class FolderSource(Source):
     def describe(self) -> dict[str, Any]:
         return {
             "kind": "folder",
-            "root": as_text(self.root.resolve() if isinstance(self.root, Path) else str(self.root)),
+            "root": resolved_text(self.root),
             "listing": listing_digest(self._paths),
         }
 

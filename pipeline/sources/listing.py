@@ -6,7 +6,7 @@ Names are one pyarrow array, not Python objects, since 10⁷ of them are sent to
 import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...files import NotRegularFileError, open_regular
-from ...objects import Address, AddressError, ObjectTooLargeError, Place
+from ...objects import Address, AddressError, ObjectStoreError, ObjectTooLargeError, Place
 from ..errors import BadSampleError
 from . import Groups
 
@@ -27,12 +27,25 @@ MAX_CAPTIONS = 64
 MAX_PICTURE_BYTES = 256 << 20
 """No photograph is larger; a worker would hold the file and its unpacked picture in memory."""
 _ESTIMATED_FROM = 1000
-_NETWORK_ERRORS = {errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+_NETWORK_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
+"""EIO is what a network disk mounted as "soft" answers if its server is away."""
+
+
+def says_nothing_about_the_file(error: Exception) -> bool:
+    """Return whether a store or a network disk failed, or a store refused access: the file itself may be sound."""
+    if isinstance(error, PermissionError):
+        return error.errno is None  # of a store; a local file has its rights for itself
+    return isinstance(error, ObjectStoreError) or (isinstance(error, OSError) and error.errno in _NETWORK_ERRORS)
 
 
 def as_text(name: bytes | str | Path) -> str:
     """Decode a file name, which need not be UTF-8, for parquet and JSON, which must be."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def resolved_text(place: Place) -> str:
+    """Return an absolute path without links, or an address."""
+    return as_text(place.resolve() if isinstance(place, Path) else str(place))
 
 
 def caption_text(raw: bytes | str | None) -> str:
@@ -84,10 +97,14 @@ def _common(folders: Sequence[Place]) -> str:
 
 def binary_array(names: Iterable[bytes]) -> pa.LargeBinaryArray:
     """Collect names in one array, without a list of all of them."""
-    parts, left = [pa.array([], pa.large_binary())], iter(names)
+    return pa.concat_arrays([pa.array([], pa.large_binary()), *binary_arrays(names)])
+
+
+def binary_arrays(names: Iterable[bytes]) -> Iterator[pa.LargeBinaryArray]:
+    """Yield names in arrays of some thousands."""
+    left = iter(names)
     while some := list(islice(left, 1 << 16)):
-        parts.append(pa.array(some, pa.large_binary()))
-    return pa.concat_arrays(parts)
+        yield pa.array(some, pa.large_binary())
 
 
 def locate(first: NDArray[np.int64], index: int) -> tuple[int, int]:
@@ -96,17 +113,26 @@ def locate(first: NDArray[np.int64], index: int) -> tuple[int, int]:
     return part, index - int(first[part])
 
 
-def groups_by_name(names: pa.LargeBinaryArray) -> Groups | None:
-    """Return the classes by these names; empty names mean no class. None if all are empty."""
-    encoded = names.dictionary_encode()
-    texts = [as_text(name) for name in encoded.dictionary.to_pylist()]
+def groups_by_name(parts: Iterable[pa.LargeBinaryArray]) -> Groups | None:
+    """Return the classes by the samples' names, in parts; empty names mean no class. None if all are empty.
+
+    Memory is that of a part and four bytes a sample.
+    """
+    numbers, encoded = dict[bytes, int](), [np.empty(0, np.int32)]
+    for part in parts:
+        names = part.dictionary_encode()
+        places = [numbers.setdefault(name, len(numbers)) for name in names.dictionary.to_pylist()]
+        encoded.append(np.array(places, np.int32)[names.indices.to_numpy()])
+    texts = [as_text(name) for name in numbers]
     if texts in ([], [""]):
         return None
-    numbers = all(text.isascii() and text.isdigit() and len(text) < 19 for text in texts if text)
-    order = sorted(range(len(texts)), key=lambda i: (int(texts[i] or -1) if numbers else 0, texts[i]))
+    numeric = all(text.isascii() and text.isdigit() and len(text) < 19 for text in texts if text)
+    order = sorted(range(len(texts)), key=lambda i: (int(texts[i] or -1) if numeric else 0, texts[i]))
     place = np.empty(len(texts), np.int32)
     place[order] = np.arange(len(texts), dtype=np.int32)
-    return Groups(tuple(texts[i] for i in order), place[encoded.indices.to_numpy()])
+    for codes in encoded:
+        codes[:] = place[codes]
+    return Groups(tuple(texts[i] for i in order), np.concatenate(encoded))
 
 
 def listing_digest(*columns: pa.LargeBinaryArray | NDArray[Any]) -> str:
@@ -126,8 +152,8 @@ def listing_digest(*columns: pa.LargeBinaryArray | NDArray[Any]) -> str:
 def read_regular_file(path: bytes) -> bytes:
     """Return the bytes of a regular file with an untrusted name; links are followed.
 
-    Raises BadSampleError for anything else, for unreadable files, and above MAX_PICTURE_BYTES; OSError if a network
-    disk fails.
+    Raises BadSampleError for anything else, for unreadable files, and above MAX_PICTURE_BYTES; OSError if a disk
+    fails.
     """
     try:
         with open_regular(os.fsdecode(path)) as file:
@@ -135,7 +161,7 @@ def read_regular_file(path: bytes) -> bytes:
                 raise BadSampleError(f"{size:,} bytes, too large for a picture")
             return file.read(size)
     except OSError as error:
-        if error.errno in _NETWORK_ERRORS:  # which say nothing about the file
+        if says_nothing_about_the_file(error):
             raise
         if isinstance(error, NotRegularFileError) or error.errno == errno.ENXIO:  # a socket cannot even be opened
             raise BadSampleError("not a regular file") from None
@@ -147,7 +173,7 @@ def read_regular_file(path: bytes) -> bytes:
 def read_picture(root: Place, name: bytes) -> bytes:
     """Return the bytes of a picture, given its path below a root, or its own absolute path or address.
 
-    Raises BadSampleError as read_regular_file; ObjectStoreError if the object store cannot be used.
+    Raises BadSampleError as read_regular_file; OSError if the object store cannot be used or refuses access.
     """
     if not isinstance(root, Address) and not name.startswith(b"s3://"):
         return read_regular_file(os.path.join(os.fsencode(root), name))
@@ -159,7 +185,7 @@ def read_picture(root: Place, name: bytes) -> bytes:
         raise BadSampleError(f"not the name of an object: {error}") from None
     except ObjectTooLargeError as error:
         raise BadSampleError(f"too large for a picture: {error}") from None
-    except (FileNotFoundError, PermissionError) as error:
+    except FileNotFoundError as error:
         raise BadSampleError(f"cannot be read: {error}") from error
 
 

@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from ...objects import Address, ObjectStoreError, Place
+from ...objects import Address, Place
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source
 from .listing import (
+    binary_arrays,
     caption_text,
     caption_texts,
     groups_by_name,
@@ -25,6 +26,7 @@ from .listing import (
     read_picture,
     read_regular_file,
     real_root,
+    says_nothing_about_the_file,
 )
 from .row_groups import RowGroup, RowGroups, parquet_file, row_groups_of
 from .source_file import SourceFile
@@ -99,8 +101,8 @@ class ParquetSource(Source):
             return None
         if self._class_names is None:
             parts = (values for _, values in self._column(self._columns.group))
-            names = [values.cast(pa.large_string()).cast(pa.large_binary()).fill_null(b"") for values in parts]
-            return groups_by_name(pa.concat_arrays(names))
+            names = (values.cast(pa.large_string()).cast(pa.large_binary()).fill_null(b"") for values in parts)
+            return groups_by_name(binary_arrays(name for part in names for name in part.to_pylist()))
         of_sample, none = np.empty(len(self), np.int32), len(self._class_names)
         for start, values in self._column(self._columns.group):
             numbers = values.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
@@ -148,10 +150,9 @@ class ParquetSource(Source):
                     values = batch.column(0)[: end - start]
                     yield start, values
                     start, kind = start + len(values), values.type
-            except ObjectStoreError:
-                raise
-            except (pa.ArrowException, OSError):
-                pass  # reading its samples reports the error
+            except (pa.ArrowException, OSError) as error:
+                if says_nothing_about_the_file(error):
+                    raise  # any other error is reported when its samples are read
             if start < end:
                 yield start, pa.nulls(end - start, kind)
 
@@ -262,11 +263,11 @@ def _open(file: Place) -> pq.ParquetFile:
         raise SourceError(f"{file} is not a file; pass the parquet files or their folder")
     try:
         return parquet_file(file)
-    except ObjectStoreError:
-        raise
     except FileNotFoundError as error:
         raise SourceError(str(error)) from None
     except (pa.ArrowException, OSError) as error:
+        if says_nothing_about_the_file(error):
+            raise
         raise SourceError(
             f"{file} is not a complete parquet file: {error}; download it again or leave it out"
         ) from error

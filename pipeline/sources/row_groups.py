@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...objects import ObjectStoreError, Place
+from ...objects import Place
 from ..errors import BadSampleError, SourceError
+from .listing import says_nothing_about_the_file
 from .source_file import SourceFile
 
 MAX_BYTES = 2 << 30
@@ -90,9 +91,9 @@ class RowGroups:
                 if size > MAX_BYTES:
                     return f"its row group unpacks to more than {MAX_BYTES / 1e9:.1f} GB"
             return pa.Table.from_batches(batches)
-        except ObjectStoreError:
-            raise
         except (pa.ArrowException, OSError, ValueError) as error:  # ValueError if there is no batch
+            if says_nothing_about_the_file(error):
+                raise
             return f"its row group cannot be read: {error}"
 
     def _make_room(self) -> None:

@@ -40,7 +40,11 @@ class SourceFile:
                 raise SourceError(f"{self.place} was changed while it was converted; convert it again")
             self._is_checked = True
         if self._descriptor is not None:
-            return os.pread(self._descriptor, count, at)
+            try:
+                return os.pread(self._descriptor, count, at)
+            except OSError as error:
+                error.filename = str(self.place)
+                raise
         return self._read_object(at, min(count, self.size - at)) if at < self.size else b""
 
     def reader(self) -> io.BufferedReader:

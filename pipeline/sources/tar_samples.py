@@ -10,8 +10,9 @@ import pyarrow as pa
 from numpy.lib import recfunctions as rf
 from numpy.typing import NDArray
 
-from ...objects import ObjectStoreError, Place
+from ...objects import Place
 from ..errors import BadSampleError, SourceError
+from .listing import says_nothing_about_the_file
 from .source_file import SourceFile
 from .tar_members import BrokenTarError, TarMember, regular_members
 
@@ -94,9 +95,9 @@ def scan_shard(shard: Place, parts: Sequence[Part]) -> Scan:
             names.append(next(picture, next(iter(members.values())).name))
             for numbers, place in zip(places, found, strict=True):
                 numbers.extend(place)
-    except ObjectStoreError:
-        raise
     except (BrokenTarError, OSError) as error:
+        if says_nothing_about_the_file(error):
+            raise
         broken = str(error)
         names.append(b"")
         for numbers in places:

@@ -11,20 +11,21 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...objects import ObjectStoreError, Place
+from ...objects import Place
 from ..errors import BadSampleError, SourceError
 from . import Groups, Sample, Source
 from .listing import (
     MAX_PICTURE_BYTES,
     MAX_TEXT_BYTES,
     as_text,
-    binary_array,
+    binary_arrays,
     caption_texts,
     groups_by_name,
     listing_digest,
     locate,
     names_below_common_folder,
     real_root,
+    says_nothing_about_the_file,
 )
 from .source_file import SourceFile
 from .tar_samples import Part, joined_places, key_and_suffix, scan_shard
@@ -90,7 +91,7 @@ class WebDatasetSource(Source):
     def groups(self) -> Groups | None:
         if self._places[_GROUP] is None:
             return None
-        return groups_by_name(binary_array(self._group_or_none(index) for index in range(len(self))))
+        return groups_by_name(binary_arrays(self._group_or_none(index) for index in range(len(self))))
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self.mode != "pairs":
@@ -157,9 +158,10 @@ class _OpenFiles:
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
             data = self._open[file].read(offset, size)
-        except ObjectStoreError:
-            raise
         except OSError as error:
+            if says_nothing_about_the_file(error):
+                self._open.pop(file, None)  # whoever tries again needs a new descriptor
+                raise
             raise BadSampleError(f"the archive cannot be read: {error.strerror or error}") from error
         if len(data) < size:
             raise BadSampleError("the archive is shorter than when it was listed")

@@ -18,10 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from thermopile.objects import Address, ObjectStoreError
+from thermopile.pipeline.conversion.convert import ConvertSettings
 from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.cli import main
 from thermopile.tools.convert_sources import KINDS
-from thermopile.tools.converting import bytes_written
+from thermopile.tools.converting import Split, _convert, bytes_written
 
 
 def run(*arguments):
@@ -258,6 +261,13 @@ def test_a_missing_folder_is_wrong_usage(tmp_path, assert_one_line):
     assert_one_line(run("folder", tmp_path / "nowhere", tmp_path / "out"), 2, "nowhere", "does not exist")
 
 
+def test_what_must_be_local_says_so_of_an_address(tmp_path, images_dataset, assert_one_line):
+    words = "s3://bucket/x is an address, and this takes local paths only"
+    assert_one_line(run("cifar", "s3://bucket/x", tmp_path / "out"), 2, words)
+    select = ("--select", "s3://bucket/x")
+    assert_one_line(run("dataset", images_dataset.path, tmp_path / "out", *select), 2, words)
+
+
 def test_an_empty_folder_is_a_failure_that_leaves_nothing(tmp_path, assert_one_line):
     (tmp_path / "empty").mkdir()
     assert_one_line(run("folder", tmp_path / "empty", tmp_path / "out"), 1, "holds no picture")
@@ -293,6 +303,21 @@ def test_a_job_that_is_started_again_with_resume_says_that_nothing_is_left(tmp_p
     assert "out-test: 6 samples of 3 classes in 1 shard" in lines[1]
 
 
+def test_parts_say_what_they_did_and_what_comes_next(tmp_path, classes, monkeypatch):
+    monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_ROWS", 30)  # 2 shards of 32
+    monkeypatch.setattr("thermopile.pipeline.conversion.plan.MIN_SHARD_BYTES", 1)
+    arguments, next_line = ("folder", classes, tmp_path / "out"), "next: when all parts are done, the same command with"
+    first = converted(*arguments, "--part", "1/3")
+    assert "converting part 1/3 of out: 32/32" in first.stderr
+    assert re.search(r"part 1/3 of out: 32 samples; .* 1 of all 2 shards are done\n" + next_line, first.stdout)
+    assert "part 1/3 of out: 32 samples, all done before; 1 of all 2" in converted(*arguments, "--part", "1/3").stdout
+    assert "part 3/3 of out: no shard is left for it; 1 of all 2" in converted(*arguments, "--part", "3/3").stdout
+    converted(*arguments, "--part", "2/3")
+    converted(*arguments, "--finish")
+    again = converted(*arguments, "--part", "2/3").stdout
+    assert again.startswith(f"all shards of {tmp_path / 'out'} are done; nothing to convert\nnext: thermopile show ")
+
+
 def test_an_interrupted_conversion_says_how_to_continue(tmp_path, assert_one_line):
     command = [sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs", str(tmp_path / "glyphs")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -312,6 +337,19 @@ def test_an_interrupted_conversion_says_how_to_continue(tmp_path, assert_one_lin
     assert_one_line(run("glyphs", tmp_path / "glyphs"), 2, "unfinished conversion; continue it with --resume")
 
 
+def test_a_store_that_went_away_is_not_asked_again(monkeypatch, capsys):
+    monkeypatch.setattr("thermopile.objects.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+
+    def convert(*arguments, **options):
+        raise ObjectStoreError("the first error")
+
+    split = Split(Address("away-bucket", "out"), GlyphSource(0, test=True), None, None)
+    with pytest.raises(ObjectStoreError, match="the first error"):
+        _convert(convert, split, ConvertSettings())
+    assert "continue with the same command and --resume" in capsys.readouterr().err
+
+
 def test_on_ray_excludes_parts_and_names_what_is_missing(tmp_path, monkeypatch, assert_one_line):
     for option in (["--part", "1/2"], ["--finish"]):
         assert_one_line(run("glyphs", tmp_path / "out", "--on", "ray", *option), 2, "leave out --part and --finish")
@@ -324,7 +362,12 @@ def test_on_ray_excludes_parts_and_names_what_is_missing(tmp_path, monkeypatch, 
 @pytest.mark.wide
 @pytest.mark.parametrize(
     ("address", "words"),
-    [("ray://127.0.0.1:9", "ray[client]"), ("far://", "cannot use the Ray cluster far://")],
+    [
+        ("ray://127.0.0.1:9", "ray[client]"),
+        ("far://", "cannot use the Ray cluster far://"),
+        ("127.0.0.1:1", "cannot use the Ray cluster 127.0.0.1:1: [Errno 111] Connection refused"),
+        ("nowhere.invalid:6379", "cannot use the Ray cluster nowhere.invalid:6379"),
+    ],
 )
 def test_a_cluster_that_cannot_be_used_is_named_in_one_line(tmp_path, address, words):
     pytest.importorskip("ray", reason="needs thermopile[ray]")

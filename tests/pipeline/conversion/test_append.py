@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ from click.testing import CliRunner
 from thermopile.pipeline.conversion import append
 from thermopile.pipeline.conversion.check import check_dataset
 from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.errors import DatasetExistsError
 from thermopile.pipeline.tokenizer import encode, load_tokenizer
 from thermopile.tools.cli import main
 
 from conversions import digests
+from made import write_first_format
 
 
 def run(*arguments):
@@ -59,6 +62,10 @@ def test_new_samples_get_the_next_ids_and_the_others_stay_bit_for_bit(two_lists,
     result = append_second(two_lists, out)
     assert result.exit_code == 0, result.stderr
     assert f"{out}: 60 samples with those appended" in result.stdout
+    assert f"{out}: 10 samples to append in 1 shard" in result.stdout
+    assert f"2 left out, see {out / 'errors.jsonl'}: " in result.stdout
+    assert "out: 12 samples to append, " in result.stderr
+    assert ".out.appended" not in result.output
     grown, after = Dataset(out), digests(out)
     assert (old.n, grown.n) == (50, 60)
     assert {name for name in before if before[name] != after[name]} == {"dataset.json", "errors.jsonl"}
@@ -135,8 +142,7 @@ def test_an_append_killed_at_any_step_of_its_end_ends_the_same(two_lists, conver
             os._exit(0)
         killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
         assert Dataset(work / "out").n in (50, 60)
-        if (append.appended_path(work / "out") / "dataset.json").exists() or append.is_joining(work / "out"):
-            append.join(work / "out")
+        append.join(work / "out")
         assert digests(work) == digests(tmp_path / "whole"), kills
         shutil.rmtree(work)
         if not killed:
@@ -157,4 +163,77 @@ def test_what_the_dataset_decides_cannot_be_chosen(two_lists, out, options, word
 def test_what_is_no_dataset_or_of_another_mode_is_not_appended_to(two_lists, out, tmp_path, images_dataset):
     assert "is not a dataset" in append_second(two_lists, tmp_path / "none").stderr
     pictures = shutil.copytree(images_dataset.path, tmp_path / "pictures")
-    assert "holds images, but the source pairs" in append_second(two_lists, pictures).stderr
+    refused = append_second(two_lists, pictures)
+    assert (refused.exit_code, "holds images, but the source pairs" in refused.stderr) == (2, True)
+
+
+def converted_but_not_joined(two_lists, out, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("thermopile.tools.converting.join", lambda out: None)
+        assert append_second(two_lists, out).exit_code in (0, 1)
+    assert (append.appended_path(out) / "dataset.json").exists()
+
+
+def interrupted(*arguments):
+    raise KeyboardInterrupt
+
+
+def test_a_dataset_that_replaced_the_one_an_append_was_begun_for_stays_as_it_is(two_lists, out, monkeypatch):
+    converted_but_not_joined(two_lists, out, monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(append, "_move_shards", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            append.join(out)
+    other = two_lists / "other.csv"
+    other.write_text("filepath,title\n" + "".join(f"{i}.png,another caption {i}\n" for i in range(1, 6)))
+    assert run("csv", other, out, "--overwrite").exit_code == 0
+    before = digests(out)
+    refused = append_second(two_lists, out)
+    assert (refused.exit_code, refused.stderr) == (
+        1,
+        f"Error: {out} was replaced since the append began; remove {append.appended_path(out)} and append again\n",
+    )
+    assert digests(out) == before
+    shutil.rmtree(append.appended_path(out))
+    assert append_second(two_lists, out).exit_code == 0
+    assert Dataset(out).n == 15
+
+
+def test_samples_converted_twice_at_the_same_time_are_joined_once(two_lists, out, monkeypatch):
+    """The other process looked before the first had joined them, and converted them after."""
+    converted_but_not_joined(two_lists, out, monkeypatch)
+    addition = append.appended_path(out)
+    once_more = shutil.copytree(addition, out.parent / "once more")
+    append.join(out)
+    append.join(out)  # of a process that converted nothing, since the first had done it
+    once_more.rename(addition)
+    before = digests(out)
+    with pytest.raises(DatasetExistsError, match="holds these samples already"):
+        append.join(out)
+    assert digests(out) == before
+    assert os.listdir(out.parent) == ["out"]
+
+
+def test_nothing_is_converted_for_a_dataset_that_cannot_grow(two_lists, out, tmp_path):
+    old = write_first_format(Dataset(out), tmp_path / "old").path
+    with (out / "tokenizer.json").open("a") as tokenizer:
+        tokenizer.write(" ")
+    for dataset, words in ((out, "tokenizer.json was changed after conversion"), (old, "has format 1")):
+        before = sorted(os.listdir(tmp_path))
+        refused = append_second(two_lists, dataset)
+        assert (refused.exit_code, words in refused.stderr, sorted(os.listdir(tmp_path))) == (1, True, before)
+
+
+def test_a_kill_before_the_last_step_of_an_append_does_not_hinder_the_next(two_lists, out):
+    append.appended_path(out).mkdir()
+    assert append_second(two_lists, out).exit_code == 0
+
+
+def test_a_dataset_behind_a_link_grows_where_it_is(two_lists, converted, tmp_path):
+    """As from a home directory to a larger disk: files cannot be renamed from one file system to another."""
+    with TemporaryDirectory(dir="/dev/shm") as other_disk:
+        shutil.copytree(converted, f"{other_disk}/out")
+        (tmp_path / "out").symlink_to(f"{other_disk}/out")
+        assert append_second(two_lists, tmp_path / "out").exit_code == 0
+        assert Dataset(tmp_path / "out").n == 60
+        assert os.listdir(other_disk) == os.listdir(tmp_path) == ["out"]

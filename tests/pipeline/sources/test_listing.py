@@ -29,18 +29,31 @@ def test_files_are_told_apart_by_no_more_of_their_folders_than_that_takes():
 
 
 def test_classes_are_sorted_and_numbers_by_their_value():
-    assert groups_by_name(names(b"b", b"a", b"", b"b")).names == ("", "a", "b")
-    assert groups_by_name(names(b"10", b"9", b"", b"100")).names == ("", "9", "10", "100")
-    assert groups_by_name(names(b"10", b"9", b"x")).names == ("10", "9", "x")
+    assert groups_by_name([names(b"b", b"a", b"", b"b")]).names == ("", "a", "b")
+    assert groups_by_name([names(b"10", b"9", b"", b"100")]).names == ("", "9", "10", "100")
+    assert groups_by_name([names(b"10", b"9", b"x")]).names == ("10", "9", "x")
 
 
-@given(st.lists(st.sampled_from(["", "1", "2", "10", "x", "é"])))
-def test_every_sample_keeps_its_class(values):
-    groups = groups_by_name(names(*(value.encode() for value in values)))
+@given(st.lists(st.lists(st.sampled_from(["", "1", "2", "10", "x", "é"]))))
+def test_every_sample_keeps_its_class(parts):
+    values = [value for part in parts for value in part]
+    groups = groups_by_name([names(*(value.encode() for value in part)) for part in parts])
     if not any(values):
         assert groups is None
     else:
         assert [groups.names[place] for place in groups.of_sample] == values
+
+
+def test_memory_for_classes_does_not_grow_with_the_length_of_their_names():
+    held = []
+
+    def parts():
+        for _ in range(50):
+            held.append(pa.total_allocated_bytes())
+            yield names(*[b"the name of a class " * 10] * 1000)
+
+    groups_by_name(parts())
+    assert max(held) - held[0] < 1_000_000  # a part has 200,000
 
 
 def test_a_caption_is_text_without_the_white_space_around_it():

@@ -1,5 +1,6 @@
 """Parquet files that hold pictures, in Hugging Face's layout and plainer ones."""
 
+import errno
 import json
 import os
 import pickle
@@ -12,6 +13,7 @@ import pytest
 from thermopile.pipeline.errors import BadSampleError, SourceError
 from thermopile.pipeline.sources import row_groups
 from thermopile.pipeline.sources.parquet import ParquetSource
+from thermopile.pipeline.sources.source_file import SourceFile
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 NAMES = ["tench", "cock", "ray"]
@@ -200,6 +202,25 @@ def test_a_row_group_damaged_in_the_middle_leaves_the_others_readable(write):
             source[index]
     assert [source[i].caption for i in (0, 3, 8, 11)] == ["caption 0", "caption 3", "caption 8", "caption 11"]
     assert list(source.captions(np.arange(12))) == [f"caption {n}" for n in (0, 1, 2, 3, 8, 9, 10, 11)]
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_a_network_disk_that_fails_for_a_moment_costs_no_sample(write, monkeypatch, number):
+    file = write(image=images(1, 2, 3, 4), text=["one", "two", "three", "four"])
+    source = ParquetSource([file])
+
+    def fail(*arguments):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("thermopile.pipeline.sources.source_file.os.pread", fail)
+        patch.setattr(row_groups, "parquet_file", lambda file: pq.ParquetFile(SourceFile(file).reader()))
+        with pytest.raises(OSError, match=os.strerror(number)):
+            source[0]
+        with pytest.raises(OSError, match=os.strerror(number)):
+            list(source.captions(np.arange(4)))
+    assert list(source.captions(np.arange(4))) == ["one", "two", "three", "four"]
+    assert source[0].picture == b"pixels 1"
 
 
 def test_text_that_is_not_utf8_is_a_bad_sample(write):

@@ -2,20 +2,26 @@
 
 import io
 import tarfile
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from thermopile import objects
 from thermopile.objects import Address, ObjectStoreError
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import BadSampleError
 from thermopile.pipeline.sources.csv_source import CsvSource
+from thermopile.pipeline.sources.dataset_source import DatasetSource
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
+from thermopile.tools.cli import main
 from thermopile.tools.convert_sources import KINDS
 
 pytestmark = pytest.mark.wide
@@ -24,8 +30,8 @@ PICTURES = 30
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory, draw):
-    """Pictures in two folders, and lists, archives and tables of them."""
-    root = tmp_path_factory.mktemp("files")
+    """Pictures in two folders, and lists, archives and tables of them; beside it, a dataset of them."""
+    root = tmp_path_factory.mktemp("far") / "files"
     data = []
     for i in range(PICTURES):
         buffer = io.BytesIO()
@@ -45,17 +51,17 @@ def files(tmp_path_factory, draw):
                     member = tarfile.TarInfo(name)
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
+    convert(CsvSource(root / "list.csv"), root.with_name("dataset"), ConvertSettings(), workers=1)
     return root
 
 
 @pytest.fixture(scope="module")
 def remote(s3, files):
-    """The same files below an address."""
-    address = Address("bucket", "files")
-    for path in files.rglob("*"):
+    """The same files below an address, and the dataset beside it."""
+    for path in files.parent.rglob("*"):
         if path.is_file():
-            (address / str(path.relative_to(files))).write(path)
-    return address
+            Address("bucket", str(path.relative_to(files.parent))).write(path)
+    return Address("bucket", "files")
 
 
 SOURCES = {
@@ -63,6 +69,7 @@ SOURCES = {
     "csv": lambda root: CsvSource(root / "list.csv"),
     "parquet": lambda root: ParquetSource([root / "pairs.parquet"]),
     "webdataset": lambda root: WebDatasetSource([root / "0.tar", root / "1.tar"]),
+    "dataset": lambda root: DatasetSource(root.with_name("dataset")),
 }
 
 
@@ -108,3 +115,40 @@ def test_a_missing_object_is_a_bad_sample_and_a_store_that_is_away_is_not(tmp_pa
         gateway.stop()
         with pytest.raises(ObjectStoreError):
             source[2]
+
+
+def test_some_samples_of_a_remote_dataset_become_a_local_one(files, remote, tmp_path):
+    pq.write_table(pa.table({"sample_id": [3, 5, 8]}), tmp_path / "kept.parquet")
+    arguments = ["convert", "dataset", "s3://bucket/dataset", tmp_path / "out", "--select", tmp_path / "kept.parquet"]
+    result = CliRunner().invoke(main, list(map(str, arguments)))
+    assert result.exit_code == 0, result.stderr
+    kept, whole = Dataset(tmp_path / "out"), Dataset(files.with_name("dataset"))
+    assert {kept.jpeg(i) for i in range(3)} == {whole.jpeg(i) for i in (3, 5, 8)}
+
+
+class _Denying(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_error(403)
+
+    do_HEAD = do_GET  # noqa: N815  the name is http.server's
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def denying(monkeypatch):
+    """An address in a store that refuses access, as once credentials have expired."""
+    with HTTPServer(("127.0.0.1", 0), _Denying) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        yield Address("denying-bucket", "files")
+        server.shutdown()
+
+
+def test_a_store_that_refuses_access_makes_no_bad_samples(tmp_path, denying, remote):
+    (tmp_path / "list.csv").write_text(f"filepath,title\n{denying}/pictures/cats/00.jpg,a cat\n")
+    with pytest.raises(PermissionError, match="access denied"):
+        CsvSource(tmp_path / "list.csv")[0]
+    with pytest.raises(PermissionError, match="access denied"):
+        WebDatasetSource([denying / "0.tar"])

@@ -49,10 +49,11 @@ def test_the_size_of_many_files_is_estimated_from_some_and_files_that_are_gone_c
     assert estimated_bytes(tmp_path, name_of, 2) == 400
 
 
-def test_a_network_disk_that_fails_is_no_bad_sample(tmp_path, monkeypatch):
-    def stale(path):
-        raise OSError(errno.ESTALE, "Stale file handle")
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_a_network_disk_that_fails_is_no_bad_sample(tmp_path, monkeypatch, number):
+    def fail(path):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("thermopile.pipeline.sources.listing.open_regular", stale)
-    with pytest.raises(OSError, match="Stale file handle"):
+    monkeypatch.setattr("thermopile.pipeline.sources.listing.open_regular", fail)
+    with pytest.raises(OSError, match=os.strerror(number)):
         read_regular_file(os.fsencode(tmp_path / "x"))

@@ -1,5 +1,6 @@
 """Tar shards as webdataset and img2dataset write them."""
 
+import errno
 import gzip
 import io
 import json
@@ -236,6 +237,29 @@ def test_a_shard_that_is_gone_or_shorter_than_when_it_was_listed_gives_bad_sampl
     shard.unlink()
     with pytest.raises(BadSampleError, match="cannot be read: No such file"):
         copy[0]
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_a_network_disk_that_fails_for_a_moment_costs_no_sample(tmp_path, monkeypatch, number):
+    shards = [write_shard(tmp_path / f"{i}.tar", numbered(range(20 * i, 20 * i + 20))) for i in range(2)]
+    pread = os.pread
+
+    def pread_of_first(descriptor, count, at):
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(shards[1]):
+            raise OSError(number, os.strerror(number))
+        return pread(descriptor, count, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", pread_of_first)
+        with pytest.raises(OSError, match=f"{os.strerror(number)}: '{shards[1]}'"):
+            WebDatasetSource(shards)
+    source = WebDatasetSource(shards)
+    assert len(source) == 40
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", pread_of_first)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            source[20]
+    assert source[20].caption == "caption 20"
 
 
 def test_few_shards_are_open_at_a_time_and_none_when_the_source_is_gone(tmp_path, monkeypatch):

@@ -94,6 +94,14 @@ def refuse_link(path: Path) -> None:
         )
 
 
+def is_still(path: Path, descriptor: int) -> bool:
+    """Return whether the path names the open file, which may have been removed or replaced since it was opened."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
 def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
     """Write a temporary file next to `path`, flush it, and rename it over `path`; a link there is replaced.
 

@@ -5,9 +5,11 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,8 @@ from thermopile.sealed_json import seal_line, unseal
 from conversions import digests, many_shards
 
 SHARDS = 8
+MANY = 60
+"""Shards of the test with kills, about four samples each."""
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +218,7 @@ def test_shards_that_another_version_wrote_are_not_done(with_bad_ones, parts_don
 def test_what_all_parts_left_out_together_may_be_too_much(with_bad_ones, tmp_path):
     strict = ConvertSettings(max_error_rate=0.075)  # 18 samples, of which no part leaves out more than 14
     part(with_bad_ones, tmp_path / "out", 1, 2, strict)
-    with pytest.raises(SourceError, match="at least (19|20) of 240 samples cannot be used"):
+    with pytest.raises(SourceError, match=r"at least (19|20) of 240 samples cannot be used"):
         part(with_bad_ones, tmp_path / "out", 2, 2, strict)
     part(with_bad_ones, tmp_path / "out", 2, 2)
     with pytest.raises(SourceError, match="at least 20 of 240 samples cannot be used"):
@@ -309,29 +313,38 @@ def test_a_writer_keeps_its_file_though_others_clean_up_before_it_has_locked_it(
 
 
 @pytest.mark.soak
-def test_four_processes_killed_twenty_times_make_the_dataset_of_one_machine(tmp_path):
-    thermopile = [sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs"]
+@pytest.mark.timeout(1800)
+def test_four_processes_killed_twenty_times_make_the_dataset_of_one_machine(with_bad_ones, tmp_path):
+    run = [sys.executable, Path(__file__).with_name("convert_cli_run.py"), "folder", with_bad_ones]
     rng, kills, running = np.random.default_rng(0), 0, {}
-    for number in range(1, 5):
+    parts, waiting = tmp_path / "parts" / "out", [1, 2, 3, 4]
+
+    def done():
+        return len(list(parts.with_name(".out.partial").glob("parts/*.done.json")))
+
+    for number in waiting:
         (tmp_path / f"machine-{number}").mkdir()
-    waiting = [1, 2, 3, 4]
     while waiting or running:
         for number in waiting:
-            command = [*thermopile, tmp_path / "parts" / "glyphs", "--part", f"{number}/4", "--workers", "1"]
+            command = [*run, parts, "--part", f"{number}/4", "--workers", "1"]
             process = subprocess.Popen(command, cwd=tmp_path / f"machine-{number}", stderr=subprocess.DEVNULL)
-            running[number] = process, time.monotonic() + (rng.uniform(3, 12) if kills < 20 else 1e9)
+            running[number] = process, done() + rng.integers(1, 6)
         waiting = []
-        for number, (process, killed_at) in [*running.items()]:
-            if process.poll() is not None or time.monotonic() > killed_at:
+        for number, (process, shards) in [*running.items()]:
+            if kills < 20 and done() >= min(shards, MANY):
+                time.sleep(rng.uniform(0, 0.05))
                 process.kill()
-                if process.wait() != 0:
-                    kills += 1
-                    waiting.append(number)
-                elif kills < 20:
-                    waiting.append(number)  # it has nothing left to do, and is killed while it finds that out
+            if process.poll() is not None:
+                process.wait()
+                kills += process.returncode == -signal.SIGKILL
+                assert process.returncode in (0, -signal.SIGKILL)
+                if kills < 20 or process.returncode != 0:
+                    waiting.append(number)  # perhaps it has nothing left to do, and is killed while it finds that out
                 del running[number]
-        time.sleep(0.02)
-    for command in ([tmp_path / "parts" / "glyphs", "--finish"], [tmp_path / "whole" / "glyphs"]):
-        subprocess.run([*thermopile, *command], check=True)
+        time.sleep(0.002)
+    for command in ([parts, "--finish"], [tmp_path / "whole" / "out"]):
+        subprocess.run([*run, *command], check=True)
     assert kills >= 20
     assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
+    keys = [sample.key for sample in read_bad_samples(parts / "errors.jsonl")]
+    assert len(keys) == len({*keys}) == 20

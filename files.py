@@ -7,9 +7,12 @@ opened, and nothing is written through a link. Reads follow links.
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import hashlib
 import os
 import re
+import secrets
 import socket
 import stat
 from collections.abc import Iterator
@@ -28,6 +31,7 @@ _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSO
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_DRAWN = secrets.token_hex(4)
 
 
 class NotRegularFileError(OSError):
@@ -94,6 +98,14 @@ def refuse_link(path: Path) -> None:
         )
 
 
+def is_still(path: Path, descriptor: int) -> bool:
+    """Return whether the path names the open file, which may have been removed or replaced since it was opened."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
 def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
     """Write a temporary file next to `path`, flush it, and rename it over `path`; a link there is replaced.
 
@@ -126,15 +138,37 @@ def written_aside(to: Path, *, replace: bool = True) -> Iterator[BinaryIO]:
         if replace:
             beside.replace(to)
         else:
-            os.link(beside, to)  # a rename would replace what another process has just written
+            _rename_to_free(beside, to)
     finally:
         beside.unlink(missing_ok=True)
     sync(to.parent)
 
 
+def _rename_to_free(path: Path, to: Path) -> None:
+    """Give a file another name. Raises FileExistsError if there is a file of that name."""
+    try:
+        os.link(path, to)  # a rename would replace what another process has just written
+        path.unlink()
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+        # No hard links, as on exFAT and in many FUSE mounts: writers on this machine take turns.
+        directory = os.open(to.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            if os.path.lexists(to):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(to)) from None
+            path.rename(to)
+        finally:
+            os.close(directory)
+
+
 def writer_name() -> str:
-    """Return a name of this process that no other has on any machine that shares its file system, for a file's name."""
-    return f"{re.sub('[^A-Za-z0-9]', '-', socket.gethostname())}-{os.getpid()}"
+    """Return a name of this process that no other has on any machine that shares its file system, for a file's name.
+
+    Containers may share the host's name and have equal pids, so it also has a number drawn at random.
+    """
+    return f"{re.sub('[^A-Za-z0-9]', '-', socket.gethostname())}-{_DRAWN}-{os.getpid()}"
 
 
 def remove_leftovers(directory: Path) -> None:

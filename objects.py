@@ -183,20 +183,20 @@ class Address:
                 pass
         return size
 
-    def write(self, data: bytes | Path) -> None:
-        """Write an object whole, of these bytes or of a file's; it replaces one that is there.
+    def write(self, data: bytes | Path) -> str:
+        """Write an object whole, of these bytes or of a file's, and return its version; it replaces one that is there.
 
         Readers see the old object or the new one, never a part: a store publishes an object when it is complete.
         """
 
-        def put() -> None:
+        def put() -> str:
             from obstore import put
 
             # A large object goes in parts. Were they not repeated one by one, a store that fails now and then would
             # never take them all.
-            put(_store(self.bucket, repeats=20), self.key, data)
+            return put(_store(self.bucket, repeats=20), self.key, data)["e_tag"] or ""
 
-        self._repeated(put)
+        return self._repeated(put)
 
     def create(self, data: bytes) -> str:
         """Write an object unless there is one, and return its version. Raises FileExistsError if there is one."""
@@ -255,6 +255,10 @@ class Address:
 
         The listing is read in pages of a thousand.
         """
+        return ((path, size) for path, size, _ in self.listing())
+
+    def listing(self) -> Iterator[tuple[str, int, str]]:
+        """Yield what `objects` does, and each object's version, as `write` returns it."""
         prefix, after = f"{self.key}/" if self.key else "", None
 
         def page() -> Sequence[ObjectMeta]:
@@ -263,7 +267,7 @@ class Address:
             return next(list_objects(_store(self.bucket), prefix, offset=after, chunk_size=1000), [])
 
         while found := self._repeated(page):
-            yield from ((each["path"][len(prefix) :], each["size"]) for each in found)
+            yield from ((each["path"][len(prefix) :], each["size"], each["e_tag"] or "") for each in found)
             after = found[-1]["path"]
 
     def _repeated(self, operation: Callable[[], T]) -> T:

@@ -3,6 +3,8 @@
 import errno
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -97,11 +99,33 @@ def test_a_file_that_fails_half_way_leaves_the_one_before_and_nothing_else(tmp_p
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
 
 
+@pytest.mark.parametrize("way", ["hard links", "no hard links"])
+def test_a_file_that_may_not_replace_another_does_not(tmp_path, monkeypatch, way):
+    if way == "no hard links":
+        monkeypatch.setattr(os, "link", lambda path, to: refuse_link(path))
+    write_atomically(tmp_path / "file", b"first", replace=False)
+    with pytest.raises(FileExistsError, match="file"):
+        write_atomically(tmp_path / "file", b"second", replace=False)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "first")]
+
+
+def refuse_link(path):
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)  # as exFAT does
+
+
+def test_the_name_of_a_writer_is_its_own_even_among_containers_with_equal_pids():
+    code = "import os; os.getpid = lambda: 7; from thermopile.files import writer_name as name; print(name(), name())"
+    names = [subprocess.check_output([sys.executable, "-c", code], text=True).split() for _ in range(2)]
+    assert [len({*of_one}) for of_one in names] == [1, 1]
+    assert names[0] != names[1]
+
+
 def test_what_kills_left_of_files_is_removed_and_nothing_else(tmp_path):
-    for name in (".file.12.partial", ".out.partial", "file.12.partial", ".file.12.partial.txt"):
+    left = {".file.12.partial", f".file.{writer_name()}.partial"}
+    for name in (*left, ".out.partial", "file.12.partial", ".file.12.partial.txt"):
         (tmp_path / name).touch()
     remove_leftovers(tmp_path)
-    assert not (tmp_path / ".file.12.partial").exists()
+    assert not left & {path.name for path in tmp_path.iterdir()}
     assert len(list(tmp_path.iterdir())) == 3
 
 

@@ -7,36 +7,44 @@
     OUT/tokenizer.json
     OUT/dataset.json                      written last, unless there is one; then .partial/ is removed
 
-Nothing is locked: whatever two processes write under one name is the same, except the plan and dataset.json, which are
-created only where they are missing. Workers write in a local folder, TMPDIR's, which holds one shard for each.
+Nothing is locked: whatever two processes of one plan write under one name is the same, except the plan, the tokenizer
+and dataset.json, which are created only where they are missing. A marker names its plan and the ETags of its objects:
+what a process of another plan writes, which goes on after somebody started over, does not count. Workers write in a
+local folder, TMPDIR's, which holds one shard for each.
 """
 
 import os
+import re
+import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory, gettempdir
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from ...files import read_regular, write_atomically
+from ...lock import FileLock, LockedError
 from ...objects import Address
 from ...sealed_json import seal_line
 from ..dataset_index import ERRORS_FILE, INDEX_FILE, SHARD_FOLDER, SHARD_SUFFIXES, TOKENIZER_FILE, shard_name
 from ..errors import DatasetError, DatasetExistsError
 from ..tokenizer import MAX_FILE_BYTES
-from .partial import (
-    PART_SUFFIXES,
-    BadSample,
-    PartSuffix,
-    ShardResult,
-    read_bad_samples,
-    read_marker,
-    refuse_other_plan,
-)
+from .bad_samples import BadSample, read_bad_samples
+from .marker import PART_SUFFIXES, PartSuffix, ShardResult, read_marker
+from .partial import refuse_other_plan
 from .plan import Plan
 
 _FOLDER = ".partial"
+_OWN = re.compile(
+    r"\.partial/(plan\.json|errors\.jsonl|part-[0-9]{5,}\.(errors\.jsonl|done\.json))"
+    r"|shards/shard-[0-9]{5,}\.(beton|rows|parquet)|tokenizer\.json|errors\.jsonl"
+)
+"""Names of the objects that an unfinished conversion writes."""
+_SCRATCH = "thermopile-shards-"
 AT_ONCE = 16
 """Small objects read at once."""
 
@@ -47,14 +55,20 @@ class BucketPart(NamedTuple):
     scratch: Path
     out: Address
     number: int
+    plan: str
+    """Digest of the plan that the shard is of."""
 
     def being_written(self, suffix: PartSuffix) -> Path:
         return self.scratch / f"part-{self.number:05d}.{os.getpid()}.{suffix}"
 
-    def object(self, suffix: PartSuffix) -> Address:
+    def name(self, suffix: PartSuffix) -> str:
+        """Return an object's name below the dataset's address."""
         if suffix in SHARD_SUFFIXES:
-            return self.out / f"{SHARD_FOLDER}/{shard_name(self.number, suffix)}"
-        return self.out / f"{_FOLDER}/part-{self.number:05d}.{suffix}"
+            return f"{SHARD_FOLDER}/{shard_name(self.number, suffix)}"
+        return f"{_FOLDER}/part-{self.number:05d}.{suffix}"
+
+    def object(self, suffix: PartSuffix) -> Address:
+        return self.out / self.name(suffix)
 
     def begin(self) -> int:
         """Create the .beton to write, and return its descriptor."""
@@ -63,11 +77,19 @@ class BucketPart(NamedTuple):
         return os.open(self.being_written("beton"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def publish(self, result: ShardResult) -> None:
-        """Upload the verified files, then the marker."""
+        """Upload the verified files, then the marker. Raises DatasetExistsError if the conversion has ended."""
+        self._refuse_ended()
+        etags: dict[str, str] = {}
         for suffix in PART_SUFFIXES:
-            self.object(suffix).write(self.being_written(suffix))
+            etags[suffix] = self.object(suffix).write(self.being_written(suffix))
             self.being_written(suffix).unlink()
-        self.object("done.json").write(seal_line(result._asdict()))
+        self.object("done.json").write(seal_line(result._replace(etags=etags)._asdict()))
+
+    def _refuse_ended(self) -> None:
+        with suppress(FileNotFoundError, ValidationError):
+            if Plan.model_validate_json((self.out / _FOLDER / "plan.json").read()).digest() == self.plan:
+                return
+        raise DatasetExistsError(f"another process has finished the conversion to {self.out}, or started it over")
 
 
 class BucketPartial:
@@ -96,68 +118,85 @@ class BucketPartial:
 
     def _own_names(self) -> list[str]:
         names = [name for name, _ in self.out.objects()]
-        ours = (f"{_FOLDER}/", f"{SHARD_FOLDER}/shard-", TOKENIZER_FILE, ERRORS_FILE)
-        if others := [name for name in names if not name.startswith(ours)]:
-            raise DatasetExistsError(f"{self.out} holds other objects, such as {others[0]!r}; choose another address")
+        if others := [name for name in names if not _OWN.fullmatch(name)]:
+            raise self._holds_others(others)
         return names
+
+    def _holds_others(self, names: Sequence[str]) -> DatasetExistsError:
+        return DatasetExistsError(f"{self.out} holds other objects, such as {names[0]!r}; choose another address")
 
     def begin(self, plan: Plan) -> None:
         """Begin a conversion by this plan, or join others that began it. Raises DatasetExistsError for another plan."""
         file = self.path / "plan.json"
         with suppress(FileExistsError):  # another process may be first
             file.create(plan.model_dump_json(indent=1).encode())
-        refuse_other_plan(plan, file.read(), self.path)
+        refuse_other_plan(plan, file.read(), self.out)
         with suppress(FileNotFoundError):
-            write_atomically(self.tokenizer, (self.out / TOKENIZER_FILE).read(MAX_FILE_BYTES))
+            self._fetch_tokenizer()
+
+    def _fetch_tokenizer(self) -> None:
+        write_atomically(self.tokenizer, (self.out / TOKENIZER_FILE).read(MAX_FILE_BYTES))
 
     def keep_tokenizer(self, text: bytes) -> None:
-        """Write the tokenizer, which is the same whichever process makes it."""
-        (self.out / TOKENIZER_FILE).write(text)
-        write_atomically(self.tokenizer, text)
+        """Write the tokenizer, unless another process was first: then its own is what all use."""
+        with suppress(FileExistsError):
+            (self.out / TOKENIZER_FILE).create(text)
+        self._fetch_tokenizer()
 
     def remove_files_of_killed_writers(self) -> None:
         """Do nothing: an object that was not written whole does not exist."""
 
     remove_leftovers = remove_files_of_killed_writers
 
-    def parts(self, shards: int) -> list[BucketPart]:
-        return [BucketPart(self.scratch, self.out, shard) for shard in range(shards)]
+    def remove_damaged(self, plan: Plan) -> None:
+        """Do nothing: `results` compares the ETags, and the store vouches for the bytes."""
 
-    def results(self, shards: int) -> list[ShardResult | None]:
-        """Return the result of every shard; None for one that is to be written again."""
-        sizes = dict((self.out / SHARD_FOLDER).objects())
-        marked = {name for name, _ in self.path.objects()}
+    def parts(self, plan: Plan) -> list[BucketPart]:
+        digest = plan.digest()
+        return [BucketPart(self.scratch, self.out, shard, digest) for shard in range(plan.shards)]
+
+    def results(self, plan: Plan) -> list[ShardResult | None]:
+        """Return the result of every shard.
+
+        None for one that is to be written again: it is not done, or an object is not the one that its marker names.
+        """
+        there = {name: (size, etag) for name, size, etag in self.out.listing()}
 
         def result(part: BucketPart) -> ShardResult | None:
-            marker = part.object("done.json")
-            found = read_marker(marker.read()) if marker.name in marked else None
-            if found is None or any(
-                sizes.get(shard_name(part.number, s)) != found.sizes.get(s) for s in SHARD_SUFFIXES
-            ):
+            if part.name("done.json") not in there:
                 return None
-            return found
+            found = read_marker(part.object("done.json").read(), part.plan)
+            is_whole = found and all(
+                there.get(part.name(suffix)) == (found.sizes[suffix], found.etags.get(suffix))
+                for suffix in PART_SUFFIXES
+            )
+            return found if is_whole else None
 
         with ThreadPoolExecutor(AT_ONCE) as threads:
-            return list(threads.map(result, self.parts(shards)))
+            return list(threads.map(result, self.parts(plan)))
 
-    def bad_samples(self, shards: int) -> list[BadSample]:
+    def bad_samples(self, plan: Plan) -> list[BadSample]:
         """Return the samples left out so far, in shard order; keeps their list in an object."""
-        self.errors.write(self._gathered(shards))
+        self._gather_errors(plan, self.errors)
         return list(read_bad_samples(self.errors))
 
-    def _gathered(self, shards: int) -> bytes:
-        there = {name for name, _ in self.path.objects()}
+    def _gather_errors(self, plan: Plan, into: Address) -> None:
+        there, parts = dict(self.path.objects()), self.parts(plan)
 
         def lines(part: BucketPart) -> bytes:
-            if part.object("errors.jsonl").name in there:
-                return part.object("errors.jsonl").read()
+            whole = part.object("errors.jsonl")
+            if whole.name in there:
+                return whole.read(there[whole.name]) if there[whole.name] else b""
             in_progress = next(self.scratch.glob(f"part-{part.number:05d}.*.errors.jsonl"), None)
             return read_regular(in_progress) if in_progress else b""
 
-        with ThreadPoolExecutor(AT_ONCE) as threads:
-            return b"".join(threads.map(lines, self.parts(shards)))
+        with NamedTemporaryFile(dir=self.scratch) as gathered, ThreadPoolExecutor(AT_ONCE) as threads:
+            for first in range(0, len(parts), AT_ONCE):
+                gathered.writelines(threads.map(lines, parts[first : first + AT_ONCE]))
+            gathered.flush()
+            into.write(Path(gathered.name))
 
-    def assemble(self, results: Sequence[ShardResult], index: bytes) -> None:
+    def assemble(self, plan: Plan, results: Sequence[ShardResult], index: bytes) -> None:
         """Write errors.jsonl, and dataset.json last.
 
         Raises DatasetError if a shard is empty, DatasetExistsError if another process has written another dataset.
@@ -165,7 +204,7 @@ class BucketPartial:
         if empty := [number for number, result in enumerate(results) if not result.rows]:
             raise DatasetError(f"shard {empty[0]} has no usable sample, and objects cannot be renumbered; convert to a "
                                "local directory and copy it")  # fmt: skip
-        (self.out / ERRORS_FILE).write(self._gathered(len(results)))
+        self._gather_errors(plan, self.out / ERRORS_FILE)
         try:
             (self.out / INDEX_FILE).create(index)
         except FileExistsError:
@@ -190,11 +229,29 @@ class BucketPartial:
         if self.in_progress and not (overwrite or resume):
             raise DatasetExistsError(f"{self.path} holds an unfinished conversion; continue it with --resume, or start "
                                      "over with --overwrite")  # fmt: skip
-        self._own_names()
+        # Without a plan, they are not what a conversion left; only one that starts over removes them.
+        if (names := self._own_names()) and not self.in_progress and (resume or not overwrite):
+            raise self._holds_others(names)
 
 
 @contextmanager
 def in_bucket(out: Address) -> Iterator[BucketPartial]:
     """Return the unfinished conversion to an address, with a local folder for shards in progress."""
-    with TemporaryDirectory(prefix="thermopile-convert-") as scratch:
-        yield BucketPartial(out, Path(scratch))
+    _remove_folders_of_killed()
+    with TemporaryDirectory(prefix=_SCRATCH) as scratch:
+        lock = FileLock(Path(scratch) / "lock")
+        try:
+            yield BucketPartial(out, Path(scratch))
+        finally:
+            lock.release()
+
+
+def _remove_folders_of_killed() -> None:
+    """Free the space of shards in progress whose process was killed."""
+    for folder in Path(gettempdir()).glob(f"{_SCRATCH}*"):
+        with suppress(LockedError, OSError):
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and (folder / "lock").exists():
+                lock = FileLock(folder / "lock")
+                shutil.rmtree(folder, ignore_errors=True)
+                lock.release()

@@ -8,7 +8,7 @@ on_ray.py and shard_writer.py write the shards, and partial.py keeps finished wo
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +21,14 @@ from ...objects import Address, Place
 from ..dataset_index import ERRORS_FILE, FORMAT, read_index
 from ..errors import DatasetError
 from ..sources import Source
+from .bad_samples import count_reasons, read_bad_samples
 from .bucket_partial import in_bucket
-from .partial import ShardResult, claimed, count_reasons, read_bad_samples
+from .partial import claimed
 from .plan import ConvertSettings, Plan
 from .shard_pool import Counts, Pool, processes
-from .steps import FIRST_REASONS, AnyPartial, Job, assemble, prepare_tokenizer, too_many_bad_samples, write_shards
+from .steps import FIRST_REASONS, AnyPartial, Job, assemble, prepare_tokenizer, unfinished, write_shards
 
 __all__ = ["ConvertSettings", "PartNumber", "PartSummary", "Summary", "convert", "convert_part", "finish"]
-
-MAX_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -132,16 +131,18 @@ def convert_part(
     """
     started = time.monotonic()
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
+    nothing = PartSummary(0, 0, job.plan.shards, job.plan.shards, 0)
+    if _is_finished(job.plan, out, unfinished(out)):  # parts of what is finished must not meet at the lock
+        return nothing
     with _full_disk_explained(out), _claimed(out, shared=True) as partial:
-        if not partial.in_progress and _was_made_by(job.plan, out):
-            shards = job.plan.shards
-            return PartSummary(0, 0, shards, shards, time.monotonic() - started)
+        if _is_finished(job.plan, out, partial):
+            return nothing
         partial.refuse_existing(overwrite=overwrite, resume=True)
         partial.begin(job.plan)
         partial.remove_files_of_killed_writers()
         prepare_tokenizer(job, partial)
         seen, samples = write_shards(job, partial, part.shards, pool or processes(workers), on_progress)
-        done = sum(result is not None for result in partial.results(job.plan.shards))
+        done = sum(result is not None for result in partial.results(job.plan))
     return PartSummary(samples, seen, job.plan.shards, done, time.monotonic() - started)
 
 
@@ -151,8 +152,8 @@ def finish(
 ) -> Summary:  # fmt: skip
     """Make a dataset of the parts, byte for byte the one that `convert` writes, and publish it. May be repeated.
 
-    Raises DatasetError if parts are missing, were cut short or written by another version; SourceError if too many
-    samples were left out; otherwise as `convert`.
+    Reads every shard of a directory back. Raises DatasetError if parts are missing, damaged, or of another plan or
+    version; SourceError if too many samples were left out; otherwise as `convert`.
     """
     started = time.monotonic()
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
@@ -165,25 +166,11 @@ def finish(
             partial.begin(job.plan)
             partial.remove_leftovers()
             if not partial.is_whole:
-                results = partial.results(job.plan.shards)
-                _refuse_missing(results, out)
-                left_out = sum(result.left_out for result in results if result)
-                if left_out > settings.max_error_rate * job.plan.selected + 1e-9:
-                    raise too_many_bad_samples(job, partial)
+                partial.remove_damaged(job.plan)
                 assemble(job, partial)
             partial.publish()
         partial.clean_up()
     return _summary(out, 0, started)
-
-
-def _refuse_missing(results: Sequence[ShardResult | None], out: Place) -> None:
-    missing = [str(shard) for shard, result in enumerate(results) if result is None]
-    if missing:
-        named = ", ".join(missing[:MAX_NAMED]) + (f" and {len(missing) - MAX_NAMED} more" * (len(missing) > MAX_NAMED))
-        raise DatasetError(
-            f"{len(missing):,} of {len(results):,} shards of {out} are not done: {named}. Run their parts again: with "
-            "--part I/K, part I has the shards I - 1, I - 1 + K, …"
-        )
 
 
 def _claimed(out: Place, *, shared: bool = False) -> AbstractContextManager[AnyPartial]:
@@ -202,6 +189,10 @@ def _full_disk_explained(out: Place) -> Iterator[None]:
             f"cannot write to {where}: {os.strerror(error.errno)}. "
             "Free some space there, then continue with the same command and --resume"
         ) from error
+
+
+def _is_finished(plan: Plan, out: Place, partial: AnyPartial) -> bool:
+    return not partial.in_progress and _was_made_by(plan, out)
 
 
 def _was_made_by(plan: Plan, out: Place) -> bool:

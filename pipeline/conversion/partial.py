@@ -13,33 +13,34 @@ writer holds the .beton locked.
 """
 
 import fcntl
-import io
-import json
 import os
-import re
 import shutil
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+import stat
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from ..._version import __version__
 from ...files import (
+    is_still,
+    open_own,
     open_regular,
     own_directory,
     read_regular,
     remove_leftovers,
+    sha256_of,
     sync,
     write_atomically,
     writer_name,
     written_aside,
 )
 from ...lock import FileLock, LockedError
-from ...objects import Address, Place
-from ...sealed_json import DamagedJSONError, parse, seal_line, unseal
+from ...objects import Place
+from ...sealed_json import seal_line
+from ..cores import cores
 from ..dataset_index import (
     ERRORS_FILE,
     FORMAT,
@@ -47,58 +48,13 @@ from ..dataset_index import (
     SHARD_FOLDER,
     SHARD_SUFFIXES,
     TOKENIZER_FILE,
-    ShardSuffix,
     read_index,
     shard_name,
 )
 from ..errors import DatasetError, DatasetExistsError
+from .bad_samples import BadSample, read_bad_samples
+from .marker import PART_SUFFIXES, PartSuffix, ShardResult, read_marker
 from .plan import Plan
-
-_START_OVER = "start over with --overwrite and without --resume"
-PartSuffix = ShardSuffix | Literal["errors.jsonl", "done.json"]
-PART_SUFFIXES: tuple[PartSuffix, ...] = (*SHARD_SUFFIXES, "errors.jsonl")
-"""What a writer of a shard writes before its marker."""
-
-
-class ShardResult(NamedTuple):
-    """The result of one shard; the content of its marker."""
-
-    rows: int
-    digests: dict[str, str]
-    """File suffix -> sha256."""
-    left_out: int
-    truncated: int
-    """Number of truncated captions."""
-    captions: int
-    captions_per_sample: int
-    """Maximum captions per sample."""
-    sizes: dict[str, int]
-    """File suffix -> bytes."""
-    version: str = __version__
-    """Version of thermopile that wrote it: another may encode pictures differently."""
-
-
-_RESULT = TypeAdapter(ShardResult)
-
-
-def read_marker(text: bytes) -> ShardResult | None:
-    """Return the content of a marker; None if it is damaged or another version wrote it."""
-    try:
-        result = _RESULT.validate_python(unseal(text))
-    except (DamagedJSONError, ValidationError):
-        return None
-    return result if result.version == __version__ else None
-
-
-class BadSample(NamedTuple):
-    """A line of errors.jsonl, which lists the samples left out in the order of the ids they would have had."""
-
-    uri: str
-    key: str
-    reason: str
-
-    def line(self) -> str:
-        return json.dumps(self._asdict(), ensure_ascii=False) + "\n"
 
 
 class Part(NamedTuple):
@@ -106,6 +62,8 @@ class Part(NamedTuple):
 
     folder: Path
     number: int
+    plan: str
+    """Digest of the plan that the shard is of."""
 
     def file(self, suffix: PartSuffix) -> Path:
         return self.folder / f"part-{self.number:05d}.{suffix}"
@@ -118,10 +76,13 @@ class Part(NamedTuple):
         """Create the .beton to write and return its locked descriptor, by which others see that its writer lives."""
         for suffix in PART_SUFFIXES:
             self.being_written(suffix).unlink(missing_ok=True)  # of an earlier attempt in this process
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(self.being_written("beton"), flags, 0o644)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        return descriptor
+        beton, flags = self.being_written("beton"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        while True:
+            descriptor = os.open(beton, flags, 0o644)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if is_still(beton, descriptor):
+                return descriptor
+            os.close(descriptor)  # before it was locked, it looked like that of a killed writer, and was removed
 
     def publish(self, result: ShardResult) -> None:
         """Give the verified files, which are on disk, their names, and write the marker."""
@@ -130,23 +91,15 @@ class Part(NamedTuple):
         sync(self.folder)
         write_atomically(self.file("done.json"), seal_line(result._asdict()))
 
-    def result(self) -> ShardResult | None:
-        """Return None if the shard is to be written again.
-
-        That is if it is not done, its marker is damaged, a file was cut short or another version wrote it.
-        """
+    def marker(self) -> ShardResult | None:
+        """Return the content of the marker; None if there is none of this plan and version, or it is damaged."""
+        marker = self.file("done.json")
+        if marker.is_symlink():
+            return None
         try:
-            result = read_marker(read_regular(self.file("done.json")))
+            return read_marker(read_regular(marker), self.plan)
         except FileNotFoundError:
             return None
-        if result is None:
-            return None
-        cut_short = any(
-            file.exists() and file.stat().st_size != result.sizes.get(suffix)
-            for suffix in SHARD_SUFFIXES
-            if (file := self.file(suffix))
-        )
-        return None if cut_short else result
 
     def bad_samples(self) -> Path | None:
         """Return the list of the samples left out, complete or in progress; None if there is none yet."""
@@ -176,8 +129,8 @@ class Partial:
         """Whether only the final rename is left."""
         return (self.dataset / INDEX_FILE).is_file()
 
-    def parts(self, shards: int) -> list[Part]:
-        return [Part(self._parts, shard) for shard in range(shards)]
+    def parts(self, plan: Plan) -> list[Part]:
+        return [Part(self._parts, shard, digest) for digest in [plan.digest()] for shard in range(plan.shards)]
 
     def clear(self) -> None:
         """Remove what an earlier conversion left, its plan last: without one, nothing else is left. The lock stays."""
@@ -191,11 +144,13 @@ class Partial:
         """Begin a conversion by this plan, or join one that others began; from then on it can be resumed.
 
         Raises DatasetExistsError if the conversion was begun with another plan, or the complete dataset here has
-        another format than this version writes; NotRegularFileError if a directory is a link.
+        another format than this version writes; NotRegularFileError or DatasetError if something here is a link.
         """
         for directory in (self._parts, self.dataset, self.dataset / SHARD_FOLDER):
             own_directory(directory)
         sync(self.dataset)
+        for file in (self._plan, self.tokenizer):
+            _refuse_link(file)
         with suppress(FileExistsError):  # another process may be first
             write_atomically(self._plan, plan.model_dump_json(indent=1).encode(), replace=False)
         refuse_other_plan(plan, read_regular(self._plan), self.path)
@@ -205,11 +160,19 @@ class Partial:
     def remove_files_of_killed_writers(self) -> None:
         """Free the space of half-written shards whose writers are gone; those of living ones are locked."""
         for beton in self._parts.glob("*.beton.*.writing"):
-            with suppress(FileNotFoundError, BlockingIOError), open_regular(beton) as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                part, _, writer = beton.name.partition(".beton.")
-                for suffix in PART_SUFFIXES:
-                    (self._parts / f"{part}.{suffix}.{writer}").unlink(missing_ok=True)
+            with suppress(FileNotFoundError, BlockingIOError):
+                descriptor = open_own(beton, os.O_RDWR)  # NFS locks alone only what is open for writing
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if is_still(beton, descriptor):
+                        self._remove_half_written(beton)
+                finally:
+                    os.close(descriptor)
+
+    def _remove_half_written(self, beton: Path) -> None:
+        part, _, writer = beton.name.partition(".beton.")
+        for suffix in PART_SUFFIXES:
+            (self._parts / f"{part}.{suffix}.{writer}").unlink(missing_ok=True)
 
     def remove_leftovers(self) -> None:
         """Remove all that killed processes left half-written. Only while this process holds the lock alone."""
@@ -222,39 +185,70 @@ class Partial:
         try:
             made = read_index(self.dataset).format
         except DatasetError as error:
-            raise DatasetExistsError(f"{error}. To convert again, {_START_OVER}") from error
+            raise DatasetExistsError(f"{error}. To start over, remove {self.path}") from error
         if made != FORMAT:
             raise DatasetExistsError(f"{self.dataset} has format {made}, written by an older version, so it would not "
-                                     f"be verified; {_START_OVER}")  # fmt: skip
+                                     f"be verified. To start over, remove {self.path}")  # fmt: skip
 
     def keep_tokenizer(self, text: bytes) -> None:
-        """Write the tokenizer, which is the same whichever process makes it."""
-        write_atomically(self.tokenizer, text)
+        """Write the tokenizer, unless another process was first: then its own is what all use."""
+        with suppress(FileExistsError):
+            write_atomically(self.tokenizer, text, replace=False)
 
-    def results(self, shards: int) -> list[ShardResult | None]:
-        """Return the result of every shard; None for one that is to be written again."""
-        return [part.result() for part in self.parts(shards)]
+    def results(self, plan: Plan) -> list[ShardResult | None]:
+        """Return the result of every shard.
 
-    def bad_samples(self, shards: int) -> list[BadSample]:
+        None for one that is to be written again: it is not done, or a file is missing, a link, or of another size.
+        """
+        return [result for _, result, _ in self._found(plan)]
+
+    def _found(self, plan: Plan) -> Iterator[tuple[Part, ShardResult | None, dict[PartSuffix, Path]]]:
+        """Yield every shard, its result as `results` returns it, and its files, which `assemble` may have moved."""
+        kept = 0
+        for part in self.parts(plan):
+            marker = part.marker()
+            files: dict[PartSuffix, Path] = {suffix: part.file(suffix) for suffix in PART_SUFFIXES}
+            for suffix in SHARD_SUFFIXES:
+                if not files[suffix].exists():
+                    files[suffix] = self.dataset / SHARD_FOLDER / shard_name(kept, suffix)
+            is_whole = marker and all(_size(file) == marker.sizes[suffix] for suffix, file in files.items())
+            yield part, marker if is_whole else None, files
+            kept += marker is not None and marker.rows > 0
+
+    def remove_damaged(self, plan: Plan) -> None:
+        """Read all finished shards back and remove files whose bytes are not those written: they are not done then."""
+
+        def remove_if_damaged(found: tuple[Part, ShardResult | None, dict[PartSuffix, Path]]) -> None:
+            _, result, files = found
+            for suffix in SHARD_SUFFIXES:
+                if result and sha256_of(files[suffix]) != result.digests[suffix]:
+                    files[suffix].unlink()
+
+        with ThreadPoolExecutor(cores()) as threads:
+            for _ in threads.map(remove_if_damaged, self._found(plan)):
+                pass
+
+    def bad_samples(self, plan: Plan) -> list[BadSample]:
         """Return the samples left out so far, in shard order; keeps their list in a file."""
-        self._gather_errors(shards, self.errors)
+        self._gather_errors(plan, self.errors)
         return list(read_bad_samples(self.errors))
 
-    def _gather_errors(self, shards: int, into: Path) -> None:
+    def _gather_errors(self, plan: Plan, into: Path) -> None:
         with written_aside(into) as file:
-            for part in self.parts(shards):
+            for part in self.parts(plan):
                 if (lines := part.bad_samples()) is not None:
+                    _refuse_link(lines)
                     with open_regular(lines) as of_part:
                         shutil.copyfileobj(of_part, file)
 
-    def assemble(self, results: Sequence[ShardResult], index: bytes) -> None:
+    def assemble(self, plan: Plan, results: Sequence[ShardResult], index: bytes) -> None:
         """Number the shards with samples densely, and write dataset.json last."""
-        kept = [part for part, result in zip(self.parts(len(results)), results, strict=True) if result.rows]
+        kept = [part for part, result in zip(self.parts(plan), results, strict=True) if result.rows]
         for shard, part in enumerate(kept):
             for suffix in SHARD_SUFFIXES:
                 _move(part.file(suffix), self.dataset / SHARD_FOLDER / shard_name(shard, suffix))
         sync(self.dataset / SHARD_FOLDER)
-        self._gather_errors(len(results), self.dataset / ERRORS_FILE)
+        self._gather_errors(plan, self.dataset / ERRORS_FILE)
         write_atomically(self.dataset / INDEX_FILE, index)
 
     def refuse_existing(self, *, overwrite: bool = False, resume: bool = False) -> None:
@@ -292,11 +286,11 @@ class Partial:
 
 def refuse_other_plan(plan: Plan, begun: bytes, where: Place) -> None:
     """Raise DatasetExistsError if the conversion there was begun with another plan."""
-    cure = f"Use the same settings, or {_START_OVER}"
+    cure = f"Use the same settings, or remove {where} to start over"
     try:
         differences = plan.differences(Plan.model_validate_json(begun))
     except ValidationError as error:
-        raise DatasetExistsError(f"{where / 'plan.json'} is damaged. {cure}") from error
+        raise DatasetExistsError(f"the plan.json in {where} is damaged. {cure}") from error
     if differences:
         raise DatasetExistsError(f"{where} was started with other settings: {'; '.join(differences)}. {cure}")
 
@@ -333,24 +327,22 @@ def _lock(partial: Partial, shared: bool) -> FileLock:
 
 
 def _move(file: Path, to: Path) -> None:
-    if file.is_symlink():
-        raise DatasetError(f"{file} is a link, not a file written by a conversion; start over with --overwrite")
+    _refuse_link(file)
     if file.exists():
         file.rename(to)
     elif not to.exists():
-        raise DatasetError(f"{file} is missing, but its shard was finished; start over with --overwrite")
+        raise DatasetError(f"{file} is missing, but its shard was finished; repeat the command")
 
 
-def read_bad_samples(file: Place) -> Iterator[BadSample]:
-    """Yield the lines of errors.jsonl. Raises DatasetError for a damaged line."""
-    with io.BytesIO(file.read()) if isinstance(file, Address) else open_regular(file) as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                yield BadSample(**{name: str(text) for name, text in parse(line).items()})
-            except (DamagedJSONError, AttributeError, TypeError) as error:
-                raise DatasetError(f"{file}, line {number:,}, is damaged: {error}") from error
+def _refuse_link(file: Path) -> None:
+    if file.is_symlink():
+        raise DatasetError(f"{file} is a link, not a file written by a conversion; remove it and repeat the command")
 
 
-def count_reasons(samples: Iterable[BadSample]) -> Counter[str]:
-    """Count samples per reason; reasons that differ only in numbers count as one, with N in their place."""
-    return Counter(re.sub(r"\d[\d,.]*", "N", sample.reason) for sample in samples)
+def _size(file: Path) -> int | None:
+    """Return a file's size in bytes; None if there is none, or a link."""
+    try:
+        found = file.lstat()
+    except FileNotFoundError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None

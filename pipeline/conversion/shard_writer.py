@@ -24,10 +24,12 @@ from ..row_records import MAX_BYTES, RECORD, Extent, RowRecords, write_row_recor
 from ..sources import Sample, Source
 from ..stored_sample import SOUND, Located, checksum, read_samples
 from ..tokenizer import encode, vocab_size_of
+from .bad_samples import BadSample
 from .beton import BetonRow, write_beton
 from .bucket_partial import BucketPart
 from .images import to_stored
-from .partial import PART_SUFFIXES, BadSample, Part, ShardResult
+from .marker import PART_SUFFIXES, ShardResult
+from .partial import Part
 from .plan import ConvertSettings
 
 TABLE_SCHEMA = pa.schema([
@@ -87,7 +89,8 @@ def _written(
     counts = rows.captions_per_row
     return ShardResult(
         len(table), digests, rows.left_out, rows.truncated, sum(counts), max(counts, default=0),
-        sizes={suffix: file.stat().st_size for suffix, file in files.items()},
+        sizes={suffix: part.being_written(suffix).stat().st_size for suffix in PART_SUFFIXES}, plan=part.plan,
+        etags={},
     )  # fmt: skip
 
 

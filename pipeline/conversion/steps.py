@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import gettempdir
 from typing import NamedTuple, Self
@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from ...files import read_regular, sha256_of
 from ...objects import Place
 from ..dataset_index import TokenizerInfo, seal_index
-from ..errors import SourceError
+from ..errors import DatasetError, SourceError
 from ..sources import Source
 from ..tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
 from .bucket_partial import BucketPartial
+from .marker import ShardResult
 from .partial import Partial
 from .plan import ConvertSettings, Listings, Plan
 from .shard_pool import Counts, Pool
@@ -24,6 +25,8 @@ from .shard_pool import Counts, Pool
 AnyPartial = Partial | BucketPartial
 
 FIRST_REASONS = 3
+MAX_NAMED = 8
+"""Shards that an error names."""
 MAX_TRAINED_ON = 1_000_000
 """A tokenizer is trained on the captions of at most this many samples: more change few merges and take minutes each."""
 RUN = 1_000
@@ -60,7 +63,7 @@ def unfinished(out: Place) -> AnyPartial:
 
 
 def prepare_tokenizer(job: Job, partial: AnyPartial) -> None:
-    """Copy or train the tokenizer unless it is there; every process that does makes the same."""
+    """Copy or train the tokenizer unless it is there; that of the first process is what all use."""
     if job.source.mode != "pairs" or partial.tokenizer.is_file():
         return
     if job.tokenizer is not None:
@@ -96,30 +99,35 @@ def write_shards(
     count = job.plan.shards
     listings = Listings(len(job.source), job.selection, job.source.chunks(), job.settings.seed, count,
                         picture_bytes=(job.source.stored_bytes() or 0) // len(job.source))  # fmt: skip
-    parts = partial.parts(count)
-    results = dict([*enumerate(partial.results(count))][own])
-    missing = {shard for shard, result in results.items() if not result}
-    selected, seen = (sum(listings.sizes[shard] for shard in shards) for shards in (results, missing))
+    parts, results = partial.parts(job.plan), partial.results(job.plan)
+    of_slice = range(count)[own]
+    missing = {shard for shard in of_slice if not results[shard]}
+    selected, seen = (sum(listings.sizes[shard] for shard in shards) for shards in (of_slice, missing))
 
     def watch(counts: Counts) -> None:
         on_progress(counts)
-        if counts.left_out > job.settings.max_error_rate * job.plan.selected + 1e-9:
+        if _are_too_many(counts.left_out, job):
             raise _TooManyBadSamplesError
 
-    counted = Counts(selected - seen, sum(result.left_out for result in results.values() if result))
+    # Those that other parts left out count as well, so that the parts of a broken source do not all run to their end.
+    counted = Counts(selected - seen, sum(result.left_out for result in results if result))
     try:
         watch(counted)
         if missing:
             shards = ((parts[shard], listing) for shard, listing in enumerate(listings) if shard in missing)
             pool((job.source, job.settings, partial.tokenizer), shards, counted, watch)
     except _TooManyBadSamplesError:
-        raise too_many_bad_samples(job, partial) from None
+        raise _too_many_bad_samples(job, partial) from None
     return seen, selected
 
 
-def too_many_bad_samples(job: Job, partial: AnyPartial) -> SourceError:
+def _are_too_many(left_out: int, job: Job) -> bool:
+    return left_out > job.settings.max_error_rate * job.plan.selected + 1e-9
+
+
+def _too_many_bad_samples(job: Job, partial: AnyPartial) -> SourceError:
     """Return the error to raise; keeps the list of the samples left out so far in a file."""
-    bad = partial.bad_samples(job.plan.shards)
+    bad = partial.bad_samples(job.plan)
     first = "; ".join(f"{sample.uri!r}: {sample.reason}" for sample in bad[:FIRST_REASONS])
     return SourceError(
         f"at least {len(bad):,} of {job.plan.selected:,} samples cannot be used; --max-error-rate allows "
@@ -129,12 +137,17 @@ def too_many_bad_samples(job: Job, partial: AnyPartial) -> SourceError:
 
 
 def assemble(job: Job, partial: AnyPartial) -> None:
-    """Complete the dataset's directory from the finished shards. Raises SourceError if no sample is usable."""
+    """Complete the dataset's directory from the finished shards.
+
+    Raises DatasetError if one is not done, SourceError if too many samples were left out or none is usable.
+    """
     plan = job.plan
-    results = [result for result in partial.results(plan.shards) if result]
+    results = _all_done(partial.results(plan), partial)
+    if _are_too_many(sum(result.left_out for result in results), job):
+        raise _too_many_bad_samples(job, partial)
     kept = [result for result in results if result.rows]
     if not kept:
-        first = partial.bad_samples(plan.shards)[0]
+        first = partial.bad_samples(plan)[0]
         raise SourceError(f"none of the {plan.selected:,} samples is usable; the first: {first.uri!r}: {first.reason}")
     info = None
     if job.source.mode == "pairs":
@@ -157,4 +170,14 @@ def assemble(job: Job, partial: AnyPartial) -> None:
         "grown_from": None,
         "source": plan.source | {"samples": plan.samples, "permutation_seed": plan.seed, "plan": plan.digest()},
     })  # fmt: skip
-    partial.assemble(results, index)
+    partial.assemble(plan, results, index)
+
+
+def _all_done(results: Sequence[ShardResult | None], partial: AnyPartial) -> list[ShardResult]:
+    if missing := [str(shard) for shard, result in enumerate(results) if result is None]:
+        named = ", ".join(missing[:MAX_NAMED]) + (f" and {len(missing) - MAX_NAMED} more" * (len(missing) > MAX_NAMED))
+        raise DatasetError(
+            f"{len(missing):,} of {len(results):,} shards of {partial.out} are not done: {named}. Run their parts "
+            "again: with --part I/K, part I has the shards I - 1, I - 1 + K, …; without --part, continue with --resume"
+        )
+    return [result for result in results if result]

@@ -3,14 +3,18 @@
 import json
 import os
 import shutil
+import tempfile
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from thermopile.files import NotRegularFileError
+from thermopile.objects import Address
+from thermopile.pipeline.conversion.bucket_partial import in_bucket
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.conversion.partial import Partial
+from thermopile.pipeline.conversion.plan import Plan
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError
 from thermopile.pipeline.sources.glyphs import GlyphSource
@@ -67,6 +71,25 @@ def test_nothing_is_written_or_moved_through_a_link(copy, name, option):
     assert what_is_outside(copy) == {"precious": "keep me"}
 
 
+def test_a_tokenizer_that_is_a_link_is_not_taken(copy):
+    tokenizer = copy / ".out.partial" / "dataset" / "tokenizer.json"
+    tokenizer.rename(copy.with_name("outside") / "tokenizer.json")
+    tokenizer.symlink_to(copy.with_name("outside") / "tokenizer.json")
+    with pytest.raises(DatasetError, match=r"tokenizer\.json is a link"):
+        go_on(copy / "out", resume=True)
+    assert not (copy / "out").exists()
+
+
+def test_lists_of_samples_left_out_are_not_read_through_a_link(copy):
+    parts = copy / ".out.partial" / "parts"
+    (parts / "part-00000.done.json").unlink()
+    (parts / "part-00000.errors.jsonl").unlink()
+    (parts / "part-00000.errors.jsonl").symlink_to(copy.with_name("outside") / "precious")
+    partial = Partial(copy / "out")
+    with pytest.raises(DatasetError, match=r"errors\.jsonl is a link"):
+        partial.bad_samples(Plan.of(GlyphSource(0), ConvertSettings(), SELECTION, None))
+
+
 @pytest.mark.parametrize("name", ["lock", "parts/part-00000.done.json"])
 def test_a_pipe_is_one_error_and_not_waited_for(copy, name):
     place = copy / ".out.partial" / name
@@ -92,8 +115,27 @@ def test_a_whole_dataset_that_version_0_1_0_left_is_not_published(copy):
     shutil.rmtree(partial / "dataset")
     write_first_format(Dataset(copy / "out"), partial / "dataset")
     shutil.rmtree(copy / "out")
-    with pytest.raises(DatasetExistsError, match=r"has format 1, .*start over with --overwrite and without --resume"):
+    with pytest.raises(DatasetExistsError, match=r"has format 1, .*To start over, remove .*\.out\.partial"):
         go_on(copy / "out", resume=True)
     assert not (copy / "out").exists()
     go_on(copy / "out", overwrite=True)
     assert Dataset(copy / "out").index.format == 2
+
+
+def test_shards_in_progress_of_a_killed_conversion_to_a_bucket_are_removed_by_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    out = Address("bucket", "out")
+    if (child := os.fork()) == 0:
+        with in_bucket(out) as killed:
+            (killed.scratch / "part-00000.7.beton").touch()
+            os._exit(9)
+    os.waitpid(child, 0)
+    assert len(list(tmp_path.glob("*/part-00000.7.beton"))) == 1
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "lock").write_text("keep me")
+    (tmp_path / "thermopile-shards-link").symlink_to("elsewhere")
+    with in_bucket(out) as living, in_bucket(out):
+        assert living.scratch.exists()
+        assert list(tmp_path.glob("*/part-00000.7.beton")) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"elsewhere", "thermopile-shards-link"}
+    assert (tmp_path / "elsewhere" / "lock").read_text() == "keep me"

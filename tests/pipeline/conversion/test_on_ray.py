@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from thermopile.pipeline.conversion import on_ray
+from thermopile.pipeline.conversion.bad_samples import read_bad_samples
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.conversion.partial import read_bad_samples
 from thermopile.pipeline.errors import DatasetError, SourceError
 from thermopile.pipeline.sources.folder import FolderSource
 

@@ -1,24 +1,34 @@
 """A conversion in parts, by processes that know nothing of each other: its dataset is that of one machine."""
 
+import errno
+import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from thermopile.files import NotRegularFileError
+from thermopile.pipeline.conversion.bad_samples import read_bad_samples
 from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
-from thermopile.pipeline.conversion.partial import Partial, claimed, read_bad_samples
+from thermopile.pipeline.conversion.partial import Partial, claimed
+from thermopile.pipeline.conversion.plan import Plan
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError, SourceError
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.sealed_json import seal_line, unseal
 
 from conversions import digests, many_shards
 
 SHARDS = 8
+MANY = 60
+"""Shards of the test with kills, about four samples each."""
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +43,10 @@ def part(with_bad_ones, out, number, count, settings=None, **options):
 
 def put_together(with_bad_ones, out, settings=None, **options):
     return finish(FolderSource(with_bad_ones), out, settings or ConvertSettings(), **options)
+
+
+def plan_of(with_bad_ones, **settings):
+    return Plan.of(FolderSource(with_bad_ones), ConvertSettings(**settings), None, None)
 
 
 @pytest.fixture
@@ -83,8 +97,11 @@ def test_each_sample_left_out_is_listed_once(with_bad_ones, parts_done):
 )
 def test_a_part_with_other_settings_is_refused_naming_what_differs(with_bad_ones, tmp_path, settings, words):
     part(with_bad_ones, tmp_path / "out", 1, 2)
-    with pytest.raises(DatasetExistsError, match=words):
+    with pytest.raises(DatasetExistsError, match=words) as refused:
         part(with_bad_ones, tmp_path / "out", 2, 2, settings)
+    assert str(refused.value).endswith(f", or remove {tmp_path / '.out.partial'} to start over")
+    shutil.rmtree(tmp_path / ".out.partial")
+    assert part(with_bad_ones, tmp_path / "out", 2, 2, settings).shards_done == 4
 
 
 def test_a_part_or_a_finish_with_another_listing_is_refused(with_bad_ones, parts_done, tmp_path):
@@ -119,16 +136,91 @@ def test_a_shard_whose_file_was_cut_short_is_not_done(with_bad_ones, parts_done)
     assert part(with_bad_ones, parts_done, 1, 2).seen == 30
 
 
+@pytest.fixture(scope="module")
+def of_one_machine(with_bad_ones, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        many_shards(patch, rows=30)
+        out = tmp_path_factory.mktemp("whole") / "out"
+        convert(FolderSource(with_bad_ones), out, ConvertSettings(), workers=1)
+    return digests(out)
+
+
+def remove(file):
+    file.unlink()
+
+
+def replace_by_link(file):
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to("elsewhere")
+
+
+def zero(file):
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def lose_its_sizes(file):
+    tree = unseal(file.read_bytes())
+    file.write_bytes(seal_line(tree | {"sizes": {}}))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "harm"),
+    [
+        *(("beton", harm) for harm in (remove, replace_by_link, zero)),
+        *(("errors.jsonl", harm) for harm in (remove, replace_by_link)),
+        *(("done.json", harm) for harm in (replace_by_link, lose_its_sizes)),
+    ],
+)
+def test_a_shard_that_is_not_as_it_was_written_is_not_done_and_its_part_writes_it_again(
+    with_bad_ones, parts_done, of_one_machine, suffix, harm
+):
+    parts = parts_done.with_name(".out.partial") / "parts"
+    harm(parts / f"part-00002.{suffix}")
+    with pytest.raises(DatasetError, match=r"1 of 8 shards .* not done: 2\."):
+        put_together(with_bad_ones, parts_done)
+    assert part(with_bad_ones, parts_done, 1, 2).seen == 30
+    put_together(with_bad_ones, parts_done)
+    assert digests(parts_done) == of_one_machine
+
+
+def test_a_shard_that_was_damaged_while_it_was_put_together_is_found(with_bad_ones, parts_done, of_one_machine):
+    partial = Partial(parts_done)
+    results = partial.results(plan_of(with_bad_ones))
+    partial.assemble(plan_of(with_bad_ones), results, b"{}")
+    (partial.dataset / "dataset.json").unlink()  # as if killed just before
+    zero(partial.dataset / "shards" / "shard-00005.rows")
+    with pytest.raises(DatasetError, match=r"1 of 8 shards .* not done: 5\."):
+        put_together(with_bad_ones, parts_done)
+    part(with_bad_ones, parts_done, 2, 2)
+    put_together(with_bad_ones, parts_done)
+    assert digests(parts_done) == of_one_machine
+
+
+def test_a_shard_of_another_plan_is_not_done_though_a_task_that_outlived_its_conversion_left_it(
+    with_bad_ones, parts_done, tmp_path, of_one_machine
+):
+    part(with_bad_ones, tmp_path / "old" / "out", 1, 1, ConvertSettings(seed=1))
+    for file in (tmp_path / "old" / ".out.partial" / "parts").glob("part-00003.*"):
+        shutil.copy(file, parts_done.with_name(".out.partial") / "parts")
+    with pytest.raises(DatasetError, match=r"1 of 8 shards .* not done: 3\."):
+        put_together(with_bad_ones, parts_done)
+    part(with_bad_ones, parts_done, 2, 2)
+    put_together(with_bad_ones, parts_done)
+    assert digests(parts_done) == of_one_machine
+
+
 def test_shards_that_another_version_wrote_are_not_done(with_bad_ones, parts_done, monkeypatch):
-    monkeypatch.setattr("thermopile.pipeline.conversion.partial.__version__", "9.0.0")
+    monkeypatch.setattr("thermopile.pipeline.conversion.marker.__version__", "9.0.0")
     with pytest.raises(DatasetError, match=r"8 of 8 shards .* not done"):
         put_together(with_bad_ones, parts_done)
 
 
-def test_parts_may_leave_out_too_many_only_together(with_bad_ones, tmp_path):
+def test_what_all_parts_left_out_together_may_be_too_much(with_bad_ones, tmp_path):
     strict = ConvertSettings(max_error_rate=0.075)  # 18 samples, of which no part leaves out more than 14
-    for number in (1, 2):
-        part(with_bad_ones, tmp_path / "out", number, 2, strict)
+    part(with_bad_ones, tmp_path / "out", 1, 2, strict)
+    with pytest.raises(SourceError, match=r"at least (19|20) of 240 samples cannot be used"):
+        part(with_bad_ones, tmp_path / "out", 2, 2, strict)
+    part(with_bad_ones, tmp_path / "out", 2, 2)
     with pytest.raises(SourceError, match="at least 20 of 240 samples cannot be used"):
         put_together(with_bad_ones, tmp_path / "out", strict)
     assert put_together(with_bad_ones, tmp_path / "out").left_out == 20
@@ -140,6 +232,12 @@ def test_while_one_finishes_a_second_and_a_part_are_refused(with_bad_ones, parts
             convert_it(with_bad_ones, parts_done)
     with claimed(parts_done, shared=True), pytest.raises(DatasetExistsError, match="being written by another process"):
         put_together(with_bad_ones, parts_done)
+
+
+def test_a_part_begun_again_after_the_end_does_not_meet_others_at_the_lock(with_bad_ones, parts_done):
+    put_together(with_bad_ones, parts_done)
+    with claimed(parts_done):  # as another one does for a moment, to remove what it made
+        assert part(with_bad_ones, parts_done, 1, 2).shards_done == SHARDS
 
 
 def test_after_the_end_parts_and_finish_change_nothing(with_bad_ones, parts_done, tmp_path):
@@ -164,43 +262,89 @@ def test_an_output_that_others_made_is_replaced_at_the_finish_and_only_if_asked(
     assert put_together(with_bad_ones, out, overwrite=True).samples == 220
 
 
-def test_a_part_frees_the_space_of_killed_writers_and_of_no_others(with_bad_ones, tmp_path):
+def test_a_part_frees_the_space_of_killed_writers_and_of_no_others(with_bad_ones, tmp_path, monkeypatch):
     part(with_bad_ones, tmp_path / "out", 1, 2)
-    parts = Partial(tmp_path / "out").parts(SHARDS)
+    parts = Partial(tmp_path / "out").parts(plan_of(with_bad_ones))
     living = parts[1].begin()
     dead = [parts[3].folder / f"part-00003.{suffix}.far-9.writing" for suffix in ("beton", "rows", "errors.jsonl")]
     for file in dead:
         file.touch()
-    part(with_bad_ones, tmp_path / "out", 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", nfs_flock)
+        part(with_bad_ones, tmp_path / "out", 1, 2)
     assert parts[1].being_written("beton").exists()
     assert not any(file.exists() for file in dead)
     os.close(living)
 
 
+def nfs_flock(file, operation, flock=fcntl.flock):
+    """Locks as a client of NFS version 4 does: alone only what is open for writing."""
+    descriptor = file if isinstance(file, int) else file.fileno()
+    if operation & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    flock(file, operation)
+
+
+def test_a_link_in_place_of_a_half_written_shard_is_not_followed(with_bad_ones, parts_done, tmp_path):
+    (tmp_path / "precious").write_text("keep me")
+    link = parts_done.with_name(".out.partial") / "parts" / "part-00003.beton.far-9.writing"
+    link.symlink_to(tmp_path / "precious")
+    with pytest.raises(NotRegularFileError, match="is a link"):
+        part(with_bad_ones, parts_done, 1, 2)
+    assert (tmp_path / "precious").read_text() == "keep me"
+
+
+def test_a_writer_keeps_its_file_though_others_clean_up_before_it_has_locked_it(with_bad_ones, parts_done, monkeypatch):
+    partial, flock, cleaned = Partial(parts_done), fcntl.flock, []
+
+    def late(descriptor, operation):
+        if not cleaned:
+            cleaned.append(True)
+            partial.remove_files_of_killed_writers()
+        flock(descriptor, operation)
+
+    shard = partial.parts(plan_of(with_bad_ones))[1]
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", late)
+        descriptor = shard.begin()
+    partial.remove_files_of_killed_writers()
+    assert os.path.samestat(shard.being_written("beton").stat(), os.fstat(descriptor))
+    os.close(descriptor)
+
+
 @pytest.mark.soak
-def test_four_processes_killed_twenty_times_make_the_dataset_of_one_machine(tmp_path):
-    thermopile = [sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs"]
+@pytest.mark.timeout(1800)
+def test_four_processes_killed_twenty_times_make_the_dataset_of_one_machine(with_bad_ones, tmp_path):
+    run = [sys.executable, Path(__file__).with_name("convert_cli_run.py"), "folder", with_bad_ones]
     rng, kills, running = np.random.default_rng(0), 0, {}
-    for number in range(1, 5):
+    parts, waiting = tmp_path / "parts" / "out", [1, 2, 3, 4]
+
+    def done():
+        return len(list(parts.with_name(".out.partial").glob("parts/*.done.json")))
+
+    for number in waiting:
         (tmp_path / f"machine-{number}").mkdir()
-    waiting = [1, 2, 3, 4]
     while waiting or running:
         for number in waiting:
-            command = [*thermopile, tmp_path / "parts" / "glyphs", "--part", f"{number}/4", "--workers", "1"]
+            command = [*run, parts, "--part", f"{number}/4", "--workers", "1"]
             process = subprocess.Popen(command, cwd=tmp_path / f"machine-{number}", stderr=subprocess.DEVNULL)
-            running[number] = process, time.monotonic() + (rng.uniform(3, 12) if kills < 20 else 1e9)
+            running[number] = process, done() + rng.integers(1, 6)
         waiting = []
-        for number, (process, killed_at) in [*running.items()]:
-            if process.poll() is not None or time.monotonic() > killed_at:
+        for number, (process, shards) in [*running.items()]:
+            if kills < 20 and done() >= min(shards, MANY):
+                time.sleep(rng.uniform(0, 0.05))
                 process.kill()
-                if process.wait() != 0:
-                    kills += 1
-                    waiting.append(number)
-                elif kills < 20:
-                    waiting.append(number)  # it has nothing left to do, and is killed while it finds that out
+            if process.poll() is not None:
+                process.wait()
+                kills += process.returncode == -signal.SIGKILL
+                assert process.returncode in (0, -signal.SIGKILL)
+                if kills < 20 or process.returncode != 0:
+                    waiting.append(number)  # perhaps it has nothing left to do, and is killed while it finds that out
                 del running[number]
-        time.sleep(0.02)
-    for command in ([tmp_path / "parts" / "glyphs", "--finish"], [tmp_path / "whole" / "glyphs"]):
-        subprocess.run([*thermopile, *command], check=True)
+        time.sleep(0.002)
+    for command in ([parts, "--finish"], [tmp_path / "whole" / "out"]):
+        subprocess.run([*run, *command], check=True)
     assert kills >= 20
     assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
+    keys = [sample.key for sample in read_bad_samples(parts / "errors.jsonl")]
+    assert len(keys) == len({*keys}) == 20

@@ -5,12 +5,17 @@ import sys
 
 import pytest
 
-from thermopile import objects
+from thermopile import files, objects
 from thermopile.objects import Address
+from thermopile.pipeline.conversion.bad_samples import BadSample, read_bad_samples
+from thermopile.pipeline.conversion.bucket_partial import in_bucket
 from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
+from thermopile.pipeline.conversion.shard_pool import conversion_of
+from thermopile.pipeline.conversion.shard_writer import write_shard
 from thermopile.pipeline.errors import DatasetError, DatasetExistsError
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.sealed_json import seal_line, unseal
 
 from conversions import many_shards
 
@@ -45,9 +50,9 @@ def to_bucket(with_bad_ones, out, **options):
     return convert(FolderSource(with_bad_ones), out, ConvertSettings(), workers=1, **options)
 
 
-def part(with_bad_ones, out, number, count, settings=None):
+def part(with_bad_ones, out, number, count, settings=None, **options):
     return convert_part(
-        FolderSource(with_bad_ones), out, settings or ConvertSettings(), PartNumber(number, count), workers=1
+        FolderSource(with_bad_ones), out, settings or ConvertSettings(), PartNumber(number, count), workers=1, **options
     )
 
 
@@ -105,6 +110,111 @@ def test_a_dataset_or_foreign_objects_are_never_replaced(with_bad_ones, out, loc
     with pytest.raises(DatasetExistsError, match=r"holds other objects, such as 'thesis\.txt'"):
         to_bucket(with_bad_ones, out.parent / "other", overwrite=True)
     assert contents(out.parent / "other") == {"thesis.txt": b"precious"}
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "errors.jsonl", "shards/shard-00000.rows", "shards/shard-notes.txt"]
+)
+def test_objects_that_no_plan_accounts_for_are_not_removed_unasked(with_bad_ones, out, name):
+    (out / name).write(b"precious")
+    for convert_it in (
+        lambda: to_bucket(with_bad_ones, out),
+        lambda: to_bucket(with_bad_ones, out, resume=True),
+        lambda: part(with_bad_ones, out, 1, 8),
+        lambda: part(with_bad_ones, out, 1, 8, overwrite=True),
+    ):
+        with pytest.raises(DatasetExistsError, match=f"holds other objects, such as '{name}'"):
+            convert_it()
+        assert contents(out) == {name: b"precious"}
+
+
+def test_objects_named_as_those_of_a_dataset_are_replaced_if_asked(with_bad_ones, out, local):
+    for name in ("tokenizer.json", "errors.jsonl", "shards/shard-00000.rows", "shards/shard-00100.rows"):
+        (out / name).write(b"of before")
+    to_bucket(with_bad_ones, out, overwrite=True)
+    assert contents(out) == local
+
+
+def in_this_process(job, shards, counted, on_progress):
+    conversion = conversion_of(job, lambda left_out: None)
+    for shard, source_indices in shards:
+        write_shard(shard, source_indices, conversion)
+
+
+class OvertakenSource(FolderSource):
+    """Lets something else happen before its first sample is read."""
+
+    def overtaken_by(self, event):
+        self.event = event
+        return self
+
+    def __getitem__(self, index):
+        event, self.event = self.event, lambda: None
+        event()
+        return super().__getitem__(index)
+
+
+def test_a_part_that_goes_on_after_somebody_started_over_ends_and_leaves_the_new_conversion_alone(
+    with_bad_ones, out, local
+):
+    def start_over():
+        with in_bucket(out) as partial:
+            partial.clear()
+        part(with_bad_ones, out, 1, 2)
+
+    source = OvertakenSource(with_bad_ones).overtaken_by(start_over)
+    with pytest.raises(DatasetExistsError, match=r"another process has finished the conversion to .*, or started it"):
+        convert_part(source, out, ConvertSettings(seed=1), PartNumber(1, 1), pool=in_this_process)
+    part(with_bad_ones, out, 2, 2)
+    finish(FolderSource(with_bad_ones), out, ConvertSettings())
+    assert contents(out) == local
+
+
+def test_a_part_that_goes_on_after_the_end_changes_nothing(with_bad_ones, out, local):
+    source = OvertakenSource(with_bad_ones).overtaken_by(lambda: to_bucket(with_bad_ones, out, resume=True))
+    with pytest.raises(DatasetExistsError, match="another process has finished"):
+        convert_part(source, out, ConvertSettings(), PartNumber(1, 1), pool=in_this_process)
+    assert contents(out) == local
+
+
+@pytest.mark.parametrize("name", ["shards/shard-00002.rows", ".partial/part-00002.errors.jsonl"])
+def test_a_shard_whose_object_is_not_the_one_it_was_published_with_is_not_done(with_bad_ones, out, local, name):
+    part(with_bad_ones, out, 1, 1)
+    (out / name).write(bytes((out / name).size()))
+    with pytest.raises(DatasetError, match=r"1 of 8 shards of .* not done: 2\."):
+        finish(FolderSource(with_bad_ones), out, ConvertSettings())
+    assert part(with_bad_ones, out, 1, 1).seen == 30
+    finish(FolderSource(with_bad_ones), out, ConvertSettings())
+    assert contents(out) == local
+
+
+def test_a_marker_that_names_no_objects_does_not_count(with_bad_ones, out):
+    part(with_bad_ones, out, 1, 1)
+    marker = out / ".partial" / "part-00002.done.json"
+    marker.write(seal_line(unseal(marker.read()) | {"sizes": {}, "etags": {}}))
+    with pytest.raises(DatasetError, match=r"1 of 8 shards of .* not done: 2\."):
+        finish(FolderSource(with_bad_ones), out, ConvertSettings())
+
+
+def test_the_etag_of_an_object_written_in_parts_is_that_of_the_listing(out, tmp_path):
+    (tmp_path / "large").write_bytes(bytes(30 << 20))
+    etag = (out / "large").write(tmp_path / "large")
+    assert "-" in etag  # as of several parts
+    assert list(out.listing()) == [("large", 30 << 20, etag)]
+
+
+def test_the_tokenizer_that_was_there_first_is_what_all_use(out, tmp_path):
+    with in_bucket(out) as partial:
+        partial.keep_tokenizer(b"first")
+        partial.keep_tokenizer(b"second")
+        assert partial.tokenizer.read_bytes() == (out / "tokenizer.json").read() == b"first"
+
+
+def test_a_list_of_samples_left_out_may_be_long(out):
+    line = BadSample("u" * 100_000, "k", "r").line()
+    (out / "errors.jsonl").write((line * 700).encode())
+    assert (out / "errors.jsonl").size() > files.MAX_TEXT_BYTES
+    assert sum(1 for _ in read_bad_samples(out / "errors.jsonl")) == 700
 
 
 def test_a_shard_without_samples_is_refused_since_objects_cannot_be_renumbered(tmp_path, out, draw):

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from thermopile.pipeline.conversion.bad_samples import read_bad_samples
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
-from thermopile.pipeline.conversion.partial import read_bad_samples
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 

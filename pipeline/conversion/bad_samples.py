@@ -1,0 +1,41 @@
+"""errors.jsonl, which lists the samples that a conversion left out."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from tempfile import TemporaryFile
+from typing import NamedTuple
+
+from ...files import open_regular
+from ...objects import Address, Place
+from ...sealed_json import DamagedJSONError, parse
+from ..errors import DatasetError
+
+
+class BadSample(NamedTuple):
+    """A line of errors.jsonl, which lists the samples left out in the order of the ids they would have had."""
+
+    uri: str
+    key: str
+    reason: str
+
+    def line(self) -> str:
+        return json.dumps(self._asdict(), ensure_ascii=False) + "\n"
+
+
+def read_bad_samples(file: Place) -> Iterator[BadSample]:
+    """Yield the lines of errors.jsonl. Raises DatasetError for a damaged line."""
+    with TemporaryFile() if isinstance(file, Address) else open_regular(file) as lines:
+        if isinstance(file, Address):
+            file.download(lines)
+        for number, line in enumerate(lines, start=1):
+            try:
+                yield BadSample(**{name: str(text) for name, text in parse(line).items()})
+            except (DamagedJSONError, AttributeError, TypeError) as error:
+                raise DatasetError(f"{file}, line {number:,}, is damaged: {error}") from error
+
+
+def count_reasons(samples: Iterable[BadSample]) -> Counter[str]:
+    """Count samples per reason; reasons that differ only in numbers count as one, with N in their place."""
+    return Counter(re.sub(r"\d[\d,.]*", "N", sample.reason) for sample in samples)

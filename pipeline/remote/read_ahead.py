@@ -77,7 +77,7 @@ class ReadAhead:
         samples = self._samples
         ids = {due: samples.blocks.ids(due.block) for due in lot}
         samples.bring_records_ahead(np.concatenate([*ids.values()]), self._fetcher)
-        entered: dict[Due, int] = {}
+        entered = list[Due]()
         try:
             for due in lot:
                 try:
@@ -88,7 +88,7 @@ class ReadAhead:
                     self._bring(entered, ids)  # rather than let it wait for the next one's room
                     if not self._wait_to_enter(number, due, size):
                         continue
-                entered[due] = size
+                entered.append(due)
             self._end_turn(number)
             self._bring(entered, ids)
         finally:
@@ -116,7 +116,7 @@ class ReadAhead:
                 self._samples.room.changed.wait()
         return False
 
-    def _bring(self, entered: dict[Due, int], ids: dict[Due, Ids]) -> None:
+    def _bring(self, entered: list[Due], ids: dict[Due, Ids]) -> None:
         """Fetch the samples of blocks that have room, and leave them."""
         if not entered:
             return
@@ -124,11 +124,8 @@ class ReadAhead:
         rows = max(1, LOT_BYTES // self._bytes_a_row)
         for first in range(0, len(together), rows):
             self._samples.bring_ahead(together[first : first + rows], self._fetcher)
-        for due, size in entered.items():
-            self._samples.room.is_whole(due.block, size)
         self._leave(entered)
 
-    def _leave(self, entered: dict[Due, int]) -> None:
+    def _leave(self, entered: list[Due]) -> None:
         while entered:
-            due, _ = entered.popitem()
-            self._samples.room.leave([due.block], ahead=True)
+            self._samples.room.leave([entered.pop().block], ahead=True)

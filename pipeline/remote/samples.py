@@ -94,9 +94,13 @@ class CachedSamples:
         self._bring_records([(shard, np.arange(self._rows_of(shard)))])
 
     def bring_ahead(self, ids: Ids, fetcher: Fetcher) -> None:
-        """Fetch samples for which the caller has taken room."""
-        self._complete([Places(shard, "samples", rows) for shard, rows in self._by_shard(ids)],
-                       partial(self._sample_jobs, charged=False), fetcher)  # fmt: skip
+        """Fetch samples for which the caller has taken room, but not those that others are fetching.
+
+        They may be waiting for the room that the caller has.
+        """
+        wanted = [Places(shard, "samples", rows) for shard, rows in self._by_shard(ids)]
+        claimed = self.presence.claim(wanted, self._refuse_if_ended, wait=False)
+        self._fetch(claimed, self._sample_jobs, fetcher)
 
     def bring_records_ahead(self, ids: Ids, fetcher: Fetcher) -> None:
         """Fetch samples' records."""
@@ -138,7 +142,7 @@ class CachedSamples:
             return
         with self.clock.waiting():
             self._bring_records(by_shard)
-            self._complete(samples, partial(self._sample_jobs, charged=True), self._fetcher)
+            self._complete(samples, self._sample_jobs, self._fetcher)
 
     def _bring_records(self, by_shard: list[tuple[int, Ids]], fetcher: Fetcher | None = None) -> None:
         pages = [Places(shard, "pages", pages_of_rows(rows)) for shard, rows in by_shard]
@@ -150,10 +154,13 @@ class CachedSamples:
     ) -> None:  # fmt: skip
         """Fetch what is absent, and wait for what others are fetching."""
         while claimed := self.presence.claim(wanted, self._refuse_if_ended):
-            try:
-                fetcher.fetch([job for places in claimed for job in jobs_of(places)])
-            finally:
-                self.presence.failed(claimed)
+            self._fetch(claimed, jobs_of, fetcher)
+
+    def _fetch(self, claimed: list[Places], jobs_of: Callable[[Places], Iterable[Job]], fetcher: Fetcher) -> None:
+        try:
+            fetcher.fetch([job for places in claimed for job in jobs_of(places)])
+        finally:
+            self.presence.failed(claimed)
 
     def _page_jobs(self, places: Places) -> Iterator[Job]:
         for suffix in ("beton", "rows"):
@@ -163,16 +170,15 @@ class CachedSamples:
         starts = places.numbers * PAGE
         yield from self._jobs(name, places, starts, np.minimum(starts + PAGE, self.sizes[name]), max_gap=0)
 
-    def _sample_jobs(self, places: Places, *, charged: bool) -> Iterator[Job]:
+    def _sample_jobs(self, places: Places) -> Iterator[Job]:
         shard, rows = places.shard, places.numbers
         starts, stops = self._spans(shard, rows)
         blocks = self.blocks.of_ids(self.first_id[shard] + rows)
         for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1):
             found = list(self._jobs(shard_name(shard, "beton"), places._replace(numbers=rows[part]),
                                     starts[part], stops[part], max_gap=MAX_GAP))  # fmt: skip
-            if charged:
-                ranges = np.array([(job.start, job.stop) for job in found])
-                self.room.take(int(blocks[part[0]]), on_disk(ranges[:, 0], ranges[:, 1]))
+            ranges = np.array([(job.start, job.stop) for job in found])
+            self.room.take(int(blocks[part[0]]), on_disk(ranges[:, 0], ranges[:, 1]))
             yield from found
 
     def _jobs(self, name: str, places: Places, starts: Ids, stops: Ids, max_gap: int) -> Iterator[Job]:

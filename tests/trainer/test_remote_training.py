@@ -8,6 +8,7 @@ import pytest
 from thermopile import objects
 from thermopile.objects import Address, ObjectStoreError
 from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.remote import cache_folder
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
@@ -69,6 +70,18 @@ def test_a_dataset_that_fits_the_cache_is_fully_shuffled(s3, address, noise_data
     assert (fits.window_blocks, fits.blocks_per_shard) == (1, 1)
     local = resolve(settings(noise_dataset.path), noise_dataset)
     assert (fits.window_blocks, fits.blocks_per_shard) == (local.window_blocks, local.blocks_per_shard)
+
+
+def test_without_a_setting_a_dataset_must_fit_the_free_disk_and_is_fully_shuffled(s3, address, monkeypatch):
+    dataset, free = Dataset(address), 100_000_000
+    monkeypatch.setattr(cache_folder, "free_bytes", lambda: free)
+    fits = resolve(settings(address), dataset)
+    assert (fits.window_blocks, fits.blocks_per_shard) == (1, 1)
+    free = 12_000_000
+    with pytest.raises(
+        ConfigError, match=r"s3://bucket/noise takes .* half of the free disk, 6,000,000\. Set data\.cache"
+    ):
+        resolve(settings(address), dataset)
 
 
 def test_the_narrower_of_the_windows_for_state_and_cache_counts(s3, address):

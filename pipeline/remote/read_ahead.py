@@ -76,7 +76,8 @@ class ReadAhead:
         """Fetch a lot: the records of all its blocks, then their samples, as soon as there is room for each."""
         samples = self._samples
         ids = {due: samples.blocks.ids(due.block) for due in lot}
-        samples.bring_records_ahead(np.concatenate([*ids.values()]), self._fetcher)
+        together, first_step = np.concatenate([*ids.values()]), lot[0].first_step
+        samples.bring_records_ahead(together, first_step, self._fetcher, self._refuse_if_ended)
         entered = list[Due]()
         try:
             for due in lot:
@@ -110,11 +111,18 @@ class ReadAhead:
     def _wait_to_enter(self, number: int, due: Due, size: int) -> bool:
         """Wait until there is room for a block; return False if its window is over by then."""
         with self._samples.lock:
-            while not (self._closed or self._samples.failure or self._schedule.is_over(due)):
+            while not (self._has_ended() or self._schedule.is_over(due)):
                 if self._enter(number, due, size):
                     return True
                 self._samples.room.changed.wait()
         return False
+
+    def _has_ended(self) -> bool:
+        return self._closed or self._samples.failure is not None
+
+    def _refuse_if_ended(self) -> None:
+        if self._has_ended():
+            raise RuntimeError("the reading ahead has ended")
 
     def _bring(self, entered: list[Due], ids: dict[Due, Ids]) -> None:
         """Fetch the samples of blocks that have room, and leave them."""

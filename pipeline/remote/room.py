@@ -80,14 +80,18 @@ class Room:
             if block not in self._whole:
                 self._add(block, size)
 
-    def take_ahead(self, block: int, size: int, first_step: int) -> bool:
-        """Take room for all of a block that a window from `first_step` on needs, if later ones can make it."""
+    def take_ahead(self, block: int | None, size: int, first_step: int) -> bool:
+        """Take room for all of a block that a window from `first_step` on needs, if later ones can make it.
+
+        block: None for what is never dropped.
+        """
         with self.changed:
-            more = size - self._held[block]
+            more = size if block is None else size - self._held[block]
             if not self._make_room(more, later_than=first_step):
                 return False
             self._add(block, more)  # less than nothing if parts were fetched: neighbours share pages
-            self._whole.add(block)
+            if block is not None:
+                self._whole.add(block)
             return True
 
     def _last_use_negated(self, block: int) -> int:

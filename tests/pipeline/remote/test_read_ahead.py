@@ -9,6 +9,8 @@ import pytest
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.order import Order
 from thermopile.pipeline.remote.read_ahead import ReadAhead
+from thermopile.pipeline.remote.room import CacheTooSmallError
+from thermopile.pipeline.remote.samples import CachedSamples
 from thermopile.trainer.build import windows_from
 
 pytestmark = pytest.mark.wide
@@ -108,3 +110,45 @@ def test_the_read_ahead_keeps_nothing_in_use_while_a_caller_who_fetches_some_of_
         absent = set(range(len(blocks))).difference(*pause.lots)
         ids = [block * order.block_rows for block in (pause.lots[0][0], pause.lots[1][0], max(absent))]
         assert held_in_a_pause(samples, np.array(ids), pause), "both wait for each other"
+
+
+@pytest.fixture
+def waiting_for_records(monkeypatch):
+    """Function (samples): let the read-ahead fetch its first records, and return whether it waits for their room."""
+    may_begin, bring = threading.Event(), CachedSamples.bring_records_ahead
+
+    def later(self, *given):
+        assert may_begin.wait(60)
+        bring(self, *given)
+
+    def begin(samples):
+        waits, wait = threading.Event(), samples.room.changed.wait
+        samples.room.changed.wait = lambda: (waits.set(), wait())
+        may_begin.set()
+        return waits.wait(20)
+
+    monkeypatch.setattr(CachedSamples, "bring_records_ahead", later)
+    return begin
+
+
+def test_the_read_ahead_waits_for_room_for_records_that_a_caller_has_and_stops_waiting_at_the_end(
+    address, local, waiting_for_records
+):
+    dataset, order = Dataset(address), Order.create(local.n, 64, blocks_per_shard=16)
+    with expecting(dataset, order, 1 << 30) as samples:
+        held = samples.hold(np.arange(order.block_rows))
+        samples.room.take(None, samples.room.limit - samples.room.bytes)
+        assert waiting_for_records(samples), samples.failure
+        held.release()
+        samples.hold(np.array([local.n - 1])).release()
+    for thread in threading.enumerate():
+        if thread.name.startswith("thermopile-read-ahead"):
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def test_an_error_of_the_dataset_that_ended_the_reading_ahead_is_raised_as_such(address):
+    samples = Dataset(address).files.samples
+    samples.failure = CacheTooSmallError("data.cache is too small")
+    with pytest.raises(CacheTooSmallError, match=r"^data\.cache is too small$"):
+        samples.hold(np.array([0]))

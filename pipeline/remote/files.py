@@ -91,7 +91,7 @@ class RemoteFiles:
         windows: of this process, of all steps to come, counted over all epochs. Call it before any sample is read.
         """
         blocks = Blocks.of(order)
-        schedule = Schedule(windows, min(len(blocks), _MAX_SCHEDULED))
+        schedule = Schedule(windows, min(len(blocks), _MAX_SCHEDULED), order.steps_per_epoch)
         self.samples.follow(blocks, limit, schedule)
         self._ahead = ReadAhead(self.samples, schedule)
         try:

@@ -64,13 +64,17 @@ class ReadAhead:
         """Return the next blocks, with the number of their lot: lots take room one after the other."""
         lot, size = list[Due](), 0
         with self._samples.lock:
-            while not self._closed and size < self._lot_bytes and (due := self._schedule.take()) is not None:
-                lot.append(due)
-                size += self._bytes_a_row * int(np.diff(self._samples.blocks.starts[due.block : due.block + 2])[0])
-            if not lot:
-                return None
-            self._lots += 1
-            return self._lots, lot
+            while not self._closed:
+                while size < self._lot_bytes and (due := self._schedule.take()) is not None:
+                    lot.append(due)
+                    size += self._bytes_a_row * int(np.diff(self._samples.blocks.starts[due.block : due.block + 2])[0])
+                if lot:
+                    self._lots += 1
+                    return self._lots, lot
+                if self._schedule.has_ended():
+                    break
+                self._samples.room.changed.wait()
+        return None
 
     def _fetch(self, number: int, lot: list[Due]) -> None:
         """Fetch a lot: the records of all its blocks, then their samples, as soon as there is room for each."""

@@ -1,11 +1,13 @@
 """A cache's folder: its own, gone with its process, and the next one removes what a killed one left."""
 
 import os
+import secrets
 import subprocess
 import sys
 
 import pytest
 
+from thermopile.lock import FileLock
 from thermopile.pipeline.remote import sparse
 from thermopile.pipeline.remote.cache_folder import CacheFolder, cache_root
 
@@ -39,6 +41,17 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(
         process.wait()
     CacheFolder().remove()
     assert list(root.iterdir()) == []
+
+
+def test_a_name_that_another_process_locks_while_it_cleans_up_is_not_used(root, monkeypatch):
+    root.mkdir()
+    cleaning = FileLock(root / "dataset-locked.lock")
+    names = iter(["locked", "free"])
+    monkeypatch.setattr(secrets, "token_hex", lambda size: next(names))
+    folder = CacheFolder()
+    assert folder.path == root / "dataset-free"
+    folder.remove()
+    cleaning.release()
 
 
 def test_a_link_left_in_a_dead_cache_is_not_followed(root, tmp_path):

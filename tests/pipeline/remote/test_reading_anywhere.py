@@ -1,6 +1,9 @@
 """A dataset at an address read without an order: what local readers see, a little disk, and every damage found."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -130,3 +133,31 @@ def test_an_index_changed_by_hand_is_refused(s3, local):
     (address / "dataset.json").write(json.dumps(index).encode())
     with pytest.raises(DatasetError, match=r"s3://bucket/by-hand/dataset.json cannot be used"):
         Dataset(address)
+
+
+def test_an_interrupt_ends_a_process_that_waits_for_a_store_that_is_away(s3, address):
+    reads = f"""
+from thermopile.pipeline.dataset import Dataset
+dataset = Dataset({str(address)!r})
+print(flush=True)
+input()
+dataset.jpeg(0)
+"""
+    with s3.gateway() as gateway:
+        process = subprocess.Popen(
+            [sys.executable, "-c", reads], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        with process:
+            process.stdout.readline()
+            gateway.stop()
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            for line in process.stderr:  # told of after 5 s
+                if b"trying again" in line:
+                    break
+            process.send_signal(signal.SIGINT)
+            try:
+                _, errors = process.communicate(timeout=40)
+            finally:
+                process.kill()
+            assert b"KeyboardInterrupt" in errors

@@ -79,3 +79,13 @@ def test_a_sparse_file_takes_only_what_was_written_and_not_dropped(tmp_path):
     assert path.stat().st_blocks * 512 == 4096
     with path.open("rb") as file:
         assert os.pread(file.fileno(), 65536, 1 << 20) == bytes(61440) + b"x" * 4096
+
+
+def test_a_write_for_which_there_is_no_space_names_the_file_and_the_setting(tmp_path, file_size_limit):
+    path = tmp_path / "shard-00000.beton"
+    sparse.create(path, 1 << 20)
+    with (
+        file_size_limit(4096),
+        pytest.raises(OSError, match=rf"{path} cannot be written: File too large\. Set THERMOPILE_CACHE to a"),
+    ):
+        sparse.write(path, 8192, b"x")

@@ -101,6 +101,23 @@ def test_what_is_missing_is_named_by_its_address(s3, local):
         Dataset(address)
 
 
+def test_a_listing_without_end_is_refused(address, monkeypatch):
+    read = []
+    endless = (read.append(number) or (f"object-{number:07}", 1) for number in range(1_000_000))
+    monkeypatch.setattr(Address, "objects", lambda self: endless)
+    with pytest.raises(
+        DatasetError, match=r"s3://bucket/noise/shards holds more than 10,000 objects that are no files"
+    ):
+        Dataset(address)
+    assert len(read) < 20_000
+
+
+def test_other_objects_beside_the_shards_are_left_alone(s3, local):
+    address = uploaded(local.path, Address("bucket", "beside"))
+    (address / "shards" / "notes.txt").write(b"x")
+    assert len(set(Dataset(address).files.names())) == 3 * local.shards
+
+
 def test_a_dataset_without_records_is_refused(s3, local, write_first_format_of):
     address = uploaded(write_first_format_of(local), Address("bucket", "first-format"))
     with pytest.raises(DatasetError, match=r"s3://bucket/first-format has format 1.* convert the dataset again"):

@@ -17,7 +17,7 @@ from datetime import timedelta
 from functools import lru_cache, partial
 from pathlib import Path
 from random import random
-from threading import Lock
+from threading import Event, Lock
 from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias, TypeVar
 
 from .files import MAX_TEXT_BYTES
@@ -41,6 +41,7 @@ _NO_BUCKET = "The specified bucket does not exist"
 _log = logging.getLogger(__name__)
 _telling, _told_at = Lock(), dict[tuple[str, str | None], float]()
 """When an outage of a bucket at an endpoint was last told of."""
+_NEVER = Event()
 T = TypeVar("T")
 
 
@@ -125,15 +126,18 @@ class Address:
 
         return self._repeated(get)
 
-    def read_range(self, start: int, length: int) -> bytes:
-        """Return `length` bytes from `start` on; fewer where the object ends, which must be behind `start`."""
+    def read_range(self, start: int, length: int, ended: Event = _NEVER) -> bytes:
+        """Return `length` bytes from `start` on; fewer where the object ends, which must be behind `start`.
+
+        ended: once it is set, a failing store is an error at once.
+        """
 
         def get_range() -> bytes:
             from obstore import get_range
 
             return bytes(get_range(_store(self.bucket), self.key, start=start, length=length))
 
-        return self._repeated(get_range)
+        return self._repeated(get_range, ended)
 
     def size(self) -> int:
         """Return an object's size in bytes."""
@@ -270,8 +274,8 @@ class Address:
             yield from ((each["path"][len(prefix) :], each["size"], each["e_tag"] or "") for each in found)
             after = found[-1]["path"]
 
-    def _repeated(self, operation: Callable[[], T]) -> T:
-        """Return what the operation returns; repeat it while the store is away or failing."""
+    def _repeated(self, operation: Callable[[], T], ended: Event = _NEVER) -> T:
+        """Return what the operation returns; repeat it while the store is away or failing, until `ended` is set."""
         from obstore.exceptions import BaseError
 
         started, pause = time.monotonic(), _FIRST_PAUSE
@@ -284,11 +288,11 @@ class Address:
                 if _NO_BUCKET in str(error):  # in answer to a listing
                     raise self._missing(error) from None
                 waited = time.monotonic() - started
-                if not _may_pass(error) or waited + pause > PATIENCE_SECONDS:
+                if not _may_pass(error) or waited + pause > PATIENCE_SECONDS or ended.is_set():
                     raise _as_os_error(self, error) from error
                 if waited > _TOLD_AFTER_SECONDS and self._is_first_to_tell():
                     _log.warning("%s; trying again for up to %.0f s", _as_os_error(self, error), PATIENCE_SECONDS)
-            time.sleep(pause * (0.5 + random()))  # clients that failed together do not come back together
+            ended.wait(pause * (0.5 + random()))  # clients that failed together do not come back together
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _is_first_to_tell(self) -> bool:

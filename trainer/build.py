@@ -148,7 +148,8 @@ def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALON
 def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, world: World = ALONE) -> Order:
     """Create the configured order, windowed if the settings leave that open and the memory budget requires it.
 
-    A dataset in an object store also requires it if it does not fit its cache; the narrower window counts.
+    A dataset in an object store also requires it if it does not fit in data.cache bytes; the narrower window counts.
+    Without that setting it must fit: an order does not depend on how full a disk is.
     With a selection, which is pinned by now, it is the order of the selected samples' positions.
     Raises ConfigError if batch size, memory budget or cache does not fit the dataset, or the number of ranks does not
     divide the order's shards.
@@ -167,7 +168,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     try:
         if blocks or window:
             order = Order.create(samples, config.batch_size, config.seed, shards, blocks, window)
-        elif cache is None:
+        elif cache is None or not cache.is_set:
             order = for_rows(rows)
         else:
             fitting = min(rows, cache.rows)

@@ -47,26 +47,41 @@ class DatasetCache:
         return int(self.limit * self.ranks // (RECORD_BYTES + self.beton_bytes.sum() / self.first_id[-1]))
 
     def narrowed(self, order: Order, rows: int) -> int:
-        """Return the rows to plan for: fewer than those that `order` was planned for if it needs too much."""
-        needed = self.needed(order)
-        return rows if needed <= self.limit else int(rows * self.limit / needed)
+        """Return the rows to plan for: fewer than those that `order` was planned for if it needs too much.
+
+        A sixteenth fewer than in proportion, for an order's blocks do not come in all sizes.
+        """
+        needed, records = self.needed(order), self._needed_by_records(order)
+        if needed <= self.limit:
+            return rows
+        return int(rows * 15 / 16 * max(0, self.limit - records) / (needed - records))
 
     def needed(self, order: Order) -> int:
         """Return the bytes that an order needs in the cache of any one rank: its live blocks, and all its records.
 
         Blocks are taken to have their share of the shards' bytes, an eighth more if not all of a rank's are live.
+        Selected samples lie apart, so each takes parts of two pages of the disk besides its own bytes.
         """
         shards, live = order.canonical_shards, min(order.window_blocks + 2, order.blocks_per_shard)
         starts = np.minimum(np.arange(shards * order.blocks_per_shard + 1) * order.block_rows, order.samples)
-        if order.samples == self.first_id[-1]:
+        if self._all_in(order):
             before = np.interp(starts, self.first_id, np.concatenate([[0], np.cumsum(self.beton_bytes)]))
         else:  # positions of selected samples, whose ids are not known yet
-            before = starts * (self.beton_bytes.sum() / self.first_id[-1])
+            before = starts * (self.beton_bytes.sum() / self.first_id[-1] + 2 * PAGE)
         of_blocks = np.sort(np.diff(before).reshape(shards, order.blocks_per_shard) + 2 * PAGE, axis=1)
         of_ranks = of_blocks[:, -live:].sum(axis=1).reshape(self.ranks, -1).sum(axis=1)
         windowed = order.window_blocks < order.blocks_per_shard
-        records = RECORD_BYTES * -(-order.samples // self.ranks) + 3 * PAGE * len(self.beton_bytes)
-        return int(of_ranks.max() * (9 / 8 if windowed else 1)) + records
+        return int(of_ranks.max() * (9 / 8 if windowed else 1)) + self._needed_by_records(order)
+
+    def _needed_by_records(self, order: Order) -> int:
+        """Return the bytes of the pages that hold a rank's records; of a selection, a page each if there are enough."""
+        rows = -(-order.samples // self.ranks)
+        pages = self.first_id[-1] * RECORD_BYTES // PAGE
+        own = RECORD_BYTES * rows if self._all_in(order) else PAGE * int(min(rows, pages))
+        return own + 3 * PAGE * len(self.beton_bytes)
+
+    def _all_in(self, order: Order) -> bool:
+        return bool(order.samples == self.first_id[-1])
 
     def check(self, order: Order, narrowest: Order) -> None:
         """Raise ConfigError if the order needs more. narrowest: another that could be chosen, to name the least."""

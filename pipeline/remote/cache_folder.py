@@ -39,8 +39,7 @@ class CacheFolder:
         root = cache_root()
         root.mkdir(parents=True, exist_ok=True)
         _remove_dead(root)
-        self._lock_path = root / f"{_PREFIX}{secrets.token_hex(8)}.lock"
-        self._lock = FileLock(self._lock_path)
+        self._lock_path, self._lock = _new_lock(root)
         self.path = self._lock_path.with_suffix("")
         self.path.mkdir(mode=0o700)
 
@@ -49,6 +48,13 @@ class CacheFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock_path.unlink(missing_ok=True)
         self._lock.release()
+
+
+def _new_lock(root: Path) -> tuple[Path, FileLock]:
+    while True:
+        path = root / f"{_PREFIX}{secrets.token_hex(8)}.lock"
+        with suppress(LockedError):  # by a process that cleans up, between the file's creation and its lock
+            return path, FileLock(path)
 
 
 def _remove_dead(root: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import NamedTuple
 
 from ...objects import Address, ObjectStoreError
@@ -32,22 +32,33 @@ class Fetcher:
 
     def __init__(self, address: Address, folder: Path, name: str) -> None:
         self._address, self._folder = address, folder
-        self._threads = ThreadPoolExecutor(SIDE_BY_SIDE, f"thermopile-{name}")
+        self._threads, self._ended = ThreadPoolExecutor(SIDE_BY_SIDE, f"thermopile-{name}"), Event()
 
     def fetch(self, jobs: Sequence[Job]) -> None:
-        """Fetch all ranges, and return when each has come or failed; raise the first error."""
+        """Fetch all ranges, and return when each has come or failed; raise the first error.
+
+        If the caller is interrupted, no request is repeated any more: a process waits for its threads before it ends.
+        """
         first: Exception | None = None
-        for future in [self._threads.submit(self._fetch, job) for job in jobs]:
-            try:  # not `wait`, which does not notice what `close` cancels
-                future.result()
-            except Exception as error:  # noqa: BLE001 (raised below, when nothing is on its way any more)
-                first = first or error
+        futures = [self._threads.submit(self._fetch, job, self._ended) for job in jobs]
+        try:
+            for future in futures:
+                try:  # not `wait`, which does not notice what `close` cancels
+                    future.result()
+                except Exception as error:  # noqa: BLE001 (raised below, when nothing is on its way any more)
+                    first = first or error
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            self._ended.set()
+            self._ended = Event()  # the caller may go on later
+            raise
         if first is not None:
             raise first
 
-    def _fetch(self, job: Job) -> None:
+    def _fetch(self, job: Job, ended: Event) -> None:
         address = self._address / job.name
-        data = address.read_range(job.start, job.stop - job.start)
+        data = address.read_range(job.start, job.stop - job.start, ended)
         if len(data) != job.stop - job.start:
             raise ObjectStoreError(f"{address} ends at byte {job.start + len(data):,}, before {job.stop:,}; it was "
                                    "changed after the dataset was opened")  # fmt: skip
@@ -55,7 +66,8 @@ class Fetcher:
         job.arrived()
 
     def close(self) -> None:
-        """Drop what is queued. A request under way ends by itself, within the store's time-outs."""
+        """Drop what is queued. A request under way ends by itself, within its time-out, and is not repeated."""
+        self._ended.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

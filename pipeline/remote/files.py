@@ -17,6 +17,7 @@ from ...files import written_aside
 from ...objects import Address
 from ..dataset_files import Held
 from ..dataset_index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex, shard_name
+from ..errors import DatasetError
 from ..order import Order, Selected, Window
 from . import sparse
 from .blocks import Blocks
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from ..shard import Shard
 
 _MAX_SCHEDULED = 1 << 17
+_MAX_OTHERS = 10_000
+"""Objects in the folder of the shards that are none of theirs: more would be a listing without end."""
 
 
 class RemoteFiles:
@@ -39,12 +42,11 @@ class RemoteFiles:
     """
 
     def __init__(self, address: Address, index: DatasetIndex, open_shard: Callable[[int], Shard]) -> None:
-        """open_shard: returns a shard whose files this object has created. Raises OSError."""
+        """open_shard: returns a shard whose files this object has created. Raises OSError, DatasetError."""
         self._address, self._shards, self._whole = address, len(index.first_id) - 1, threading.Lock()
-        sizes = dict((address / SHARD_FOLDER).objects())
-        self.samples = CachedSamples(
-            address / SHARD_FOLDER, lambda: self.folder / SHARD_FOLDER, index, sizes, open_shard
-        )
+        shards = address / SHARD_FOLDER
+        sizes = _sizes(shards, self._shards)
+        self.samples = CachedSamples(shards, lambda: self.folder / SHARD_FOLDER, index, sizes, open_shard)
         self._ahead: ReadAhead | None = None
 
     @cached_property
@@ -91,7 +93,7 @@ class RemoteFiles:
         windows: of this process, of all steps to come, counted over all epochs. Call it before any sample is read.
         """
         blocks = Blocks.of(order)
-        schedule = Schedule(windows, min(len(blocks), _MAX_SCHEDULED))
+        schedule = Schedule(windows, min(len(blocks), _MAX_SCHEDULED), order.steps_per_epoch)
         self.samples.follow(blocks, limit, schedule)
         self._ahead = ReadAhead(self.samples, schedule)
         try:
@@ -127,3 +129,18 @@ class RemoteFiles:
         finally:
             self.samples.drop_all(shard)
             table_file.unlink()
+
+
+def _sizes(folder: Address, shards: int) -> dict[str, int]:
+    """Return the bytes of the shards' files that are there, by name. Raises DatasetError for too many others."""
+    expected = {shard_name(shard, suffix) for shard in range(shards) for suffix in SHARD_SUFFIXES}
+    found, others = dict[str, int](), 0
+    for name, size in folder.objects():
+        if name in expected:
+            found[name] = size
+            continue
+        others += 1
+        if others > _MAX_OTHERS:
+            raise DatasetError(f"{folder} holds more than {_MAX_OTHERS:,} objects that are no files of the dataset; "
+                               "delete them")  # fmt: skip
+    return found

@@ -55,10 +55,11 @@ class Presence:
         with self.changed:
             return all((self.of(shard, kind)[numbers] == HERE).all() for shard, kind, numbers in wanted)
 
-    def claim(self, wanted: Sequence[Places], check: Callable[[], None]) -> list[Places]:
+    def claim(self, wanted: Sequence[Places], check: Callable[[], None], *, wait: bool = True) -> list[Places]:
         """Return those to be fetched by the caller, which are COMING from now on; none once all of them are there.
 
-        Waits for others that fetch the rest. check: called before each look; raises what ends the wait.
+        Waits for others that fetch the rest, unless `wait` is false. check: called before each look; raises what ends
+        the wait.
         """
         with self.changed:
             while True:
@@ -71,7 +72,7 @@ class Presence:
                     if len(absent := numbers[found == ABSENT]):
                         states[absent] = COMING
                         claimed.append(Places(shard, kind, absent))
-                if claimed or not waits:
+                if claimed or not (waits and wait):
                     return claimed
                 self.changed.wait()
 

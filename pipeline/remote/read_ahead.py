@@ -64,20 +64,25 @@ class ReadAhead:
         """Return the next blocks, with the number of their lot: lots take room one after the other."""
         lot, size = list[Due](), 0
         with self._samples.lock:
-            while not self._closed and size < self._lot_bytes and (due := self._schedule.take()) is not None:
-                lot.append(due)
-                size += self._bytes_a_row * int(np.diff(self._samples.blocks.starts[due.block : due.block + 2])[0])
-            if not lot:
-                return None
-            self._lots += 1
-            return self._lots, lot
+            while not self._closed:
+                while size < self._lot_bytes and (due := self._schedule.take()) is not None:
+                    lot.append(due)
+                    size += self._bytes_a_row * int(np.diff(self._samples.blocks.starts[due.block : due.block + 2])[0])
+                if lot:
+                    self._lots += 1
+                    return self._lots, lot
+                if self._schedule.has_ended():
+                    break
+                self._samples.room.changed.wait()
+        return None
 
     def _fetch(self, number: int, lot: list[Due]) -> None:
         """Fetch a lot: the records of all its blocks, then their samples, as soon as there is room for each."""
         samples = self._samples
         ids = {due: samples.blocks.ids(due.block) for due in lot}
-        samples.bring_records_ahead(np.concatenate([*ids.values()]), self._fetcher)
-        entered: dict[Due, int] = {}
+        together, first_step = np.concatenate([*ids.values()]), lot[0].first_step
+        samples.bring_records_ahead(together, first_step, self._fetcher, self._refuse_if_ended)
+        entered = list[Due]()
         try:
             for due in lot:
                 try:
@@ -88,7 +93,7 @@ class ReadAhead:
                     self._bring(entered, ids)  # rather than let it wait for the next one's room
                     if not self._wait_to_enter(number, due, size):
                         continue
-                entered[due] = size
+                entered.append(due)
             self._end_turn(number)
             self._bring(entered, ids)
         finally:
@@ -110,13 +115,20 @@ class ReadAhead:
     def _wait_to_enter(self, number: int, due: Due, size: int) -> bool:
         """Wait until there is room for a block; return False if its window is over by then."""
         with self._samples.lock:
-            while not (self._closed or self._samples.failure or self._schedule.is_over(due)):
+            while not (self._has_ended() or self._schedule.is_over(due)):
                 if self._enter(number, due, size):
                     return True
                 self._samples.room.changed.wait()
         return False
 
-    def _bring(self, entered: dict[Due, int], ids: dict[Due, Ids]) -> None:
+    def _has_ended(self) -> bool:
+        return self._closed or self._samples.failure is not None
+
+    def _refuse_if_ended(self) -> None:
+        if self._has_ended():
+            raise RuntimeError("the reading ahead has ended")
+
+    def _bring(self, entered: list[Due], ids: dict[Due, Ids]) -> None:
         """Fetch the samples of blocks that have room, and leave them."""
         if not entered:
             return
@@ -124,11 +136,8 @@ class ReadAhead:
         rows = max(1, LOT_BYTES // self._bytes_a_row)
         for first in range(0, len(together), rows):
             self._samples.bring_ahead(together[first : first + rows], self._fetcher)
-        for due, size in entered.items():
-            self._samples.room.is_whole(due.block, size)
         self._leave(entered)
 
-    def _leave(self, entered: dict[Due, int]) -> None:
+    def _leave(self, entered: list[Due]) -> None:
         while entered:
-            due, _ = entered.popitem()
-            self._samples.room.leave([due.block], ahead=True)
+            self._samples.room.leave([entered.pop().block], ahead=True)

@@ -31,6 +31,8 @@ class Room:
         self._schedule = schedule
         self._last_use: dict[int, int] = {}
         self._held: Counter[int] = Counter()
+        self._whole: set[int] = set()
+        """Blocks whose room is that of all their samples, whether those are there or not."""
         self._in_use: Counter[int] = Counter()
         self._left: deque[tuple[int, ...]] = deque()
         self.bytes = self.peak_bytes = self._uses = self._callers = self._waiting = self._reading_ahead = 0
@@ -60,12 +62,13 @@ class Room:
     def take(self, block: int | None, size: int) -> None:
         """Take room for a caller who needs it now; block: None for what is never dropped.
 
-        Waits for others where only they can make room. Raises CacheTooSmallError if nobody can.
+        A block for which `take_ahead` has taken room needs no more. Waits for others where only they can make room.
+        Raises CacheTooSmallError if nobody can.
         """
         with self.changed:
             self._waiting += 1
             try:
-                while not self._make_room(size, later_than=-NEVER) and self._firm:
+                while block not in self._whole and not self._make_room(size, later_than=-NEVER) and self._firm:
                     if self._waiting >= self._callers and not self._reading_ahead:
                         raise CacheTooSmallError(
                             f"data.cache = {self.limit:,} is too small: the samples in use at once take "
@@ -74,21 +77,22 @@ class Room:
                     self.changed.wait()
             finally:
                 self._waiting -= 1
-            self._add(block, size)
+            if block not in self._whole:
+                self._add(block, size)
 
-    def take_ahead(self, block: int, size: int, first_step: int) -> bool:
-        """Take room for all of a block that a window from `first_step` on needs, if later ones can make it."""
+    def take_ahead(self, block: int | None, size: int, first_step: int) -> bool:
+        """Take room for all of a block that a window from `first_step` on needs, if later ones can make it.
+
+        block: None for what is never dropped.
+        """
         with self.changed:
-            more = size - self._held[block]
+            more = size if block is None else size - self._held[block]
             if not self._make_room(more, later_than=first_step):
                 return False
-            self._add(block, more)
+            self._add(block, more)  # less than nothing if parts were fetched: neighbours share pages
+            if block is not None:
+                self._whole.add(block)
             return True
-
-    def is_whole(self, block: int, size: int) -> None:
-        """Record what a block takes once all of it is there: neighbours share pages, so that is less than its parts."""
-        with self.changed:
-            self._add(block, size - self._held[block])
 
     def _last_use_negated(self, block: int) -> int:
         return -self._last_use.get(block, 0)
@@ -112,4 +116,5 @@ class Room:
             if self._schedule is not None:
                 self._schedule.dropped(last)
             self.bytes -= self._held.pop(last)
+            self._whole.discard(last)
         return True

@@ -13,6 +13,7 @@ import numpy as np
 from ...objects import Address
 from ..dataset_files import Held
 from ..dataset_index import DatasetIndex, ShardSuffix, shard_name
+from ..errors import DatasetError
 from . import sparse
 from .blocks import Blocks
 from .fetching import Fetcher, Job, WaitClock
@@ -94,13 +95,22 @@ class CachedSamples:
         self._bring_records([(shard, np.arange(self._rows_of(shard)))])
 
     def bring_ahead(self, ids: Ids, fetcher: Fetcher) -> None:
-        """Fetch samples for which the caller has taken room."""
-        self._complete([Places(shard, "samples", rows) for shard, rows in self._by_shard(ids)],
-                       partial(self._sample_jobs, charged=False), fetcher)  # fmt: skip
+        """Fetch samples for which the caller has taken room, but not those that others are fetching.
 
-    def bring_records_ahead(self, ids: Ids, fetcher: Fetcher) -> None:
-        """Fetch samples' records."""
-        self._bring_records(self._by_shard(ids), fetcher)
+        They may be waiting for the room that the caller has.
+        """
+        wanted = [Places(shard, "samples", rows) for shard, rows in self._by_shard(ids)]
+        claimed = self.presence.claim(wanted, self._refuse_if_ended, wait=False)
+        self._fetch(claimed, self._sample_jobs, fetcher)
+
+    def bring_records_ahead(self, ids: Ids, first_step: int, fetcher: Fetcher, check: Callable[[], None]) -> None:
+        """Fetch records of samples that a window from `first_step` on needs, as soon as there is room for them.
+
+        check: called before each look for room; raises what ends the wait.
+        """
+        pages = self._pages_of(self._by_shard(ids))
+        while claimed := self._claim_ahead(pages, first_step, check):
+            self._fetch(claimed, partial(self._page_jobs, charged=False), fetcher)
 
     def size_on_disk(self, ids: Ids) -> int:
         """Return the bytes that a block takes on disk once its samples are there; their records are there already.
@@ -138,41 +148,55 @@ class CachedSamples:
             return
         with self.clock.waiting():
             self._bring_records(by_shard)
-            self._complete(samples, partial(self._sample_jobs, charged=True), self._fetcher)
+            self._complete(samples, self._sample_jobs)
 
-    def _bring_records(self, by_shard: list[tuple[int, Ids]], fetcher: Fetcher | None = None) -> None:
-        pages = [Places(shard, "pages", pages_of_rows(rows)) for shard, rows in by_shard]
+    def _bring_records(self, by_shard: list[tuple[int, Ids]]) -> None:
+        pages = self._pages_of(by_shard)
         if not self.presence.are_here(pages):
-            self._complete(pages, self._page_jobs, fetcher or self._fetcher)
+            self._complete(pages, partial(self._page_jobs, charged=True))
 
-    def _complete(
-        self, wanted: list[Places], jobs_of: Callable[[Places], Iterable[Job]], fetcher: Fetcher
-    ) -> None:  # fmt: skip
+    def _pages_of(self, by_shard: list[tuple[int, Ids]]) -> list[Places]:
+        return [Places(shard, "pages", pages_of_rows(rows)) for shard, rows in by_shard]
+
+    def _complete(self, wanted: list[Places], jobs_of: Callable[[Places], Iterable[Job]]) -> None:
         """Fetch what is absent, and wait for what others are fetching."""
         while claimed := self.presence.claim(wanted, self._refuse_if_ended):
-            try:
-                fetcher.fetch([job for places in claimed for job in jobs_of(places)])
-            finally:
-                self.presence.failed(claimed)
+            self._fetch(claimed, jobs_of, self._fetcher)
 
-    def _page_jobs(self, places: Places) -> Iterator[Job]:
+    def _claim_ahead(self, pages: list[Places], first_step: int, check: Callable[[], None]) -> list[Places]:
+        """Claim pages when there is room for them. Callers, who may have the room, do not wait for these until then."""
+        with self.lock:
+            while claimed := self.presence.claim(pages, check):
+                if self.room.take_ahead(None, PAGE * sum(len(each.numbers) for each in claimed), first_step):
+                    break
+                self.presence.failed(claimed)
+                self.room.changed.wait()
+            return claimed
+
+    def _fetch(self, claimed: list[Places], jobs_of: Callable[[Places], Iterable[Job]], fetcher: Fetcher) -> None:
+        try:
+            fetcher.fetch([job for places in claimed for job in jobs_of(places)])
+        finally:
+            self.presence.failed(claimed)
+
+    def _page_jobs(self, places: Places, *, charged: bool) -> Iterator[Job]:
         for suffix in ("beton", "rows"):
             sparse.create(self._path(places.shard, suffix), self.sizes[shard_name(places.shard, suffix)])
-        self.room.take(None, PAGE * len(places.numbers))
+        if charged:
+            self.room.take(None, PAGE * len(places.numbers))
         name = shard_name(places.shard, "rows")
         starts = places.numbers * PAGE
         yield from self._jobs(name, places, starts, np.minimum(starts + PAGE, self.sizes[name]), max_gap=0)
 
-    def _sample_jobs(self, places: Places, *, charged: bool) -> Iterator[Job]:
+    def _sample_jobs(self, places: Places) -> Iterator[Job]:
         shard, rows = places.shard, places.numbers
         starts, stops = self._spans(shard, rows)
         blocks = self.blocks.of_ids(self.first_id[shard] + rows)
         for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(blocks)) + 1):
             found = list(self._jobs(shard_name(shard, "beton"), places._replace(numbers=rows[part]),
                                     starts[part], stops[part], max_gap=MAX_GAP))  # fmt: skip
-            if charged:
-                ranges = np.array([(job.start, job.stop) for job in found])
-                self.room.take(int(blocks[part[0]]), on_disk(ranges[:, 0], ranges[:, 1]))
+            ranges = np.array([(job.start, job.stop) for job in found])
+            self.room.take(int(blocks[part[0]]), on_disk(ranges[:, 0], ranges[:, 1]))
             yield from found
 
     def _jobs(self, name: str, places: Places, starts: Ids, stops: Ids, max_gap: int) -> Iterator[Job]:
@@ -231,4 +255,5 @@ class CachedSamples:
 
     def _refuse_if_ended(self) -> None:
         if (error := self.failure) is not None:
-            raise (type(error)(*error.args) if isinstance(error, OSError) else RuntimeError(str(error))) from error
+            known = isinstance(error, OSError | DatasetError)
+            raise (type(error)(*error.args) if known else RuntimeError(str(error))) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from itertools import chain, islice
 from typing import NamedTuple
 
 from ..order import Window
@@ -24,20 +25,25 @@ class Due(NamedTuple):
 class Schedule:
     """The blocks of a run's windows, in the order in which they are needed; a block is in one window an epoch.
 
-    windows: with steps counted over all epochs. They are read as far ahead as `ahead` blocks, so memory is that of so
-    many. With at least an epoch's blocks, the next use of each block is known.
+    windows: of all steps to come, which are counted over all epochs. They are read as far ahead as `ahead` blocks. With
+    at least an epoch's blocks, the next use of each block is known.
+    max_steps: blocks of windows that begin more than so many steps after the last finished one are not taken yet. With
+    an epoch's steps, memory is that of three epochs' blocks.
     """
 
-    def __init__(self, windows: Iterable[Window], ahead: int) -> None:
-        self._windows, self._ahead, self._step = iter(windows), ahead, 0
+    def __init__(self, windows: Iterable[Window], ahead: int, max_steps: int = NEVER) -> None:
+        windows = iter(windows)
+        first = [*islice(windows, 1)]
+        self._windows, self._ahead, self._max_steps = chain(first, windows), ahead, max_steps
+        self._step = first[0].first_step - 1 if first else 0
         self._coming: deque[Due] = deque()
         self._again: list[tuple[int, Due]] = []  # a heap by first step
         self._uses: defaultdict[int, deque[Due]] = defaultdict(deque)
         self._taken: set[Due] = set()
 
     def take(self) -> Due | None:
-        """Return the next block to fetch, and go on to the one after it; None at the end of the run."""
-        while (due := self._first()) is not None:
+        """Return the next block to fetch, and go on to the one after it; None if there is none, or none yet."""
+        while (due := self._first()) is not None and due.first_step - self._step <= self._max_steps:
             if self._again and self._again[0][1] is due:
                 heappop(self._again)
             else:
@@ -46,6 +52,10 @@ class Schedule:
                 self._taken.add(due)
                 return due
         return None
+
+    def has_ended(self) -> bool:
+        """Return whether all blocks have been taken."""
+        return self._first() is None
 
     def dropped(self, block: int) -> None:
         """Record that a block must be fetched again for its next use, if it was taken for that."""
@@ -75,6 +85,7 @@ class Schedule:
         while len(self._coming) < self._ahead and (window := next(self._windows, None)) is not None:
             for block in window.blocks.tolist():
                 due = Due(block, window.first_step, window.last_step)
+                self.next_use(block)  # forgets uses that are over
                 self._coming.append(due)
                 self._uses[block].append(due)
         coming = self._coming[0] if self._coming else None

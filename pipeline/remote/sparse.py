@@ -23,12 +23,15 @@ def create(path: Path, size: int) -> None:
 
 
 def write(path: Path, start: int, data: bytes) -> None:
-    """Write a part of the file."""
+    """Write a part of the file. Raises OSError, which names the cache's folder, if there is no space."""
     descriptor = open_own(path, os.O_WRONLY)
     try:
         while data:
             written = os.pwrite(descriptor, data, start)
             data, start = data[written:], start + written
+    except OSError as error:
+        raise OSError(error.errno, f"{path} cannot be written: {error.strerror}. Set THERMOPILE_CACHE to a folder on a "
+                      "larger disk, or a smaller data.cache") from None  # fmt: skip
     finally:
         os.close(descriptor)
 

@@ -44,13 +44,24 @@ def test_a_full_shuffle_needs_all_of_a_ranks_share():
         assert cache(1, ranks=ranks).needed(order) == pytest.approx(SHARDS * 500 * MB / ranks, rel=0.01)
 
 
-def test_rows_that_fit_give_an_order_that_fits():
-    for share in (0.1, 0.25, 0.5):
-        limit = int(share * SHARDS * 500 * MB)
+@pytest.mark.parametrize("every", [4, 100])
+def test_selected_samples_take_parts_of_two_pages_each_and_the_pages_of_their_records(every):
+    kept = SHARDS * ROWS // every
+    pages = min(kept, SHARDS * ROWS // 64)
+    for ranks in (1, 4):
+        expected = (kept * (20_000 + 8192)) // ranks + 4096 * min(kept // ranks, pages)
+        assert cache(1, ranks=ranks).needed(Order.create(kept, 1024)) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("every", [1, 4, 16])
+def test_rows_that_fit_give_an_order_that_fits(every):
+    samples = SHARDS * ROWS // every
+    for share in (0.1, 0.25, 0.5) if every < 16 else (0.25, 0.5):
+        limit = int(share * samples * 20_000)
         for sizes in (None, (np.linspace(100, 900, SHARDS) * MB).astype(np.int64)):
             found = cache(limit, sizes=sizes)
-            order = Order.for_memory(found.rows, SHARDS * ROWS, 1024)
-            order = Order.for_memory(found.narrowed(order, found.rows), SHARDS * ROWS, 1024)
+            order = Order.for_memory(found.rows, samples, 1024)
+            order = Order.for_memory(found.narrowed(order, found.rows), samples, 1024)
             found.check(order, order)
             assert found.needed(order) > limit / 3, "most of the cache is not used"
 

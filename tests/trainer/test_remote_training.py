@@ -8,9 +8,12 @@ import pytest
 from thermopile import objects
 from thermopile.objects import Address, ObjectStoreError
 from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.remote import cache_folder
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.evaluation.evaluate import compared
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -71,6 +74,18 @@ def test_a_dataset_that_fits_the_cache_is_fully_shuffled(s3, address, noise_data
     assert (fits.window_blocks, fits.blocks_per_shard) == (local.window_blocks, local.blocks_per_shard)
 
 
+def test_without_a_setting_a_dataset_must_fit_the_free_disk_and_is_fully_shuffled(s3, address, monkeypatch):
+    dataset, free = Dataset(address), 100_000_000
+    monkeypatch.setattr(cache_folder, "free_bytes", lambda: free)
+    fits = resolve(settings(address), dataset)
+    assert (fits.window_blocks, fits.blocks_per_shard) == (1, 1)
+    free = 12_000_000
+    with pytest.raises(
+        ConfigError, match=r"s3://bucket/noise takes .* half of the free disk, 6,000,000\. Set data\.cache"
+    ):
+        resolve(settings(address), dataset)
+
+
 def test_the_narrower_of_the_windows_for_state_and_cache_counts(s3, address):
     dataset = Dataset(address)
     of_cache, of_both, of_state = (
@@ -98,6 +113,14 @@ def test_a_smaller_cache_is_refused_on_resume_with_what_the_order_needs_and_a_la
     with Trainer.open(larger, run, resume=True) as trainer:
         trainer.run()
     assert losses(run) == losses(windowed)
+
+
+def test_an_evaluation_names_a_dataset_by_its_address_and_makes_no_cache_for_that(
+    s3, address, images_dataset, tmp_path
+):
+    with pytest.raises(DatasetError, match=r"^s3://bucket/noise holds pairs, but .* holds images"):
+        compared("step-1", Dataset(address), images_dataset)
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_new_run_whose_cache_is_too_small_for_any_order_is_told_the_least(s3, address):

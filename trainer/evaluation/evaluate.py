@@ -61,7 +61,7 @@ class Evaluation:
         for dataset, codes in ((self.train, self.classes.train), (self.test, self.classes.test)):
             if (codes == NONE).all():
                 return f"{dataset.place} has no classes"
-        return f"{self.train.path} has only one class" if len(self.classes.names) < 2 else None
+        return f"{self.train.place} has only one class" if len(self.classes.names) < 2 else None
 
     @property
     def classes_of_band(self) -> dict[str, int]:
@@ -117,7 +117,7 @@ def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
     """
     if train.index.mode != test.index.mode:
         raise DatasetError(
-            f"{train.path} holds {train.index.mode}, but {test.path} holds {test.index.mode}: "
+            f"{train.place} holds {train.index.mode}, but {test.place} holds {test.index.mode}: "
             "give a training set of the same kind (--train, or evaluation.train)"
         )
     result = Evaluation(checkpoint, train, test, match_classes(train.column("group"), test.column("group")))
@@ -215,7 +215,7 @@ def _retrieve(
     has_caption = np.array([caption is not None for caption in captions])
     texts = sorted({caption for caption in captions if caption is not None})
     if not texts:
-        result.notes.append(f"{result.test.path} has no captions, so there are no retrieval scores.")
+        result.notes.append(f"{result.test.place} has no captions, so there are no retrieval scores.")
         return
     place = {text: code for code, text in enumerate(texts)}
     of_picture = torch.tensor([place[caption] for caption in captions if caption is not None], device=images.device)

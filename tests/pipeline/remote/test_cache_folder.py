@@ -1,11 +1,13 @@
 """A cache's folder: its own, gone with its process, and the next one removes what a killed one left."""
 
 import os
+import secrets
 import subprocess
 import sys
 
 import pytest
 
+from thermopile.lock import FileLock
 from thermopile.pipeline.remote import sparse
 from thermopile.pipeline.remote.cache_folder import CacheFolder, cache_root
 
@@ -41,6 +43,17 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(
     assert list(root.iterdir()) == []
 
 
+def test_a_name_that_another_process_locks_while_it_cleans_up_is_not_used(root, monkeypatch):
+    root.mkdir()
+    cleaning = FileLock(root / "dataset-locked.lock")
+    names = iter(["locked", "free"])
+    monkeypatch.setattr(secrets, "token_hex", lambda size: next(names))
+    folder = CacheFolder()
+    assert folder.path == root / "dataset-free"
+    folder.remove()
+    cleaning.release()
+
+
 def test_a_link_left_in_a_dead_cache_is_not_followed(root, tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_bytes(b"x")
@@ -66,3 +79,13 @@ def test_a_sparse_file_takes_only_what_was_written_and_not_dropped(tmp_path):
     assert path.stat().st_blocks * 512 == 4096
     with path.open("rb") as file:
         assert os.pread(file.fileno(), 65536, 1 << 20) == bytes(61440) + b"x" * 4096
+
+
+def test_a_write_for_which_there_is_no_space_names_the_file_and_the_setting(tmp_path, file_size_limit):
+    path = tmp_path / "shard-00000.beton"
+    sparse.create(path, 1 << 20)
+    with (
+        file_size_limit(4096),
+        pytest.raises(OSError, match=rf"{path} cannot be written: File too large\. Set THERMOPILE_CACHE to a"),
+    ):
+        sparse.write(path, 8192, b"x")

@@ -1,6 +1,9 @@
 """A dataset at an address read without an order: what local readers see, a little disk, and every damage found."""
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -98,6 +101,23 @@ def test_what_is_missing_is_named_by_its_address(s3, local):
         Dataset(address)
 
 
+def test_a_listing_without_end_is_refused(address, monkeypatch):
+    read = []
+    endless = (read.append(number) or (f"object-{number:07}", 1) for number in range(1_000_000))
+    monkeypatch.setattr(Address, "objects", lambda self: endless)
+    with pytest.raises(
+        DatasetError, match=r"s3://bucket/noise/shards holds more than 10,000 objects that are no files"
+    ):
+        Dataset(address)
+    assert len(read) < 20_000
+
+
+def test_other_objects_beside_the_shards_are_left_alone(s3, local):
+    address = uploaded(local.path, Address("bucket", "beside"))
+    (address / "shards" / "notes.txt").write(b"x")
+    assert len(set(Dataset(address).files.names())) == 3 * local.shards
+
+
 def test_a_dataset_without_records_is_refused(s3, local, write_first_format_of):
     address = uploaded(write_first_format_of(local), Address("bucket", "first-format"))
     with pytest.raises(DatasetError, match=r"s3://bucket/first-format has format 1.* convert the dataset again"):
@@ -130,3 +150,31 @@ def test_an_index_changed_by_hand_is_refused(s3, local):
     (address / "dataset.json").write(json.dumps(index).encode())
     with pytest.raises(DatasetError, match=r"s3://bucket/by-hand/dataset.json cannot be used"):
         Dataset(address)
+
+
+def test_an_interrupt_ends_a_process_that_waits_for_a_store_that_is_away(s3, address):
+    reads = f"""
+from thermopile.pipeline.dataset import Dataset
+dataset = Dataset({str(address)!r})
+print(flush=True)
+input()
+dataset.jpeg(0)
+"""
+    with s3.gateway() as gateway:
+        process = subprocess.Popen(
+            [sys.executable, "-c", reads], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        with process:
+            process.stdout.readline()
+            gateway.stop()
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            for line in process.stderr:  # told of after 5 s
+                if b"trying again" in line:
+                    break
+            process.send_signal(signal.SIGINT)
+            try:
+                _, errors = process.communicate(timeout=40)
+            finally:
+                process.kill()
+            assert b"KeyboardInterrupt" in errors

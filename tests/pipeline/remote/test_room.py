@@ -71,9 +71,32 @@ def test_samples_whose_reader_was_forgotten_can_be_dropped(room, dropped):
 def test_a_whole_block_takes_what_it_takes_on_disk_not_the_sum_of_its_parts(room):
     room.take(0, 60)
     room.take(0, 30)
-    room.is_whole(0, 40)
+    assert room.take_ahead(0, 40, 10)
+    room.take(0, 30)
     assert room.bytes == 40
     assert room.peak_bytes == 90
+
+
+def test_a_dropped_block_takes_room_again(room, dropped):
+    assert room.take_ahead(4, 40, 50)
+    room.take(0, 100)
+    assert dropped == [4]
+    room.enter([4])
+    room.take(4, 30)
+    assert room.bytes == 30
+
+
+def test_a_caller_who_waits_goes_on_when_the_read_ahead_takes_room_for_its_block(room):
+    room.enter([0, 1])
+    room.take(0, 80)
+    room.enter([1], ahead=True)
+    waits = threading.Thread(target=room.take, args=[1, 30], daemon=True)
+    waits.start()
+    assert room.take_ahead(1, 20, 20)
+    room.leave([1], ahead=True)
+    waits.join(20)
+    assert not waits.is_alive()
+    assert room.bytes == 100
 
 
 def test_without_a_schedule_the_block_used_longest_ago_makes_way_and_what_is_in_use_may_exceed_the_limit(dropped):

@@ -4,6 +4,7 @@ import numpy as np
 
 from thermopile.pipeline.order import Order, Window
 from thermopile.pipeline.remote.schedule import NEVER, Schedule
+from thermopile.trainer.build import windows_from
 
 
 def window(first_step, last_step, *blocks):
@@ -65,3 +66,25 @@ def test_an_orders_blocks_are_each_taken_once_an_epoch():
     reached = [block for each in order.windows(0) for block in each.blocks.tolist()]
     assert taken(schedule) == reached
     assert len(set(reached)) == len(reached)
+
+
+def test_windows_that_begin_more_than_an_epoch_after_the_last_finished_step_are_not_taken_yet():
+    schedule = Schedule([window(101, 104, 2), window(111, 114, 5), window(120, 124, 6)], ahead=3, max_steps=10)
+    assert taken(schedule) == [2]
+    assert not schedule.has_ended()
+    schedule.finished(101)
+    assert taken(schedule) == [5]
+    schedule.finished(110)
+    assert taken(schedule) == [6]
+    assert schedule.has_ended()
+
+
+def test_a_run_of_many_epochs_is_remembered_for_no_more_than_three_though_nothing_is_ever_dropped():
+    order = Order.for_memory(1000, 5000, 64)
+    steps, blocks = order.steps_per_epoch, order.canonical_shards * order.blocks_per_shard
+    schedule = Schedule(windows_from(0, order, epochs=20), blocks, steps)
+    for step in range(1, 20 * steps + 1):
+        taken(schedule)
+        schedule.finished(step)
+        assert len(schedule._taken) <= 3 * blocks
+        assert sum(map(len, schedule._uses.values())) <= 3 * blocks

@@ -18,6 +18,9 @@ from thermopile.pipeline.order import Order, Selected
 from thermopile.pipeline.remote.room import CacheTooSmallError
 from thermopile.selection import IDS, Selection, SelectionWriter
 from thermopile.trainer.build import windows_from
+from thermopile.trainer.config import DataConfig
+from thermopile.trainer.dataset_cache import DatasetCache
+from thermopile.trainer.world import ALONE
 
 pytestmark = pytest.mark.wide
 
@@ -89,20 +92,42 @@ def test_a_full_shuffle_begins_at_once_and_fetches_each_byte_once_in_all_epochs(
     assert dataset.files.seconds_waited() > 0
 
 
+@pytest.fixture
+def selected(local, tmp_path):
+    """Return a function that selects every k-th sample and makes the order for a memory of so many rows."""
+
+    def select(every, rows):
+        chosen = np.arange(1, local.n, every)
+        with SelectionWriter(tmp_path / "selection", local.n) as writer:
+            writer.add(IDS, [chosen])
+            writer.finish()
+        order = Order.for_memory(rows, len(chosen), 64)
+        return Selected(order, Selection(tmp_path / "selection"), local.n)
+
+    return select
+
+
 def test_an_order_of_selected_samples_is_read_ahead_and_only_those_are_fetched(
-    s3, address, local, sample_bytes, tmp_path
+    s3, address, local, sample_bytes, selected
 ):
-    chosen = np.arange(1, local.n, 4)
-    with SelectionWriter(tmp_path / "selection", local.n) as writer:
-        writer.add(IDS, [chosen])
-        writer.finish()
-    order = Selected(Order.for_memory(700, len(chosen), 64), Selection(tmp_path / "selection"), local.n)
+    order = selected(4, 700)
     assert order.order.window_blocks < order.order.blocks_per_shard
     with s3.gateway() as gateway:
         dataset = Dataset(address)
         before = gateway.stats()["bytes"]
         assert_same(dataset, local, order, 12 << 20)
         assert gateway.stats()["bytes"] - before < 0.5 * sample_bytes
+
+
+@pytest.mark.parametrize(("every", "rows"), [(4, 4096), (4, 700), (16, 4096)])
+def test_selected_samples_go_through_a_cache_of_just_what_their_order_is_said_to_need(
+    address, local, selected, every, rows
+):
+    dataset, order = Dataset(address), selected(every, rows)
+    needed = DatasetCache.of(DataConfig(cache=1), dataset, ALONE).needed(order.order)
+    peaks = []
+    assert_same(dataset, local, order, needed, epochs=2, after=lambda step: peaks.append(on_disk(dataset)))
+    assert max(peaks) <= needed
 
 
 def test_a_store_that_fails_one_request_in_twenty_changes_nothing(s3, address, local, planned):

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from unittest.mock import patch
 
 import numpy as np
@@ -150,7 +150,7 @@ class FolderStore:
         def read(address: Address, max_bytes: int = 0) -> bytes:
             return (self._folder / address.key).read_bytes()
 
-        def read_range(address: Address, start: int, length: int) -> bytes:
+        def read_range(address: Address, start: int, length: int, ended: Event | None = None) -> bytes:
             time.sleep(self._latency)
             with self._lock:
                 self.requests, self.bytes = self.requests + 1, self.bytes + length

@@ -49,10 +49,10 @@ class SlowDisk:
         self._save = checkpointer.save_checkpoint
         monkeypatch.setattr(checkpointer, "save_checkpoint", self)
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments, **named):
         self.began.set()
         assert self.free.wait(PATIENCE)
-        return self._save(*arguments)
+        return self._save(*arguments, **named)
 
 
 @pytest.fixture
@@ -135,10 +135,10 @@ def test_a_run_that_ends_by_an_error_still_finishes_the_checkpoint_that_is_being
 def test_an_error_that_no_disk_gives_ends_the_run(pairs_dataset, tmp_path, monkeypatch, at):
     save = checkpointer.save_checkpoint
 
-    def wrong(folder, info, training):
+    def wrong(folder, info, training, **named):
         if info.step == at:
             raise KeyError("a mistake in the program")
-        return save(folder, info, training)
+        return save(folder, info, training, **named)
 
     monkeypatch.setattr(checkpointer, "save_checkpoint", wrong)
     run = RunDirectory(tmp_path / "run")

@@ -45,7 +45,7 @@ BLOCK_ROWS = 65_536
 TSV_SECONDS, PARQUET_SECONDS = 43.9e-8, 4.5e-8
 """To list and cut a row. The tokenizer takes half a minute, however many there are."""
 TSV_BYTES = 8.7
-"""Of memory, a row; and 0.4 GB."""
+"""Memory that planning takes for each row, besides 0.4 GB."""
 REQUESTS_A_BLOCK, MANIFEST_BYTES_A_BLOCK = 8.2, 159
 
 

@@ -132,8 +132,11 @@ def needed_files(state: Place, snapshots: Iterable[Mapping[str, str]], present: 
     """
 
     def chunks_of(file: tuple[str, str]) -> set[str]:
-        data = verified(state, *file)
-        return {f"{_CHUNKS}/{chunk}" for chunk in _chunks_in(file[0], data).files} if _MANIFESTS in file[0] else set()
+        name, sha256 = file
+        data = verified(state, name, sha256)
+        if not name.startswith(_MANIFESTS):
+            return set()
+        return {f"{_CHUNKS}/{chunk}" for chunk in _chunks_in(name, data).files}
 
     files = sorted({pair for files in snapshots for pair in files.items()})
     needed = {name for name, _ in files}

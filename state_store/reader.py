@@ -16,7 +16,7 @@ from zarr.abc.store import SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from ..objects import Address, ObjectStoreError, place_of
+from ..objects import Address, ObjectStoreError, place_of, without_credentials
 from ..selection import Selection
 from .commit import array_of
 from .durable import Repository
@@ -226,7 +226,7 @@ def _damage(error: icechunk.IcechunkError, reason: str | None = None) -> str:
     # A resume falls back to an older snapshot if one is damaged. Running out of descriptors or memory is not damage,
     # nor is a store that is away.
     if _FROM_BUCKET in text and not _NOT_IN_BUCKET.search(text):
-        cause = text.strip().splitlines()[-1].strip(" |`->")
+        cause = without_credentials(text.strip().splitlines()[-1].strip(" |`->"))
         raise ObjectStoreError(f"the object store cannot be used: {cause}. Check AWS_ENDPOINT_URL, AWS_REGION, the "
                                "credentials and the network") from error  # fmt: skip
     if found := _OS_ERROR.search(text):

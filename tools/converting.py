@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -88,16 +88,8 @@ def run(
     longtail: float | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test."""
-    if part and finish:
-        raise click.UsageError("--part and --finish exclude each other: finish after all parts")
-    if on and (part or finish):
-        raise click.UsageError("--on ray converts all parts and finishes: leave out --part and --finish")
-    if on and not isinstance(out, Path):
-        raise click.UsageError(f"--on ray writes to directories only, and {out} is an address; use --part I/K")
+    _refuse_contradictions(out, _paths(src, own), part, on, finish)
     grown = _to_append_to(out, holdout) if append else None
-    for path in _paths(src, own):
-        if isinstance(out, Path) and path.resolve().is_relative_to(out.resolve()):
-            raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
     select = own.pop("select") if kind.is_dataset else None
     outs = [out, out.with_name(f"{out.name}-test")] if kind.own_test or holdout else [out]
     if grown is not None:
@@ -133,9 +125,7 @@ def run(
             if part:
                 to_finish |= _convert_part(split, settings, PartNumber(*part), workers=workers, **how)
             elif finish:
-                with _told_when_slow(f"putting {split.shown.name} together …"):
-                    summary = finish_parts(split.source, split.out, settings, selection=split.selection, **how)
-                _say_summary(summary, split, settings, "put together from its parts")
+                _finish(split, settings, **how)
             elif on:
                 from ..pipeline.conversion.on_ray import convert_on_ray
 
@@ -151,6 +141,20 @@ def run(
     else:
         click.echo(f"next: thermopile show {out} --out {out.name}.png; "
                    f"thermopile train --data {out} --out runs/{out.name}")  # fmt: skip
+
+
+def _refuse_contradictions(
+    out: Place, reads: Iterable[Path], part: tuple[int, int] | None, on: str | None, finish: bool
+) -> None:  # fmt: skip
+    if part and finish:
+        raise click.UsageError("--part and --finish exclude each other: finish after all parts")
+    if on and (part or finish):
+        raise click.UsageError("--on ray converts all parts and finishes: leave out --part and --finish")
+    if on and not isinstance(out, Path):
+        raise click.UsageError(f"--on ray writes to directories only, and {out} is an address; use --part I/K")
+    for path in reads:
+        if isinstance(out, Path) and path.resolve().is_relative_to(out.resolve()):
+            raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
 
 
 def _tokenizer_of(out: Place, folder: Path) -> Path | None:
@@ -306,6 +310,12 @@ def _convert_part(split: Split, settings: ConvertSettings, part: PartNumber, **h
     what = f"{done.samples:,} samples{rate}" if done.samples else "no shard is left for it"
     click.echo(f"{name}: {what}; {done.shards_done:,} of all {done.shards:,} shards are done")
     return True
+
+
+def _finish(split: Split, settings: ConvertSettings, **how: Any) -> None:
+    with _told_when_slow(f"putting {split.shown.name} together …"):
+        summary = finish_parts(split.source, split.out, settings, selection=split.selection, **how)
+    _say_summary(summary, split, settings, "put together from its parts")
 
 
 class _Shown:

@@ -130,7 +130,8 @@ class Partial:
         return (self.dataset / INDEX_FILE).is_file()
 
     def parts(self, plan: Plan) -> list[Part]:
-        return [Part(self._parts, shard, digest) for digest in [plan.digest()] for shard in range(plan.shards)]
+        digest = plan.digest()
+        return [Part(self._parts, shard, digest) for shard in range(plan.shards)]
 
     def clear(self) -> None:
         """Remove what an earlier conversion left, its plan last: without one, nothing else is left. The lock stays."""

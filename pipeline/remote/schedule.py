@@ -27,8 +27,8 @@ class Schedule:
 
     windows: of all steps to come, which are counted over all epochs. They are read as far ahead as `ahead` blocks. With
     at least an epoch's blocks, the next use of each block is known.
-    max_steps: blocks of windows that begin more than so many steps after the last finished one are not taken yet. With
-    an epoch's steps, memory is that of three epochs' blocks.
+    max_steps: blocks of windows that begin more than this many steps after the last finished one are not taken yet.
+    With an epoch's steps, memory is that of three epochs' blocks.
     """
 
     def __init__(self, windows: Iterable[Window], ahead: int, max_steps: int = NEVER) -> None:

@@ -5,11 +5,7 @@ import json
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 import tarfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from thermopile.objects import Address, ObjectStoreError
-from thermopile.pipeline.conversion.convert import ConvertSettings
 from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.cli import main
 from thermopile.tools.convert_sources import KINDS
-from thermopile.tools.converting import Split, _convert, bytes_written
+from thermopile.tools.converting import bytes_written
 
 
 def run(*arguments):
@@ -316,69 +309,6 @@ def test_parts_say_what_they_did_and_what_comes_next(tmp_path, classes, monkeypa
     converted(*arguments, "--finish")
     again = converted(*arguments, "--part", "2/3").stdout
     assert again.startswith(f"all shards of {tmp_path / 'out'} are done; nothing to convert\nnext: thermopile show ")
-
-
-def test_an_interrupted_conversion_says_how_to_continue(tmp_path, assert_one_line):
-    command = [sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs", str(tmp_path / "glyphs")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    parts = tmp_path / ".glyphs.partial" / "parts"
-    while not (parts.is_dir() and any(parts.iterdir())):
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers as well
-    _, errors = process.communicate()
-    assert process.returncode == 1
-    assert errors.split("\n")[-4:-1] == [
-        "Finished shards are kept; continue with the same command and --resume.",
-        "",
-        "Aborted!",
-    ]
-    assert "Traceback" not in errors
-    assert os.listdir(tmp_path) == [".glyphs.partial"]
-    assert_one_line(run("glyphs", tmp_path / "glyphs"), 2, "unfinished conversion; continue it with --resume")
-
-
-def test_a_store_that_went_away_is_not_asked_again(monkeypatch, capsys):
-    monkeypatch.setattr("thermopile.objects.PATIENCE_SECONDS", 0.1)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-
-    def convert(*arguments, **options):
-        raise ObjectStoreError("the first error")
-
-    split = Split(Address("away-bucket", "out"), GlyphSource(0, test=True), None, None)
-    with pytest.raises(ObjectStoreError, match="the first error"):
-        _convert(convert, split, ConvertSettings())
-    assert "continue with the same command and --resume" in capsys.readouterr().err
-
-
-def test_on_ray_excludes_parts_and_names_what_is_missing(tmp_path, monkeypatch, assert_one_line):
-    for option in (["--part", "1/2"], ["--finish"]):
-        assert_one_line(run("glyphs", tmp_path / "out", "--on", "ray", *option), 2, "leave out --part and --finish")
-    with monkeypatch.context() as without_ray:
-        without_ray.setitem(sys.modules, "ray", None)
-        assert_one_line(run("glyphs", tmp_path / "out", "--on", "ray"), 1, "pip install 'thermopile[ray]'")
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.wide
-@pytest.mark.parametrize(
-    ("address", "words"),
-    [
-        ("ray://127.0.0.1:9", "ray[client]"),
-        ("far://", "cannot use the Ray cluster far://"),
-        ("127.0.0.1:1", "cannot use the Ray cluster 127.0.0.1:1: [Errno 111] Connection refused"),
-        ("nowhere.invalid:6379", "cannot use the Ray cluster nowhere.invalid:6379"),
-    ],
-)
-def test_a_cluster_that_cannot_be_used_is_named_in_one_line(tmp_path, address, words):
-    pytest.importorskip("ray", reason="needs thermopile[ray]")
-    (tmp_path / "grpc.py").write_text("raise ImportError")
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "RAY_ADDRESS": address}
-    result = subprocess.run([sys.executable, "-m", "thermopile.tools.cli", "convert", "glyphs", tmp_path / "out",
-                             "--on", "ray"], env=environment, capture_output=True, text=True)  # fmt: skip
-    assert result.returncode == 1
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("Error: ")
-    assert words in line
 
 
 def test_a_sound_dataset_passes_the_check(images_dataset):

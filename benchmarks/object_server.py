@@ -120,10 +120,16 @@ def _forget_connections() -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port below those that systems give to clients.
+
+    Of those, a client that calls a server which is away may be given the server's own: it then calls itself, and the
+    server cannot come back.
+    """
+    while True:
+        port = random.randint(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class _Gateway:

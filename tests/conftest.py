@@ -42,6 +42,8 @@ from thermopile.pipeline.sources.parquet import ParquetSource  # noqa: E402
 from object_server import Server, object_server  # noqa: E402
 from several_captions import captions_of  # noqa: E402
 
+pytest_plugins = ["cpu_budget"]
+
 LONGEST = ("test_claim.py", "test_ranks.py", "test_lost_ranks.py", "test_bit_flips.py", "test_scripts.py")
 
 

@@ -1,0 +1,138 @@
+"""Count the CPU seconds of a pytest run and of all that it starts, and fail above a budget.
+
+    python tests/cpu_budget.py [--budget SECONDS] [--budget-a-file SECONDS] pytest …
+
+CPU seconds hardly depend on what else the machine does; wall time does. `time` misses fork servers, which outlive the
+process that started them: this process adopts and reaps whatever is orphaned below it. Inside pytest, where this file
+is a plugin, it says which test files cost most.
+"""
+
+import argparse
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+SECONDS = 700
+"""What `make test` may take besides lint: 1.25 times what two idle cores showed."""
+SECONDS_A_FILE = 25
+DEARER_FILES: dict[str, tuple[int, str]] = {}
+"""Files that may take more seconds, and why; at most ten."""
+SHOWN = 20
+LIMITS = "CPU_BUDGET_A_FILE"
+"""The environment variable that tells the plugin to count, with the seconds that a file may take."""
+SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--budget", type=float, default=SECONDS)
+    parser.add_argument("--budget-a-file", type=float, default=SECONDS_A_FILE)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
+    ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGINT, lambda *_: None)  # it is for pytest; unlike SIG_IGN, a handler is not inherited
+    pytest_run = subprocess.Popen(given.command, env=os.environ | {LIMITS: str(given.budget_a_file)})
+    code = reaped(pytest_run.pid)
+    seconds = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    print(f"{seconds:.0f} CPU seconds, of {given.budget:.0f} allowed")
+    if code == 0 and seconds > given.budget:
+        print("Too many: make the files above cheaper, or mark what need not run before each commit as wide.")
+        return 1
+    return code
+
+
+def reaped(pid: int) -> int:
+    """Wait until this child and every orphan have ended, and return the child's exit code."""
+    code = 1
+    with suppress(ChildProcessError):  # no child is left
+        while True:
+            ended, status = os.wait()
+            if ended == pid:
+                code = os.waitstatus_to_exitcode(status)
+    return code
+
+
+def tree_seconds() -> float:
+    """Return the CPU seconds of this process and its descendants, of ended ones too."""
+    parents, ticks = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            fields = stat.read_text().rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    tree = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in tree} - tree:
+        tree |= more
+    return sum(ticks.get(pid, 0) for pid in tree) / TICKS_A_SECOND
+
+
+class Spent:
+    """The CPU seconds of one process of pytest by their cause: a file, or a fixture of the session."""
+
+    def __init__(self) -> None:
+        self.by_cause: Counter[str] = Counter()
+        self._cause, self._before = "imports and collection", 0.0
+
+    def begin(self, cause: str) -> str:
+        """Charge what comes next to this cause; return the one before it."""
+        if cause != self._cause:
+            now = tree_seconds()
+            self.by_cause[self._cause] += max(0, now - self._before)
+            self._before = now
+        before, self._cause = self._cause, cause
+        return before
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item):
+        self.begin(item.nodeid.partition("::")[0])
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef):
+        if fixturedef.scope != "session":
+            return (yield)
+        before = self.begin(f"fixture {fixturedef.argname}")
+        try:
+            return (yield)
+        finally:
+            self.begin(before)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not session.config.getoption("numprocesses", None):
+            self.begin("")
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["cpu_seconds"] = dict(self.by_cause)
+            return
+        limit = float(os.environ[LIMITS])
+        allowed = {file: max(limit, seconds) for file, (seconds, _) in DEARER_FILES.items()}
+        files = {cause: spent for cause, spent in self.by_cause.items() if cause.endswith(".py")}
+        self.too_dear = [file for file, spent in files.items() if spent > allowed.get(file, limit)]
+        if self.too_dear and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_testnodedown(self, node) -> None:
+        self.by_cause.update(getattr(node, "workeroutput", {}).get("cpu_seconds", {}))
+
+    def pytest_terminal_summary(self, terminalreporter) -> None:
+        terminalreporter.section(f"{SHOWN} dearest of {sum(self.by_cause.values()):.0f} CPU seconds")
+        for cause, seconds in self.by_cause.most_common(SHOWN):
+            terminalreporter.write_line(f"{seconds:6.1f}  {cause}{'  TOO DEAR' if cause in self.too_dear else ''}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if LIMITS in os.environ:
+        config.pluginmanager.register(Spent(), "spent")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

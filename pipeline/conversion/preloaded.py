@@ -1,4 +1,4 @@
-"""Imported by the server process that workers are forked from: work that each of them would do before its first shard."""
+"""Imported by the process that workers are forked from: what each of them would do before its first shard."""
 
 import numpy as np
 import pandas  # noqa: F401  pyarrow imports it with the first array that it makes

@@ -7,14 +7,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Tensors here are small. Two threads that meet at each operation are ten times slower where others use the cores too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # The first example of a property compiles numba kernels; a deadline would fail it. Examples are the same in every run
-# of the tests, so that a failure is one for everybody.
-settings.register_profile("thermopile", deadline=None, derandomize=True)
-settings.load_profile("thermopile")
+# of the tests, so that a failure is one for everybody. Only the soak looks for the smallest example that fails, which
+# can take minutes.
+settings.register_profile("soak", deadline=None, derandomize=True)
+settings.register_profile("daily", settings.get_profile("soak"), phases=set(Phase) - {Phase.shrink, Phase.explain})
+settings.load_profile("daily")
 
 import resource  # noqa: E402
+import signal  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from contextlib import contextmanager  # noqa: E402
@@ -44,20 +47,44 @@ from several_captions import captions_of  # noqa: E402
 
 pytest_plugins = ["cpu_budget"]
 
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 LONGEST = ("test_claim.py", "test_ranks.py", "test_lost_ranks.py", "test_bit_flips.py", "test_scripts.py")
+LEFT_OUT = pytest.StashKey[int]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files: at the end, one process would work on them while the other waits."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests for more GPUs than there are, and begin with the longest files.
+
+    At the end, one process would work on them while the other waits.
+    """
     items.sort(key=lambda item: item.path.name not in LONGEST)
-    for item in items:
-        if marker := item.get_closest_marker("gpu"):
-            import torch
+    wanted = {item: marker.kwargs.get("count", 1) for item in items if (marker := item.get_closest_marker("gpu"))}
+    if not wanted:
+        return
+    import torch
 
-            wanted, found = marker.kwargs.get("count", 1), torch.cuda.device_count()
-            if found < wanted:
-                reason = f"needs {wanted} GPU{'s'[: wanted - 1]}, and torch finds {found or 'none'}"
-                item.add_marker(pytest.mark.skip(reason=reason))
+    gpus = torch.cuda.device_count()
+    left_out = {item for item, count in wanted.items() if count > gpus}
+    items[:] = [item for item in items if item not in left_out]
+    config.stash[LEFT_OUT] = len(left_out)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{left_out} tests left out: they need more GPUs than this machine has; make gpu")
 
 
 def noise(seed: int, height: int = 24, width: int = 32) -> Image.Image:

@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 from made_results import CLAIM, Made, result
+from reproduce import main
 from reproduction import page as pages
 from reproduction.comparison import BASELINES
 from reproduction.plan import baseline_run
 from reproduction.results import Result, Results
 from reproduction.schedule import headline, parts, runs_of
-from reproduce import main
 
 CHECKOUT = Path(__file__).parents[3]
 RESULTS, PAGE = CHECKOUT / "benchmarks/reproduction/results.jsonl", CHECKOUT / "docs/reproduction.md"

@@ -1,5 +1,7 @@
 """Made-up results of the reproduction: searches and baselines, and what a test adds."""
 
+from functools import cache
+
 from reproduction import plan
 from reproduction.claims import GROUPS
 from reproduction.comparison import BASELINES, Comparison
@@ -23,24 +25,34 @@ def result(run, share, tau=None):
     return Result(run, {} if share is None else scores, sides, 60.0, machine, "0", "" if share is not None else "NaN")
 
 
+def search(method, results, batch=BATCH):
+    while new := [run for run in trials(method, results, batch) if run and not results.of(run)]:
+        for run in new:
+            results.add(result(run, 0.5, {"sample": (0.5, 0.0, 0.1)}))
+
+
+@cache
+def searched(floor):
+    results = Results()
+    for mode, data in (("unimodal", "long-tailed"), ("bimodal", "long-tailed"), ("unimodal", "balanced")):
+        for name in BASELINES:
+            results.add(result(baseline_run(mode, data, name), floor))
+    for method in METHODS:
+        search(method, results)
+    for name in ("simclr", "decl, sampled", "auc_cl"):
+        for batch in (16, 256):
+            search(METHOD["unimodal", name], results, batch)
+    return tuple(results)
+
+
 class Made:
     """Results in which every search and every baseline is made, and what a test adds."""
 
     def __init__(self, floor=0.2):
-        self.results = Results()
-        for mode, data in (("unimodal", "long-tailed"), ("bimodal", "long-tailed"), ("unimodal", "balanced")):
-            for name in BASELINES:
-                self.results.add(result(baseline_run(mode, data, name), floor))
-        for method in METHODS:
-            self.search(method)
-        for name in ("simclr", "decl, sampled", "auc_cl"):
-            for batch in (16, 256):
-                self.search(METHOD["unimodal", name], batch)
+        self.results = Results(searched(floor))
 
-    def search(self, method, batch=BATCH):
-        while new := [run for run in trials(method, self.results, batch) if run and not self.results.of(run)]:
-            for run in new:
-                self.results.add(result(run, 0.5, {"sample": (0.5, 0.0, 0.1)}))
+    def search(self, method):
+        search(method, self.results)
 
     def add(self, run, share, **tau):
         assert run is not None

@@ -27,6 +27,7 @@ def start(*words, **environment):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=os.environ | environment)
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and all parts would run")
 def test_without_a_gpu_one_line_says_so_and_the_page_stays(tmp_path):
     page = tmp_path / "gpu.md"
@@ -38,6 +39,7 @@ def test_without_a_gpu_one_line_says_so_and_the_page_stays(tmp_path):
     assert page.read_text() == "as it was"
 
 
+@pytest.mark.wide
 def test_without_a_package_the_parts_that_need_it_are_not_run_and_the_others_are(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"

@@ -1,10 +1,9 @@
 """The harness: what a figure says, and the command line that a script's parts have."""
 
-import os
-import subprocess
-import sys
+from importlib import import_module
 
 import pytest
+from click.testing import CliRunner
 
 from harness import Figure, plain, take_turns
 
@@ -61,21 +60,19 @@ class Sizes:
 def measure(sizes, directory):
     return Measured(f"{sizes.count} in {directory.name}", "", [Figure("f", "label", "ms", sizes.count, at_most=20)])
 
-if __name__ == "__main__":
-    script("About.", {"part": Part(measure, Sizes(30), Sizes(3))}, "torch")()
+command = script("About.", {"part": Part(measure, Sizes(30), Sizes(3))}, "torch")
 """
 
 
-@pytest.fixture
-def own(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
-
-    def run(*words):
-        command = [sys.executable, str(tmp_path / "own.py"), *words]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        return subprocess.run(command, capture_output=True, text=True, env=environment)
-
-    return run
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """Runs this benchmark; the process of its part imports it by its name."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own_benchmark.py").write_text(OWN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        command = import_module("own_benchmark").command
+        yield lambda *words: CliRunner().invoke(command, words)
 
 
 def test_full_sizes_are_judged_in_a_table_and_others_are_not(own):
@@ -89,5 +86,5 @@ def test_full_sizes_are_judged_in_a_table_and_others_are_not(own):
 
 def test_a_size_that_no_part_has_is_wrong_usage(own):
     done = own("--set", "rows=5")
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert "--set rows=5: the sizes are count, each with =VALUE" in done.stderr

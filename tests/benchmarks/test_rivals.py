@@ -29,13 +29,13 @@ def test_pillow_makes_the_crops_that_our_loader_makes(tmp_path):
         assert (10 * np.log10(255**2 / squares) > 36).all()
 
 
-def test_a_repeated_shard_is_a_dataset_whose_samples_come_again(pairs_dataset, tmp_path):
-    shutil.copytree(pairs_dataset.path, tmp_path / "dataset")
-    repeated, rows = repeat_shard(tmp_path / "dataset", 5), pairs_dataset.n
+def test_a_repeated_shard_is_a_dataset_whose_samples_come_again(images_dataset, tmp_path):
+    shutil.copytree(images_dataset.path, tmp_path / "dataset")
+    repeated, rows = repeat_shard(tmp_path / "dataset", 5), images_dataset.n
     assert repeated.n == 5 * rows
     first, last = repeated.rows([7, 4 * rows + 7])
     assert first | {"sample_id": 4 * rows + 7} == last
-    assert repeated.jpeg(4 * rows + 7) == pairs_dataset.jpeg(7)
+    assert repeated.jpeg(4 * rows + 7) == images_dataset.jpeg(7)
 
 
 def test_few_classes_are_large_and_most_are_small():

@@ -44,7 +44,7 @@ FIGURES = {
     ("scale", "snapshot"): {"seconds", "megabytes", "requests", "requests_a_block", "manifest_bytes"},
     ("loader", "checksum"): {"ffcv_over_ffcv_unverified", "dali_over_dali_unverified"},
 }  # fmt: skip
-QUICK = {("objective", "time")}
+QUICKEST = {("objective", "time")}
 """The others import as much in a process of their own, or train: the soak runs them."""
 
 
@@ -57,7 +57,8 @@ def run(script, *words, directory):
 
 
 @pytest.mark.parametrize(
-    ("script", "part"), [pytest.param(*each, marks=() if each in QUICK else pytest.mark.soak) for each in FIGURES]
+    ("script", "part"),
+    [pytest.param(*each, marks=pytest.mark.wide if each in QUICKEST else pytest.mark.soak) for each in FIGURES],
 )
 def test_a_benchmark_measures_a_part_without_judging_small_sizes_and_leaves_nothing(script, part, tmp_path):
     (measured,) = run(script, "--scale", "small", "--part", part, directory=tmp_path)

@@ -14,12 +14,14 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.state_store import StateReader, StateStore
 from thermopile.tools.cli import main
+from thermopile.tools.report import html
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.run_directory import RunDirectory
 
 STEP = 5
+FORMS = html.FORMS
 _QUIET = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
           "--disable-background-networking", "--disable-component-update")  # fmt: skip
 _WATCH = """
@@ -27,6 +29,22 @@ window.seen = [];
 window.alert = (words) => window.seen.push(`alert ${words}`);
 document.addEventListener("securitypolicyviolation", (event) => window.seen.push(event.violatedDirective));
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_form():
+    """Pages show each figure in its wide light form alone: drawing the other three would take most of a test's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(html, "FORMS", {})
+        yield
+
+
+@pytest.fixture(scope="module")
+def every_form(one_form):
+    """Pages show each figure in the forms that a reader gets."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(html, "FORMS", FORMS)
+        yield
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -121,15 +122,18 @@ def moved_run(hostile_dataset, tau_by_class_size, write_run, train_on, tmp_path_
     return run
 
 
-def test_a_report_on_two_snapshots_needs_neither_torch_nor_ffcv(moved_run):
+def test_a_report_on_two_snapshots_by_two_columns_needs_neither_torch_nor_ffcv(moved_run):
+    words = ["inspect", str(moved_run.path), "--against", "step-5", "--by", "group", "--by", "uri"]
     program = (
-        "import sys; from thermopile.tools.cli import main\n"
-        f"main(['inspect', {str(moved_run.path)!r}, '--against', 'step-5'], standalone_mode=False)\n"
+        "import sys; from thermopile.tools.cli import main; from thermopile.tools.report import html\n"
+        "html.FORMS = {}  # each figure once: the other forms import nothing more\n"
+        f"main({words}, standalone_mode=False)\n"
         "sys.exit(str({'torch', 'ffcv'} & set(sys.modules)) if {'torch', 'ffcv'} & set(sys.modules) else 0)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     page = (moved_run.report / "report.html").read_text("utf-8")
+    assert re.findall("<h2[^>]*>(By .*?)</h2>", page) == ["By class", "By uri"]
     assert "picture of sample 0" in page
     assert "image: samples whose tau rose most" in page
     assert "→ 0.9000</b>" in page

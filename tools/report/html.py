@@ -18,6 +18,8 @@ CSS_PIXELS_PER_INCH = 120
 """CSS pixels per inch of a figure: its text then matches the page's small print."""
 WIDTH_IN_PNG = slice(16, 20)
 PHONE, DARK_SCREEN = "(max-width: 640px)", "(prefers-color-scheme: dark)"
+FORMS = {f"{PHONE} and {DARK_SCREEN}": narrow(DARK), PHONE: narrow(LIGHT), DARK_SCREEN: DARK}
+"""Where a browser shows which form of a figure; elsewhere the wide light one."""
 
 
 class Cell(NamedTuple):
@@ -84,9 +86,9 @@ def figure(draw: Draw, alt: str, caption: str) -> str:
 
     alt: a short description; the caption has the details.
     """
-    forms = ((f"{PHONE} and {DARK_SCREEN}", narrow(DARK)), (PHONE, narrow(LIGHT)), (DARK_SCREEN, DARK))
     sources = "".join(
-        f'<source media="{media}" srcset="{data_uri(png_of(draw, style), "image/png")}">' for media, style in forms
+        f'<source media="{media}" srcset="{data_uri(png_of(draw, style), "image/png")}">'
+        for media, style in FORMS.items()
     )
     wide = png_of(draw, LIGHT)
     width = int.from_bytes(wide[WIDTH_IN_PNG]) * CSS_PIXELS_PER_INCH // PIXELS_PER_INCH

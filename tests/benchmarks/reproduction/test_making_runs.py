@@ -37,6 +37,7 @@ def short(mode, label, **changed):
 
 
 @pytest.mark.parametrize(("mode", "sides"), [("unimodal", ["sample"]), ("bimodal", ["image", "text"])])
+@pytest.mark.wide
 def test_a_run_is_trained_and_scored_and_leaves_its_temperatures_by_class(mode, sides, folder, tmp_path):
     made = running.make(short(mode, "isogclr"), folder, tmp_path)
     assert made.failed == ""
@@ -51,6 +52,7 @@ def test_a_run_is_trained_and_scored_and_leaves_its_temperatures_by_class(mode, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.wide
 def test_runs_are_made_side_by_side_until_none_is_missing_or_a_signal_comes(folder):
     before, made = sorted(folder.iterdir()), []
     long = short("unimodal", "simclr", epochs=100_000)
@@ -69,6 +71,7 @@ def test_runs_are_made_side_by_side_until_none_is_missing_or_a_signal_comes(fold
     assert sorted(folder.iterdir()) == before
 
 
+@pytest.mark.wide
 def test_a_run_whose_loss_is_not_finite_is_a_result_without_scores_or_paths(folder, tmp_path):
     made = running.make(
         short("unimodal", "simclr", **{"optimizer.lr": 1e30, "optimizer.warmup_steps": 0}), folder, tmp_path
@@ -79,6 +82,7 @@ def test_a_run_whose_loss_is_not_finite_is_a_result_without_scores_or_paths(fold
     assert made.share(PROBE) == 0.0
 
 
+@pytest.mark.wide
 def test_baselines_are_scored_untrained(folder, tmp_path):
     shares = [running.make(baseline_run(mode, "development", name), folder, tmp_path).share(PROBE)
               for mode in plan.MODES for name in BASELINES]  # fmt: skip

@@ -7,6 +7,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 from thermopile.tools.cli import main
+from thermopile.tools.inspection.findings import look
+from thermopile.tools.report.page import write_report
 
 pytestmark = pytest.mark.wide
 
@@ -49,9 +51,10 @@ return controls.map(nameOf);
 
 
 @pytest.fixture(scope="module")
-def page(hostile_report):
+def page(inspected, every_form):
     """The report of a run whose name is written from right to left, and asks that what follows it is as well."""
-    return hostile_report
+    run, _ = inspected
+    return write_report(look(run.path), run.report)
 
 
 @pytest.fixture(params=[WIDE, PHONE], ids=["wide", "phone"])

@@ -1,4 +1,4 @@
-"""The report's section on the kinds of samples, read as a browser would."""
+"""The report's section on the kinds of samples."""
 
 import re
 
@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from thermopile.tools.inspection.findings import look
-from thermopile.tools.report.page import build_page
+from thermopile.tools.report import page
 
 KINDS = ["too few visits", "stuck", "misfit", "rare", "ordinary"]
 """As readers see them."""
 
 
-def section(page, heading="Kinds of samples"):
-    (found,) = re.findall(rf"<section[^>]*><h2[^>]*>{heading}</h2>\n(.*?)</section>", page, re.DOTALL)
-    return found
+def section(findings):
+    """The section alone: the page's figures are not drawn."""
+    return page._sheets(findings, page.MAX_BYTES)[1]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def shown(hostile_dataset, write_state, tmp_path_factory):
         columns.setdefault(f"text/{name}", np.zeros(len(ids)))[9] = value
     run = write_state(tmp_path_factory.mktemp("page") / "run", hostile_dataset, columns, np.where(ids == 20, 2, 5))
     findings = look(run.path)
-    return section(build_page(findings)), findings
+    return section(findings), findings
 
 
 def test_every_kind_has_its_count_and_its_share(shown):
@@ -61,7 +61,7 @@ def test_a_run_on_images_is_told_of_one_side_and_of_no_caption(images_dataset, w
     n = images_dataset.n
     columns = {"sample/tau": np.linspace(0.1, 0.2, n), "sample/log_s": np.where(np.arange(n) == 4, 3.0, -1.0)}
     run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 5))
-    found = section(build_page(look(run.path)))
+    found = section(look(run.path))
     assert "misfit: 1 of 1 samples" in found
     assert "<b>log s +3.00</b>" in found
     assert 'class="caption"' not in found
@@ -71,6 +71,6 @@ def test_kinds_that_the_objective_does_not_allow_are_named(hostile_dataset, writ
     columns = {f"{side}/log_s": np.full(hostile_dataset.n, -1.0) for side in ("image", "text")}
     run = write_state(tmp_path / "run", hostile_dataset, columns, np.full(hostile_dataset.n, 5), name="sogclr")
     findings = look(run.path)
-    found = section(build_page(findings))
+    found = section(findings)
     assert "The objective keeps too little state to tell which samples are stuck or rare." in findings.notes
     assert "<h3>ordinary: 36 of 66 samples</h3>" in found

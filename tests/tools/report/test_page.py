@@ -9,16 +9,17 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageColor
 
 from thermopile.tools.inspection.correlation import Correlation
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
 from thermopile.tools.report import grouping
+from thermopile.tools.report import html as html_module
 from thermopile.tools.report import page as page_module
 from thermopile.tools.report.figures.by_group import draw_tau_by_group
-from thermopile.tools.report.figures.style import LIGHT, png_of
+from thermopile.tools.report.figures.style import DARK, LIGHT, png_of
 from thermopile.tools.report.page import write_report
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -57,8 +58,8 @@ class Page(HTMLParser):
         return [data for path, data in self.texts if path[-1:] == (tag,)]
 
 
-def report_on(run, **asked):
-    return write_report(look(run.path, **asked), run.report).read_text("utf-8")
+def report_on(run):
+    return write_report(look(run.path), run.report).read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,23 @@ def test_every_picture_has_words_and_every_table_its_caption_and_scopes(page):
     assert all(head["scope"] in ("col", "row") for head in page.of("th"))
 
 
+def test_a_figure_has_a_form_for_each_width_and_each_colour_scheme_of_the_screen(every_form):
+    seen = Page(html_module.figure(lambda figure, style: None, "nothing", "Nothing."))
+    phone, dark = "(max-width: 640px)", "(prefers-color-scheme: dark)"
+    forms = {source["media"]: picture_in(source["srcset"]) for source in seen.of("source")}
+    (image,) = seen.of("img")
+    forms[""] = picture_in(image["src"])
+    assert list(forms) == [f"{phone} and {dark}", phone, dark, ""]  # the first that fits is shown
+    for media, picture in forms.items():
+        assert (picture.width < 1000) == (phone in media)
+        assert picture.convert("RGB").getpixel((0, 0)) == (ImageColor.getrgb((DARK if dark in media else LIGHT).paper))
+    assert int(image["width"]) == forms[""].width * 120 // 200
+
+
+def picture_in(uri):
+    return Image.open(BytesIO(base64.b64decode(uri.removeprefix("data:image/png;base64,"))))
+
+
 def test_the_correlation_and_its_control_come_first(page):
     words = r"very strong and likely: +1.00, p 0.003, chance up to +0.\d\d (image) and "
     words += r"-1.00, p 0.003, chance up to -0.\d\d (text)"
@@ -153,9 +171,10 @@ def test_every_figure_says_how_many_samples_of_which_snapshot_with_which_setting
 
 
 def test_other_groups_have_their_correlation_in_the_caption(hostile_run):
-    page = Page(report_on(hostile_run, by=("group", "uri")))
-    assert page.within("h2")[:2] == ["By class", "By uri"]
-    assert re.search(r"Spearman’s correlation: .* and \w+: [+-]\d.* p .*chance up to ", page.within("figcaption")[1])
+    inspection = read_run(hostile_run)
+    found = survey(inspection, ("group", "uri"))
+    (caption,) = Page(grouping.by_group(inspection, found, found.groups[1])).within("figcaption")
+    assert re.search(r"Spearman’s correlation: .* and \w+: [+-]\d.* p .*chance up to ", caption)
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,7 @@ reproduce: .venv/ready
 test: .venv/ready
 	@$(MAKE) --no-print-directory --jobs 2 lint fast-tests
 
-# Two processes, a file in one of them: what a file makes once is not made twice.
-SHARED_OUT = --numprocesses 2 --dist loadfile --no-loadscope-reorder
+SHARED_OUT = --numprocesses 2 --no-loadscope-reorder
 fast-tests: .venv/ready link
 	$(COUNTED) $(PYTEST) -m "not soak and not wide" $(SHARED_OUT)
 

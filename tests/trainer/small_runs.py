@@ -14,12 +14,14 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.tensors import take_apart
 
+SMALL_MODEL = {"dim": 16, "image": {"config": {"width": 4}}, "text": {"config": {"width": 8}}}
+
 
 def small(dataset: Dataset, **more):
     """Settings of 2 epochs of 7 steps, 256 pairs each, with the settings of `more` in place of some of them."""
     tree = {
-        "epochs": 2, "batch_size": 256, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 16},
-        "model": {"dim": 16, "image": {"config": {"width": 4}}, "text": {"config": {"width": 8}}},
+        "epochs": 2, "batch_size": 256, "log_every": 1, "model": SMALL_MODEL,
+        "data": {"path": str(dataset.path), "image_size": 16},
     }  # fmt: skip
     return resolve(load_config(tree | more), dataset)
 

@@ -13,13 +13,18 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.resume_settings import differences
 from thermopile.trainer.run_directory import RunDirectory
 
+from small_runs import SMALL_MODEL
+
 CPU = torch.device("cpu")
 
 
 def settings(dataset, device="cpu", objective="isogclr", **data):
     """Resolved settings of a short run."""
     data = {"path": str(dataset.path), "image_size": 32, "workers": 2} | data
-    tree = {"epochs": 1, "batch_size": 256, "device": device, "data": data, "objective": {"name": objective}}
+    tree = {
+        "epochs": 1, "batch_size": 256, "device": device, "data": data, "objective": {"name": objective},
+        "model": SMALL_MODEL,
+    }  # fmt: skip
     return resolve(load_config(tree), dataset)
 
 

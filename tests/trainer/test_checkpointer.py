@@ -11,7 +11,6 @@ import torch
 
 from thermopile.state_store import SnapshotError
 from thermopile.trainer import checkpointer
-from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.checkpointer import Checkpointer, WriteState
 from thermopile.trainer.config import load_config
@@ -20,17 +19,14 @@ from thermopile.trainer.metrics_log import MetricsLog
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import ALONE, World
 
+import small_runs
+
 PATIENCE = 20
 """Seconds after which a wait that should end has failed."""
 
 
 def small(dataset, **checkpoint):
-    tree = {
-        "epochs": 1, "batch_size": 256, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 16},
-        "model": {"dim": 16, "image": {"config": {"width": 8}}},
-        "checkpoint": {"every_minutes": 0, "keep_last": 9} | checkpoint,
-    }  # fmt: skip
-    return resolve(load_config(tree), dataset)
+    return small_runs.small(dataset, epochs=1, checkpoint={"every_minutes": 0, "keep_last": 9} | checkpoint)
 
 
 def losses(run):

@@ -96,7 +96,7 @@ def test_a_grown_state_is_sound(after):
     assert result.exit_code == 0, result.output
 
 
-def test_a_dataset_that_did_not_grow_from_the_runs_is_refused(run, tmp_path, images_dataset, grown):
+def test_a_dataset_that_did_not_grow_from_the_runs_is_refused(run, tmp_path, grown):
     other = shutil.copytree(grown[0], tmp_path / "other")
     convert(GlyphSource(0), appended_path(other), ConvertSettings(), workers=1, selection=ADDED[:50],
             tokenizer_from=other / "tokenizer.json")  # fmt: skip

@@ -29,7 +29,7 @@ def snapshot_of_the_latest(run):
 @pytest.mark.parametrize(
     ("keep", "kept"),
     [
-        ({"keep_last": 1}, {14}),
+        pytest.param({"keep_last": 1}, {14}, marks=pytest.mark.wide),
         ({"keep_last": 1, "keep_every": 6}, {6, 12, 14}),
         ({"keep_last": 9}, {3, 6, 9, 12, 14}),
     ],

@@ -1,6 +1,5 @@
 """on_nan = "skip": a step whose values are not finite changes nothing, and the run goes on."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,23 +9,20 @@ from click.testing import CliRunner
 
 from thermopile.state_store import StateReader
 from thermopile.tools.cli import main
-from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import load_checkpoint
-from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import TrainingError
 from thermopile.trainer.loop import MAX_SKIPPED, Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-VICREG = {"dim": 16, "head": "vicreg", "head_width": 16, "image": {"config": {"width": 8}}}
+import small_runs
+from small_runs import SMALL_MODEL, assert_same_state, lines, losses
+
+VICREG = SMALL_MODEL | {"head": "vicreg", "head_width": 16}
 """A head with batch norms, whose running means one bad batch would spoil."""
 
 
 def small(dataset, **more):
-    tree = {
-        "epochs": 2, "batch_size": 256, "log_every": 1, "on_nan": "skip", "model": VICREG,
-        "data": {"path": str(dataset.path), "image_size": 16}, "checkpoint": {"every_minutes": 0},
-    }  # fmt: skip
-    return resolve(load_config(tree | more), dataset)
+    return small_runs.small(dataset, **{"on_nan": "skip", "model": VICREG} | more)
 
 
 def poison(trainer, steps, what="pictures"):
@@ -52,19 +48,6 @@ def train(config, path, steps=(), what="pictures", until=None, resume=False, rep
     return run
 
 
-def lines(run):
-    return [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
-
-
-def losses(run):
-    return [line["loss"] for line in lines(run)]
-
-
-def assert_same_state(one, other):
-    for column in (*one.fields, "visits", "last_step"):
-        np.testing.assert_array_equal(one.column(column), other.column(column))
-
-
 MOMENTUM = {"objective": {"name": "moco_v3"}, "model": VICREG | {"momentum": 0.9}}
 
 
@@ -72,7 +55,7 @@ MOMENTUM = {"objective": {"name": "moco_v3"}, "model": VICREG | {"momentum": 0.9
 def test_a_step_that_is_skipped_leaves_weights_norms_optimiser_and_rows_as_they_were(
     pairs_dataset, tmp_path, what, more
 ):
-    config = small(pairs_dataset, epochs=1, checkpoint={"every_minutes": 0, "every_steps": 1, "keep_last": 9}, **more)
+    config = small(pairs_dataset, epochs=1, checkpoint={"every_steps": 1, "keep_last": 9}, **more)
     run = train(config, tmp_path / "run", [4], what)
     before, after, moved = (load_checkpoint(run.checkpoints / f"step-{step}")[1] for step in (3, 4, 5))
     assert any("running_mean" in name for name in before["encoders"])
@@ -84,7 +67,9 @@ def test_a_step_that_is_skipped_leaves_weights_norms_optimiser_and_rows_as_they_
     assert not torch.equal(
         moved["encoders"]["image.head.1.running_mean"], after["encoders"]["image.head.1.running_mean"]
     )
-    assert_same_state(StateReader.open(run.state, at="step-3"), StateReader.open(run.state, at="step-4"))
+    rows_before, rows = (StateReader.open(run.state, at=f"step-{step}") for step in (3, 4))
+    for column in (*rows.fields, "visits", "last_step"):
+        np.testing.assert_array_equal(rows.column(column), rows_before.column(column))
     assert StateReader.open(run.state).column("visits").sum() == 6 * 256
 
 
@@ -111,7 +96,7 @@ def test_a_run_that_resumes_after_a_skipped_step_has_the_losses_of_one_never_sto
     train(config, tmp_path / "broken", [4, 5], until=5)
     broken = train(config, tmp_path / "broken", resume=True)
     assert losses(broken) == losses(whole)
-    assert_same_state(StateReader.open(broken.state), StateReader.open(whole.state))
+    assert_same_state(broken, whole)
 
 
 WINDOWED = {"epochs": 3, "batch_size": 128, "canonical_shards": 2, "blocks_per_shard": 15, "window_blocks": 4}
@@ -130,7 +115,7 @@ def without_prefetch(pairs_dataset, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("ahead", [1, 5])
+@pytest.mark.parametrize("ahead", [pytest.param(1, marks=pytest.mark.wide), 5])
 def test_rows_prefetched_for_skipped_steps_and_windows_passed_in_them_leave_no_stale_row(
     without_prefetch, pairs_dataset, tmp_path, ahead
 ):
@@ -138,11 +123,11 @@ def test_rows_prefetched_for_skipped_steps_and_windows_passed_in_them_leave_no_s
     run = train(small(pairs_dataset, **WINDOWED, state=state), tmp_path / "run", SKIPPED)
     assert [line["step"] for line in lines(run) if line["loss"] is None] == SKIPPED
     assert losses(run) == losses(without_prefetch)
-    assert_same_state(StateReader.open(run.state), StateReader.open(without_prefetch.state))
+    assert_same_state(run, without_prefetch)
 
 
 def test_ten_steps_in_a_row_may_be_skipped_and_the_eleventh_ends_the_run(pairs_dataset, tmp_path):
-    config = small(pairs_dataset, log_every=4, checkpoint={"every_minutes": 0, "every_steps": 2})
+    config = small(pairs_dataset, log_every=4, checkpoint={"every_steps": 2})
     ten = range(3, 3 + MAX_SKIPPED)
     assert losses(train(config, tmp_path / "ten", ten))[13] is not None
     with pytest.raises(

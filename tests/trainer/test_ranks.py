@@ -1,6 +1,5 @@
 """Several ranks train one run: as one process does, killed or not, and with another number of them after each stop."""
 
-import json
 import re
 import shutil
 import signal
@@ -22,7 +21,7 @@ from thermopile.trainer.errors import ConfigError, RanksLostError
 from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.world import World, joined_world
 
-from small_runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_state, assert_same_weights
+from small_runs import MOMENTUM, OWN_CODE, PRACTICE, assert_same_state, assert_same_weights, lines, losses
 
 SETTINGS = (
     "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=8",
@@ -49,8 +48,8 @@ def finish(ranks):
     assert [code for code, *_ in ends] == [0] * len(ranks), ends
 
 
-def losses(run):
-    return {line["step"]: line["loss"] for line in map(json.loads, run.metrics_file.read_text().splitlines())}
+def gradient_norms(run):
+    return [line["gradient_norm"] for line in lines(run)]
 
 
 def wait_for(run, steps, ranks):
@@ -261,19 +260,18 @@ def test_two_ranks_that_draw_captions_killed_within_an_epoch_and_resumed_are_tho
 def test_two_ranks_train_as_one_process_does_with_a_momentum_network_or_code_of_ones_own(start, tmp_path, more):
     one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
     for run, world in ((one, 1), (two, 2)):
-        finish(start(run, world, epochs=1, more_settings=("model.momentum=0.9", *more)))
+        finish(start(run, world, epochs=1, more_settings=("model.momentum=0.9", *more, "optimizer.grad_clip_norm=0.5")))
     assert_close(losses(two), losses(one), range(1, 16))
+    assert gradient_norms(two) == pytest.approx(gradient_norms(one), rel=1e-3)
 
 
+@pytest.mark.wide
 def test_two_ranks_clip_the_norm_of_the_gradients_that_one_process_has(start, tmp_path):
     one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
     more = ("optimizer.grad_clip_norm=0.5", "model.text.locked=true", "model.text.unlocked_groups=1")
     for run, world in ((one, 1), (two, 2)):
         finish(start(run, world, epochs=1, more_settings=more))
-    norms = [
-        [json.loads(line)["gradient_norm"] for line in run.metrics_file.read_text().splitlines()] for run in (one, two)
-    ]
-    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+    assert gradient_norms(two) == pytest.approx(gradient_norms(one), rel=1e-3)
     assert_close(losses(two), losses(one), range(1, 16))
 
 

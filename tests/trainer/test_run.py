@@ -13,11 +13,11 @@ from thermopile.trainer.config.layers import read_preset
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import OWN_CODE, assert_same_state, assert_same_weights, lines, losses
+from small_runs import OWN_CODE, SMALL_MODEL, assert_same_state, assert_same_weights, lines, losses
 
 SETTINGS = {
     "epochs": 2, "batch_size": 256, "log_every": 5, "data": {"image_size": 16}, "checkpoint": {"every_steps": 4},
-    "model": {"dim": 16, "image": {"config": {"width": 8}}},
+    "model": SMALL_MODEL,
 }  # fmt: skip
 
 

@@ -50,6 +50,7 @@ def test_a_run_with_few_rows_in_memory_equals_one_with_all_bit_for_bit(resident,
     assert_same_state(run, resident)
 
 
+@pytest.mark.wide
 def test_a_windowed_run_stopped_within_an_epoch_goes_on_with_another_budget(resident, pairs_dataset, tmp_path):
     config, run = small(pairs_dataset, **WINDOWED, checkpoint={"every_steps": 4}), RunDirectory(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt), Trainer.open(config, run) as trainer:

@@ -6,20 +6,15 @@ from functools import partial
 import pytest
 import torch
 
-from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
-from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
+from small_runs import small
+
 
 def tiny(dataset, **more):
-    tree = {
-        "epochs": 2, "batch_size": 256, "log_every": 1,
-        "data": {"path": str(dataset.path), "image_size": 16}, "model": {"dim": 16, "image": {"config": {"width": 8}}},
-        "optimizer": {"warmup_steps": 0}, "checkpoint": {"every_minutes": 0},
-    }  # fmt: skip
-    return resolve(load_config(tree | more), dataset)
+    return small(dataset, **{"optimizer": {"warmup_steps": 0}} | more)
 
 
 def train(config, path, until=14, resume=False):
@@ -58,7 +53,7 @@ def test_channels_last_lays_kernels_out_so_and_changes_no_loss_beyond_round_off(
     assert losses(run) == pytest.approx(losses(plain), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", pytest.param("sgd", marks=pytest.mark.wide)])
 def test_a_run_resumed_in_the_other_layout_goes_on_as_it_was(pairs_dataset, tmp_path, name):
     optimizer = {"name": name, "lr": 1e-2, "warmup_steps": 0}
     config = tiny(pairs_dataset, optimizer=optimizer)

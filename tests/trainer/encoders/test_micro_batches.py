@@ -162,10 +162,13 @@ def test_nothing_of_a_batch_is_kept_after_its_step():
 # Runs
 
 
-def test_a_run_in_pieces_has_nearly_the_losses_of_one_that_encodes_batches_at_once(finished, pairs_dataset, tmp_path):
-    pieces = train(small(pairs_dataset, micro_batch=32), tmp_path / "pieces")
-    assert losses(pieces) == pytest.approx(losses(finished), rel=1e-3)
-    assert losses(pieces) != losses(finished), "the batch was not cut"
+def test_a_run_in_pieces_has_nearly_the_losses_of_one_that_encodes_batches_at_once(pairs_dataset, tmp_path):
+    # Encoders in which other shapes of products round otherwise.
+    config = small(pairs_dataset, epochs=1, model={"dim": 16, "image": {"config": {"width": 8}}})
+    whole = train(config, tmp_path / "whole")
+    pieces = train(config.model_copy(update={"micro_batch": 32}), tmp_path / "pieces")
+    assert losses(pieces) == pytest.approx(losses(whole), rel=1e-3)
+    assert losses(pieces) != losses(whole), "the batch was not cut"
 
 
 def test_every_sample_of_a_batch_is_visited_once_a_step(pairs_dataset, tmp_path):

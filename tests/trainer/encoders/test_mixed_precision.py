@@ -5,25 +5,24 @@ import json
 import pytest
 import torch
 
-from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
-from thermopile.trainer.config import OPTIMIZERS, load_config
+from thermopile.trainer.config import OPTIMIZERS
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
+from small_runs import small
+
 TOO_LARGE, HARMLESS = 2.0**40, 2.0**8
 """Scales of the loss whose gradients overflow at once, and do not."""
-CLIP = {"objective": {"name": "clip"}, "optimizer": {"lr": 1e-2, "warmup_steps": 0}}
+CLIP = {
+    "objective": {"name": "clip"}, "optimizer": {"lr": 1e-2, "warmup_steps": 0},
+    "model": {"dim": 16, "image": {"config": {"width": 8}}},
+}  # fmt: skip
 """A loss that falls as it learns: iSogCLR's has other weights in every step."""
 
 
 def tiny(dataset, precision, **more):
-    tree = {
-        "epochs": 2, "batch_size": 256, "log_every": 1, "precision": precision,
-        "data": {"path": str(dataset.path), "image_size": 16}, "model": {"dim": 16, "image": {"config": {"width": 8}}},
-        "optimizer": {"warmup_steps": 0}, "checkpoint": {"every_minutes": 0},
-    }  # fmt: skip
-    return resolve(load_config(tree | more), dataset)
+    return small(dataset, **{"precision": precision, "optimizer": {"warmup_steps": 0}} | more)
 
 
 def scaled_by(trainer, scale):
@@ -53,10 +52,13 @@ def in_float32(pairs_dataset, tmp_path_factory):
 def test_a_run_in_half_precision_begins_as_one_in_float32_and_learns_as_it_does(
     in_float32, pairs_dataset, tmp_path, precision
 ):
-    found = losses(trained(tiny(pairs_dataset, precision, **CLIP), tmp_path / "run"))
+    run = trained(tiny(pairs_dataset, precision, **CLIP), tmp_path / "run")
+    found = losses(run)
     assert found != in_float32
     assert found[:4] == pytest.approx(in_float32[:4], rel=0.01)
     assert sum(found[-3:]) < sum(found[:3]) - 1
+    if precision == "bf16":
+        assert load_checkpoint(latest_checkpoint(run.checkpoints))[1]["loss_scale"] == {}, "only fp16 scales the loss"
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -112,8 +114,3 @@ def test_a_step_whose_gradients_overflow_moves_no_weight_and_halves_the_scale(pa
         after = trainer.encoders.state_dict()
     assert all(value.isfinite().all() for value in after.values())
     assert not torch.equal(after["image.head.weight"], before["image.head.weight"])
-
-
-def test_a_run_without_fp16_has_no_loss_scale(pairs_dataset, tmp_path):
-    run = trained(tiny(pairs_dataset, "bf16", epochs=1), tmp_path / "run")
-    assert load_checkpoint(latest_checkpoint(run.checkpoints))[1]["loss_scale"] == {}

@@ -5,6 +5,7 @@ import shutil
 import threading
 from itertools import count
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -13,6 +14,7 @@ from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.tools.cli import main
 from thermopile.trainer.build import resolve
 from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
@@ -79,9 +81,19 @@ def converted(pictures, out):
 
 
 @pytest.fixture(scope="module")
-def watched(pairs_dataset, tmp_path_factory):
+def few_pairs(pairs_dataset, tmp_path_factory):
+    """Two of the 20 glyphs of each class."""
+    out = tmp_path_factory.mktemp("few") / "pairs"
+    convert(GlyphSource(0, test=True), out, ConvertSettings(), workers=1, selection=np.arange(0, pairs_dataset.n, 10),
+            tokenizer_from=pairs_dataset.path / "tokenizer.json")  # fmt: skip
+    return Dataset(out)
+
+
+@pytest.fixture(scope="module")
+def watched(pairs_dataset, few_pairs, tmp_path_factory):
     """7 steps, evaluated after 2, 4 and 6, with a checkpoint at 4."""
-    config = settings(pairs_dataset, {"every_steps": 2, "test": str(pairs_dataset.path)}, checkpoint={"every_steps": 4})
+    scored = {"every_steps": 2, "test": str(few_pairs.path), "train": str(few_pairs.path)}
+    config = settings(pairs_dataset, scored, checkpoint={"every_steps": 4})
     return train(config, tmp_path_factory.mktemp("runs") / "watched")
 
 
@@ -91,22 +103,22 @@ def test_the_line_of_an_evaluation_stands_behind_that_of_its_step(watched):
     assert [found["step"] for found in read_status(watched).evaluations] == [2, 4, 6]
 
 
-def test_the_scores_are_those_of_the_checkpoint_of_that_step_without_the_probes(watched, pairs_dataset):
-    expected = evaluate(watched, pairs_dataset, pairs_dataset, at="step-4").scores
+def test_the_scores_are_those_of_the_checkpoint_of_that_step_without_the_probes(watched, few_pairs):
+    expected = evaluate(watched, few_pairs, few_pairs, at="step-4").scores
     del expected["probe"]
     assert evaluations(watched)[4] == expected
     assert expected.keys() == {"knn", "image_to_text", "text_to_image", "zero_shot"}
     assert evaluations(watched)[6] != expected
 
 
-def test_the_zero_shot_prompts_are_those_of_the_settings(watched, pairs_dataset):
+def test_the_zero_shot_prompts_are_those_of_the_settings(watched, pairs_dataset, few_pairs):
     prompts = ["the character {lower}"]
-    given = {"every_steps": 4, "test": str(pairs_dataset.path), "templates": prompts}
+    given = watched.config().evaluation.model_dump() | {"templates": prompts}
     config = settings(pairs_dataset, given)
     _, training = load_checkpoint(watched.checkpoints / "step-4")
     encoders = restore_encoders(config, watched.checkpoints, training, pairs_dataset.index.tokenizer)
     found = OnlineEvaluation.open(config, pairs_dataset, torch.device("cpu")).scores(encoders, 4, lambda: False)
-    expected = evaluate(watched, pairs_dataset, pairs_dataset, at="step-4", templates=prompts).scores
+    expected = evaluate(watched, few_pairs, few_pairs, at="step-4", templates=prompts).scores
     assert found["zero_shot"] == expected["zero_shot"] != evaluations(watched)[4]["zero_shot"]
 
 
@@ -291,9 +303,9 @@ def test_the_first_score_of_each_method_is_shown_and_training_on_the_scored_set_
     assert "evaluation during training: Training and test set are the same" in result.stderr
 
 
-def test_of_two_ranks_the_first_one_scores_while_the_other_one_waits(start_ranks, pairs_dataset, tmp_path):
-    asked = sets("epochs=1", "data.image_size=16", "canonical_shards=4", "evaluation.every_steps=3",
-                 f"evaluation.test={pairs_dataset.path}")  # fmt: skip
+def test_of_two_ranks_the_first_one_scores_while_the_other_one_waits(start_ranks, pairs_dataset, few_pairs, tmp_path):
+    asked = sets("epochs=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4", "canonical_shards=4",
+                 "evaluation.every_steps=3", f"evaluation.test={few_pairs.path}")  # fmt: skip
     ranks = start_ranks(2, "train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *asked)
     ends = [rank.end() for rank in ranks]
     assert [code for code, *_ in ends] == [0, 0], ends

@@ -17,6 +17,13 @@ ONE_OF_EACH_KIND = pytest.mark.parametrize("case", [("isogclr", "bimodal"), ("au
 """For what the step that all objectives share decides. AUC-CL has a parameter of its own, and computes its own sums."""
 WITH_PAIRS = [case for case in FRAMED if case[0] not in ("barlow_twins", "vicreg")]
 """Objectives that compare samples; the others compare columns."""
+FIRST_FRAMES = [next(case for case in FRAMED if case[:2] == known) for known in dict.fromkeys(c[:2] for c in FRAMED)]
+MANY_EXAMPLES = pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in FIRST_FRAMES else pytest.mark.wide) for case in FRAMED],
+    ids=lambda case: f"{case[0]}-{case[1]}{case[2]}",
+)
+"""The cases of the fixture, but the further frames of each objective in each mode are wide."""
 
 
 def assert_same(here, there, rtol=0.0, atol=0.0):
@@ -38,6 +45,7 @@ def unseen_state(objective, samples, dtype=torch.float32):
     return state | ({"visits": torch.zeros(samples, dtype=dtype)} if state else {})
 
 
+@MANY_EXAMPLES
 @settings(max_examples=8)
 @given(data=st.data(), seed=st.integers(0, 2**31), samples=st.integers(2, 9))
 def test_the_order_of_the_batch_does_not_matter(
@@ -82,6 +90,7 @@ def test_at_gamma_one_an_old_estimate_of_any_size_is_forgotten(case, make_object
     assert all(torch.equal(from_old.state[name], from_new.state[name]) for name in from_new.state)
 
 
+@MANY_EXAMPLES
 @settings(max_examples=8)
 @given(
     seed=st.integers(0, 2**31),

@@ -13,7 +13,7 @@ from thermopile.tools.cli import main
 
 def test_a_step_is_measured_with_each_encoder_and_its_time_is_shared_out():
     words = ["bench", "step", "--image", "conv", "--image", "hf:resnet-18", "--device", "cpu", "--batch", "16",
-             "--steps", "2", "--json"]  # fmt: skip
+             "--steps", "2", "--set", "data.image_size=32", "--json"]  # fmt: skip
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     conv, resnet = json.loads(done.stdout)["steps"]

@@ -35,8 +35,9 @@ def test_a_step_is_measured_with_each_encoder_and_its_time_is_shared_out(image, 
 )  # fmt: skip
 def test_a_step_on_a_dataset_is_compared_with_one_on_random_batches(hostile_dataset, text, settings):
     words = ["bench", "step", "--data", str(hostile_dataset.path), "--device", "cpu", "--batch", "16", "--steps", "2",
-             "--text", text, *(part for each in settings for part in ("--set", f"model.text.config.{each}"))]  # fmt: skip
-    done = CliRunner().invoke(main, words)
+             "--text", text]  # fmt: skip
+    sets = [part for setting in settings for part in ("--set", f"model.text.config.{setting}")]
+    done = CliRunner().invoke(main, words + sets)
     assert done.exit_code == 0, done.output
     for data in ("synthetic", "ffcv"):
         assert f"batch 16, {data} data: " in done.stdout

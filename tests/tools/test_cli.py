@@ -111,6 +111,29 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".cut.partial", "begun", "empty"]
 
 
+SHOWN_WITHOUT_TORCH = """
+import sys, thermopile
+from thermopile.tools.cli import main
+
+def loaded(*packages):
+    return set(packages) & set(sys.modules)
+
+thermopile.open_run(sys.argv[1]).temperatures()
+assert not loaded("torch", "numba", "ffcv", "pandas", "matplotlib", "scipy"), sys.modules
+for words in ("check", "log"):
+    main(["state", words, sys.argv[1]], standalone_mode=False)
+    assert not loaded("torch", "numba", "ffcv"), words
+main(["status", sys.argv[1]], standalone_mode=False)
+assert not loaded("torch")
+"""
+
+
+def test_a_run_is_opened_and_its_state_and_status_are_shown_without_importing_torch(hostile_run):
+    command = [sys.executable, "-c", SHOWN_WITHOUT_TORCH, str(hostile_run.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [("optimizer.lrr=1", ("did you mean 'optimizer.lr'",)), ("objective.rhoo=1", ("did you mean 'rho'",)),

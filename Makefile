@@ -1,6 +1,8 @@
 # `make demo` and `make test` set up all they need by themselves, once. The rest is for development.
-.PHONY: demo test test-wide reproduce soak gpu lint link format system browser clean
+.PHONY: demo test fast-tests test-wide reproduce soak gpu lint link format system browser clean
 .DELETE_ON_ERROR:
+# Where bytecode is not kept, each of the many processes that tests start compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHONS = 3.11 3.12 3.13 3.14
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python3)
@@ -8,6 +10,7 @@ RUN = .venv/bin/thermopile
 PIP = setup/quietly .venv/bin/pip install --disable-pip-version-check
 # With the checkout as its root, pytest would import it under the checkout's own name, which need not be one for a module.
 PYTEST = .venv/bin/pytest --rootdir tests tests
+COUNTED = .venv/bin/python tests/cpu_budget.py
 # What ffcv compiles against. To count what that adds to a Debian that has nothing yet (168 packages on Debian 12):
 #   touch /tmp/none; apt-get -s -o Dir::State::status=/tmp/none install --no-install-recommends PACKAGES | grep -c ^Inst
 DEBIAN_PACKAGES = build-essential pkg-config libopencv-imgproc-dev libturbojpeg0-dev python3-dev python3-venv
@@ -27,18 +30,23 @@ PAGE = docs/reproduction.md
 reproduce: .venv/ready
 	.venv/bin/python benchmarks/reproduce.py $(RESULTS) --page $(PAGE) $(if $(FULL),--full)
 
-# Two processes, a file in one of them: what a file makes once is not made twice.
-test: lint
-	$(PYTEST) -m "not soak and not wide" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# What one runs before a commit: in five minutes, within a budget of CPU seconds (tests/cpu_budget.py). Lint runs beside.
+test: .venv/ready
+	@$(MAKE) --no-print-directory --jobs 2 lint fast-tests
 
-# What needs a browser, an object server or a Ray cluster.
-test-wide: .venv/ready browser
-	$(PYTEST) -m "wide and not soak"
+SHARED_OUT = --numprocesses 2 --no-loadscope-reorder
+fast-tests: .venv/ready link
+	$(COUNTED) $(PYTEST) -m "not soak and not wide" $(SHARED_OUT)
+
+# All else that is to be known before a merge: the claim, kills, flipped bits, ranks, benchmarks' scripts, and what needs a
+# browser, an object server or a Ray cluster.
+test-wide: .venv/ready link browser
+	$(COUNTED) --budget inf --budget-a-file inf $(PYTEST) -m "wide and not soak" $(SHARED_OUT)
 
 # The same tests at full length: kills, flipped bits, 5,000 snapshots, two hours of training, seeds, a store of 2·10^8 rows.
 # Takes about six hours on two cores; the last one is skipped where less than 14 GB of disk are free.
 soak: .venv/ready
-	$(PYTEST) -m soak --timeout 3600
+	$(PYTEST) -m soak --hypothesis-profile soak --timeout 3600
 
 # What a GPU does, in at most ten minutes, in the environment of PYTHON as it is: nothing is installed. Writes docs/gpu.md.
 gpu: link

@@ -7,14 +7,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Tensors here are small. Two threads that meet at each operation are ten times slower where others use the cores too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # The first example of a property compiles numba kernels; a deadline would fail it. Examples are the same in every run
-# of the tests, so that a failure is one for everybody.
-settings.register_profile("thermopile", deadline=None, derandomize=True)
-settings.load_profile("thermopile")
+# of the tests, so that a failure is one for everybody. Only the soak looks for the smallest example that fails, which
+# can take minutes.
+settings.register_profile("soak", deadline=None, derandomize=True)
+settings.register_profile("daily", settings.get_profile("soak"), phases=set(Phase) - {Phase.shrink, Phase.explain})
+settings.load_profile("daily")
 
+import fcntl  # noqa: E402
 import resource  # noqa: E402
+import signal  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from contextlib import contextmanager  # noqa: E402
@@ -44,20 +48,63 @@ from several_captions import captions_of  # noqa: E402
 
 pytest_plugins = ["cpu_budget"]
 
-LONGEST = ("test_claim.py", "test_ranks.py", "test_lost_ranks.py", "test_bit_flips.py", "test_scripts.py")
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+LEFT_OUT = pytest.StashKey[int]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files: at the end, one process would work on them while the other waits."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
-    for item in items:
-        if marker := item.get_closest_marker("gpu"):
-            import torch
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests for more GPUs than there are, and begin with the folders that take longest.
 
-            wanted, found = marker.kwargs.get("count", 1), torch.cuda.device_count()
-            if found < wanted:
-                reason = f"needs {wanted} GPU{'s'[: wanted - 1]}, and torch finds {found or 'none'}"
-                item.add_marker(pytest.mark.skip(reason=reason))
+    At the end, one process would work on them while the other waits.
+    """
+    items.sort(key=lambda item: scope_of(item.nodeid) not in LONGEST)
+    wanted = {item: marker.kwargs.get("count", 1) for item in items if (marker := item.get_closest_marker("gpu"))}
+    if not wanted:
+        return
+    import torch
+
+    gpus = torch.cuda.device_count()
+    left_out = {item for item, count in wanted.items() if count > gpus}
+    items[:] = [item for item in items if item not in left_out]
+    config.stash[LEFT_OUT] = len(left_out)
+
+
+def scope_of(nodeid: str) -> str:
+    """Return what one process runs whole: a folder, whose tests share fixtures and fork servers, or a file of none."""
+    top, *below = nodeid.partition("::")[0].split("/")
+    return f"{top}/{below[0]}" if top == "pipeline" else top
+
+
+LONGEST = ("trainer", "tools", "state_store", "test_claim.py", "test_bit_flips.py")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return scope_of(nodeid)
+
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(f"{left_out} tests left out: they need more GPUs than this machine has; make gpu")
 
 
 def noise(seed: int, height: int = 24, width: int = 32) -> Image.Image:
@@ -72,19 +119,32 @@ def draw() -> Callable[..., Image.Image]:
 
 
 def converted(source: Source, out: Path) -> Dataset:
-    """Convert all samples; the test is skipped where ffcv is missing, which writes the shards."""
+    """Convert all samples, unless another process of these tests has done so.
+
+    The test is skipped where ffcv is missing, which writes the shards.
+    """
     try:
         from thermopile.pipeline.conversion.convert import ConvertSettings, convert
     except ImportError as error:
         pytest.skip(f"needs ffcv to convert a dataset: {error}")
-    convert(source, out, ConvertSettings(), workers=1)
+    out.parent.mkdir(exist_ok=True)
+    with out.with_name("lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        convert(source, out, ConvertSettings(), workers=1, resume=True)
     return Dataset(out)
 
 
 @pytest.fixture(scope="session")
-def pairs_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all processes of these tests."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def pairs_dataset(shared: Path) -> Dataset:
     """2,000 pairs: 20 glyphs of each of 100 classes, with captions."""
-    return converted(GlyphSource(0, test=True), tmp_path_factory.mktemp("pairs") / "glyphs")
+    return converted(GlyphSource(0, test=True), shared / "pairs" / "glyphs")
 
 
 @pytest.fixture(scope="session")
@@ -99,9 +159,9 @@ def picture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def images_dataset(picture_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def images_dataset(picture_folder: Path, shared: Path) -> Dataset:
     """The picture folder, converted."""
-    return converted(FolderSource(picture_folder), tmp_path_factory.mktemp("images") / "pictures")
+    return converted(FolderSource(picture_folder), shared / "images" / "pictures")
 
 
 @pytest.fixture(scope="session")
@@ -118,9 +178,9 @@ def captions_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.fixture(scope="session")
-def noise_dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def noise_dataset(shared: Path) -> Dataset:
     """4,096 pairs in 4 shards, 18 MB: pictures of noise, each its own."""
-    return converted(NoiseSource(4096), tmp_path_factory.mktemp("noise") / "noise")
+    return converted(NoiseSource(4096), shared / "noise" / "noise")
 
 
 @pytest.fixture(scope="session")

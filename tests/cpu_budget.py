@@ -1,6 +1,6 @@
-"""Count the CPU seconds of a pytest run and of all that it starts, and fail above a budget.
+"""Count the CPU seconds of a command and of all that it starts, and fail above a budget.
 
-    python tests/cpu_budget.py [--budget SECONDS] [--budget-a-file SECONDS] pytest …
+    python tests/cpu_budget.py [--budget SECONDS] [--budget-a-file SECONDS] COMMAND …
 
 CPU seconds hardly depend on what else the machine does; wall time does. `time` misses fork servers, which outlive the
 process that started them: this process adopts and reaps whatever is orphaned below it. Inside pytest, where this file
@@ -39,9 +39,9 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args()
     ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGINT, lambda *_: None)  # it is for pytest; unlike SIG_IGN, a handler is not inherited
-    pytest_run = subprocess.Popen(given.command, env=os.environ | {LIMITS: str(given.budget_a_file)})
-    code = reaped(pytest_run.pid)
+    signal.signal(signal.SIGINT, lambda *_: None)  # it is the command's; unlike SIG_IGN, a handler is not inherited
+    command = subprocess.Popen(given.command, env=os.environ | {LIMITS: str(given.budget_a_file)})
+    code = reaped(command.pid)
     seconds = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     print(f"{seconds:.0f} CPU seconds, of {given.budget:.0f} allowed")
     if code == 0 and seconds > given.budget:

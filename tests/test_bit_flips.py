@@ -20,7 +20,11 @@ def verdicts(line):
 
 @pytest.mark.timeout(4 * 60 * 60)
 @pytest.mark.parametrize(
-    ("kinds", "flips"), [(["pixels", "tensors", "chunk", "weights"], 1), pytest.param([], 180, marks=pytest.mark.soak)]
+    ("kinds", "flips"),
+    [
+        pytest.param(["pixels", "tensors", "chunk", "weights"], 1, marks=pytest.mark.wide),
+        pytest.param([], 180, marks=pytest.mark.soak),
+    ],
 )
 def test_no_command_crashes_hangs_or_gives_another_result_in_silence(tmp_path, kinds, flips):
     """Short, in one kind of file of each part: dataset, checkpoint, state, selection; at full length in all."""

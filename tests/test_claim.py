@@ -34,6 +34,7 @@ def test_mean_temperature_of_a_class_follows_its_size(tmp_path, seed):
         assert abs(side["permuted"]) <= 0.15
 
 
+@pytest.mark.wide
 def test_the_claim_shows_within_a_third_of_the_training(tmp_path):
     for side in spearman_figures(tmp_path, 0, "--set", "epochs=6", "--set", "optimizer.warmup_steps=50"):
         assert side["spearman"] >= 0.6

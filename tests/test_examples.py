@@ -2,8 +2,11 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -16,12 +19,14 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def run_example(name, *arguments, launcher=(sys.executable,)):
-    """Run it for one epoch; what it prints."""
-    command = [*launcher, str(ROOT / "examples" / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run_example(name, *arguments):
+    """Run it for one epoch, as a program but in this process; what it prints."""
+    file, said = ROOT / "examples" / name, StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
+        patch.syspath_prepend(file.parent)
+        patch.setattr(sys, "argv", [str(file), *map(str, arguments)])
+        runpy.run_path(str(file), run_name="__main__")
+    return said.getvalue()
 
 
 def asked(*arguments):
@@ -53,10 +58,14 @@ def test_a_finished_loop_of_ones_own_has_nothing_to_do(own_loop, pairs_dataset):
     assert (own_loop / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.wide
 def test_the_loop_on_several_ranks_runs_under_torchrun(pairs_dataset, tmp_path):
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    said = run_example("several_ranks.py", pairs_dataset.path, tmp_path / "run", 1, launcher=torchrun)
-    assert said.splitlines()[-1] == "7 steps on 2 ranks"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, ROOT / "examples" / "several_ranks.py", pairs_dataset.path, tmp_path / "run", 1]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "7 steps on 2 ranks"
 
 
 def test_a_loss_without_temperatures_has_state_that_can_be_read(pairs_dataset, tmp_path):

@@ -71,6 +71,7 @@ for loader in ("ffcv", "dali"):
 """
 
 
+@pytest.mark.wide
 def test_a_run_with_synthetic_data_needs_neither_ffcv_nor_dali_and_the_others_say_what_is_missing(tmp_path):
     command = [sys.executable, "-c", TRAINING_WITHOUT_LOADERS, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -82,6 +83,7 @@ def test_a_run_with_synthetic_data_needs_neither_ffcv_nor_dali_and_the_others_sa
     assert dali.startswith("data.loader = 'dali' cannot be used here: No module named 'nvidia.dali")
 
 
+@pytest.mark.wide
 def test_the_wheel_holds_every_module_of_the_package_and_nothing_else(tmp_path):
     # A copy: setuptools takes what an earlier build left behind in build/lib as well.
     outside = (
@@ -115,6 +117,7 @@ def test_make_takes_the_python_versions_that_the_package_declares():
     assert declared == taken.split() == [f"3.{minor}" for minor in range(100) if f"3.{minor}" in allowed]
 
 
+@pytest.mark.wide
 def test_make_installs_all_that_the_packages_require_but_opencv_with_windows():
     check = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
     missing = set(check.stdout.splitlines()) - {"No broken requirements found."}

@@ -8,23 +8,27 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numba
+import numba.typed
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ..row_records import MAX_BYTES
 
-# Importing ffcv sets torch and numba to one thread for the whole process.
+# Importing ffcv sets torch and numba to one thread for the whole process, and puts two constants into a typed dict, for
+# which numba compiles for five seconds; FFCV reads them from Python alone, where a plain dict serves.
 _torch_threads, _numba_threads = torch.get_num_threads(), numba.get_num_threads()
+_typed_dict, numba.typed.Dict = numba.typed.Dict, dict
 
-from ffcv.fields import IntField, NDArrayField, RGBImageField  # noqa: E402
-from ffcv.memory_allocator import MemoryAllocator  # noqa: E402
-from ffcv.types import FieldDescType, HeaderType  # noqa: E402
-from ffcv.writer import DatasetWriter, handle_sample  # noqa: E402
-
-torch.set_num_threads(_torch_threads)
-numba.set_num_threads(_numba_threads)
+try:
+    from ffcv.fields import IntField, NDArrayField, RGBImageField
+    from ffcv.memory_allocator import MemoryAllocator
+    from ffcv.types import FieldDescType, HeaderType
+    from ffcv.writer import DatasetWriter, handle_sample
+finally:
+    numba.typed.Dict = _typed_dict
+    torch.set_num_threads(_torch_threads)
+    numba.set_num_threads(_numba_threads)
 
 _TYPE_IDS = {"image": 2, "tokens": 4, "source_index": 1}
 """FFCV's ids of RGBImageField, NDArrayField and IntField."""

@@ -73,10 +73,11 @@ class _Shared:
 def start_workers_early() -> None:
     """Import what workers need in the background: it takes seconds, which the caller can use for other work.
 
-    Workers are forked from a server process that has only imported ffcv and the like, once for all conversions of this
-    process. This process itself cannot be forked: torch and numba may run threads in it, which do not survive a fork.
+    Workers are forked from a server process that has only imported ffcv and the like (preloaded.py), once for all
+    conversions of this process. This process itself cannot be forked: torch and numba may run threads in it, which do
+    not survive a fork.
     """
-    get_context("forkserver").set_forkserver_preload([f"{__package__}.shard_writer"])
+    get_context("forkserver").set_forkserver_preload([f"{__package__}.preloaded"])
     resource_tracker.ensure_running()  # otherwise the fork server starts it, which undoes the blocking
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -12,7 +12,9 @@ from thermopile.state_store import StateReader, StateStore, list_snapshots
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["resident", "windowed"])
-@pytest.mark.parametrize("kills", [2, pytest.param(60, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "kills", [1, pytest.param(2, marks=pytest.mark.wide), pytest.param(60, marks=pytest.mark.soak)]
+)
 def test_a_killed_run_reopens_exactly_at_a_snapshot_no_older_than_the_last_announced(start, path, kind, kills):
     moments, expected, announced = random.Random(7), ExpectedState(), 0
     blocks_left = 0

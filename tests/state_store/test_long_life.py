@@ -30,6 +30,7 @@ def test_with_few_descriptors_every_snapshot_succeeds_and_nothing_grows(start, t
     assert late["bytes"] <= 1.05 * early["bytes"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("failures", [15, pytest.param(200, marks=pytest.mark.soak)])
 def test_snapshots_that_fail_for_want_of_descriptors_lose_nothing(start, tmp_path, failures):
     measured = run(start, long_life_run.starved, tmp_path / "state", failures)

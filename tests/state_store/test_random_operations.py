@@ -354,7 +354,9 @@ class StoreAgainstArrays(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("examples", [8, pytest.param(400, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "examples", [3, pytest.param(8, marks=pytest.mark.wide), pytest.param(400, marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_a_store_does_what_plain_arrays_do(kind, examples):
     machine = type("StoreAgainstArrays", (StoreAgainstArrays,), {"first_kind": kind})

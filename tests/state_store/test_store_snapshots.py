@@ -285,6 +285,7 @@ def test_a_store_without_samples_or_rows_in_a_block_is_refused(create, path, siz
     assert not path.exists()
 
 
+@pytest.mark.wide
 def test_a_store_left_open_does_not_keep_the_process_alive(path):
     program = (
         "import sys, numpy, torch; from thermopile.state_store import StateStore\n"

@@ -77,7 +77,11 @@ def small():
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("samples", "batch", "blocks_per_shard"),
-    [(200_000, 4_096, 20), pytest.param(2_000_000, 16_384, 60, marks=pytest.mark.soak)],
+    [
+        (20_000, 512, 20),
+        pytest.param(200_000, 4_096, 20, marks=pytest.mark.wide),
+        pytest.param(2_000_000, 16_384, 60, marks=pytest.mark.soak),
+    ],
 )
 def test_two_epochs_under_a_budget_leave_the_rows_of_a_run_without_one(tmp_path, samples, batch, blocks_per_shard):
     order = Order.create(samples, batch, seed=0, canonical_shards=8, blocks_per_shard=blocks_per_shard, window_blocks=2)

@@ -19,7 +19,7 @@ def small(dataset: Dataset, **more):
     """Settings of 2 epochs of 7 steps, 256 pairs each, with the settings of `more` in place of some of them."""
     tree = {
         "epochs": 2, "batch_size": 256, "log_every": 1, "data": {"path": str(dataset.path), "image_size": 16},
-        "model": {"dim": 16, "image": {"config": {"width": 8}}},
+        "model": {"dim": 16, "image": {"config": {"width": 4}}, "text": {"config": {"width": 8}}},
     }  # fmt: skip
     return resolve(load_config(tree | more), dataset)
 

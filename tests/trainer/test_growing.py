@@ -12,8 +12,12 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import StateReader
 from thermopile.tools.cli import main
+from thermopile.trainer.run_directory import RunDirectory
 
-TINY = ("epochs=1", "batch_size=64", "data.image_size=16", "data.workers=1", "checkpoint.every_minutes=0")
+TINY = (
+    "epochs=1", "batch_size=64", "data.image_size=16", "data.workers=1", "checkpoint.every_minutes=0", "model.dim=16",
+    "model.image.config.width=4", "model.text.config.width=8",
+)  # fmt: skip
 ADDED = np.arange(0, 10_847, 54)
 
 
@@ -45,12 +49,17 @@ def run(grown, tmp_path_factory):
     return out
 
 
-def test_the_first_samples_begin_with_their_state_bit_for_bit_and_the_others_at_the_initial_values(
-    grown, run, tmp_path
-):
-    result = train("--data", grown[1], "--out", tmp_path / "after", "--init-from", run, "--grow")
+@pytest.fixture(scope="module")
+def after(grown, run, tmp_path_factory):
+    """A run on the grown dataset from the one before, with all rows in memory."""
+    out = tmp_path_factory.mktemp("runs") / "after"
+    result = train("--data", grown[1], "--out", out, "--init-from", run, "--grow")
     assert result.exit_code == 0, result.stderr
-    old, new = StateReader.open(run / "state"), StateReader.open(tmp_path / "after" / "state", at="step-0")
+    return out
+
+
+def test_the_first_samples_begin_with_their_state_bit_for_bit_and_the_others_at_the_initial_values(grown, run, after):
+    old, new = StateReader.open(run / "state"), StateReader.open(after / "state", at="step-0")
     assert (old.samples, new.samples) == (2000, 2201) == (2000, Dataset(grown[1]).n)
     carried, fresh = new.rows(0, 2000), new.rows(2000, 2201)
     for name, values in old.rows(0, 2000, [*old.fields, "visits"]).items():
@@ -61,21 +70,29 @@ def test_the_first_samples_begin_with_their_state_bit_for_bit_and_the_others_at_
     assert (carried["last_step"] == 0).all()
 
 
-@pytest.mark.parametrize("budget", ["none", "30_000"])
-def test_training_goes_on_from_the_carried_rows_also_through_a_window(grown, run, tmp_path, budget):
-    options = {"state.memory_budget": budget}
-    assert train("--data", grown[1], "--out", tmp_path / "run", "--init-from", run, "--grow", **options).exit_code == 0
-    visits = StateReader.open(tmp_path / "run" / "state").column("visits")
-    before = StateReader.open(run / "state").column("visits")
+def assert_an_epoch_was_counted_on_top(run, after):
+    visits, before = (StateReader.open(each / "state").column("visits") for each in (after, run))
     assert set((visits[:2000] - before).tolist()) <= {0, 1}
     assert set(visits[2000:].tolist()) <= {0, 1}
     steps, rest = divmod(int(visits.sum() - before.sum()), 64)
     assert (rest, steps > 30) == (0, True)  # an epoch through a window may be a little shorter
 
 
-def test_a_grown_state_is_sound(grown, run, tmp_path):
-    train("--data", grown[1], "--out", tmp_path / "run", "--init-from", run, "--grow")
-    result = CliRunner().invoke(main, ["state", "check", str(tmp_path / "run"), "--all"])
+def test_training_goes_on_from_the_carried_rows(run, after):
+    assert_an_epoch_was_counted_on_top(run, after)
+
+
+def test_training_goes_on_from_the_carried_rows_through_a_window(grown, run, tmp_path):
+    few = {"state.memory_budget": 40_000, "canonical_shards": 2}
+    result = train("--data", grown[1], "--out", tmp_path / "run", "--init-from", run, "--grow", **few)
+    assert result.exit_code == 0, result.stderr
+    recorded = RunDirectory(tmp_path / "run").config()
+    assert recorded.blocks_per_shard > recorded.window_blocks > 1
+    assert_an_epoch_was_counted_on_top(run, tmp_path / "run")
+
+
+def test_a_grown_state_is_sound(after):
+    result = CliRunner().invoke(main, ["state", "check", str(after), "--all"])
     assert result.exit_code == 0, result.output
 
 
@@ -85,7 +102,7 @@ def test_a_dataset_that_did_not_grow_from_the_runs_is_refused(run, tmp_path, ima
             tokenizer_from=other / "tokenizer.json")  # fmt: skip
     join(other)
     second = tmp_path / "second"
-    assert train("--data", other, "--out", second).exit_code == 0
+    assert train("--data", other, "--out", second, batch_size=512).exit_code == 0
     refused = train("--data", grown[1], "--out", tmp_path / "run", "--init-from", second, "--grow")
     assert refused.exit_code == 2
     assert "did not grow from the dataset of" in refused.stderr

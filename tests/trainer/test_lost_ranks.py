@@ -1,9 +1,13 @@
 """A rank that is lost ends the others by name, also those that wait where nothing tells them."""
 
-import signal
 import socket
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGSTOP
 
 import pytest
 
@@ -54,23 +58,68 @@ main()
 )
 
 
-def wait_until_said(ranks, words):
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """Ranks, and what happens to them once they have joined."""
+
+    codes: list[str]
+    play: Callable = lambda ranks, folder: None
+    """Called with the ranks and a folder of their own."""
+    arguments: tuple[str, ...] = ("50", "{folder}/done")
+    said: str = "joined"
+
+
+def played(scene, ranks, folder):
     for rank in ranks:
-        while not rank.has_said(words):
-            assert rank.is_running(), rank.end()
-            time.sleep(0.05)
+        wait_until(lambda rank=rank: rank.has_said(scene.said), ranks)
+    scene.play(ranks, folder)
+    return ranks
+
+
+def wait_until(condition, ranks):
+    while not condition():
+        assert all(rank.is_running() for rank in ranks), [rank.end() for rank in ranks]
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def scenes(request, start_ranks, pairs_dataset, tmp_path_factory):
+    """The scenes of all tests that run, played at once: they spend their time waiting."""
+    begun = {}
+    for item in request.session.items:
+        scene = item.path == request.path and getattr(item, "callspec", None) and item.callspec.params.get("ranks")
+        if scene:
+            folder = tmp_path_factory.mktemp("scene")
+            arguments = [word.format(folder=folder, data=pairs_dataset.path) for word in scene.arguments]
+            begun[scene] = start_ranks(len(scene.codes), *arguments, codes=scene.codes), folder
+    with ThreadPoolExecutor(len(begun)) as threads:
+        yield {scene: threads.submit(played, scene, *begun[scene]) for scene in begun}
 
 
 @pytest.fixture
-def start(start_ranks, tmp_path):
-    """Return a function (codes, silent_beats) -> programs that have joined; a file `done` is the third argument."""
+def ranks(request, scenes):
+    """The ranks of a scene, to which all has happened."""
+    return scenes[request.param].result()
 
-    def start(codes, silent_beats=50):
-        ranks = start_ranks(len(codes), silent_beats, tmp_path / "done", codes=codes)
-        wait_until_said(ranks, "joined")
-        return ranks
 
-    return start
+def after(*scenes):
+    """Give a test the ranks of each scene in turn."""
+    return pytest.mark.parametrize("ranks", scenes, indirect=True)
+
+
+def send(number, rank):
+    return lambda ranks, folder: ranks[rank].send(number)
+
+
+def pause(seconds, *paused):
+    def play(ranks, folder):
+        for number in (SIGSTOP, SIGCONT):
+            for rank in paused:
+                ranks[rank].send(number)
+            time.sleep(seconds)
+        (folder / "done").touch()
+
+    return play
 
 
 def assert_ends_naming(rank, lost, pid):
@@ -80,77 +129,80 @@ def assert_ends_naming(rank, lost, pid):
 
 
 @pytest.mark.parametrize(
-    ("how", "lost"),
+    ("ranks", "lost"),
     [
-        pytest.param(signal.SIGKILL, 0, id="killed_holding_the_store"),
-        pytest.param(signal.SIGKILL, 1, id="killed", marks=pytest.mark.soak),
-        pytest.param(signal.SIGSTOP, 0, id="stopped_holding_the_store", marks=pytest.mark.soak),
-        pytest.param(signal.SIGSTOP, 1, id="stopped"),
+        pytest.param(Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 0)), 0, id="killed_holding_the_store"),
+        pytest.param(Scene([WAIT_FOR_EVER] * 3, send(SIGKILL, 1)), 1, id="killed", marks=pytest.mark.soak),
+        pytest.param(
+            Scene([WAIT_FOR_EVER] * 3, send(SIGSTOP, 0)), 0, id="stopped_holding_the_store", marks=pytest.mark.soak
+        ),
+        pytest.param(Scene([WAIT_FOR_EVER] * 3, send(SIGSTOP, 1)), 1, id="stopped"),
     ],
+    indirect=["ranks"],
 )
-def test_ranks_that_wait_for_ever_end_by_the_name_of_one_that_is_killed_or_hangs(start, how, lost):
-    ranks = start([WAIT_FOR_EVER] * 3)
-    ranks[lost].send(how)
+def test_ranks_that_wait_for_ever_end_by_the_name_of_one_that_is_killed_or_hangs(ranks, lost):
     for rank in (ranks[2], ranks[1 - lost]):
         assert_ends_naming(rank, lost, ranks[lost].pid)
     ranks[lost].end(within=0)
 
 
-def test_ranks_that_notice_by_themselves_say_so_once(start):
-    ranks = start([TALK_FOR_EVER] * 3)
-    ranks[1].kill()
+@after(Scene([TALK_FOR_EVER] * 3, send(SIGKILL, 1)))
+def test_ranks_that_notice_by_themselves_say_so_once(ranks):
     for rank in (ranks[0], ranks[2]):
         assert_ends_naming(rank, 1, ranks[1].pid)
 
 
-def test_a_rank_that_fails_ends_those_that_wait_for_it_and_reports_its_own_error(start):
-    ranks = start([WAIT_FOR_EVER, FAIL])
+@after(Scene([WAIT_FOR_EVER, FAIL]))
+def test_a_rank_that_fails_ends_those_that_wait_for_it_and_reports_its_own_error(ranks):
     code, _, errors = ranks[1].end()
     assert code == 1
     assert errors.splitlines()[-1] == "ValueError: its own error"
     assert_ends_naming(ranks[0], 1, ranks[1].pid)
 
 
-@pytest.mark.parametrize(
-    ("stopped", "beats", "seconds"),
-    [
-        pytest.param([0], 300, 3, id="the_store_for_less_than_the_limit"),
-        pytest.param([1], 300, 3, id="another_for_less_than_the_limit", marks=pytest.mark.soak),
-        pytest.param([0, 1], 50, 9, id="all_for_longer"),
-    ],
+PATIENT = ("300", "{folder}/done")
+
+
+@after(
+    pytest.param(Scene([WAIT_FOR_FILE] * 2, pause(3, 0), PATIENT), id="the_store_for_less_than_the_limit"),
+    pytest.param(
+        Scene([WAIT_FOR_FILE] * 2, pause(3, 1), PATIENT), id="another_for_less_than_the_limit", marks=pytest.mark.soak
+    ),
+    pytest.param(Scene([WAIT_FOR_FILE] * 2, pause(9, 0, 1)), id="all_for_longer"),
 )
-def test_a_pause_ends_nobody(start, tmp_path, stopped, beats, seconds):
-    ranks = start([WAIT_FOR_FILE] * 2, beats)
-    for number in (signal.SIGSTOP, signal.SIGCONT):
-        for rank in stopped:
-            ranks[rank].send(number)
-        time.sleep(seconds)
-    (tmp_path / "done").touch()
+def test_a_pause_ends_nobody(ranks):
     assert [rank.end()[::2] for rank in ranks] == [(0, "")] * 2
 
 
-@pytest.mark.parametrize(
-    "early", [pytest.param(0, id="holding_the_store"), pytest.param(1, id="another", marks=pytest.mark.soak)]
+def work_on(rank):
+    def play(ranks, folder):
+        time.sleep(12)  # twice the silence that is suspicious
+        assert ranks[rank].is_running()
+        (folder / "done").touch()
+
+    return play
+
+
+@after(
+    pytest.param(Scene([LEAVE, WAIT_FOR_FILE], work_on(1)), id="holding_the_store"),
+    pytest.param(Scene([WAIT_FOR_FILE, LEAVE], work_on(0)), id="another", marks=pytest.mark.soak),
 )
-def test_a_rank_that_leaves_in_order_does_not_end_one_that_works_on(start, tmp_path, early):
-    codes = [LEAVE, WAIT_FOR_FILE] if early == 0 else [WAIT_FOR_FILE, LEAVE]
-    ranks = start(codes)
-    time.sleep(12)  # twice the silence that is suspicious
-    assert ranks[1 - early].is_running()
-    (tmp_path / "done").touch()
+def test_a_rank_that_leaves_in_order_does_not_end_one_that_works_on(ranks):
     assert [rank.end()[::2] for rank in ranks] == [(0, "")] * 2
 
 
-def test_a_rank_behind_one_that_left_in_order_is_still_listened_to(start):
-    ranks = start([WAIT_FOR_EVER, LEAVE, WAIT_FOR_EVER])
+def kill_2_once_1_has_left(ranks, folder):
     assert ranks[1].end()[0] == 0
     ranks[2].kill()
+
+
+@after(Scene([WAIT_FOR_EVER, LEAVE, WAIT_FOR_EVER], kill_2_once_1_has_left))
+def test_a_rank_behind_one_that_left_in_order_is_still_listened_to(ranks):
     assert_ends_naming(ranks[0], 2, ranks[2].pid)
 
 
-def test_a_rank_that_is_done_does_not_wait_for_one_that_is_lost(start):
-    ranks = start([LEAVE, WAIT_FOR_EVER])
-    ranks[1].kill()
+@after(Scene([LEAVE, WAIT_FOR_EVER], send(SIGKILL, 1)))
+def test_a_rank_that_is_done_does_not_wait_for_one_that_is_lost(ranks):
     assert_ends_naming(ranks[0], 1, ranks[1].pid)
 
 
@@ -168,33 +220,35 @@ def test_a_rank_that_cannot_reach_rank_0_says_where_it_tried(monkeypatch):
         heartbeats._store_of_rank_0(Second())
 
 
-def train(start_ranks, codes, dataset, run, *settings):
-    options = [part for setting in settings for part in ("--set", setting)]
-    return start_ranks(2, "train", "--data", dataset.path, "--out", run.path, *options, codes=codes)
-
-
-def test_training_that_waits_for_a_lost_rank_ends_by_its_name_with_the_step_and_the_checkpoint(
-    start_ranks, pairs_dataset, tmp_path
-):
-    run, settings = RunDirectory(tmp_path / "run"), ("batch_size=128", "data.image_size=16", "checkpoint.every_steps=5")
-    ranks = train(start_ranks, [TRAIN_UNTIL_STEP_8] * 2, pairs_dataset, run, *settings)
-    wait_until_said(ranks, "waits")
-    while latest_checkpoint(run.checkpoints) is None:
-        time.sleep(0.05)
+def kill_1_behind_a_checkpoint(ranks, folder):
+    wait_until(lambda: latest_checkpoint(folder / "run" / "checkpoints"), ranks)
     ranks[1].kill()
+
+
+TRAIN = (
+    "train", "--data", "{data}", "--out", "{folder}/run",
+    "--set", "batch_size=128", "--set", "data.image_size=16", "--set", "checkpoint.every_steps=5",
+)  # fmt: skip
+
+
+@after(Scene([TRAIN_UNTIL_STEP_8] * 2, kill_1_behind_a_checkpoint, TRAIN, said="waits"))
+def test_training_that_waits_for_a_lost_rank_ends_by_its_name_with_the_step_and_the_checkpoint(ranks):
     code, _, errors = ranks[0].end()
     assert code == 1, errors
     assert errors.count("lost rank") == 1
-    assert errors.splitlines()[-1] == (
+    last, checkpoint = errors.splitlines()[-1].split("--resume continues from the last checkpoint, ")
+    assert last == (
         f"Error: lost rank 1 ({socket.gethostname()}, process {ranks[1].pid}) at step 8; see its messages. "
-        f"--resume continues from the last checkpoint, {run.checkpoints / 'step-5'}"
     )
+    assert checkpoint.endswith("/run/checkpoints/step-5")
+    assert Path(checkpoint).is_dir()
 
 
 @pytest.mark.gpu(count=2)
 def test_a_rank_killed_while_it_trains_on_a_gpu_ends_the_other_within_two_minutes(start_ranks, pairs_dataset, tmp_path):
     run, settings = RunDirectory(tmp_path / "run"), ("batch_size=256", "data.image_size=32", "data.loader=ffcv")
-    ranks = train(start_ranks, None, pairs_dataset, run, *settings, "epochs=1000", "log_every=1")
+    options = [part for setting in (*settings, "epochs=1000", "log_every=1") for part in ("--set", setting)]
+    ranks = start_ranks(2, "train", "--data", pairs_dataset.path, "--out", run.path, *options)
     while not run.metrics_file.exists() or run.metrics_file.read_bytes().count(b"\n") < 20:
         assert all(rank.is_running() for rank in ranks), [rank.end() for rank in ranks]
         time.sleep(0.1)

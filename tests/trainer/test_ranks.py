@@ -36,10 +36,10 @@ STEPS_PER_EPOCH = 15
 def start(start_ranks, pairs_dataset):
     """Return a function that starts each rank of a small run."""
 
-    def start(run, world, epochs=2, last_rank=(), more_settings=(), data=pairs_dataset):
+    def start(run, world, epochs=2, last_rank=(), more_settings=(), data=pairs_dataset, code=None):
         settings = [part for setting in (*SETTINGS, f"epochs={epochs}", *more_settings) for part in ("--set", setting)]
         command = ("train", "--data", data.path, "--out", run.path, "--resume", *settings)
-        return start_ranks(world, *command, last_rank=last_rank)
+        return start_ranks(world, *command, last_rank=last_rank, codes=code and [code] * world)
 
     return start
 
@@ -124,6 +124,15 @@ def test_in_a_program_of_ones_own_all_ranks_say_that_the_run_to_start_from_canno
         assert f"--init-from {tmp_path}: {tmp_path} is not a run" in errors.splitlines()[-1]
 
 
+IMPATIENT = """
+from thermopile.tools.cli import main
+from thermopile.trainer import heartbeats, world
+world.SEEN_WITHIN_SECONDS, heartbeats.SCAN_SECONDS = 0.5, 3.0
+main()
+"""
+"""Waits less for what does not come."""
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 def test_ranks_that_do_not_share_the_run_directory_all_end_before_a_step_and_say_which(
     start, two_ranks, tmp_path, resumed
@@ -132,7 +141,7 @@ def test_ranks_that_do_not_share_the_run_directory_all_end_before_a_step_and_say
     if resumed:
         for folder in (run.path, elsewhere):
             shutil.copytree(two_ranks.path, folder)
-    ranks = start(run, 2, last_rank=["--out", elsewhere])
+    ranks = start(run, 2, last_rank=["--out", elsewhere], code=IMPATIENT)
     for code, _, errors in (rank.end(within=60) for rank in ranks):
         assert code == 2, errors
         assert re.search(
@@ -160,7 +169,7 @@ def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the
     two_ranks, start, tmp_path
 ):
     run = RunDirectory(tmp_path / "run")
-    ranks = start(run, 2)
+    ranks = start(run, 2, code=IMPATIENT)
     wait_for(run, 12, ranks)
     ranks[1].kill()
     code, _, errors = ranks[0].end(within=30)
@@ -171,8 +180,11 @@ def test_a_rank_that_dies_ends_the_run_in_time_by_name_and_a_resumed_one_has_the
     assert f"--resume continues from the last checkpoint, {latest_checkpoint(run.checkpoints)}" in last
     finish(start(run, 2))
     assert losses(run) == losses(two_ranks)
+    assert_same_weights(run, two_ranks)
+    assert_same_state(run, two_ranks)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "more",
     [
@@ -196,6 +208,7 @@ def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, mo
     assert_same_weights(broken, whole)
 
 
+@pytest.mark.wide
 def test_ranks_on_selected_samples_with_few_rows_in_memory_killed_and_resumed_are_those_never_killed(start, tmp_path):
     kept = np.concatenate([np.arange(3, 900), np.arange(900, 1_990, 3)])
     pq.write_table(pa.table({"sample_id": kept, "weight": kept % 5}), tmp_path / "kept.parquet")
@@ -220,6 +233,7 @@ def test_ranks_on_selected_samples_with_few_rows_in_memory_killed_and_resumed_ar
         assert set(np.flatnonzero(visits)) <= set(kept)
 
 
+@pytest.mark.wide
 def test_two_ranks_that_draw_captions_killed_within_an_epoch_and_resumed_are_those_never_killed(
     start, captions_dataset, tmp_path
 ):
@@ -236,9 +250,14 @@ def test_two_ranks_that_draw_captions_killed_within_an_epoch_and_resumed_are_tho
     assert_same_weights(broken, whole)
 
 
-@pytest.mark.parametrize("more", [("objective.name=moco_v3", "data.local_views=1", "data.local_size=8"),
-                                  ("objective.name=isogclr", "objective.mode=unimodal", "micro_batch=32"),
-                                  (*OWN_CODE, "model.momentum=0")])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("objective.name=moco_v3", "data.local_views=1", "data.local_size=8"),
+        pytest.param(("objective.name=isogclr", "objective.mode=unimodal", "micro_batch=32"), marks=pytest.mark.wide),
+        pytest.param((*OWN_CODE, "model.momentum=0"), marks=pytest.mark.wide),
+    ],
+)
 def test_two_ranks_train_as_one_process_does_with_a_momentum_network_or_code_of_ones_own(start, tmp_path, more):
     one, two = RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
     for run, world in ((one, 1), (two, 2)):
@@ -258,9 +277,12 @@ def test_two_ranks_clip_the_norm_of_the_gradients_that_one_process_has(start, tm
     assert_close(losses(two), losses(one), range(1, 16))
 
 
-def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_with_more_and_with_fewer(alone, start, tmp_path):
+@pytest.mark.parametrize(
+    "stops", [pytest.param([(2, 12)], id="2 ranks"), pytest.param([(2, 7), (4, 18)], id="4", marks=pytest.mark.wide)]
+)
+def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_with_more_and_with_fewer(alone, start, tmp_path, stops):
     run = RunDirectory(tmp_path / "run")
-    for world, steps in ((2, 7), (4, 18)):
+    for world, steps in stops:
         ranks = start(run, world)
         wait_for(run, steps, ranks)
         ranks[-1].send(signal.SIGTERM)

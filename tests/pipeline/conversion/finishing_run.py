@@ -1,4 +1,4 @@
-"""Finishes a conversion of which every shard is done, killed at each step in turn. Arguments: pictures, folder.
+"""Finishes a conversion of which every shard is done, killed at each n-th step. Arguments: pictures, folder, n.
 
 The folder holds `out`, which is to be replaced, `.out.partial`, and `wanted`, the digests of what has to come out.
 Prints the number of kills.
@@ -45,7 +45,7 @@ def killed_at(step, pictures, folder):
     os._exit(0)
 
 
-def main(pictures, folder):
+def main(pictures, folder, every):
     wanted = json.loads((folder / "wanted").read_text())
     kills = 0
     while True:
@@ -53,7 +53,7 @@ def main(pictures, folder):
         (folder / "work").mkdir()
         for name in (".out.partial", "out"):
             shutil.copytree(folder / name, folder / "work" / name)
-        if not killed_at(kills + 1, pictures, folder / "work"):
+        if not killed_at(1 + kills * every, pictures, folder / "work"):
             break
         kills += 1
         finish(pictures, folder / "work")
@@ -63,4 +63,4 @@ def main(pictures, folder):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

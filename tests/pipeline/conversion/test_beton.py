@@ -3,12 +3,10 @@
 import importlib
 import sys
 
+import numba.typed
 import numpy as np
 import pytest
 import torch
-from ffcv.fields.decoders import NDArrayDecoder
-from ffcv.fields.rgb_image import SimpleRGBImageDecoder
-from ffcv.loader import Loader, OrderOption
 
 from thermopile.pipeline import conversion
 from thermopile.pipeline.conversion import beton
@@ -32,6 +30,13 @@ def records_of(path, rows, tokens=True):
     extent = Extent(file.bytes, 24 if tokens else 0, 1 if tokens else 0)
     FFCVTable(path, file, rows, extent).read(np.arange(rows), records)
     return records
+
+
+def ffcv_loader(path, batch_size, **pipelines):
+    from ffcv.loader import Loader, OrderOption
+
+    pipelines["source_index"] = None
+    return Loader(str(path), batch_size, num_workers=1, order=OrderOption.SEQUENTIAL, pipelines=pipelines)
 
 
 def test_a_shard_s_table_leads_to_what_was_written(tmp_path, draw):
@@ -71,33 +76,36 @@ def test_the_captions_of_a_sample_follow_each_other_also_where_a_page_ends_and_f
     for row, record in enumerate(records):
         assert data[record["tokens_at"] :][: tokens[row].nbytes] == tokens[row].tobytes()
     assert records["jpeg_at"][1] == records["jpeg_at"][0] + (1 << 21), "the second sample begins another page"
-    loader = Loader(str(path), batch_size=3, num_workers=1, order=OrderOption.SEQUENTIAL,
-                    pipelines={"image": None, "source_index": None, "tokens": [NDArrayDecoder()]})  # fmt: skip
+    from ffcv.fields.decoders import NDArrayDecoder  # after beton, which makes importing ffcv cheap
+
+    loader = ffcv_loader(path, 3, image=None, tokens=[NDArrayDecoder()])
     ((read,),) = list(loader)
     np.testing.assert_array_equal(read, [of_row[:1] for of_row in tokens])
 
 
 def test_ffcv_itself_reads_the_shard(tmp_path, draw):
     write_beton(tmp_path / "a.beton", rows_of(draw, 8, tokens=False), max_rows=8, context_length=None)
-    loader = Loader(
-        str(tmp_path / "a.beton"), batch_size=8, num_workers=1, order=OrderOption.SEQUENTIAL,
-        pipelines={"image": [SimpleRGBImageDecoder()], "source_index": None},
-    )  # fmt: skip
+    from ffcv.fields.rgb_image import SimpleRGBImageDecoder
+
+    loader = ffcv_loader(tmp_path / "a.beton", 8, image=[SimpleRGBImageDecoder()])
     ((images,),) = list(loader)
     for i in range(8):
         assert np.abs(images[i].astype(int) - np.asarray(draw(i)).astype(int)).mean() < 8
 
 
-def test_importing_ffcv_leaves_torch_its_threads(monkeypatch):
+def test_importing_ffcv_leaves_torch_its_threads_and_compiles_no_dict_of_two_constants(monkeypatch):
     for name in [*sys.modules]:
         if name.partition(".")[0] == "ffcv" or name == beton.__name__:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(conversion, "beton")  # put back afterwards
-    threads = torch.get_num_threads()
+    threads, typed_dict = torch.get_num_threads(), numba.typed.Dict
     torch.set_num_threads(threads + 1)
     try:
         importlib.import_module(beton.__name__)
         assert torch.get_num_threads() == threads + 1
+        assert sys.modules["ffcv.fields.rgb_image"].IMAGE_MODES == {"jpg": 0, "raw": 1}
+        assert type(sys.modules["ffcv.fields.rgb_image"].IMAGE_MODES) is dict
+        assert numba.typed.Dict is typed_dict
     finally:
         torch.set_num_threads(threads)
 

@@ -49,30 +49,53 @@ def plan_of(with_bad_ones, **settings):
     return Plan.of(FolderSource(with_bad_ones), ConvertSettings(**settings), None, None)
 
 
+@pytest.fixture(scope="module")
+def both_parts(with_bad_ones, tmp_path_factory):
+    """The folder of an output both of whose parts are done."""
+    folder = tmp_path_factory.mktemp("both")
+    with pytest.MonkeyPatch.context() as patch:
+        many_shards(patch, rows=30)
+        for number in (1, 2):
+            part(with_bad_ones, folder / "out", number, 2)
+    return folder
+
+
 @pytest.fixture
-def parts_done(with_bad_ones, tmp_path):
-    for number in (1, 2):
-        part(with_bad_ones, tmp_path / "out", number, 2)
+def parts_done(both_parts, tmp_path):
+    """An output both of whose parts are done, and which is not finished."""
+    shutil.copytree(both_parts, tmp_path, dirs_exist_ok=True)
     return tmp_path / "out"
 
 
+@pytest.fixture(scope="module")
+def of_one_machine(with_bad_ones, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        many_shards(patch, rows=30)
+        out = tmp_path_factory.mktemp("whole") / "out"
+        convert(FolderSource(with_bad_ones), out, ConvertSettings(), workers=1)
+    return digests(out)
+
+
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2), (1, 1, 3, 2, 2)])
-def test_parts_in_any_order_and_repeated_make_the_dataset_of_one_machine(with_bad_ones, tmp_path, order):
+def test_parts_in_any_order_and_repeated_make_the_dataset_of_one_machine(
+    with_bad_ones, of_one_machine, tmp_path, order
+):
     for number in order:
-        part(with_bad_ones, tmp_path / "parts" / "out", number, 3)
-    summary = put_together(with_bad_ones, tmp_path / "parts" / "out")
-    whole = convert(FolderSource(with_bad_ones), tmp_path / "whole" / "out", ConvertSettings(), workers=1)
-    assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
-    assert (summary.samples, summary.left_out, summary.shards) == (whole.samples, whole.left_out, SHARDS) == (220, 20, SHARDS)  # noqa: E501  # fmt: skip
-    assert os.listdir(tmp_path / "parts") == ["out"]
+        part(with_bad_ones, tmp_path / "out", number, 3)
+    summary = put_together(with_bad_ones, tmp_path / "out")
+    assert digests(tmp_path / "out") == of_one_machine
+    assert (summary.samples, summary.left_out, summary.shards) == (220, 20, SHARDS)
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_captions_are_encoded_alike_by_a_tokenizer_that_each_part_may_train(tmp_path):
-    source = GlyphSource(0, test=True)
+    source, some = GlyphSource(0, test=True), np.arange(0, 2_000, 20)
     for number in (1, 2):
-        convert_part(source, tmp_path / "parts" / "out", ConvertSettings(), PartNumber(number, 2), workers=1)
-    finish(source, tmp_path / "parts" / "out", ConvertSettings())
-    convert(source, tmp_path / "whole" / "out", ConvertSettings(), workers=1)
+        convert_part(
+            source, tmp_path / "parts" / "out", ConvertSettings(), PartNumber(number, 2), workers=1, selection=some
+        )
+    finish(source, tmp_path / "parts" / "out", ConvertSettings(), selection=some)
+    convert(source, tmp_path / "whole" / "out", ConvertSettings(), workers=1, selection=some)
     assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
 
 
@@ -134,15 +157,6 @@ def test_a_shard_whose_file_was_cut_short_is_not_done(with_bad_ones, parts_done)
     with pytest.raises(DatasetError, match=r"1 of 8 shards .* not done: 2\."):
         put_together(with_bad_ones, parts_done)
     assert part(with_bad_ones, parts_done, 1, 2).seen == 30
-
-
-@pytest.fixture(scope="module")
-def of_one_machine(with_bad_ones, tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        many_shards(patch, rows=30)
-        out = tmp_path_factory.mktemp("whole") / "out"
-        convert(FolderSource(with_bad_ones), out, ConvertSettings(), workers=1)
-    return digests(out)
 
 
 def remove(file):

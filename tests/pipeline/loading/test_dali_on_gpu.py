@@ -9,7 +9,7 @@ from thermopile.pipeline.augment import RECIPES, Recipe
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 
 PLAIN = Recipe(mean=(0, 0, 0), std=(1, 1, 1))
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DEVICES = [pytest.param("cpu", marks=pytest.mark.wide), pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def checksum(view):

@@ -65,6 +65,7 @@ def darken_some(view, key):
         view[:] = view * np.float32(0.5)
 
 
+@pytest.mark.wide  # compiles all that makes views once more
 @pytest.mark.parametrize("views", [1, 2])
 def test_a_user_s_own_augmentation_sees_each_view_before_it_is_normalised(open_loader, images_dataset, views):
     asked = {"views": views, "local_size": 20, "local_views": 2}

@@ -93,6 +93,7 @@ def many_shards(tmp_path_factory):
     return out
 
 
+@pytest.mark.wide
 def test_batches_of_more_shards_than_files_may_be_open_are_served(many_shards):
     limit = 160
     command = [sys.executable, str(Path(__file__).with_name("reading_many_shards.py")), many_shards, str(limit)]

@@ -56,6 +56,7 @@ def resident_megabytes():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("epochs", [5, pytest.param(50, marks=pytest.mark.soak)])
 def test_epochs_broken_off_half_way_leave_threads_files_and_memory_as_they_were(open_loader, images_dataset, epochs):
     loader = open_loader(images_dataset, views=2, image_size=64, batch_size=64, recipe=RECIPES["simclr"], workers=2)
@@ -78,6 +79,7 @@ def test_epochs_broken_off_half_way_leave_threads_files_and_memory_as_they_were(
     assert threads_and_files() == before
 
 
+@pytest.mark.wide
 def test_loaders_dropped_unclosed_end_neither_the_process_nor_its_silence(photographs):
     _, dataset = photographs
     command = [sys.executable, Path(__file__).with_name("dropping_run.py"), dataset.path]

@@ -1,9 +1,10 @@
 """Tiny encoders that are trained with every objective, by ranks under DDP or by one process alone.
 
-test_distributed starts this as a program, which forks 2 ranks, then 3, then 4; rank k of n writes what it saw to
-n/k.pt. What one process sees, test_distributed finds out by itself.
+test_distributed starts this as the program of each rank; rank k writes what it saw to k.pt. What one process sees,
+test_distributed finds out by itself.
 """
 
+import os
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -14,13 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed import destroy_process_group, init_process_group
-from torch.multiprocessing import start_processes
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thermopile.trainer.objectives import OBJECTIVES, Progress, create_objective
 
-WORLDS = (2, 3, 4)
 SAMPLES, STEPS, INPUTS, WIDTH = 12, 3, 8, 6
 SHIFT = 0.3
 UNSEEN = 5
@@ -238,9 +237,4 @@ def run_rank(rank, world, directory):
 
 
 if __name__ == "__main__":
-    import torch._dynamo  # DDP needs it, and it takes seconds: so once, before the ranks are forked
-
-    for world_ in WORLDS:
-        directory_ = Path(sys.argv[1], str(world_))
-        directory_.mkdir()
-        start_processes(run_rank, (world_, directory_), nprocs=world_, start_method="fork")
+    run_rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1]))

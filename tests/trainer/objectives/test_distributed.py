@@ -1,11 +1,9 @@
-"""Two to four ranks that train under DDP, against one process that has the batches of all.
+"""Two ranks, or three and four, that train under DDP, against one process that has the batches of all.
 
 Both take the same steps of SGD from the same encoders, and pass on the state that they got back.
 """
 
 import importlib.util
-import os
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -18,7 +16,12 @@ _spec = importlib.util.spec_from_file_location("ranks_training", PROGRAM)
 ranks_training = importlib.util.module_from_spec(_spec)
 sys.modules["ranks_training"] = ranks_training  # dataclasses look there
 _spec.loader.exec_module(ranks_training)
-CASES, KNOWN, WIDTH, WORLDS = (getattr(ranks_training, name) for name in ("CASES", "KNOWN", "WIDTH", "WORLDS"))
+CASES, KNOWN, WIDTH = ranks_training.CASES, ranks_training.KNOWN, ranks_training.WIDTH
+RANK = f"""
+import runpy, warnings
+warnings.simplefilter("error")
+runpy.run_path({str(PROGRAM)!r}, run_name="__main__")
+"""
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 """Largest max|x - reference| / max|reference|, by the features' dtype."""
@@ -26,26 +29,18 @@ BFLOAT16 = "fastclip_v2 bimodal, bfloat16"
 EXACT = [name for name in CASES if name != BFLOAT16]
 
 
-@pytest.fixture(scope="module")
-def ranks_of(tmp_path_factory):
-    """Return what the ranks saw: {world: [of rank 0, of rank 1, …]}."""
-    directory = tmp_path_factory.mktemp("ranks")
-    # One thread each: the ranks outnumber the cores, and a process with threads cannot be forked safely.
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", str(PROGRAM), str(directory)]
-    run = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=1500, check=False)
-    if run.returncode:
-        pytest.fail(f"the ranks ended with {run.returncode}:\n{run.stderr}", pytrace=False)
-    return {
-        world: [torch.load(directory / f"{world}/{rank}.pt", weights_only=True) for rank in range(world)]
-        for world in WORLDS
-    }
-
-
-@pytest.fixture(params=WORLDS, ids=lambda world: f"{world} ranks")
-def ranks(ranks_of, request):
-    """Return what each of some ranks saw."""
-    return ranks_of[request.param]
+@pytest.fixture(
+    scope="module",
+    params=[2, *(pytest.param(world, marks=pytest.mark.wide) for world in (3, 4))],
+    ids=lambda world: f"{world} ranks",
+)
+def ranks(start_ranks, tmp_path_factory, request):
+    """Return what each rank of some saw."""
+    directory, world = tmp_path_factory.mktemp("ranks"), request.param
+    ends = [rank.end() for rank in start_ranks(world, directory, codes=[RANK] * world)]
+    if any(code for code, *_ in ends):
+        pytest.fail("\n".join(errors for *_, errors in ends), pytrace=False)
+    return [torch.load(directory / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
 
 @cache

@@ -86,6 +86,7 @@ def full_data_gradient(mode, tau):
     return mean_gradient(objective, new_state(objective), [torch.arange(SAMPLES)])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("mode", "tau", "epochs"),
     [("bimodal", 0.1, SHORT)]

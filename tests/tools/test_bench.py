@@ -11,38 +11,48 @@ from thermopile.tools.bench.photographs import HEIGHT, WIDTH, jpegs
 from thermopile.tools.cli import main
 
 
-def test_a_step_is_measured_with_each_encoder_and_its_time_is_shared_out():
-    words = ["bench", "step", "--image", "conv", "--image", "hf:resnet-18", "--device", "cpu", "--batch", "16",
-             "--steps", "2", "--json"]  # fmt: skip
+@pytest.mark.parametrize(
+    ("image", "larger"),
+    [("own_code:Tower", False), pytest.param("hf:resnet-18", True, marks=pytest.mark.wide)],
+)
+def test_a_step_is_measured_with_each_encoder_and_its_time_is_shared_out(image, larger):
+    words = ["bench", "step", "--image", "conv", "--image", image, "--device", "cpu", "--batch", "16",
+             "--steps", "2", "--set", "data.image_size=32", "--json"]  # fmt: skip
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
-    conv, resnet = json.loads(done.stdout)["steps"]
-    assert (conv["image"], resnet["image"], conv["device"], conv["batch_size"]) == ("conv", "hf:resnet-18", "cpu", 16)
-    assert resnet["parameters"] > conv["parameters"] > 0
+    conv, other = json.loads(done.stdout)["steps"]
+    assert (conv["image"], other["image"], conv["device"], conv["batch_size"]) == ("conv", image, "cpu", 16)
+    assert (other["parameters"] > conv["parameters"]) == larger
+    assert other["parameters"] > 0
     assert conv["samples_per_second"] == pytest.approx(16 / (conv["step_ms"] / 1e3))
     assert sum(share for part, share in conv["shares"].items() if part != "write_backlog") == pytest.approx(1, abs=0.05)
 
 
-def test_a_step_on_a_dataset_is_compared_with_one_on_random_batches(pairs_dataset):
-    words = ["bench", "step", "--data", str(pairs_dataset.path), "--device", "cpu", "--batch", "16", "--steps", "2",
-             "--text", "hf:distilbert", "--set", "model.text.config.n_layers=1", "--set", "model.text.config.dim=24",
-             "--set", "model.text.config.hidden_dim=24"]  # fmt: skip
-    done = CliRunner().invoke(main, words)
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [("own_code:Words", ("width=12",)),
+     pytest.param("hf:distilbert", ("n_layers=1", "dim=24", "hidden_dim=24"), marks=pytest.mark.wide)],
+)  # fmt: skip
+def test_a_step_on_a_dataset_is_compared_with_one_on_random_batches(hostile_dataset, text, settings):
+    words = ["bench", "step", "--data", str(hostile_dataset.path), "--device", "cpu", "--batch", "16", "--steps", "2",
+             "--text", text]  # fmt: skip
+    sets = [part for setting in settings for part in ("--set", f"model.text.config.{setting}")]
+    done = CliRunner().invoke(main, words + sets)
     assert done.exit_code == 0, done.output
     for data in ("synthetic", "ffcv"):
         assert f"batch 16, {data} data: " in done.stdout
-    assert done.stdout.count("conv and hf:distilbert on cpu, ") == 2
+    assert done.stdout.count(f"conv and {text} on cpu, ") == 2
     assert "  real data " in done.stdout.splitlines()[-1]
     assert done.stdout.endswith("% of synthetic\n")
 
 
 def test_without_the_loader_s_package_a_step_is_measured_on_random_batches_and_the_command_fails(
-    pairs_dataset, monkeypatch
+    hostile_dataset, monkeypatch
 ):
     for module in ("nvidia.dali", "nvidia.dali.tensors"):  # as if it were not installed
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "thermopile.pipeline.loading.dali_loader", raising=False)
-    words = ["bench", "step", "--data", str(pairs_dataset.path), "--batch", "16", "--steps", "1", "--device", "cpu",
+    words = ["bench", "step", "--data", str(hostile_dataset.path), "--batch", "16", "--steps", "1", "--device", "cpu",
              "--set", "data.loader=dali"]  # fmt: skip
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 1, done.output
@@ -90,8 +100,8 @@ def test_what_cannot_be_measured_is_wrong_usage(words, expected, images_dataset)
 
 
 def test_photographs_are_all_different_and_the_same_at_every_call():
-    files = list(jpegs(20))
-    assert len(set(files)) == 20
+    files = list(jpegs(8))
+    assert len(set(files)) == 8
     assert list(jpegs(3)) == files[:3]
     assert (HEIGHT, WIDTH) == (300, 400)
 

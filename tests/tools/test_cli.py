@@ -111,6 +111,29 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".cut.partial", "begun", "empty"]
 
 
+SHOWN_WITHOUT_TORCH = """
+import sys, thermopile
+from thermopile.tools.cli import main
+
+def loaded(*packages):
+    return set(packages) & set(sys.modules)
+
+thermopile.open_run(sys.argv[1]).temperatures()
+assert not loaded("torch", "numba", "ffcv", "pandas", "matplotlib", "scipy"), sys.modules
+for words in ("check", "log"):
+    main(["state", words, sys.argv[1]], standalone_mode=False)
+    assert not loaded("torch", "numba", "ffcv"), words
+main(["status", sys.argv[1]], standalone_mode=False)
+assert not loaded("torch")
+"""
+
+
+def test_a_run_is_opened_and_its_state_and_status_are_shown_without_importing_torch(hostile_run):
+    command = [sys.executable, "-c", SHOWN_WITHOUT_TORCH, str(hostile_run.path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [("optimizer.lrr=1", ("did you mean 'optimizer.lr'",)), ("objective.rhoo=1", ("did you mean 'rho'",)),
@@ -129,30 +152,40 @@ def test_a_bad_setting_is_wrong_usage_that_starts_no_run(pairs_dataset, tmp_path
     assert not (tmp_path / "run").exists()
 
 
-@pytest.fixture(scope="module")
-def finished(pairs_dataset, tmp_path_factory):
-    out = tmp_path_factory.mktemp("runs") / "run"
-    result = run(
-        "train", "--data", pairs_dataset.path, "--out", out, "--set", "epochs=1", "--set", "data.image_size=32"
+def train(dataset, out, *more):
+    settings = ("epochs=1", "data.image_size=16", "model.dim=8", "model.image.config.width=4", *more)
+    return run(
+        "train", "--data", dataset.path, "--out", out, *(part for setting in settings for part in ("--set", setting))
     )
+
+
+@pytest.fixture(scope="module")
+def trained(pairs_dataset, tmp_path_factory):
+    """A run of 7 steps, and what `train` printed."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    result = train(pairs_dataset, out)
     assert result.exit_code == 0, result.stderr
-    return out
+    return out, result
 
 
-def test_training_shows_progress_on_stderr_and_its_end_on_stdout(finished, pairs_dataset, tmp_path):
-    result = run("train", "--data", pairs_dataset.path, "--out", tmp_path / "r", "--set", "epochs=1",
-                 "--set", "data.image_size=32")  # fmt: skip
+@pytest.fixture(scope="module")
+def finished(trained):
+    return trained[0]
+
+
+def test_training_shows_progress_on_stderr_and_its_end_on_stdout(trained):
+    _, result = trained
     assert "trained 7 steps" in result.stdout
     last = result.stderr.splitlines()[-1]
     for words in ("7/7", "loss", "tau", "samples/s", "data wait", "store wait"):
         assert words in last
 
 
-def test_a_rho_that_can_never_bind_gives_a_warning(pairs_dataset, tmp_path):
-    common = ("--data", pairs_dataset.path, "--set", "epochs=1", "--set", "data.image_size=32")
-    result = run("train", *common, "--out", tmp_path / "high", "--set", "objective.rho=5.6")
-    assert "Warning: rho 5.6 is not below log(255 negatives) = 5.54: it may never bind" in result.stderr
-    assert "Warning" not in run("train", *common, "--out", tmp_path / "low", "--set", "objective.rho=5.5").stderr
+def test_a_rho_that_can_never_bind_gives_a_warning(hostile_dataset, tmp_path):
+    high = train(hostile_dataset, tmp_path / "high", "batch_size=32", "canonical_shards=2", "objective.rho=3.5")
+    assert "Warning: rho 3.5 is not below log(31 negatives) = 3.43: it may never bind" in high.stderr
+    low = train(hostile_dataset, tmp_path / "low", "batch_size=32", "canonical_shards=2", "objective.rho=3.4")
+    assert (low.exit_code, "Warning" in low.stderr) == (0, False)
 
 
 def test_a_run_that_exists_is_refused_without_resume(finished, pairs_dataset, assert_one_line):

@@ -19,6 +19,7 @@ from thermopile.tools.inspection.picture_agreement import Agreement
 from thermopile.tools.inspection.similar_pairs import Pairs
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
+from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.selecting import write_selection
 
 FITTING = -2.0
@@ -32,8 +33,8 @@ def thermopile(*words):
     return CliRunner().invoke(main, [str(word) for word in words])
 
 
-@pytest.fixture
-def run(hostile_dataset, write_state, tmp_path):
+@pytest.fixture(scope="module")
+def written(hostile_dataset, write_state, tmp_path_factory):
     """A run whose misfits are those above; one sample is stuck with the highest log s, one has too few visits."""
     n = hostile_dataset.n
     log_s = np.full(n, FITTING)
@@ -46,7 +47,13 @@ def run(hostile_dataset, write_state, tmp_path):
     columns["image/u"][STUCK] = 5
     visits = np.full(n, 5)
     visits[NEW] = 1
-    return write_state(tmp_path / "run", hostile_dataset, columns, visits)
+    return write_state(tmp_path_factory.mktemp("curated") / "run", hostile_dataset, columns, visits)
+
+
+@pytest.fixture
+def run(written, tmp_path):
+    """A copy of it for one test."""
+    return RunDirectory(shutil.copytree(written.path, tmp_path / "run"))
 
 
 @pytest.fixture

@@ -30,35 +30,37 @@ def scores_of(path, train, test, *options):
     return json.loads(result.stdout)
 
 
-@pytest.fixture(scope="module")
-def pairs_run(pairs_dataset, tmp_path_factory):
-    """14 steps on pairs: checkpoints at 7 and 14."""
-    out = tmp_path_factory.mktemp("runs") / "pairs"
-    settings = ("epochs=2", "data.image_size=32", "checkpoint.every_steps=7", "optimizer.warmup_steps=0")
-    result = run(
-        "train", "--data", pairs_dataset.path, "--out", out, *(part for s in settings for part in ("--set", s))
-    )
+def trained(dataset, out, *settings):
+    result = run("train", "--data", dataset.path, "--out", out, *(part for s in settings for part in ("--set", s)))
     assert result.exit_code == 0, result.stderr
     return out
+
+
+FOURTEEN_STEPS = ("epochs=2", "checkpoint.every_steps=7", "optimizer.warmup_steps=0")
+
+
+@pytest.fixture(scope="module")
+def pairs_run(pairs_dataset, tmp_path_factory):
+    """14 steps of small encoders on pairs: checkpoints at 7 and 14."""
+    small = ("data.image_size=16", "model.dim=8", "model.image.config.width=4")
+    return trained(pairs_dataset, tmp_path_factory.mktemp("runs") / "pairs", *FOURTEEN_STEPS, *small)
 
 
 @pytest.fixture(scope="module")
 def images_run(images_dataset, tmp_path_factory):
     """A few steps on pictures alone, with a momentum network."""
-    out = tmp_path_factory.mktemp("runs") / "images"
     settings = ("epochs=1", "batch_size=64", "data.image_size=24", "objective.name=moco_v3", "model.momentum=0.99")
-    result = run(
-        "train", "--data", images_dataset.path, "--out", out, *(part for s in settings for part in ("--set", s))
-    )
-    assert result.exit_code == 0, result.stderr
-    return out
+    return trained(images_dataset, tmp_path_factory.mktemp("runs") / "images", *settings)
 
 
 @pytest.fixture(scope="module")
-def pairs_scores(pairs_run, pairs_dataset):
-    return scores_of(pairs_run, pairs_dataset, pairs_dataset, "--template", "the character {lower}")
+def pairs_scores(pairs_dataset, tmp_path_factory):
+    """Of encoders that have learned something."""
+    run = trained(pairs_dataset, tmp_path_factory.mktemp("runs") / "learned", *FOURTEEN_STEPS, "data.image_size=32")
+    return scores_of(run, pairs_dataset, pairs_dataset, "--template", "the character {lower}")
 
 
+@pytest.mark.wide
 def test_pairs_get_every_score_in_every_band(pairs_scores):
     scores = pairs_scores["scores"]
     assert {method: list(variants) for method, variants in scores.items()} == {
@@ -75,6 +77,7 @@ def test_pairs_get_every_score_in_every_band(pairs_scores):
     assert pairs_scores["classes_of_band"] == {"head": 34, "medium": 33, "tail": 33}
 
 
+@pytest.mark.wide
 def test_the_features_of_a_trained_run_beat_chance(pairs_scores):
     scores = pairs_scores["scores"]
     for method, variant in (("knn", "10"), ("probe", "lbfgs"), ("probe", "sgd")):
@@ -85,6 +88,7 @@ def test_the_features_of_a_trained_run_beat_chance(pairs_scores):
         assert at_10 > 0
 
 
+@pytest.mark.wide
 def test_the_notes_say_that_the_sets_are_the_same_and_balanced(pairs_scores):
     same, balanced = pairs_scores["notes"]
     assert "are the same" in same
@@ -99,9 +103,13 @@ def test_evaluating_again_gives_the_same_and_an_older_checkpoint_other_scores(pa
     assert older["scores"] != latest["scores"]
 
 
-def test_samples_without_class_or_caption_and_a_k_too_large_are_left_out(pairs_run, hostile_dataset):
+def test_samples_without_class_or_caption_and_a_k_too_large_are_left_out_of_scores_in_every_band(
+    pairs_run, hostile_dataset
+):
     result = scores_of(pairs_run, hostile_dataset, hostile_dataset)
     assert list(result["scores"]["knn"]) == ["10", "20"]
+    assert all(set(shares) == BANDS for variants in result["scores"].values() for shares in variants.values())
+    assert "are the same" in result["notes"][0]
     assert any("no k-NN for k = 100, 200: the training set has 65 samples" in note for note in result["notes"])
     assert set(result["scores"]) == {"knn", "probe", "image_to_text", "text_to_image", "zero_shot"}
 

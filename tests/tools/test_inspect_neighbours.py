@@ -2,9 +2,9 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from contextlib import contextmanager
+from queue import Queue
+from threading import Thread
 from urllib.request import urlopen
 
 import numpy as np
@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from thermopile.state_store import StateReader
 from thermopile.tools.cli import main
 from thermopile.tools.inspection.features_file import FeaturesFile
+from thermopile.tools.serving import server as server_module
 from thermopile.trainer.run_directory import RunDirectory
 
 SETTINGS = ("epochs=1", "batch_size=32", "canonical_shards=2", "data.image_size=16", "data.workers=1", "model.dim=8",
@@ -145,14 +146,26 @@ def test_a_link_in_place_of_the_features_is_refused(run, tmp_path, assert_one_li
 
 @contextmanager
 def serve(run, *words):
-    """Serve a run; gives a function (place) -> the JSON that is answered."""
-    command = [sys.executable, "-m", "thermopile.tools.cli", "inspect", str(run.path), "--serve", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    """Serve a run by the command, in a thread; gives a function (place) -> the JSON that is answered."""
+    listening, done = Queue(), []
+
+    class Server(server_module.PageServer):
+        def serve_forever(self):
+            listening.put(self)
+            super().serve_forever()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server_module, "PageServer", Server)
+        command = Thread(target=lambda: done.append(inspect(run, "--serve", *words)))
+        command.start()
+        server = listening.get(timeout=60)
         try:
-            address = next(line.strip() for line in process.stdout if line.startswith("http://"))
-            yield lambda place: json.loads(urlopen(address + place, timeout=60).read())
+            yield lambda place: json.loads(urlopen(server.address + place, timeout=60).read())
         finally:
-            process.kill()
+            server.shutdown()
+            command.join()
+    assert done[0].exit_code == 0, done[0].output
+    assert server.address in done[0].stdout
 
 
 def served_ids(answer):

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 from thermopile.pipeline.dataset import Dataset
 from thermopile.tools.cli import main
+from thermopile.tools.inspection import embedding_map
 from thermopile.trainer.config.own_code import CODE
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -90,13 +91,18 @@ def test_a_run_does_not_run_code_that_only_its_own_files_name(trained, dataset, 
 
 
 def test_a_map_of_a_run_with_code_of_its_own_needs_permission(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(embedding_map, "MAX_SAMPLES", 16)
+    monkeypatch.setattr(embedding_map, "MARKED", 0)
     path, tau = tmp_path / "run", ("--set", "objective.name=isogclr", "--set", "epochs=1")
     succeed("train", "--data", dataset.path, "--out", path, *WITHOUT_OBJECTIVE, *tau)
-    assert "There is no map" not in succeed("inspect", path, "--map", "--allow-code").output
+    allowed = json.loads(succeed("inspect", path, "--map", "--allow-code", "--json").stdout)
+    assert allowed["map"]["checkpoint"] == "step-4"
+    assert "There is no map" not in "".join(allowed["notes"])
     monkeypatch.setattr("thermopile.plugins.import_module", lambda name: pytest.fail(f"imported {name}"))
-    done = succeed("inspect", path, "--map")
-    assert "There is no map of the embeddings: " in done.output
-    assert "add --allow-code" in done.output
+    seen = json.loads(succeed("inspect", path, "--map", "--json").stdout)
+    assert seen["map"] is None
+    (why,) = [note for note in seen["notes"] if note.startswith("There is no map of the embeddings: ")]
+    assert "add --allow-code" in why
 
 
 @pytest.mark.parametrize("key", CODE)

@@ -286,18 +286,6 @@ def test_looking_changes_nothing(one_run):
     assert files() == before
 
 
-def test_torch_and_numba_stay_unloaded(one_run):
-    program = (
-        "import sys; from thermopile.tools.cli import main\n"
-        f"for words in ('check', 'log'):\n"
-        f"    main(['state', words, {str(one_run)!r}], standalone_mode=False)\n"
-        "heavy = {'torch', 'numba', 'ffcv'} & set(sys.modules)\n"
-        "sys.exit(str(heavy) if heavy else 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 # log
 
 

@@ -24,7 +24,7 @@ from thermopile.trainer.errors import RunError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-TINY = ("batch_size=256", "data.image_size=16", "model.dim=8", "model.image.config.width=4", "log_every=1",
+TINY = ("batch_size=42", "data.image_size=16", "model.dim=8", "model.image.config.width=4", "log_every=1",
         "checkpoint.every_minutes=0", "checkpoint.every_steps=3")  # fmt: skip
 FURTHER = ("--set", "epochs=2", "--allow-change", "epochs")
 
@@ -57,9 +57,9 @@ def losses(run):
 
 
 @pytest.fixture(scope="module")
-def seven_steps(pairs_dataset, tmp_path_factory):
+def seven_steps(images_dataset, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "run"
-    result = start(pairs_dataset, out)
+    result = start(images_dataset, out)
     assert result.exit_code == 0, result.stderr
     return RunDirectory(out)
 
@@ -81,10 +81,10 @@ def further(seven_steps, tmp_path_factory):
 # Places that cannot be written
 
 
-def test_a_run_below_a_file_is_refused_with_the_path(pairs_dataset, tmp_path):
+def test_a_run_below_a_file_is_refused_with_the_path(images_dataset, tmp_path):
     (tmp_path / "file").touch()
-    refused(start(pairs_dataset, tmp_path / "file" / "run"), 1, "Not a directory", tmp_path / "file" / "run")
-    refused(start(pairs_dataset, tmp_path / "file"), 2, tmp_path / "file")
+    refused(start(images_dataset, tmp_path / "file" / "run"), 1, "Not a directory", tmp_path / "file" / "run")
+    refused(start(images_dataset, tmp_path / "file"), 2, tmp_path / "file")
 
 
 def test_a_file_where_the_checkpoints_belong_is_an_error_of_the_resumed_run(run):
@@ -93,8 +93,8 @@ def test_a_file_where_the_checkpoints_belong_is_an_error_of_the_resumed_run(run)
     refused(resume(run), 1, f"{run.checkpoints} is not a directory; remove it")
 
 
-def test_a_run_that_can_write_no_checkpoint_trains_on_and_fails_at_its_end(pairs_dataset, tmp_path):
-    config = small(pairs_dataset)
+def test_a_run_that_can_write_no_checkpoint_trains_on_and_fails_at_its_end(images_dataset, tmp_path):
+    config = small(images_dataset)
     run = RunDirectory(tmp_path / "run")
     with Trainer.open(config, run) as trainer:
         run.checkpoints.touch()
@@ -105,7 +105,7 @@ def test_a_run_that_can_write_no_checkpoint_trains_on_and_fails_at_its_end(pairs
 
 def small(dataset):
     tree = {
-        "epochs": 1, "batch_size": 256, "log_every": 1, "model": {"dim": 8, "image": {"config": {"width": 4}}},
+        "epochs": 1, "batch_size": 42, "log_every": 1, "model": {"dim": 8, "image": {"config": {"width": 4}}},
         "data": {"path": str(dataset.path), "image_size": 16},
         "checkpoint": {"every_minutes": 0, "every_steps": 2, "keep_last": 9},
     }  # fmt: skip
@@ -119,13 +119,13 @@ def room_for_files(size):
 
 
 def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
-    pairs_dataset, tmp_path, monkeypatch, caplog
+    images_dataset, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(checkpointer, "RETRY_SECONDS", 0.0)
     # Of earlier commands: what they print goes to a file of pytest's, for which there is no room either.
     monkeypatch.setattr(logging.getLogger("thermopile"), "handlers", [])
     whole, run = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "run")
-    with Trainer.open(small(pairs_dataset), whole) as trainer:
+    with Trainer.open(small(images_dataset), whole) as trainer:
         trainer.run()
 
     def report(report):
@@ -137,7 +137,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
             room_for_files(resource.RLIM_INFINITY)
 
     try:
-        with Trainer.open(small(pairs_dataset), run) as trainer:
+        with Trainer.open(small(images_dataset), run) as trainer:
             trainer.run(report)
     finally:
         room_for_files(resource.RLIM_INFINITY)
@@ -154,8 +154,8 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
     "damage",
     [
         lambda path: os.truncate(path / "tensors.safetensors", 3000),
-        lambda path: (path / "checkpoint.json").write_text("{"),
-        lambda path: (path / "training.json").unlink(),
+        pytest.param(lambda path: (path / "checkpoint.json").write_text("{"), marks=pytest.mark.wide),
+        pytest.param(lambda path: (path / "training.json").unlink(), marks=pytest.mark.wide),
     ],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_run_resumes_from_the_one_before(run, further, damage):
@@ -173,7 +173,11 @@ def rewrite(path, **fields):
     info.write_bytes(seal_document(unseal(info.read_bytes()) | fields))
 
 
-@pytest.mark.parametrize("snapshot", ["ZZZZZZZZZZZZZZZZZZZ0", "../../elsewhere", "step-7\x1b[31m", ""])
+@pytest.mark.parametrize(
+    "snapshot",
+    ["../../elsewhere\x1b[31m", *(pytest.param(name, marks=pytest.mark.wide)
+                                  for name in ("ZZZZZZZZZZZZZZZZZZZ0", "../../elsewhere", "step-7\x1b[31m", ""))],
+)  # fmt: skip
 def test_a_checkpoint_of_a_snapshot_that_does_not_exist_is_passed_over_for_the_one_before(run, further, snapshot):
     rewrite(run.checkpoints / "step-7", snapshot=snapshot)
     result = resume(run)
@@ -227,9 +231,9 @@ def test_a_checkpoint_of_another_shape_is_refused_by_name(run, change, reason):
 
 
 def test_a_dataset_that_was_moved_is_found_with_data_and_missed_by_its_path_without(
-    run, further, pairs_dataset, tmp_path
+    run, further, images_dataset, tmp_path
 ):
-    gone, moved = tmp_path / "gone", shutil.copytree(pairs_dataset.path, tmp_path / "moved")
+    gone, moved = tmp_path / "gone", shutil.copytree(images_dataset.path, tmp_path / "moved")
     config = run.config()
     run.record(config.model_copy(update={"data": config.data.model_copy(update={"path": str(gone)})}))
     refused(resume(run), 1, f"{gone} is not a dataset")
@@ -239,9 +243,9 @@ def test_a_dataset_that_was_moved_is_found_with_data_and_missed_by_its_path_with
     assert losses(run) == further
 
 
-def test_another_dataset_of_the_same_size_is_refused_by_its_fingerprint(run, pairs_dataset, tmp_path):
-    other = shutil.copytree(pairs_dataset.path, tmp_path / "other")
-    index = pairs_dataset.index.model_dump(exclude={"format", "fingerprint"})
+def test_another_dataset_of_the_same_size_is_refused_by_its_fingerprint(run, images_dataset, tmp_path):
+    other = shutil.copytree(images_dataset.path, tmp_path / "other")
+    index = images_dataset.index.model_dump(exclude={"format", "fingerprint"})
     index["shard_digests"][0]["beton"] = "0" * 64  # as of other pixels
     (other / "dataset.json").write_bytes(seal_index(index))
     before = run.metrics_file.read_bytes()
@@ -309,7 +313,7 @@ def test_settings_without_their_checksum_count_as_edited(run, last_line):
     ("old", "new", "key"),
     [
         ("seed = 0\nepochs", "seed = 1\nepochs", "seed: the run has 0, asked for 1"),
-        ("batch_size = 256", "batch_size = 128", "batch_size: the run has 256, asked for 128"),
+        ("batch_size = 42", "batch_size = 32", "batch_size: the run has 42, asked for 32"),
         ("weight_decay = 0.02", "weight_decay = 0.03", "optimizer.weight_decay: the run has 0.02, asked for 0.03"),
         ("\ndim = 8", "\ndim = 16", "model.dim: the run has 8, asked for 16"),
     ],
@@ -359,8 +363,8 @@ def test_commands_that_only_read_go_by_edited_settings_with_a_warning(run):
         assert f"{run.config_file} was edited by hand or is damaged" in result.stderr
 
 
-def test_a_directory_without_settings_is_no_run_and_nothing_in_it_is_touched(run, pairs_dataset):
+def test_a_directory_without_settings_is_no_run_and_nothing_in_it_is_touched(run, images_dataset):
     run.config_file.unlink()
     before = {path: path.stat().st_mtime_ns for path in sorted(Path(run.path).rglob("*"))}
-    refused(start(pairs_dataset, run.path, "--resume"), 2, f"{run.path}", "--out")
+    refused(start(images_dataset, run.path, "--resume"), 2, f"{run.path}", "--out")
     assert {path: path.stat().st_mtime_ns for path in sorted(Path(run.path).rglob("*"))} == before

@@ -40,24 +40,25 @@ def weights(run):
 
 @pytest.fixture(scope="module")
 def started(pairs_dataset, tmp_path_factory):
+    """A run, and what `train` printed."""
     out = tmp_path_factory.mktemp("runs") / "run"
     result = train("--data", pairs_dataset.path, "--out", out, *sets(*TINY))
     assert result.exit_code == 0, result.stderr
-    return out
+    return out, result
 
 
 @pytest.fixture
 def finished(started, tmp_path):
     """A run of one epoch, 7 steps, for one test alone."""
-    return shutil.copytree(started, tmp_path / "run")
+    return shutil.copytree(started[0], tmp_path / "run")
 
 
-def test_a_run_begins_with_a_line_of_what_it_trains(pairs_dataset, tmp_path):
-    result = train("--data", pairs_dataset.path, "--out", tmp_path / "run", *sets(*TINY))
+def test_a_run_begins_with_a_line_of_what_it_trains(started, pairs_dataset):
+    run, result = started
     first, *_, last = result.stderr.splitlines()
-    parameters = sum(each.numel() for each in weights(tmp_path / "run").values())
+    parameters = sum(each.numel() for each in weights(run).values())
     assert re.fullmatch(
-        rf"{tmp_path}/run: 2,000 pairs from {pairs_dataset.path}, (cpu|cuda.*), {parameters:,} encoder parameters, "
+        rf"{run}: 2,000 pairs from {pairs_dataset.path}, (cpu|cuda.*), {parameters:,} encoder parameters, "
         "7 steps in 1 epoch",
         first,
     )

@@ -131,6 +131,14 @@ def test_without_classes_every_level_of_tau_is_on_the_map(images_run, monkeypatc
     assert shown.points["sample"].coldest.sum() == 5
 
 
+@pytest.fixture
+def few_points(monkeypatch):
+    """For what does not depend on where the points lie."""
+    monkeypatch.setattr(module, "MAX_SAMPLES", 16)
+    monkeypatch.setattr(module, "MARKED", 0)
+
+
+@pytest.mark.usefixtures("few_points")
 def test_the_encoders_are_those_of_the_snapshot_and_where_these_are_gone_the_latest(
     own_run, hostile_dataset, tau_by_class_size, train_on
 ):
@@ -144,6 +152,7 @@ def test_the_encoders_are_those_of_the_snapshot_and_where_these_are_gone_the_lat
     assert "No checkpoint belongs to the snapshot step-5" in note
 
 
+@pytest.mark.usefixtures("few_points")
 def test_the_map_shows_averaged_weights_where_the_run_has_them_unless_the_raw_ones_are_asked_for(
     hostile_run, hostile_dataset, saved_run, tmp_path
 ):

@@ -93,8 +93,9 @@ def test_one_snapshot_alone_is_drawn_as_a_box(through_time):
     alone = replace(only_images, moments=only_images.moments[:1])
     # Where the box of the middle half is opaque enough, its colour on white paper.
     middle_half = "#6cadd3"
-    assert extent(drawn(draw_tau_over_time, alone, LIGHT), middle_half)[0] > 100
-    assert pixels_of(drawn(draw_tau_over_time, alone, LIGHT), middle_half) > 1000
+    png = drawn(draw_tau_over_time, alone, LIGHT)
+    assert extent(png, middle_half)[0] > 100
+    assert pixels_of(png, middle_half) > 1000
 
 
 def test_a_sample_is_hollow_where_it_was_not_visited_yet():
@@ -111,10 +112,11 @@ def test_a_sample_is_drawn_from_one_snapshot_alone():
 
 
 def test_drift_is_drawn_side_by_side_or_one_below_the_other(moved):
-    wide, tall = opened(drawn(draw_drift, moved, LIGHT)), opened(drawn(draw_drift, moved, narrow(LIGHT)))
+    on_screen = drawn(draw_drift, moved, LIGHT)
+    wide, tall = opened(on_screen), opened(drawn(draw_drift, moved, narrow(LIGHT)))
     assert wide.width > wide.height
     assert tall.height > tall.width
-    assert pixels_of(drawn(draw_drift, moved, LIGHT), DARKEST) > 10_000  # bins of one sample
+    assert pixels_of(on_screen, DARKEST) > 10_000  # bins of one sample
 
 
 def test_rare_drifts_can_be_seen_on_dark_paper(moved):

@@ -7,11 +7,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Tensors here are small. Two threads that meet at each operation are ten times slower where others use the cores too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # The first example of a property compiles numba kernels; a deadline would fail it. Examples are the same in every run
-# of the tests, so that a failure is one for everybody.
-settings.register_profile("thermopile", deadline=None, derandomize=True)
+# of the tests, so that a failure is one for everybody. Shrinking an example may take minutes, and none passes by it.
+PHASES = (Phase.explicit, Phase.generate)
+settings.register_profile("thermopile", deadline=None, derandomize=True, phases=PHASES)
 settings.load_profile("thermopile")
 
 import resource  # noqa: E402

@@ -26,7 +26,7 @@ READ_AHEAD = ("numba", "torch", "pandas", "pyarrow.parquet", "pydantic", "zarr",
 """Imported once: each run of the tests is a fork of this process, so that a mutant costs little more than its tests."""
 MEMORY_BYTES = 12 << 30
 """Address space of a run: a mutant may allocate without end."""
-SPARE_SECONDS = 30
+SPARE_SECONDS = 15
 
 
 class Run(NamedTuple):
@@ -99,7 +99,7 @@ class BrokenCopy:
         if not run.passed:
             raise SystemExit(f"Nothing is broken yet, but tests fail: {run}\n{run.output}")
         print(f"  unbroken: {run.seconds:.0f} s", flush=True)
-        return SPARE_SECONDS + 4 * run.seconds
+        return SPARE_SECONDS + 3 * run.seconds
 
     def _test(self, tests: Sequence[str], to_the_end: bool) -> None:
         os.setsid()

@@ -5,7 +5,6 @@ import random
 import tomllib
 from collections.abc import Iterator
 from difflib import ndiff
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from cosmic_ray.work_db import WorkDB
 SEED = 1
 ORDER_TESTS = ("pipeline/test_order.py", "pipeline/test_order_windows.py")
 MODULES = {
-    "pipeline/order.py": ORDER_TESTS,
+    "pipeline/order.py": ("pipeline/test_served_orders.py", *ORDER_TESTS),
     "pipeline/bijection.py": ORDER_TESTS,
     "trainer/objectives/estimator.py": (
         "trainer/objectives/test_isogclr.py", "trainer/objectives/test_closed_form.py",
@@ -27,7 +26,7 @@ MODULES = {
     ),
     "state_store/rows.py": ("state_store/test_rows.py", "state_store/test_store.py"),
     "state_store/windowed.py": ("state_store/test_windowed.py",),
-    "state_store/records.py": ("state_store/test_rows.py",),
+    "state_store/records.py": ("state_store/test_records.py", "state_store/test_rows.py"),
 }  # fmt: skip
 """Module -> its own tests."""
 EXPLAINED = Path(__file__).with_name("explained.toml")
@@ -53,20 +52,22 @@ def look_for_drawn(copy: BrokenCopy, module: str, count: int) -> Outcome:
     print(f"{module}, {' '.join(MODULES[module])}", flush=True)
     explained = _explained(copy, module)
     limit = copy.run_unbroken(MODULES[module])
-    outcome = Outcome(0, [], [])
-    for mutant in islice(_mutants(copy, module), count):
+    survivors, unexplained, drawn = list[str](), list[str](), 0
+    mutants = _mutants(copy, module)
+    while drawn < count and (mutant := next(mutants, None)):
         with copy.with_code(module, mutant.code):
             run = copy.run(MODULES[module], limit)
+        if run.failed and not any("::" in each for each in run.failed):
+            continue  # it cannot even be imported, which says nothing about the tests
+        drawn += 1
         shown = f"{mutant.function}: {mutant.line}  ->  {mutant.broken}"
-        outcome = outcome._replace(drawn=outcome.drawn + 1)
-        why = explained.get((mutant.function, mutant.line, mutant.broken))
+        print(f"  {drawn}, {run.seconds:.0f} s: {shown}", flush=True)
         if run.passed:
-            outcome.survivors.append(f"{shown}  ({why or 'not explained'})")
-            if why is None:
-                outcome.unexplained.append(shown)
-        found = f"SURVIVES ({why or 'not explained'})" if run.passed else f"found by {run}"
-        print(f"  {outcome.drawn}, {run.seconds:.0f} s: {shown}\n    {found}", flush=True)
-    return outcome
+            why = explained.get((mutant.function, mutant.line, mutant.broken))
+            survivors.append(f"{shown}\n    {why or 'NOT EXPLAINED'}")
+            unexplained += [] if why else [shown]
+        print(f"    {'SURVIVES' if run.passed else f'found by {run}'}", flush=True)
+    return Outcome(drawn, survivors, unexplained)
 
 
 def _mutants(copy: BrokenCopy, module: str) -> Iterator[Mutant]:

@@ -1,0 +1,37 @@
+"""Break the code in a copy of the tree, one line at a time, and see which tests find it: `make mutants`.
+
+    python tests/mutants [--drawn N] [chosen | MODULE …]
+
+First twelve chosen lines (chosen.py), with the names of the tests that find each; then N mutants of each of six modules
+(drawn.py). Exits 1 if a chosen mutant is not found, or if a drawn one survives that explained.toml does not explain: a
+survivor is killed by a new test, or listed there with the reason why no test can tell it from the code as it stands.
+"""
+
+import argparse
+
+from broken_copy import broken_copy
+from chosen import CHOSEN, look_for_chosen
+from drawn import MODULES, Outcome, look_for_drawn
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python tests/mutants")
+    parser.add_argument("--drawn", type=int, default=30, metavar="N", help="mutants drawn of each module (default 30)")
+    parser.add_argument("which", nargs="*", default=["chosen", *MODULES], choices=["chosen", *MODULES])
+    given = parser.parse_args()
+    missed, outcomes = list[str](), dict[str, Outcome]()
+    with broken_copy() as copy:
+        for which in given.which:
+            if which == "chosen":
+                missed = look_for_chosen(copy)
+            else:
+                outcomes[which] = look_for_drawn(copy, which, given.drawn)
+    if "chosen" in given.which:
+        print(f"\nchosen: {len(CHOSEN) - len(missed)} of {len(CHOSEN)} found", *missed, sep="\n  NOT FOUND: ")
+    for module, outcome in outcomes.items():
+        found = outcome.drawn - len(outcome.survivors)
+        print(f"{module}: {found} of {outcome.drawn} found", *outcome.survivors, sep="\n  ")
+    return bool(missed or any(outcome.unexplained for outcome in outcomes.values()))
+
+
+raise SystemExit(main())

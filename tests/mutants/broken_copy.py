@@ -80,12 +80,13 @@ class BrokenCopy:
         started = time.monotonic()
         process = multiprocessing.get_context("fork").Process(target=self._test, args=(tests, to_the_end))
         process.start()
-        process.join(limit)
-        took = time.monotonic() - started
-        is_late = process.exitcode is None
-        with suppress(ProcessLookupError):  # also its fork servers, if any is left
-            os.killpg(process.pid or 0, signal.SIGKILL)
-        process.join()
+        try:
+            process.join(limit)
+            took, is_late = time.monotonic() - started, process.exitcode is None
+        finally:
+            with suppress(ProcessLookupError):  # what is left of it, as fork servers, also after Ctrl-C
+                os.killpg(process.pid or 0, signal.SIGKILL)
+            process.join()
         said = (self._runs / "output").read_text(errors="replace")
         if not is_late and process.exitcode in (3, 4, 5):
             raise SystemExit(f"pytest could not run {' '.join(tests)}:\n{said}")
@@ -125,5 +126,6 @@ class BrokenCopy:
 
 @contextmanager
 def broken_copy() -> Iterator[BrokenCopy]:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, so that nothing is left either
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as directory:
         yield BrokenCopy(Path(directory))

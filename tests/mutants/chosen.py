@@ -30,8 +30,8 @@ CHOSEN = (
     Chosen(
         "order off by one", "pipeline/order.py",
         "fill_places(row, step * len(row), ",
-        "fill_places(row, step * len(row) + 1, ",
-        ("pipeline/test_order.py", "pipeline/test_order_windows.py"),
+        "fill_places(row, max(step * len(row) - 1, 0), ",
+        ("pipeline/test_order.py", "pipeline/test_served_orders.py"),
     ),
     Chosen(
         "ratio inverted in the estimator", "trainer/objectives/estimator.py",
@@ -85,7 +85,7 @@ CHOSEN = (
         "tau clipped at the wrong end", "trainer/objectives/isogclr.py",
         "return moved.clamp(self.tau_min, self.tau_max)",
         "return moved.where(moved <= self.tau_max, self.tau_min).clamp(self.tau_min)",
-        ("trainer/objectives/test_isogclr.py", "trainer/objectives/test_properties.py"),
+        ("trainer/objectives/test_isogclr.py",),
     ),
 )  # fmt: skip
 

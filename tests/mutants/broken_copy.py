@@ -90,7 +90,7 @@ class BrokenCopy:
         said = (self._runs / "output").read_text(errors="replace")
         if not is_late and process.exitcode in (3, 4, 5):
             raise SystemExit(f"pytest could not run {' '.join(tests)}:\n{said}")
-        failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
+        failed = re.findall(r"^(?:FAILED|ERROR) ([^\s\[]+)", said, re.MULTILINE)  # without parameters
         ended = f"the limit of {limit:.0f} s" if is_late else f"exit code {process.exitcode}"
         return Run(process.exitcode == 0, list(dict.fromkeys(failed)), ended, took, said)
 

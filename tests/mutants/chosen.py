@@ -43,13 +43,13 @@ CHOSEN = (
         "picture checksum skipped", "pipeline/stored_sample.py",
         "if located.verified and checksum(jpeg) != located.jpeg_checksum[row]:",
         "if False:",
-        ("pipeline/test_damaged_samples.py",),
+        ("pipeline/test_stored_sample.py",),
     ),
     Chosen(
         "token checksum skipped", "pipeline/stored_sample.py",
         "if located.verified and checksum(data) != located.tokens_checksum[row]:",
         "if False:",
-        ("pipeline/test_damaged_samples.py",),
+        ("pipeline/test_stored_sample.py",),
     ),
     Chosen(
         "directory sync dropped", "files.py",

@@ -85,7 +85,7 @@ CHOSEN = (
         "tau clipped at the wrong end", "trainer/objectives/isogclr.py",
         "return moved.clamp(self.tau_min, self.tau_max)",
         "return moved.where(moved <= self.tau_max, self.tau_min).clamp(self.tau_min)",
-        ("trainer/objectives/test_isogclr.py",),
+        ("trainer/objectives/test_properties.py",),
     ),
 )  # fmt: skip
 

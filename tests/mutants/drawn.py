@@ -20,15 +20,18 @@ MODULES = {
     "pipeline/order.py": ("pipeline/test_served_orders.py", *ORDER_TESTS),
     "pipeline/bijection.py": ORDER_TESTS,
     "trainer/objectives/estimator.py": (
-        "trainer/objectives/test_isogclr.py", "trainer/objectives/test_closed_form.py",
+        "trainer/objectives/test_estimator.py", "trainer/objectives/test_isogclr.py",
         "trainer/objectives/test_create_objective.py", "trainer/objectives/test_fastclip.py",
         "trainer/objectives/test_plain_losses.py",
     ),
-    "state_store/rows.py": ("state_store/test_rows.py", "state_store/test_store.py"),
+    "state_store/rows.py": (
+        "state_store/test_rows.py", "state_store/test_before_images.py", "state_store/test_store.py",
+        "state_store/test_windowed.py",
+    ),
     "state_store/windowed.py": ("state_store/test_windowed.py",),
     "state_store/records.py": ("state_store/test_records.py", "state_store/test_rows.py"),
 }  # fmt: skip
-"""Module -> its own tests."""
+"""Module -> its own tests, which run until one fails: those that find most come first."""
 EXPLAINED = Path(__file__).with_name("explained.toml")
 
 
@@ -83,14 +86,17 @@ def _mutants(copy: BrokenCopy, module: str) -> Iterator[Mutant]:
     whole = copy.path(module).read_text()
     for operator, occurrence, function in ways:
         code = mutate_code(whole, get_operator(operator)(), occurrence)
-        if code and _without_annotations(code) != _without_annotations(whole):
+        if code and _without_annotations(code) not in (None, _without_annotations(whole)):
             changes = [each for each in ndiff(whole.splitlines(), code.splitlines()) if each[0] in "-+"]
             line, broken = ("\n".join(each[2:].strip() for each in changes if each[0] == sign).strip() for sign in "-+")
             yield Mutant(function, line, broken, code)
 
 
-def _without_annotations(code: str) -> str:
-    tree = ast.parse(code)
+def _without_annotations(code: str) -> str | None:
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:  # of a lone * in a signature, cosmic-ray makes other operators
+        return None
     for node in ast.walk(tree):
         for name in {"annotation", "returns"} & {*node._fields}:
             setattr(node, name, None)

@@ -33,6 +33,8 @@ class Run(NamedTuple):
     """A run of tests."""
 
     passed: bool
+    ran: bool
+    """Whether any test began: else the code could not even be imported."""
     failed: list[str]
     ended: str
     seconds: float
@@ -88,11 +90,10 @@ class BrokenCopy:
                 os.killpg(process.pid or 0, signal.SIGKILL)
             process.join()
         said = (self._runs / "output").read_text(errors="replace")
-        if not is_late and process.exitcode in (3, 4, 5):
-            raise SystemExit(f"pytest could not run {' '.join(tests)}:\n{said}")
         failed = re.findall(r"^(?:FAILED|ERROR) ([^\s\[]+)", said, re.MULTILINE)  # without parameters
         ended = f"the limit of {limit:.0f} s" if is_late else f"exit code {process.exitcode}"
-        return Run(process.exitcode == 0, list(dict.fromkeys(failed)), ended, took, said)
+        ran = process.exitcode <= 0 or any("::" in each for each in failed)
+        return Run(process.exitcode == 0, ran, list(dict.fromkeys(failed)), ended, took, said)
 
     def run_unbroken(self, tests: Sequence[str]) -> float:
         """Return the limit for each mutant's run of these tests, which must pass while nothing is broken."""

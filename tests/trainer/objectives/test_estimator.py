@@ -30,12 +30,12 @@ def test_unseen_samples_are_counted_for_each_side():
 
 
 @pytest.mark.parametrize(
-    ("mode", "keys", "negatives"), [("bimodal", False, 255), ("unimodal", False, 510), ("unimodal", True, 255)]
+    ("mode", "given", "negatives"), [("bimodal", {}, 255), ("unimodal", {}, 510), ("unimodal", {"keys": True}, 255)]
 )
-def test_a_rho_that_may_never_bind_is_told_with_the_bound(mode, keys, negatives):
+def test_a_rho_that_may_never_bind_is_told_with_the_bound(mode, given, negatives):
     objective, bound = create_objective("isogclr", mode), math.log(negatives)
-    assert objective.advice_on_rho(bound - 1e-9, 256, keys) == []
-    (advice,) = objective.advice_on_rho(bound, 256, keys)
+    assert objective.advice_on_rho(bound - 1e-9, 256, **given) == []
+    (advice,) = objective.advice_on_rho(bound, 256, **given)
     assert f"rho {bound} is not below log({negatives} negatives) = {bound:.2f}" in advice
 
 

@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up all they need by themselves, once. The rest is for development.
-.PHONY: demo test fast-tests test-wide reproduce soak gpu lint link format system browser clean
+.PHONY: demo test fast-tests test-wide mutants reproduce soak gpu lint link format system browser clean
 .DELETE_ON_ERROR:
 # Where bytecode is not kept, each of the many processes that tests start compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -42,6 +42,12 @@ fast-tests: .venv/ready link
 # browser, an object server or a Ray cluster.
 test-wide: .venv/ready link browser
 	$(COUNTED) --budget inf --budget-a-file inf $(PYTEST) -m "wide and not soak" $(SHARED_OUT)
+
+# What the tests find: breaks chosen and drawn lines one at a time, in a copy of the tree, and names the tests that fail.
+# Takes about two hours on one core. Only some: make mutants MUTANTS=chosen, or MUTANTS='--drawn 60 pipeline/order.py'.
+mutants: .venv/ready
+	$(PIP) cosmic-ray==8.7.0
+	nice -n 19 .venv/bin/python tests/mutants $(MUTANTS)
 
 # The same tests at full length: kills, flipped bits, 5,000 snapshots, two hours of training, seeds, a store of 2·10^8 rows.
 # Takes about six hours on two cores; the last one is skipped where less than 14 GB of disk are free.

@@ -71,7 +71,7 @@ def start_program(pairs_dataset, tmp_path_factory: pytest.TempPathFactory):
         "thermopile.trainer.loop",
         "thermopile.tools.cli",
         "warm_up",
-        "thermopile.pipeline.conversion.shard_writer",
+        "thermopile.pipeline.conversion.preloaded",
     ]
     context.set_forkserver_preload(preload)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,54 @@
+"""The writer lock in a store that obstore keeps in memory; test_bucket.py has it on a server, beneath whole stores."""
+
+import os
+import socket
+
+import pytest
+from obstore.store import MemoryStore
+
+from thermopile import objects
+from thermopile.lock import LockedError
+from thermopile.objects import Address
+from thermopile.sealed_json import seal_line
+from thermopile.state_store import bucket_lock
+from thermopile.state_store.bucket_lock import BucketLock, lock_status
+
+LOCK = Address("bucket", "run/state.lock")
+
+
+@pytest.fixture(autouse=True)
+def bucket(monkeypatch):
+    store = MemoryStore()
+    monkeypatch.setattr(objects, "_store", lambda bucket, repeats=0: store)
+    monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 0.05)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Make a folder as a machine of its own has it."""
+
+    def make(name):
+        (tmp_path / name).mkdir()
+        return tmp_path / name
+
+    return make
+
+
+def test_a_lock_is_refused_while_its_holder_beats_and_free_once_it_is_released(folder):
+    holder = BucketLock(LOCK, folder("first"))
+    with pytest.raises(LockedError, match=f"^held by pid {os.getpid()} on .*, since 20"):
+        BucketLock(LOCK, folder("second"))
+    assert lock_status(LOCK).is_held
+    holder.release()
+    assert not lock_status(LOCK).is_held
+    BucketLock(LOCK, folder("third")).release()
+
+
+def test_a_lock_of_a_killed_process_is_taken_after_a_silence(folder, monkeypatch):
+    monkeypatch.setattr(bucket_lock, "SILENT_SECONDS", 0.1)
+    killed = {"name": "pid 1 on elsewhere", "since": "2026-01-01 00:00 UTC", "folder": "", "writer": "", "beats": 3}
+    LOCK.create(seal_line(killed) + b"\n")
+    assert lock_status(LOCK).holder == "pid 1 on elsewhere"
+    lock = BucketLock(LOCK, folder("second"))
+    assert lock_status(LOCK).holder == f"pid {os.getpid()} on {socket.gethostname()}"
+    lock.release()

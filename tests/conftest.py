@@ -159,9 +159,9 @@ def picture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def images_dataset(picture_folder: Path, shared: Path) -> Dataset:
+def images_dataset(picture_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """The picture folder, converted."""
-    return converted(FolderSource(picture_folder), shared / "images" / "pictures")
+    return converted(FolderSource(picture_folder), tmp_path_factory.mktemp("images") / "pictures")
 
 
 @pytest.fixture(scope="session")

@@ -51,7 +51,9 @@ def train(config, path, steps=(), what="pictures", until=None, resume=False, rep
 MOMENTUM = {"objective": {"name": "moco_v3"}, "model": VICREG | {"momentum": 0.9}}
 
 
-@pytest.mark.parametrize(("what", "more"), [("pictures", {}), ("loss", {}), ("loss", MOMENTUM)])
+@pytest.mark.parametrize(
+    ("what", "more"), [("pictures", {}), pytest.param("loss", {}, marks=pytest.mark.wide), ("loss", MOMENTUM)]
+)
 def test_a_step_that_is_skipped_leaves_weights_norms_optimiser_and_rows_as_they_were(
     pairs_dataset, tmp_path, what, more
 ):

@@ -135,7 +135,7 @@ def test_a_run_that_another_process_has_just_saved_is_not_taken_back(finished, t
 
 
 KILLED = (
-    "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=8",
+    "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4",
     "checkpoint.every_steps=7", "canonical_shards=2", "blocks_per_shard=15", "window_blocks=4",
 )  # fmt: skip
 

@@ -22,7 +22,10 @@ from thermopile.trainer.world import ALONE
 from small_runs import assert_same_state, assert_same_weights, losses, small, stop_at, train
 
 KEPT = np.concatenate([np.arange(3, 700), np.arange(700, 1_990, 9)])
-WINDOWED = {"batch_size": 64, "canonical_shards": 2, "state": {"memory_budget": "14KB"}}
+WINDOWED = {
+    "batch_size": 64, "canonical_shards": 2, "blocks_per_shard": 6, "window_blocks": 2,
+    "state": {"memory_budget": "20KB"},
+}  # fmt: skip
 
 
 @pytest.fixture

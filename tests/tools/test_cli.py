@@ -115,16 +115,16 @@ SHOWN_WITHOUT_TORCH = """
 import sys, thermopile
 from thermopile.tools.cli import main
 
-def loaded(*packages):
-    return set(packages) & set(sys.modules)
+def refuse(after, *packages):
+    assert not set(packages) & set(sys.modules), (after, *packages)
 
 thermopile.open_run(sys.argv[1]).temperatures()
-assert not loaded("torch", "numba", "ffcv", "pandas", "matplotlib", "scipy"), sys.modules
+refuse("open_run", "torch", "numba", "ffcv", "pandas", "matplotlib", "scipy")
 for words in ("check", "log"):
     main(["state", words, sys.argv[1]], standalone_mode=False)
-    assert not loaded("torch", "numba", "ffcv"), words
+    refuse(words, "torch", "numba", "ffcv")
 main(["status", sys.argv[1]], standalone_mode=False)
-assert not loaded("torch")
+refuse("status", "torch")
 """
 
 

@@ -175,7 +175,9 @@ def write_parquet(folder, pictures):
     return ["parquet", folder], ["--image", "photo", "--caption", "title"]
 
 
-@pytest.mark.parametrize("write", [write_csv, write_tars, write_parquet])
+@pytest.mark.parametrize(
+    "write", [write_csv, *(pytest.param(write, marks=pytest.mark.wide) for write in (write_tars, write_parquet))]
+)
 def test_names_of_columns_and_members_are_options(tmp_path, draw, write):
     (tmp_path / "in").mkdir()
     pictures = [jpeg(draw(i)) for i in range(12)]

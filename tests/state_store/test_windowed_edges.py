@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -76,3 +77,26 @@ def test_a_block_whose_window_is_over_makes_room_before_one_that_is_needed_howev
         store.take(ids + 2 * BLOCK_ROWS)
         store.take(ids + BLOCK_ROWS)
         assert store.blocks_read == 3
+
+
+def test_a_store_that_is_closed_reads_no_further_block_ahead(create, monkeypatch):
+    store, reads, started, ended = create(4), [], threading.Event(), threading.Event()
+    read, thread = WorkingTier.read, store._rows.blocks._thread
+    close = thread.close
+
+    def read_until_closed(tier, block):
+        reads.append(block)
+        started.set()
+        ended.wait(60)
+        return read(tier, block)
+
+    def end():
+        ended.set()
+        close()
+
+    monkeypatch.setattr(WorkingTier, "read", read_until_closed)
+    monkeypatch.setattr(thread, "close", end)
+    store.expect([window(1, 9, 0, 1, 2)])
+    started.wait(60)
+    store.close()
+    assert reads == [0]

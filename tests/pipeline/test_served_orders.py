@@ -36,7 +36,7 @@ def test_pieces_of_a_batch_joined_are_the_batch(rank, world):
 
 
 def test_live_rows_are_those_of_the_windows_and_two_blocks_a_shard():
-    assert Order.create(8 * 24 * 260, 8 * 256, 0, 8, 24, 5).live_rows == 7 * 8 * 260
+    assert Order.create(8 * 24 * 260, 8 * 256, 0, 8, 24, 6).live_rows == 8 * 8 * 260
 
 
 def test_a_window_that_exceeds_the_bound_is_refused_with_both_ways_to_keep_it():

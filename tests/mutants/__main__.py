@@ -18,7 +18,7 @@ ALL = ["chosen", *MODULES]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python tests/mutants")
-    parser.add_argument("--drawn", type=int, default=30, metavar="N", help="mutants drawn of each module (default 30)")
+    parser.add_argument("--drawn", type=int, default=25, metavar="N", help="mutants drawn of each module (default 25)")
     parser.add_argument("which", nargs="*", metavar="WHICH", help=f"of {', '.join(ALL)} (default: all)")
     given = parser.parse_args()
     if unknown := {*given.which} - {*ALL}:

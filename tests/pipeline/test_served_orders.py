@@ -36,7 +36,7 @@ def test_pieces_of_a_batch_joined_are_the_batch(rank, world):
 
 
 def test_live_rows_are_those_of_the_windows_and_two_blocks_a_shard():
-    assert Order.create(8 * 24 * 260, 8 * 256, 0, 8, 24, 5).live_rows == 7 * 8 * 260
+    assert Order.create(8 * 24 * 260, 8 * 256, 0, 8, 24, 6).live_rows == 8 * 8 * 260
 
 
 def test_a_window_that_exceeds_the_bound_is_refused_with_both_ways_to_keep_it():
@@ -46,3 +46,9 @@ def test_a_window_that_exceeds_the_bound_is_refused_with_both_ways_to_keep_it():
         "window_blocks 20 is above 16, twice canonical_shards 8: one shard that changes windows would exceed 176 live "
         "blocks. Lower window_blocks to 16 or raise canonical_shards to 10; 40 is a full shuffle."
     )
+
+
+def test_a_wide_window_is_allowed_as_long_as_all_blocks_together_are_within_the_bound():
+    assert Order.create(640, 16, 0, 1, blocks_per_shard=10, window_blocks=8).live_rows == 640
+    with pytest.raises(ValueError, match="window_blocks 8 is above 2, twice canonical_shards 1"):
+        Order.create(704, 16, 0, 1, blocks_per_shard=11, window_blocks=8)

@@ -78,7 +78,7 @@ def small():
 @pytest.mark.parametrize(
     ("samples", "batch", "blocks_per_shard"),
     [
-        (20_000, 512, 20),
+        (10_000, 512, 10),
         pytest.param(200_000, 4_096, 20, marks=pytest.mark.wide),
         pytest.param(2_000_000, 16_384, 60, marks=pytest.mark.soak),
     ],

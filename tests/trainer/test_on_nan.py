@@ -75,6 +75,7 @@ def test_a_step_that_is_skipped_leaves_weights_norms_optimiser_and_rows_as_they_
     assert StateReader.open(run.state).column("visits").sum() == 6 * 256
 
 
+@pytest.mark.wide
 def test_its_line_has_no_loss_and_says_that_it_was_skipped(pairs_dataset, tmp_path, caplog):
     reports = []
     run = train(small(pairs_dataset, epochs=1), tmp_path / "run", [4], report=reports.append)
@@ -92,6 +93,7 @@ def test_without_a_bad_step_skipping_changes_nothing(pairs_dataset, tmp_path):
     )
 
 
+@pytest.mark.wide
 def test_a_run_that_resumes_after_a_skipped_step_has_the_losses_of_one_never_stopped(pairs_dataset, tmp_path):
     config = small(pairs_dataset)
     whole = train(config, tmp_path / "whole", [4, 5])

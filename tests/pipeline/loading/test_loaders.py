@@ -211,7 +211,12 @@ def psnr(one, other):
 MIRRORED = {"mirrored glyphs": RECIPES["glyphs"].model_copy(update={"flip": 0.5})}
 
 
-@pytest.mark.parametrize("name", [*RECIPES, *MIRRORED])
+DAILY = {"simclr", *MIRRORED}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in DAILY else pytest.mark.wide) for name in (*RECIPES, *MIRRORED)]
+)
 def test_the_loaders_make_the_same_views(open_one, photographs, name):
     # FFCV decodes with libjpeg-turbo's fast transform, DALI with the exact one: one level of 255 apart, and 46 dB.
     # Where contrast or saturation is raised, so is that: up to 1.4 levels and 39 dB in one view. A crop that is off by

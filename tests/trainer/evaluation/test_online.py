@@ -161,6 +161,7 @@ def images_settings(dataset, evaluation, **more):
     return settings(dataset, evaluation, batch_size=64, model={"image": {"config": {"width": 2}}}, **more)
 
 
+@pytest.mark.wide
 def test_neighbours_come_from_the_runs_own_dataset_unless_another_is_named(images_dataset, held_out, tmp_path):
     own = images_settings(images_dataset, {"every_steps": 4, "test": str(held_out.path)})
     other = images_settings(images_dataset, {"every_steps": 4, "test": str(held_out.path), "train": str(held_out.path)})
@@ -170,6 +171,7 @@ def test_neighbours_come_from_the_runs_own_dataset_unless_another_is_named(image
     assert of_other["knn"].keys() == {"10", "20"}
 
 
+@pytest.mark.wide
 def test_no_thread_is_left_behind_and_a_part_that_was_frozen_stays_so(images_dataset, held_out, tmp_path):
     config = images_settings(images_dataset, {"every_steps": 1, "test": str(held_out.path)})
     threads = []
@@ -186,6 +188,7 @@ def test_no_thread_is_left_behind_and_a_part_that_was_frozen_stays_so(images_dat
     assert threads[-1] <= threads[1]
 
 
+@pytest.mark.wide
 def test_tensorboard_gets_the_scores_too(images_dataset, held_out, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -212,6 +215,7 @@ def test_a_signal_while_the_encoders_are_evaluated_stops_the_run_there_and_a_res
     assert evaluations(run) == evaluations(whole)
 
 
+@pytest.mark.wide
 def test_a_run_that_another_rank_was_told_to_stop_does_not_evaluate_first(images_dataset, held_out, tmp_path):
     config = images_settings(images_dataset, {"every_steps": 2, "test": str(held_out.path)})
     questions = count(1)
@@ -290,6 +294,7 @@ def sets(*settings):
     return [part for setting in settings for part in ("--set", setting)]
 
 
+@pytest.mark.wide
 def test_the_first_score_of_each_method_is_shown_and_training_on_the_scored_set_is_warned_of(images_dataset, tmp_path):
     result = CliRunner().invoke(main, [
         "train", "--data", str(images_dataset.path), "--out", str(tmp_path / "run"),
@@ -303,6 +308,7 @@ def test_the_first_score_of_each_method_is_shown_and_training_on_the_scored_set_
     assert "evaluation during training: Training and test set are the same" in result.stderr
 
 
+@pytest.mark.wide
 def test_of_two_ranks_the_first_one_scores_while_the_other_one_waits(start_ranks, pairs_dataset, few_pairs, tmp_path):
     asked = sets("epochs=1", "data.image_size=16", "model.dim=16", "model.image.config.width=4", "canonical_shards=4",
                  "evaluation.every_steps=3", f"evaluation.test={few_pairs.path}")  # fmt: skip

@@ -11,7 +11,7 @@ from thermopile.state_store import StateReader, StateStore, list_snapshots
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["resident", "windowed"])
+@pytest.mark.parametrize("kind", [pytest.param("resident", marks=pytest.mark.wide), "windowed"])
 @pytest.mark.parametrize(
     "kills", [1, pytest.param(2, marks=pytest.mark.wide), pytest.param(60, marks=pytest.mark.soak)]
 )

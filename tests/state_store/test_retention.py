@@ -44,7 +44,9 @@ def test_retaining_keeps_the_last_ones_those_of_round_steps_and_the_first(reposi
         assert_all_rows(repository, f"step-{step}", step)
 
 
-@pytest.mark.parametrize("snapshots", [10, pytest.param(50, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "snapshots", [pytest.param(10, marks=pytest.mark.wide), pytest.param(50, marks=pytest.mark.soak)]
+)
 def test_the_disk_holds_what_is_kept_and_little_more(path, snapshots):
     samples, block = 500_000, 65_536
     repository = Repository.create(path, Description(samples, SCHEMA, block, "glyphs-1"))

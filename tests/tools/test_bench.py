@@ -60,6 +60,7 @@ def test_without_the_loader_s_package_a_step_is_measured_on_random_batches_and_t
     assert "data.loader = 'dali' cannot be used here: " in done.stderr
 
 
+@pytest.mark.wide
 def test_the_loaders_are_measured_on_ones_own_dataset_beside_the_decoder(images_dataset):
     words = ["bench", "loader", "--data", str(images_dataset.path), "--batch", "16", "--image-size", "32",
              "--rounds", "1"]  # fmt: skip

@@ -215,6 +215,7 @@ def own_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
+@pytest.mark.wide
 def test_an_augmentation_of_ones_own_changes_the_views_that_it_chooses(own_module, pairs_dataset):
     plain, own = (
         first_batch(settings(pairs_dataset, augmentation=name), pairs_dataset) for name in ("", "own:negative")

@@ -180,9 +180,12 @@ def lose_its_sizes(file):
 @pytest.mark.parametrize(
     ("suffix", "harm"),
     [
-        *(("beton", harm) for harm in (remove, replace_by_link, zero)),
-        *(("errors.jsonl", harm) for harm in (remove, replace_by_link)),
-        *(("done.json", harm) for harm in (replace_by_link, lose_its_sizes)),
+        ("beton", zero),
+        ("errors.jsonl", replace_by_link),
+        ("done.json", lose_its_sizes),
+        *(pytest.param("beton", harm, marks=pytest.mark.wide) for harm in (remove, replace_by_link)),
+        pytest.param("errors.jsonl", remove, marks=pytest.mark.wide),
+        pytest.param("done.json", replace_by_link, marks=pytest.mark.wide),
     ],
 )
 def test_a_shard_that_is_not_as_it_was_written_is_not_done_and_its_part_writes_it_again(

@@ -70,6 +70,7 @@ def test_damage_in_a_batch_that_nobody_asked_for_is_no_error(open_dali, damaged)
         next(batches)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("times", [4, pytest.param(200, marks=pytest.mark.soak)])
 def test_damage_ends_neither_the_process_nor_leaves_threads(open_dali, damaged, times):
     # Runs were scheduled behind the one that fails: DALI's decoder and resize crash in them if they are let.

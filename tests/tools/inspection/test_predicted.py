@@ -105,6 +105,7 @@ def test_a_dataset_of_pictures_has_the_tau_of_the_images_only(trained, images_da
     assert seen["samples"] == images_dataset.n
 
 
+@pytest.mark.wide
 def test_the_terminal_and_the_page_say_that_nothing_was_trained(trained, captions_dataset, tmp_path):
     (trained.report).mkdir(exist_ok=True)
     (trained.report / "report.html").write_text("the run's own")

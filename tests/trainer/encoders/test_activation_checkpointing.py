@@ -75,6 +75,7 @@ def test_less_is_kept_for_backprop(name, config):
     assert kept(True) < 0.8 * kept(False)
 
 
+@pytest.mark.wide
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's tracer
 def test_norms_over_all_ranks_count_a_batch_once_also_in_compiled_encoders(monkeypatch):
     def normalised(inputs, weight, bias, mean, var, momentum, eps):

@@ -73,6 +73,7 @@ def assert_compiled_as(plain, pairs_dataset, path):
     assert losses(run) == pytest.approx(losses(plain), rel=1e-4)
 
 
+@pytest.mark.wide
 def test_encoders_are_compiled_each_by_itself_and_a_checkpoint_does_not_show_it(
     plain, pairs_dataset, tmp_path, monkeypatch
 ):

@@ -16,6 +16,12 @@ from thermopile.trainer.tensors import take_apart
 
 SMALL_MODEL = {"dim": 16, "image": {"config": {"width": 4}}, "text": {"config": {"width": 8}}}
 
+SMALL = (
+    "epochs=2", "batch_size=256", "log_every=1", "data.image_size=16",
+    "model.dim=16", "model.image.config.width=4", "model.text.config.width=8",
+)  # fmt: skip
+"""The settings of `small`, as a command line names them."""
+
 
 def small(dataset: Dataset, **more):
     """Settings of 2 epochs of 7 steps, 256 pairs each, with the settings of `more` in place of some of them."""

@@ -18,7 +18,7 @@ from thermopile.trainer.errors import RunExistsError
 from thermopile.trainer.loop import Trainer
 
 from bucket_runs import OFTEN, assert_same_run, new_run, train
-from small_runs import losses, small, stop_at
+from small_runs import SMALL, losses, small, stop_at
 
 pytestmark = pytest.mark.wide
 
@@ -44,10 +44,8 @@ def test_a_run_is_resumed_on_another_machine_with_its_metrics(pairs_dataset, run
 def test_a_run_that_is_killed_at_any_moment_leaves_a_snapshot_and_goes_on_from_it(
     pairs_dataset, run, whole, start_program, kills
 ):
-    settings = ["checkpoint.every_steps=1", "batch_size=256", "epochs=2", "log_every=1", "data.image_size=16",
-                "model.dim=16", "model.image.config.width=8"]  # fmt: skip
     arguments = ["train", "--out", run.path, "--data", pairs_dataset.path, "--resume"]
-    for each in settings:
+    for each in ("checkpoint.every_steps=1", *SMALL):
         arguments += ["--set", each]
     variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", SCRATCH))}
     moments, kept = random.Random(3), 0

@@ -187,19 +187,19 @@ def test_a_test_set_is_encoded_with_the_tokenizer_of_its_training_set(tmp_path, 
     assert info.truncated > 0
 
 
-def test_a_worker_that_is_killed_ends_the_conversion_and_what_was_done_is_kept(
-    tmp_path, picture_folder, images_dataset
-):
+def test_a_worker_that_is_killed_ends_the_conversion_and_what_was_done_is_kept(tmp_path, picture_folder, monkeypatch):
     def kill_the_worker(counts):
         for process in multiprocessing.active_children():
             process.kill()
 
+    many_shards(monkeypatch, rows=25)  # some are still to be written at the first call
     source, out = FolderSource(picture_folder), tmp_path / "out"
     with pytest.raises(DatasetError, match="fewer --workers"):
         convert(source, out, ConvertSettings(), workers=1, on_progress=kill_the_worker)
     assert os.listdir(tmp_path) == [".out.partial"]
     convert(source, out, ConvertSettings(), workers=1, resume=True)
-    assert Dataset(out).index.fingerprint == images_dataset.index.fingerprint
+    convert(source, tmp_path / "whole", ConvertSettings(), workers=1)
+    assert Dataset(out).index.fingerprint == Dataset(tmp_path / "whole").index.fingerprint
 
 
 def test_a_defect_of_a_source_ends_the_conversion_with_its_cause(tmp_path, monkeypatch):

@@ -43,7 +43,7 @@ SHARDS_AHEAD = 64
 SECONDS_TO_ANSWER = 5.0
 """For the cluster at RAY_ADDRESS."""
 SECONDS_TO_END = 10.0
-"""For a task to end by itself once it is cancelled; its process is killed then."""
+"""For the processes of cancelled tasks to end."""
 
 
 @contextmanager
@@ -148,15 +148,16 @@ def _first_line(error: Exception) -> str:
 
 
 def _cancel(running: list[ObjectRef[Counts]]) -> None:
-    """End tasks: what they were writing is removed by the next conversion."""
+    """End tasks and their workers: what they were writing is removed by the next conversion.
+
+    A worker that went on might have been interrupted in the middle of an import, and could not do another task.
+    """
     import ray
 
     for task in running:
-        ray.cancel(task)
-    if running:
-        _, running = ray.wait(running, num_returns=len(running), timeout=SECONDS_TO_END)
-    for task in running:
         ray.cancel(task, force=True)
+    if running:
+        ray.wait(running, num_returns=len(running), timeout=SECONDS_TO_END)
 
 
 def _write_shard(shared: list[ObjectRef[_Shared]], part: Part, source_indices: NDArray[np.int64]) -> Counts:

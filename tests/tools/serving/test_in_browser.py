@@ -39,10 +39,10 @@ def search(browser, finds=True, **values):
     for name, value in values.items():
         field = one(browser, f"[name={name}]")
         browser.execute_script("arguments[0].value = arguments[1]", field, value)
-    old = one(browser, ".card") if all_of(browser, ".card") else None
+    old = all_of(browser, ".card")[:1]
     one(browser, "#query button").click()
     if old and finds:
-        wait(browser, lambda: not all_of(browser, ".card") or all_of(browser, ".card")[0] != old)
+        wait(browser, lambda: all_of(browser, ".card")[:1] != old)
 
 
 def test_it_shows_the_run_and_fits_the_screen(browser, hostile_dataset):

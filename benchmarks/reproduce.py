@@ -18,8 +18,7 @@ from thermopile.pipeline.cores import cores
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.preemption import EXIT_CODE
 
-from reproduction.page import write_page
-from reproduction.results import Result, Results
+from reproduction.results import Results
 from reproduction.schedule import Part, missing, parts, runs_of
 
 
@@ -27,18 +26,23 @@ from reproduction.schedule import Part, missing, parts, runs_of
 @click.argument("results_file", metavar="RESULTS", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--page", required=True, type=click.Path(dir_okay=False, path_type=Path),
               help="Where the page goes, its pictures beside it.")  # fmt: skip
-@click.option("--full", is_flag=True, help="Every comparison: hours instead of three quarters of an hour.")
+@click.option("--full", is_flag=True, help="Every comparison, not only those on pairs.")
 @click.option("--page-only", is_flag=True, help="Make no run.")
+@click.option("--processes", default=cores(), show_default="cores", type=click.IntRange(1), help="Runs at a time.")
 @click.option("--work", default="reproduction", show_default=True, type=click.Path(file_okay=False, path_type=Path),
               help="Where the datasets go, and runs while they are made.")  # fmt: skip
 @click.pass_context
-def main(context: click.Context, results_file: Path, page: Path, full: bool, page_only: bool, work: Path) -> None:
+def main(
+    context: click.Context, results_file: Path, page: Path, full: bool, page_only: bool, processes: int, work: Path
+) -> None:
     try:
         results, planned = Results.read(results_file), parts(full=full)
     except RunError as error:
         raise click.ClickException(str(error)) from error
-    stopped = not page_only and not _make(planned, results, results_file, work)
+    stopped = not page_only and not _make(planned, results, results_file, work, processes)
     if len(results):
+        from reproduction.page import write_page  # which imports matplotlib
+
         click.echo(write_page(results, page))
     elif page_only:
         raise click.ClickException(f"{results_file} has no runs to make a page of; leave out --page-only to make some")
@@ -47,21 +51,25 @@ def main(context: click.Context, results_file: Path, page: Path, full: bool, pag
         context.exit(EXIT_CODE)
 
 
-def _make(planned: list[Part], results: Results, file: Path, work: Path) -> bool:
+def _make(planned: list[Part], results: Results, file: Path, work: Path, processes: int) -> bool:
     """Make what is missing; False if a signal stopped it."""
-    from reproduction.running import StoppedError, make_missing  # which imports torch
+    from reproduction.running import Made, StoppedError, commit, make_missing  # which imports torch
 
-    def add(result: Result) -> None:
-        results.append(result, file)
-        click.echo(f"{len(results)} runs; {_minutes_left(planned, results)} minutes left", err=True)
+    if results.commit not in (None, commit()):
+        raise click.ClickException(f"{file} holds runs of commit {results.commit}, and this is {commit()}: check that "
+                                   "out, or name another file")  # fmt: skip
+
+    def add(made: Made) -> None:
+        results.append(made.result, made.right, file)
+        click.echo(f"{len(results)} runs; {_minutes_left(planned, results) // processes} minutes left", err=True)
 
     for part in planned:
         count = len(runs_of([part], results))
         click.echo(f"{count - len(missing([part], results)):4d} of {count:3d} made  {part.name}", err=True)
-    click.echo(f"{_minutes_left(planned, results)} minutes on {cores()} cores", err=True)
+    click.echo(f"{_minutes_left(planned, results) // processes} minutes, {processes} runs at a time", err=True)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        make_missing(lambda: [run for run in missing(planned, results) if run], work, add)
+        make_missing(lambda: [run for run in missing(planned, results) if run], work, add, processes)
     except (KeyboardInterrupt, StoppedError):
         return False
     return True
@@ -72,13 +80,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _minutes_left(planned: list[Part], results: Results) -> int:
-    """Estimate it from what a run of each part should take, times how much longer the finished ones took."""
+    """Estimate it, on one core, from what a run of each part should take and how much longer finished ones took."""
     expected = taken = 0.0
     for part in planned:
         for result in (found for run in part.runs(results) if run and (found := results.of(run))):
             expected, taken = expected + part.seconds, taken + result.seconds
     left = sum(part.seconds * len(missing([part], results)) for part in planned)
-    return round(left * (taken / expected if expected else 1) / cores() / 60)
+    return round(left * (taken / expected if expected else 1) / 60)
 
 
 if __name__ == "__main__":

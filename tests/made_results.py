@@ -2,33 +2,46 @@
 
 from functools import cache
 
-from reproduction import plan
+import numpy as np
+
 from reproduction.claims import GROUPS
-from reproduction.comparison import BASELINES, Comparison
+from reproduction.comparison import BASELINES, TEST_SAMPLES, Comparison
 from reproduction.plan import BATCH, METHOD, METHODS, baseline_run
-from reproduction.results import Result, Results, Temperatures
-from reproduction.schedule import headline, swept
-from reproduction.search import trials
+from reproduction.results import BANDS, Result, Results, Temperatures
+from reproduction.schedule import SEEDS, SWEPT, headline, linear, swept
+from reproduction.search import search
 
 CLAIM = {claim.claim: claim for group in GROUPS for claim in group.claims}
+PARTS = ("knn", "probe", "zero_shot", "image_to_text", "text_to_image")
 
 
-def result(run, share, tau=None):
+def result(run, share, tau=None, commit="c0ffee"):
     """A run with `share` for every score; None: that failed. tau: side -> Spearman's correlation, skewness and mean."""
-    variants = {"knn": ["10"], "probe": ["sgd"], "image_to_text": ["1"], "text_to_image": ["1"], "zero_shot": ["top1"]}
-    scores = {score: {variant: {"all": share, "tail": share} for variant in of} for score, of in variants.items()}
+    scores = {} if share is None else {part: dict.fromkeys(BANDS, share) for part in PARTS}
     sides = {
-        side: Temperatures(mean, skewness, [mean] * 11, spearman, 0.0, [1] * 100, [mean] * 100)
+        side: Temperatures(mean, skewness, 0.0, [mean] * 11, spearman, 0.0, [1] * 100, [mean] * 100, skewness)
         for side, (spearman, skewness, mean) in (tau or {}).items()
     }
     machine = {"cpu": "Abacus", "cores": 2, "gpu": None, "torch": "2"}
-    return Result(run, {} if share is None else scores, sides, 60.0, machine, "0", "" if share is not None else "NaN")
+    return Result(run, scores, sides, 60.0, machine, "0", commit, "" if share is not None else "NaN")
 
 
-def search(method, results, batch=BATCH):
-    while new := [run for run in trials(method, results, batch) if run and not results.of(run)]:
+def right(share):
+    """That share of the test samples, spread evenly; those of a smaller share are among those of a larger one."""
+    return {} if share is None else dict.fromkeys(PARTS, np.arange(TEST_SAMPLES) % 1000 < round(1000 * share))
+
+
+class MadeResults(Results):
+    """Results whose test samples follow from the score."""
+
+    def right(self, result, part, samples):
+        return right(result.scores[part]["all"] if result.scores else 0.0)[part]
+
+
+def search_all(method, results, batch=BATCH):
+    while new := [run for run in search(method, results, batch).runs if run and not results.of(run)]:
         for run in new:
-            results.add(result(run, 0.5, {"sample": (0.5, 0.0, 0.1)}))
+            results.add(result(run, 0.5))
 
 
 @cache
@@ -38,10 +51,12 @@ def searched(floor):
         for name in BASELINES:
             results.add(result(baseline_run(mode, data, name), floor))
     for method in METHODS:
-        search(method, results)
-    for name in ("simclr", "decl, sampled", "auc_cl"):
+        search_all(method, results)
+        if method.mode == "unimodal":
+            search_all(linear(method.name), results)
+    for name in SWEPT:
         for batch in (16, 256):
-            search(METHOD["unimodal", name], results, batch)
+            search_all(METHOD["unimodal", name], results, batch)
     return tuple(results)
 
 
@@ -49,24 +64,24 @@ class Made:
     """Results in which every search and every baseline is made, and what a test adds."""
 
     def __init__(self, floor=0.2):
-        self.results = Results(searched(floor))
-
-    def search(self, method):
-        search(method, self.results)
+        self.results = MadeResults(searched(floor))
 
     def add(self, run, share, **tau):
         assert run is not None
         self.results.add(result(run, share, tau))
 
-    def seeds(self, mode, label, shares, *, data="long-tailed", changed=None, **tau):
+    def seeds(self, mode, name, shares, *, data="long-tailed", head=None, **tau):
         """One share stands for all seeds."""
-        for seed, share in enumerate(shares * len(plan.SEEDS) if len(shares) == 1 else shares):
-            self.add(headline(mode, label, self.results, seed=seed, data=data, changed=changed), share, **tau)
+        method = linear(name) if head == "linear" else METHOD[mode, name]
+        for seed, share in enumerate(shares * len(SEEDS[mode]) if len(shares) == 1 else shares):
+            self.add(headline(method, self.results, seed, data=data), share, **tau)
         return self
 
     def swept(self, name, of_batch):
-        for batch, share in of_batch.items():
-            self.add(swept(name, batch, "epochs", self.results), share)
+        """of_batch: batch size -> a share for all seeds, or one for each."""
+        for batch, shares in of_batch.items():
+            for seed in SEEDS["unimodal"]:
+                self.add(swept(name, batch, seed, self.results), shares if np.isscalar(shares) else shares[seed])
         return self
 
     def verdict(self, claim):

@@ -5,30 +5,30 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from thermopile.pipeline.sources.glyphs import class_sizes
 
 from reproduction.comparison import Comparison, Estimate
-from reproduction.plan import METHOD, SEEDS, Mode
+from reproduction.plan import METHOD, Mode
 from reproduction.results import ZERO_SHOT, Measure, Result
-from reproduction.schedule import BATCHES, CONSTANT_GAMMA, OPTIMIZERS, OTHER_TAU_INIT, WITH_COSINE
+from reproduction.schedule import BATCHES, SEEDS, for_tau, linear
 
 SHOWS = "shows"
-NOISE = "does not show: within noise"
-REVERSED = "does not show: the reverse does"
+REVERSED = "the reverse shows"
+EQUIVALENT = "equivalent"
+UNDECIDED = "undecided"
 NO = "does not show"
 NOT_CLEAR = "no verdict"
 NOT_TESTED = "not tested"
+FROM_WORST = (REVERSED, UNDECIDED, EQUIVALENT, SHOWS)
 
 SMALL, LARGE = min(BATCHES), max(BATCHES)
+LEVEL = 1.0
+"""Points: a difference whose whole interval is within them is none that matters."""
 LONG_TAIL = 0.5
 """Skewness from which a distribution counts as skewed."""
-REMEMBERED = 0.1
-"""Share of the difference of two tau_init from which the last temperatures still tell them apart."""
 
 
 class Finding(NamedTuple):
@@ -66,15 +66,15 @@ class Group(NamedTuple):
 
 def verdict(estimate: Estimate) -> str:
     """Return the verdict on the claim that a figure is above 0."""
-    if abs(estimate.points) <= estimate.noise:
-        return NOISE
-    return SHOWS if estimate.points > 0 else REVERSED
+    if abs(estimate.points) > estimate.noise:
+        return SHOWS if estimate.points > 0 else REVERSED
+    return EQUIVALENT if abs(estimate.points) + estimate.noise <= LEVEL else UNDECIDED
 
 
 def verdict_of_all(estimates: Sequence[Estimate]) -> str:
     """Return the verdict on the claim that several figures are all above 0."""
     verdicts = {verdict(estimate) for estimate in estimates}
-    return next(worst for worst in (REVERSED, NOISE, SHOWS) if worst in verdicts)
+    return next(worst for worst in FROM_WORST if worst in verdicts)
 
 
 def _compared(runs: Comparison, better: list[Result], worse: list[Result], measure: Measure | None = None) -> Finding:
@@ -87,9 +87,15 @@ def _compared(runs: Comparison, better: list[Result], worse: list[Result], measu
     return Finding(signed(gap) + (f"; in the tail {signed(tail)}" if tail else ""), verdict(gap))
 
 
-def _above(mode: Mode, better: str, worse: str, score: str = "") -> Check:
-    measure = {"zero_shot": ZERO_SHOT, "": None}[score]
-    return lambda runs: _compared(runs, runs.best(mode, better), runs.best(mode, worse), measure)
+def _above(mode: Mode, better: str, worse: str, of: str = "") -> Check:
+    """of: `zero_shot`, a score; `linear`, a head on images."""
+
+    def check(runs: Comparison) -> Finding:
+        methods = [linear(name) if of == "linear" else METHOD[mode, name] for name in (better, worse)]
+        first, second = map(runs.seeds, methods)
+        return _compared(runs, first, second, ZERO_SHOT if of == "zero_shot" else None)
+
+    return check
 
 
 def _above_at(better: str, worse: str, batch: int) -> Check:
@@ -97,28 +103,31 @@ def _above_at(better: str, worse: str, batch: int) -> Check:
 
 
 def _more_on_a_long_tail(runs: Comparison) -> Finding:
-    gains = []
-    for data in ("long-tailed", "balanced"):
-        simclr = runs.best("unimodal", "simclr", data=data)
-        if (gain := runs.gap(runs.best("unimodal", "isogclr", data=data), simclr)) is None:
-            return NOT_RUN
-        if not runs.is_clear(simclr, data=data):
-            return UNCLEAR
-        gains.append(gain)
-    return Finding(f"{signed(gains[0])}; balanced {signed(gains[1])}", verdict(gains[0].minus(gains[1])))
+    """The training sets differ, so the two gains are of the same test samples and seeds only."""
+    pairs = [[runs.seeds(METHOD["unimodal", name], data=data) for name in ("isogclr", "simclr")]
+             for data in ("long-tailed", "balanced")]  # fmt: skip
+    gains = [runs.gap(better, worse) for better, worse in pairs]
+    more = runs.gain(*pairs)
+    if more is None or gains[0] is None or gains[1] is None:
+        return NOT_RUN
+    if not all(runs.is_clear(pair[1], data=pair[1][0].run.data) for pair in pairs):
+        return UNCLEAR
+    return Finding(f"{signed(more)}: {signed(gains[0])}, balanced {signed(gains[1])}", verdict(more))
 
 
-def _rare_is_cold(mode: Mode, label: str) -> Check:
-    """The claim that tau grows with class size, in every seed and side: Spearman's correlation beside chance's."""
+def _rare_is_cold(mode: Mode, settings: str = "") -> Check:
+    """The claim that tau grows with class size, in every seed and side: Spearman's correlation beside chance's.
+
+    settings: `for_tau`, those chosen for it; else those of the best score.
+    """
 
     def check(runs: Comparison) -> Finding:
-        found, beside = _spearman(runs.seeds(mode, label)), _spearman(runs.best(mode, "isogclr"))
-        if not found:
+        chosen = runs.all(map(for_tau, SEEDS[mode])) if settings else runs.seeds(METHOD[mode, "isogclr"])
+        if not (found := _spearman(chosen)):
             return NOT_RUN
         chance = 2 / math.sqrt(len(class_sizes()) - 1)
-        held = SHOWS if min(found) > chance else REVERSED if max(found) < -chance else NOISE
-        words = f"; with the settings of the best score {_range(beside)}" if label != "isogclr" and beside else ""
-        return Finding(f"Spearman {_range(found)}, chance gives up to ±{chance:.2f}{words}", held)
+        held = SHOWS if min(found) > chance else REVERSED if max(found) < -chance else NO
+        return Finding(f"Spearman {_range(found)}, chance gives up to ±{chance:.2f}", held)
 
     return check
 
@@ -128,100 +137,67 @@ def _spearman(runs: Sequence[Result]) -> list[float]:
     return [side.spearman or 0.0 for result in runs for side in result.temperatures.values()]
 
 
+def _sides(runs: Comparison, figure: str) -> tuple[list[float], list[float]]:
+    """A figure of iSogCLR's temperatures, of every seed and side: on pairs, and on images."""
+    pairs, images = (
+        [
+            getattr(side, figure)
+            for result in runs.seeds(METHOD[mode, "isogclr"])
+            for side in result.temperatures.values()
+        ]
+        for mode in ("bimodal", "unimodal")
+    )
+    return pairs, images
+
+
 def _long_tail_on_pairs(runs: Comparison) -> Finding:
-    pairs, images = ([side.skewness for result in runs.best(mode, "isogclr") for side in result.temperatures.values()]
-                     for mode in ("bimodal", "unimodal"))  # fmt: skip
+    pairs, images = _sides(runs, "skewness")
     if not pairs or not images:
         return NOT_RUN
     tails = min(pairs) > LONG_TAIL and max(map(abs, images)) <= LONG_TAIL
     return Finding(f"skewness {_range(pairs)} on pairs, {_range(images)} on images", SHOWS if tails else NO)
 
 
-def _forgets_tau_init(runs: Comparison) -> Finding:
-    """The share of the difference of two first temperatures that is left between the last ones' means."""
-    left = []
-    for mode, other in OTHER_TAU_INIT.items():
-        first = METHOD[mode, "isogclr"].fixed["objective.tau_init"]
-        pair = [
-            runs.seeds(mode, "isogclr", changed={"objective.tau_init": tau}, seeds=SEEDS[:1]) for tau in (first, other)
-        ]
-        if not all(pair):
-            return NOT_RUN
-        (one,), (two,) = pair
-        left += [abs(one.temperatures[side].mean - two.temperatures[side].mean) / abs(first - other)
-                 for side in one.temperatures]  # fmt: skip
-    words = ", ".join(f"{100 * share:.0f} %" for share in left)
-    return Finding(f"left of the difference of two tau_init: {words}", SHOWS if max(left) < REMEMBERED else NO)
+def _colder_on_pairs(runs: Comparison) -> Finding:
+    pairs, images = _sides(runs, "mean")
+    if not pairs or not images:
+        return NOT_RUN
+    held = SHOWS if max(pairs) < min(images) else REVERSED if min(pairs) > max(images) else NO
+    return Finding(f"means {_range(pairs)} on pairs, {_range(images)} on images", held)
+
+
+def _hot_is_aligned(runs: Comparison) -> Finding:
+    found = [side.alignment or 0.0 for result in runs.seeds(METHOD["bimodal", "isogclr"])
+             for side in result.temperatures.values()]  # fmt: skip
+    if not found:
+        return NOT_RUN
+    held = SHOWS if min(found) > 0 else REVERSED if max(found) < 0 else NO
+    return Finding(f"Spearman of tau and a pair's similarity {_range(found)}", held)
 
 
 def _more_at_small_batches(runs: Comparison) -> Finding:
-    simclr = [runs.swept("simclr", batch) for batch in (SMALL, LARGE)]
-    small, large = (runs.gap(runs.swept("decl", batch), of) for batch, of in zip((SMALL, LARGE), simclr, strict=True))
-    if small is None or large is None:
+    pairs = [[runs.swept(name, batch) for name in ("decl", "simclr")] for batch in (SMALL, LARGE)]
+    more, gaps = runs.gain(*pairs), [runs.gap(better, worse) for better, worse in pairs]
+    if more is None or gaps[0] is None or gaps[1] is None:
         return NOT_RUN
-    if not all(map(runs.is_clear, simclr)):
+    if not all(runs.is_clear(pair[1]) for pair in pairs):
         return UNCLEAR
-    return Finding(f"gain {signed(small)} at {SMALL}, {signed(large)} at {LARGE}", verdict(small.minus(large)))
+    return Finding(f"{signed(more)}: {signed(gaps[0])} at {SMALL}, {signed(gaps[1])} at {LARGE}", verdict(more))
 
 
 def _hardly_depends_on_batch(runs: Comparison) -> Finding:
-    """It shows where AUC-CL's change is within its error and SimCLR's is not: else the error may be too large."""
-    changes = [runs.gap(runs.swept(name, LARGE), runs.swept(name, SMALL)) for name in ("auc_cl", "simclr")]
-    change, simclr = changes
+    """It shows where AUC-CL's change is none that matters, or SimCLR's is further from 0 beyond the error."""
+    own, other = ([runs.swept(name, LARGE), runs.swept(name, SMALL)] for name in ("auc_cl", "simclr"))
+    change, simclr = runs.gap(own[0], own[1]), runs.gap(other[0], other[1])
     if change is None or simclr is None:
         return NOT_RUN
-    if not runs.is_clear(runs.swept("auc_cl", SMALL)):
+    if not runs.is_clear(own[1]):
         return UNCLEAR
-    held = NO if verdict(change) != NOISE else NOISE if verdict(simclr) == NOISE else SHOWS
+    less = runs.gain(own, other) if change.points < simclr.points else runs.gain(other, own)
+    differs = less is not None and verdict(less) in (SHOWS, REVERSED)
+    smaller = abs(change.points) < abs(simclr.points)
+    held = SHOWS if verdict(change) == EQUIVALENT or (differs and smaller) else REVERSED if differs else UNDECIDED
     return Finding(f"{signed(change)} from {SMALL} to {LARGE}; SimCLR {signed(simclr)}", held)
-
-
-def _collapses_without_alpha(runs: Comparison) -> Finding:
-    """Collapse is a score that is not above an untrained encoder's, where that with alpha is."""
-    usual, untrained = runs.seeds("unimodal", "auc_cl"), runs.baseline("unimodal", "untrained")
-    without = runs.seeds("unimodal", "auc_cl", changed={"objective.alpha": 0.0}, seeds=SEEDS[:1])
-    gap = runs.gap(without, [untrained] if untrained else [])
-    if gap is None or not usual:
-        return NOT_RUN
-    if not runs.is_clear(usual):
-        return UNCLEAR
-    return Finding(f"{signed(gap)} against an untrained encoder", NO if verdict(gap) == SHOWS else SHOWS)
-
-
-def _best_version(runs: Comparison) -> Finding:
-    best = runs.seeds("bimodal", "fastclip_v3")
-    rivals = {f"v{version}": runs.seeds("bimodal", f"fastclip_v{version}") for version in range(3)}
-    gaps = {name: gap for name, rival in rivals.items() if (gap := runs.gap(best, rival))}
-    if len(gaps) < len(rivals):
-        return NOT_RUN
-    if not all(map(runs.is_clear, rivals.values())):
-        return UNCLEAR
-    words = ", ".join(f"{signed(gap)} to {name}" for name, gap in gaps.items())
-    return Finding(words, verdict_of_all([*gaps.values()]))
-
-
-def _cosine_of_gamma(runs: Comparison) -> Finding:
-    """The mean of the versions' gains."""
-    constant = {label: runs.seeds("bimodal", label, changed=CONSTANT_GAMMA) for label in WITH_COSINE}
-    gaps = {label: gap for label, rival in constant.items() if (gap := runs.gap(runs.seeds("bimodal", label), rival))}
-    if len(gaps) < len(constant):
-        return NOT_RUN
-    if not all(map(runs.is_clear, constant.values())):
-        return UNCLEAR
-    noise = math.hypot(*(gap.noise for gap in gaps.values())) / len(gaps)
-    mean = Estimate(fmean(gap.points for gap in gaps.values()), noise)
-    each = ", ".join(f"{label[-2:]} {points(gap.points)}" for label, gap in gaps.items())
-    return Finding(f"{signed(mean)} ({each})", verdict(mean))
-
-
-def _order_of_optimizers(runs: Comparison) -> Finding:
-    each = [runs.optimized(name) for name in OPTIMIZERS]
-    gaps = [gap for better, worse in pairwise(each) if (gap := runs.gap(better, worse))]
-    if len(gaps) < len(each) - 1:
-        return NOT_RUN
-    if not runs.is_clear(each[0]):
-        return UNCLEAR
-    return Finding(", ".join(map(signed, gaps)), verdict_of_all(gaps))
 
 
 def signed(estimate: Estimate) -> str:
@@ -243,13 +219,10 @@ _CHECKS: dict[str, Callable[..., Check]] = {
     "more_on_a_long_tail": lambda: _more_on_a_long_tail,
     "rare_is_cold": _rare_is_cold,
     "long_tail_on_pairs": lambda: _long_tail_on_pairs,
-    "forgets_tau_init": lambda: _forgets_tau_init,
+    "colder_on_pairs": lambda: _colder_on_pairs,
+    "hot_is_aligned": lambda: _hot_is_aligned,
     "more_at_small_batches": lambda: _more_at_small_batches,
     "hardly_depends_on_batch": lambda: _hardly_depends_on_batch,
-    "collapses_without_alpha": lambda: _collapses_without_alpha,
-    "best_version": lambda: _best_version,
-    "cosine_of_gamma": lambda: _cosine_of_gamma,
-    "order_of_optimizers": lambda: _order_of_optimizers,
 }
 
 

@@ -1,35 +1,38 @@
-"""Finished runs by what they are compared as, and how far two of them are apart, with its error."""
+"""Finished runs by what they are compared as, and how far two of them are apart, with its error.
+
+Methods are compared sample by sample: the same test samples, the same seeds. The error of a difference has two parts
+that are crossed: of the seeds, by Student's t, and of the test samples, in clusters where they share a caption. How
+seeds differ from sample to sample is in both, so it is taken off once.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from statistics import fmean, variance
 from typing import NamedTuple
 
-from thermopile.pipeline.sources.glyphs import TEST_PER_CLASS, class_sizes
-from thermopile.trainer.evaluation.bands import BANDS, band_of_class
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm, t
 
-from reproduction.plan import BASELINES, METHODS, SEEDS, Data, Length, Mode, Run, Settings, baseline_run
+from thermopile.pipeline.sources.glyphs import TEST_PER_CLASS, class_sizes
+from thermopile.trainer.evaluation.bands import BANDS
+
+from reproduction.plan import BASELINES, Data, Method, Mode, Run, Settings, baseline_run
 from reproduction.results import DECIDES, PROBE, Measure, Result, Results
-from reproduction.schedule import best_headline, headline, optimized, swept
+from reproduction.schedule import SEEDS, headline, swept
+from reproduction.sets import TEST_SETS, bands_of, captions_of
 
 ALL = "all"
-_CLASSES = Counter(band_of_class(class_sizes()).tolist())
-TEST_SAMPLES = {band: TEST_PER_CLASS * _CLASSES[code] for code, band in enumerate(BANDS)}
-TEST_SAMPLES[ALL] = sum(TEST_SAMPLES.values())
+TEST_SAMPLES = TEST_SETS * TEST_PER_CLASS * len(class_sizes())
+CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
-    """A figure in points (hundredths of all), and twice its standard error."""
+    """A figure in points (hundredths of all), and the half width of its 95 % interval."""
 
     points: float
     noise: float
-
-    def minus(self, other: Estimate) -> Estimate:
-        """The difference of two figures with independent errors."""
-        return Estimate(self.points - other.points, math.hypot(self.noise, other.noise))
 
 
 class Comparison:
@@ -37,84 +40,101 @@ class Comparison:
 
     def __init__(self, results: Results) -> None:
         self.results = results
-        self._variances: dict[tuple[Mode, Measure, str], float] = {}
 
     def seeds(
-        self, mode: Mode, label: str, *, data: Data = "long-tailed", changed: Settings | None = None,
-        seeds: Sequence[int] = SEEDS,
+        self, method: Method, *, data: Data = "long-tailed", changed: Settings | None = None,
+        seeds: Sequence[int] = (),
     ) -> list[Result]:  # fmt: skip
         """A method's runs, one for each seed; none before all are made."""
-        return self._all(headline(mode, label, self.results, seed=seed, data=data, changed=changed) for seed in seeds)
+        every = seeds or SEEDS[method.mode]
+        return self.all(headline(method, self.results, seed, data=data, changed=changed) for seed in every)
 
-    def best(self, mode: Mode, name: str, *, data: Data = "long-tailed") -> list[Result]:
-        """The same, of the form that the search prefers, where a method has several."""
-        return self._all(best_headline(mode, name, self.results, seed=seed, data=data) for seed in SEEDS)
-
-    def optimized(self, name: str) -> list[Result]:
-        """FastCLIP-v3's runs with an optimiser, one for each seed."""
-        return self._all(optimized(name, seed, self.results) for seed in SEEDS)
-
-    def swept(self, name: str, batch: int, length: Length = "epochs") -> list[Result]:
-        """A method's run on images at a batch size."""
-        return self._all([swept(name, batch, length, self.results)])
+    def swept(self, name: str, batch: int) -> list[Result]:
+        """A method's runs on images at a batch size."""
+        return self.all(swept(name, batch, seed, self.results) for seed in SEEDS["unimodal"])
 
     def baseline(self, mode: Mode, baseline: str, data: Data = "long-tailed") -> Result | None:
         return self.results.of(baseline_run(mode, data, baseline))
 
-    def _all(self, runs: Iterable[Run | None]) -> list[Result]:
+    def all(self, runs: Iterable[Run | None]) -> list[Result]:
+        """The results of these runs; none before all are made."""
         found = [self.results.of(run) if run else None for run in runs]
         made = [result for result in found if result is not None]
         return made if len(made) == len(found) else []
 
     def mean(self, runs: Sequence[Result], measure: Measure | None = None, band: str = ALL) -> Estimate | None:
-        """The mean of a score over the runs of a method; None where there are none with that score.
+        """The mean of a score over the runs of a method, on these test samples; None where there are none with it.
 
-        measure: that of the mode's verdicts where not given. The error is of drawing the test samples, and of the
-        seeds: their variance is pooled over the methods of the mode that have several, for three say little.
+        measure: that of the mode's verdicts where not given.
         """
-        measure = measure or (DECIDES[runs[0].run.mode] if runs else PROBE)
-        if not (shares := shares_of(runs, measure, band)):
-            return None
-        share = fmean(shares)
-        of_seeds = self._variance(runs[0].run.mode, measure, band) / len(shares)
-        return Estimate(100 * share, 200 * math.sqrt(of_seeds + _of_test(share, band)))
+        shares = self._right(runs, measure)
+        return None if shares is None else _estimate(shares[:, _chosen(band, runs[0].run.data)], None)
 
     def gap(
         self, better: Sequence[Result], worse: Sequence[Result], measure: Measure | None = None, band: str = ALL
     ) -> Estimate | None:
-        """How far `better` is above `worse`; None where one was not made."""
-        high, low = self.mean(better, measure, band), self.mean(worse, measure, band)
-        return None if high is None or low is None else high.minus(low)
+        """How far `better` is above `worse`, seed by seed; one run stands for all seeds. None if one is not made."""
+        high, low = self._right(better, measure), self._right(worse, measure)
+        if high is None or low is None or (len(high) != len(low) and len(low) > 1):
+            return None
+        run = better[0].run
+        return _estimate((high - low)[:, _chosen(band, run.data)], _clusters(run.mode, band, run.data))
+
+    def gain(self, first: Sequence[Sequence[Result]], second: Sequence[Sequence[Result]]) -> Estimate | None:
+        """How much further apart the first two are than the second two, in the same test samples and seeds."""
+        found = [self._right(runs, None) for runs in (*first, *second)]
+        if any(each is None for each in found):
+            return None
+        high, low, other_high, other_low = (each for each in found if each is not None)
+        run = first[0][0].run
+        return _estimate(high - low - (other_high - other_low), _clusters(run.mode, ALL, run.data))
 
     def is_clear(self, runs: Sequence[Result], measure: Measure | None = None, data: Data = "long-tailed") -> bool:
         """Whether a method is above what nothing has trained, by more than the error.
 
         runs: at least one. Raw pixels have no score for pairs.
         """
-        mode, measure = runs[0].run.mode, measure or DECIDES[runs[0].run.mode]
-        floors = [self.baseline(mode, name, data) for name in BASELINES]
-        reached = self.mean(runs, measure)
-        if reached is None or None in floors:
+        floors = [self.baseline(runs[0].run.mode, name, data) for name in BASELINES]
+        if None in floors:
             return False
-        gaps = [reached.minus(Estimate(100 * share, 200 * math.sqrt(_of_test(share, ALL))))
-                for share in shares_of([floor for floor in floors if floor], measure)]  # fmt: skip
-        return all(gap.points > gap.noise for gap in gaps)
+        gaps = [self.gap(runs, [floor], measure) for floor in floors if floor]
+        return all(gap.points > gap.noise for gap in gaps if gap) and any(gaps)
 
-    def _variance(self, mode: Mode, measure: Measure, band: str) -> float:
-        """Return the variance of a share over seeds, pooled over methods; 0 before any method has its seeds."""
-        if (key := (mode, measure, band)) not in self._variances:
-            of_methods = (self.seeds(mode, method.label) for method in METHODS if method.mode == mode)
-            spreads = [variance(shares) for runs in of_methods if len(shares := shares_of(runs, measure, band)) > 1]
-            self._variances[key] = fmean(spreads) if spreads else 0.0
-        return self._variances[key]
-
-
-def shares_of(runs: Sequence[Result], measure: Measure, band: str = ALL) -> list[float]:
-    """Return the score of each run that has it; 0 for a training that failed."""
-    found = (result.share(measure, band) for result in runs)
-    return [share for share in found if share is not None]
+    def _right(self, runs: Sequence[Result], measure: Measure | None) -> NDArray[np.float64] | None:
+        """Return which test samples each run got right, 0 … 1, float64 [runs, m]; of several parts the mean."""
+        measure = measure or (DECIDES[runs[0].run.mode] if runs else PROBE)
+        found = [[self.results.right(result, part, TEST_SAMPLES) for part in measure.parts] for result in runs]
+        if not found or any(part is None for parts in found for part in parts):
+            return None
+        right: NDArray[np.float64] = np.array(found, np.float64).mean(1)
+        return right
 
 
-def _of_test(share: float, band: str) -> float:
-    """The variance of a share of the test samples."""
-    return share * (1 - share) / TEST_SAMPLES[band]
+def _chosen(band: str, data: Data) -> NDArray[np.bool_] | slice:
+    return slice(None) if band == ALL else bands_of(data) == BANDS.index(band)
+
+
+def _clusters(mode: Mode, band: str, data: Data) -> NDArray[np.int64] | None:
+    """Pairs with the same caption have the same text features, and are right or wrong together."""
+    return None if mode == "unimodal" else captions_of(data)[_chosen(band, data)]
+
+
+def _estimate(values: NDArray[np.float64], clusters: NDArray[np.int64] | None) -> Estimate:
+    """The mean of values of seeds and test samples, float64 [seeds, m], in points. clusters: each sample's, or None."""
+    seeds, samples = values.shape
+    mean = values.mean()
+    clusters = np.arange(samples) if clusters is None else np.unique(clusters, return_inverse=True)[1]
+    of_seed, of_sample = values.mean(1) - mean, values.mean(0) - mean
+    both = np.stack([np.bincount(clusters, row) for row in values - mean - of_seed[:, None] - of_sample]) / samples
+    of_cluster = np.bincount(clusters, of_sample) / samples
+    count = len(of_cluster)
+    seed_error = of_seed.var() / max(1, seeds - 1)
+    twice = (both**2).sum() / max(1, seeds * (seeds - 1))
+    sample_error = max(0.0, (of_cluster**2).sum() - twice) * count / (count - 1)
+    noise = math.sqrt(_wide(seeds - 1) ** 2 * seed_error + norm.ppf((1 + CONFIDENCE) / 2) ** 2 * sample_error)
+    return Estimate(100 * float(mean), 100 * noise)
+
+
+def _wide(freedom: int) -> float:
+    """Half the width of Student's interval, in standard errors; of a single seed there is none."""
+    return float(t.ppf((1 + CONFIDENCE) / 2, freedom)) if freedom else 0.0

@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from reproduction.comparison import ALL, Comparison, Estimate
-from reproduction.plan import BASELINES, METHODS, MODES, WORDS, Length, Mode
-from reproduction.results import DECIDES, Result
-from reproduction.schedule import BATCHES, CONSTANT_GAMMA, OPTIMIZERS, SWEPT, WITH_COSINE
+from reproduction.plan import BASELINES, METHOD, MODES, WORDS, Mode
+from reproduction.results import DECIDES
+from reproduction.schedule import BATCHES, SEEDS, SWEPT, compared, for_tau
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7")
 INK, GRID, MUTED = "#33373d", "#e3e5e8", "#8a9099"
@@ -24,7 +24,7 @@ INK, GRID, MUTED = "#33373d", "#e3e5e8", "#8a9099"
 
 def draw(picture: str, runs: Comparison) -> bytes | None:
     """The picture of a group of claims; None where no run is made that it would show."""
-    panels = {"methods": _methods, "temperatures": _temperatures, "batches": _batches, "fastclip": _fastclip}
+    panels = {"methods": _methods, "temperatures": _temperatures, "batches": _batches}
     return panels[picture](runs)
 
 
@@ -32,10 +32,11 @@ def _methods(runs: Comparison) -> bytes | None:
     """Every method's score, and in the tail, beside what nothing has trained."""
 
     def panel(axes: Axes, mode: Mode) -> bool:
-        labels = [method.label for method in METHODS if method.mode == mode and runs.seeds(mode, method.label)]
+        every = {method.label: found for method in compared(mode) if (found := runs.seeds(method))}
+        labels = [*every]
         for y, label in enumerate(reversed(labels)):
             for band, face in ((ALL, COLOURS[0]), ("tail", "white")):
-                _dot(axes, runs.mean(runs.seeds(mode, label), band=band), y, COLOURS[0], face)
+                _dot(axes, runs.mean(every[label], band=band), y, COLOURS[0], face)
         for name, style in zip(BASELINES, (":", "--"), strict=True):
             floor = runs.baseline(mode, name)
             if floor is not None and (share := floor.share(DECIDES[mode])) is not None:
@@ -58,8 +59,8 @@ def _temperatures(runs: Comparison) -> bytes | None:
     """Every class's mean tau by its number of samples."""
 
     def panel(axes: Axes, mode: Mode) -> bool:
-        seeds = runs.seeds(mode, "isogclr, for tau" if mode == "unimodal" else "isogclr")
-        for number, result in enumerate(seeds):
+        seeds = runs.all(map(for_tau, SEEDS[mode])) if mode == "unimodal" else runs.seeds(METHOD[mode, "isogclr"])
+        for number, result in enumerate(seeds[: len(COLOURS)]):
             for (name, side), marker in zip(result.temperatures.items(), "o^", strict=False):
                 words = ("" if name == "sample" else f"{name}, ") + f"seed {result.run.settings['seed']}"
                 axes.plot(side.sizes, side.class_means, marker, color=COLOURS[number], markersize=3, label=words)
@@ -75,11 +76,11 @@ def _temperatures(runs: Comparison) -> bytes | None:
 def _batches(runs: Comparison) -> bytes | None:
     """Accuracy by batch size, as the papers draw it."""
 
-    def panel(axes: Axes, length: Length) -> bool:
+    def panel(axes: Axes) -> bool:
         found = False
-        for place, (name, colour) in enumerate(zip(SWEPT, COLOURS, strict=True)):
+        for place, (name, colour) in enumerate(zip(SWEPT, COLOURS, strict=False)):
             aside = 2 ** (0.08 * (place - len(SWEPT) / 2))  # so that no error bar hides another
-            reached = {batch: runs.mean(runs.swept(name, batch, length)) for batch in BATCHES}
+            reached = {batch: runs.mean(runs.swept(name, batch)) for batch in BATCHES}
             known = {batch: estimate for batch, estimate in reached.items() if estimate is not None}
             found = found or len(known) > 1
             heights, errors = [each.points for each in known.values()], [each.noise for each in known.values()]
@@ -89,37 +90,9 @@ def _batches(runs: Comparison) -> bytes | None:
         axes.set_xticks(BATCHES, [str(batch) for batch in BATCHES])
         axes.set_xlabel("batch size")
         axes.set_ylabel("linear probe, %")
-        axes.set_title(f"equal {length}", loc="left")
         return found
 
-    lengths: Sequence[Length] = ("epochs", "steps")
-    return _figure((9.0, 3.4), [lambda axes, length=length: panel(axes, length) for length in lengths])  # type: ignore[misc]
-
-
-def _fastclip(runs: Comparison) -> bytes | None:
-    """The versions with a constant and a falling gamma, and v3 with every optimiser."""
-
-    def rows(axes: Axes, of_label: dict[str, list[tuple[list[Result], str]]], title: str) -> bool:
-        for y, found in enumerate(reversed(of_label.values())):
-            for seeds, face in found:
-                _dot(axes, runs.mean(seeds), y, COLOURS[2], face)
-        axes.set_yticks(range(len(of_label)), [*of_label][::-1])
-        axes.set_ylim(-0.6, len(of_label) - 0.4)
-        axes.set_xlabel("R@1, %")
-        axes.set_title(title, loc="left")
-        return any(seeds for found in of_label.values() for seeds, _ in found)
-
-    def versions(axes: Axes) -> bool:
-        labels = ["clip", *(f"fastclip_v{version}" for version in range(4))]
-        constant = {label: runs.seeds("bimodal", label, changed=CONSTANT_GAMMA) for label in WITH_COSINE}
-        of_label = {label: [(runs.seeds("bimodal", label), COLOURS[2]), (constant.get(label, []), "white")]
-                    for label in labels}  # fmt: skip
-        return rows(axes, of_label, "versions; hollow: constant gamma")
-
-    def optimizers(axes: Axes) -> bool:
-        return rows(axes, {name: [(runs.optimized(name), COLOURS[2])] for name in OPTIMIZERS}, "v3 by optimiser")
-
-    return _figure((9.0, 2.6), [versions, optimizers])
+    return _figure((6.0, 3.4), [panel])
 
 
 def _figure(size: tuple[float, float], panels: Sequence[Callable[[Axes], bool]]) -> bytes | None:
@@ -131,7 +104,7 @@ def _figure(size: tuple[float, float], panels: Sequence[Callable[[Axes], bool]])
     png = BytesIO()
     with matplotlib.rc_context(settings):
         figure = Figure(size, facecolor="#ffffff", layout="constrained")
-        every = figure.subplots(1, len(panels)).ravel()
+        every = list(figure.subplots(1, len(panels), squeeze=False).ravel())
         shown = [panel(axes) for axes, panel in zip(every, panels, strict=True)]
         if not any(shown):
             return None

@@ -1,14 +1,13 @@
-"""Which runs are compared, with which settings, and in which order they are made.
+"""The methods that are compared, what is searched of each, and what a run is.
 
-A run is a dataset and all settings of `thermopile train`. What a later run is depends on the scores of earlier ones: a
-search chooses settings on glyphs of another seed, and the compared runs have the chosen ones.
+A run is a dataset and every setting of `thermopile train` whose default might change. What a later run is depends on
+the scores of earlier ones: a search chooses settings on glyphs of other seeds, and the compared runs have them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -18,35 +17,79 @@ Mode = Literal["unimodal", "bimodal"]
 MODES: tuple[Mode, ...] = ("unimodal", "bimodal")
 WORDS: dict[Mode, str] = {"unimodal": "images", "bimodal": "pairs"}
 Data = Literal["development", "long-tailed", "balanced"]
+Head = Literal["simclr_bn", "linear"]
 
 Settings = dict[str, Any]
 
 BATCH = 128
 EPOCHS: dict[Mode, int] = {"unimodal": 16, "bimodal": 32}
-SEEDS = (0, 1, 2)
-TRIALS = 8
-"""Runs of a search; there are more where the best learning rate is not between two others."""
+TRIALS, TRIALS_AGAIN = 16, 8
+"""Runs of a search; of one that is begun from what another chose."""
 BASELINES = ("raw_pixels", "untrained")
-RECIPES: dict[Mode, str] = {"unimodal": "glyphs", "bimodal": "clip"}
 SAMPLES = int(class_sizes().sum())
 """Size of every training set."""
 RATE = "optimizer.lr"
-MIDDLE_RATE, RATES = 4e-3, (1e-3, 4e-3)
-TAUS = (0.1, 0.3, 0.5)
-"""The one grid of temperatures, for all losses with a softmax."""
 
 SHARED: Settings = {
     "model.dim": 64,
+    "model.image.name": "conv",
     "model.image.config.width": 16,
     "data.image_size": 32,
     "channels_last": True,
+    "precision": "float32",
     "optimizer.name": "adamw",
     "optimizer.weight_decay": 0.02,
+    "optimizer.betas": [0.9, 0.999],
     "optimizer.warmup_steps": 100,
+    "optimizer.lr_min": 0.0,
     "checkpoint.every_steps": 0,
     "log_every": 100,
 }
 """Settings of every run."""
+SHARED_OF: dict[Mode, Settings] = {
+    "unimodal": {"data.recipe": "glyphs"},
+    "bimodal": {"data.recipe": "clip", "model.head": "linear", "model.text.name": "mean_embedding"},
+}
+WIDTH_OF_HEAD: dict[Head, int] = {"simclr_bn": 256, "linear": 0}
+
+
+class Axis(NamedTuple):
+    """A setting that is searched: its values on the grid, and how far those beyond and between them are."""
+
+    values: tuple[Any, ...]
+    factor: float = 2.0
+    """A neighbour of a value is so many times as large, or as small; 0: there are no others."""
+    limits: tuple[float, float] = (0.0, math.inf)
+    shift: float = 0.0
+    """Where it is not 0, a neighbour is so much larger or smaller instead: the setting is a logarithm."""
+
+    def beside(self, value: Any, power: float) -> float | None:
+        """The value `power` factors above; None where there is none."""
+        if not self.factor:
+            return None
+        found = value + power * self.shift if self.shift else value * self.factor**power
+        return float(f"{found:.4g}") if self.limits[0] <= found <= self.limits[1] else None
+
+
+class Method(NamedTuple):
+    """An objective, and what is searched. On images there is one for each head."""
+
+    mode: Mode
+    name: str
+    fixed: Settings
+    """Settings that are not searched."""
+    axes: dict[str, Axis]
+    """Setting -> what is tried; every combination is on the grid."""
+    head: Head = "simclr_bn"
+
+    @property
+    def label(self) -> str:
+        """Its name on the page."""
+        return self.name if self.mode == "bimodal" or self.head == "simclr_bn" else f"{self.name}, linear head"
+
+    def grid(self) -> list[Settings]:
+        values = product(*(axis.values for axis in self.axes.values()))
+        return [dict(zip(self.axes, each, strict=True)) for each in values]
 
 
 def word(value: object) -> str:
@@ -54,79 +97,42 @@ def word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-class Method(NamedTuple):
-    """An objective, its form, and what is searched."""
-
-    mode: Mode
-    label: str
-    """Its name on the page."""
-    fixed: Settings
-    """Settings that are not searched; what is not named has its default (docs/objectives.md)."""
-    grid: dict[str, tuple[Any, ...]]
-    """Setting -> its values; every combination is tried."""
-    for_tau: bool = False
-    """Whether the search goes by the correlation of class size and tau; else by the score, also over learning rates."""
-
-    def candidates(self) -> list[Settings]:
-        return [
-            {RATE: MIDDLE_RATE} | dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())
-        ]
-
-
-def _method(
-    mode: Mode, label: str, grid: Mapping[str, tuple[Any, ...]], fixed: Settings | None = None, objective: str = "",
-    *, for_tau: bool = False,
-) -> Method:  # fmt: skip
-    """`fixed` and the keys of the grid are settings of the objective; those with a dot are any."""
-    own = {"name": objective or label, "mode": mode} | (fixed or {})
-    return Method(mode, label, {_key(key): value for key, value in own.items()},
-                  {_key(key): values for key, values in grid.items()}, for_tau)  # fmt: skip
+def _method(mode: Mode, name: str, axes: dict[str, Axis], fixed: Settings | None = None, objective: str = "") -> Method:
+    """`fixed` and the keys of the axes are settings of the objective; those with a dot are any."""
+    own = {"name": objective or name, "mode": mode} | (fixed or {})
+    return Method(mode, name, {_key(key): value for key, value in own.items()},
+                  {_key(key): axis for key, axis in axes.items()})  # fmt: skip
 
 
 def _key(key: str) -> str:
     return key if "." in key else f"objective.{key}"
 
 
-_TAU = {"tau": TAUS, RATE: RATES}
-_SCALE = {"log_logit_scale": tuple(round(-math.log(tau), 4) for tau in TAUS), RATE: RATES}
-_RHO = {"rho": (0.5, 1.0, 2.0), "tau_step": (0.1, 0.3)}
-_WIDER = {"rho": (0.8, 1.6, 3.2), "gamma": (0.2, 0.8)}
-_LARGE_STEPS = {"tau_init": 0.5, "eta": 0.25}
-"""The code's eta of 0.01 in the paper's 400 epochs is 0.25 in 16; tau_step keeps it from taking tau to tau_min."""
-_COSINE = {"gamma_decay_epochs": EPOCHS["bimodal"] // 2, "gamma_min": 0.2}
-_MOCO = {"model.momentum": 0.99, "model.predictor": "moco_v3_resnet", "model.head": "moco_v3_resnet",
-         "model.head_width": 256}  # fmt: skip
-_WIDE = {"model.head": "vicreg", "model.head_width": 256, "model.dim": 256}
+_TAU = Axis((0.05, 0.1, 0.2, 0.4))
+_FAST, _SLOW = Axis((4e-3, 8e-3, 16e-3)), Axis((2e-3, 4e-3, 8e-3))
+_SCALE = Axis((2.8, 2.1, 1.4, 0.7), limits=(0.0, 4.6), shift=0.7)
+"""Of the first tau 0.06, 0.12, 0.25, 0.5; the objective keeps it within 0 and log(100)."""
+_ESTIMATOR = {"gamma": 0.8, "eps": 0.0}
+_ISOGCLR = _ESTIMATOR | {"tau_max": 1.0, "beta_u": 0.9}
+_ON_IMAGES = _ISOGCLR | {"tau_init": 0.1, "tau_min": 0.05, "tau_step": 0.3, "grad_clip": 3.0}
+_ON_PAIRS = _ISOGCLR | {"tau_init": 0.05, "tau_min": 0.005, "tau_step": 0.1, "grad_clip": 5.0}
+_AUC = {"similarity": "cos", "views": "across", "negatives": "weighted", "alpha": 0.5, "learn_b": True, "b": 0.0}
 
 METHODS = (
-    _method("unimodal", "simclr", _TAU),
-    _method("unimodal", "sogclr", _TAU),
-    _method("unimodal", "isogclr", {"rho": (0.1, 0.2, 0.4), "tau_step": (0.1, 0.3)}, _LARGE_STEPS),
-    # Beyond the paper's rho, since the best constant tau is the lowest; once by the score, once by what tau says.
-    _method("unimodal", "isogclr, wide", _WIDER, _LARGE_STEPS | {"tau_step": 0.3}, "isogclr"),
-    _method("unimodal", "isogclr, for tau", _WIDER, _LARGE_STEPS | {"tau_step": 0.3}, "isogclr", for_tau=True),
-    _method("unimodal", "decl, sampled", _TAU, objective="decl"),
-    _method("unimodal", "decl, mean", _TAU, {"auxiliary": "mean"}, "decl"),
-    _method("unimodal", "auc_cl", {"alpha": (0.1, 0.5, 1.0), "negatives": ("sum", "weighted")}),
-    _method("unimodal", "auc_cl, code", {"a": (5.0, 10.0, 20.0), "negatives": ("sum", "weighted")},
-            {"similarity": "shifted", "views": "all", "alpha": 1.0}, "auc_cl"),
-    _method("unimodal", "moco_v3", _TAU, _MOCO),
-    _method("unimodal", "barlow_twins", {"redundancy": (0.002, 0.0051, 0.02), RATE: RATES}, _WIDE),
-    _method("unimodal", "vicreg", {"covariance": (0.3, 1.0, 3.0), RATE: RATES}, _WIDE),
-    _method("unimodal", "simco", _TAU),
-    _method("bimodal", "clip", _SCALE),
-    _method("bimodal", "cyclip", _SCALE),
-    _method("bimodal", "siglip", _SCALE),
-    _method("bimodal", "sogclr", _TAU),
-    _method("bimodal", "isogclr", _RHO, {"tau_init": 0.05, "eta": 0.005}),
-    _method("bimodal", "fastclip_v0", _TAU, _COSINE),
-    _method("bimodal", "fastclip_v1", _TAU, _COSINE),
-    _method("bimodal", "fastclip_v2", _RHO, _COSINE),
-    _method("bimodal", "fastclip_v3", {"rho": (0.5, 1.0, 2.0), "eta": (2e-4, 1e-3)}, _COSINE),
+    _method("unimodal", "simclr", {"tau": _TAU, RATE: _FAST}),
+    _method("unimodal", "sogclr", {"tau": _TAU, RATE: _FAST}, _ESTIMATOR),
+    _method("unimodal", "isogclr", {"rho": Axis((0.8, 1.6, 2.4), 1.5), "eta": Axis((0.02, 0.1), 5.0),
+                                    RATE: Axis((4e-3, 8e-3))}, _ON_IMAGES),
+    _method("unimodal", "decl", {"auxiliary": Axis(("sample", "mean"), 0), "tau": Axis((0.1, 0.2)), RATE: _FAST},
+            {"gamma": 0.8}),
+    _method("unimodal", "auc_cl", {"p": Axis((2.0, 8.0, 32.0), 4.0), "a": Axis((1.0, 10.0), 10.0, (0.0, 20.0)),
+                                   RATE: Axis((4e-3, 8e-3))}, _AUC),
+    _method("bimodal", "clip", {"log_logit_scale": _SCALE, RATE: _SLOW}),
+    _method("bimodal", "sogclr", {"tau": _TAU, RATE: _SLOW}, _ESTIMATOR),
+    _method("bimodal", "isogclr", {"rho": Axis((1.0, 2.0, 4.0)), "eta": Axis((0.005, 0.02), 4.0),
+                                   RATE: Axis((2e-3, 4e-3))}, _ON_PAIRS),
 )  # fmt: skip
-METHOD = {(method.mode, method.label): method for method in METHODS}
-
-Length = Literal["epochs", "steps"]
+METHOD: dict[tuple[Mode, str], Method] = {(method.mode, method.name): method for method in METHODS}
 
 
 class Run(NamedTuple):
@@ -146,18 +152,18 @@ class Run(NamedTuple):
         return mode
 
 
-def train_run(
-    method: Method, chosen: Settings, data: Data, *, seed: int = 0, batch: int = BATCH, length: Length = "epochs"
-) -> Run:
-    """A method's run; with length `steps` it has as many steps as one with batches of BATCH."""
-    epochs = EPOCHS[method.mode] * (batch if length == "steps" else BATCH) // BATCH
-    varied = {"seed": seed, "epochs": epochs, "batch_size": batch, "data.recipe": RECIPES[method.mode]}
-    return Run(data, SHARED | varied | method.fixed | chosen)
+def train_run(method: Method, chosen: Settings, data: Data, *, seed: int = 0, batch: int = BATCH) -> Run:
+    """A method's run."""
+    shards = min(8, batch // 16)  # as by default: no fewer than 16 samples of each are in a batch
+    varied = {"seed": seed, "epochs": EPOCHS[method.mode], "batch_size": batch, "canonical_shards": shards}
+    head = {"model.head": method.head, "model.head_width": WIDTH_OF_HEAD[method.head]}
+    of_mode = SHARED_OF[method.mode] | (head if method.mode == "unimodal" else {})
+    return Run(data, SHARED | of_mode | varied | method.fixed | chosen)
 
 
 def untrained_settings(mode: Mode) -> Settings:
     """The settings of every run of a mode that encoders and views follow from."""
-    return SHARED | {"seed": 0, "data.recipe": RECIPES[mode], "objective.mode": mode}
+    return SHARED | SHARED_OF[mode] | {"seed": 0, "objective.mode": mode}
 
 
 def baseline_run(mode: Mode, data: Data, baseline: str) -> Run:

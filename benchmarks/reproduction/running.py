@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -12,37 +13,38 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 import torch
-from scipy.stats import skew
+from scipy.stats import kurtosis, skew
 from torch import Tensor
 
+import thermopile
 from thermopile import __version__
-from thermopile.pipeline.cores import cores
 from thermopile.pipeline.tokenizer import load_tokenizer
 from thermopile.tools.bench.machine import describe_machine
 from thermopile.tools.cli import main as command_line
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
+from thermopile.trainer.checkpoint import LATEST, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.config.layers import apply_overrides
 from thermopile.trainer.encoders import Encoders, with_names
 from thermopile.trainer.encoders.backbones import Backbone
 from thermopile.trainer.errors import TrainingError
-from thermopile.trainer.evaluation.bands import Scores
-from thermopile.trainer.evaluation.evaluate import Evaluation, compared, evaluate, score_encoders
+from thermopile.trainer.evaluation.bands import BANDS
+from thermopile.trainer.evaluation.evaluate import tokenizer_of
+from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.preemption import EXIT_CODE
-from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.run_directory import RunDirectory, find_checkpoint
 
 from reproduction.plan import Mode, Run, untrained_settings
 from reproduction.results import Result, Temperatures
+from reproduction.scoring import Right, Scorer
 from reproduction.sets import Sets, make_sets, open_sets
 
-PROMPT = "the character {lower}"
-"""For zero-shot: how the glyphs' captions begin."""
 RUNS_PER_PROCESS = 20
 
 
@@ -50,8 +52,8 @@ class StoppedError(Exception):
     """A signal stopped a run."""
 
 
-def make_missing(missing: Callable[[], list[Run]], folder: Path, add: Callable[[Result], None]) -> None:
-    """Make the first of the missing runs until none is, one on every core.
+def make_missing(missing: Callable[[], list[Run]], folder: Path, add: Callable[[Made], None], processes: int) -> None:
+    """Make the first of the missing runs until none is, so many at once.
 
     missing: called again whenever a run is finished, since its scores may decide about others.
     add: called with each finished run. folder: for the datasets, and for run directories while they are needed.
@@ -59,17 +61,17 @@ def make_missing(missing: Callable[[], list[Run]], folder: Path, add: Callable[[
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["OMP_NUM_THREADS"] = "1"  # read by the processes when they import torch
     context = multiprocessing.get_context("spawn")
-    making: dict[Future[Result], str] = {}
+    making: dict[Future[Made], str] = {}
     with (
         TemporaryDirectory(dir=folder) as scratch,
         ProcessPoolExecutor(
-            cores(), context, initializer=_end_with_parent, max_tasks_per_child=RUNS_PER_PROCESS
+            processes, context, initializer=_end_with_parent, max_tasks_per_child=RUNS_PER_PROCESS
         ) as pool,
     ):
         try:
             while True:
                 new = [run for run in missing() if run.key not in making.values()]
-                for run in new[: cores() - len(making)]:
+                for run in new[: processes - len(making)]:
                     make_sets(folder, run.data)
                     making[pool.submit(make, run, folder, Path(scratch))] = run.key
                 if not making:
@@ -96,30 +98,57 @@ def _end_with_parent() -> None:
     threading.Thread(target=end, daemon=True).start()
 
 
-def make(run: Run, folder: Path, scratch: Path) -> Result:
+class Made(NamedTuple):
+    """A finished run, and of a compared one which test samples were right."""
+
+    result: Result
+    right: Right
+
+
+def make(run: Run, folder: Path, scratch: Path) -> Made:
     """Train and score a run on the datasets in `folder`; its directory is in `scratch` meanwhile.
 
-    Raises StoppedError if a signal stopped it, and what evaluation raises.
+    Raises StoppedError if a signal stopped it, and what scoring raises.
     """
     sets, started = open_sets(folder, run.data), time.monotonic()
-    scores, temperatures, failed = {}, {}, ""
+    right: Right = {}
+    scores: dict[str, dict[str, float]] = {}
+    temperatures, failed = {}, ""
     if "baseline" in run.settings:
-        scores = _score_baseline(run, sets).scores
+        right, scores = _scored(_baseline(run, sets))
     else:
         with TemporaryDirectory(dir=scratch) as own:
             directory = RunDirectory(Path(own) / "run")
             if not (failed := _train(run, sets, directory)):
-                scores = evaluate(directory, sets.train, sets.test, templates=(PROMPT,)).scores
-                temperatures = _temperatures(directory)
-    return Result(
+                scorer = _scorer(directory, sets)
+                right, scores = _scored(scorer)
+                temperatures = _temperatures(directory, scorer)
+    result = Result(
         run=run,
-        scores=_kept(scores),
+        scores=scores,
         temperatures=temperatures,
         seconds=round(time.monotonic() - started, 1),
         machine=describe_machine("torch", "numpy"),
         version=__version__,
+        commit=commit(),
         failed=failed,
     )
+    return Made(result, {} if run.data == "development" else right)
+
+
+def commit() -> str:
+    """The commit of thermopile's own code, with + if it was changed since; its version where it is not a checkout."""
+    git = ["git", "-C", str(Path(thermopile.__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
+    found = subprocess.run([*git, "--exclude=*"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or __version__
+
+
+def _scored(scorer: Scorer) -> tuple[Right, dict[str, dict[str, float]]]:
+    """Return which samples are right, and their shares of all and of each band."""
+    right, of_sample = scorer.right(), scorer.bands()
+    bands = {"all": np.ones(len(of_sample), np.bool_)} | {name: of_sample == code for code, name in enumerate(BANDS)}
+    return right, {part: {name: round(float(samples[band].mean()), 5) for name, band in bands.items()}
+                   for part, samples in right.items()}  # fmt: skip
 
 
 def train_words(run: Run, sets: Sets, directory: RunDirectory) -> list[str]:
@@ -148,8 +177,19 @@ def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:
     return ""
 
 
-def _score_baseline(run: Run, sets: Sets) -> Evaluation:
-    """Score what nothing has trained: an encoder's first weights, or the pixels themselves."""
+def _scorer(directory: RunDirectory, sets: Sets) -> Scorer:
+    """Return the scorer of a finished run's encoders."""
+    config = directory.config()
+    checkpoint = find_checkpoint(directory, LATEST)
+    info, training = load_checkpoint(checkpoint)
+    has_texts = config.objective.mode == "bimodal"
+    tokenizer, sizes = tokenizer_of(config.data.path, info) if has_texts else (None, None)
+    encoders = restore_encoders(config, checkpoint, training, sizes, allow_code=True)
+    return Scorer(encoders, sets, config.data, tokenizer)
+
+
+def _baseline(run: Run, sets: Sets) -> Scorer:
+    """Return the scorer of what nothing has trained: an encoder's first weights, or the pixels themselves."""
     raw = run.settings["baseline"] == "raw_pixels"
     mode: Mode = "unimodal" if raw else run.mode
     tree: dict[str, Any] = {}
@@ -161,23 +201,7 @@ def _score_baseline(run: Run, sets: Sets) -> Evaluation:
         encoders.image.backbone = GreyPixels(config.data.image_size**2)
     if mode == "bimodal" and index.tokenizer is not None:
         tokenizer = load_tokenizer(sets.train.tokenizer_path, context_length=index.tokenizer.context_length)
-    result = compared("", sets.train, sets.test)
-    score_encoders(result, encoders.eval(), config.data, torch.device("cpu"), tokenizer, (PROMPT,))
-    return result
-
-
-def _kept(scores: dict[str, dict[str, Scores]]) -> dict[str, dict[str, Scores]]:
-    """Return the scores, rounded to a hundredth of a point."""
-    return {
-        method: {
-            variant: {band: _rounded(share) for band, share in bands.items()} for variant, bands in variants.items()
-        }
-        for method, variants in scores.items()
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+    return Scorer(encoders.eval(), sets, config.data, tokenizer)
 
 
 class GreyPixels(Backbone):
@@ -189,7 +213,7 @@ class GreyPixels(Backbone):
         return grey - grey.mean(1, keepdim=True)
 
 
-def _temperatures(directory: RunDirectory) -> dict[str, Temperatures]:
+def _temperatures(directory: RunDirectory, scorer: Scorer) -> dict[str, Temperatures]:
     measured = survey(read_run(directory))
     if measured is None or not measured.sides:
         return {}
@@ -200,10 +224,16 @@ def _temperatures(directory: RunDirectory) -> dict[str, Temperatures]:
         found[side.name] = Temperatures(
             mean=round(float(tau.mean()), 5),
             skewness=round(float(skew(tau)), 4),
+            kurtosis=round(float(kurtosis(tau)), 4),
             deciles=np.quantile(tau, np.linspace(0, 1, 11)).round(5).tolist(),
             spearman=_rounded(correlation and correlation.spearman),
             permuted=_rounded(correlation and correlation.permuted),
             sizes=classes.sizes.tolist(),
             class_means=classes.tau[side.name].mean.round(5).tolist(),
+            alignment=_rounded(scorer.alignment(measured.pool.sample_ids, tau)),
         )
     return found
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

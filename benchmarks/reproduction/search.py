@@ -1,62 +1,101 @@
 """The search: the same for every method, on the development set, at the length of the compared runs.
 
-All of a grid, then twice and half the learning rate of the best, until the best is between two that were tried.
+All of a grid; then, until there are TRIALS runs, the neighbours of the best: first beyond an edge of what was tried,
+then those that were left out, then halfway. At another batch size, and with a linear head, it begins from what was
+chosen at BATCH with the usual head.
 """
 
 from __future__ import annotations
 
-from reproduction.plan import BATCH, RATE, Method, Run, Settings, train_run
-from reproduction.results import DECIDES, Result, Results
+from collections.abc import Iterable
+from typing import NamedTuple
 
-FACTORS = (2, 0.5)
+from reproduction.plan import BATCH, METHOD, TRIALS, TRIALS_AGAIN, Method, Run, Settings, train_run
+from reproduction.results import DECIDES, Results
 
 
-def trials(method: Method, results: Results, batch: int = BATCH) -> list[Run | None]:
-    """The runs of a method's search that are known; None for those after the grid meanwhile."""
-    tried = _tried(method, results, batch)
-    known: list[Run | None] = [_trial(method, settings, batch) for settings in tried]
-    more = not method.for_tau and len(tried) == len(method.candidates())
-    return known + [None] * (len(FACTORS) if more else 0)
+class Search(NamedTuple):
+    """A method's search at a batch size, as far as it has come."""
+
+    method: Method
+    batch: int
+    size: int
+    """Runs that it has at the end."""
+    tried: list[Settings]
+    """What is tried; at most one that has no score yet is not of the grid."""
+    scores: list[float | None]
+
+    @property
+    def runs(self) -> list[Run | None]:
+        """Its runs; None for those that are not known yet."""
+        known = [trial(self.method, settings, self.batch) for settings in self.tried]
+        return [*known, *[None] * (self.size - len(known))]
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.tried) == self.size and None not in self.scores
+
+    @property
+    def best(self) -> Settings:
+        """The settings with the best score so far, of equals the first; a training that failed has 0."""
+        return max(zip(self.tried, self.scores, strict=True), key=lambda one: -1.0 if one[1] is None else one[1])[0]
+
+    @property
+    def at_edge(self) -> list[str]:
+        """Settings whose best value is the least or the largest that was tried, and might have been exceeded."""
+        best, found = self.best, []
+        for key, axis in self.method.axes.items():
+            tried = {settings[key] for settings in self.tried}
+            if axis.factor and any(
+                best[key] == end and axis.beside(end, power) is not None
+                for end, power in ((min(tried), -1), (max(tried), 1))
+            ):
+                found.append(key)
+        return found
+
+    def next(self) -> Settings | None:
+        """The neighbour of the best that is tried next."""
+        best = self.best
+        edges = set(self.at_edge)
+        beyond = [key for key in self.method.axes if key in edges]
+        around = [*_beside(self.method, best, beyond, 1), *_beside(self.method, best, self.method.axes, 1),
+                  *_beside(self.method, best, self.method.axes, 0.5)]  # fmt: skip
+        return next((settings for settings in around if settings not in self.tried), None)
+
+
+def _beside(method: Method, best: Settings, keys: Iterable[str], power: float) -> Iterable[Settings]:
+    for key in keys:
+        for signed in (power, -power):
+            if (value := method.axes[key].beside(best[key], signed)) is not None:
+                yield best | {key: value}
+
+
+def search(method: Method, results: Results, batch: int = BATCH) -> Search | None:
+    """Return a method's search; None while what it begins from is not chosen."""
+    usual = METHOD[method.mode, method.name]
+    if (method, batch) == (usual, BATCH):
+        tried, size = method.grid(), TRIALS
+    elif (start := chosen(usual, results)) is not None:
+        tried, size = [start], TRIALS_AGAIN
+    else:
+        return None
+    while True:
+        found = Search(method, batch, size, tried, [score(method, settings, results, batch) for settings in tried])
+        if len(tried) == size or None in found.scores or (more := found.next()) is None:
+            return found
+        tried = [*tried, more]
 
 
 def chosen(method: Method, results: Results, batch: int = BATCH) -> Settings | None:
     """The settings with the best score of the search; None while runs of it are missing."""
-    best = _best(method, _tried(method, results, batch), results, batch)
-    return best and best[0]
+    found = search(method, results, batch)
+    return found.best if found is not None and found.is_done else None
 
 
-def score_of_search(method: Method, results: Results) -> float | None:
-    """The best score of the search, a share; None while runs of it are missing."""
-    best = _best(method, _tried(method, results, BATCH), results, BATCH)
-    return best and best[1]
+def score(method: Method, settings: Settings, results: Results, batch: int) -> float | None:
+    result = results.of(trial(method, settings, batch))
+    return None if result is None else result.share(DECIDES[method.mode]) or 0.0
 
 
-def _tried(method: Method, results: Results, batch: int) -> list[Settings]:
-    tried = method.candidates()
-    while not method.for_tau and (best := _best(method, tried, results, batch)):
-        around = [best[0] | {RATE: factor * best[0][RATE]} for factor in FACTORS]
-        if not (new := [settings for settings in around if settings not in tried]):
-            break
-        tried += new
-    return tried
-
-
-def _best(method: Method, candidates: list[Settings], results: Results, batch: int) -> tuple[Settings, float] | None:
-    """The best of the candidates, of equals the first, and what it is judged by; a training that failed has 0."""
-    best = None
-    for settings in candidates:
-        if (result := results.of(_trial(method, settings, batch))) is None:
-            return None
-        if best is None or _score(method, result) > best[1]:
-            best = settings, _score(method, result)
-    return best
-
-
-def _score(method: Method, result: Result) -> float:
-    if method.for_tau:
-        return min((side.spearman or 0.0 for side in result.temperatures.values()), default=0.0)
-    return result.share(DECIDES[method.mode]) or 0.0
-
-
-def _trial(method: Method, settings: Settings, batch: int) -> Run:
+def trial(method: Method, settings: Settings, batch: int) -> Run:
     return train_run(method, settings, "development", batch=batch)

@@ -199,12 +199,18 @@ def test_a_header_offers_the_papers_other_optimisers_and_each_loads_on_top_of_it
     assert offered == rates
 
 
+@pytest.mark.parametrize("name", ["decl/cifar", "auc_cl/cifar"])
+def test_presets_after_the_simclr_code_have_its_head(name):
+    model = preset(name).model
+    assert (model.head, model.head_width, model.dim) == ("simclr_bn", 512, 128)
+
+
 # Running
 
 
 TINY = (
     "batch_size=16", "epochs=1", "data.image_size=16", "log_every=1", "model.dim=8", "model.head=linear",
-    "model.image.name=conv", "model.image.config.width=4", "model.text.name=mean_embedding",
+    "model.head_width=0", "model.image.name=conv", "model.image.config.width=4", "model.text.name=mean_embedding",
 )  # fmt: skip
 
 

@@ -55,7 +55,7 @@ class FastclipV2Settings(FastclipSettings, RobustSettings, frozen=True):
     tau_init: float = Field(default=0.03, gt=0.0)
     """Initial temperature of a sample; dimensionless, within tau_min and tau_max. FastCLIP Appendix B."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Adam's betas for every tau; each in [0, 1). FastCLIP procedure 4."""
+    """Adam's betas for every tau; each in [0, 1). FastCLIP procedure 5."""
 
 
 class FastclipV3Settings(FastclipSettings, GlobalTau, frozen=True):
@@ -67,7 +67,7 @@ class FastclipV3Settings(FastclipSettings, GlobalTau, frozen=True):
     """Learning rate of tau, 0 or more; 0 keeps tau constant. FastCLIP Appendix B."""
     rho: float = Field(default=2.0, ge=0.0)
     """KL radius of the robust loss, 0 or more, below log(number of negatives). 2.0 suits 256 pairs; the paper uses 6.5
-    for 1,024. FastCLIP section 4."""
+    for 1,024. FastCLIP table 9."""
 
 
 class _GlobalTemperature(GlobalContrastive):
@@ -118,7 +118,7 @@ class FastclipV1(Sogclr):
 class FastclipV2(IndividualTemperature):
     """iSogCLR's loss, with each temperature moved by its own Adam.
 
-    Adam's bias correction counts the sample's own visits. The paper's procedure 4 uses the global step and its code the
+    Adam's bias correction counts the sample's own visits. The paper's procedure 5 uses the global step and its code the
     epoch; both are wrong for a sample that is first seen late. The gradient is clipped before Adam, as in the code; the
     paper does not mention it. State: log_s, tau, m, v of each side.
     """
@@ -131,7 +131,7 @@ class FastclipV2(IndividualTemperature):
         super().__init__(mode, settings, log_s=-math.inf, tau=settings.tau_init, m=0.0, v=0.0)
 
     def move(self, rows: Rows, gradient: Tensor, progress: Progress) -> Rows:
-        """FastCLIP procedure 4."""
+        """FastCLIP procedure 5."""
         (b1, b2), visits = self.settings.betas, rows["visits"] + 1
         m = b1 * rows["m"] + (1 - b1) * gradient
         v = b2 * rows["v"] + (1 - b2) * gradient.square()

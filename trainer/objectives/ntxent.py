@@ -17,7 +17,7 @@ class NtxentSettings(Settings, frozen=True):
     """Settings of NT-Xent."""
 
     tau: float = Field(default=0.1, ge=1e-4, le=100.0)
-    """Temperature, 0.0001 to 100. iSogCLR tunes SimCLR's in {0.1, 0.3, 0.5, 0.7} (section 5)."""
+    """Temperature, 0.0001 to 100. iSogCLR tunes SimCLR's in {0.1, 0.3, 0.5, 0.7} (section 6)."""
 
 
 class SimclrSettings(NtxentSettings, SimilaritySettings, frozen=True):

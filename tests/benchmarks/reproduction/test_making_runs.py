@@ -1,46 +1,57 @@
 """Runs of the reproduction that are made: trained, scored, stopped."""
 
 import multiprocessing
+import shutil
 
 import numpy as np
 import pytest
+import torch
 
+from thermopile.pipeline.augment import RECIPES
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource, class_sizes
+from thermopile.trainer.config import load_config
+from thermopile.trainer.encoders import Encoders, with_names
+from thermopile.trainer.evaluation.features import image_features
 
 from reproduction import plan, running
 from reproduction.comparison import BASELINES
 from reproduction.plan import METHOD, Run, baseline_run, train_run
 from reproduction.results import PROBE, RETRIEVAL, Result
-from reproduction.sets import BalancedGlyphs
+from reproduction.scoring import Scorer
+from reproduction.sets import TEST_SETS, BalancedGlyphs, open_sets
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A development set with a twentieth of each class's glyphs, two at least, and two test glyphs of each."""
+    """A development set with a twentieth of each class's glyphs, two at least; each test set has two glyphs of each."""
     folder = tmp_path_factory.mktemp("reproduction")
     sizes = class_sizes()
     firsts = np.cumsum(sizes) - sizes  # the source lists class by class
     chosen = np.concatenate([first + np.arange(max(2, size // 20)) for first, size in zip(firsts, sizes, strict=True)])
     convert(GlyphSource(1), folder / "development", ConvertSettings(), workers=1, selection=chosen)
     tokenizer = Dataset(folder / "development").tokenizer_path
-    convert(GlyphSource(1, test=True), folder / "development-test", ConvertSettings(), workers=1,
-            selection=np.arange(0, 2000, 10), tokenizer_from=tokenizer)  # fmt: skip
+    first, *others = (folder / f"development-test-{number}" for number in range(TEST_SETS))
+    convert(GlyphSource(200, test=True), first, ConvertSettings(), workers=1, selection=np.arange(0, 2000, 10),
+            tokenizer_from=tokenizer)  # fmt: skip
+    for other in others:
+        shutil.copytree(first, other)
     return folder
 
 
 def short(mode, label, **changed):
     """A first trial of one epoch."""
-    run = train_run(METHOD[mode, label], METHOD[mode, label].candidates()[0], "development", batch=64)
+    run = train_run(METHOD[mode, label], METHOD[mode, label].grid()[0], "development", batch=64)
     return Run(run.data, run.settings | {"epochs": 1} | changed)
 
 
 @pytest.mark.parametrize(("mode", "sides"), [("unimodal", ["sample"]), ("bimodal", ["image", "text"])])
 @pytest.mark.wide
 def test_a_run_is_trained_and_scored_and_leaves_its_temperatures_by_class(mode, sides, folder, tmp_path):
-    made = running.make(short(mode, "isogclr"), folder, tmp_path)
+    made, right = running.make(short(mode, "isogclr"), folder, tmp_path)
     assert made.failed == ""
+    assert right == {}  # of compared runs only
     assert made.share(PROBE) > 0.02
     assert (made.share(RETRIEVAL) is None) == (mode == "unimodal")
     assert [*made.temperatures] == sides
@@ -48,6 +59,7 @@ def test_a_run_is_trained_and_scored_and_leaves_its_temperatures_by_class(mode, 
         assert side.sizes == sorted(side.sizes, reverse=True)
         assert len(side.class_means) == 100
         assert side.deciles[0] <= side.mean <= side.deciles[-1]
+        assert (side.alignment is None) == (mode == "unimodal")
     assert Result.of_line(made.line()) == made
     assert list(tmp_path.iterdir()) == []
 
@@ -58,33 +70,33 @@ def test_runs_are_made_side_by_side_until_none_is_missing_or_a_signal_comes(fold
     long = short("unimodal", "simclr", epochs=100_000)
     wanted = [short("bimodal", "clip"), long]
 
-    def stop(result):
-        made.append(result)
+    def stop(of_run):
+        made.append(of_run.result)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        running.make_missing(lambda: wanted, folder, stop)
+        running.make_missing(lambda: wanted, folder, stop, 2)
     assert [each.run for each in made] == wanted[:1]
     assert multiprocessing.active_children() == []
     wanted.remove(long)
-    running.make_missing(lambda: [run for run in wanted if run not in [each.run for each in made]], folder, stop)
+    running.make_missing(lambda: [run for run in wanted if run not in [each.run for each in made]], folder, stop, 2)
     assert sorted(folder.iterdir()) == before
 
 
 @pytest.mark.wide
 def test_a_run_whose_loss_is_not_finite_is_a_result_without_scores_or_paths(folder, tmp_path):
-    made = running.make(
+    made, right = running.make(
         short("unimodal", "simclr", **{"optimizer.lr": 1e30, "optimizer.warmup_steps": 0}), folder, tmp_path
     )
     assert "finite" in made.failed
     assert str(tmp_path) not in made.failed
-    assert made.scores == {}
+    assert made.scores == right == {}
     assert made.share(PROBE) == 0.0
 
 
 @pytest.mark.wide
 def test_baselines_are_scored_untrained(folder, tmp_path):
-    shares = [running.make(baseline_run(mode, "development", name), folder, tmp_path).share(PROBE)
+    shares = [running.make(baseline_run(mode, "development", name), folder, tmp_path).result.share(PROBE)
               for mode in plan.MODES for name in BASELINES]  # fmt: skip
     assert min(shares) > 0.01
     assert shares[0] == shares[2]  # pixels are the same
@@ -95,3 +107,31 @@ def test_balanced_glyphs_are_as_many_as_long_tailed_ones():
     codes = BalancedGlyphs(0).groups().of_sample
     assert len(codes) == plan.SAMPLES
     assert set(np.bincount(codes)) == {108, 109}
+
+
+def test_samples_are_right_in_the_order_of_their_source_and_banded_by_their_class(folder):
+    """A dataset is shuffled; nothing else says which sample of which test set is right."""
+    sets = open_sets(folder, "development")
+    sets = sets._replace(tests=sets.tests[:2])
+    encoders = Encoders.create(with_names(load_config({}).model), "unimodal", 32, None).eval()
+    encoders.image.backbone = running.GreyPixels(32 * 32)
+    scorer = Scorer(encoders, sets, load_config({"data": {"image_size": 32, "recipe": "glyphs"}}).data, None)
+    classes = GlyphSource(200, test=True).groups().of_sample[::10].tolist()
+    assert len(set(zip(classes * 2, scorer.bands().tolist(), strict=True))) == 100
+    shuffled = sets.tests[0].shard(0).records()["source_index"]
+    assert not (np.diff(shuffled) > 0).all()
+    first, second = np.split(scorer.right()["knn"], 2)
+    np.testing.assert_array_equal(first, second)
+    in_ids = knn(*[image_features(encoders.image.backbone, each, RECIPES["glyphs"], 32, torch.device("cpu"), print)
+                   for each in (sets.train, sets.tests[0])], sets)  # fmt: skip
+    np.testing.assert_array_equal(first, in_ids[np.argsort(shuffled)])
+
+
+def knn(train, test, sets):
+    """Which test samples have most of their ten neighbours' class, by id; of classes with as many, the nearest's."""
+    labels, truth = (each.column("group").to_pylist() for each in (sets.train, sets.tests[0]))
+    right = []
+    for features, own in zip(test, truth, strict=True):
+        nearest = [labels[at] for at in (train @ features).topk(10).indices.tolist()]
+        right.append(max(dict.fromkeys(nearest), key=nearest.count) == own)
+    return np.array(right)

@@ -1,127 +1,155 @@
 """The reproduction's search and plan: what is tried, what is chosen, what is missing."""
 
-import numpy as np
+import math
+
 import pytest
 
-from made_results import Made, result
+from made_results import Made, MadeResults, result
 from reproduction import page as pages
 from reproduction import plan
-from reproduction.plan import BATCH, METHOD, METHODS, RATE
+from reproduction.plan import BATCH, METHOD, METHODS, RATE, Axis, Method
 from reproduction.results import Results
-from reproduction.schedule import best_headline, headline, missing, optimized, parts, swept, with_optimizer
-from reproduction.search import chosen, trials
+from reproduction.schedule import NAMES, compared, headline, linear, missing, parts, swept
+from reproduction.search import chosen, search
 
 
-def test_every_search_has_eight_trials_and_every_softmax_the_same_temperatures():
-    for method in METHODS:
-        assert len(trials(method, Results())) == (6 if method.for_tau else 8)
-        taus = method.grid.get("objective.tau")
-        assert taus in (None, (0.1, 0.3, 0.5))
-        assert {settings[RATE] for settings in method.candidates()} in ({0.001, 0.004}, {0.004})
-
-
-def test_a_search_climbs_until_its_learning_rate_is_between_two_others():
-    """Scores fall off from tau 0.3 and a learning rate of 0.016, which is not on the grid."""
-    method, results, rates = METHOD["unimodal", "simclr"], Results(), []
-    while new := [run for run in trials(method, results) if run and not results.of(run)]:
-        assert chosen(method, results) is None
+def tried_by(method, score, batch=BATCH, results=None):
+    """The search that a method makes where settings have these scores, and its results."""
+    results = Results() if results is None else results
+    while new := [run for run in search(method, results, batch).runs if run and not results.of(run)]:
+        assert chosen(method, results, batch) is None
         for run in new:
-            rates.append(run.settings[RATE])
-            off = abs(run.settings["objective.tau"] - 0.3) + abs(np.log2(run.settings[RATE] / 0.016)) / 20
-            results.add(result(run, 0.6 - off))
-    assert chosen(method, results) == {"objective.tau": 0.3, RATE: 0.016}
-    assert sorted(set(rates)) == [0.001, 0.002, 0.004, 0.008, 0.016, 0.032]
-    assert len(rates) == len(results) == 10
+            results.add(result(run, score(run.settings)))
+    return search(method, results, batch), results
+
+
+def test_every_method_has_sixteen_trials_the_same_temperatures_and_nothing_that_a_search_might_change():
+    for method in METHODS:
+        assert len(search(method, Results()).runs) == 16
+        assert len(method.grid()) == 12
+        assert method.fixed.keys().isdisjoint(method.axes)
+        tau = method.axes.get("objective.tau")
+        assert tau is None or set(tau.values) <= {0.05, 0.1, 0.2, 0.4}
+
+
+def test_a_search_goes_beyond_the_edge_where_its_best_is_and_then_between():
+    """Scores fall off from tau 0.1 and a learning rate of 0.1, beyond the grid's 0.016."""
+    method = METHOD["unimodal", "simclr"]
+
+    def score(settings):
+        off = abs(math.log2(settings["objective.tau"] / 0.1)) + abs(math.log2(settings[RATE] / 0.1))
+        return 0.6 - off / 20
+
+    found, results = tried_by(method, score)
+    later = [(settings["objective.tau"], settings[RATE]) for settings in found.tried[12:]]
+    assert later == [(0.1, 0.032), (0.1, 0.064), (0.1, 0.128), (0.1, 0.256)]
+    assert chosen(method, results) == {"objective.tau": 0.1, RATE: 0.128}
+    assert found.at_edge == []
+
+
+def test_a_best_that_is_still_at_an_edge_is_said_so():
+    found, _ = tried_by(METHOD["unimodal", "simclr"], lambda settings: settings[RATE] / 10)
+    assert found.at_edge[-1] == RATE
+    assert len(found.tried) == 16
+
+
+def test_neighbours_are_tried_before_halves_and_none_twice_or_beyond_a_limit():
+    method = METHOD["unimodal", "auc_cl"]
+    best = {"objective.p": 8.0, "objective.a": 10.0, RATE: 8e-3}
+    found, _ = tried_by(method, lambda settings: 0.9 if settings.items() >= best.items() else 0.5)
+    assert found.tried[12:] == [
+        best | {RATE: 16e-3}, best | {"objective.p": 16.0}, best | {"objective.p": 4.0}, best | {"objective.a": 3.162}
+    ]  # fmt: skip
+    assert found.at_edge == []
+
+
+def test_a_setting_on_a_scale_of_logarithms_is_shifted_and_one_without_an_order_has_no_neighbours():
+    assert [Axis((0.7,), limits=(0, 4.6), shift=0.7).beside(0.7, power) for power in (1, -1, -2)] == [1.4, 0.0, None]
+    assert Axis(("sample", "mean"), 0).beside("mean", 1) is None
 
 
 def test_a_search_is_of_the_development_set_alone_at_the_length_of_the_compared_runs():
     for method in METHODS:
-        for run in trials(method, Results()):
+        for run in search(method, Results()).runs:
             assert run is None or (run.data == "development" and run.settings["epochs"] == plan.EPOCHS[method.mode])
     made = Made()
-    before = chosen(METHOD["unimodal", "decl, mean"], made.results)
-    made.seeds("unimodal", "decl, mean", [0.9, 0.9, 0.9])
-    assert chosen(METHOD["unimodal", "decl, mean"], made.results) == before
-
-
-def test_the_search_for_temperatures_goes_by_their_correlation_with_class_size():
-    method, results = METHOD["unimodal", "isogclr, for tau"], Results()
-    for run in trials(method, results):
-        share, rho = run.settings["objective.gamma"], run.settings["objective.rho"]
-        results.add(result(run, share, {"sample": (rho, 0.0, 0.1)}))
-    assert chosen(method, results)["objective.rho"] == 3.2
-
-
-def test_a_training_for_temperatures_that_failed_is_not_chosen():
-    method, results = METHOD["unimodal", "isogclr, for tau"], Results()
-    for number, run in enumerate(trials(method, results)):
-        results.add(result(run, 0.5 if number else None, {"sample": (0.5, 0.0, 0.1)} if number else None))
-    assert chosen(method, results) == method.candidates()[1]
+    before = chosen(METHOD["unimodal", "decl"], made.results)
+    made.seeds("unimodal", "decl", [0.9])
+    assert chosen(METHOD["unimodal", "decl"], made.results) == before
 
 
 def test_a_training_that_failed_is_never_chosen():
-    method, results = METHOD["unimodal", "sogclr"], Results()
-    while new := [run for run in trials(method, results) if run and not results.of(run)]:
-        for run in new:
-            results.add(result(run, None if run.settings["objective.tau"] < 0.5 else 0.01))
-    assert chosen(method, results)["objective.tau"] == 0.5
+    method = METHOD["unimodal", "sogclr"]
+    found, results = tried_by(method, lambda settings: None if settings["objective.tau"] < 0.4 else 0.01)
+    assert chosen(method, results)["objective.tau"] >= 0.4
+    assert len(found.tried) == 16
 
 
-def test_a_batch_size_is_searched_again_or_keeps_the_settings_with_a_rate_by_the_root_of_the_batch():
+def test_another_batch_size_and_a_linear_head_begin_from_what_was_chosen_and_have_eight_trials():
+    method, results = METHOD["unimodal", "simclr"], Results()
+    assert search(method, results, 256) is None
+    assert search(linear("simclr"), results) is None
+    tried_by(method, lambda settings: settings["objective.tau"] / 2, results=results)
+    start = chosen(method, results)
+    for other, batch in ((method, 256), (linear("simclr"), BATCH)):
+        found, _ = tried_by(other, lambda settings: 0.5, batch, results)
+        assert found.tried[0] == start
+        assert len(found.tried) == 8
+    assert chosen(method, results) == start
+
+
+def test_a_batch_size_takes_the_settings_of_its_search():
     made = Made()
-    again = swept("simclr", 32, "epochs", made.results)
-    assert again.settings[RATE] == chosen(METHOD["unimodal", "simclr"], made.results, 16)[RATE]
-    kept = swept("sogclr", 32, "steps", made.results)
-    assert kept.settings[RATE] == pytest.approx(chosen(METHOD["unimodal", "sogclr"], made.results)[RATE] / 2)
-    assert (again.settings["epochs"], kept.settings["epochs"]) == (16, 4)
-    assert swept("simclr", BATCH, "epochs", made.results) == headline("unimodal", "simclr", made.results)
+    assert swept("simclr", BATCH, 3, made.results) == headline(METHOD["unimodal", "simclr"], made.results, 3)
+    for batch, at in ((16, 16), (32, 16), (64, BATCH), (256, 256)):
+        run = swept("decl", batch, 0, made.results)
+        settings = chosen(METHOD["unimodal", "decl"], made.results, at)
+        assert (run.settings["batch_size"], run.settings["epochs"]) == (batch, 16)
+        assert run.settings.items() >= settings.items()
 
 
-def test_of_several_forms_the_one_that_the_search_prefers_is_held_against_others():
-    made = Made()
-    assert best_headline("unimodal", "isogclr", made.results) == headline("unimodal", "isogclr", made.results)
-    wide = next(run for run in trials(METHOD["unimodal", "isogclr, wide"], made.results) if run)
-    made.add(wide, 0.51)
-    made.search(METHOD["unimodal", "isogclr, wide"])
-    preferred = best_headline("unimodal", "isogclr", made.results)
-    assert preferred == headline("unimodal", "isogclr, wide", made.results)
-    assert preferred.settings["objective.gamma"] == 0.2
-
-
-def test_an_optimiser_keeps_all_of_fastclip_v3_but_its_learning_rate_and_decay():
-    made = Made()
-    own = chosen(METHOD["bimodal", "fastclip_v3"], made.results)
-    method = with_optimizer("lion", made.results)
-    assert all(method.fixed[key] == value for key, value in own.items() if key != RATE)
-    assert len(method.candidates()) == 3
-    assert optimized("lion", 0, made.results) is None
+def test_all_methods_on_images_have_one_head_and_the_linear_one_beside_it():
+    for name in NAMES["unimodal"]:
+        assert {run.settings["model.head"] for run in search(METHOD["unimodal", name], Results()).runs if run} == {
+            "simclr_bn"
+        }
+    labels = [method.label for method in compared("unimodal")]
+    assert labels[5:] == [f"{label}, linear head" for label in labels[:5]]
 
 
 def test_the_plan_counts_runs_that_are_not_known_yet_and_makes_a_run_of_two_parts_once():
     everything = parts(full=True)
-    shared = len(METHOD["unimodal", "isogclr, wide"].candidates())  # the grid of `isogclr, for tau` as well
-    assert len(missing(everything, Results())) == sum(len([*part.runs(Results())]) for part in everything) - shared
-    known = [run.key for run in missing(everything, Made().results) if run]
+    none_made, all_searched = missing(everything, Results()), missing(everything, Made().results)
+    assert len(none_made) == sum(len([*part.runs(Results())]) for part in everything)
+    assert len(none_made) - len(all_searched) == len(Made().results)
+    known = [run.key for run in all_searched]
     assert len(set(known)) == len(known)
     short = {run.key for run in missing(parts(full=False), Results()) if run}
-    assert short < {run.key for run in missing(everything, Results()) if run}
+    assert short < {run.key for run in none_made if run}
 
 
 def test_nothing_is_missing_once_every_run_is_made():
     made = Made()
-    while new := [run for run in missing(parts(full=True), made.results) if run]:
-        for run in new:
-            made.results.add(result(run, 0.5, {"sample": (0.5, 0.0, 0.1)}))
+    for run in missing(parts(full=True), made.results):
+        made.results.add(result(run, 0.5, {"sample": (0.5, 0.0, 0.1)}))
     assert missing(parts(full=True), made.results) == []
     text = pages.to_markdown(made.results, {})
-    assert "runs are made; not yet" not in text
-    assert "not run yet" not in text
-    assert "not searched yet" not in text
+    for words in ("not yet", "not run yet", "not searched yet", "not tested"):
+        assert words not in text
 
 
 def test_what_is_made_is_not_missing():
     made = Made()
-    before = {run.key for run in missing(parts(full=True), made.results) if run}
-    run = headline("unimodal", "simclr", made.results)
+    before = {run.key for run in missing(parts(full=True), made.results)}
+    run = headline(METHOD["unimodal", "simclr"], made.results, 0)
     made.add(run, 0.7)
-    assert before - {run.key for run in missing(parts(full=True), made.results) if run} == {run.key}
+    assert before - {run.key for run in missing(parts(full=True), made.results)} == {run.key}
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.mode}-{method.name}")
+def test_a_search_ends_wherever_its_best_is(method: Method):
+    for corner in (min, max):
+        ends = {key: corner(axis.values) for key, axis in method.axes.items()}
+        found, _ = tried_by(method, lambda settings, ends=ends: 0.9 if settings.items() >= ends.items() else 0.5,
+                            results=MadeResults())  # fmt: skip
+        assert found.is_done

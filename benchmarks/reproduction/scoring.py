@@ -1,0 +1,98 @@
+"""Which test samples encoders get right: by k-NN and linear probe; of pairs by zero-shot and retrieval too."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from thermopile.pipeline.dataset import Dataset
+from thermopile.trainer.build import recipe_named
+from thermopile.trainer.config import DataConfig
+from thermopile.trainer.encoders import Encoders
+from thermopile.trainer.evaluation.bands import match_classes
+from thermopile.trainer.evaluation.features import image_features, text_features
+from thermopile.trainer.evaluation.scoring import knn, retrieval_ranks, sgd_probe, zero_shot
+
+from reproduction.results import NEIGHBOURS
+from reproduction.sets import Sets
+
+PROMPT = "the character {lower}"
+"""For zero-shot: how the glyphs' captions begin."""
+CPU = torch.device("cpu")
+
+Right = dict[str, NDArray[np.bool_]]
+"""Measure -> bool [samples of all test sets, one after another]."""
+
+
+def _nothing(*counted: object) -> None:
+    """No progress is shown: runs are made in processes of their own."""
+
+
+class Scorer:
+    """Scores encoders, in evaluation mode, on the test sets of a run."""
+
+    def __init__(self, encoders: Encoders, sets: Sets, data: DataConfig, tokenizer: Tokenizer | None) -> None:
+        """tokenizer: the run's own; None without a text encoder."""
+        self.sets, self._encoders = sets, encoders
+        scored: nn.Module = encoders.image if encoders.text is not None else encoders.image.backbone
+        features = partial(image_features, scored, recipe=recipe_named(data.recipe), image_size=data.image_size,
+                           device=CPU, on_progress=_nothing)  # fmt: skip
+        self._train = features(dataset=sets.train)
+        self._tests = [features(dataset=test) for test in sets.tests]
+        self._classes = [match_classes(sets.train.column("group"), test.column("group")) for test in sets.tests]
+        if encoders.text is not None and tokenizer is not None:
+            self._encode = partial(text_features, encoders.text, tokenizer, device=CPU, on_progress=_nothing)
+
+    def right(self) -> Right:
+        """Which samples are right, in the order of the test sets' sources."""
+        order = self._order()
+        return {name: samples[order] for name, samples in self._right().items()}
+
+    def bands(self) -> NDArray[np.int64]:
+        """The band of each sample's class, in the same order, int64 [samples]."""
+        return np.concatenate([classes.test_bands for classes in self._classes])[self._order()]
+
+    def _order(self) -> NDArray[np.int64]:
+        sizes = [test.n for test in self.sets.tests]
+        return np.concatenate([
+            first + np.argsort(test.shard(0).records()["source_index"])
+            for test, first in zip(self.sets.tests, np.cumsum(sizes) - sizes, strict=True)
+        ])  # fmt: skip
+
+    def _right(self) -> Right:
+        test = torch.cat(self._tests)
+        truth, names = np.concatenate([each.test for each in self._classes]), self._classes[0].names
+        labels = torch.from_numpy(self._classes[0].train)
+        predicted = {
+            "knn": knn(self._train, labels, test, [NEIGHBOURS], _nothing)[NEIGHBOURS],
+            "probe": sgd_probe(self._train, labels, test, _nothing),
+        }
+        if self._encoders.text is None:
+            return {name: codes.numpy() == truth for name, codes in predicted.items()}
+        predicted["zero_shot"] = zero_shot(test, names, (PROMPT,), self._encode)
+        found = [self._retrieved(*each) for each in zip(self.sets.tests, self._tests, strict=True)]
+        retrieved = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+        return {name: codes.numpy() == truth for name, codes in predicted.items()} | retrieved
+
+    def _retrieved(self, test: Dataset, images: Tensor) -> Right:
+        """R@1 within one test set, of each image and of each image's caption."""
+        texts, of_image = np.unique(test.column("caption").to_pylist(), return_inverse=True)
+        place, of_text = torch.from_numpy(of_image), torch.arange(len(texts))
+        features = self._encode(texts.tolist())
+        to_text = retrieval_ranks(images, features, place, of_text, _nothing)
+        to_image = retrieval_ranks(features, images, of_text, place, _nothing)[place]
+        return {"image_to_text": (to_text == 0).numpy(), "text_to_image": (to_image == 0).numpy()}
+
+    def alignment(self, ids: NDArray[np.int64], tau: NDArray[np.float64]) -> float | None:
+        """Spearman's correlation of training samples' tau, float64 [m], and the similarity of picture and caption."""
+        if self._encoders.text is None:
+            return None
+        texts, of_image = np.unique(self.sets.train.column("caption").to_pylist(), return_inverse=True)
+        similarity = (self._train * self._encode(texts.tolist())[torch.from_numpy(of_image)]).sum(1)
+        return float(spearmanr(tau, similarity[ids].numpy()).statistic)

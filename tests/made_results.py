@@ -8,7 +8,7 @@ from reproduction.claims import GROUPS
 from reproduction.comparison import BASELINES, TEST_SAMPLES, Comparison
 from reproduction.plan import BATCH, METHOD, METHODS, baseline_run
 from reproduction.results import BANDS, Result, Results, Temperatures
-from reproduction.schedule import SEEDS, SWEPT, headline, linear, swept
+from reproduction.schedule import IMAGES, SEEDS, SWEPT, headline, linear, swept
 from reproduction.search import search
 
 CLAIM = {claim.claim: claim for group in GROUPS for claim in group.claims}
@@ -52,8 +52,8 @@ def searched(floor):
             results.add(result(baseline_run(mode, data, name), floor))
     for method in METHODS:
         search_all(method, results)
-        if method.mode == "unimodal":
-            search_all(linear(method.name), results)
+    for name in IMAGES:
+        search_all(linear(name), results)
     for name in SWEPT:
         for batch in (16, 256):
             search_all(METHOD["unimodal", name], results, batch)

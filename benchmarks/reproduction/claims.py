@@ -11,9 +11,21 @@ from typing import Any, NamedTuple
 from thermopile.pipeline.sources.glyphs import class_sizes
 
 from reproduction.comparison import Comparison, Estimate
-from reproduction.plan import METHOD, Mode
-from reproduction.results import ZERO_SHOT, Measure, Result
-from reproduction.schedule import BATCHES, SEEDS, for_tau, linear
+from reproduction.plan import METHOD, Mode, Settings
+from reproduction.results import RETRIEVAL, ZERO_SHOT, Measure, Result
+from reproduction.schedule import (
+    ALPHAS,
+    BATCHES,
+    FEW_SEEDS,
+    PLAIN_SETTINGS,
+    RHOS,
+    SEEDS,
+    TAUS,
+    UNNORMALISED,
+    for_tau,
+    linear,
+    plain,
+)
 
 SHOWS = "shows"
 REVERSED = "the reverse shows"
@@ -200,6 +212,70 @@ def _hardly_depends_on_batch(runs: Comparison) -> Finding:
     return Finding(f"{signed(change)} from {SMALL} to {LARGE}; SimCLR {signed(simclr)}", held)
 
 
+def _changed(runs: Comparison, name: str, settings: Settings) -> list[Result]:
+    return runs.seeds(METHOD["unimodal", name], changed=settings, seeds=FEW_SEEDS)
+
+
+def _apart(runs: Comparison, of_value: list[list[Result]]) -> tuple[list[Result], list[Result]] | None:
+    """The runs of the best and of the worst value of a setting; None before all are made."""
+    means = [runs.mean(found) for found in of_value]
+    if None in means:
+        return None
+    ranked = sorted(zip(of_value, means, strict=True), key=lambda one: one[1].points if one[1] else 0.0)
+    return ranked[-1][0], ranked[0][0]
+
+
+def _less_sensitive(runs: Comparison) -> Finding:
+    """iSogCLR's best and worst tau_init are less apart than SimCLR's best and worst tau."""
+    own, other = (_apart(runs, [_changed(runs, name, {key: value}) for value in TAUS])
+                  for name, key in (("isogclr", "objective.tau_init"), ("simclr", "objective.tau")))  # fmt: skip
+    if own is None or other is None or (less := runs.gain(other, own)) is None:
+        return NOT_RUN
+    gaps = [runs.gap(best, worst) for best, worst in (own, other)]
+    words = " and ".join(signed(gap) for gap in gaps if gap)
+    return Finding(f"best and worst are apart by {words}", verdict(less))
+
+
+def _insensitive(name: str, key: str, values: Sequence[float]) -> Check:
+    """The best and the worst value of a setting are within what matters."""
+
+    def check(runs: Comparison) -> Finding:
+        apart = _apart(runs, [_changed(runs, name, {f"objective.{key}": value}) for value in values])
+        if apart is None or (gap := runs.gap(apart[0], apart[1])) is None:
+            return NOT_RUN
+        held = SHOWS if gap.points + gap.noise <= LEVEL else REVERSED if gap.points - gap.noise > LEVEL else UNDECIDED
+        return Finding(f"best and worst are apart by {signed(gap)}", held)
+
+    return check
+
+
+def _collapses_without_alpha(runs: Comparison) -> Finding:
+    """Collapse is a score that is not above an untrained encoder's, where that with alpha is."""
+    usual, untrained = runs.seeds(METHOD["unimodal", "auc_cl"]), runs.baseline("unimodal", "untrained")
+    gap = runs.gap(_changed(runs, "auc_cl", {"objective.alpha": 0.0}), [untrained] if untrained else [])
+    if gap is None or not usual:
+        return NOT_RUN
+    if not runs.is_clear(usual):
+        return UNCLEAR
+    return Finding(f"{signed(gap)} against an untrained encoder", NO if verdict(gap) == SHOWS else SHOWS)
+
+
+def _unnormalised(runs: Comparison) -> Finding:
+    return _compared(runs, _changed(runs, "decl", UNNORMALISED), _changed(runs, "simclr", UNNORMALISED))
+
+
+def _plain_grows(runs: Comparison) -> Finding:
+    """The mean temperature is above its first value at the end of every run."""
+    if not (made := runs.all(map(plain, PLAIN_SETTINGS))):
+        return NOT_RUN
+    grown = [side.mean / result.run.settings["objective.tau_init"] for result in made
+             for side in result.temperatures.values()]  # fmt: skip
+    scores = [100 * (result.share(RETRIEVAL) or 0) for result in made]
+    held = SHOWS if min(grown) > 1 else REVERSED if max(grown) < 1 else NO
+    return Finding(f"the last mean is {min(grown):.1f} to {max(grown):.1f} times the first; R@1 {min(scores):.1f} to "
+                   f"{max(scores):.1f}", held)  # fmt: skip
+
+
 def signed(estimate: Estimate) -> str:
     return f"{points(estimate.points)} ± {estimate.noise:.1f}"
 
@@ -223,6 +299,12 @@ _CHECKS: dict[str, Callable[..., Check]] = {
     "hot_is_aligned": lambda: _hot_is_aligned,
     "more_at_small_batches": lambda: _more_at_small_batches,
     "hardly_depends_on_batch": lambda: _hardly_depends_on_batch,
+    "less_sensitive": lambda: _less_sensitive,
+    "insensitive_to_rho": lambda: _insensitive("isogclr", "rho", RHOS),
+    "insensitive_to_alpha": lambda: _insensitive("auc_cl", "alpha", [alpha for alpha in ALPHAS if alpha]),
+    "collapses_without_alpha": lambda: _collapses_without_alpha,
+    "unnormalised": lambda: _unnormalised,
+    "plain_grows": lambda: _plain_grows,
 }
 
 

@@ -81,6 +81,8 @@ class Method(NamedTuple):
     axes: dict[str, Axis]
     """Setting -> what is tried; every combination is on the grid."""
     head: Head = "simclr_bn"
+    start: str = ""
+    """The method whose choice its search begins from; empty: a grid of its own."""
 
     @property
     def label(self) -> str:
@@ -97,11 +99,13 @@ def word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _method(mode: Mode, name: str, axes: dict[str, Axis], fixed: Settings | None = None, objective: str = "") -> Method:
+def _method(
+    mode: Mode, name: str, axes: dict[str, Axis], fixed: Settings | None = None, *, objective: str = "", start: str = ""
+) -> Method:
     """`fixed` and the keys of the axes are settings of the objective; those with a dot are any."""
     own = {"name": objective or name, "mode": mode} | (fixed or {})
     return Method(mode, name, {_key(key): value for key, value in own.items()},
-                  {_key(key): axis for key, axis in axes.items()})  # fmt: skip
+                  {_key(key): axis for key, axis in axes.items()}, start=start)  # fmt: skip
 
 
 def _key(key: str) -> str:
@@ -127,12 +131,19 @@ METHODS = (
             {"gamma": 0.8}),
     _method("unimodal", "auc_cl", {"p": Axis((2.0, 8.0, 32.0), 4.0), "a": Axis((1.0, 10.0), 10.0, (0.0, 20.0)),
                                    RATE: Axis((4e-3, 8e-3))}, _AUC),
+    _method("unimodal", "dcl", {"tau": _TAU, RATE: _FAST}, start="simclr"),
+    _method("unimodal", "flatnce", {"tau": _TAU, RATE: _FAST}, start="simclr"),
+    _method("unimodal", "spectral", {"mu": Axis((1.0, 10.0), 10.0), RATE: _FAST}, start="simclr"),
     _method("bimodal", "clip", {"log_logit_scale": _SCALE, RATE: _SLOW}),
     _method("bimodal", "sogclr", {"tau": _TAU, RATE: _SLOW}, _ESTIMATOR),
     _method("bimodal", "isogclr", {"rho": Axis((1.0, 2.0, 4.0)), "eta": Axis((0.005, 0.02), 4.0),
                                    RATE: Axis((2e-3, 4e-3))}, _ON_PAIRS),
 )  # fmt: skip
 METHOD: dict[tuple[Mode, str], Method] = {(method.mode, method.name): method for method in METHODS}
+
+PLAIN = _method("bimodal", "clip, plain temperatures", {RATE: Axis((4e-3,))},
+                objective="reproduction.plain_temperature:PlainTemperature")  # fmt: skip
+"""Not searched: what iSogCLR's appendix C.3 says of it is that it does not converge."""
 
 
 class Run(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from reproduction import plan
-from reproduction.plan import BATCH, METHOD, TRIALS, TRIALS_AGAIN, Data, Method, Mode, Run, Settings
+from reproduction.plan import BATCH, METHOD, PLAIN, RATE, Data, Method, Mode, Run, Settings
 from reproduction.results import Results
-from reproduction.search import chosen, search
+from reproduction.search import chosen, search, trials_of
 
 IMAGES, PAIRS = ("simclr", "sogclr", "isogclr", "decl", "auc_cl"), ("clip", "sogclr", "isogclr")
 NAMES: dict[Mode, tuple[str, ...]] = {"unimodal": IMAGES, "bimodal": PAIRS}
@@ -18,6 +18,16 @@ BATCHES = (16, 32, 64, 128, 256)
 SEARCHED_AT = {16: 16, 32: 16, 64: BATCH, BATCH: BATCH, 256: 256}
 """Batch size -> the one whose search its settings are from."""
 BALANCED = ("simclr", "isogclr")
+BESIDE = ("dcl", "flatnce", "spectral")
+"""Methods on images that are shown beside the others."""
+TAUS, RHOS, ALPHAS = (0.1, 0.3, 0.7), (0.1, 0.2, 0.4), (0.0, 0.1, 1.0)
+"""Values of the papers' tables: iSogCLR's tau_init and SimCLR's tau (Table 8), rho (9); AUC-CL's alpha (11)."""
+FEW_SEEDS = (0, 1, 2)
+UNNORMALISED: Settings = {"objective.similarity": "distance", "objective.tau": 0.5}
+"""The paper's, which searches nothing there (DeCL section 4.1)."""
+PLAIN_SETTINGS: list[Settings] = [
+    {"objective.tau_init": tau, "objective.eta": eta} for tau in (0.01, 0.05) for eta in (1e-3, 1e-2)
+]
 FOR_TAU: Settings = {"objective.rho": 2.4, "objective.eta": 0.02}
 """Settings of isogclr on images with which temperatures follow class size."""
 SECONDS = 170
@@ -66,6 +76,17 @@ def parts(*, full: bool) -> list[Part]:
         Part("images, batch 32, one seed", SECONDS_AT[32], lambda results: (
             swept(name, 32, 0, results) for name in SWEPT
         )),
+        Part("pairs, plain temperatures", SECONDS, lambda results: map(plain, PLAIN_SETTINGS)),
+        Part("images, settings of the papers' tables", SECONDS, lambda results: (
+            headline(METHOD["unimodal", name], results, seed, changed=changed)
+            for name, changed in varied() for seed in FEW_SEEDS
+        )),
+        Part("search, images, others", SECONDS, lambda results: (
+            run for name in BESIDE for run in _search(METHOD["unimodal", name], results)
+        )),
+        Part("images, others", SECONDS, lambda results: (
+            headline(METHOD["unimodal", name], results, seed) for seed in SEEDS["unimodal"] for name in BESIDE
+        )),
     ]  # fmt: skip
 
 
@@ -108,13 +129,31 @@ def linear(name: str) -> Method:
 
 def compared(mode: Mode) -> list[Method]:
     """The methods of a mode, on images with either head."""
-    linear_too = [linear(name) for name in NAMES[mode]] if mode == "unimodal" else []
-    return [*(METHOD[mode, name] for name in NAMES[mode]), *linear_too]
+    methods = [METHOD[mode, name] for name in NAMES[mode]]
+    if mode == "bimodal":
+        return methods
+    return [*methods, *(METHOD[mode, name] for name in BESIDE), *map(linear, IMAGES)]
 
 
 def for_tau(seed: int) -> Run:
     """A run of isogclr with the settings for temperatures, and a linear head."""
-    return plan.train_run(linear("isogclr"), FOR_TAU | {plan.RATE: 4e-3}, "long-tailed", seed=seed)
+    return plan.train_run(linear("isogclr"), FOR_TAU | {RATE: 4e-3}, "long-tailed", seed=seed)
+
+
+def plain(settings: Settings) -> Run:
+    """A run of CLIP with plain temperatures, at the learning rate in the middle of CLIP's grid."""
+    return plan.train_run(PLAIN, settings | {RATE: 4e-3}, "long-tailed")
+
+
+def varied() -> list[tuple[str, Settings]]:
+    """Methods on images, and what is changed of their chosen settings."""
+    return [
+        *(("isogclr", {"objective.tau_init": tau}) for tau in TAUS),
+        *(("simclr", {"objective.tau": tau}) for tau in TAUS),
+        *(("isogclr", {"objective.rho": rho}) for rho in RHOS),
+        *(("auc_cl", {"objective.alpha": alpha}) for alpha in ALPHAS),
+        *((name, UNNORMALISED) for name in ("simclr", "decl")),
+    ]
 
 
 # Its parts
@@ -127,8 +166,7 @@ def _baselines(results: Results) -> Runs:
 
 def _search(method: Method, results: Results, batch: int = BATCH) -> Runs:
     found = search(method, results, batch)
-    size = TRIALS if batch == BATCH and method.head != "linear" else TRIALS_AGAIN
-    yield from found.runs if found is not None else [None] * size
+    yield from found.runs if found is not None else [None] * trials_of(method, batch)
 
 
 def _of_mode(mode: Mode) -> list[Part]:

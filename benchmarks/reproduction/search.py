@@ -1,8 +1,8 @@
 """The search: the same for every method, on the development set, at the length of the compared runs.
 
 All of a grid; then, until there are TRIALS runs, the neighbours of the best: first beyond an edge of what was tried,
-then those that were left out, then halfway. At another batch size, and with a linear head, it begins from what was
-chosen at BATCH with the usual head.
+then those that were left out, then halfway. At another batch size, with a linear head, and of a method that is only
+beside the others, it begins from what was chosen at BATCH with the usual head, or by that method.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ def _beside(method: Method, best: Settings, keys: Iterable[str], power: float) -
 
 def search(method: Method, results: Results, batch: int = BATCH) -> Search | None:
     """Return a method's search; None while what it begins from is not chosen."""
-    usual = METHOD[method.mode, method.name]
-    if (method, batch) == (usual, BATCH):
-        tried, size = method.grid(), TRIALS
+    usual = METHOD[method.mode, method.start or method.name]
+    size = trials_of(method, batch)
+    if size == TRIALS:
+        tried = method.grid()
     elif (start := chosen(usual, results)) is not None:
-        tried, size = [start], TRIALS_AGAIN
+        tried = [{key: start.get(key, axis.values[0]) for key, axis in method.axes.items()}]
     else:
         return None
     while True:
@@ -84,6 +85,12 @@ def search(method: Method, results: Results, batch: int = BATCH) -> Search | Non
         if len(tried) == size or None in found.scores or (more := found.next()) is None:
             return found
         tried = [*tried, more]
+
+
+def trials_of(method: Method, batch: int = BATCH) -> int:
+    """Runs that a method's search at a batch size has at the end."""
+    from_grid = batch == BATCH and method == METHOD[method.mode, method.name] and not method.start
+    return TRIALS if from_grid else TRIALS_AGAIN
 
 
 def chosen(method: Method, results: Results, batch: int = BATCH) -> Settings | None:

@@ -109,6 +109,7 @@ def test_balanced_glyphs_are_as_many_as_long_tailed_ones():
     assert set(np.bincount(codes)) == {108, 109}
 
 
+@pytest.mark.wide
 def test_samples_are_right_in_the_order_of_their_source_and_banded_by_their_class(folder):
     """A dataset is shuffled; nothing else says which sample of which test set is right."""
     sets = open_sets(folder, "development")

@@ -17,7 +17,7 @@ from reproduction.claims import (
 from reproduction.comparison import BASELINES, Comparison, Estimate
 from reproduction.plan import METHOD, baseline_run
 from reproduction.results import Results
-from reproduction.schedule import SEEDS, for_tau
+from reproduction.schedule import ALPHAS, FEW_SEEDS, PLAIN_SETTINGS, RHOS, SEEDS, TAUS, for_tau, headline, plain
 
 SPREAD = (-0.03, 0.03, -0.02, 0.02, 0.0)
 """What seeds differ by: the error of their mean is 3.2 points."""
@@ -184,3 +184,56 @@ def test_hardly_depending_on_the_batch_size_is_a_change_that_is_none_or_clearly_
     auc_cl, simclr, expected
 ):
     assert of_batches("AUC-CL hardly depends on the batch size", auc_cl=auc_cl, simclr=simclr) == expected
+
+
+def of_values(claim, **shares):
+    """The verdict where methods have these shares, in percent, by the plan's values: `isogclr__rho=(60, 61, 62)`."""
+    made, values = Made(), {"tau_init": TAUS, "tau": TAUS, "rho": RHOS, "alpha": ALPHAS, "similarity": ("distance",)}
+    for words, of_values in shares.items():
+        name, _, key = words.rpartition("__")
+        for value, share in zip(values[key], of_values, strict=True):
+            changed = {f"objective.{key}": value} | ({"objective.tau": 0.5} if key == "similarity" else {})
+            for seed in FEW_SEEDS:
+                made.add(headline(METHOD["unimodal", name], made.results, seed, changed=changed), share / 100)
+    made.seeds("unimodal", "auc_cl", [0.5])
+    return made.verdict(claim)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "expected"),
+    [((50, 51, 50), (50, 58, 60), SHOWS), ((50, 60, 50), (55, 55, 56), REVERSED),
+     ((50, 51, 50), (60, 61, 60), EQUIVALENT)],
+)  # fmt: skip
+def test_sensitivity_is_how_far_the_best_and_the_worst_value_are_apart(own, other, expected):
+    claim = "accuracy depends less on tau_init than SimCLR's on tau"
+    assert of_values(claim, isogclr__tau_init=own, simclr__tau=other) == expected
+
+
+@pytest.mark.parametrize(("shares", "expected"), [((50, 50.2, 50.4), SHOWS), ((50, 53, 50), REVERSED)])
+def test_hardly_depending_on_a_setting_is_within_what_matters(shares, expected):
+    assert of_values("accuracy hardly depends on rho", isogclr__rho=shares) == expected
+
+
+def test_alpha_0_is_no_value_that_auc_cl_is_said_to_be_robust_to():
+    assert of_values("AUC-CL hardly depends on alpha", auc_cl__alpha=(1, 50, 50)) == SHOWS
+    assert of_values("AUC-CL hardly depends on alpha", auc_cl__alpha=(1, 50, 55)) == REVERSED
+
+
+@pytest.mark.parametrize(("share", "expected"), [(1, SHOWS), (20, SHOWS), (30, NO)])
+def test_collapse_is_a_score_that_is_not_above_an_untrained_encoders(share, expected):
+    assert of_values("AUC-CL with alpha = 0 collapses", auc_cl__alpha=(share, 50, 50)) == expected
+
+
+def test_without_normalised_features_both_have_the_papers_temperature():
+    claim = "DeCL is above SimCLR without normalised features"
+    assert of_values(claim, decl__similarity=(60,), simclr__similarity=(50,)) == SHOWS
+    assert of_values(claim, decl__similarity=(50,), simclr__similarity=(50,)) == EQUIVALENT
+
+
+@pytest.mark.parametrize(("grown", "expected"), [((2, 2), SHOWS), ((0.5, 2), NO), ((0.5, 0.5), REVERSED)])
+def test_plain_temperatures_grow_where_every_mean_is_above_its_first_value(grown, expected):
+    made = Made()
+    for number, settings in enumerate(PLAIN_SETTINGS):
+        mean = settings["objective.tau_init"] * grown[number % 2]
+        made.add(plain(settings), 0.5, image=(0.5, 0.0, mean), text=(0.5, 0.0, mean))
+    assert made.verdict("CLIP with a plain learnable temperature per sample does not converge") == expected

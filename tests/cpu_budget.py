@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 
 SECONDS = 700
-"""What `make test` may take besides lint. Two idle cores showed 383, without any cache 451; two cores that were busy
-with other work besides, without any cache, 596."""
+"""What `make test` may take besides lint. Two idle cores of virtual machines showed 383 to 536, by the hour; two that
+were busy with other work besides, without any cache, 596."""
 SECONDS_A_FILE = 25
 DEARER_FILES: dict[str, tuple[int, str]] = {
     "tools/inspection/test_confirmation.py": (40, "reads pictures first: compiles loops that have no cache"),

@@ -1,6 +1,7 @@
 """Train the papers' methods on the glyphs, score them, and write a page: their claims beside what was seen.
 
 Every finished run is a line of RESULTS; what is there is not made again, and the page is made of these lines alone.
+Without --full the methods on pairs are trained with the settings that the committed searches chose.
 
 \b
 Exit codes: 75, stopped by a signal; the same command goes on.
@@ -21,12 +22,14 @@ from thermopile.trainer.preemption import EXIT_CODE
 from reproduction.results import Results
 from reproduction.schedule import Part, missing, parts, runs_of
 
+COMMITTED = Path(__file__).parent / "reproduction" / "results.jsonl"
+
 
 @click.command(help=__doc__)
 @click.argument("results_file", metavar="RESULTS", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--page", required=True, type=click.Path(dir_okay=False, path_type=Path),
               help="Where the page goes, its pictures beside it.")  # fmt: skip
-@click.option("--full", is_flag=True, help="Every comparison, not only those on pairs.")
+@click.option("--full", is_flag=True, help="Every search and comparison: a day of one core.")
 @click.option("--page-only", is_flag=True, help="Make no run.")
 @click.option("--processes", default=cores(), show_default="cores", type=click.IntRange(1), help="Runs at a time.")
 @click.option("--work", default="reproduction", show_default=True, type=click.Path(file_okay=False, path_type=Path),
@@ -37,6 +40,8 @@ def main(
 ) -> None:
     try:
         results, planned = Results.read(results_file), parts(full=full)
+        if not full:
+            results.take_searches(Results.read(COMMITTED))
     except RunError as error:
         raise click.ClickException(str(error)) from error
     stopped = not page_only and not _make(planned, results, results_file, work, processes)

@@ -75,7 +75,7 @@ class Comparison:
     ) -> Estimate | None:
         """How far `better` is above `worse`, seed by seed; one run stands for all seeds. None if one is not made."""
         high, low = self._right(better, measure), self._right(worse, measure)
-        if high is None or low is None or (len(high) != len(low) and len(low) > 1):
+        if high is None or low is None:
             return None
         run = better[0].run
         return _estimate((high - low)[:, _chosen(band, run.data)], _clusters(run.mode, band, run.data))

@@ -81,9 +81,7 @@ class Result(NamedTuple):
     """Why the training did not end."""
 
     def share(self, measure: Measure, band: str = "all") -> float | None:
-        """Share of correct test samples; None if not scored, 0 if training failed."""
-        if self.failed:
-            return 0.0
+        """Share of correct test samples; None if not scored, as where training failed."""
         found = [self.scores[part][band] for part in measure.parts if part in self.scores]
         return fmean(found) if len(found) == len(measure.parts) else None
 
@@ -106,6 +104,7 @@ class Results:
     def __init__(self, every: Iterable[Result] = ()) -> None:
         self._by_key = {result.run.key: result for result in every}
         self._bits: dict[str, dict[str, str]] = {}
+        self._searched: dict[str, Result] = {}
 
     @classmethod
     def read(cls, file: Path) -> Results:
@@ -143,8 +142,12 @@ class Results:
         _append(file, result.line())  # last: a run that has a line has its samples
         self.add(result)
 
+    def take_searches(self, other: Results) -> None:
+        """Take settings from another's searches where these have none; what is compared is never another's."""
+        self._searched = {result.run.key: result for result in other if result.run.data == "development"}
+
     def of(self, run: Run) -> Result | None:
-        return self._by_key.get(run.key)
+        return self._by_key.get(run.key) or self._searched.get(run.key)
 
     def right(self, result: Result, part: str, samples: int) -> NDArray[np.bool_] | None:
         """Which test samples are right, bool [samples]; none if training failed, None if it was not kept."""

@@ -83,6 +83,16 @@ def test_runs_of_two_commits_are_not_mixed(tmp_path):
     assert "line 2, is not a result (made by commit decade, those before it by c0ffee)" in done.stderr
 
 
+def test_settings_are_taken_from_another_files_searches_and_nothing_else():
+    made, own = Made().seeds("bimodal", "clip", [0.6]), Results()
+    own.take_searches(made.results)
+    run = headline(METHOD["bimodal", "clip"], own, 0)
+    assert run == headline(METHOD["bimodal", "clip"], made.results, 0)
+    assert own.of(run) is None
+    assert own.of(baseline_run("bimodal", "long-tailed", "untrained")) is None
+    assert len(own) == 0
+
+
 def test_runs_are_not_added_to_those_of_another_commit(tmp_path):
     file = tmp_path / "results.jsonl"
     file.write_text(result(baseline_run("bimodal", "balanced", "untrained"), 0.5).line())

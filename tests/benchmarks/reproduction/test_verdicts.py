@@ -1,8 +1,9 @@
 """Every outcome of every verdict on the papers' claims, on made-up results."""
 
+import numpy as np
 import pytest
 
-from made_results import CLAIM, Made
+from made_results import CLAIM, Made, right
 from reproduction.claims import (
     EQUIVALENT,
     NO,
@@ -14,10 +15,11 @@ from reproduction.claims import (
     verdict,
     verdict_of_all,
 )
-from reproduction.comparison import BASELINES, Comparison, Estimate
+from reproduction.comparison import BASELINES, Comparison, Estimate, _estimate
 from reproduction.plan import METHOD, baseline_run
 from reproduction.results import Results
 from reproduction.schedule import ALPHAS, FEW_SEEDS, PLAIN_SETTINGS, RHOS, SEEDS, TAUS, for_tau, headline, plain
+from reproduction.sets import captions_of
 
 SPREAD = (-0.03, 0.03, -0.02, 0.02, 0.0)
 """What seeds differ by: the error of their mean is 3.2 points."""
@@ -75,6 +77,22 @@ def test_there_is_no_verdict_where_the_baseline_is_not_clearly_above_what_nothin
     assert made.verdict(ABOVE) == (SHOWS if floor < 0.2 else NOT_CLEAR)
 
 
+def test_a_baseline_is_not_clearly_above_what_nothing_has_trained_within_its_error():
+    made = Made().seeds("unimodal", "isogclr", [0.4])
+    made.seeds("unimodal", "simclr", [0.21 + each for each in SPREAD])
+    assert made.verdict(ABOVE) == NOT_CLEAR
+
+
+def test_pairs_with_the_same_caption_count_as_one():
+    made = Made().seeds("bimodal", "isogclr", [0.6]).seeds("bimodal", "clip", [0.5])
+    runs = Comparison(made.results)
+    own, other = (runs.seeds(METHOD["bimodal", name]) for name in ("isogclr", "clip"))
+    apart = right(0.6)["text_to_image"].astype(float) - right(0.5)["text_to_image"]
+    expected = _estimate(np.tile(apart, (len(own), 1)), captions_of("long-tailed"))
+    assert runs.gap(own, other) == pytest.approx(expected)
+    assert expected.noise != pytest.approx(_estimate(apart[None], None).noise, rel=0.01)
+
+
 def test_there_is_no_verdict_without_a_score_of_what_nothing_has_trained():
     made = Made().seeds("unimodal", "isogclr", [0.6]).seeds("unimodal", "simclr", [0.5])
     assert made.verdict(ABOVE) == SHOWS
@@ -86,7 +104,7 @@ def test_there_is_no_verdict_without_a_score_of_what_nothing_has_trained():
 def test_what_was_not_run_with_every_seed_is_not_tested():
     made = Made()
     assert {made.verdict(claim) for claim in CLAIM} == {NOT_TESTED}
-    made.seeds("unimodal", "isogclr", [0.6] * 4).seeds("unimodal", "simclr", [0.5])
+    made.seeds("unimodal", "isogclr", [0.6] * 4).seeds("unimodal", "simclr", [0.5] * 4)
     assert made.verdict(ABOVE) == NOT_TESTED
 
 
@@ -176,8 +194,10 @@ def test_gains_at_small_and_large_batches_are_held_against_each_other(decl, simc
 
 @pytest.mark.parametrize(
     ("auc_cl", "simclr", "expected"),
-    [((0.5, 0.5), (0.5, 0.6), SHOWS), ((0.5, 0.53), (0.5, 0.6), SHOWS), ((0.5, 0.6), (0.5, 0.53), REVERSED),
+    [((0.5, 0.5), (0.5, 0.6), SHOWS), ((0.5, 0.5), (0.5, 0.5), SHOWS),
+     ((0.5, 0.53), (0.5, 0.6), SHOWS), ((0.5, 0.6), (0.5, 0.53), REVERSED),
      ((0.5, 0.4), (0.5, 0.53), REVERSED), (([0.5 + each for each in SPREAD], 0.5), (0.5, 0.5), UNDECIDED),
+     (([0.5 + each for each in SPREAD], 0.5), (0.5, 0.51), UNDECIDED),
      ((0.2, 0.51), (0.5, 0.6), NOT_CLEAR)],
 )  # fmt: skip
 def test_hardly_depending_on_the_batch_size_is_a_change_that_is_none_or_clearly_less_than_simclrs(

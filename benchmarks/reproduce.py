@@ -19,8 +19,9 @@ from thermopile.pipeline.cores import cores
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.preemption import EXIT_CODE
 
+from reproduction.claims import planned
 from reproduction.results import Results
-from reproduction.schedule import Part, missing, parts, runs_of
+from reproduction.schedule import Part, missing, runs_of
 
 COMMITTED = Path(__file__).parent / "reproduction" / "results.jsonl"
 
@@ -39,12 +40,12 @@ def main(
     context: click.Context, results_file: Path, page: Path, full: bool, page_only: bool, processes: int, work: Path
 ) -> None:
     try:
-        results, planned = Results.read(results_file), parts(full=full)
+        results, plan = Results.read(results_file), planned(full=full)
         if not full:
             results.take_searches(Results.read(COMMITTED))
     except RunError as error:
         raise click.ClickException(str(error)) from error
-    stopped = not page_only and not _make(planned, results, results_file, work, processes)
+    stopped = not page_only and not _make(plan, results, results_file, work, processes)
     if len(results):
         from reproduction.page import write_page  # which imports matplotlib
 
@@ -56,7 +57,7 @@ def main(
         context.exit(EXIT_CODE)
 
 
-def _make(planned: list[Part], results: Results, file: Path, work: Path, processes: int) -> bool:
+def _make(plan: list[Part], results: Results, file: Path, work: Path, processes: int) -> bool:
     """Make what is missing; False if a signal stopped it."""
     from reproduction.running import Made, StoppedError, commit, make_missing  # which imports torch
 
@@ -66,15 +67,15 @@ def _make(planned: list[Part], results: Results, file: Path, work: Path, process
 
     def add(made: Made) -> None:
         results.append(made.result, made.right, file)
-        click.echo(f"{len(results)} runs; {_minutes_left(planned, results) // processes} minutes left", err=True)
+        click.echo(f"{len(results)} runs; {_minutes_left(plan, results) // processes} minutes left", err=True)
 
-    for part in planned:
+    for part in plan:
         count = len(runs_of([part], results))
         click.echo(f"{count - len(missing([part], results)):4d} of {count:3d} made  {part.name}", err=True)
-    click.echo(f"{_minutes_left(planned, results) // processes} minutes, {processes} runs at a time", err=True)
+    click.echo(f"{_minutes_left(plan, results) // processes} minutes, {processes} runs at a time", err=True)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        make_missing(lambda: [run for run in missing(planned, results) if run], work, add, processes)
+        make_missing(lambda: [run for run in missing(plan, results) if run], work, add, processes)
     except (KeyboardInterrupt, StoppedError):
         return False
     return True
@@ -84,13 +85,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _minutes_left(planned: list[Part], results: Results) -> int:
+def _minutes_left(plan: list[Part], results: Results) -> int:
     """Estimate it, on one core, from what a run of each part should take and how much longer finished ones took."""
     expected = taken = 0.0
-    for part in planned:
+    for part in plan:
         for result in (found for run in part.runs(results) if run and (found := results.of(run))):
             expected, taken = expected + part.seconds, taken + result.seconds
-    left = sum(part.seconds * len(missing([part], results)) for part in planned)
+    left = sum(part.seconds * len(missing([part], results)) for part in plan)
     return round(left * (taken / expected if expected else 1) / 60)
 
 

@@ -12,18 +12,23 @@ from thermopile.pipeline.sources.glyphs import class_sizes
 
 from reproduction.comparison import Comparison, Estimate
 from reproduction.plan import METHOD, Mode, Settings
-from reproduction.results import RETRIEVAL, ZERO_SHOT, Measure, Result
+from reproduction.results import RETRIEVAL, ZERO_SHOT, Measure, Result, Results
 from reproduction.schedule import (
     ALPHAS,
     BATCHES,
     FEW_SEEDS,
+    FURTHER_SEEDS,
     PLAIN_SETTINGS,
     RHOS,
+    SECONDS,
     SEEDS,
     TAUS,
     UNNORMALISED,
+    Part,
+    Runs,
     for_tau,
     linear,
+    parts,
     plain,
 )
 
@@ -306,6 +311,19 @@ _CHECKS: dict[str, Callable[..., Check]] = {
     "unnormalised": lambda: _unnormalised,
     "plain_grows": lambda: _plain_grows,
 }
+
+
+def planned(*, full: bool) -> list[Part]:
+    """Return all parts of the plan: at last further seeds of what the first leave undecided."""
+    return [*parts(full=full), *[Part("further seeds of what is undecided", SECONDS, _undecided)] * full]
+
+
+def _undecided(results: Results) -> Runs:
+    for group in GROUPS:
+        for claim in group.claims:
+            runs = Comparison(results)
+            if claim.judge(runs).verdict == UNDECIDED:
+                yield from (run(seed) for run in runs.asked for seed in FURTHER_SEEDS)
 
 
 def _claim(entry: dict[str, Any]) -> Claim:

@@ -8,7 +8,7 @@ seeds differ from sample to sample is in both, so it is taken off once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from thermopile.trainer.evaluation.bands import BANDS
 
 from reproduction.plan import BASELINES, Data, Method, Mode, Run, Settings, baseline_run
 from reproduction.results import DECIDES, PROBE, Measure, Result, Results
-from reproduction.schedule import SEEDS, headline, swept
+from reproduction.schedule import FURTHER_SEEDS, SEEDS, headline, swept
 from reproduction.sets import TEST_SETS, bands_of, captions_of
 
 ALL = "all"
@@ -40,18 +40,27 @@ class Comparison:
 
     def __init__(self, results: Results) -> None:
         self.results = results
+        self.asked: list[Callable[[int], Run | None]] = []
+        """What was compared so far: seed -> run."""
 
     def seeds(
         self, method: Method, *, data: Data = "long-tailed", changed: Settings | None = None,
         seeds: Sequence[int] = (),
     ) -> list[Result]:  # fmt: skip
         """A method's runs, one for each seed; none before all are made."""
-        every = seeds or SEEDS[method.mode]
-        return self.all(headline(method, self.results, seed, data=data, changed=changed) for seed in every)
+        return self.of_seeds(
+            lambda seed: headline(method, self.results, seed, data=data, changed=changed), seeds or SEEDS[method.mode]
+        )
 
     def swept(self, name: str, batch: int) -> list[Result]:
         """A method's runs on images at a batch size."""
-        return self.all(swept(name, batch, seed, self.results) for seed in SEEDS["unimodal"])
+        return self.of_seeds(lambda seed: swept(name, batch, seed, self.results), SEEDS["unimodal"])
+
+    def of_seeds(self, run: Callable[[int], Run | None], seeds: Sequence[int]) -> list[Result]:
+        """The results of a run with each of these seeds, and with the further ones once all of them are made."""
+        self.asked.append(run)
+        first = self.all(map(run, seeds))
+        return [*first, *self.all(map(run, FURTHER_SEEDS))] if len(first) == len(SEEDS["unimodal"]) else first
 
     def baseline(self, mode: Mode, baseline: str, data: Data = "long-tailed") -> Result | None:
         return self.results.of(baseline_run(mode, data, baseline))
@@ -74,7 +83,7 @@ class Comparison:
         self, better: Sequence[Result], worse: Sequence[Result], measure: Measure | None = None, band: str = ALL
     ) -> Estimate | None:
         """How far `better` is above `worse`, seed by seed; one run stands for all seeds. None if one is not made."""
-        high, low = self._right(better, measure), self._right(worse, measure)
+        high, low = (self._right(runs, measure) for runs in _alike(better, worse))
         if high is None or low is None:
             return None
         run = better[0].run
@@ -82,7 +91,7 @@ class Comparison:
 
     def gain(self, first: Sequence[Sequence[Result]], second: Sequence[Sequence[Result]]) -> Estimate | None:
         """How much further apart the first two are than the second two, in the same test samples and seeds."""
-        found = [self._right(runs, None) for runs in (*first, *second)]
+        found = [self._right(runs, None) for runs in _alike(*first, *second)]
         if any(each is None for each in found):
             return None
         high, low, other_high, other_low = (each for each in found if each is not None)
@@ -108,6 +117,12 @@ class Comparison:
             return None
         right: NDArray[np.float64] = np.array(found, np.float64).mean(1)
         return right
+
+
+def _alike(*every: Sequence[Result]) -> list[Sequence[Result]]:
+    """The same seeds of each method, as many as all have; a single run stands for all seeds."""
+    count = min((len(runs) for runs in every if len(runs) != 1), default=1)
+    return [runs[:count] for runs in every]
 
 
 def _chosen(band: str, data: Data) -> NDArray[np.bool_] | slice:

@@ -18,7 +18,7 @@ from reproduction.comparison import TEST_SAMPLES, Comparison, Estimate
 from reproduction.figures import draw
 from reproduction.plan import BASELINES, EPOCHS, METHOD, MODES, RATE, Method, Mode
 from reproduction.results import KNN, PROBE, RETRIEVAL, ZERO_SHOT, Measure, Result, Results
-from reproduction.schedule import BATCHES, SEEDS, SWEPT, compared, missing, parts, runs_of, swept
+from reproduction.schedule import BATCHES, SEEDS, SWEPT, compared, missing, runs_of, swept
 from reproduction.search import search
 from reproduction.sets import TEST_SETS
 
@@ -85,7 +85,7 @@ def _of_plan() -> dict[str, Any]:
 def _of_results(results: Results) -> dict[str, Any]:
     machines = {f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}, {m['gpu'] or 'no GPU'}"
                 for m in (result.machine for result in results)}  # fmt: skip
-    planned = parts(full=True)
+    planned = claims.planned(full=True)
     left = {part: (len(missing([part], results)), len(runs_of([part], results))) for part in planned}
     not_run = "; ".join(f"{part.name} ({count} of {of})" for part, (count, of) in left.items() if count)
     total, missed = len(runs_of(planned, results)), len(missing(planned, results))

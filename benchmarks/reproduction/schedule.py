@@ -13,6 +13,8 @@ from reproduction.search import chosen, search, trials_of
 IMAGES, PAIRS = ("simclr", "sogclr", "isogclr", "decl", "auc_cl"), ("clip", "sogclr", "isogclr")
 NAMES: dict[Mode, tuple[str, ...]] = {"unimodal": IMAGES, "bimodal": PAIRS}
 SEEDS: dict[Mode, tuple[int, ...]] = {"unimodal": tuple(range(5)), "bimodal": tuple(range(10))}
+FURTHER_SEEDS = tuple(range(5, 10))
+"""For what five seeds leave undecided."""
 SWEPT = ("simclr", "decl", "auc_cl")
 BATCHES = (16, 32, 64, 128, 256)
 SEARCHED_AT = {16: 16, 32: 16, 64: BATCH, BATCH: BATCH, 256: 256}

@@ -10,10 +10,11 @@ from click.testing import CliRunner
 from made_results import CLAIM, PARTS, Made, result, right
 from reproduce import main
 from reproduction import page as pages
+from reproduction.claims import planned
 from reproduction.comparison import BASELINES, TEST_SAMPLES
 from reproduction.plan import METHOD, baseline_run
 from reproduction.results import Result, Results
-from reproduction.schedule import headline, parts, runs_of
+from reproduction.schedule import headline, runs_of
 from reproduction.sets import bands_of
 
 CHECKOUT = Path(__file__).parents[3]
@@ -135,8 +136,8 @@ def test_the_committed_page_and_its_pictures_are_those_of_the_committed_results_
 def test_every_committed_line_belongs_to_the_plan_and_has_its_test_samples():
     """Nothing is left of another plan, and no score was added by hand to a run that is not compared."""
     results = Results.read(RESULTS)
-    planned = {run.key for run in runs_of(parts(full=True), results) if run}
-    assert {each.run.key for each in results} <= planned
+    known = {run.key for run in runs_of(planned(full=True), results) if run}
+    assert {each.run.key for each in results} <= known
     for line in RESULTS.read_text("utf-8").splitlines():
         assert set(json.loads(line)) == set(Result._fields)
     for each in results:

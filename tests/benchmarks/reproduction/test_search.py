@@ -7,6 +7,8 @@ import pytest
 from made_results import Made, result
 from reproduction import page as pages
 from reproduction import plan
+from reproduction.claims import planned
+from reproduction.comparison import Comparison
 from reproduction.plan import BATCH, METHOD, METHODS, RATE, Axis, Method
 from reproduction.results import Results
 from reproduction.schedule import BESIDE, FEW_SEEDS, NAMES, compared, headline, linear, missing, parts, swept
@@ -149,6 +151,28 @@ def test_nothing_is_missing_once_every_run_is_made():
     text = pages.to_markdown(made.results, {})
     for words in ("not yet", "not run yet", "not searched yet", "not tested"):
         assert words not in text
+
+
+def further(made):
+    return [run for run in missing(planned(full=True)[-1:], made.results) if run]
+
+
+def test_what_five_seeds_leave_undecided_gets_five_more():
+    made = Made().seeds("unimodal", "isogclr", [0.4, 0.6, 0.45, 0.55, 0.5]).seeds("unimodal", "simclr", [0.5])
+    asked = further(made)
+    assert {run.settings["objective.name"] for run in asked} == {"isogclr", "simclr"}
+    assert sorted({run.settings["seed"] for run in asked}) == [5, 6, 7, 8, 9]
+    assert len(asked) == 10
+    made.seeds("unimodal", "sogclr", [0.3])  # decided: no further seeds
+    assert [run.key for run in further(made)] == [run.key for run in asked]
+    for run in asked:
+        made.add(run, 0.6 if run.settings["objective.name"] == "isogclr" else 0.4)
+    runs = Comparison(made.results)
+    own, other, third = (runs.seeds(METHOD["unimodal", name]) for name in ("isogclr", "simclr", "sogclr"))
+    assert (len(own), len(other), len(third)) == (10, 10, 5)
+    assert runs.gap(own, other).points == pytest.approx(10)
+    assert runs.gap(own, third).points == pytest.approx(20)  # of the five seeds that both have
+    assert further(made) == []
 
 
 def test_what_is_made_is_not_missing():

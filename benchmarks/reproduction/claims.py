@@ -18,6 +18,7 @@ from reproduction.schedule import (
     BATCHES,
     FEW_SEEDS,
     FURTHER_SEEDS,
+    NOISY,
     PLAIN_SETTINGS,
     RHOS,
     SECONDS,
@@ -269,6 +270,15 @@ def _unnormalised(runs: Comparison) -> Finding:
     return _compared(runs, _changed(runs, "decl", UNNORMALISED), _changed(runs, "simclr", UNNORMALISED))
 
 
+def _loses_less_to_noise(runs: Comparison) -> Finding:
+    """DeCL's loss of accuracy to noise is less than SimCLR's."""
+    pairs = [[_changed(runs, name, {}), _changed(runs, name, NOISY[name])] for name in ("simclr", "decl")]
+    less, losses = runs.gain(*pairs), [runs.gap(clean, noisy) for clean, noisy in pairs]
+    if less is None or losses[0] is None or losses[1] is None:
+        return NOT_RUN
+    return Finding(f"SimCLR loses {signed(losses[0])}, DeCL {signed(losses[1])}", verdict(less))
+
+
 def _plain_grows(runs: Comparison) -> Finding:
     """The mean temperature is above its first value at the end of every run."""
     if not (made := runs.all(map(plain, PLAIN_SETTINGS))):
@@ -309,6 +319,7 @@ _CHECKS: dict[str, Callable[..., Check]] = {
     "insensitive_to_alpha": lambda: _insensitive("auc_cl", "alpha", [alpha for alpha in ALPHAS if alpha]),
     "collapses_without_alpha": lambda: _collapses_without_alpha,
     "unnormalised": lambda: _unnormalised,
+    "loses_less_to_noise": lambda: _loses_less_to_noise,
     "plain_grows": lambda: _plain_grows,
 }
 

@@ -18,7 +18,18 @@ from reproduction.comparison import TEST_SAMPLES, Comparison, Estimate
 from reproduction.figures import draw
 from reproduction.plan import BASELINES, EPOCHS, METHOD, MODES, RATE, Method, Mode
 from reproduction.results import KNN, PROBE, RETRIEVAL, ZERO_SHOT, Measure, Result, Results
-from reproduction.schedule import BATCHES, SEEDS, SWEPT, compared, missing, runs_of, swept
+from reproduction.schedule import (
+    BATCHES,
+    BESIDE,
+    FEW_SEEDS,
+    FURTHER_SEEDS,
+    SEEDS,
+    SWEPT,
+    compared,
+    missing,
+    runs_of,
+    swept,
+)
 from reproduction.search import search
 from reproduction.sets import TEST_SETS
 
@@ -74,6 +85,9 @@ def _of_plan() -> dict[str, Any]:
         "of_a_set": TEST_SAMPLES // TEST_SETS,
         "image_seeds": len(SEEDS["unimodal"]),
         "pair_seeds": len(SEEDS["bimodal"]),
+        "further_seeds": len(FURTHER_SEEDS),
+        "few_seeds": len(FEW_SEEDS),
+        "beside": ", ".join(f"`{name}`" for name in BESIDE),
         "trials": plans.TRIALS,
         "again": plans.TRIALS_AGAIN,
         "batch": plans.BATCH,

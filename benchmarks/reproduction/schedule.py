@@ -27,6 +27,11 @@ TAUS, RHOS, ALPHAS = (0.1, 0.3, 0.7), (0.1, 0.2, 0.4), (0.0, 0.1, 1.0)
 FEW_SEEDS = (0, 1, 2)
 UNNORMALISED: Settings = {"objective.similarity": "distance", "objective.tau": 0.5}
 """The paper's, which searches nothing there (DeCL section 4.1)."""
+NOISY: dict[str, Settings] = {
+    name: {"objective.name": f"reproduction.noisy:Noisy{name.title()}", "objective.noise": 0.2}
+    for name in ("simclr", "decl")
+}
+"""Gaussian noise on similarities (DeCL Figure 2)."""
 PLAIN_SETTINGS: list[Settings] = [
     {"objective.tau_init": tau, "objective.eta": eta} for tau in (0.01, 0.05) for eta in (1e-3, 1e-2)
 ]
@@ -155,6 +160,7 @@ def varied() -> list[tuple[str, Settings]]:
         *(("isogclr", {"objective.rho": rho}) for rho in RHOS),
         *(("auc_cl", {"objective.alpha": alpha}) for alpha in ALPHAS),
         *((name, UNNORMALISED) for name in ("simclr", "decl")),
+        *NOISY.items(),
     ]
 
 

@@ -18,7 +18,7 @@ from reproduction.claims import (
 from reproduction.comparison import BASELINES, Comparison, Estimate, _estimate
 from reproduction.plan import METHOD, baseline_run
 from reproduction.results import Results
-from reproduction.schedule import ALPHAS, FEW_SEEDS, PLAIN_SETTINGS, RHOS, SEEDS, TAUS, for_tau, headline, plain
+from reproduction.schedule import ALPHAS, FEW_SEEDS, NOISY, PLAIN_SETTINGS, RHOS, SEEDS, TAUS, for_tau, headline, plain
 from reproduction.sets import captions_of
 
 SPREAD = (-0.03, 0.03, -0.02, 0.02, 0.0)
@@ -248,6 +248,18 @@ def test_without_normalised_features_both_have_the_papers_temperature():
     claim = "DeCL is above SimCLR without normalised features"
     assert of_values(claim, decl__similarity=(60,), simclr__similarity=(50,)) == SHOWS
     assert of_values(claim, decl__similarity=(50,), simclr__similarity=(50,)) == EQUIVALENT
+
+
+@pytest.mark.parametrize(
+    ("decl", "simclr", "expected"), [(0.58, 0.5, SHOWS), (0.5, 0.58, REVERSED), (0.55, 0.55, EQUIVALENT)]
+)
+def test_what_noise_costs_is_held_against_what_it_costs_simclr(decl, simclr, expected):
+    made = Made()
+    for name, noisy in (("decl", decl), ("simclr", simclr)):
+        for changed, share in (({}, 0.6), (NOISY[name], noisy)):
+            for seed in FEW_SEEDS:
+                made.add(headline(METHOD["unimodal", name], made.results, seed, changed=changed), share)
+    assert made.verdict("DeCL loses less to noise of the similarities than SimCLR") == expected
 
 
 @pytest.mark.parametrize(("grown", "expected"), [((2, 2), SHOWS), ((0.5, 2), NO), ((0.5, 0.5), REVERSED)])

@@ -105,6 +105,8 @@ class Results:
         self._by_key = {result.run.key: result for result in every}
         self._bits: dict[str, dict[str, str]] = {}
         self._searched: dict[str, Result] = {}
+        self.searches: dict[tuple[Mode, str, int], Any] = {}
+        """What was found in these results: mode, method and batch size -> its search. Forgotten when one is added."""
 
     @classmethod
     def read(cls, file: Path) -> Results:
@@ -132,6 +134,7 @@ class Results:
         if self.commit not in (None, result.commit):
             raise ValueError(f"made by commit {result.commit}, those before it by {self.commit}")
         self._by_key[result.run.key] = result
+        self.searches.clear()
 
     def append(self, result: Result, right: dict[str, NDArray[np.bool_]], file: Path) -> None:
         """Add a result, here and as a line of the file. right: what is counted -> test samples, kept beside it."""
@@ -145,6 +148,7 @@ class Results:
     def take_searches(self, other: Results) -> None:
         """Take settings from another's searches where these have none; what is compared is never another's."""
         self._searched = {result.run.key: result for result in other if result.run.data == "development"}
+        self.searches.clear()
 
     def of(self, run: Run) -> Result | None:
         return self._by_key.get(run.key) or self._searched.get(run.key)

@@ -72,6 +72,14 @@ def _beside(method: Method, best: Settings, keys: Iterable[str], power: float) -
 
 def search(method: Method, results: Results, batch: int = BATCH) -> Search | None:
     """Return a method's search; None while what it begins from is not chosen."""
+    key = method.mode, method.label, batch
+    if key not in results.searches:
+        results.searches[key] = _search(method, results, batch)
+    found: Search | None = results.searches[key]
+    return found
+
+
+def _search(method: Method, results: Results, batch: int) -> Search | None:
     usual = METHOD[method.mode, method.start or method.name]
     size = trials_of(method, batch)
     if size == TRIALS:

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -200,6 +202,15 @@ def test_a_worker_that_is_killed_ends_the_conversion_and_what_was_done_is_kept(t
     convert(source, out, ConvertSettings(), workers=1, resume=True)
     convert(source, tmp_path / "whole", ConvertSettings(), workers=1)
     assert Dataset(out).index.fingerprint == Dataset(tmp_path / "whole").index.fingerprint
+
+
+@pytest.mark.wide
+def test_no_process_outlives_a_conversion_on_one_core(tmp_path, picture_folder):
+    """It would hold the pipe that the output is read from."""
+    words = [str(picture_folder), str(tmp_path / "out"), "--workers", "1"]
+    one_core = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})"
+    program = f"{one_core}; from thermopile.tools.cli import main; main(['convert', 'folder', *{words!r}])"
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=120)
 
 
 def test_a_defect_of_a_source_ends_the_conversion_with_its_cause(tmp_path, monkeypatch):

@@ -7,6 +7,8 @@ once. A caption is the title of a drawing's SVG and up to six of its keywords; a
 from __future__ import annotations
 
 import csv
+import math
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +23,8 @@ KEYWORDS, LETTERS = 6, 3
 """Keywords in a caption, at most; letters, at least."""
 CROWD = "shapes/stars"
 """1,350 stars that differ in their number of points and colour."""
+PIXELS = 50_000_000
+"""At most: a dozen drawings have more than a conversion reads."""
 NAMES = {
     "cc": "http://web.resource.org/cc/",
     "dc": "http://purl.org/dc/elements/1.1/",
@@ -42,14 +46,20 @@ class Pair(NamedTuple):
 @click.argument("folder", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--crowd", is_flag=True, help="Also the 1,350 stars, which crowd out what else there is.")
 def main(folder: Path, crowd: bool) -> None:
+    found = make(folder, crowd=crowd)
+    click.echo(f"{len(found):,} pairs in {len({pair.folder for pair in found})} folders\nnext: thermopile convert csv "
+               f"{folder}/pairs.csv OUT --group-key folder")  # fmt: skip
+
+
+def make(folder: Path, *, crowd: bool = False) -> list[Pair]:
+    """Write pairs.csv; return its rows, in its order."""
     fetch(folder)
     found = sorted(pairs(folder, crowd=crowd))
     with (folder / "pairs.csv").open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(Pair._fields)
         lines.writerows(found)
-    click.echo(f"{len(found):,} pairs in {len({pair.folder for pair in found})} folders\nnext: thermopile convert csv "
-               f"{folder}/pairs.csv OUT --group-key folder")  # fmt: skip
+    return found
 
 
 def fetch(folder: Path) -> None:
@@ -75,11 +85,18 @@ def pairs(folder: Path, *, crowd: bool = False) -> Iterator[Pair]:
         drawing = svg / inside.with_suffix(".svg")
         is_link = picture.is_symlink() or drawing.is_symlink()
         is_left_out = "theme" in str(inside) or (inside.parent == Path(CROWD) and not crowd)
-        if is_link or is_left_out or not drawing.is_file():
+        if is_link or is_left_out or not drawing.is_file() or math.prod(size(picture)) > PIXELS:
             continue
         caption = caption_of(drawing)
         if sum(map(str.isalpha, caption)) >= LETTERS:
             yield Pair(str(picture.relative_to(folder)), caption, str(inside.parent))
+
+
+def size(picture: Path) -> tuple[int, int]:
+    """Return the width and height that a PNG begins with."""
+    with picture.open("rb") as file:
+        width, height = struct.unpack(">16xII", file.read(24))
+    return width, height
 
 
 def caption_of(drawing: Path) -> str:

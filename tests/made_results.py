@@ -5,37 +5,42 @@ from functools import cache
 import numpy as np
 
 from reproduction.claims import GROUPS
-from reproduction.comparison import BASELINES, TEST_SAMPLES, Comparison
+from reproduction.comparison import BASELINES, Comparison
 from reproduction.plan import BATCH, METHOD, METHODS, baseline_run
 from reproduction.results import BANDS, Result, Results, Temperatures
-from reproduction.schedule import IMAGES, SEEDS, SWEPT, headline, linear, swept
+from reproduction.schedule import DRAWN, IMAGES, SEEDS, SWEPT, headline, linear, seeds_of, swept
 from reproduction.search import search
+from reproduction.sets import test_samples as number_of_test_samples
 
 CLAIM = {claim.claim: claim for group in GROUPS for claim in group.claims}
+SAMPLES = number_of_test_samples("long-tailed")
 PARTS = ("knn", "probe", "zero_shot", "image_to_text", "text_to_image")
 
 
 def result(run, share, tau=None, commit="c0ffee"):
-    """A run with `share` for every score; None: that failed. tau: side -> Spearman's correlation, skewness and mean."""
+    """A run with `share` for every score; None: that failed. tau: side -> Spearman's correlation, skewness and mean.
+
+    The skewness is the correlation with similarities and with near-copies too.
+    """
     scores = {} if share is None else {part: dict.fromkeys(BANDS, share) for part in PARTS}
     sides = {
-        side: Temperatures(mean, skewness, 0.0, [mean] * 11, spearman, 0.0, [1] * 100, [mean] * 100, skewness)
+        side: Temperatures(mean, skewness, 0.0, [mean] * 11, spearman, 0.0, [1] * 100, [mean] * 100, skewness, skewness)
         for side, (spearman, skewness, mean) in (tau or {}).items()
     }
     machine = {"cpu": "Abacus", "cores": 2, "gpu": None, "torch": "2"}
     return Result(run, scores, sides, 60.0, machine, "0", commit, "" if share is not None else "NaN")
 
 
-def right(share):
+def right(share, samples=SAMPLES):
     """That share of the test samples, spread evenly; those of a smaller share are among those of a larger one."""
-    return {} if share is None else dict.fromkeys(PARTS, np.arange(TEST_SAMPLES) % 1000 < round(1000 * share))
+    return {} if share is None else dict.fromkeys(PARTS, np.arange(samples) % 1000 < round(1000 * share))
 
 
 class MadeResults(Results):
     """Results whose test samples follow from the score."""
 
     def right(self, result, part, samples):
-        return right(result.scores[part]["all"] if result.scores else 0.0)[part]
+        return right(result.scores[part]["all"] if result.scores else 0.0, samples)[part]
 
 
 def search_all(method, results, batch=BATCH):
@@ -50,7 +55,8 @@ def searched(floor):
     for mode, data in (("unimodal", "long-tailed"), ("bimodal", "long-tailed"), ("unimodal", "balanced")):
         for name in BASELINES:
             results.add(result(baseline_run(mode, data, name), floor))
-    for method in METHODS:
+    results.add(result(baseline_run("bimodal", "drawings", "untrained"), floor))
+    for method in (*METHODS, *DRAWN):
         search_all(method, results)
     for name in IMAGES:
         search_all(linear(name), results)
@@ -70,10 +76,11 @@ class Made:
         assert run is not None
         self.results.add(result(run, share, tau))
 
-    def seeds(self, mode, name, shares, *, data="long-tailed", head=None, **tau):
+    def seeds(self, mode, name, shares, *, data=None, head=None, **tau):
         """One share stands for all seeds."""
-        method = linear(name) if head == "linear" else METHOD[mode, name]
-        for seed, share in enumerate(shares * len(SEEDS[mode]) if len(shares) == 1 else shares):
+        drawn = {method.name: method for method in DRAWN}
+        method = drawn[name] if data == "drawings" else linear(name) if head == "linear" else METHOD[mode, name]
+        for seed, share in enumerate(shares * len(seeds_of(method)) if len(shares) == 1 else shares):
             self.add(headline(method, self.results, seed, data=data), share, **tau)
         return self
 

@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from thermopile.pipeline.sources.glyphs import class_sizes
-
 from reproduction.comparison import Comparison, Estimate
 from reproduction.plan import METHOD, Mode, Settings
 from reproduction.results import RETRIEVAL, ZERO_SHOT, Measure, Result, Results
 from reproduction.schedule import (
     ALPHAS,
     BATCHES,
+    DRAWN,
     FEW_SEEDS,
     FURTHER_SEEDS,
     NOISY,
@@ -106,11 +105,13 @@ def _compared(runs: Comparison, better: list[Result], worse: list[Result], measu
 
 
 def _above(mode: Mode, better: str, worse: str, of: str = "") -> Check:
-    """of: `zero_shot`, a score; `linear`, a head on images."""
+    """of: `zero_shot`, a score; `linear`, a head on images; `drawings`, a dataset of pairs."""
+    methods = {method.name: method for method in DRAWN} if of == "drawings" else {
+        name: linear(name) if of == "linear" else METHOD[mode, name] for name in (better, worse)
+    }  # fmt: skip
 
     def check(runs: Comparison) -> Finding:
-        methods = [linear(name) if of == "linear" else METHOD[mode, name] for name in (better, worse)]
-        first, second = map(runs.seeds, methods)
+        first, second = (runs.seeds(methods[name]) for name in (better, worse))
         return _compared(runs, first, second, ZERO_SHOT if of == "zero_shot" else None)
 
     return check
@@ -128,31 +129,31 @@ def _more_on_a_long_tail(runs: Comparison) -> Finding:
     more = runs.gain(*pairs)
     if more is None or gains[0] is None or gains[1] is None:
         return NOT_RUN
-    if not all(runs.is_clear(pair[1], data=pair[1][0].run.data) for pair in pairs):
+    if not all(runs.is_clear(pair[1]) for pair in pairs):
         return UNCLEAR
     return Finding(f"{signed(more)}: {signed(gains[0])}, balanced {signed(gains[1])}", verdict(more))
 
 
-def _rare_is_cold(mode: Mode, settings: str = "") -> Check:
+def _rare_is_cold(mode: Mode, of: str = "", figure: str = "spearman") -> Check:
     """The claim that tau grows with class size, in every seed and side: Spearman's correlation beside chance's.
 
-    settings: `for_tau`, those chosen for it; else those of the best score.
+    of: `for_tau`, the settings chosen for it, else those of the best score; `drawings`, a dataset of pairs.
+    figure: `copies`, the claim that it grows with the number of a picture's near-copies.
     """
+    method = next(each for each in DRAWN if each.name == "isogclr") if of == "drawings" else METHOD[mode, "isogclr"]
 
     def check(runs: Comparison) -> Finding:
-        chosen = runs.all(map(for_tau, SEEDS[mode])) if settings else runs.seeds(METHOD[mode, "isogclr"])
-        if not (found := _spearman(chosen)):
+        chosen = runs.all(map(for_tau, SEEDS[mode])) if of == "for_tau" else runs.seeds(method)
+        sides = [side for result in chosen for side in result.temperatures.values()]
+        if not sides:
             return NOT_RUN
-        chance = 2 / math.sqrt(len(class_sizes()) - 1)
+        found = [getattr(side, figure) or 0.0 for side in sides]  # None where all have the same tau
+        ranked = sides[0].sizes if figure == "spearman" else [1] * sum(sides[0].sizes)
+        chance = 2 / math.sqrt(len(ranked) - 1)
         held = SHOWS if min(found) > chance else REVERSED if max(found) < -chance else NO
         return Finding(f"Spearman {_range(found)}, chance gives up to ±{chance:.2f}", held)
 
     return check
-
-
-def _spearman(runs: Sequence[Result]) -> list[float]:
-    """Return the correlation of each seed and side; 0 where all classes have the same tau."""
-    return [side.spearman or 0.0 for result in runs for side in result.temperatures.values()]
 
 
 def _sides(runs: Comparison, figure: str) -> tuple[list[float], list[float]]:
@@ -257,7 +258,7 @@ def _insensitive(name: str, key: str, values: Sequence[float]) -> Check:
 
 def _collapses_without_alpha(runs: Comparison) -> Finding:
     """Collapse is a score that is not above an untrained encoder's, where that with alpha is."""
-    usual, untrained = runs.seeds(METHOD["unimodal", "auc_cl"]), runs.baseline("unimodal", "untrained")
+    usual, untrained = runs.seeds(METHOD["unimodal", "auc_cl"]), runs.baseline("unimodal", "untrained", "long-tailed")
     gap = runs.gap(_changed(runs, "auc_cl", {"objective.alpha": 0.0}), [untrained] if untrained else [])
     if gap is None or not usual:
         return NOT_RUN

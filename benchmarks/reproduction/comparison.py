@@ -15,16 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm, t
 
-from thermopile.pipeline.sources.glyphs import TEST_PER_CLASS, class_sizes
 from thermopile.trainer.evaluation.bands import BANDS
 
-from reproduction.plan import BASELINES, Data, Method, Mode, Run, Settings, baseline_run
+from reproduction.plan import BASELINES, DRAWINGS, Data, Method, Mode, Run, Settings, baseline_run
 from reproduction.results import DECIDES, PROBE, Measure, Result, Results
-from reproduction.schedule import FURTHER_SEEDS, SEEDS, headline, swept
-from reproduction.sets import TEST_SETS, bands_of, captions_of
+from reproduction.schedule import FURTHER_SEEDS, SEEDS, headline, seeds_of, swept
+from reproduction.sets import bands_of, captions_of, test_samples
 
 ALL = "all"
-TEST_SAMPLES = TEST_SETS * TEST_PER_CLASS * len(class_sizes())
 CONFIDENCE = 0.95
 
 
@@ -44,12 +42,11 @@ class Comparison:
         """What was compared so far: seed -> run."""
 
     def seeds(
-        self, method: Method, *, data: Data = "long-tailed", changed: Settings | None = None,
-        seeds: Sequence[int] = (),
-    ) -> list[Result]:  # fmt: skip
+        self, method: Method, *, data: Data | None = None, changed: Settings | None = None, seeds: Sequence[int] = ()
+    ) -> list[Result]:
         """A method's runs, one for each seed; none before all are made."""
         return self.of_seeds(
-            lambda seed: headline(method, self.results, seed, data=data, changed=changed), seeds or SEEDS[method.mode]
+            lambda seed: headline(method, self.results, seed, data=data, changed=changed), seeds or seeds_of(method)
         )
 
     def swept(self, name: str, batch: int) -> list[Result]:
@@ -62,7 +59,7 @@ class Comparison:
         first = self.all(map(run, seeds))
         return [*first, *self.all(map(run, FURTHER_SEEDS))] if len(first) == len(SEEDS["unimodal"]) else first
 
-    def baseline(self, mode: Mode, baseline: str, data: Data = "long-tailed") -> Result | None:
+    def baseline(self, mode: Mode, baseline: str, data: Data) -> Result | None:
         return self.results.of(baseline_run(mode, data, baseline))
 
     def all(self, runs: Iterable[Run | None]) -> list[Result]:
@@ -72,19 +69,21 @@ class Comparison:
         return made if len(made) == len(found) else []
 
     def mean(self, runs: Sequence[Result], measure: Measure | None = None, band: str = ALL) -> Estimate | None:
-        """The mean of a score over the runs of a method, on these test samples; None where there are none with it.
+        """The mean of a score over a method's runs, on these test samples; None without runs, the score, or the band.
 
         measure: that of the mode's verdicts where not given.
         """
         shares = self._right(runs, measure)
-        return None if shares is None else _estimate(shares[:, _chosen(band, runs[0].run.data)], None)
+        if shares is None or not _has(band, runs[0].run.data):
+            return None
+        return _estimate(shares[:, _chosen(band, runs[0].run.data)], None)
 
     def gap(
         self, better: Sequence[Result], worse: Sequence[Result], measure: Measure | None = None, band: str = ALL
     ) -> Estimate | None:
         """How far `better` is above `worse`, seed by seed; one run stands for all seeds. None if one is not made."""
         high, low = (self._right(runs, measure) for runs in _alike(better, worse))
-        if high is None or low is None:
+        if high is None or low is None or not _has(band, better[0].run.data):
             return None
         run = better[0].run
         return _estimate((high - low)[:, _chosen(band, run.data)], _clusters(run.mode, band, run.data))
@@ -98,12 +97,14 @@ class Comparison:
         run = first[0][0].run
         return _estimate(high - low - (other_high - other_low), _clusters(run.mode, ALL, run.data))
 
-    def is_clear(self, runs: Sequence[Result], measure: Measure | None = None, data: Data = "long-tailed") -> bool:
+    def is_clear(self, runs: Sequence[Result], measure: Measure | None = None) -> bool:
         """Whether a method is above what nothing has trained, by more than the error.
 
         runs: at least one. Raw pixels have no score for pairs.
         """
-        floors = [self.baseline(runs[0].run.mode, name, data) for name in BASELINES]
+        run = runs[0].run
+        names = BASELINES[1:] if run.data in DRAWINGS else BASELINES
+        floors = [self.baseline(run.mode, name, run.data) for name in names]
         if None in floors:
             return False
         gaps = [self.gap(runs, [floor], measure) for floor in floors if floor]
@@ -112,7 +113,8 @@ class Comparison:
     def _right(self, runs: Sequence[Result], measure: Measure | None) -> NDArray[np.float64] | None:
         """Return which test samples each run got right, 0 … 1, float64 [runs, m]; of several parts the mean."""
         measure = measure or (DECIDES[runs[0].run.mode] if runs else PROBE)
-        found = [[self.results.right(result, part, TEST_SAMPLES) for part in measure.parts] for result in runs]
+        found = [[self.results.right(result, part, test_samples(result.run.data)) for part in measure.parts]
+                 for result in runs]  # fmt: skip
         if not found or any(part is None for parts in found for part in parts):
             return None
         right: NDArray[np.float64] = np.array(found, np.float64).mean(1)
@@ -125,13 +127,18 @@ def _alike(*every: Sequence[Result]) -> list[Sequence[Result]]:
     return [runs[:count] for runs in every]
 
 
+def _has(band: str, data: Data) -> bool:
+    """Drawings are scored without their classes."""
+    return band == ALL or data not in DRAWINGS
+
+
 def _chosen(band: str, data: Data) -> NDArray[np.bool_] | slice:
     return slice(None) if band == ALL else bands_of(data) == BANDS.index(band)
 
 
 def _clusters(mode: Mode, band: str, data: Data) -> NDArray[np.int64] | None:
     """Pairs with the same caption have the same text features, and are right or wrong together."""
-    return None if mode == "unimodal" else captions_of(data)[_chosen(band, data)]
+    return None if mode == "unimodal" or data in DRAWINGS else captions_of(data)[_chosen(band, data)]
 
 
 def _estimate(values: NDArray[np.float64], clusters: NDArray[np.int64] | None) -> Estimate:

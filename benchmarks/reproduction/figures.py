@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from reproduction.comparison import ALL, Comparison, Estimate
 from reproduction.plan import BASELINES, METHOD, MODES, WORDS, Mode
-from reproduction.results import DECIDES
-from reproduction.schedule import BATCHES, SEEDS, SWEPT, compared, for_tau
+from reproduction.results import DECIDES, Result
+from reproduction.schedule import BATCHES, DRAWN, SEEDS, SWEPT, compared, for_tau
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7")
 INK, GRID, MUTED = "#33373d", "#e3e5e8", "#8a9099"
@@ -24,7 +24,7 @@ INK, GRID, MUTED = "#33373d", "#e3e5e8", "#8a9099"
 
 def draw(picture: str, runs: Comparison) -> bytes | None:
     """The picture of a group of claims; None where no run is made that it would show."""
-    panels = {"methods": _methods, "temperatures": _temperatures, "batches": _batches}
+    panels = {"methods": _methods, "temperatures": _temperatures, "drawings": _drawings, "batches": _batches}
     return panels[picture](runs)
 
 
@@ -38,7 +38,7 @@ def _methods(runs: Comparison) -> bytes | None:
             for band, face in ((ALL, COLOURS[0]), ("tail", "white")):
                 _dot(axes, runs.mean(every[label], band=band), y, COLOURS[0], face)
         for name, style in zip(BASELINES, (":", "--"), strict=True):
-            floor = runs.baseline(mode, name)
+            floor = runs.baseline(mode, name, "long-tailed")
             if floor is not None and (share := floor.share(DECIDES[mode])) is not None:
                 axes.axvline(100 * share, color=MUTED, linestyle=style, label=name.replace("_", " "))
         axes.set_yticks(range(len(labels)), labels[::-1])
@@ -60,17 +60,27 @@ def _temperatures(runs: Comparison) -> bytes | None:
 
     def panel(axes: Axes, mode: Mode) -> bool:
         seeds = runs.all(map(for_tau, SEEDS[mode])) if mode == "unimodal" else runs.seeds(METHOD[mode, "isogclr"])
-        for number, result in enumerate(seeds[: len(COLOURS)]):
-            for (name, side), marker in zip(result.temperatures.items(), "o^", strict=False):
-                words = ("" if name == "sample" else f"{name}, ") + f"seed {result.run.settings['seed']}"
-                axes.plot(side.sizes, side.class_means, marker, color=COLOURS[number], markersize=3, label=words)
-        axes.set_xscale("log")
-        axes.set_xlabel("samples of the class")
-        axes.set_ylabel("mean tau of the class")
-        axes.set_title(WORDS[mode], loc="left")
-        return bool(seeds)
+        return _by_class(axes, seeds, WORDS[mode])
 
     return _figure((9.0, 3.2), [lambda axes, mode=mode: panel(axes, mode) for mode in MODES])  # type: ignore[misc]
+
+
+def _drawings(runs: Comparison) -> bytes | None:
+    """Every folder's mean tau by its number of drawings."""
+    (isogclr,) = (method for method in DRAWN if method.name == "isogclr")
+    return _figure((6.0, 3.2), [lambda axes: _by_class(axes, runs.seeds(isogclr), "drawings")])
+
+
+def _by_class(axes: Axes, seeds: Sequence[Result], title: str) -> bool:
+    for number, result in enumerate(seeds[: len(COLOURS)]):
+        for (name, side), marker in zip(result.temperatures.items(), "o^", strict=False):
+            words = ("" if name == "sample" else f"{name}, ") + f"seed {result.run.settings['seed']}"
+            axes.plot(side.sizes, side.class_means, marker, color=COLOURS[number], markersize=3, label=words)
+    axes.set_xscale("log")
+    axes.set_xlabel("samples of the class")
+    axes.set_ylabel("mean tau of the class")
+    axes.set_title(title, loc="left")
+    return bool(seeds)
 
 
 def _batches(runs: Comparison) -> bytes | None:

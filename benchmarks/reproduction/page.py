@@ -14,13 +14,14 @@ from thermopile.files import write_atomically
 
 from reproduction import claims
 from reproduction import plan as plans
-from reproduction.comparison import TEST_SAMPLES, Comparison, Estimate
+from reproduction.comparison import Comparison, Estimate
 from reproduction.figures import draw
 from reproduction.plan import BASELINES, EPOCHS, METHOD, MODES, RATE, Method, Mode
 from reproduction.results import KNN, PROBE, RETRIEVAL, ZERO_SHOT, Measure, Result, Results
 from reproduction.schedule import (
     BATCHES,
     BESIDE,
+    DRAWN,
     FEW_SEEDS,
     FURTHER_SEEDS,
     SEEDS,
@@ -31,7 +32,7 @@ from reproduction.schedule import (
     swept,
 )
 from reproduction.search import search
-from reproduction.sets import TEST_SETS
+from reproduction.sets import DRAWINGS_TESTED, TEST_SETS, test_samples
 
 WORDS = Path(__file__).with_name("page.md")
 COMMAND = "make reproduce FULL=1"
@@ -69,6 +70,7 @@ def to_markdown(results: Results, pictures: dict[str, str]) -> str:
         "verdicts": _verdicts(found),
         "claims": "\n\n".join(_claims(group, found, pictures) for group in claims.GROUPS),
         "methods_tables": "\n\n".join(_methods_table(mode, runs) for mode in MODES),
+        "drawings_table": _drawings_table(runs),
         "sweep": _sweep_table(runs),
     }
     return "\n\n".join(_wrapped(block.format_map(values)) for block in WORDS.read_text("utf-8").split("\n\n"))
@@ -80,9 +82,12 @@ def _of_plan() -> dict[str, Any]:
         "epochs": f"{EPOCHS['unimodal']} epochs on images, {EPOCHS['bimodal']} on pairs",
         "images_recipe": plans.SHARED_OF["unimodal"]["data.recipe"],
         "pairs_recipe": plans.SHARED_OF["bimodal"]["data.recipe"],
-        "test_samples": TEST_SAMPLES,
+        "test_samples": test_samples("long-tailed"),
         "test_sets": TEST_SETS,
-        "of_a_set": TEST_SAMPLES // TEST_SETS,
+        "of_a_set": test_samples("long-tailed") // TEST_SETS,
+        "drawings_epochs": plans.EPOCHS_ON_DRAWINGS,
+        "drawings_tested": DRAWINGS_TESTED["drawings"],
+        "drawings_searched": DRAWINGS_TESTED["drawings-development"],
         "image_seeds": len(SEEDS["unimodal"]),
         "pair_seeds": len(SEEDS["bimodal"]),
         "further_seeds": len(FURTHER_SEEDS),
@@ -130,7 +135,7 @@ def _claims(group: claims.Group, found: dict[str, claims.Finding], pictures: dic
 def _methods_table(mode: Mode, runs: Comparison) -> str:
     measures = SCORES[mode]
     heading = (plans.WORDS[mode], "chosen", "trials", *(m.label for m in measures), "tail")
-    floors = [(name.replace("_", " "), "", "", runs.baseline(mode, name)) for name in BASELINES]
+    floors = [(name.replace("_", " "), "", "", runs.baseline(mode, name, "long-tailed")) for name in BASELINES]
     rows = [(*words, *_scores([result] if result else [], measures, runs)) for *words, result in floors]
     rows += [
         (f"`{method.name}`{method.label.removeprefix(method.name)}", *_chosen(method, runs.results),
@@ -138,6 +143,14 @@ def _methods_table(mode: Mode, runs: Comparison) -> str:
         for method in compared(mode)
     ]  # fmt: skip
     return _table(heading, rows)
+
+
+def _drawings_table(runs: Comparison) -> str:
+    floor = runs.baseline("bimodal", "untrained", "drawings")
+    rows = [("untrained", "", "", _plain(runs.mean([floor] if floor else [], RETRIEVAL)))]
+    rows += [(f"`{method.name}`", *_chosen(method, runs.results), _plain(runs.mean(runs.seeds(method), RETRIEVAL)))
+             for method in DRAWN]  # fmt: skip
+    return _table(("drawings", "chosen", "trials", RETRIEVAL.label), rows)
 
 
 def _chosen(method: Method, results: Results) -> tuple[str, str]:
@@ -171,7 +184,7 @@ def _sweep_table(runs: Comparison) -> str:
 
 def _floor(runs: Comparison, name: str) -> str:
     """The score of what nothing has trained."""
-    found = runs.baseline("unimodal", name)
+    found = runs.baseline("unimodal", name, "long-tailed")
     return _plain(runs.mean([found] if found else []))
 
 

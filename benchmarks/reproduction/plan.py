@@ -16,16 +16,21 @@ from thermopile.pipeline.sources.glyphs import class_sizes
 Mode = Literal["unimodal", "bimodal"]
 MODES: tuple[Mode, ...] = ("unimodal", "bimodal")
 WORDS: dict[Mode, str] = {"unimodal": "images", "bimodal": "pairs"}
-Data = Literal["development", "long-tailed", "balanced"]
+Data = Literal["development", "long-tailed", "balanced", "drawings-development", "drawings"]
+SEARCHED_ON: tuple[Data, ...] = ("development", "drawings-development")
+"""Where settings are chosen, and nothing is compared."""
+DRAWINGS: tuple[Data, ...] = ("drawings-development", "drawings")
 Head = Literal["simclr_bn", "linear"]
 
 Settings = dict[str, Any]
 
 BATCH = 128
 EPOCHS: dict[Mode, int] = {"unimodal": 16, "bimodal": 32}
+EPOCHS_ON_DRAWINGS = 64
 TRIALS, TRIALS_AGAIN = 16, 8
 """Runs of a search; of one that is begun from what another chose."""
 BASELINES = ("raw_pixels", "untrained")
+"""On drawings there is the latter alone: retrieval needs texts."""
 SAMPLES = int(class_sizes().sum())
 """Size of every training set."""
 RATE = "optimizer.lr"
@@ -83,11 +88,19 @@ class Method(NamedTuple):
     head: Head = "simclr_bn"
     start: str = ""
     """The method whose choice its search begins from; empty: a grid of its own."""
+    on: Literal["glyphs", "drawings"] = "glyphs"
 
     @property
     def label(self) -> str:
         """Its name on the page."""
+        if self.on == "drawings":
+            return f"{self.name}, drawings"
         return self.name if self.mode == "bimodal" or self.head == "simclr_bn" else f"{self.name}, linear head"
+
+    @property
+    def data(self) -> tuple[Data, Data]:
+        """What it is searched on, and what it is compared on."""
+        return ("development", "long-tailed") if self.on == "glyphs" else ("drawings-development", "drawings")
 
     def grid(self) -> list[Settings]:
         values = product(*(axis.values for axis in self.axes.values()))
@@ -166,7 +179,8 @@ class Run(NamedTuple):
 def train_run(method: Method, chosen: Settings, data: Data, *, seed: int = 0, batch: int = BATCH) -> Run:
     """A method's run."""
     shards = min(8, batch // 16)  # as by default: no fewer than 16 samples of each are in a batch
-    varied = {"seed": seed, "epochs": EPOCHS[method.mode], "batch_size": batch, "canonical_shards": shards}
+    epochs = EPOCHS[method.mode] if method.on == "glyphs" else EPOCHS_ON_DRAWINGS
+    varied = {"seed": seed, "epochs": epochs, "batch_size": batch, "canonical_shards": shards}
     head = {"model.head": method.head, "model.head_width": WIDTH_OF_HEAD[method.head]}
     of_mode = SHARED_OF[method.mode] | (head if method.mode == "unimodal" else {})
     return Run(data, SHARED | of_mode | varied | method.fixed | chosen)

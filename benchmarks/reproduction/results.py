@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from thermopile.files import write_atomically
 from thermopile.trainer.errors import RunError
 
-from reproduction.plan import Mode, Run
+from reproduction.plan import SEARCHED_ON, Mode, Run
 
 BANDS = ("all", "head", "medium", "tail")
 NEIGHBOURS = 10
@@ -60,6 +60,8 @@ class Temperatures(NamedTuple):
     """Mean tau of each class."""
     alignment: float | None
     """Correlation of tau and the similarity of a picture and its caption; None on images."""
+    copies: float | None = None
+    """Correlation of tau and the number of a picture's near-copies; None on glyphs."""
 
 
 class Result(NamedTuple):
@@ -147,7 +149,7 @@ class Results:
 
     def take_searches(self, other: Results) -> None:
         """Take settings from another's searches where these have none; what is compared is never another's."""
-        self._searched = {result.run.key: result for result in other if result.run.data == "development"}
+        self._searched = {result.run.key: result for result in other if result.run.data in SEARCHED_ON}
         self.searches.clear()
 
     def of(self, run: Run) -> Result | None:

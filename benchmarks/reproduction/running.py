@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import torch
-from scipy.stats import kurtosis, skew
-from torch import Tensor
+from scipy.stats import kurtosis, skew, spearmanr
 
 import thermopile
 from thermopile import __version__
@@ -32,7 +31,6 @@ from thermopile.trainer.checkpoint import LATEST, load_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.config.layers import apply_overrides
 from thermopile.trainer.encoders import Encoders, with_names
-from thermopile.trainer.encoders.backbones import Backbone
 from thermopile.trainer.errors import TrainingError
 from thermopile.trainer.evaluation.bands import BANDS
 from thermopile.trainer.evaluation.evaluate import tokenizer_of
@@ -40,9 +38,9 @@ from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint
 
-from reproduction.plan import Mode, Run, untrained_settings
+from reproduction.plan import SEARCHED_ON, Mode, Run, untrained_settings
 from reproduction.results import Result, Temperatures
-from reproduction.scoring import Right, Scorer
+from reproduction.scoring import GreyPixels, Right, Scorer
 from reproduction.sets import Sets, make_sets, open_sets
 
 RUNS_PER_PROCESS = 20
@@ -133,7 +131,7 @@ def make(run: Run, folder: Path, scratch: Path) -> Made:
         commit=commit(),
         failed=failed,
     )
-    return Made(result, {} if run.data == "development" else right)
+    return Made(result, {} if run.data in SEARCHED_ON else right)
 
 
 def commit() -> str:
@@ -145,8 +143,10 @@ def commit() -> str:
 
 def _scored(scorer: Scorer) -> tuple[Right, dict[str, dict[str, float]]]:
     """Return which samples are right, and their shares of all and of each band."""
-    right, of_sample = scorer.right(), scorer.bands()
-    bands = {"all": np.ones(len(of_sample), np.bool_)} | {name: of_sample == code for code, name in enumerate(BANDS)}
+    right = scorer.right()
+    bands: dict[str, Any] = {"all": slice(None)}
+    if scorer.sets.classes:
+        bands |= {name: scorer.bands() == code for code, name in enumerate(BANDS)}
     return right, {part: {name: round(float(samples[band].mean()), 5) for name, band in bands.items()}
                    for part, samples in right.items()}  # fmt: skip
 
@@ -204,20 +204,12 @@ def _baseline(run: Run, sets: Sets) -> Scorer:
     return Scorer(encoders.eval(), sets, config.data, tokenizer)
 
 
-class GreyPixels(Backbone):
-    """The pixels of a view in grey, less their mean: nearer to its neighbours of the same class than in colour."""
-
-    def forward(self, views: Tensor) -> Tensor:
-        """float32 [b, 3, H, W] → [b, H · W]."""
-        grey = views.mean(1).flatten(1)
-        return grey - grey.mean(1, keepdim=True)
-
-
 def _temperatures(directory: RunDirectory, scorer: Scorer) -> dict[str, Temperatures]:
     measured = survey(read_run(directory))
     if measured is None or not measured.sides:
         return {}
     (classes,) = measured.groups
+    copies = None if scorer.sets.classes else scorer.near_copies()[measured.pool.sample_ids]
     found = {}
     for side in measured.sides:
         tau, correlation = measured.pool.tau[side.name].astype("float64"), classes.correlation[side.name]
@@ -231,6 +223,7 @@ def _temperatures(directory: RunDirectory, scorer: Scorer) -> dict[str, Temperat
             sizes=classes.sizes.tolist(),
             class_means=classes.tau[side.name].mean.round(5).tolist(),
             alignment=_rounded(scorer.alignment(measured.pool.sample_ids, tau)),
+            copies=None if copies is None else _rounded(float(spearmanr(tau, copies).statistic)),
         )
     return found
 

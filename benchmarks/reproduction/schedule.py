@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from reproduction import plan
@@ -22,9 +23,11 @@ SEARCHED_AT = {16: 16, 32: 16, 64: BATCH, BATCH: BATCH, 256: 256}
 BALANCED = ("simclr", "isogclr")
 BESIDE = ("dcl", "flatnce", "spectral")
 """Methods on images that are shown beside the others."""
-TAUS, RHOS, ALPHAS = (0.1, 0.3, 0.7), (0.1, 0.2, 0.4), (0.0, 0.1, 1.0)
+TAUS, RHOS, ALPHAS = (0.1, 0.7), (0.1, 0.4), (0.0, 0.1, 1.0)
 """Values of the papers' tables: iSogCLR's tau_init and SimCLR's tau (Table 8), rho (9); AUC-CL's alpha (11)."""
 FEW_SEEDS = (0, 1, 2)
+DRAWN = tuple(METHOD["bimodal", name]._replace(on="drawings") for name in PAIRS)
+"""The methods on pairs, on drawings."""
 UNNORMALISED: Settings = {"objective.similarity": "distance", "objective.tau": 0.5}
 """The paper's, which searches nothing there (DeCL section 4.1)."""
 NOISY: dict[str, Settings] = {
@@ -33,11 +36,12 @@ NOISY: dict[str, Settings] = {
 }
 """Gaussian noise on similarities (DeCL Figure 2)."""
 PLAIN_SETTINGS: list[Settings] = [
-    {"objective.tau_init": tau, "objective.eta": eta} for tau in (0.01, 0.05) for eta in (1e-3, 1e-2)
+    {"objective.tau_init": tau, "objective.eta": eta} for tau, eta in ((0.01, 1e-2), (0.05, 1e-3))
 ]
 FOR_TAU: Settings = {"objective.rho": 2.4, "objective.eta": 0.02}
 """Settings of isogclr on images with which temperatures follow class size."""
 SECONDS = 170
+SECONDS_ON_DRAWINGS = 150
 SECONDS_AT = {16: 400, 32: 260, 64: 200, 128: SECONDS, 256: 160}
 """What a run on images takes on one core, at this batch size."""
 
@@ -76,6 +80,12 @@ def parts(*, full: bool) -> list[Part]:
         Part("images, linear head", SECONDS, lambda results: (
             headline(linear(name), results, seed) for name in IMAGES for seed in SEEDS["unimodal"]
         )),
+        Part("search, drawings", SECONDS_ON_DRAWINGS, lambda results: (
+            run for method in DRAWN for run in _search(method, results)
+        )),
+        Part(f"drawings, {len(SEEDS['unimodal'])} seeds", SECONDS_ON_DRAWINGS, lambda results: (
+            headline(method, results, seed) for seed in seeds_of(DRAWN[0]) for method in DRAWN
+        )),
         Part("balanced classes", SECONDS, lambda results: (
             headline(METHOD["unimodal", name], results, seed, data="balanced")
             for name in BALANCED for seed in SEEDS["unimodal"]
@@ -113,12 +123,17 @@ def missing(planned: list[Part], results: Results) -> list[Run | None]:
 
 
 def headline(
-    method: Method, results: Results, seed: int, *, data: Data = "long-tailed", changed: Settings | None = None
+    method: Method, results: Results, seed: int, *, data: Data | None = None, changed: Settings | None = None
 ) -> Run | None:
     """A method's run with the settings that its search chose, but for the changed ones; None while it is unfinished."""
     if (settings := chosen(method, results)) is None:
         return None
-    return plan.train_run(method, settings | (changed or {}), data, seed=seed)
+    return plan.train_run(method, settings | (changed or {}), data or method.data[1], seed=seed)
+
+
+def seeds_of(method: Method) -> tuple[int, ...]:
+    """The seeds of a method's compared runs."""
+    return SEEDS[method.mode if method.on == "glyphs" else "unimodal"]
 
 
 def swept(name: str, batch: int, seed: int, results: Results) -> Run | None:
@@ -169,7 +184,8 @@ def varied() -> list[tuple[str, Settings]]:
 
 def _baselines(results: Results) -> Runs:
     sets: list[tuple[Mode, Data]] = [("unimodal", "long-tailed"), ("bimodal", "long-tailed"), ("unimodal", "balanced")]
-    return (plan.baseline_run(mode, data, name) for mode, data in sets for name in plan.BASELINES)
+    on_glyphs = (plan.baseline_run(mode, data, name) for mode, data in sets for name in plan.BASELINES)
+    return chain(on_glyphs, [plan.baseline_run("bimodal", "drawings", "untrained")])
 
 
 def _search(method: Method, results: Results, batch: int = BATCH) -> Runs:

@@ -1,4 +1,7 @@
-"""Which test samples encoders get right: by k-NN and linear probe; of pairs by zero-shot and retrieval too."""
+"""Which test samples encoders get right: by k-NN and linear probe; of pairs by zero-shot and retrieval too.
+
+On drawings by retrieval alone: few of their classes would have enough test samples.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.trainer.build import recipe_named
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.encoders import Encoders
-from thermopile.trainer.evaluation.bands import match_classes
+from thermopile.trainer.encoders.backbones import Backbone
 from thermopile.trainer.evaluation.features import image_features, text_features
 from thermopile.trainer.evaluation.scoring import knn, retrieval_ranks, sgd_probe, zero_shot
 
@@ -25,6 +28,8 @@ from reproduction.sets import Sets
 PROMPT = "the character {lower}"
 """For zero-shot: how the glyphs' captions begin."""
 CPU = torch.device("cpu")
+NEAR_COPY = 0.95
+"""Correlation of pixels from which a picture is another's near-copy."""
 
 Right = dict[str, NDArray[np.bool_]]
 """Measure -> bool [samples of all test sets, one after another]."""
@@ -41,11 +46,10 @@ class Scorer:
         """tokenizer: the run's own; None without a text encoder."""
         self.sets, self._encoders = sets, encoders
         scored: nn.Module = encoders.image if encoders.text is not None else encoders.image.backbone
-        features = partial(image_features, scored, recipe=recipe_named(data.recipe), image_size=data.image_size,
-                           device=CPU, on_progress=_nothing)  # fmt: skip
-        self._train = features(dataset=sets.train)
-        self._tests = [features(dataset=test) for test in sets.tests]
-        self._classes = [match_classes(sets.train.column("group"), test.column("group")) for test in sets.tests]
+        self._features = partial(image_features, recipe=recipe_named(data.recipe), image_size=data.image_size,
+                                 device=CPU, on_progress=_nothing)  # fmt: skip
+        self._train = self._features(scored, dataset=sets.train)
+        self._tests = [self._features(scored, dataset=test) for test in sets.tests]
         if encoders.text is not None and tokenizer is not None:
             self._encode = partial(text_features, encoders.text, tokenizer, device=CPU, on_progress=_nothing)
 
@@ -55,8 +59,8 @@ class Scorer:
         return {name: samples[order] for name, samples in self._right().items()}
 
     def bands(self) -> NDArray[np.int64]:
-        """The band of each sample's class, in the same order, int64 [samples]."""
-        return np.concatenate([classes.test_bands for classes in self._classes])[self._order()]
+        """The band of each sample's class, in the same order, int64 [samples]; none on drawings."""
+        return np.concatenate([classes.test_bands for classes in self.sets.classes])[self._order()]
 
     def _order(self) -> NDArray[np.int64]:
         sizes = [test.n for test in self.sets.tests]
@@ -66,21 +70,26 @@ class Scorer:
         ])  # fmt: skip
 
     def _right(self) -> Right:
-        test = torch.cat(self._tests)
-        truth, names = np.concatenate([each.test for each in self._classes]), self._classes[0].names
-        labels = torch.from_numpy(self._classes[0].train)
+        return self._classified() | ({} if self._encoders.text is None else self._retrieved())
+
+    def _classified(self) -> Right:
+        if not (classes := self.sets.classes):
+            return {}
+        test, truth = torch.cat(self._tests), np.concatenate([each.test for each in classes])
+        labels = torch.from_numpy(classes[0].train)
         predicted = {
             "knn": knn(self._train, labels, test, [NEIGHBOURS], _nothing)[NEIGHBOURS],
             "probe": sgd_probe(self._train, labels, test, _nothing),
         }
-        if self._encoders.text is None:
-            return {name: codes.numpy() == truth for name, codes in predicted.items()}
-        predicted["zero_shot"] = zero_shot(test, names, (PROMPT,), self._encode)
-        found = [self._retrieved(*each) for each in zip(self.sets.tests, self._tests, strict=True)]
-        retrieved = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
-        return {name: codes.numpy() == truth for name, codes in predicted.items()} | retrieved
+        if self._encoders.text is not None:
+            predicted["zero_shot"] = zero_shot(test, classes[0].names, (PROMPT,), self._encode)
+        return {name: codes.numpy() == truth for name, codes in predicted.items()}
 
-    def _retrieved(self, test: Dataset, images: Tensor) -> Right:
+    def _retrieved(self) -> Right:
+        found = [self._retrieved_of(*each) for each in zip(self.sets.tests, self._tests, strict=True)]
+        return {name: np.concatenate([each[name] for each in found]) for name in found[0]}
+
+    def _retrieved_of(self, test: Dataset, images: Tensor) -> Right:
         """R@1 within one test set, of each image and of each image's caption."""
         texts, of_image = np.unique(test.column("caption").to_pylist(), return_inverse=True)
         place, of_text = torch.from_numpy(of_image), torch.arange(len(texts))
@@ -96,3 +105,18 @@ class Scorer:
         texts, of_image = np.unique(self.sets.train.column("caption").to_pylist(), return_inverse=True)
         similarity = (self._train * self._encode(texts.tolist())[torch.from_numpy(of_image)]).sum(1)
         return float(spearmanr(tau, similarity[ids].numpy()).statistic)
+
+    def near_copies(self) -> NDArray[np.int64]:
+        """The number of each training sample's near-copies among the others, int64 [n]."""
+        pixels = self._features(GreyPixels(0), dataset=self.sets.train)
+        counts: NDArray[np.int64] = (pixels @ pixels.T > NEAR_COPY).sum(1).numpy() - 1
+        return counts
+
+
+class GreyPixels(Backbone):
+    """The pixels of a view in grey, less their mean: nearer to its neighbours of the same class than in colour."""
+
+    def forward(self, views: Tensor) -> Tensor:
+        """float32 [b, 3, H, W] → [b, H · W]."""
+        grey = views.mean(1).flatten(1)
+        return grey - grey.mean(1, keepdim=True)

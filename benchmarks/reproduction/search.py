@@ -113,4 +113,4 @@ def score(method: Method, settings: Settings, results: Results, batch: int) -> f
 
 
 def trial(method: Method, settings: Settings, batch: int) -> Run:
-    return train_run(method, settings, "development", batch=batch)
+    return train_run(method, settings, method.data[0], batch=batch)

@@ -1,4 +1,4 @@
-"""The datasets of the comparison: glyphs, long-tailed for training, and ten balanced test sets."""
+"""The datasets of the comparison: glyphs, long-tailed for training, with ten balanced test sets; and drawings."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from numpy.typing import NDArray
 
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.sources.glyphs import CHARACTERS, GlyphSource
-from thermopile.trainer.evaluation.bands import band_of_class
+from thermopile.pipeline.sources import Source
+from thermopile.pipeline.sources.csv_source import CsvSource
+from thermopile.pipeline.sources.glyphs import CHARACTERS, TEST_PER_CLASS, GlyphSource
+from thermopile.trainer.evaluation.bands import Classes, band_of_class, match_classes
 
-from reproduction.plan import Data
+import openclipart
+from reproduction.plan import DRAWINGS, Data
 
 DEVELOPMENT_SEED, SEED = 1, 0
 TEST_SETS = 10
 DEVELOPMENT_TEST_SEED, TEST_SEED = 200, 100
-"""The first of the seeds of the test sets, whose drawings no training set has."""
+"""The first of the seeds of the test sets, whose pictures no training set has."""
+DRAWINGS_TESTED = {"drawings-development": 300, "drawings": 600}
 
 
 class Sets(NamedTuple):
@@ -28,6 +32,8 @@ class Sets(NamedTuple):
 
     train: Dataset
     tests: list[Dataset]
+    classes: list[Classes]
+    """Of each test set; none on drawings."""
 
 
 class BalancedGlyphs(GlyphSource):
@@ -75,20 +81,48 @@ def make_sets(folder: Path, data: Data) -> None:
 
     The development set has another seed: other drawings, and other characters are frequent.
     """
-    train, *tests = _paths(folder, data)
-    if tests[-1].exists():  # written last, and whole or not at all
+    paths = _paths(folder, data)
+    if paths[-1].exists():  # written last, and whole or not at all
         return
-    convert(train_source(data), train, ConvertSettings(), workers=1, resume=True)
-    tokenizer = Dataset(train).tokenizer_path
-    for source, test in zip(test_sources(data), tests, strict=True):
-        convert(source, test, ConvertSettings(), workers=1, resume=True, tokenizer_from=tokenizer)
+    tokenizer = None
+    for (source, selection), path in zip(_sources(folder, data), paths, strict=True):
+        convert(source, path, ConvertSettings(), workers=1, resume=True, selection=selection, tokenizer_from=tokenizer)
+        tokenizer = Dataset(paths[0]).tokenizer_path
 
 
 def open_sets(folder: Path, data: Data) -> Sets:
     """Open what make_sets made."""
     train, *tests = map(Dataset, _paths(folder, data))
-    return Sets(train, tests)
+    tested = [] if data in DRAWINGS else tests
+    return Sets(train, tests, [match_classes(train.column("group"), test.column("group")) for test in tested])
+
+
+def test_samples(data: Data) -> int:
+    """The number of samples of all test sets."""
+    return DRAWINGS_TESTED.get(data, TEST_SETS * TEST_PER_CLASS * len(CHARACTERS))
+
+
+def split(captions: list[str]) -> dict[str, NDArray[np.int64]]:
+    """Return which drawings, ascending, are for `train` and in the test set of each name.
+
+    A test set has one drawing of each of its captions, and no other set has any.
+    """
+    _, first, caption = np.unique(captions, return_index=True, return_inverse=True)
+    parts = np.split(np.random.default_rng(SEED).permutation(len(first)), np.cumsum([*DRAWINGS_TESTED.values()]))
+    tests = {name: np.sort(first[part]) for name, part in zip(DRAWINGS_TESTED, parts, strict=False)}
+    return {"train": np.flatnonzero(np.isin(caption, parts[-1])), **tests}
+
+
+def _sources(folder: Path, data: Data) -> list[tuple[Source, NDArray[np.int64] | None]]:
+    """The training set's source, and each test set's; with what is chosen of it, None for all."""
+    if data not in DRAWINGS:
+        return [(source, None) for source in (train_source(data), *test_sources(data))]
+    pairs = openclipart.make(folder / "openclipart")
+    chosen = split([pair.title for pair in pairs])
+    source = CsvSource(folder / "openclipart" / "pairs.csv", group="folder")
+    return [(source, chosen["train"]), (source, chosen[data])]
 
 
 def _paths(folder: Path, data: Data) -> list[Path]:
-    return [folder / data, *(folder / f"{data}-test-{number}" for number in range(TEST_SETS))]
+    sets = 1 if data in DRAWINGS else TEST_SETS
+    return [folder / data, *(folder / f"{data}-test-{number}" for number in range(sets))]

@@ -1,6 +1,7 @@
 """Drawings with titles and keywords: which become pairs, and what their captions are."""
 
 import csv
+import struct
 
 import pytest
 from click.testing import CliRunner
@@ -18,13 +19,13 @@ SVG = """<svg xmlns="http://www.w3.org/2000/svg"><metadata>
 def draw(tmp_path):
     """Return a function that puts a drawing where the packages have theirs."""
 
-    def draw(path, title="<dc:title>A frog</dc:title>", keywords=(), svg=None):
+    def draw(path, title="<dc:title>A frog</dc:title>", keywords=(), svg=None, width=9):
         items = "".join(f"<rdf:li>{word}</rdf:li>" for word in keywords)
         content = SVG.format(title=title, keywords=items) if svg is None else svg
-        for kind, data in (("png", "pixels"), ("svg", content)):
+        for kind, data in (("png", bytes(16) + struct.pack(">II", width, 9)), ("svg", content.encode())):
             file = tmp_path / f"openclipart-{kind}" / "usr/share/openclipart" / kind / f"{path}.{kind}"
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(data)
+            file.write_bytes(data)
         return file
 
     for kind in ("png", "svg"):

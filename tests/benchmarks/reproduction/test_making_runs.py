@@ -20,7 +20,7 @@ from reproduction.comparison import BASELINES
 from reproduction.plan import METHOD, Run, baseline_run, train_run
 from reproduction.results import PROBE, RETRIEVAL, Result
 from reproduction.scoring import Scorer
-from reproduction.sets import TEST_SETS, BalancedGlyphs, open_sets
+from reproduction.sets import TEST_SETS, BalancedGlyphs, open_sets, split
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +109,20 @@ def test_balanced_glyphs_are_as_many_as_long_tailed_ones():
     assert set(np.bincount(codes)) == {108, 109}
 
 
+def test_no_caption_is_in_two_sets_of_drawings_and_a_test_set_has_each_of_its_captions_once():
+    captions = [f"drawing {number // 3 % 1000}" for number in range(4000)]  # 1,000 captions of 3 to 6 drawings
+    parts = split(captions)
+    assert [len(parts[name]) for name in ("drawings-development", "drawings")] == [300, 600]
+    held = [{captions[place] for place in part} for part in parts.values()]
+    assert [len(each) for each in held] == [100, 300, 600]
+    assert len(set.union(*held)) == 1000
+
+
 @pytest.mark.wide
 def test_samples_are_right_in_the_order_of_their_source_and_banded_by_their_class(folder):
     """A dataset is shuffled; nothing else says which sample of which test set is right."""
     sets = open_sets(folder, "development")
-    sets = sets._replace(tests=sets.tests[:2])
+    sets = sets._replace(tests=sets.tests[:2], classes=sets.classes[:2])
     encoders = Encoders.create(with_names(load_config({}).model), "unimodal", 32, None).eval()
     encoders.image.backbone = running.GreyPixels(32 * 32)
     scorer = Scorer(encoders, sets, load_config({"data": {"image_size": 32, "recipe": "glyphs"}}).data, None)

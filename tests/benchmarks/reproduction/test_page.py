@@ -11,13 +11,15 @@ from made_results import CLAIM, PARTS, Made, result, right
 from reproduce import main
 from reproduction import page as pages
 from reproduction.claims import planned
-from reproduction.comparison import BASELINES, TEST_SAMPLES
-from reproduction.plan import METHOD, baseline_run
+from reproduction.comparison import BASELINES
+from reproduction.plan import DRAWINGS, METHOD, SEARCHED_ON, baseline_run
 from reproduction.results import Result, Results
 from reproduction.schedule import headline, runs_of
 from reproduction.sets import bands_of
+from reproduction.sets import test_samples as number_of_test_samples
 
 CHECKOUT = Path(__file__).parents[3]
+TEST_SAMPLES = number_of_test_samples("long-tailed")
 RESULTS, PAGE = CHECKOUT / "benchmarks/reproduction/results.jsonl", CHECKOUT / "docs/reproduction.md"
 
 
@@ -142,9 +144,11 @@ def test_every_committed_line_belongs_to_the_plan_and_has_its_test_samples():
         assert set(json.loads(line)) == set(Result._fields)
     for each in results:
         for part in set(PARTS) & set(each.scores):
-            samples = results.right(each, part, TEST_SAMPLES)
-            assert (samples is None) == (each.run.data == "development")
+            samples = results.right(each, part, number_of_test_samples(each.run.data))
+            assert (samples is None) == (each.run.data in SEARCHED_ON)
             if samples is not None:
-                tail = samples[bands_of(each.run.data) == 2]
-                shares = [round(float(chosen.mean()), 5) for chosen in (samples, tail)]
-                assert shares == [each.scores[part][band] for band in ("all", "tail")]
+                chosen = {"all": samples}
+                if each.run.data not in DRAWINGS:
+                    chosen["tail"] = samples[bands_of(each.run.data) == 2]
+                shares = {band: round(float(right.mean()), 5) for band, right in chosen.items()}
+                assert shares == {band: each.scores[part][band] for band in chosen}

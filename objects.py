@@ -6,19 +6,22 @@ AWS_ENDPOINT_URL, or what the machine's role gives), so no setting, log or repor
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache, partial
+from io import BytesIO
 from pathlib import Path
 from random import random
 from threading import Event, Lock
-from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeAlias, TypeVar
 
 from .files import MAX_TEXT_BYTES
 
@@ -32,7 +35,10 @@ RANGE_BYTES = 8 << 20
 """Large objects are read in ranges of this size, side by side: each is a request that can be repeated by itself."""
 SIDE_BY_SIDE = 8
 """Ranges of an object, or files of a history, that are read at once."""
-_REQUEST_TIMEOUT = timedelta(seconds=30)
+REQUEST_SECONDS = 30.0
+"""A request takes no longer."""
+_PART_SECONDS = 4.0
+"""The client repeats a part of a large object for this long if there is a lease."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _TOLD_AFTER_SECONDS = 5.0
 
@@ -61,17 +67,35 @@ class ObjectTooLargeError(OSError):
     """The object is larger than what was to be read."""
 
 
+class Lease(Protocol):
+    """The right to change what is below an address. Another process may take it from one that was cut off."""
+
+    @property
+    def term(self) -> str:
+        """Number of the holding, 8 hexadecimal digits: part of the names of objects that may only be its own."""
+
+    def confirm(self, seconds: float) -> None:
+        """Return if the right lasts for `seconds`; renew it first if it may not. Called before every request.
+
+        Raises the holder's own error once another process has it, and OSError while the store is away.
+        """
+
+
 @dataclass(frozen=True)
 class Address:
     """The place of an object, or of all objects below it; joined and shown as a path is.
 
-    Its methods raise FileNotFoundError for a missing object or bucket, PermissionError, and ObjectStoreError if the
-    store fails for longer than PATIENCE_SECONDS. They are safe to call from several threads.
+    Its methods raise FileNotFoundError for a missing object or bucket, PermissionError, ObjectStoreError if the store
+    fails for longer than `patience`, and what the lease raises. They are safe to call from several threads.
     """
 
     bucket: str
     key: str
     """Path in the bucket, without slashes at its ends; empty for the bucket itself."""
+    lease: Lease | None = field(default=None, compare=False, repr=False)
+    """Confirmed before each request, also a repeated one or a listing: by its answer something may be deleted."""
+    patience: float | None = field(default=None, compare=False, repr=False)
+    """Seconds; None: PATIENCE_SECONDS."""
 
     @classmethod
     def parse(cls, text: str) -> Address:
@@ -90,7 +114,7 @@ class Address:
         return f"s3://{self.bucket}/{self.key}" if self.key else f"s3://{self.bucket}"
 
     def __truediv__(self, name: str) -> Address:
-        return Address(self.bucket, f"{self.key}/{name}" if self.key else name)
+        return dataclasses.replace(self, key=f"{self.key}/{name}" if self.key else name)
 
     @property
     def name(self) -> str:
@@ -98,7 +122,7 @@ class Address:
 
     @property
     def parent(self) -> Address:
-        return Address(self.bucket, self.key.rpartition("/")[0])
+        return dataclasses.replace(self, key=self.key.rpartition("/")[0])
 
     def resolve(self) -> Address:
         """Return the address, which is absolute, as paths become by this."""
@@ -196,11 +220,36 @@ class Address:
         def put() -> str:
             from obstore import put
 
-            # A large object goes in parts. Were they not repeated one by one, a store that fails now and then would
-            # never take them all.
-            return put(_store(self.bucket, repeats=20), self.key, data)["e_tag"] or ""
+            size = len(data) if isinstance(data, bytes) else data.stat().st_size
+            if size <= RANGE_BYTES:
+                whole = data if isinstance(data, bytes) else data.read_bytes()
+                return put(_store(self.bucket), self.key, whole, use_multipart=False)["e_tag"] or ""
+            # Were parts not repeated one by one, a store that fails now and then would never take them all.
+            store = _store(self.bucket, PATIENCE_SECONDS if self.lease is None else _PART_SECONDS)
+            return put(store, self.key, self._pieces(data))["e_tag"] or ""
 
         return self._repeated(put)
+
+    def _pieces(self, data: bytes | Path) -> Iterator[bytes]:
+        """Yield data in the parts in which it is sent, each once it may be sent and repeated."""
+        with BytesIO(data) if isinstance(data, bytes) else data.open("rb") as opened:
+            while piece := opened.read(RANGE_BYTES):
+                if self.lease is not None:
+                    self.lease.confirm(_PART_SECONDS)
+                yield piece
+
+    def rewrite(self, data: bytes) -> None:
+        """Write a small object in place of the version that is there now, or of none.
+
+        An earlier writer's request that is still under way then does not replace it.
+        """
+        while True:
+            with suppress(FileExistsError):  # by such a request, between these two
+                try:
+                    self.replace(data, self.version()[1])
+                except FileNotFoundError:
+                    self.create(data)
+                return
 
     def create(self, data: bytes) -> str:
         """Write an object unless there is one, and return its version. Raises FileExistsError if there is one."""
@@ -279,19 +328,22 @@ class Address:
         from obstore.exceptions import BaseError
 
         started, pause = time.monotonic(), _FIRST_PAUSE
+        patience = PATIENCE_SECONDS if self.patience is None else self.patience
         while True:
             try:
+                if self.lease is not None:
+                    self.lease.confirm(0.0)
                 return operation()
             except FileNotFoundError as error:
                 raise self._missing(error) from None
-            except BaseError as error:
+            except (BaseError, ObjectStoreError) as error:
                 if _NO_BUCKET in str(error):  # in answer to a listing
                     raise self._missing(error) from None
                 waited = time.monotonic() - started
-                if not _may_pass(error) or waited + pause > PATIENCE_SECONDS or ended.is_set():
+                if not _may_pass(error) or waited + pause > patience or ended.is_set():
                     raise _as_os_error(self, error) from error
                 if waited > _TOLD_AFTER_SECONDS and self._is_first_to_tell():
-                    _log.warning("%s; trying again for up to %.0f s", _as_os_error(self, error), PATIENCE_SECONDS)
+                    _log.warning("%s; trying again for up to %.0f s", _as_os_error(self, error), patience)
             ended.wait(pause * (0.5 + random()))  # clients that failed together do not come back together
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -346,15 +398,18 @@ def endpoint_url() -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _store(bucket: str, repeats: int = 0) -> S3Store:
-    """repeats: of each request, by the client; 0: `_repeated` does it, for all requests and failures alike."""
+def _store(bucket: str, repeat_seconds: float = 0.0) -> S3Store:
+    """repeat_seconds: for which the client repeats a request; 0: `_repeated` does it, for all failures alike."""
     from obstore.store import S3Store
 
     endpoint = endpoint_url()
     return S3Store(
         bucket,
-        client_options={"allow_http": (endpoint or "").startswith("http://"), "timeout": _REQUEST_TIMEOUT},
-        retry_config={"max_retries": repeats, "retry_timeout": timedelta(seconds=PATIENCE_SECONDS)},
+        client_options={
+            "allow_http": (endpoint or "").startswith("http://"),
+            "timeout": timedelta(seconds=REQUEST_SECONDS),
+        },
+        retry_config={"max_retries": 20 if repeat_seconds else 0, "retry_timeout": timedelta(seconds=repeat_seconds)},
         endpoint=endpoint,
     )
 
@@ -367,7 +422,8 @@ def _may_pass(error: Exception) -> bool:
     status = re.search(r"status code: (4\d\d)", str(error))
     if isinstance(error, AlreadyExistsError | PreconditionError):
         return True  # `_written_if` lets them pass only then
-    return isinstance(error, GenericError | JoinError) and (status is None or status[1] in ("408", "429"))
+    of_store = isinstance(error, GenericError | JoinError | ObjectStoreError)
+    return of_store and (status is None or status[1] in ("408", "429"))
 
 
 def without_credentials(text: str) -> str:
@@ -377,6 +433,8 @@ def without_credentials(text: str) -> str:
 
 def _as_os_error(address: Address, error: Exception) -> OSError:
     """Return an error of one line."""
+    if isinstance(error, OSError):
+        return error
     from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
     reason = " ".join(str(error).partition("\n\nDebug source")[0].split())

@@ -69,7 +69,7 @@ def write(place: Place, data: bytes) -> None:
     if isinstance(place, Path):
         write_atomically(place, data)
     else:
-        place.write(data)
+        place.rewrite(data)
 
 
 def remove(places: Sequence[Place]) -> None:

@@ -158,12 +158,19 @@ class Selection:
         for name, digest in ((IDS, self.about.ids), (WEIGHTS, self.about.weights)):
             if digest is None:
                 continue
-            if (size := (self.folder / name).size()) != self.about.kept * _DTYPES[name].itemsize:
+            if not (place := self.folder / _in_bucket(name, digest)).exists():
+                place = self.folder / name  # as earlier versions named it
+            if (size := place.size()) != self.about.kept * _DTYPES[name].itemsize:
                 raise self._of_wrong_size(name, size)
             with written_aside(copy / name) as file:
-                (self.folder / name).download(file)
+                place.download(file)
         write_atomically(copy / ABOUT, about)  # last: with it, the copy is whole
         return copy
+
+
+def _in_bucket(name: str, digest: str) -> str:
+    """Return the name of an array's object: with its digest, so that a late request replaces no other array."""
+    return f"{digest[:16]}.{name}"
 
 
 def _beside(folder: Address) -> Path:
@@ -216,6 +223,7 @@ class SelectionWriter:
         self._building.rename(self._folder)
         sync(self._folder.parent)
         if isinstance(self._to, Address):
-            for name in (IDS, WEIGHTS, ABOUT):
-                if (self._folder / name).exists():
-                    (self._to / name).write(self._folder / name)
+            for name in (IDS, WEIGHTS):
+                if digest := self._about[name.partition(".")[0]]:
+                    (self._to / _in_bucket(name, str(digest))).write(self._folder / name)
+            (self._to / ABOUT).rewrite((self._folder / ABOUT).read_bytes())

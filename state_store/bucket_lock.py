@@ -1,15 +1,18 @@
 """The writer lock of a store in a bucket: an object that names the writer, who renews it while it lives.
 
-It keeps a second start from disturbing the first. It is the index that keeps two writers apart (history.py): a process
-that slept for long, and was replaced, finds the index to be another's.
+It is a lease: a writer that was cut off begins no request before it knows that the lock is still its own. What it sent
+before may arrive at any time, and finds nothing of its successor's to change: names and conditions keep their objects
+apart (docs/state_store.md).
 """
 
 import logging
 import os
+import re
 import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
@@ -21,14 +24,21 @@ from ..files import read_regular, write_atomically
 from ..lock import FileLock, LockedError
 from ..objects import Address
 from ..sealed_json import seal_line, unseal
+from .errors import StoreLockedError
+from .history import taken_over
 
 BEAT_SECONDS = 10.0
+LEASE_SECONDS = 25.0
+"""A renewal that the store confirmed holds for this long from when it was sent. A request that begins at its end is
+over before another process may take the lock: LEASE_SECONDS + REQUEST_SECONDS < SILENT_SECONDS."""
 SILENT_SECONDS = 60.0
 """A writer that was not heard of for this long is dead: its lock may be taken."""
 _LEAVE_SECONDS = 10.0
 """How long `release` waits for the store; a lock that stays is taken from the dead."""
 _MAX_BYTES = 10_000
-_FREE = b"\n"
+_FREE = re.compile(rb"(?:free ([0-9a-f]{32}))?\n")
+"""A released lock, with its last writer; earlier versions left it out."""
+_WRITER = re.compile("[0-9a-f]{32}")
 
 _log = logging.getLogger(__name__)
 
@@ -50,23 +60,28 @@ class _Holder(BaseModel):
 
 
 class BucketLock:
-    """Held from construction until `release`. writer: the name of this holding, which no other has.
+    """Held from construction until `release`; a Lease of what it is for.
 
+    writer: the name of this holding, which no other has. It begins with `term`, which counts holdings.
     Raises LockedError if another process holds it: at once on the same machine; elsewhere once a beat of it was seen,
     for which a lock that a killed process may have left is watched for SILENT_SECONDS. Raises OSError.
     """
 
-    def __init__(self, address: Address, folder: Path) -> None:
-        """folder: for local files of what the lock is for; a process there keeps others of this machine out."""
-        self.writer = token_hex(16)
-        self._address, self._ended = address, threading.Event()
+    def __init__(self, address: Address, folder: Path, last_writer: str | None = None) -> None:
+        """folder: for local files of what the lock is for; a process there keeps others of this machine out.
+
+        last_writer: known from elsewhere, in case someone deleted the lock.
+        """
+        self._address, self._ended, self._renewing = replace(address, patience=0.0), threading.Event(), threading.Lock()
+        self._until, self._lost = 0.0, False
         self._local = FileLock(folder / address.name)
         try:
             self._holder = _Holder(
                 name=f"pid {os.getpid()} on {socket.gethostname()}", since=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-                folder=_id_of(folder), writer=self.writer,
+                folder=_id_of(folder), writer=_writer_after(last_writer),
             )  # fmt: skip
-            self._version = self._taken()
+            self._version = self._taken(address, last_writer)
+            self.confirm(0.0)
         except BaseException:
             self._local.release()
             raise
@@ -74,66 +89,105 @@ class BucketLock:
         self._thread = threading.Thread(target=self._beat, name="thermopile-lock", daemon=True)
         self._thread.start()
 
+    @property
+    def writer(self) -> str:
+        return self._holder.writer
+
+    @property
+    def term(self) -> str:
+        return self.writer[:8]
+
+    def confirm(self, seconds: float) -> None:
+        """Return if the lock is certainly this process's for `seconds`; renew it first if it may not be.
+
+        Raises StoreLockedError once it is another's, OSError while the store is away.
+        """
+        if time.monotonic() + seconds < self._until:
+            return
+        with self._renewing:
+            if time.monotonic() + seconds >= self._until:
+                self._renew()
+
     def release(self) -> None:
         self._ended.set()
         self._thread.join(_LEAVE_SECONDS)
         self._local.release()
 
-    def _taken(self) -> str:
+    def _taken(self, address: Address, last_writer: str | None) -> str:
         try:
-            return self._address.create(self._text())
+            return address.create(self._text())
         except FileExistsError:
             pass
-        version = self._awaited()
+        before, version = self._awaited(address)
+        self._holder.writer = _writer_after(max(before or "", last_writer or ""))
         try:
-            return self._address.replace(self._text(), version)
+            return address.replace(self._text(), version)
         except FileExistsError:
             raise LockedError("another process, which has just begun") from None
 
-    def _awaited(self) -> str:
-        """Return the version of the lock of a holder that is gone. Raises LockedError if it lives."""
-        text, version = self._address.read_version(_MAX_BYTES)
+    def _awaited(self, address: Address) -> tuple[str | None, str]:
+        """Return the writer and version of the lock of a holder that is gone. Raises LockedError if it lives."""
+        text, version = address.read_version(_MAX_BYTES)
         holder = _parsed(text)
         # This process holds the local lock of that folder, so no other on this machine has it.
-        if text == _FREE or (holder and holder.place == self._holder.place):
-            return version
+        if _FREE.fullmatch(text) or (holder and holder.place == self._holder.place):
+            return _writer_in(text), version
         name = f"{holder.name}, since {holder.since}" if holder else "another process"
-        _log.warning("%s is held by %s; waiting for %.0f s to see whether it still runs", self._address, name,
-                     SILENT_SECONDS)  # fmt: skip
+        _log.warning("%s is held by %s; waiting for %.0f s to see whether it still runs", address, name, SILENT_SECONDS)
         silent = 0.0
         while silent < SILENT_SECONDS:
             time.sleep(BEAT_SECONDS / 5)
             asked = time.monotonic()
-            text, now = self._address.read_version(_MAX_BYTES)
-            if text == _FREE:
-                return now
+            text, now = address.read_version(_MAX_BYTES)
+            if _FREE.fullmatch(text):
+                return _writer_in(text), now
             if now != version:
                 raise LockedError(name)
             # While the store is away, the holder cannot renew it either: begin again.
             silent = silent + BEAT_SECONDS / 5 if time.monotonic() - asked < BEAT_SECONDS else 0.0
-        return version
+        return _writer_in(text), version
 
     def _text(self) -> bytes:
         return seal_line(self._holder.model_dump()) + b"\n"
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
-            self._holder.beats += 1
-            with suppress(OSError):  # the store is away; Address has said so
-                if not self._renewed(self._text()):
-                    return
-        with suppress(OSError):
-            self._renewed(_FREE)
+            try:
+                with self._renewing:
+                    self._renew()
+            except StoreLockedError:
+                return
+            except OSError:  # the store is away, as the next request will say
+                pass
+        with suppress(OSError, StoreLockedError), self._renewing:
+            self._until = 0.0
+            try:
+                self._write(f"free {self.writer}\n".encode())
+            finally:
+                self._lost = True
 
-    def _renewed(self, text: bytes) -> bool:
-        """Write the lock, and return whether it is still this process's."""
+    def _renew(self) -> None:
+        """Write the lock; it holds from when the confirmed request was sent. Only while `_renewing` is held."""
+        self._holder.beats += 1
+        sent = self._write(self._text())
+        self._until = sent + LEASE_SECONDS
+
+    def _write(self, text: bytes) -> float:
+        """Write the lock on condition that it is this process's, and return when the request was sent."""
+        if self._lost:
+            raise taken_over(self._address.with_name(self._address.name.removesuffix(".lock")))
+        sent = time.monotonic()
         try:
             self._version = self._address.replace(text, self._version)
         except FileExistsError:  # or written by this process, which did not get the answer
-            there, self._version = self._address.read_version(_MAX_BYTES)
-            holder = _parsed(there)
-            return holder is not None and holder.writer == self.writer
-        return True
+            try:
+                there, self._version = self._address.read_version(_MAX_BYTES)
+            except FileNotFoundError:  # deleted by hand
+                self._version = self._address.create(text)
+            else:
+                self._lost = _writer_in(there) != self.writer
+            return self._write(text)
+        return sent
 
 
 class LockStatus(NamedTuple):
@@ -155,7 +209,20 @@ def lock_status(address: Address) -> LockStatus:
         return LockStatus(None, 0.0)
     holder = _parsed(text)
     age = max(0.0, time.time() - written)  # another machine's clock may be ahead
-    return LockStatus(None if text == _FREE else holder.name if holder else "another process", age)
+    return LockStatus(None if _FREE.fullmatch(text) else holder.name if holder else "another process", age)
+
+
+def _writer_in(text: bytes) -> str | None:
+    """Return the last writer that a lock names; None if it is not known."""
+    if free := _FREE.fullmatch(text):
+        return (free[1] or b"").decode() or None
+    holder = _parsed(text)
+    return holder.writer if holder and _WRITER.fullmatch(holder.writer) else None
+
+
+def _writer_after(writer: str | None) -> str:
+    """Return a name for the next holding."""
+    return f"{int(writer[:8], 16) + 1 if writer else 1:08x}{token_hex(12)}"
 
 
 def _parsed(text: bytes) -> _Holder | None:

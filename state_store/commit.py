@@ -12,7 +12,6 @@ from zarr.codecs import Crc32cCodec
 from ..objects import Place
 from ..places import written_through
 from . import icechunk_files
-from .errors import SnapshotError
 from .history import Snapshot
 from .schema import Description
 
@@ -103,10 +102,12 @@ def merge(state: Place, shares: list[Share], base: Snapshot, about: About) -> Sn
 
 
 def _session_at(state: Place, base: Snapshot) -> icechunk.Session:
-    session = icechunk_files.open_repository(state).writable_session(icechunk_files.BRANCH)
-    if session.snapshot_id != base.id:  # in a bucket no lock keeps a process out that was thought dead
-        raise SnapshotError(f"{state}: another process writes this state; icechunk's reference is not at {base.tag}")
-    return session
+    while True:
+        session = icechunk_files.open_repository(state).writable_session(icechunk_files.BRANCH)
+        if session.snapshot_id == base.id:
+            return session
+        # A request of an earlier writer in a bucket, which was cut off, has arrived.
+        icechunk_files.point_reference_at(state, base.id)
 
 
 def _read_back(state: Place, snapshot_id: str, about: About, base_files: Mapping[str, str], size: int) -> Snapshot:

@@ -74,8 +74,10 @@ class Repository:
             with _refusing(f"{path} could not be created"):
                 if (path / history.INDEX).exists():
                     raise StoreExistsError(f"{path} exists already; resume that run, or choose another address")
-                left = [*icechunk_files.present_files(path), icechunk_files.REFERENCE]
-                remove([path / name for name in left])  # by a creation that was interrupted
+                left = icechunk_files.present_files(path)  # by a creation that was interrupted
+                if (path / icechunk_files.REFERENCE).exists():
+                    left.add(icechunk_files.REFERENCE)
+                remove([path / name for name in left])
                 first = write_initial_values(path, description, about, carried)
                 history.replace(path, History(description, (first,), writer))
             return cls.open(path, writer)
@@ -255,7 +257,7 @@ class Repository:
         try:  # every exchange stands between the stages: a rank that failed alone would leave the others waiting
             with stage():
                 if ranks.rank == 0:
-                    self.refuse_if_replaced()
+                    self._load()  # raises if another process is the writer
                     forks = fork(self.path, base, ranks.world)
             session = ranks.broadcast(forks)[ranks.rank]
             with stage():
@@ -274,10 +276,6 @@ class Repository:
             raise
         written: Snapshot = ranks.broadcast(snapshot)
         return written
-
-    def refuse_if_replaced(self) -> None:
-        """Raise StoreLockedError if another process has begun to write here. Raises OSError."""
-        self._load()
 
     def _announce(self, snapshot: Snapshot, base: Snapshot) -> None:
         loaded = self._load()

@@ -101,6 +101,14 @@ def is_there(state: Place) -> bool:
     return state.exists() if isinstance(state, Path) else (state / INDEX).exists()
 
 
+def last_writer(state: Place) -> str | None:
+    """Return the writer that the index names; None if it cannot be read."""
+    try:
+        return load(state)[0].writer
+    except StoreNotFoundError:
+        return None
+
+
 def load(state: Place) -> tuple[History, str | None]:
     """Return the history of the store at `state`, and the damage to the index if its copy had to be used.
 
@@ -158,7 +166,9 @@ def replace(state: Place, history: History) -> None:
             write_atomically(state / name, text)
         return
     try:
-        if history.version is None:
+        if history.version is None and state.lease:
+            (state / INDEX).rewrite(text)  # one that is there now is of an earlier creation that was cut off
+        elif history.version is None:
             (state / INDEX).create(text)
         else:
             (state / INDEX).replace(text, history.version)

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 
 from ..lock import FileLock, LockedError
 from ..objects import Address, Place
 from ..places import made_local_folder
+from . import history
 from .bucket_lock import BucketLock
 from .durable import Repository
 from .errors import MemoryBudgetError, StoreLockedError
@@ -30,13 +32,13 @@ Share = tuple[Repository, Snapshot, Rows, Staging, Lock | None, Ranks]
 
 
 def open_share(
-    path: Place, describe: Callable[[], Description], begin: Callable[[Description, str | None], Snapshot],
+    path: Place, describe: Callable[[], Description], begin: Callable[[Place, Description, str | None], Snapshot],
     device: str | torch.device, memory_budget: int | None, ranks: Ranks | None, owned: range | None,
 ) -> Share:  # fmt: skip
     """Take the lock, create or find the first snapshot on rank 0, then load each rank's rows.
 
-    If a rank fails, all do. The store is created by `begin`, which is given the name of the lock's holding in a bucket,
-    or undone, only when nothing else can fail.
+    If a rank fails, all do. The store is created or undone by `begin`, only when nothing else can fail. It is given the
+    path, in a bucket under the lock's lease, and then the name of the lock's holding.
     """
     ranks = ranks or Ranks()
     with ExitStack() as undo:
@@ -46,14 +48,15 @@ def open_share(
             if ranks.rank == 0:
                 lock = _locked(path)
                 undo.callback(lock.release)
-                writer = lock.writer if isinstance(lock, BucketLock) else None
                 discard(path)
+                if isinstance(lock, BucketLock) and isinstance(path, Address):
+                    path, writer = replace(path, lease=lock), lock.writer
             owned = range(description.samples) if owned is None else owned
             staging = Staging(description.schema, device)
             slots = _slots_within(memory_budget, description, owned)
         with agreement(ranks):
             if ranks.rank == 0:
-                snapshot = begin(description, writer)
+                snapshot = begin(path, description, writer)
         snapshot = ranks.broadcast(snapshot)
         with agreement(ranks):
             repository = Repository.open(path, writer)
@@ -73,7 +76,7 @@ def _locked(path: Place) -> Lock:
     file = path.with_name(path.name + ".lock")
     try:
         if isinstance(file, Address):
-            return BucketLock(file, made_local_folder(file.parent))
+            return BucketLock(file, made_local_folder(file.parent), history.last_writer(path))
         file.parent.mkdir(parents=True, exist_ok=True)
         return FileLock(file)
     except LockedError as error:

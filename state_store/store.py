@@ -8,9 +8,10 @@ from typing import Self
 
 import torch
 
-from ..objects import Address, place_of
+from ..objects import Address, Lease, Place, place_of
 from ..selection import Selection
 from .background import BackgroundThread
+from .bucket_lock import BucketLock
 from .commit import ColumnPart
 from .durable import Repository
 from .errors import StepError, StoreClosedError
@@ -35,6 +36,7 @@ class StateStore:
     for a failed snapshot, see `snapshot`. With several ranks, all of them call `create`, `open`, `snapshot`, `retain`
     and `close`, in the same order.
 
+    lease: in a bucket and on the first rank, under which whatever belongs to the run is changed.
     samples: number of rows over all ranks. owned: ids of this rank. fields: names of the float32 fields.
     last_snapshot: the newest committed snapshot, or the one that the store was opened at.
     """
@@ -46,6 +48,7 @@ class StateStore:
         self.path, self.samples = repository.path, repository.description.samples
         self.owned, self.fields = rows.owned, rows.schema.names
         self.last_snapshot = snapshot
+        self.lease: Lease | None = lock if isinstance(lock, BucketLock) else None
         self._repository, self._rows, self._lock, self._ranks = repository, rows, lock, ranks
         self._process = os.getpid()
         self._closed = False
@@ -79,9 +82,9 @@ class StateStore:
         def describe() -> Description:
             return Description(samples, Schema(dict(fields)), block_rows, dataset_fingerprint, _digest(selection))
 
-        def begin(description: Description, writer: str | None) -> Snapshot:
+        def begin(leased: Place, description: Description, writer: str | None) -> Snapshot:
             parts = () if carried is None else _carried(carried, description)
-            return Repository.create(path, description, writer, parts).resolve("latest")
+            return Repository.create(leased, description, writer, parts).resolve("latest")
 
         return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned), selection)
 
@@ -112,9 +115,9 @@ class StateStore:
             repository.resolve(at)
             return repository.description
 
-        def begin(_: Description, writer: str | None) -> Snapshot:
+        def begin(leased: Place, _: Description, writer: str | None) -> Snapshot:
             confirm()
-            repository = Repository.open(path, writer)
+            repository = Repository.open(leased, writer)
             repository.repair()
             return repository.resolve(at)
 
@@ -275,10 +278,6 @@ class StateStore:
         if last_write is not None:
             wait([last_write])
         self._rows.cut()
-
-    def refuse_if_replaced(self) -> None:
-        """Raise StoreLockedError if another process has begun to write this state, as it may in a bucket."""
-        self._repository.refuse_if_replaced()
 
     def _write_snapshot(self, cut: "Future[None]", *, step: int, epoch: int, config_hash: str) -> Snapshot:
         # Before anything can fail: blocks that were not written may be marked changed again only after the cut.

@@ -239,7 +239,7 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
     ):
         finished = trainer.steps_done >= trainer.total_steps
         if resuming and world.is_first and (accepted or not finished):
-            run.record(settings)  # the data's new path and other allowed changes
+            trainer.held_directory.record(settings)  # the data's new path and other allowed changes
         if finished:
             say(f"finished at step {trainer.steps_done:,}; nothing to do", err=False)
             return True

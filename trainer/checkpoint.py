@@ -4,7 +4,8 @@ checkpoints/step-N/ holds `tensors.safetensors`, `training.json`, which describe
 `checkpoint.json`, with the digests of both and its own checksum. checkpoints/latest names the newest checkpoint.
 
 On a disk a checkpoint appears by a rename. In a bucket checkpoint.json makes it one: it is written last and deleted
-first.
+first. There the name goes on with the writer's term, step-N.TERM: a writer that was cut off then shares no object with
+its successor. From the first step of a later writer's checkpoints, earlier ones' do not count.
 """
 
 import errno
@@ -13,7 +14,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -25,12 +26,13 @@ from ..objects import Address, Place, delete_all
 from ..places import is_away, made_local_folder, on_this_machine, read
 from ..sealed_json import DamagedJSONError, parse, seal_document, unseal
 from .errors import DamagedCheckpointError, RunError
+from .log_parts import standing
 
 FORMAT: Final = 2
 LATEST = "latest"
 INFO, _TENSORS, _REST = "checkpoint.json", "tensors.safetensors", "training.json"
-_NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})")
-_OBJECT = re.compile(_NAME.pattern + r"/(tensors\.safetensors|training\.json|checkpoint\.json)")
+_NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})(?:\.([0-9a-f]{8}))?")
+_OBJECT = re.compile(rf"({_NAME.pattern})/(tensors\.safetensors|training\.json|checkpoint\.json)")
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, None}
 """Errors that mean a missing or wrong file; others, such as those of a network disk, may be temporary."""
@@ -62,16 +64,14 @@ class CheckpointInfo(BaseModel, frozen=True, extra="forbid"):
     """Digests of the other files by name; `save_checkpoint` fills it in."""
 
 
-def save_checkpoint(
-    folder: Place, info: CheckpointInfo, training: dict[str, Any], confirm: Callable[[], None] = lambda: None
-) -> Place:  # fmt: skip
+def save_checkpoint(folder: Place, info: CheckpointInfo, training: dict[str, Any]) -> Place:
     """Write checkpoints/step-N atomically, then update `latest`. Replaces an existing checkpoint of that step.
 
-    training: CPU tensors and plain values, as a tensor tree. confirm: called in a bucket once the tensors are there,
-    before anything says so; an exception ends it. Raises OSError if writing fails, and then leaves nothing on disk.
+    training: CPU tensors and plain values, as a tensor tree. Raises OSError if writing fails, and then leaves nothing
+    on disk.
     """
     if isinstance(folder, Address):
-        return _save_in_bucket(folder, info, training, confirm)
+        return _save_in_bucket(folder, info, training)
     final, building = folder / f"step-{info.step}", folder / f".step-{info.step}.partial"
     own_directory(folder)
     shutil.rmtree(building, ignore_errors=True)
@@ -89,22 +89,20 @@ def save_checkpoint(
     return final
 
 
-def _save_in_bucket(
-    folder: Address, info: CheckpointInfo, training: dict[str, Any], confirm: Callable[[], None]
-) -> Address:  # fmt: skip
-    final, building = folder / f"step-{info.step}", made_local_folder(folder.parent) / ".checkpoint.partial"
+def _save_in_bucket(folder: Address, info: CheckpointInfo, training: dict[str, Any]) -> Address:
+    final = folder / (f"step-{info.step}.{folder.lease.term}" if folder.lease else f"step-{info.step}")
+    building = made_local_folder(folder.parent) / ".checkpoint.partial"
     _remove(building)
     building.mkdir()
     try:
         _write(building, info, training)
-        (final / INFO).delete()  # of a run that resumed from an earlier step
+        (final / INFO).delete()  # of an attempt that failed later
         for name in (_TENSORS, _REST):
             (final / name).write(building / name)
-        confirm()
         (final / INFO).write(building / INFO)
     finally:
         _remove(building)
-    (folder / LATEST).write(f"{final.name}\n".encode())
+    (folder / LATEST).rewrite(f"{final.name}\n".encode())
     return final
 
 
@@ -158,7 +156,7 @@ def read_info(path: Place) -> CheckpointInfo:
             raise RunError(f"{path} has checkpoint format {tree.get('format')!r}, but this version of thermopile reads "
                            f"format {FORMAT}; resume the run with the version that wrote it")  # fmt: skip
         info = CheckpointInfo.model_validate(tree)
-        if path.name != f"step-{info.step}":
+        if _step_of(path) != info.step:
             raise ValueError(f"{INFO} is for step {info.step}")
     return info
 
@@ -228,7 +226,7 @@ def load_latest(folder: Place, *, before: Place | None = None) -> Loaded | None:
             continue
         for damage in damages:
             _log.warning("%s Resuming from step %d, the newest intact checkpoint.", damage, step)
-        if before is None and (named := _named(folder)) != (newest := f"step-{max(found)}"):
+        if before is None and (named := _named(folder)) != (newest := found[max(found)].name):
             _log.warning("%s names %s, but the newest checkpoint is %s. Resuming from step %d, the newest intact "
                          "one", folder / LATEST, named, newest, step)  # fmt: skip
         return loaded
@@ -252,11 +250,16 @@ def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set
     return {*ascending[-keep_last:], *(step for step in ascending if keep_every and step % keep_every == 0)}
 
 
-def remove_checkpoints(folder: Place, *, keep: Container[int]) -> None:
-    """Remove checkpoints of steps not in `keep`, and leftovers of interrupted writes and removals."""
+def remove_checkpoints(folder: Place, *, keep: Collection[int]) -> None:
+    """Remove checkpoints of steps not in `keep`, and leftovers of interrupted writes and removals.
+
+    In a bucket nothing newer than the newest of `keep`, which may be a later writer's.
+    """
     if isinstance(folder, Address):
-        found = {name: _OBJECT.fullmatch(name) for name, _ in folder.objects()}
-        unneeded = [name for name, parts in found.items() if parts and int(parts[1]) not in keep]
+        found = {name: parts for name, _ in folder.objects() if (parts := _OBJECT.fullmatch(name))}
+        standing = _standing(found.values())
+        kept = {standing[step] for step in keep if step in standing}
+        unneeded = [name for name, parts in found.items() if parts[1] not in kept and int(parts[2]) <= max(keep)]
         for of_seals in (True, False):
             delete_all([folder / name for name in unneeded if name.endswith(INFO) is of_seals])
         return
@@ -271,17 +274,26 @@ def checkpoints_in(folder: Place) -> Mapping[int, Place]:
     """Return step → directory of every complete checkpoint, unordered; empty without the folder. Raises OSError."""
     if isinstance(folder, Address):
         found = (_OBJECT.fullmatch(name) for name, _ in folder.objects())
-        return {int(parts[1]): folder / f"step-{parts[1]}" for parts in found if parts and parts[2] == INFO}
+        return {step: folder / name for step, name in _standing(parts for parts in found if parts).items()}
     try:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if _NAME.fullmatch(entry.name) and entry.is_dir()]
+            matches = [_NAME.fullmatch(entry.name) for entry in entries if entry.is_dir()]
     except FileNotFoundError:
         return {}
-    return {_step_of(path): path for path in map(folder.joinpath, names)}
+    # Those with a term were copied from a bucket; a run on a disk adds some without.
+    names = [(parts[2] or "~", int(parts[1]), parts[0]) for parts in matches if parts]
+    return {_step_of(path): path for path in (folder / name for _, name in standing(names))}
+
+
+def _standing(objects: Iterable[re.Match[str]]) -> dict[int, str]:
+    """Return step → name of the checkpoints in a bucket that count, given all matches of _OBJECT."""
+    sealed = [(parts[3] or "", int(parts[2]), parts) for parts in objects if parts[4] == INFO]
+    return {int(parts[2]): parts[1] for _, parts in standing(sealed)}
 
 
 def _step_of(path: Place) -> int:
-    return int(path.name.removeprefix("step-"))
+    found = _NAME.fullmatch(path.name)
+    return int(found[1]) if found else -1
 
 
 def _discard(path: Path) -> None:

@@ -148,7 +148,6 @@ class Checkpointer:
         if training is None:
             return
         self._log.sync()
-        self._store.refuse_if_replaced()
         for parts in self._log_parts:
             parts.put()
         info = CheckpointInfo(
@@ -158,19 +157,20 @@ class Checkpointer:
             dataset_fingerprint=self._dataset_fingerprint,
             settings=to_tree(self._config),
         )
-        save_checkpoint(self._run.checkpoints, info, training.result(), confirm=self._store.refuse_if_replaced)
+        save_checkpoint(self._run.checkpoints, info, training.result())
         self._remove_old(step)
 
     def _remove_old(self, newest: int) -> None:
         """Remove old checkpoints before their snapshots; never the newest, which `latest` names."""
         keep_last, keep_every = self._keep.keep_last, self._keep.keep_every
-        self._store.refuse_if_replaced()
         try:
             snapshots = (snapshot.step for snapshot in list_snapshots(self._run.state))
             kept = retained_steps(snapshots, keep_last, keep_every) | {newest}
             if keep_every:  # including those whose snapshot is damaged: the weights are intact
                 kept |= {step for step in checkpoints_in(self._run.checkpoints) if step % keep_every == 0}
             remove_checkpoints(self._run.checkpoints, keep=kept)
+        except StoreLockedError:
+            raise
         except (StateStoreError, OSError) as error:
             _log.warning(_NOT_REMOVED, error)
 

@@ -2,11 +2,15 @@
 
 A part is named by the place of its first byte in the file, so parts that follow each other make up the file. Old parts
 are merged as they are put: a part is at least twice as long as the next, up to MAX_PART_BYTES, so that there are few.
+Its name begins with its writer's term: from the first byte that a later writer put, earlier ones' parts do not count.
 """
 
 import os
 import re
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -15,15 +19,20 @@ from ..objects import Address, delete_all
 
 MAX_PART_BYTES = 64 << 20
 """Parts are merged up to this length: a checkpoint never puts more than twice as much."""
-_NAME = re.compile(r"([0-9]{15})\.part")
+_NAME = re.compile(r"(?:([0-9a-f]{8})-)?([0-9]{15})\.part")
 T = TypeVar("T")
 
 
 class Part(NamedTuple):
-    """Bytes start … end − 1 of a file."""
+    """Bytes start … end − 1 of a file; its object may have more, which a later writer replaced."""
 
     start: int
     end: int
+    term: str = ""
+    """Its writer's; empty if an earlier version of thermopile wrote it."""
+
+    def of(self, folder: Address) -> Address:
+        return folder / f"{self.term}{'-' * bool(self.term)}{self.start:015d}.part"
 
 
 class LogReader:
@@ -56,15 +65,15 @@ class LogReader:
     def _modified(self) -> float:
         if not self._parts:
             raise FileNotFoundError(f"{self._folder} has no part yet")
-        return _object(self._folder, self._parts[-1].start).modified()
+        return self._parts[-1].of(self._folder).modified()
 
     def _read(self, start: int, length: int) -> bytes:
         stop = min(start + length, self.size)
-        wanted = [Part(max(start, part.start), min(stop, part.end)) for part in self._parts]
+        wanted = [(part, max(start, part.start), min(stop, part.end)) for part in self._parts]
         pieces = [
-            _object(self._folder, part.start).read_range(piece.start - part.start, piece.end - piece.start)
-            for part, piece in zip(self._parts, wanted, strict=True)
-            if piece.start < piece.end
+            part.of(self._folder).read_range(begin - part.start, end - begin)
+            for part, begin, end in wanted
+            if begin < end
         ]
         return b"".join(pieces)
 
@@ -73,7 +82,7 @@ class LogParts:
     """Writes the parts of one file. For the run's writer only."""
 
     def __init__(self, folder: Address, file: Path) -> None:
-        self._folder, self._file = folder, file
+        self._folder, self._file, self._term = folder, file, folder.lease.term if folder.lease else ""
         self._parts: list[Part] = []
         self._unneeded: list[Address] = []
         self._inode: int | None = None
@@ -86,7 +95,8 @@ class LogParts:
         refuse_link(self._file)
         listed = _listed(self._folder) if resuming else []
         self._parts = _whole(listed)
-        self._unneeded = [_object(self._folder, part.start) for part in listed if part not in self._parts]
+        needed = {part.of(self._folder) for part in self._parts}
+        self._unneeded = [place for part in listed if (place := part.of(self._folder)) not in needed]
         if not resuming:
             self._file.unlink(missing_ok=True)
         elif not self._goes_on():
@@ -103,12 +113,12 @@ class LogParts:
         """Drop the parts that are beyond the local file, which was cut since `fetch`."""
         size = self._file.stat().st_size if self._file.exists() else 0
         if size and self._inode != self._file.stat().st_ino:  # rewritten: its lines are at other places now
-            self._unneeded += [_object(self._folder, part.start) for part in self._parts[1:]]
+            self._unneeded += [part.of(self._folder) for part in self._parts if part.start or part.term != self._term]
             self._parts = []
             return
         # The last one first: parts never have a gap.
         for part in reversed([part for part in self._parts if part.start >= size]):
-            _object(self._folder, part.start).delete()
+            part.of(self._folder).delete()
         # One that was cut is put again, whole, with the next lines.
         self._parts = [part for part in self._parts if part.end <= size]
 
@@ -123,11 +133,12 @@ class LogParts:
                 return
             while kept and _is_short(kept[-1], start, end):
                 start = kept.pop().start
-            for place in range(start, end, MAX_PART_BYTES):
-                part = Part(place, min(end, place + MAX_PART_BYTES))
-                _object(self._folder, place).write(os.pread(file.fileno(), part.end - place, place))
+            for begin in range(start, end, MAX_PART_BYTES):
+                part = Part(begin, min(end, begin + MAX_PART_BYTES), self._term)
+                part.of(self._folder).write(os.pread(file.fileno(), part.end - begin, begin))
                 kept.append(part)
-        self._unneeded += [_object(self._folder, part.start) for part in self._parts if part.start > start]
+        written = {part.of(self._folder) for part in kept}
+        self._unneeded += [place for part in self._parts if (place := part.of(self._folder)) not in written]
         self._parts = kept
         delete_all(self._unneeded)
         self._unneeded = []
@@ -145,27 +156,41 @@ class LogParts:
         last = self._parts[-1]
         with os.fdopen(open_own(self._file, os.O_RDONLY), "rb") as file:
             held = os.pread(file.fileno(), last.end - last.start, last.start)
-        return held == _object(self._folder, last.start).read(2 * MAX_PART_BYTES)
+        return held == last.of(self._folder).read_range(0, last.end - last.start)
 
     def _download(self) -> None:
         with os.fdopen(open_own(self._file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
             for part in self._parts:
-                file.write(_object(self._folder, part.start).read(2 * MAX_PART_BYTES))
+                file.write(part.of(self._folder).read_range(0, part.end - part.start))
 
 
 def _listed(folder: Address) -> list[Part]:
     found = ((_NAME.fullmatch(name), size) for name, size in folder.objects())
-    return [Part(int(name[1]), int(name[1]) + size) for name, size in found if name]
+    return [Part(int(name[2]), int(name[2]) + size, name[1] or "") for name, size in found if name]
 
 
 def _whole(parts: Iterable[Part]) -> list[Part]:
     """Return the parts that follow each other from the start, without those that were merged into one before them."""
+    found = standing((part.term, part.start, part) for part in parts)
     whole, end = [], 0
-    for part in sorted(parts):
+    for part in sorted(part._replace(end=min(part.end, limit)) for limit, part in found):
         if part.start == end < part.end:
             whole.append(part)
             end = part.end
     return whole
+
+
+def standing(found: Iterable[tuple[str, int, T]]) -> Iterator[tuple[int, T]]:
+    """Yield the things that count, given their writers' terms and their places, each with the place where it ends to.
+
+    From the first place of a later writer on, the things of earlier ones do not count: they arrived late, or what they
+    are of was done again.
+    """
+    limit = sys.maxsize
+    for _, of_term in groupby(sorted(found, key=itemgetter(0), reverse=True), itemgetter(0)):
+        before = [(place, thing) for _, place, thing in of_term if place < limit]
+        yield from ((limit, thing) for _, thing in before)
+        limit = min([limit, *(place for place, _ in before)])
 
 
 def _is_short(part: Part, start: int, end: int) -> bool:
@@ -182,7 +207,3 @@ def _end_of_lines(descriptor: int, start: int) -> int:
             return begin + newline + 1
         end = begin
     return start
-
-
-def _object(folder: Address, start: int) -> Address:
-    return folder / f"{start:015d}.part"

@@ -97,7 +97,7 @@ def open_store(
         else:
             if world.is_first:  # later checkpoints have lost their state
                 kept = {step for step in checkpoints_in(run.checkpoints) if step <= start.info.step}
-                remove_checkpoints(run.checkpoints, keep=kept)
+                remove_checkpoints(run.under(store.lease).checkpoints, keep=kept)
             return store, start
 
 

@@ -112,6 +112,7 @@ class Run:
                 config, run, world, start, self.dataset, self.objective, self.order, self.device, self.selection
             )
             opened.enter_context(self.store)
+            self.held_directory = run = run.under(self.store.lease)
             if start is not None:
                 self._refused_rows = self._refused_before = restore(start, self.store, self._parts)
                 self.steps_done, self._start = start.info.step, start
@@ -177,7 +178,7 @@ class Run:
                 config = resolve(config, dataset, world)
         run = cls(config, directory, world, resume=begun)
         if begun and world.is_first:
-            directory.record(config)  # the dataset's new path and other allowed changes
+            run.held_directory.record(config)  # the dataset's new path and other allowed changes
         return run
 
     def _prepare(self) -> None:

@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ..files import open_own, own_directory, remove_leftovers
-from ..objects import Address, MissingBucketError, Place, delete_all
+from ..objects import Address, Lease, MissingBucketError, Place, delete_all
 from ..places import local_folder, made_local_folder, read, write
 from .checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint, read_info
 from .config import TrainConfig, load_config, to_toml
@@ -44,6 +45,10 @@ class RunDirectory:
         self.state_working = self.local / "state.working"
         self.report = path / "report" if isinstance(path, Path) else Path(f"report-{path.name or path.bucket}")
         self._metrics_parts, self._warnings_parts = path / "metrics", path / "warnings"
+
+    def under(self, lease: Lease | None) -> "RunDirectory":
+        """Return the run for its writer, who changes it under this lease; itself where there is none."""
+        return RunDirectory(replace(self.path, lease=lease)) if isinstance(self.path, Address) and lease else self
 
     def exists(self) -> bool:
         if isinstance(self.config_file, Address):
@@ -119,7 +124,7 @@ class RunDirectory:
             self.record(config)
             return
         try:
-            self.config_file.create(_sealed(config))
+            self.config_file.create(_sealed(config, self.path))
         except FileExistsError:  # by another that began at the same time
             raise self._exists() from None
 
@@ -132,7 +137,7 @@ class RunDirectory:
 
     def record(self, config: TrainConfig) -> None:
         """Replace the recorded settings."""
-        write(self.config_file, _sealed(config))
+        write(self.config_file, _sealed(config, self.path))
 
     def config(self) -> TrainConfig:
         """Return the run's settings; warns if config.toml is not what `record` wrote.
@@ -178,8 +183,10 @@ class RunDirectory:
             raise RunError(f"{self.config_file} is damaged: {error}") from error
 
 
-def _sealed(config: TrainConfig) -> bytes:
+def _sealed(config: TrainConfig, path: Place) -> bytes:
     text = to_toml(config).encode()
+    if isinstance(path, Address) and path.lease:  # so that no earlier writer's settings have the same version
+        text += f"# written in term {path.lease.term}\n".encode()
     return text + f'# sha256 = "{hashlib.sha256(text).hexdigest()}"\n'.encode()
 
 
@@ -193,11 +200,11 @@ def find_checkpoint(run: RunDirectory, at: str) -> Place:
     if at == LATEST:
         if (latest := latest_checkpoint(run.checkpoints)) is None:
             raise RunError(f"{run.path} has no checkpoint yet; wait for its first one")
-        at = latest.name
-    names = _names_in(run.checkpoints)
-    if at not in names:
-        raise RunError(f"{run.path} has no checkpoint {at!r}; available: {', '.join(names) or 'none yet'}")
-    return run.checkpoints / at
+        return latest
+    found = _by_name(run.checkpoints)
+    if at not in found:
+        raise RunError(f"{run.path} has no checkpoint {at!r}; available: {', '.join(found) or 'none yet'}")
+    return found[at]
 
 
 def load_found(checkpoint: Place) -> tuple[CheckpointInfo, dict[str, Any]]:
@@ -205,11 +212,11 @@ def load_found(checkpoint: Place) -> tuple[CheckpointInfo, dict[str, Any]]:
     try:
         return load_checkpoint(checkpoint)
     except RunError as error:
-        others = [name for name in _names_in(checkpoint.parent) if name != checkpoint.name]
+        others = [name for name, path in _by_name(checkpoint.parent).items() if path != checkpoint]
         if not others:
             raise
         raise RunError(f"{error} Choose another with --at: {', '.join(others)}") from error
 
 
-def _names_in(checkpoints: Place) -> list[str]:
-    return [path.name for _, path in sorted(checkpoints_in(checkpoints).items())]
+def _by_name(checkpoints: Place) -> dict[str, Place]:
+    return {f"step-{step}": path for step, path in sorted(checkpoints_in(checkpoints).items())}

@@ -4,7 +4,9 @@ import os
 import random
 import threading
 import time
+from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -174,6 +176,7 @@ def test_a_run_that_was_taken_for_dead_ends_at_its_next_checkpoint_and_harms_not
 ):
     config = small(pairs_dataset, **OFTEN)
     monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 1e6)  # it sleeps
+    monkeypatch.setattr(bucket_lock, "LEASE_SECONDS", 0.5)
     with Trainer.open(config, run) as first:
         second = None
 
@@ -198,10 +201,11 @@ def test_a_run_that_was_replaced_while_it_uploaded_a_checkpoint_announces_nothin
 ):
     config, write, second = small(pairs_dataset, **OFTEN), Address.write, []
     monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 1e6)  # it sleeps
+    monkeypatch.setattr(bucket_lock, "LEASE_SECONDS", 0.5)
 
     def replaced(address, data):
         write(address, data)
-        if str(address).endswith("step-4/tensors.safetensors") and not second:
+        if address.parent.name.startswith("step-4.") and not second:
             monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 0.2)
             monkeypatch.setattr(bucket_lock, "SILENT_SECONDS", 1.0)
             second.append(elsewhere(run))
@@ -216,7 +220,7 @@ def test_a_run_that_was_replaced_while_it_uploaded_a_checkpoint_announces_nothin
     ):
         first.run()
     assert sorted(checkpoints_in(run.checkpoints)) == [12, 14]
-    assert latest_checkpoint(run.checkpoints).name == "step-14"
+    assert latest_checkpoint(run.checkpoints).name == "step-14.00000002"
     assert_same_run(second[0], whole)
 
 
@@ -226,7 +230,7 @@ def test_the_last_checkpoint_is_tried_again_after_its_snapshot_was_committed(
     write, failures = Address.write, iter([ObjectStoreError("away")])
 
     def failing_once(address, data):
-        if str(address).endswith("step-14/tensors.safetensors"):
+        if address.parent.name.startswith("step-14."):
             for failure in failures:
                 raise failure
         write(address, data)
@@ -265,14 +269,17 @@ def test_objects_are_bounded_however_many_checkpoints_were_made(pairs_dataset, r
 @pytest.mark.parametrize("left", ["nothing", "tensors.safetensors", "training.json"])
 def test_a_checkpoint_without_its_seal_is_none_and_is_cleared_away(pairs_dataset, run, left):
     train(small(pairs_dataset, **OFTEN), run)
-    folder = run.checkpoints / "step-14"
+    folder = run.checkpoints / "step-14.00000001"
     for name in ("checkpoint.json", "training.json", "tensors.safetensors"):
         if name == left:
             break
         (folder / name).delete()
     assert sorted(checkpoints_in(run.checkpoints)) == [12]
-    assert latest_checkpoint(run.checkpoints) == run.checkpoints / "step-12"
+    assert latest_checkpoint(run.checkpoints) == run.checkpoints / "step-12.00000001"
+    before = list(folder.objects())
     remove_checkpoints(run.checkpoints, keep={12})
+    assert list(folder.objects()) == before  # another writer may be about to seal it
+    remove_checkpoints(run.checkpoints, keep={12, 16})
     assert list(folder.objects()) == []
 
 
@@ -284,18 +291,24 @@ def test_a_checkpoint_whose_writing_or_removal_was_interrupted_never_looks_whole
     train(config, run)
     info, training = load_checkpoint(latest_checkpoint(run.checkpoints))
     again = info.model_copy(update={"order_version": 99})
-    writes = count()
+    writes, held = (
+        count(),
+        replace(run.checkpoints, lease=SimpleNamespace(term="00000002", confirm=lambda seconds: None)),
+    )
 
-    def write(address, data):
-        if next(writes) == objects_written:
-            raise OSError("interrupted")
-        wrote(address, data)
+    def interrupted(wrote):
+        def write(address, data):
+            if next(writes) == objects_written:
+                raise OSError("interrupted")
+            wrote(address, data)
 
-    wrote = Address.write
-    monkeypatch.setattr(Address, "write", write)
+        return write
+
+    for verb in ("write", "rewrite"):
+        monkeypatch.setattr(Address, verb, interrupted(getattr(Address, verb)))
     with pytest.raises(OSError, match="interrupted"):
-        checkpoint.save_checkpoint(run.checkpoints, again, training)
+        checkpoint.save_checkpoint(held, again, training)
     found = checkpoints_in(run.checkpoints)
-    assert sorted(found) == ([12, 14] if objects_written == 3 else [12])
-    for path in found.values():
-        load_checkpoint(path)
+    assert sorted(found) == [12, 14]
+    versions = [load_checkpoint(path)[0].order_version for _, path in sorted(found.items())]
+    assert versions == [info.order_version, 99 if objects_written == 3 else info.order_version]

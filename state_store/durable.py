@@ -170,7 +170,10 @@ class Repository:
             icechunk_files.refuse_links(self.path)
             if self.damage() or self._writer is not None:
                 loaded, _ = history.load(self.path)
-                history.replace(self.path, replace(loaded, writer=self._writer))
+                try:
+                    history.replace(self.path, replace(loaded, writer=self._writer))
+                except StoreLockedError:  # an earlier writer's request has arrived; or the lock is lost: load() says so
+                    return self.repair()
                 icechunk_files.point_reference_at(self.path, loaded.snapshots[-1].id)
 
     def undo_after(self, snapshot: Snapshot) -> None:

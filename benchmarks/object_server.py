@@ -2,6 +2,7 @@
 
 with object_server() as server, server.gateway(latency=0.02, bytes_per_second=200e6, failing=0.05) as gateway:
     ...  # AWS_ENDPOINT_URL leads to the gateway; gateway.stop() and gateway.start() are an outage
+    gateway.cut_off("^PUT .*/latest", seconds=10)  # an outage that begins in this request, which arrives at its end
 """
 
 import argparse
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 if TYPE_CHECKING:
     from thermopile.objects import Address
@@ -50,8 +52,17 @@ class Server:
         self._process.kill()
         self._process.wait()
 
+    def cut_off(self, request: str, seconds: float, skip: int = 0) -> None:
+        """Let a gateway fail all requests for so long, from the next one that matches.
+
+        request: expression for its first line and the beginning of its body. It arrives at the server when the outage
+        ends, and nobody gets the answer. skip: such requests to let pass before.
+        """
+        query = urlencode({"request": request, "seconds": seconds, "skip": skip})
+        urllib.request.urlopen(f"{self.url}/-/cut?{query}").close()
+
     def stats(self) -> dict[str, int]:
-        """Return what a gateway counted: requests, those that it failed, and bytes of bodies sent to clients."""
+        """Return what a gateway counted: requests, those that it failed, outages, bytes sent."""
         with urllib.request.urlopen(f"{self.url}/-/stats") as answer:
             stats: dict[str, int] = json.load(answer)
             return stats
@@ -138,16 +149,54 @@ class _Gateway:
     def __init__(self, upstream: int, latency: float, bytes_per_second: float, failing: float) -> None:
         self._upstream, self._latency, self._rate, self._failing = upstream, latency, bytes_per_second, failing
         self._random, self._free_at = random.Random(0), 0.0
-        self._stats = {"requests": 0, "failed": 0, "bytes": 0}
+        self._stats = {"requests": 0, "failed": 0, "outages": 0, "bytes": 0}
+        self._cut: tuple[re.Pattern[bytes], float] | None = None
+        self._skip, self._away_until, self._late = 0, 0.0, set[asyncio.Task[None]]()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             if b" /-/stats " in head:
                 writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + json.dumps(self._stats).encode())
+            elif b" /-/cut?" in head:
+                asked = parse_qs(urlsplit(head.split()[1].decode()).query)
+                self._cut = re.compile(asked["request"][0].encode(), re.DOTALL), float(asked["seconds"][0])
+                self._skip = int(asked["skip"][0])
+                writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+            elif await self._is_away(head, reader):
+                writer.write(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             else:
                 await self._pass_on(head, reader, writer)
             await writer.drain()
+        writer.close()
+
+    async def _is_away(self, head: bytes, reader: asyncio.StreamReader) -> bool:
+        """Return whether there is an outage, which this request may begin."""
+        now = asyncio.get_running_loop().time()
+        if self._cut is None:
+            return now < self._away_until
+        body = b""
+        if length := re.search(rb"\r\n[Cc]ontent-[Ll]ength: *([0-9]+)", head):
+            body = await reader.readexactly(int(length[1]))
+            reader._buffer[:0] = body  # type: ignore[attr-defined]  # put it back
+        request, seconds = self._cut
+        if not request.search(head.partition(b"\r\n")[0] + b"\n" + body[:4096]):
+            return False
+        if self._skip:
+            self._skip -= 1
+            return False
+        self._cut, self._away_until = None, now + seconds
+        self._stats["outages"] += 1
+        late = asyncio.ensure_future(self._arrive_late(head, body, seconds))
+        self._late.add(late)
+        late.add_done_callback(self._late.discard)
+        return True
+
+    async def _arrive_late(self, head: bytes, body: bytes, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._upstream)
+        writer.write(re.sub(rb"\r\n[Cc]onnection:[^\r]*", b"", head[:-2]) + b"Connection: close\r\n\r\n" + body)
+        await reader.read()
         writer.close()
 
     async def _pass_on(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,0 +1,90 @@
+"""A process that writes a run in a bucket is cut off in a request, which arrives late; another takes the run over."""
+
+import json
+import os
+import time
+
+import pytest
+
+from thermopile.places import SCRATCH
+from thermopile.state_store import list_snapshots
+from thermopile.trainer.checkpoint import checkpoints_in
+from thermopile.trainer.run_directory import RunDirectory
+
+from small_runs import SMALL, assert_same_state, assert_same_weights, losses
+
+pytestmark = pytest.mark.wide
+
+REQUESTS = {
+    "settings": "^PUT .*/config.toml",
+    "lock": "^PUT .*/state.lock",
+    "rows": "^PUT .*/state/chunks/",
+    "snapshot": "^PUT .*/state/snapshots/",
+    "reference": "^PUT .*/state/refs/",
+    "index": "^PUT .*/state/thermopile.json",
+    "log": "^PUT .*/metrics/",
+    "tensors": "^PUT .*/tensors.safetensors",
+    "seal": "^PUT .*/checkpoint.json",
+    "latest": "^PUT .*/checkpoints/latest",
+    "listing": "^GET .*list-type=2.*checkpoints",
+    "old checkpoints": r"^POST .*delete.*\n.*checkpoints/step",
+    "old states": r"^POST .*delete.*\n.*state/",
+}
+"""What a writer asks of a bucket: expressions for the gateway."""
+
+PATIENCE = """
+from thermopile import objects
+from thermopile.state_store import bucket_lock
+from thermopile.trainer import checkpointer
+objects.PATIENCE_SECONDS, objects.REQUEST_SECONDS, checkpointer.RETRY_SECONDS = 150 / {0}, 30 / {0}, 60 / {0}
+bucket_lock.BEAT_SECONDS, bucket_lock.LEASE_SECONDS, bucket_lock.SILENT_SECONDS = 10 / {0}, 25 / {0}, 60 / {0}
+from thermopile.tools.cli import main
+main()
+"""
+"""The program, with all times divided."""
+
+REAL = [pytest.param(name, healed, 1, marks=pytest.mark.soak) for name in REQUESTS for healed in (30, 61, 140, 300)]
+SHORT = [(name, (61, 140)[place % 2], 15) for place, name in enumerate(REQUESTS)]
+
+
+def start(start_program, run, data, machine, endpoint, faster):
+    arguments = ["train", "--out", run.path, "--data", data.path, "--resume"]
+    for each in ("checkpoint.every_steps=2", *SMALL):
+        arguments += ["--set", each]
+    variables = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    variables |= {"AWS_ENDPOINT_URL": endpoint, SCRATCH: machine}
+    return start_program(*arguments, code=PATIENCE.format(faster), **variables)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("request_", "healed", "faster"), [*SHORT, *REAL])
+def test_one_of_two_writers_ends_the_run_as_if_alone_and_the_other_ends_with_a_line(
+    pairs_dataset, run, whole, start_program, tmp_path, s3, request_, healed, faster
+):
+    with s3.gateway() as gateway:
+        gateway.cut_off(REQUESTS[request_], healed / faster, skip=0 if request_ == "settings" else 2)
+        first = start(start_program, run, pairs_dataset, tmp_path / "first", gateway.url, faster)
+        while first.is_running() and not gateway.stats()["outages"]:
+            time.sleep(0.05)
+        assert gateway.stats()["outages"], first.end()
+        second = start(start_program, run, pairs_dataset, tmp_path / "second", s3.url, faster)
+        ends = [program.end(within=600) for program in (second, first)]
+        time.sleep(0.5)  # the late request may be the last
+    assert sorted(code for code, _, _ in ends) == [0, 1], ends
+    (said,) = [errors for code, _, errors in ends if code]
+    assert (
+        "another process has begun to write this state" in said
+        or "is being written by" in said
+        or "holds a run" in said
+    )
+    assert log_of(run) == losses(whole)
+    assert_same_weights(run, whole)
+    assert_same_state(run, whole)
+    assert sorted(checkpoints_in(run.checkpoints)) == [12, 14]
+    assert [snapshot.tag for snapshot in list_snapshots(run.state)] == ["step-0", "step-12", "step-14"]
+
+
+def log_of(run):
+    """Losses by step, as a machine without local files reads them."""
+    log = RunDirectory(run.path).metrics
+    return {line["step"]: line["loss"] for line in map(json.loads, log.read(0, log.size).splitlines())}

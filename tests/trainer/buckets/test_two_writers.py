@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import product
 from types import SimpleNamespace
 
 import obstore
@@ -26,11 +27,14 @@ from thermopile.state_store.schema import Description, Schema
 from thermopile.trainer import checkpoint
 from thermopile.trainer.checkpoint import CheckpointInfo, checkpoints_in, remove_checkpoints
 from thermopile.trainer.checkpoint import save_checkpoint as save
-from thermopile.trainer.log_parts import LogParts, LogReader
+from thermopile.trainer.log_parts import LogParts, LogReader, Part
 
 RUN = Address("bucket", "run")
 STEPS = 4
 DESCRIPTION = Description(4, Schema({"tau": 0.1}), 4, "glyphs")
+
+
+pytestmark = pytest.mark.wide
 
 
 class CutOffError(Exception):
@@ -93,6 +97,10 @@ class Lease:
         if number == self._ends_at:
             raise CutOffError
         return operation()
+
+    def end(self):
+        """Refuse all further requests."""
+        self._ends_at = -1
 
 
 def arrive(operation):
@@ -238,3 +246,90 @@ def moments(key, lease):
     touching = [number for number, (other, _) in enumerate(lease.requests)
                 if other == key or key.startswith(f"{other}/") or other.startswith(f"{key}/")]  # fmt: skip
     return [*touching, len(lease.requests)]
+
+
+def point(run, file):
+    (run / "latest").rewrite(run.lease.term.encode())
+
+
+def record(run, file):
+    write(run / "config.toml", f"settings of {run.lease.term}".encode())
+
+
+def put(run, file):
+    """Lines after one that both writers have; a part that is merged makes the one before it unneeded."""
+    parts = LogParts(run / "metrics", file)
+    parts._parts, parts._unneeded = [Part(0, 4, "00000000")], []
+    file.write_bytes(b"one\n" + f"two of {run.lease.term}\n".encode())
+    parts.put()
+
+
+def announce(run, file):
+    replaced(run / "state", run.lease.term, lambda before: [before[0], snapshot(1, run.lease.term)])
+
+
+def prune(run, file):
+    remove_checkpoints(run / "checkpoints", keep={3})
+
+
+SHORT = (point, record, put, announce, prune)
+"""What takes at most three requests."""
+
+
+def done(work, term):
+    """Whether readers see what a writer of this term did."""
+    seals = [name for name, _ in (RUN / "checkpoints").objects()]
+    return {
+        point: lambda: (RUN / "latest").read() == term.encode(),
+        record: lambda: (RUN / "config.toml").read() == f"settings of {term}".encode(),
+        put: lambda: LogReader(RUN / "metrics").read(0, 99) == f"one\ntwo of {term}\n".encode(),
+        announce: lambda: history.load(RUN / "state")[0].snapshots[-1].id == snapshot(1, term).id,
+        prune: lambda: seals == [f"step-{step}.00000000/checkpoint.json" for step in (3, 9)],
+    }[work]()
+
+
+def begun(bucket, lease):
+    """A run as the later writer finds it, with what it writes first: its name into the index."""
+    run = dataclasses.replace(RUN, lease=lease)
+    Repository.open(run / "state", lease.term.ljust(32, "0")).repair()
+    return run
+
+
+@pytest.mark.parametrize("later", SHORT)
+@pytest.mark.parametrize("earlier", SHORT)
+def test_the_requests_of_two_writers_in_every_order(bucket, tmp_path, earlier, later):
+    for name, data in {
+        "latest": b"step-0",
+        "config.toml": b"first",
+        "metrics/00000000-000000000000000.part": b"one\n",
+    }.items():
+        bucket.held[f"run/{name}"] = data
+    for step in (2, 3, 9):
+        bucket.held[f"run/checkpoints/step-{step}.00000000/checkpoint.json"] = b""
+    history.replace(RUN / "state", History(DESCRIPTION, (snapshot(0, ""),), "0" * 32))
+    begun(bucket, Lease("00000001"))
+    start = dict(bucket.held)
+    whole = Lease("00000001")
+    earlier(dataclasses.replace(RUN, lease=whole), tmp_path / "earlier")
+    assert 1 <= len(whole.requests) <= 4
+    for ends_at in range(len(whole.requests) + 1):
+        bucket.held = dict(start)
+        first = Lease("00000001", ends_at)
+        with suppress(CutOffError):
+            earlier(dataclasses.replace(RUN, lease=first), tmp_path / "earlier")
+        first.end()
+        left, sent = dict(bucket.held), [operation for _, operation in first.requests]
+        begun(bucket, Lease("00000002"))
+        later(dataclasses.replace(RUN, lease=(alone := Lease("00000002"))), tmp_path / "later")
+        assert done(later, "00000002")
+        moments = [None, *range(len(alone.requests) + 1)]
+        for arrivals in product(moments, repeat=len(sent)):
+            bucket.held = dict(left)
+            second = Lease("00000002")
+            begun(bucket, Lease("00000002"))
+            for number in sorted({each for each in arrivals if each is not None}):
+                second.late[number] = [sent[place] for place, at in enumerate(arrivals) if at == number]
+            later(dataclasses.replace(RUN, lease=second), tmp_path / "later")
+            for operation in second.late.get(len(alone.requests), ()):
+                arrive(operation)
+            assert done(later, "00000002"), f"{ends_at}: {arrivals}"

@@ -38,7 +38,7 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
     Writes nothing. Raises ConfigError, RunError, DatasetError, OSError; on every rank if one fails or they differ.
     """
     with agreement(world.control, RunError):
-        run.refuse_links()
+        run.refuse_unusable()
         dataset = Dataset(config.data.path)
         if resume and world.is_first and (config.data.select or config.data.weights):
             check_own_copy(config.data, Selection(run.selection))

@@ -74,11 +74,14 @@ class RunDirectory:
         made_local_folder(self.path)
         return LogParts(self._metrics_parts, self.metrics_file), LogParts(self._warnings_parts, self.warnings_file)
 
-    def refuse_links(self) -> None:
+    def refuse_unusable(self) -> None:
         """Raise NotRegularFileError if a run would write through a link or overwrite a foreign file.
 
-        The directory may come from someone else. It may itself be reached through a link.
+        The directory may come from someone else. It may itself be reached through a link. Raises ConfigError for a path
+        that icechunk cannot serialise.
         """
+        if isinstance(self.path, Path) and (path := str(self.path.absolute())).encode(errors="ignore").decode() != path:
+            raise ConfigError(f"{path} is not valid UTF-8, so no checkpoint can be written there; choose another --out")
         for folder in (self.state, self.state_working, self.selection, self.checkpoints, self.tensorboard):
             if isinstance(folder, Path) and os.path.lexists(folder):
                 own_directory(folder)

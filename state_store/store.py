@@ -1,7 +1,7 @@
 """The state of every sample during training, read before each step and written after it, in the background."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from typing import Self
@@ -59,7 +59,7 @@ class StateStore:
         cls, path: str | os.PathLike[str] | Address, samples: int, fields: Mapping[str, float], *,
         block_rows: int, dataset_fingerprint: str, selection: Selection | None = None,
         device: str | torch.device = "cpu", memory_budget: int | None = None, ranks: Ranks | None = None,
-        owned: range | None = None, carried: StateReader | None = None,
+        owned: range | None = None, carried: StateReader | None = None, lock: Lock | None = None,
     ) -> Self:  # fmt: skip
         """Create a store at a path, or an address such as s3://bucket/state, and take the writer lock.
 
@@ -71,6 +71,7 @@ class StateStore:
         selection: which samples of the dataset these are, if not all. Every id here is then a position among them;
         readers find its folder, `selection`, next to `path` and map positions to ids.
         carried: the state that the first samples begin with, fields and visits bit for bit; last_step becomes 0.
+        lock: the writer lock, if the caller holds it on rank 0, and releases it after `close`; see `writer_lock`.
         Raises StoreExistsError, StoreLockedError, MemoryBudgetError, FieldError for a bad name or value, ValueError for
         a bad size.
         """
@@ -83,21 +84,21 @@ class StateStore:
             parts = () if carried is None else _carried(carried, description)
             return Repository.create(path, description, writer, parts).resolve("latest")
 
-        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned), selection)
+        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned, lock), selection)
 
     @classmethod
     def open(
         cls, path: str | os.PathLike[str] | Address, *, at: str = "latest", samples: int, fields: Mapping[str, float],
         dataset_fingerprint: str, selection: Selection | None = None, device: str | torch.device = "cpu",
         memory_budget: int | None = None, ranks: Ranks | None = None, owned: range | None = None,
-        confirm: Callable[[], None] = lambda: None,
+        lock: Lock | None = None,
     ) -> Self:  # fmt: skip
         """Resume the store at `path` from a tag, a snapshot id or `latest`, and take the writer lock.
 
         Undoes later snapshots, since their steps will be repeated. Drops damaged earlier ones from the history, with a
         warning each, because `retain` deletes nothing while it has to keep one.
-        Reads all rows into RAM, or none with a memory budget. The number of ranks may have changed.
-        confirm: called on rank 0 once the lock is held and before anything is undone; an exception aborts the opening.
+        Reads all rows into RAM, or none with a memory budget. The number of ranks may have changed. lock: as for
+        `create`.
         Raises StoreNotFoundError, SnapshotNotFoundError, StoreLockedError, MemoryBudgetError; StoreMismatchError,
         before anything is undone, if the store was created for another dataset, number of samples or fields.
         """
@@ -113,12 +114,11 @@ class StateStore:
             return repository.description
 
         def begin(_: Description, writer: str | None) -> Snapshot:
-            confirm()
             repository = Repository.open(path, writer)
             repository.repair()
             return repository.resolve(at)
 
-        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned), selection)
+        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned, lock), selection)
 
     def expect(self, windows: Iterable[Window]) -> None:
         """Announce the blocks that coming steps use, so that they are read ahead and written back in time.

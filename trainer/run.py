@@ -36,7 +36,7 @@ from .log_parts import LogParts
 from .metrics_log import MetricsLog, Scalar
 from .objectives import Progress
 from .objectives.base import WEIGHT
-from .opening import find_start, open_store, restore
+from .opening import find_start, open_store, restore, take_lock
 from .precision import fast_kernels
 from .resume_settings import resumed_config
 from .run_directory import RunDirectory
@@ -103,13 +103,14 @@ class Run:
                 if start is None and config.init_from:
                     load_initial_weights(self.encoders, config.init_from, config.init_sides)
             self._prepare()
+            if not resume:
+                refuse_separate_directories(world, run.path)
+            lock = take_lock(run, start, world, resume=resume, until=opened)
             with agreement(world.control, RunError):
                 if not resume and world.is_first:
                     run.create(config, self._write_selection)
-            if not resume:
-                refuse_separate_directories(world, run.path)
             self.store, start = open_store(
-                config, run, world, start, self.dataset, self.objective, self.order, self.device, self.selection
+                config, run, world, start, self.dataset, self.objective, self.order, self.device, self.selection, lock
             )
             opened.enter_context(self.store)
             if start is not None:
@@ -194,7 +195,7 @@ class Run:
             metrics.fetch()
         else:
             metrics.begin(resuming=False)
-        warnings.begin(resuming=True)  # this start may have added some
+        warnings.begin(resuming=resume)
 
     def _write_selection(self) -> None:
         if self.selection is not None:

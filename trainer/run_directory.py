@@ -101,9 +101,11 @@ class RunDirectory:
     def refuse_existing(self) -> None:
         """Raise RunExistsError if the directory already has content."""
         if self.exists():
-            raise self._exists()
+            raise self.taken()
         if isinstance(self.path, Address):
-            if any(not name.startswith((".", "selection/")) for name, _ in islice(self.path.objects(), 100)):
+            if any(
+                not name.startswith((".", "selection/", "state.lock")) for name, _ in islice(self.path.objects(), 100)
+            ):
                 raise RunExistsError(f"{self.path} has objects below it; choose another address with --out")
             return
         if self.path.exists() and (not self.path.is_dir() or any(map(self._is_of_something, self.path.iterdir()))):
@@ -124,14 +126,15 @@ class RunDirectory:
         try:
             self.config_file.create(_sealed(config))
         except FileExistsError:  # by another that began at the same time
-            raise self._exists() from None
+            raise self.taken() from None
 
-    def _exists(self) -> RunExistsError:
+    def taken(self) -> RunExistsError:
+        """Return the error for a directory that holds a run, or where another start is just making one."""
         return RunExistsError(f"{self.path} holds a run; continue it with --resume, or choose another --out")
 
     def _is_of_something(self, path: Path) -> bool:
         # What a kill during creation leaves, and early warnings, do not make a run.
-        return path.name[0] != "." and path not in (self.warnings_file, self.selection)
+        return path.name[0] != "." and path not in (self.warnings_file, self.selection, self.state_lock)
 
     def record(self, config: TrainConfig) -> None:
         """Replace the recorded settings."""

@@ -131,9 +131,9 @@ def test_of_two_starts_at_the_same_moment_one_trains_and_the_other_ends_with_one
 
     def start(run, number, seconds=0.0):
         """Start a run with settings and samples of its own."""
-        settings = (*SMALL, "epochs=1", "checkpoint.every_steps=2", f"seed={number}")
+        settings = (*SMALL, "epochs=1", "checkpoint.every_steps=1", f"seed={number}")
         return start_program(
-            "train", "--data", pairs_dataset.path, "--select", first_ids((1600, 1800)[number]), "--out", run.path,
+            "train", "--data", pairs_dataset.path, "--select", first_ids((600, 700)[number]), "--out", run.path,
             *(part for setting in settings for part in ("--set", setting)),
             code=f"start_at = {time.time() + 0.2 + seconds}{START_AT}", **variables,
         )  # fmt: skip

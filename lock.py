@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-from .files import open_own, open_regular
+from .files import is_still, open_own, open_regular
 
 
 class LockedError(Exception):
@@ -23,7 +23,7 @@ class FileLock:
 
     shared: several processes may hold it at once, but none beside one that holds it alone; the file does not name them.
     Whoever removes the file must hold the lock alone. Raises LockedError; FileNotFoundError if the directory is
-    missing; NotRegularFileError if the file is a link.
+    missing; NotRegularFileError if the file is a link; OSError, with a cure, if its file system has no locks.
     """
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
@@ -31,12 +31,16 @@ class FileLock:
             self._file = open_own(path, os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-                if os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(self._file)):
-                    break
             except BlockingIOError:
                 holder = _holder(self._file)
                 os.close(self._file)
                 raise LockedError(holder or "another process") from None
+            except OSError as error:
+                os.close(self._file)
+                cure = "mount NFS with its lock service, Lustre with -o flock, or write to a disk that has file locks"
+                raise OSError(error.errno, f"{error.strerror}; {cure}", str(path)) from error
+            if is_still(path, self._file):
+                break
             os.close(self._file)  # its holder removed it in between: lock the new one
         if shared:
             return

@@ -6,6 +6,7 @@ apart (docs/state_store.md).
 """
 
 import logging
+import math
 import os
 import re
 import socket
@@ -21,8 +22,9 @@ from typing import Annotated, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..files import read_regular, write_atomically
-from ..lock import FileLock, LockedError
+from ..lock import FileLock, LockedError, lock_holder
 from ..objects import Address
+from ..places import local_folder
 from ..sealed_json import seal_line, unseal
 from .errors import StoreLockedError
 from .history import taken_over
@@ -191,7 +193,7 @@ class BucketLock:
 
 
 class LockStatus(NamedTuple):
-    """What a lock says. holder: `pid N on HOST`, None if the lock is free. age: seconds since it was renewed."""
+    """What a lock says. holder: `pid N on HOST`, None if free. age: seconds since it was renewed; inf if killed."""
 
     holder: str | None
     age: float
@@ -208,6 +210,10 @@ def lock_status(address: Address) -> LockStatus:
     except FileNotFoundError:
         return LockStatus(None, 0.0)
     holder = _parsed(text)
+    folder = local_folder(address.parent)
+    # In the holder's own folder, a process that lives holds the local lock.
+    if holder and holder.folder == _known_id(folder) and not lock_holder(folder / address.name)[1]:
+        return LockStatus(holder.name, math.inf)
     age = max(0.0, time.time() - written)  # another machine's clock may be ahead
     return LockStatus(None if _FREE.fullmatch(text) else holder.name if holder else "another process", age)
 
@@ -234,11 +240,13 @@ def _parsed(text: bytes) -> _Holder | None:
 
 def _id_of(folder: Path) -> str:
     """Return the random id of a folder, which is made if there is none. Only under the folder's lock."""
-    file = folder / "id"
-    try:
-        if len(found := read_regular(file, 100).decode("ascii", "replace").strip()) == 32:
+    if (known := _known_id(folder)) is None:
+        write_atomically(folder / "id", (known := token_hex(16)).encode())
+    return known
+
+
+def _known_id(folder: Path) -> str | None:
+    with suppress(FileNotFoundError):
+        if len(found := read_regular(folder / "id", 100).decode("ascii", "replace").strip()) == 32:
             return found
-    except FileNotFoundError:
-        pass
-    write_atomically(file, (made := token_hex(16)).encode())
-    return made
+    return None

@@ -28,26 +28,27 @@ _ROWS_LOADED_AT_ONCE = 1 << 20
 
 Lock = FileLock | BucketLock
 Share = tuple[Repository, Snapshot, Rows, Staging, Lock | None, Ranks]
-"""What a rank holds of an open store: its history, the snapshot it starts at, its rows, and on rank 0 the lock."""
+"""What a rank holds of an open store: its history, first snapshot and rows, and on rank 0 the lock if it took it."""
 
 
 def open_share(
     path: Place, describe: Callable[[], Description], begin: Callable[[Place, Description, str | None], Snapshot],
-    device: str | torch.device, memory_budget: int | None, ranks: Ranks | None, owned: range | None,
+    device: str | torch.device, memory_budget: int | None, ranks: Ranks | None, owned: range | None, lock: Lock | None,
 ) -> Share:  # fmt: skip
-    """Take the lock, create or find the first snapshot on rank 0, then load each rank's rows.
+    """Take the lock, unless it is given, create or find the first snapshot on rank 0, then load each rank's rows.
 
     If a rank fails, all do. The store is created or undone by `begin`, only when nothing else can fail. It is given the
     path, in a bucket under the lock's lease, and then the name of the lock's holding.
     """
     ranks = ranks or Ranks()
     with ExitStack() as undo:
-        lock, snapshot, writer = None, None, None
+        own, snapshot, writer = None, None, None
         with agreement(ranks):
             description = describe()
             if ranks.rank == 0:
-                lock = _locked(path)
-                undo.callback(lock.release)
+                if lock is None:
+                    own = lock = writer_lock(path)
+                    undo.callback(own.release)
                 discard(path)
                 if isinstance(lock, BucketLock) and isinstance(path, Address):
                     path, writer = replace(path, lease=lock), lock.writer
@@ -68,11 +69,11 @@ def open_share(
                 repository.undo_after(snapshot)
                 repository.forget_damaged()
         undo.pop_all()
-    return repository, snapshot, rows, staging, lock, ranks
+    return repository, snapshot, rows, staging, own, ranks
 
 
-def _locked(path: Place) -> Lock:
-    """Take the writer lock, `<repository>.lock`. Readers need none: a committed snapshot never changes."""
+def writer_lock(path: Place) -> Lock:
+    """Take the writer lock, `<repository>.lock`; readers need none. Raises StoreLockedError, OSError."""
     file = path.with_name(path.name + ".lock")
     try:
         if isinstance(file, Address):

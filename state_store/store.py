@@ -1,17 +1,16 @@
 """The state of every sample during training, read before each step and written after it, in the background."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from typing import Self
 
 import torch
 
-from ..objects import Address, Lease, Place, place_of
+from ..objects import Address, Place, place_of
 from ..selection import Selection
 from .background import BackgroundThread
-from .bucket_lock import BucketLock
 from .commit import ColumnPart
 from .durable import Repository
 from .errors import StepError, StoreClosedError
@@ -36,7 +35,6 @@ class StateStore:
     for a failed snapshot, see `snapshot`. With several ranks, all of them call `create`, `open`, `snapshot`, `retain`
     and `close`, in the same order.
 
-    lease: in a bucket and on the first rank, under which whatever belongs to the run is changed.
     samples: number of rows over all ranks. owned: ids of this rank. fields: names of the float32 fields.
     last_snapshot: the newest committed snapshot, or the one that the store was opened at.
     """
@@ -48,7 +46,6 @@ class StateStore:
         self.path, self.samples = repository.path, repository.description.samples
         self.owned, self.fields = rows.owned, rows.schema.names
         self.last_snapshot = snapshot
-        self.lease: Lease | None = lock if isinstance(lock, BucketLock) else None
         self._repository, self._rows, self._lock, self._ranks = repository, rows, lock, ranks
         self._process = os.getpid()
         self._closed = False
@@ -62,7 +59,7 @@ class StateStore:
         cls, path: str | os.PathLike[str] | Address, samples: int, fields: Mapping[str, float], *,
         block_rows: int, dataset_fingerprint: str, selection: Selection | None = None,
         device: str | torch.device = "cpu", memory_budget: int | None = None, ranks: Ranks | None = None,
-        owned: range | None = None, carried: StateReader | None = None,
+        owned: range | None = None, carried: StateReader | None = None, lock: Lock | None = None,
     ) -> Self:  # fmt: skip
         """Create a store at a path, or an address such as s3://bucket/state, and take the writer lock.
 
@@ -74,6 +71,7 @@ class StateStore:
         selection: which samples of the dataset these are, if not all. Every id here is then a position among them;
         readers find its folder, `selection`, next to `path` and map positions to ids.
         carried: the state that the first samples begin with, fields and visits bit for bit; last_step becomes 0.
+        lock: the writer lock, if the caller holds it on rank 0, and releases it after `close`; see `writer_lock`.
         Raises StoreExistsError, StoreLockedError, MemoryBudgetError, FieldError for a bad name or value, ValueError for
         a bad size.
         """
@@ -86,21 +84,21 @@ class StateStore:
             parts = () if carried is None else _carried(carried, description)
             return Repository.create(leased, description, writer, parts).resolve("latest")
 
-        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned), selection)
+        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned, lock), selection)
 
     @classmethod
     def open(
         cls, path: str | os.PathLike[str] | Address, *, at: str = "latest", samples: int, fields: Mapping[str, float],
         dataset_fingerprint: str, selection: Selection | None = None, device: str | torch.device = "cpu",
         memory_budget: int | None = None, ranks: Ranks | None = None, owned: range | None = None,
-        confirm: Callable[[], None] = lambda: None,
+        lock: Lock | None = None,
     ) -> Self:  # fmt: skip
         """Resume the store at `path` from a tag, a snapshot id or `latest`, and take the writer lock.
 
         Undoes later snapshots, since their steps will be repeated. Drops damaged earlier ones from the history, with a
         warning each, because `retain` deletes nothing while it has to keep one.
-        Reads all rows into RAM, or none with a memory budget. The number of ranks may have changed.
-        confirm: called on rank 0 once the lock is held and before anything is undone; an exception aborts the opening.
+        Reads all rows into RAM, or none with a memory budget. The number of ranks may have changed. lock: as for
+        `create`.
         Raises StoreNotFoundError, SnapshotNotFoundError, StoreLockedError, MemoryBudgetError; StoreMismatchError,
         before anything is undone, if the store was created for another dataset, number of samples or fields.
         """
@@ -116,12 +114,11 @@ class StateStore:
             return repository.description
 
         def begin(leased: Place, _: Description, writer: str | None) -> Snapshot:
-            confirm()
             repository = Repository.open(leased, writer)
             repository.repair()
             return repository.resolve(at)
 
-        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned), selection)
+        return cls(*open_share(path, describe, begin, device, memory_budget, ranks, owned, lock), selection)
 
     def expect(self, windows: Iterable[Window]) -> None:
         """Announce the blocks that coming steps use, so that they are read ahead and written back in time.

@@ -1,5 +1,7 @@
 """One holder of a lock file, who is named in it, however the holder ends."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -43,17 +45,17 @@ def test_the_lock_holds_between_processes_and_ends_with_the_holder_however_it_di
 
 
 def test_a_lock_whose_file_the_holder_removed_does_not_hold_the_new_file(tmp_path, monkeypatch):
-    path, exists, removed = tmp_path / "lock", os.path.exists, []
+    path, flock, removed = tmp_path / "lock", fcntl.flock, []
 
-    def removed_in_between(file):
+    def removed_in_between(file, operation):
         monkeypatch.undo()
+        flock(file, operation)
         path.unlink()
         removed.append(file)
-        return exists(file)
 
-    monkeypatch.setattr(os.path, "exists", removed_in_between)
+    monkeypatch.setattr(fcntl, "flock", removed_in_between)
     lock = FileLock(path)
-    assert removed == [path]
+    assert len(removed) == 1
     with pytest.raises(LockedError):
         FileLock(path)
     lock.release()
@@ -63,3 +65,16 @@ def test_a_missing_directory_is_an_error_and_a_file_that_cannot_be_read_names_no
     with pytest.raises(FileNotFoundError):
         FileLock(tmp_path / "missing" / "lock")
     assert lock_holder(tmp_path / "missing" / "lock") == (None, False)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_on_a_file_system_without_locks_the_error_names_the_file_and_the_cure(tmp_path, monkeypatch, number):
+    def refused(descriptor, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    opened = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match=r"; mount NFS with its lock service, Lustre with -o flock, or ") as error:
+        FileLock(tmp_path / "lock")
+    assert (error.value.errno, error.value.filename) == (number, str(tmp_path / "lock"))
+    assert len(os.listdir("/proc/self/fd")) == opened

@@ -56,7 +56,8 @@ class _WrongUsage(click.ClickException):
 
 def _one_line(error: Exception) -> click.ClickException:
     if isinstance(error, UnicodeEncodeError):
-        text = f"{error.object!r} is not valid UTF-8; rename the file, directory or class"
+        line = error.object[error.object.rfind("\n", 0, error.start) + 1 :].partition("\n")[0]  # it may be a whole file
+        text = f"{line!r} is not valid UTF-8; rename the file, directory or class"
         return _WrongUsage(plain_text(text, MAX_ERROR_CHARACTERS))
     text = (_of_system(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
     if not isinstance(error, WRONG_USAGE + FAILURES):
@@ -93,12 +94,21 @@ def _of_system(error: OSError) -> str:
 @click.option("--debug", is_flag=True, help="Show the full traceback of an error.")
 def main(debug: bool) -> None:
     """Contrastive pretraining with a temperature per sample."""
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may not be valid text
     package = logging.getLogger(__name__.partition(".")[0])
     if not any(isinstance(handler, _WarningsOnStderr) for handler in package.handlers):
         package.addHandler(_WarningsOnStderr(logging.WARNING))
+
+
+def _open_missing_streams() -> None:
+    """Open /dev/null for each closed stream, or the next file that is opened would take its number and its output."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, stream := open(os.devnull, mode))  # noqa: SIM115 (stays open)
+            os.set_inheritable(stream.fileno(), True)
 
 
 class _WarningsOnStderr(logging.Handler):

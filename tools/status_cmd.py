@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -89,7 +90,9 @@ def _state(run: RunStatus) -> str:
         quiet = f"been quiet for {duration(run.steps.age_seconds)}" if run.steps else "not written a line"
         return f"silent: {writer} holds the run lock but has {quiet}; it may be hung"
     if run.state == "stopped" and run.writer:
-        return f"stopped: {writer} was killed, or trains on a machine that does not share its lock ({written})"
+        is_certain = run.writer.endswith(f" on {socket.gethostname()}")
+        unless = "" if is_certain else ", or trains on a machine that does not share its lock"
+        return f"stopped: {writer} was killed{unless} ({written})"
     return run.state if run.state == "never started" else f"{run.state}, {written}"
 
 

@@ -228,8 +228,8 @@ def _train(settings: TrainConfig, run: RunDirectory, world: World, *, resuming: 
         if isinstance(run.path, Address):
             made_local_folder(run.path)
             say(f"files of this machine are in {run.local}")
-        if world.is_first and (parts := run.log_parts()):
-            parts[1].begin(resuming=resuming)
+        if resuming and world.is_first and (parts := run.log_parts()):
+            parts[1].begin(resuming=True)
     copied = sum(rows_of(file) for file in (settings.data.select, settings.data.weights) if file)
     if copied > ROWS_IN_TWO_SECONDS and not resuming:
         say(f"copying {copied:,} rows of selection and weights …")

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from .._version import __version__
 from ..pipeline.dataset import Dataset
 from ..pipeline.order import ORDER_VERSION, Order
 from ..selection import Selection
-from ..state_store import DamagedChunkError, SnapshotNotFoundError, StateStore
+from ..state_store import DamagedChunkError, SnapshotNotFoundError, StateStore, StoreLockedError
+from ..state_store.opening import Lock, writer_lock
 from ..state_store.ranks import agreement
 from .checkpoint import CheckpointInfo, Loaded, checkpoints_in, latest_checkpoint, load_latest, remove_checkpoints
 from .config import TrainConfig, flat, to_tree
@@ -38,7 +40,7 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
     Writes nothing. Raises ConfigError, RunError, DatasetError, OSError; on every rank if one fails or they differ.
     """
     with agreement(world.control, RunError):
-        run.refuse_links()
+        run.refuse_unusable()
         dataset = Dataset(config.data.path)
         if resume and world.is_first and (config.data.select or config.data.weights):
             check_own_copy(config.data, Selection(run.selection))
@@ -51,9 +53,31 @@ def find_start(config: TrainConfig, run: RunDirectory, world: World, *, resume: 
     return dataset, start
 
 
+def take_lock(run: RunDirectory, start: Loaded | None, world: World, *, resume: bool, until: ExitStack) -> Lock | None:
+    """Take the run's writer lock on rank 0, before anything is written. Called by all ranks.
+
+    start: the checkpoint to resume from. until: releases the lock. Raises RunExistsError for a new run as
+    `refuse_existing`, and if another start is just making it; StoreLockedError for a run that another process writes,
+    RunError if it has written a checkpoint after `start`; OSError.
+    """
+    with agreement(world.control, RunError):
+        if not world.is_first:
+            return None
+        if not resume:
+            run.refuse_existing()  # a directory with something else gets no lock
+        try:
+            lock = writer_lock(run.state)
+        except StoreLockedError as error:
+            raise (error if resume else run.taken()) from None
+        until.callback(lock.release)
+        if resume and latest_checkpoint(run.checkpoints) != (start and start.newest):
+            raise RunError(f"another process has just written a checkpoint in {run.checkpoints}; resume again")
+        return lock
+
+
 def open_store(
-    config: TrainConfig, run: RunDirectory, world: World, start: Loaded | None,
-    dataset: Dataset, objective: Objective, order: Order, device: torch.device, selection: Selection | None,
+    config: TrainConfig, run: RunDirectory, world: World, start: Loaded | None, dataset: Dataset, objective: Objective,
+    order: Order, device: torch.device, selection: Selection | None, lock: Lock | None,
 ) -> tuple[StateStore, Loaded | None]:  # fmt: skip
     """Open the state at a checkpoint's snapshot; if damaged, at an earlier checkpoint's, which is returned with it.
 
@@ -69,6 +93,7 @@ def open_store(
         "memory_budget": config.state.memory_budget,
         "ranks": world.snapshots,
         "owned": order.rank_ids(world.rank, world.size),
+        "lock": lock,
     }
     if start is None:
         if world.control.broadcast(run.has_state):
@@ -78,15 +103,9 @@ def open_store(
             with agreement(world.control, RunError):
                 carried = state_to_grow(config, dataset, objective)
         return StateStore.create(run.state, block_rows=order.block_rows, carried=carried, **settings), None
-    newest = start.newest
-
-    def confirm() -> None:
-        if latest_checkpoint(run.checkpoints) != newest:
-            raise RunError(f"another process has just written a checkpoint in {run.checkpoints}; resume again")
-
     while True:
         try:
-            store = StateStore.open(run.state, at=start.info.snapshot, confirm=confirm, **settings)
+            store = StateStore.open(run.state, at=start.info.snapshot, **settings)
         except Exception as error:  # whatever fails on one rank, fails on all
             is_damaged = world.any_rank(isinstance(error, DamagedChunkError | SnapshotNotFoundError))
             if not is_damaged or (earlier := _earlier(config, run, world, start)) is None:
@@ -97,7 +116,7 @@ def open_store(
         else:
             if world.is_first:  # later checkpoints have lost their state
                 kept = {step for step in checkpoints_in(run.checkpoints) if step <= start.info.step}
-                remove_checkpoints(run.under(store.lease).checkpoints, keep=kept)
+                remove_checkpoints(run.checkpoints, keep=kept)
             return store, start
 
 

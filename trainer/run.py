@@ -36,7 +36,7 @@ from .log_parts import LogParts
 from .metrics_log import MetricsLog, Scalar
 from .objectives import Progress
 from .objectives.base import WEIGHT
-from .opening import find_start, open_store, restore
+from .opening import find_start, open_store, restore, take_lock
 from .precision import fast_kernels
 from .resume_settings import resumed_config
 from .run_directory import RunDirectory
@@ -103,16 +103,17 @@ class Run:
                 if start is None and config.init_from:
                     load_initial_weights(self.encoders, config.init_from, config.init_sides)
             self._prepare()
+            if not resume:
+                refuse_separate_directories(world, run.path)
+            lock = take_lock(run, start, world, resume=resume, until=opened)
+            self.held_directory = run = run.under(lock)
             with agreement(world.control, RunError):
                 if not resume and world.is_first:
                     run.create(config, self._write_selection)
-            if not resume:
-                refuse_separate_directories(world, run.path)
             self.store, start = open_store(
-                config, run, world, start, self.dataset, self.objective, self.order, self.device, self.selection
+                config, run, world, start, self.dataset, self.objective, self.order, self.device, self.selection, lock
             )
             opened.enter_context(self.store)
-            self.held_directory = run = run.under(self.store.lease)
             if start is not None:
                 self._refused_rows = self._refused_before = restore(start, self.store, self._parts)
                 self.steps_done, self._start = start.info.step, start
@@ -195,11 +196,11 @@ class Run:
             metrics.fetch()
         else:
             metrics.begin(resuming=False)
-        warnings.begin(resuming=True)  # this start may have added some
+        warnings.begin(resuming=resume)
 
     def _write_selection(self) -> None:
         if self.selection is not None:
-            write_selection(self.config.data, self.dataset.index, self.selection.folder)
+            write_selection(self.config.data, self.dataset.index, self.held_directory.selection)
 
     @property
     def progress(self) -> Progress:

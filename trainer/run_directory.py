@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import open_own, own_directory, remove_leftovers
+from ..lock import FileLock
 from ..objects import Address, Lease, MissingBucketError, Place, delete_all
 from ..places import local_folder, made_local_folder, read, write
 from .checkpoint import LATEST, CheckpointInfo, checkpoints_in, latest_checkpoint, load_checkpoint, read_info
@@ -46,9 +47,11 @@ class RunDirectory:
         self.report = path / "report" if isinstance(path, Path) else Path(f"report-{path.name or path.bucket}")
         self._metrics_parts, self._warnings_parts = path / "metrics", path / "warnings"
 
-    def under(self, lease: Lease | None) -> "RunDirectory":
-        """Return the run for its writer, who changes it under this lease; itself where there is none."""
-        return RunDirectory(replace(self.path, lease=lease)) if isinstance(self.path, Address) and lease else self
+    def under(self, lock: FileLock | Lease | None) -> "RunDirectory":
+        """Return the run as the holder of its lock changes it; itself on a disk, and for those without the lock."""
+        if isinstance(self.path, Path) or isinstance(lock, FileLock | None):
+            return self
+        return RunDirectory(replace(self.path, lease=lock))
 
     def exists(self) -> bool:
         if isinstance(self.config_file, Address):
@@ -79,11 +82,14 @@ class RunDirectory:
         made_local_folder(self.path)
         return LogParts(self._metrics_parts, self.metrics_file), LogParts(self._warnings_parts, self.warnings_file)
 
-    def refuse_links(self) -> None:
+    def refuse_unusable(self) -> None:
         """Raise NotRegularFileError if a run would write through a link or overwrite a foreign file.
 
-        The directory may come from someone else. It may itself be reached through a link.
+        The directory may come from someone else. It may itself be reached through a link. Raises ConfigError for a path
+        that icechunk cannot serialise.
         """
+        if isinstance(self.path, Path) and (path := str(self.path.absolute())).encode(errors="ignore").decode() != path:
+            raise ConfigError(f"{path} is not valid UTF-8, so no checkpoint can be written there; choose another --out")
         for folder in (self.state, self.state_working, self.selection, self.checkpoints, self.tensorboard):
             if isinstance(folder, Path) and os.path.lexists(folder):
                 own_directory(folder)
@@ -103,9 +109,11 @@ class RunDirectory:
     def refuse_existing(self) -> None:
         """Raise RunExistsError if the directory already has content."""
         if self.exists():
-            raise self._exists()
+            raise self.taken()
         if isinstance(self.path, Address):
-            if any(not name.startswith((".", "selection/")) for name, _ in islice(self.path.objects(), 100)):
+            if any(
+                not name.startswith((".", "selection/", "state.lock")) for name, _ in islice(self.path.objects(), 100)
+            ):
                 raise RunExistsError(f"{self.path} has objects below it; choose another address with --out")
             return
         if self.path.exists() and (not self.path.is_dir() or any(map(self._is_of_something, self.path.iterdir()))):
@@ -126,14 +134,15 @@ class RunDirectory:
         try:
             self.config_file.create(_sealed(config, self.path))
         except FileExistsError:  # by another that began at the same time
-            raise self._exists() from None
+            raise self.taken() from None
 
-    def _exists(self) -> RunExistsError:
+    def taken(self) -> RunExistsError:
+        """Return the error for a directory that holds a run, or where another start is just making one."""
         return RunExistsError(f"{self.path} holds a run; continue it with --resume, or choose another --out")
 
     def _is_of_something(self, path: Path) -> bool:
         # What a kill during creation leaves, and early warnings, do not make a run.
-        return path.name[0] != "." and path not in (self.warnings_file, self.selection)
+        return path.name[0] != "." and path not in (self.warnings_file, self.selection, self.state_lock)
 
     def record(self, config: TrainConfig) -> None:
         """Replace the recorded settings."""

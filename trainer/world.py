@@ -131,18 +131,21 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
 def refuse_separate_directories(world: World, folder: Place) -> None:
     """Raise ConfigError on every rank, naming ranks, unless all see the same directory. Called by all ranks.
 
-    Each rank writes its rows of a snapshot there and reads those of the others. folder: exists on rank 0.
+    Each rank writes its rows of a snapshot there and reads those of the others. folder: made on rank 0 if it is
+    missing, and removed again if it is not the same.
     Raises RunError or OSError if rank 0 cannot write to it.
     """
     if world.size == 1:
         return
-    host, written = socket.gethostname(), None
+    host, written, made = socket.gethostname(), None, list[Path]()
     with ExitStack() as end:
         with agreement(world.control, RunError):
             if world.is_first:
                 # A name that no copy of the directory contains, and that remove_leftovers removes after a kill.
                 name = f"{secrets.randbits(64)}.partial"
                 if isinstance(folder, Path):
+                    made = [each for each in (folder, *folder.parents) if not each.exists()]
+                    folder.mkdir(parents=True, exist_ok=True)
                     name = f".ranks.{name}"
                     (folder / name).touch(exist_ok=False)
                 else:
@@ -154,6 +157,9 @@ def refuse_separate_directories(world: World, folder: Place) -> None:
         separate = None if _is_seen(folder / name) else f"rank {world.rank} (on {host})"
         found = [rank for rank in world.control.broadcast(world.control.gather(separate)) if rank]
     if found:
+        with suppress(OSError):  # another start may use it
+            for each in made:
+                each.rmdir()
         shared = "set --out to a directory on a disk that all machines share"
         raise ConfigError(
             f"{' and '.join(found)} cannot see files that rank 0 (on {host_of_first}) writes in its run directory, "

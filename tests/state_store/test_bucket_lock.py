@@ -9,6 +9,7 @@ from obstore.store import MemoryStore
 from thermopile import objects
 from thermopile.lock import LockedError
 from thermopile.objects import Address
+from thermopile.places import SCRATCH, made_local_folder
 from thermopile.sealed_json import seal_line
 from thermopile.state_store import bucket_lock
 from thermopile.state_store.bucket_lock import BucketLock, lock_status
@@ -42,6 +43,21 @@ def test_a_lock_is_refused_while_its_holder_beats_and_free_once_it_is_released(f
     holder.release()
     assert not lock_status(LOCK).is_held
     BucketLock(LOCK, folder("third")).release()
+
+
+def test_a_lock_says_at_once_on_the_machine_of_its_holder_that_it_was_killed_and_elsewhere_after_a_silence(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv(SCRATCH, str(tmp_path / "here"))
+    BucketLock(LOCK, made_local_folder(LOCK.parent)).release()
+    own = (made_local_folder(LOCK.parent) / "id").read_text()
+    killed = {"name": "pid 1 on here", "since": "2026-01-01 00:00 UTC", "folder": own, "writer": "", "beats": 3}
+    LOCK.write(seal_line(killed) + b"\n")
+    assert (lock_status(LOCK).holder, lock_status(LOCK).is_held) == ("pid 1 on here", False)
+    monkeypatch.setenv(SCRATCH, str(tmp_path / "elsewhere"))
+    assert lock_status(LOCK).is_held
+    monkeypatch.setattr(bucket_lock, "SILENT_SECONDS", 0.0)
+    assert not lock_status(LOCK).is_held
 
 
 def test_a_lock_of_a_killed_process_is_taken_after_a_silence(folder, monkeypatch):

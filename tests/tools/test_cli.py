@@ -155,6 +155,41 @@ def test_a_bad_setting_is_wrong_usage_that_starts_no_run(pairs_dataset, tmp_path
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_path_that_is_not_utf_8_is_refused_before_anything_is_written(
+    pairs_dataset, tmp_path, monkeypatch, assert_one_line
+):
+    bad = tmp_path / os.fsdecode(b"caf\xe9")
+    assert_one_line(train(pairs_dataset, bad / "run"), 2, "caf[U+DCE9]/run is not valid UTF-8", "--out")
+    assert not bad.exists()
+    bad.mkdir()
+    monkeypatch.chdir(bad)
+    assert_one_line(train(pairs_dataset, "run"), 2, "caf[U+DCE9]/run is not valid UTF-8", "--out")
+    assert list(bad.iterdir()) == []
+
+
+CLOSED_STREAMS = """
+import json, os, sys
+from pathlib import Path
+from thermopile.tools.cli import main
+
+@main.command()
+def look():
+    links = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+    inherited = [os.get_inheritable(number) for number in range(3)]
+    print("words", file=sys.stderr)
+    Path(sys.argv[1]).write_text(json.dumps([links, inherited]))
+
+main(["look"])
+"""
+
+
+def test_streams_that_are_closed_at_the_start_are_dev_null_and_no_file_of_a_run(tmp_path):
+    start = f'exec "{sys.executable}" -c "$0" "$1" <&- >&- 2>&-'
+    subprocess.run(["sh", "-c", start, CLOSED_STREAMS, str(tmp_path / "seen")], check=True)
+    links, inherited = json.loads((tmp_path / "seen").read_text())
+    assert (links, inherited) == (["/dev/null"] * 3, [True] * 3)
+
+
 def train(dataset, out, *more):
     settings = ("epochs=1", "data.image_size=16", "model.dim=8", "model.image.config.width=4", *more)
     return run(

@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import socket
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 
@@ -13,6 +16,14 @@ from thermopile.lock import FileLock
 from thermopile.sealed_json import seal_line
 from thermopile.tools.cli import main
 
+HOLD = """
+import sys, time
+from pathlib import Path
+from thermopile.lock import FileLock
+lock = FileLock(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(100)
+"""
 TOTAL = 80
 """66 samples in batches of 16 make 4 steps an epoch, and 20 epochs."""
 
@@ -116,8 +127,18 @@ def test_a_stopped_run_differs_from_a_killed_one(made):
     assert (status_of(made)["state"], status_of(made)["writer"]) == ("stopped", None)
     (made.path / "state.lock").write_text("pid 1 on elsewhere\n")
     assert (status_of(made)["state"], status_of(made)["writer"]) == ("stopped", "pid 1 on elsewhere")
-    assert "pid 1 on elsewhere was killed" in text_of(made)
+    assert "pid 1 on elsewhere was killed, or trains on a machine that does not share its lock" in text_of(made)
     assert status_of(made)["seconds_left"] is None
+
+
+def test_a_run_whose_process_was_killed_on_this_machine_says_so_at_once(made):
+    write_lines(made, [line(1)])
+    with subprocess.Popen([sys.executable, "-c", HOLD, made.state_lock], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline()
+        assert status_of(made)["state"] == "running"
+        holder.kill()
+    assert status_of(made)["state"] == "stopped"
+    assert f"stopped: pid {holder.pid} on {socket.gethostname()} was killed (last line" in text_of(made)
 
 
 def test_a_run_is_finished_once_its_last_step_is_saved(made):

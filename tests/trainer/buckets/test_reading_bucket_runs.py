@@ -2,6 +2,7 @@
 
 import os
 import time
+from socket import gethostname
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from thermopile.places import SCRATCH
 from thermopile.state_store import StateReader, bucket_lock
 from thermopile.trainer import run_status
 from thermopile.trainer.build import resolve
+from thermopile.trainer.checkpoint import checkpoints_in
 from thermopile.trainer.config import load_config, to_tree
 from thermopile.trainer.errors import RunError, RunExistsError
 from thermopile.trainer.loop import Trainer
@@ -21,7 +23,7 @@ from thermopile.trainer.run_directory import RunDirectory
 from thermopile.trainer.run_status import read_status
 
 from bucket_runs import OFTEN, assert_same_run, train
-from small_runs import assert_same_state, assert_same_weights, small, stop_at
+from small_runs import SMALL, assert_same_state, assert_same_weights, small, stop_at
 
 pytestmark = pytest.mark.wide
 
@@ -49,6 +51,20 @@ def test_status_is_read_from_another_machine_with_the_age_of_the_last_part(pairs
     assert (done.state, done.writer, done.steps.step, len(done.steps.loss_curve)) == ("finished", None, 14, 14)
     monkeypatch.setattr(run_status.time, "time", lambda now=time.time: now() + 500)
     assert read_status(run).steps.age_seconds >= 500
+
+
+def test_status_says_at_once_on_the_same_machine_that_a_run_was_killed(pairs_dataset, run, start_program, elsewhere):
+    settings = [part for each in ("checkpoint.every_steps=1", *SMALL) for part in ("--set", each)]
+    variables = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", SCRATCH))}
+    program = start_program("train", "--out", run.path, "--data", pairs_dataset.path, *settings, **variables)
+    deadline = time.monotonic() + 100
+    while not checkpoints_in(run.checkpoints) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert read_status(run).state == "running"
+    program.kill()
+    program.end()
+    assert (read_status(run).state, read_status(run).writer) == ("stopped", f"pid {program.pid} on {gethostname()}")
+    assert read_status(elsewhere(run)).state == "running"
 
 
 def test_a_run_that_holds_its_lock_but_writes_nothing_is_silent(pairs_dataset, run, monkeypatch):

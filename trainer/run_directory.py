@@ -108,16 +108,18 @@ class RunDirectory:
 
     def refuse_existing(self) -> None:
         """Raise RunExistsError if the directory already has content."""
-        if self.exists():
-            raise self.taken()
         if isinstance(self.path, Address):
-            if any(
-                not name.startswith((".", "selection/", "state.lock")) for name, _ in islice(self.path.objects(), 100)
-            ):
-                raise RunExistsError(f"{self.path} has objects below it; choose another address with --out")
-            return
-        if self.path.exists() and (not self.path.is_dir() or any(map(self._is_of_something, self.path.iterdir()))):
-            raise RunExistsError(f"{self.path} is not empty; choose another directory with --out")
+            names = (name for name, _ in islice(self.path.objects(), 100))
+            is_empty = all(name.startswith((".", "selection/", "state.lock")) for name in names)
+            what = "has objects below it; choose another address"
+        else:
+            is_folder = self.path.is_dir() or not self.path.exists()
+            is_empty = is_folder and not (self.path.exists() and any(map(self._is_of_something, self.path.iterdir())))
+            what = "is not empty; choose another directory"
+        if self.exists():  # asked last: another start may be making it
+            raise self.taken()
+        if not is_empty:
+            raise RunExistsError(f"{self.path} {what} with --out")
 
     def create(self, config: TrainConfig, fill: Callable[[], None] = lambda: None) -> None:
         """Create the directory and write the resolved settings, after `fill` has written what belongs to them.

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, TypeAlias, TypeVar
 from .files import MAX_TEXT_BYTES
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta, UpdateVersion
+    from obstore import GetOptions, ObjectMeta, UpdateVersion
     from obstore.store import S3Store
 
 PATIENCE_SECONDS = 150.0
@@ -113,8 +113,13 @@ class Address:
 
     def read_version(self, max_bytes: int = MAX_TEXT_BYTES) -> tuple[bytes, str]:
         """Return an object's bytes and the version that `replace` expects."""
+        data, found = self.read_described(max_bytes)
+        return data, found["e_tag"] or ""
 
-        def get() -> tuple[bytes, str]:
+    def read_described(self, max_bytes: int = MAX_TEXT_BYTES) -> tuple[bytes, ObjectMeta]:
+        """Return an object's bytes and what the store says of it, such as `last_modified`. Raises as `read`."""
+
+        def get() -> tuple[bytes, ObjectMeta]:
             from obstore import get
 
             found = get(_store(self.bucket), self.key)
@@ -122,7 +127,7 @@ class Address:
                 raise ObjectTooLargeError(
                     f"{self} has {size:,} bytes, above the limit for such an object, {max_bytes:,}"
                 )
-            return bytes(found.bytes()), found.meta["e_tag"] or ""
+            return bytes(found.bytes()), found.meta
 
         return self._repeated(get)
 
@@ -138,6 +143,21 @@ class Address:
             return bytes(get_range(_store(self.bucket), self.key, start=start, length=length))
 
         return self._repeated(get_range, ended)
+
+    def read_range_of(self, version: str, start: int, length: int) -> bytes | None:
+        """Return what `read_range` does, of this version of the object; None if it has been replaced."""
+
+        def get_range() -> bytes | None:
+            from obstore import get
+            from obstore.exceptions import PreconditionError
+
+            try:
+                options: GetOptions = {"if_match": version or None, "range": (start, start + length)}
+                return bytes(get(_store(self.bucket), self.key, options=options).bytes())
+            except PreconditionError:
+                return None
+
+        return self._repeated(get_range)
 
     def size(self) -> int:
         """Return an object's size in bytes."""

@@ -13,5 +13,9 @@ class SourceError(Exception):
     """The source cannot be read at all, or has no usable sample."""
 
 
+class SourceChangedError(SourceError):
+    """A file of the source is not the one that the conversion began with."""
+
+
 class BadSampleError(Exception):
     """One sample cannot be converted; the message says why. The conversion continues without it."""

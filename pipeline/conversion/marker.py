@@ -28,7 +28,7 @@ class ShardResult(NamedTuple):
     sizes: dict[str, int]
     """File suffix -> bytes; also of errors.jsonl."""
     plan: str
-    """Digest of the plan that it is of."""
+    """The plan that it is of; see Plan.attempt."""
     etags: dict[str, str]
     """File suffix -> ETag of the object; empty outside object stores."""
     version: str = __version__
@@ -39,7 +39,7 @@ _RESULT = TypeAdapter(ShardResult)
 
 
 def read_marker(text: bytes, plan: str) -> ShardResult | None:
-    """Return the content of a marker; None if it is damaged, or of another version or plan. plan: its digest."""
+    """Return the content of a marker; None if it is damaged, or of another version or plan."""
     try:
         result = _RESULT.validate_python(unseal(text))
     except (DamagedJSONError, ValidationError):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,8 @@ _PADDING_BYTES, _ROW_BYTES = 4 << 20, 256
 """Maximum padding per shard; approximate size of a row's tokens and tables."""
 MANY_SHARDS = 128
 """Enough to keep many processes busy, few enough to open at once."""
+MAX_FILES_NAMED = 3
+"""Limit of changed files that an error names."""
 WINDOW_ROWS, WINDOW_BYTES = 2_048, 512 << 20
 """Samples of a chunked source are mixed over at least this many rows or bytes; a worker holds the chunks."""
 
@@ -45,7 +48,10 @@ class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
 
 
 class Plan(BaseModel, frozen=True, extra="forbid"):
-    """Everything that determines a dataset's bytes: a conversion resumes only under the same plan."""
+    """Everything that determines a dataset's bytes: a conversion resumes only under the same plan.
+
+    And what tells a changed source, which the digest leaves out: files that were only copied give the same dataset.
+    """
 
     source: dict[str, Any]
     samples: int
@@ -61,6 +67,10 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     tokenizer: str | None
     """sha256 of a given tokenizer."""
     shards: int
+    marks: dict[str, str]
+    """Source.marks."""
+    made_at: int
+    """In nanoseconds since 1970; see Source.unchanged_since."""
 
     @classmethod
     def of(
@@ -81,17 +91,31 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
             context_length=settings.context_length if pairs else None,
             tokenizer=sha256_of(tokenizer) if pairs and tokenizer else None,
             shards=shard_count(selected, stored_bytes and stored_bytes * selected // len(source)),
+            marks=source.marks(),
+            made_at=time.time_ns(),
         )
 
     def digest(self) -> str:
         """Return the sha256 that dataset.json records: equal plans give equal datasets."""
-        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self._settings(), sort_keys=True).encode()).hexdigest()
+
+    def attempt(self) -> str:
+        """Return what tells a conversion by this plan from one that was started over, perhaps from other files."""
+        return f"{self.digest()}-{self.made_at}"
+
+    def _settings(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude={"marks", "made_at"})
 
     def differences(self, begun: Self) -> list[str]:
         """Return readable differences from the plan that a conversion was started with."""
-        now, then = _flat(self.model_dump(mode="json")), _flat(begun.model_dump(mode="json"))
+        now, then = _flat(self._settings()), _flat(begun._settings())
         names = [name for name in now | then if now.get(name) != then.get(name)]
-        return [f"{name} was {_short(then.get(name))} and is now {_short(now.get(name))}" for name in names]
+        found = [f"{name} was {_short(then.get(name))} and is now {_short(now.get(name))}" for name in names]
+        if files := sorted({name for name, _ in self.marks.items() ^ begun.marks.items()}):
+            found.append(
+                f"{', '.join(files[:MAX_FILES_NAMED])}{' and others' * (len(files) > MAX_FILES_NAMED)} changed"
+            )
+        return found
 
 
 def shard_count(samples: int, stored_bytes: int | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import NamedTuple, Self
@@ -60,6 +61,17 @@ class Job(NamedTuple):
 def unfinished(out: Place) -> AnyPartial:
     """Return the conversion to `out`, if there is one, to look at."""
     return Partial(out) if isinstance(out, Path) else BucketPartial(out, Path(gettempdir()))
+
+
+def begin(job: Job, partial: AnyPartial) -> Job:
+    """Begin the conversion, or join one; return the job with the plan that it was begun with. Raises as Partial.begin.
+
+    From then on, the source refuses pictures that were changed after that plan was made.
+    """
+    plan = partial.begin(job.plan)
+    with suppress(AttributeError):  # a source of the user's own may be frozen
+        job.source.unchanged_since = plan.made_at
+    return job._replace(plan=plan)
 
 
 def prepare_tokenizer(job: Job, partial: AnyPartial) -> None:

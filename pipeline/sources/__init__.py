@@ -1,5 +1,6 @@
 """The interface of sources. A new source is one file, one entry in tools/convert_sources.py and one test."""
 
+import sys
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
@@ -54,6 +55,8 @@ class Source(Protocol):
     """`images` or `pairs`."""
     alters: bool = False
     """Whether it alters samples on purpose. Their samples table then has the column `altered`."""
+    unchanged_since: int = sys.maxsize
+    """When the conversion began, in nanoseconds since 1970. A picture's file that was changed later is refused."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -98,3 +101,11 @@ class Source(Protocol):
         If the listing can change, this includes `listing`, its sha256, by which a resumed conversion notices that the
         source has changed.
         """
+
+    def marks(self) -> dict[str, str]:
+        """Return a mark by each file's name that differs once the file has changed, for what the listing leaves out.
+
+        A conversion that goes on, or another part of it, refuses a source with other marks. Datasets do not depend on
+        them.
+        """
+        return {}

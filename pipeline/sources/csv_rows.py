@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import SourceError
 from ..rng import compiled
-from .source_file import SourceFile
+from .source_file import SourceFile, changed
 
 STRIDE = 64
 """Rows read at once."""
@@ -75,7 +75,7 @@ class CsvRows:
         finally:
             csv.field_size_limit(limit)
         if len(rows) != min(STRIDE, self._count - block * STRIDE):
-            raise SourceError(f"{self._file.place} was changed while it was converted; convert it again")
+            raise changed(self._file.place)
         return [tuple(row[place].encode("utf-8", "surrogateescape") for place in self._wanted) for row in rows]
 
 

@@ -214,7 +214,6 @@ def test_a_network_disk_that_fails_for_a_moment_costs_no_sample(write, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr("thermopile.pipeline.sources.source_file.os.pread", fail)
-        patch.setattr(row_groups, "parquet_file", lambda file: pq.ParquetFile(SourceFile(file).reader()))
         with pytest.raises(OSError, match=os.strerror(number)):
             source[0]
         with pytest.raises(OSError, match=os.strerror(number)):

@@ -131,33 +131,24 @@ class Address:
 
         return self._repeated(get)
 
-    def read_range(self, start: int, length: int, ended: Event = _NEVER) -> bytes:
+    def read_range(self, start: int, length: int, ended: Event = _NEVER, version: str = "") -> bytes:
         """Return `length` bytes from `start` on; fewer where the object ends, which must be behind `start`.
 
         ended: once it is set, a failing store is an error at once.
+        version: raise FileExistsError if the object has another.
         """
 
         def get_range() -> bytes:
-            from obstore import get_range
-
-            return bytes(get_range(_store(self.bucket), self.key, start=start, length=length))
-
-        return self._repeated(get_range, ended)
-
-    def read_range_of(self, version: str, start: int, length: int) -> bytes | None:
-        """Return what `read_range` does, of this version of the object; None if it has been replaced."""
-
-        def get_range() -> bytes | None:
             from obstore import get
             from obstore.exceptions import PreconditionError
 
+            options: GetOptions = {"range": (start, start + length)} | ({"if_match": version} if version else {})
             try:
-                options: GetOptions = {"if_match": version or None, "range": (start, start + length)}
                 return bytes(get(_store(self.bucket), self.key, options=options).bytes())
             except PreconditionError:
-                return None
+                raise FileExistsError(f"{self} was replaced by another object") from None
 
-        return self._repeated(get_range)
+        return self._repeated(get_range, ended)
 
     def size(self) -> int:
         """Return an object's size in bytes."""

@@ -14,7 +14,10 @@ class SourceError(Exception):
 
 
 class SourceChangedError(SourceError):
-    """A file of the source is not the one that the conversion began with."""
+    """A file of the source, the argument, is not the one that the conversion began with."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} was changed after the conversion began; start it over"
 
 
 class BadSampleError(Exception):

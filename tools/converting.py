@@ -27,7 +27,7 @@ from ..pipeline.conversion.plan import largest_bytes, shard_count
 from ..pipeline.conversion.shard_pool import Counts, start_workers_early
 from ..pipeline.conversion.steps import Job, unfinished
 from ..pipeline.dataset_index import ERRORS_FILE, TOKENIZER_FILE, ImagePolicy, read_index
-from ..pipeline.errors import DatasetExistsError, SourceChangedError, SourceError
+from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.sources import Groups, Source
 from ..pipeline.sources.dataset_source import DatasetSource
 from ..pipeline.sources.selection import hold_out, long_tail
@@ -285,7 +285,7 @@ def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSet
             bar.update(0, "preparing")
             summary = convert(split.source, split.out, settings, selection=split.selection,
                               on_progress=_Shown(bar.update), **how)  # fmt: skip
-    except (DatasetExistsError, SourceChangedError):
+    except DatasetExistsError:
         raise
     except (Exception, KeyboardInterrupt) as error:
         # A store that went away is not asked again: it would hide the error for as long as it is waited for.

@@ -55,8 +55,8 @@ class BucketPart(NamedTuple):
     scratch: Path
     out: Address
     number: int
-    plan: str
-    """The plan that the shard is of; see Plan.attempt."""
+    plan: int
+    """Plan.made_at of the plan that the shard is of."""
 
     def being_written(self, suffix: PartSuffix) -> Path:
         return self.scratch / f"part-{self.number:05d}.{os.getpid()}.{suffix}"
@@ -87,7 +87,7 @@ class BucketPart(NamedTuple):
 
     def _refuse_ended(self) -> None:
         with suppress(FileNotFoundError, ValidationError):
-            if Plan.model_validate_json((self.out / _FOLDER / "plan.json").read()).attempt() == self.plan:
+            if Plan.model_validate_json((self.out / _FOLDER / "plan.json").read()).made_at == self.plan:
                 return
         raise DatasetExistsError(f"another process has finished the conversion to {self.out}, or started it over")
 
@@ -153,8 +153,7 @@ class BucketPartial:
         """Do nothing: `results` compares the ETags, and the store vouches for the bytes."""
 
     def parts(self, plan: Plan) -> list[BucketPart]:
-        attempt = plan.attempt()
-        return [BucketPart(self.scratch, self.out, shard, attempt) for shard in range(plan.shards)]
+        return [BucketPart(self.scratch, self.out, shard, plan.made_at) for shard in range(plan.shards)]
 
     def results(self, plan: Plan) -> list[ShardResult | None]:
         """Return the result of every shard.

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...objects import Address, Place
 from ..dataset_index import ERRORS_FILE, FORMAT, read_index
-from ..errors import DatasetError, SourceChangedError
+from ..errors import DatasetError, SourceChangedError, SourceError
 from ..sources import Source
 from .bad_samples import count_reasons, read_bad_samples
 from .bucket_partial import in_bucket
@@ -191,7 +191,7 @@ def _errors_explained(out: Place) -> Iterator[None]:
         ) from error
     except SourceChangedError as error:
         begun = out if isinstance(out, Address) else unfinished(out).path
-        raise SourceChangedError(f"{error}: remove {begun} and convert again") from error
+        raise SourceError(f"{error} without --resume: remove {begun} and convert again") from error
 
 
 def _is_finished(plan: Plan, out: Place, partial: AnyPartial) -> bool:

@@ -62,8 +62,8 @@ class Part(NamedTuple):
 
     folder: Path
     number: int
-    plan: str
-    """The plan that the shard is of; see Plan.attempt."""
+    plan: int
+    """Plan.made_at of the plan that the shard is of."""
 
     def file(self, suffix: PartSuffix) -> Path:
         return self.folder / f"part-{self.number:05d}.{suffix}"
@@ -130,8 +130,7 @@ class Partial:
         return (self.dataset / INDEX_FILE).is_file()
 
     def parts(self, plan: Plan) -> list[Part]:
-        attempt = plan.attempt()
-        return [Part(self._parts, shard, attempt) for shard in range(plan.shards)]
+        return [Part(self._parts, shard, plan.made_at) for shard in range(plan.shards)]
 
     def clear(self) -> None:
         """Remove what an earlier conversion left, its plan last: without one, nothing else is left. The lock stays."""

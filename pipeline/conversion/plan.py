@@ -23,8 +23,6 @@ _PADDING_BYTES, _ROW_BYTES = 4 << 20, 256
 """Maximum padding per shard; approximate size of a row's tokens and tables."""
 MANY_SHARDS = 128
 """Enough to keep many processes busy, few enough to open at once."""
-MAX_FILES_NAMED = 3
-"""Limit of changed files that an error names."""
 WINDOW_ROWS, WINDOW_BYTES = 2_048, 512 << 20
 """Samples of a chunked source are mixed over at least this many rows or bytes; a worker holds the chunks."""
 
@@ -48,10 +46,7 @@ class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
 
 
 class Plan(BaseModel, frozen=True, extra="forbid"):
-    """Everything that determines a dataset's bytes: a conversion resumes only under the same plan.
-
-    And what tells a changed source, which the digest leaves out: files that were only copied give the same dataset.
-    """
+    """Everything that determines a dataset's bytes: a conversion resumes only under the same plan."""
 
     source: dict[str, Any]
     samples: int
@@ -68,9 +63,9 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     """sha256 of a given tokenizer."""
     shards: int
     marks: dict[str, str]
-    """Source.marks."""
+    """Source.marks. Not in the digest, nor is made_at: files that were only copied give the same dataset."""
     made_at: int
-    """In nanoseconds since 1970; see Source.unchanged_since."""
+    """In nanoseconds since 1970. Shards are of one plan, not of the same one made again, perhaps of other files."""
 
     @classmethod
     def of(
@@ -99,23 +94,16 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         """Return the sha256 that dataset.json records: equal plans give equal datasets."""
         return hashlib.sha256(json.dumps(self._settings(), sort_keys=True).encode()).hexdigest()
 
-    def attempt(self) -> str:
-        """Return what tells a conversion by this plan from one that was started over, perhaps from other files."""
-        return f"{self.digest()}-{self.made_at}"
-
     def _settings(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude={"marks", "made_at"})
 
     def differences(self, begun: Self) -> list[str]:
-        """Return readable differences from the plan that a conversion was started with."""
+        """Return readable differences from the plan that a conversion was started with; of files, at most three."""
         now, then = _flat(self._settings()), _flat(begun._settings())
         names = [name for name in now | then if now.get(name) != then.get(name)]
         found = [f"{name} was {_short(then.get(name))} and is now {_short(now.get(name))}" for name in names]
-        if files := sorted({name for name, _ in self.marks.items() ^ begun.marks.items()}):
-            found.append(
-                f"{', '.join(files[:MAX_FILES_NAMED])}{' and others' * (len(files) > MAX_FILES_NAMED)} changed"
-            )
-        return found
+        files = sorted({name for name, _ in self.marks.items() ^ begun.marks.items()})
+        return found + [f"{file} has changed" for file in files[:3]]
 
 
 def shard_count(samples: int, stored_bytes: int | None) -> int:

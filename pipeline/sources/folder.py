@@ -13,17 +13,8 @@ import pyarrow.compute as pc
 
 from ...objects import Address, Place
 from ..errors import SourceError
-from . import Groups, Sample, Source
-from .listing import (
-    as_text,
-    binary_array,
-    estimated_bytes,
-    groups_by_name,
-    listing_digest,
-    marks_of,
-    read_picture,
-    resolved_text,
-)
+from . import Groups, Sample, Source, marks_of
+from .listing import as_text, binary_array, estimated_bytes, groups_by_name, listing_digest, read_picture, resolved_text
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 

@@ -6,7 +6,6 @@ Names are one pyarrow array, not Python objects, since 10⁷ of them are sent to
 import errno
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -18,16 +17,13 @@ from numpy.typing import NDArray
 
 from ...files import NotRegularFileError, open_regular
 from ...objects import Address, AddressError, ObjectStoreError, ObjectTooLargeError, Place
-from ..errors import BadSampleError
-from . import Groups
-from .source_file import changed
+from ..errors import BadSampleError, SourceChangedError
+from . import Groups, Source
 
 MAX_TEXT_BYTES = 1 << 20
 """Larger captions, classes and JSON members are refused."""
 MAX_CAPTIONS = 64
 """More are refused: a run shows one per epoch, and a list as long as that is hardly one of captions."""
-MAX_MARKS = 16_384
-"""Each has one or two names of files: a plan of all stays far below what is read of one."""
 MAX_PICTURE_BYTES = 256 << 20
 """No photograph is larger; a worker would hold the file and its unpacked picture in memory."""
 _ESTIMATED_FROM = 1000
@@ -153,22 +149,11 @@ def listing_digest(*columns: pa.LargeBinaryArray | NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-def marks_of(name_of: Callable[[int], str], versions: Sequence[object]) -> dict[str, str]:
-    """Return what Source.marks does, for files by their versions; above MAX_MARKS, a mark is of several neighbours."""
-    marks, together = {}, max(1, -(-len(versions) // MAX_MARKS))
-    for first in range(0, len(versions), together):
-        some = [*versions[first : first + together]]
-        last = f" … {name_of(first + len(some) - 1)}" if len(some) > 1 else ""
-        marks[name_of(first) + last] = hashlib.sha256(repr(some).encode()).hexdigest()[:16]
-    return marks
-
-
-def read_regular_file(path: bytes, unchanged_since: int = sys.maxsize) -> bytes:
+def read_regular_file(path: bytes, unchanged_since: int = Source.unchanged_since) -> bytes:
     """Return the bytes of a regular file with an untrusted name; links are followed.
 
-    unchanged_since: nanoseconds since 1970.
     Raises BadSampleError for anything else, for unreadable files, and above MAX_PICTURE_BYTES; SourceChangedError if
-    the file was changed later than that; OSError if a disk fails.
+    it was changed since, see Source.unchanged_since; OSError if a disk fails.
     """
     try:
         with open_regular(os.fsdecode(path)) as file:
@@ -177,7 +162,7 @@ def read_regular_file(path: bytes, unchanged_since: int = sys.maxsize) -> bytes:
             data = file.read(size)
             # Not st_mtime: what copies a file, such as rsync or tar, mostly sets it to that of the original.
             if os.fstat(file.fileno()).st_ctime_ns > unchanged_since:
-                raise changed(as_text(path))
+                raise SourceChangedError(as_text(path))
             return data
     except OSError as error:
         if says_nothing_about_the_file(error):
@@ -201,7 +186,7 @@ def read_picture(root: Place, name: bytes, unchanged_since: int) -> bytes:
         address = Address.parse(text if text.startswith("s3://") else f"{root}/{text}")
         data, found = address.read_described(MAX_PICTURE_BYTES)
         if found["last_modified"].timestamp() * 1e9 > unchanged_since:
-            raise changed(address)
+            raise SourceChangedError(address)
         return data
     except (AddressError, UnicodeDecodeError) as error:
         raise BadSampleError(f"not the name of an object: {error}") from None

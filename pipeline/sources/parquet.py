@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from ...objects import Address, Place
 from ..errors import BadSampleError, SourceError
-from . import Groups, Sample, Source
+from . import Groups, Sample, Source, marks_of
 from .listing import (
     binary_arrays,
     caption_text,
     caption_texts,
     groups_by_name,
     locate,
-    marks_of,
     names_below_common_folder,
     read_picture,
     read_regular_file,

@@ -70,11 +70,10 @@ class RowGroups:
         return found
 
     def batches(self, part: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        file = SourceFile(self.file(part), self.versions[self.parts[part].file])
+        group = self.parts[part]
+        file = SourceFile(self._files[group.file], self.versions[group.file])
         with pq.ParquetFile(file.reader()) as parquet:
-            yield from parquet.iter_batches(
-                _ROWS_AT_ONCE, row_groups=[self.parts[part].number], columns=columns, use_threads=False
-            )
+            yield from parquet.iter_batches(_ROWS_AT_ONCE, [group.number], columns, use_threads=False)
 
     def _load(self, part: int, columns: list[str]) -> pa.Table | str:
         """Return the row group, or why it cannot be read."""

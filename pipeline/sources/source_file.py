@@ -2,7 +2,7 @@
 
 import io
 import os
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from ...files import open_regular_descriptor
@@ -17,19 +17,12 @@ Version = tuple[int, int | str]
 """Size in bytes, and time of the last change in nanoseconds or the object's entity tag."""
 
 
-def changed(file: object) -> SourceChangedError:
-    """Return the error to raise for a file that is not the one that the conversion began with."""
-    return SourceChangedError(f"{file} was changed after the conversion began; start it over")
-
-
 class SourceFile:
     """Opened at construction, and again at the first use in another process.
 
     version: that of an earlier listing; None for the one that is there.
     Raises OSError, also FileNotFoundError and NotRegularFileError; SourceChangedError once it has another version.
     """
-
-    _descriptor: int | None
 
     def __init__(self, place: Place, version: Version | None = None) -> None:
         self._reset(place)
@@ -43,14 +36,14 @@ class SourceFile:
         """Return `count` bytes from `at` on; fewer where the file ends."""
         if isinstance(self.place, Address):
             return self._read_object(self.place, at, min(count, self.size - at)) if at < self.size else b""
-        descriptor = self._opened()
+        descriptor = self._descriptor
         try:
             data = os.pread(descriptor, count, at)
         except OSError as error:
             error.filename = str(self.place)
             raise
         if self._version() != self.version:  # looked at afterwards: it may change while it is read
-            raise changed(self.place)
+            raise SourceChangedError(self.place)
         return data
 
     def reader(self) -> io.BufferedReader:
@@ -65,24 +58,22 @@ class SourceFile:
         self.version = state["version"]
 
     def __del__(self) -> None:
-        if (descriptor := getattr(self, "_descriptor", None)) is not None:
-            os.close(descriptor)
+        if "_descriptor" in vars(self):
+            os.close(self._descriptor)
 
     def _reset(self, place: Place) -> None:
-        self.place, self._descriptor = place, None
+        self.place = place
         self._held_at, self._held, self._piece_bytes = 0, b"", PIECE_BYTES
 
     def _version(self) -> Version:
         if isinstance(self.place, Address):
             return self.place.version()
-        found = os.fstat(self._opened())
+        found = os.fstat(self._descriptor)
         return found.st_size, found.st_mtime_ns
 
-    def _opened(self) -> int:
-        if self._descriptor is None:
-            assert isinstance(self.place, Path)
-            self._descriptor = open_regular_descriptor(self.place)
-        return self._descriptor
+    @cached_property
+    def _descriptor(self) -> int:
+        return open_regular_descriptor(str(self.place))
 
     def _read_object(self, object: Address, at: int, count: int) -> bytes:
         end = self._held_at + len(self._held)
@@ -90,9 +81,11 @@ class SourceFile:
             goes_on = 0 <= at - end < self._piece_bytes
             self._piece_bytes = min(2 * self._piece_bytes, MAX_PIECE_BYTES) if goes_on else PIECE_BYTES
             length = min(max(count, self._piece_bytes), self.size - at)
-            if (read := object.read_range_of(str(self.version[1]), at, length)) is None:
-                raise changed(object)
-            self._held_at, self._held = at, read
+            try:
+                self._held = object.read_range(at, length, version=str(self.version[1]))
+            except FileExistsError:
+                raise SourceChangedError(object) from None
+            self._held_at = at
         return self._held[at - self._held_at :][:count]
 
 

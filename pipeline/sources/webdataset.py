@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...objects import Place
 from ..errors import BadSampleError, SourceError
-from . import Groups, Sample, Source
+from . import Groups, Sample, Source, marks_of
 from .listing import (
     MAX_PICTURE_BYTES,
     MAX_TEXT_BYTES,
@@ -23,7 +23,6 @@ from .listing import (
     groups_by_name,
     listing_digest,
     locate,
-    marks_of,
     names_below_common_folder,
     real_root,
     says_nothing_about_the_file,

@@ -2,12 +2,15 @@
 
 import io
 import os
+import shutil
 import tarfile
+import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from thermopile.objects import Address
 from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
@@ -16,8 +19,9 @@ from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
+from thermopile.tools.cli import main
 
-from conversions import many_shards
+from conversions import digests, many_shards
 
 PICTURES = 60
 
@@ -90,6 +94,7 @@ OPEN = {
     "webdataset": (tars, lambda root: WebDatasetSource([root / "0.tar", root / "1.tar"])),
     "parquet": (tables, lambda root: ParquetSource([root / "0.parquet", root / "1.parquet"])),
 }
+# Picture 07 is in a shard of the second part.
 CHANGED = [("folder", "pictures/07.jpg"), ("csv", "pictures/07.jpg"), ("csv", "list.csv"), ("webdataset", "1.tar"),
            ("parquet", "1.parquet")]  # fmt: skip
 
@@ -108,6 +113,8 @@ class Sources:
 
     def change(self, name):
         """Give a file another content that its listing does not tell of."""
+        if isinstance(self.root, Address) and name.endswith(".jpg"):
+            time.sleep(1)  # a store has the times of objects in whole seconds
         jpegs = self._jpegs[1] if name.endswith(".jpg") else self._jpegs[0]
         write(self.root / name, self._files(jpegs, "tails")[name])
 
@@ -121,14 +128,20 @@ class Sources:
         return finish(self.listed(), out, ConvertSettings())
 
 
+def refused(name):
+    """One line that names the file, and what to remove."""
+    line = rf"^[^\n]*{name} (has|was) changed[^\n]*remove [^\n]*out[^\n]*$"
+    return pytest.raises((DatasetExistsError, SourceError), match=line)
+
+
 @pytest.mark.parametrize(("kind", "changed"), CHANGED)
 def test_a_source_that_changed_between_two_parts_is_refused_naming_the_file(kind, changed, tmp_path, jpegs):
     sources = Sources(kind, tmp_path / "in", jpegs)
     sources.part(tmp_path / "out", 1)
     sources.change(changed)
-    with pytest.raises((DatasetExistsError, SourceError), match=rf"^[^\n]*{changed.rpartition('/')[2]}[^\n]*changed"):
+    with refused(Path(changed).name):
         sources.part(tmp_path / "out", 2)
-    assert os.listdir(tmp_path) == ["in", ".out.partial"] or not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.wide
@@ -139,6 +152,103 @@ def test_objects_that_changed_between_two_parts_are_refused_naming_one(kind, cha
     sources, out = Sources(kind, root / "in", jpegs), root / "out" if to_bucket else tmp_path / "out"
     sources.part(out, 1)
     sources.change(changed)
-    with pytest.raises((DatasetExistsError, SourceError), match=rf"^[^\n]*{changed.rpartition('/')[2]}[^\n]*changed"):
+    with refused(Path(changed).name):
         sources.part(out, 2)
     assert not (out / "dataset.json").exists()
+
+
+def test_a_source_that_changed_after_its_last_part_is_not_finished(tmp_path, jpegs):
+    sources = Sources("webdataset", tmp_path / "in", jpegs)
+    sources.part(tmp_path / "out", 1, 1)
+    sources.change("1.tar")
+    with refused(r"1\.tar"):
+        sources.finish(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_picture_replaced_by_an_older_file_is_refused(tmp_path, jpegs):
+    sources = Sources("folder", tmp_path / "in", jpegs)
+    sources.part(tmp_path / "out", 1)
+    (tmp_path / "old").write_bytes(jpegs[1][7])
+    os.utime(tmp_path / "old", (0, 0))
+    (tmp_path / "old").rename(tmp_path / "in" / "pictures" / "07.jpg")
+    with refused(r"07\.jpg"):
+        sources.part(tmp_path / "out", 2)
+
+
+def test_a_picture_beside_a_table_that_changed_is_refused(tmp_path, jpegs):
+    for i, jpeg in enumerate(jpegs[0]):
+        write(tmp_path / "in" / f"{i:02d}.jpg", jpeg)
+    pictures = [{"bytes": None, "path": f"{i:02d}.jpg"} for i in range(PICTURES)]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    pq.write_table(pa.table({"image": pa.array(pictures, kind)}), tmp_path / "in" / "all.parquet", row_group_size=5)
+
+    def part(number):
+        source = ParquetSource([tmp_path / "in" / "all.parquet"])
+        convert_part(source, tmp_path / "out", ConvertSettings(), PartNumber(number, 2), workers=1)
+
+    part(1)
+    for i, jpeg in enumerate(jpegs[1]):
+        write(tmp_path / "in" / f"{i:02d}.jpg", jpeg)
+    with refused(r"[0-9]{2}\.jpg"):
+        part(2)
+
+
+def test_going_on_after_a_picture_changed_is_one_line_that_does_not_advise_to_go_on(tmp_path, jpegs):
+    sources = Sources("folder", tmp_path / "in", jpegs)
+    sources.part(tmp_path / "out", 1)
+    sources.change("pictures/07.jpg")
+    command = ["convert", "folder", tmp_path / "in" / "pictures", tmp_path / "out", "--resume", "--workers", "1"]
+    result = CliRunner().invoke(main, list(map(str, command)))
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, (
+        f"Error: {tmp_path}/in/pictures/07.jpg was changed after the conversion began; start it over without --resume: "
+        f"remove {tmp_path}/.out.partial and convert again"
+    ))  # fmt: skip
+    assert "continue" not in result.stderr
+    shutil.rmtree(tmp_path / ".out.partial")
+    assert sources.whole(tmp_path / "out").samples == PICTURES
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_copied_and_touched_files_give_the_same_bytes_and_a_finished_dataset_is_not_made_again(kind, tmp_path, jpegs):
+    sources = Sources(kind, tmp_path / "in", jpegs)
+    sources.whole(tmp_path / "a" / "out")
+    (tmp_path / "in").rename(tmp_path / "before")
+    shutil.copytree(tmp_path / "before", tmp_path / "in", copy_function=shutil.copyfile)
+    assert sources.whole(tmp_path / "a" / "out", resume=True).seen == 0
+    sources.whole(tmp_path / "b" / "out")
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_appending_samples_that_were_touched_since_is_refused_as_before(kind, tmp_path, jpegs):
+    sources = Sources(kind, tmp_path / "in", jpegs)
+    sources.whole(tmp_path / "out")
+    files = [path for path in (tmp_path / "in").rglob("*") if path.is_file()]
+    for path in files:
+        path.write_bytes(path.read_bytes())
+    given = {"folder": ["in/pictures"], "csv": ["in/list.csv"]}.get(kind, ["in"])
+    result = CliRunner().invoke(
+        main, ["convert", kind, *(str(tmp_path / name) for name in given), str(tmp_path / "out"), "--append"]
+    )
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        2, f"Error: {tmp_path}/out holds these samples already"
+    )  # fmt: skip
+
+
+def test_a_list_that_was_only_touched_has_not_changed(tmp_path, jpegs):
+    sources = Sources("csv", tmp_path / "in", jpegs)
+    sources.part(tmp_path / "out", 1)
+    (tmp_path / "in" / "list.csv").write_bytes((tmp_path / "in" / "list.csv").read_bytes())
+    sources.part(tmp_path / "out", 2)
+    assert sources.finish(tmp_path / "out").samples == PICTURES
+
+
+def test_a_shard_of_a_conversion_that_was_started_over_is_not_done(tmp_path, jpegs):
+    sources, parts = Sources("webdataset", tmp_path / "in", jpegs), tmp_path / ".out.partial" / "parts"
+    sources.part(tmp_path / "out", 1)
+    (tmp_path / ".out.partial").rename(tmp_path / "before")
+    sources.change("0.tar")
+    assert sources.part(tmp_path / "out", 2).shards_done == 2
+    shutil.copytree(tmp_path / "before" / "parts", parts, dirs_exist_ok=True)  # as by a task that outlived it
+    assert sources.part(tmp_path / "out", 1).seen == 30

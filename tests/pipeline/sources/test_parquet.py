@@ -13,7 +13,6 @@ import pytest
 from thermopile.pipeline.errors import BadSampleError, SourceError
 from thermopile.pipeline.sources import row_groups
 from thermopile.pipeline.sources.parquet import ParquetSource
-from thermopile.pipeline.sources.source_file import SourceFile
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 NAMES = ["tench", "cock", "ray"]

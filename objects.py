@@ -134,15 +134,16 @@ class Address:
     def read_range(self, start: int, length: int, ended: Event = _NEVER, version: str = "") -> bytes:
         """Return `length` bytes from `start` on; fewer where the object ends, which must be behind `start`.
 
-        ended: once it is set, a failing store is an error at once.
-        version: raise FileExistsError if the object has another.
+        ended: once it is set, a failing store is an error at once. version: raise FileExistsError if it has another.
         """
 
         def get_range() -> bytes:
             from obstore import get
             from obstore.exceptions import PreconditionError
 
-            options: GetOptions = {"range": (start, start + length)} | ({"if_match": version} if version else {})
+            options: GetOptions = {"range": (start, start + length)}
+            if version:
+                options["if_match"] = version
             try:
                 return bytes(get(_store(self.bucket), self.key, options=options).bytes())
             except PreconditionError:

@@ -83,7 +83,6 @@ class Scan(NamedTuple):
     """PLACE [samples], for each part."""
     broken: str | None
     version: Version | None
-    """None if the file could not be opened."""
 
 
 def scan_shard(shard: Place, parts: Sequence[Part]) -> Scan:

@@ -36,8 +36,9 @@ class FolderSource(Source):
         versions = array("Q")
         below = _objects_below(root, versions) if isinstance(root, Address) else _pictures_below(os.fsencode(root))
         paths = binary_array(below)
-        order = pc.array_sort_indices(paths)
-        self._paths, self._versions = paths.take(order), np.array(versions)[order.to_numpy()] if versions else ()
+        order = pc.array_sort_indices(paths).to_numpy()
+        self._paths = paths.take(order)
+        self._versions = np.array(versions, np.uint64)[order[: len(versions)]]
         if not len(self._paths):
             raise SourceError(f"{root} holds no picture: no file below it ends in {', '.join(sorted(SUFFIXES))}")
 
@@ -71,7 +72,7 @@ class FolderSource(Source):
         }
 
     def marks(self) -> dict[str, str]:
-        return marks_of(self.uri, self._versions)
+        return marks_of(self.uri, memoryview(self._versions))  # its items are plain integers
 
     def _path(self, index: int) -> bytes:
         path: bytes = self._paths[index].as_py()

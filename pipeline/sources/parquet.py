@@ -60,8 +60,7 @@ class ParquetSource(Source):
                     self._class_names = _class_names(parquet.schema_arrow, self._columns.group)
                 _Columns.choose(file, parquet.schema_arrow, *self._columns)
                 parts += row_groups_of(file, number, parquet.metadata, self._columns.image)
-                # The footer, with offset and size of every page.
-                size = parquet.metadata.serialized_size + 8
+                size = parquet.metadata.serialized_size + 8  # of the footer: it has offset and size of every page
                 digest.update(opened.read(opened.size - size, size))
             versions.append(opened.version)
         self._listing = digest.hexdigest()

@@ -103,7 +103,7 @@ class Sources:
     """One of the kinds of source, in a folder or below an address."""
 
     def __init__(self, kind, root, jpegs):
-        self._files, self._open = OPEN[kind]
+        self._kind, (self._files, self._open) = kind, OPEN[kind]
         self.root, self._jpegs = root, jpegs
         for name, data in self._files(jpegs[0], "claws").items():
             write(root / name, data)
@@ -113,7 +113,7 @@ class Sources:
 
     def change(self, name):
         """Give a file another content that its listing does not tell of."""
-        if isinstance(self.root, Address) and name.endswith(".jpg"):
+        if isinstance(self.root, Address) and self._kind == "csv" and name.endswith(".jpg"):
             time.sleep(1)  # a store has the times of objects in whole seconds
         jpegs = self._jpegs[1] if name.endswith(".jpg") else self._jpegs[0]
         write(self.root / name, self._files(jpegs, "tails")[name])
@@ -164,6 +164,15 @@ def test_a_source_that_changed_after_its_last_part_is_not_finished(tmp_path, jpe
     with refused(r"1\.tar"):
         sources.finish(tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.wide
+def test_pictures_of_a_folder_in_a_bucket_are_told_by_their_etags_and_not_only_when_they_are_read(tmp_path, jpegs, s3):
+    sources = Sources("folder", Address("bucket", "etags"), [jpegs[0], [data[:-1] + b"\0" for data in jpegs[0]]])
+    sources.part(tmp_path / "out", 1, 1)
+    sources.change("pictures/07.jpg")
+    with refused(r"07\.jpg"):
+        sources.finish(tmp_path / "out")
 
 
 def test_a_picture_replaced_by_an_older_file_is_refused(tmp_path, jpegs):

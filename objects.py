@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeAlias, TypeVa
 from .files import MAX_TEXT_BYTES
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta, UpdateVersion
+    from obstore import GetOptions, ObjectMeta, UpdateVersion
     from obstore.store import S3Store
 
 PATIENCE_SECONDS = 150.0
@@ -137,8 +137,13 @@ class Address:
 
     def read_version(self, max_bytes: int = MAX_TEXT_BYTES) -> tuple[bytes, str]:
         """Return an object's bytes and the version that `replace` expects."""
+        data, found = self.read_described(max_bytes)
+        return data, found["e_tag"] or ""
 
-        def get() -> tuple[bytes, str]:
+    def read_described(self, max_bytes: int = MAX_TEXT_BYTES) -> tuple[bytes, ObjectMeta]:
+        """Return an object's bytes and what the store says of it, such as `last_modified`. Raises as `read`."""
+
+        def get() -> tuple[bytes, ObjectMeta]:
             from obstore import get
 
             found = get(_store(self.bucket), self.key)
@@ -146,20 +151,27 @@ class Address:
                 raise ObjectTooLargeError(
                     f"{self} has {size:,} bytes, above the limit for such an object, {max_bytes:,}"
                 )
-            return bytes(found.bytes()), found.meta["e_tag"] or ""
+            return bytes(found.bytes()), found.meta
 
         return self._repeated(get)
 
-    def read_range(self, start: int, length: int, ended: Event = _NEVER) -> bytes:
+    def read_range(self, start: int, length: int, ended: Event = _NEVER, version: str = "") -> bytes:
         """Return `length` bytes from `start` on; fewer where the object ends, which must be behind `start`.
 
-        ended: once it is set, a failing store is an error at once.
+        ended: once it is set, a failing store is an error at once. version: raise FileExistsError if it has another.
         """
 
         def get_range() -> bytes:
-            from obstore import get_range
+            from obstore import get
+            from obstore.exceptions import PreconditionError
 
-            return bytes(get_range(_store(self.bucket), self.key, start=start, length=length))
+            options: GetOptions = {"range": (start, start + length)}
+            if version:
+                options["if_match"] = version
+            try:
+                return bytes(get(_store(self.bucket), self.key, options=options).bytes())
+            except PreconditionError:
+                raise FileExistsError(f"{self} was replaced by another object") from None
 
         return self._repeated(get_range, ended)
 

@@ -13,5 +13,12 @@ class SourceError(Exception):
     """The source cannot be read at all, or has no usable sample."""
 
 
+class SourceChangedError(SourceError):
+    """A file of the source, the argument, is not the one that the conversion began with."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]} was changed after the conversion began; start it over"
+
+
 class BadSampleError(Exception):
     """One sample cannot be converted; the message says why. The conversion continues without it."""

@@ -105,7 +105,8 @@ _EITHER = PlaceType(_LOCAL)
 
 
 _OF_A_SOURCE = (
-    "__len__", "__getitem__", "uri", "key", "groups", "captions", "chunks", "stored_bytes", "describe", "alters",
+    "__len__", "__getitem__", "uri", "key", "groups", "captions", "chunks", "stored_bytes", "describe", "marks",
+    "alters",
 )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from ..errors import DatasetError, DatasetExistsError
 from ..tokenizer import MAX_FILE_BYTES
 from .bad_samples import BadSample, read_bad_samples
 from .marker import PART_SUFFIXES, PartSuffix, ShardResult, read_marker
-from .partial import refuse_other_plan
+from .partial import begun_plan
 from .plan import Plan
 
 _FOLDER = ".partial"
@@ -55,8 +55,8 @@ class BucketPart(NamedTuple):
     scratch: Path
     out: Address
     number: int
-    plan: str
-    """Digest of the plan that the shard is of."""
+    plan: int
+    """Plan.made_at of the plan that the shard is of."""
 
     def being_written(self, suffix: PartSuffix) -> Path:
         return self.scratch / f"part-{self.number:05d}.{os.getpid()}.{suffix}"
@@ -87,7 +87,7 @@ class BucketPart(NamedTuple):
 
     def _refuse_ended(self) -> None:
         with suppress(FileNotFoundError, ValidationError):
-            if Plan.model_validate_json((self.out / _FOLDER / "plan.json").read()).digest() == self.plan:
+            if Plan.model_validate_json((self.out / _FOLDER / "plan.json").read()).made_at == self.plan:
                 return
         raise DatasetExistsError(f"another process has finished the conversion to {self.out}, or started it over")
 
@@ -125,14 +125,15 @@ class BucketPartial:
     def _holds_others(self, names: Sequence[str]) -> DatasetExistsError:
         return DatasetExistsError(f"{self.out} holds other objects, such as {names[0]!r}; choose another address")
 
-    def begin(self, plan: Plan) -> None:
-        """Begin a conversion by this plan, or join others that began it. Raises DatasetExistsError for another plan."""
+    def begin(self, plan: Plan) -> Plan:
+        """Begin a conversion, or join others, and return its plan. Raises DatasetExistsError if it differs."""
         file = self.path / "plan.json"
         with suppress(FileExistsError):  # another process may be first
             file.create(plan.model_dump_json(indent=1).encode())
-        refuse_other_plan(plan, file.read(), self.out)
+        begun = begun_plan(plan, file.read(), self.out)
         with suppress(FileNotFoundError):
             self._fetch_tokenizer()
+        return begun
 
     def _fetch_tokenizer(self) -> None:
         write_atomically(self.tokenizer, (self.out / TOKENIZER_FILE).read(MAX_FILE_BYTES))
@@ -152,8 +153,7 @@ class BucketPartial:
         """Do nothing: `results` compares the ETags, and the store vouches for the bytes."""
 
     def parts(self, plan: Plan) -> list[BucketPart]:
-        digest = plan.digest()
-        return [BucketPart(self.scratch, self.out, shard, digest) for shard in range(plan.shards)]
+        return [BucketPart(self.scratch, self.out, shard, plan.made_at) for shard in range(plan.shards)]
 
     def results(self, plan: Plan) -> list[ShardResult | None]:
         """Return the result of every shard.

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from ...objects import Address, Place
 from ..dataset_index import ERRORS_FILE, FORMAT, read_index
-from ..errors import DatasetError
+from ..errors import DatasetError, SourceChangedError, SourceError
 from ..sources import Source
 from .bad_samples import count_reasons, read_bad_samples
 from .bucket_partial import in_bucket
 from .partial import claimed
 from .plan import ConvertSettings, Plan
 from .shard_pool import Counts, Pool, processes
-from .steps import FIRST_REASONS, AnyPartial, Job, assemble, prepare_tokenizer, unfinished, write_shards
+from .steps import FIRST_REASONS, AnyPartial, Job, assemble, begin, prepare_tokenizer, unfinished, write_shards
 
 __all__ = ["ConvertSettings", "PartNumber", "PartSummary", "Summary", "convert", "convert_part", "finish"]
 
@@ -102,12 +102,12 @@ def convert(
     """
     started, seen = time.monotonic(), 0
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
-    with _full_disk_explained(out), _claimed(out) as partial:
+    with _errors_explained(out), _claimed(out) as partial:
         if not (resume and not partial.in_progress and _was_made_by(job.plan, out)):
             partial.refuse_existing(overwrite=overwrite, resume=resume)
             if not (resume and partial.in_progress):
                 partial.clear()
-            partial.begin(job.plan)
+            job = begin(job, partial)
             partial.remove_leftovers()
             prepare_tokenizer(job, partial)
             if not partial.is_whole:
@@ -134,11 +134,11 @@ def convert_part(
     nothing = PartSummary(0, 0, job.plan.shards, job.plan.shards, 0)
     if _is_finished(job.plan, out, unfinished(out)):  # parts of what is finished must not meet at the lock
         return nothing
-    with _full_disk_explained(out), _claimed(out, shared=True) as partial:
+    with _errors_explained(out), _claimed(out, shared=True) as partial:
         if _is_finished(job.plan, out, partial):
             return nothing
         partial.refuse_existing(overwrite=overwrite, resume=True)
-        partial.begin(job.plan)
+        job = begin(job, partial)
         partial.remove_files_of_killed_writers()
         prepare_tokenizer(job, partial)
         seen, samples = write_shards(job, partial, part.shards, pool or processes(workers), on_progress)
@@ -157,13 +157,13 @@ def finish(
     """
     started = time.monotonic()
     job = Job.of(source, settings, selection, tokenizer_from or settings.tokenizer)
-    with _full_disk_explained(out), _claimed(out) as partial:
+    with _errors_explained(out), _claimed(out) as partial:
         if partial.in_progress or not _was_made_by(job.plan, out):
             if not partial.in_progress:
                 partial.refuse_existing(overwrite=overwrite, resume=True)
                 raise DatasetError(f"no part of {out} has been converted; run the same command with --part 1/K … K/K")
             partial.refuse_existing(overwrite=overwrite, resume=True)
-            partial.begin(job.plan)
+            job = begin(job, partial)
             partial.remove_leftovers()
             if not partial.is_whole:
                 partial.remove_damaged(job.plan)
@@ -178,7 +178,7 @@ def _claimed(out: Place, *, shared: bool = False) -> AbstractContextManager[AnyP
 
 
 @contextmanager
-def _full_disk_explained(out: Place) -> Iterator[None]:
+def _errors_explained(out: Place) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -189,6 +189,9 @@ def _full_disk_explained(out: Place) -> Iterator[None]:
             f"cannot write to {where}: {os.strerror(error.errno)}. "
             "Free some space there, then continue with the same command and --resume"
         ) from error
+    except SourceChangedError as error:
+        begun = out if isinstance(out, Address) else unfinished(out).path
+        raise SourceError(f"{error} without --resume: remove {begun} and convert again") from error
 
 
 def _is_finished(plan: Plan, out: Place, partial: AnyPartial) -> bool:

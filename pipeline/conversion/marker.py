@@ -27,8 +27,8 @@ class ShardResult(NamedTuple):
     """Maximum captions per sample."""
     sizes: dict[str, int]
     """File suffix -> bytes; also of errors.jsonl."""
-    plan: str
-    """Digest of the plan that it is of."""
+    plan: int
+    """Plan.made_at of the plan that it is of."""
     etags: dict[str, str]
     """File suffix -> ETag of the object; empty outside object stores."""
     version: str = __version__
@@ -38,8 +38,8 @@ class ShardResult(NamedTuple):
 _RESULT = TypeAdapter(ShardResult)
 
 
-def read_marker(text: bytes, plan: str) -> ShardResult | None:
-    """Return the content of a marker; None if it is damaged, or of another version or plan. plan: its digest."""
+def read_marker(text: bytes, plan: int) -> ShardResult | None:
+    """Return the content of a marker; None if it is damaged, or of another version or plan."""
     try:
         result = _RESULT.validate_python(unseal(text))
     except (DamagedJSONError, ValidationError):

@@ -62,8 +62,8 @@ class Part(NamedTuple):
 
     folder: Path
     number: int
-    plan: str
-    """Digest of the plan that the shard is of."""
+    plan: int
+    """Plan.made_at of the plan that the shard is of."""
 
     def file(self, suffix: PartSuffix) -> Path:
         return self.folder / f"part-{self.number:05d}.{suffix}"
@@ -130,8 +130,7 @@ class Partial:
         return (self.dataset / INDEX_FILE).is_file()
 
     def parts(self, plan: Plan) -> list[Part]:
-        digest = plan.digest()
-        return [Part(self._parts, shard, digest) for shard in range(plan.shards)]
+        return [Part(self._parts, shard, plan.made_at) for shard in range(plan.shards)]
 
     def clear(self) -> None:
         """Remove what an earlier conversion left, its plan last: without one, nothing else is left. The lock stays."""
@@ -141,8 +140,8 @@ class Partial:
             elif path.name != "lock":
                 path.unlink()
 
-    def begin(self, plan: Plan) -> None:
-        """Begin a conversion by this plan, or join one that others began; from then on it can be resumed.
+    def begin(self, plan: Plan) -> Plan:
+        """Begin a conversion by this plan, or join one that others began, and return its plan; it can then be resumed.
 
         Raises DatasetExistsError if the conversion was begun with another plan, or the complete dataset here has
         another format than this version writes; NotRegularFileError or DatasetError if something here is a link.
@@ -154,9 +153,10 @@ class Partial:
             _refuse_link(file)
         with suppress(FileExistsError):  # another process may be first
             write_atomically(self._plan, plan.model_dump_json(indent=1).encode(), replace=False)
-        refuse_other_plan(plan, read_regular(self._plan), self.path)
+        begun = begun_plan(plan, read_regular(self._plan), self.path)
         if self.is_whole:
             self._refuse_other_format()
+        return begun
 
     def remove_files_of_killed_writers(self) -> None:
         """Free the space of half-written shards whose writers are gone; those of living ones are locked."""
@@ -285,15 +285,16 @@ class Partial:
         shutil.rmtree(self._replaced, ignore_errors=True)
 
 
-def refuse_other_plan(plan: Plan, begun: bytes, where: Place) -> None:
-    """Raise DatasetExistsError if the conversion there was begun with another plan."""
-    cure = f"Use the same settings, or remove {where} to start over"
+def begun_plan(plan: Plan, text: bytes, where: Place) -> Plan:
+    """Parse the plan of the conversion there. Raises DatasetExistsError if it differs from this one, or is damaged."""
+    cure = f"Use the same settings and files, or remove {where} to start over"
     try:
-        differences = plan.differences(Plan.model_validate_json(begun))
+        begun = Plan.model_validate_json(text)
     except ValidationError as error:
-        raise DatasetExistsError(f"the plan.json in {where} is damaged. {cure}") from error
-    if differences:
-        raise DatasetExistsError(f"{where} was started with other settings: {'; '.join(differences)}. {cure}")
+        raise DatasetExistsError(f"the plan.json in {where} is damaged, or of another version. {cure}") from error
+    if differences := plan.differences(begun):
+        raise DatasetExistsError(f"{where} was started with other settings or files: {'; '.join(differences)}. {cure}")
+    return begun
 
 
 @contextmanager

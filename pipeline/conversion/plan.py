@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -61,6 +62,10 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     tokenizer: str | None
     """sha256 of a given tokenizer."""
     shards: int
+    marks: dict[str, str]
+    """Source.marks. Not in the digest, nor is made_at: files that were only copied give the same dataset."""
+    made_at: int
+    """In nanoseconds since 1970. Shards are of one plan, not of the same one made again, perhaps of other files."""
 
     @classmethod
     def of(
@@ -81,17 +86,24 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
             context_length=settings.context_length if pairs else None,
             tokenizer=sha256_of(tokenizer) if pairs and tokenizer else None,
             shards=shard_count(selected, stored_bytes and stored_bytes * selected // len(source)),
+            marks=source.marks(),
+            made_at=time.time_ns(),
         )
 
     def digest(self) -> str:
         """Return the sha256 that dataset.json records: equal plans give equal datasets."""
-        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self._settings(), sort_keys=True).encode()).hexdigest()
+
+    def _settings(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude={"marks", "made_at"})
 
     def differences(self, begun: Self) -> list[str]:
-        """Return readable differences from the plan that a conversion was started with."""
-        now, then = _flat(self.model_dump(mode="json")), _flat(begun.model_dump(mode="json"))
+        """Return readable differences from the plan that a conversion was started with; of files, at most three."""
+        now, then = _flat(self._settings()), _flat(begun._settings())
         names = [name for name in now | then if now.get(name) != then.get(name)]
-        return [f"{name} was {_short(then.get(name))} and is now {_short(now.get(name))}" for name in names]
+        found = [f"{name} was {_short(then.get(name))} and is now {_short(now.get(name))}" for name in names]
+        files = sorted({name for name, _ in self.marks.items() ^ begun.marks.items()})
+        return found + [f"{file} has changed" for file in files[:3]]
 
 
 def shard_count(samples: int, stored_bytes: int | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import NamedTuple, Self
@@ -60,6 +61,15 @@ class Job(NamedTuple):
 def unfinished(out: Place) -> AnyPartial:
     """Return the conversion to `out`, if there is one, to look at."""
     return Partial(out) if isinstance(out, Path) else BucketPartial(out, Path(gettempdir()))
+
+
+def begin(job: Job, partial: AnyPartial) -> Job:
+    """Begin or join a conversion, and return the job with the plan it was begun with. Raises as Partial.begin."""
+    plan = partial.begin(job.plan)
+    fails = job.settings.on_error == "fail"  # pictures may then be fixed between two attempts
+    with suppress(AttributeError):  # a source of the user's own may be frozen
+        job.source.unchanged_since = Source.unchanged_since if fails else plan.made_at
+    return job._replace(plan=plan)
 
 
 def prepare_tokenizer(job: Job, partial: AnyPartial) -> None:
@@ -132,7 +142,7 @@ def _too_many_bad_samples(job: Job, partial: AnyPartial) -> SourceError:
     return SourceError(
         f"at least {len(bad):,} of {job.plan.selected:,} samples cannot be used; --max-error-rate allows "
         f"{job.settings.max_error_rate:.3g} of them. The first: {first}. All are listed in {partial.errors}. "
-        "Fix the source, or continue with --resume and a higher --max-error-rate"
+        "Fix the source and start over, or continue with --resume and a higher --max-error-rate"
     )
 
 

@@ -1,12 +1,16 @@
 """The interface of sources. A new source is one file, one entry in tools/convert_sources.py and one test."""
 
+import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+MAX_MARKS = 16_384
+"""Each has one or two names of files: a plan of all stays far below what is read of one."""
 
 
 class Sample(NamedTuple):
@@ -54,6 +58,8 @@ class Source(Protocol):
     """`images` or `pairs`."""
     alters: bool = False
     """Whether it alters samples on purpose. Their samples table then has the column `altered`."""
+    unchanged_since: int = 1 << 63
+    """When the conversion began, in nanoseconds since 1970. A file of a picture that was changed later is refused."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -98,3 +104,17 @@ class Source(Protocol):
         If the listing can change, this includes `listing`, its sha256, by which a resumed conversion notices that the
         source has changed.
         """
+
+    def marks(self) -> dict[str, str]:
+        """Return, by its name, what tells that a file has changed. A conversion goes on only if all are the same."""
+        return {}
+
+
+def marks_of(name_of: Callable[[int], str], versions: Sequence[object]) -> dict[str, str]:
+    """Return what Source.marks does, for files by their versions; above MAX_MARKS, a mark is of several neighbours."""
+    marks, together = {}, max(1, -(-len(versions) // MAX_MARKS))
+    for first in range(0, len(versions), together):
+        some = [*versions[first : first + together]]
+        last = f" … {name_of(first + len(some) - 1)}" if len(some) > 1 else ""
+        marks[name_of(first) + last] = hashlib.sha256(repr(some).encode()).hexdigest()[:16]
+    return marks

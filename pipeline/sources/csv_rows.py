@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import SourceError
+from ..errors import SourceChangedError, SourceError
 from ..rng import compiled
 from .source_file import SourceFile
 
@@ -75,7 +75,7 @@ class CsvRows:
         finally:
             csv.field_size_limit(limit)
         if len(rows) != min(STRIDE, self._count - block * STRIDE):
-            raise SourceError(f"{self._file.place} was changed while it was converted; convert it again")
+            raise SourceChangedError(self._file.place)
         return [tuple(row[place].encode("utf-8", "surrogateescape") for place in self._wanted) for row in rows]
 
 

@@ -51,7 +51,8 @@ class CsvSource(Source):
             raise BadSampleError(self._rows.malformed[index - len(self._rows)])
         caption = caption_text(self._rows[index][1]) if self.mode == "pairs" else None
         group = as_text(self._rows[index][-1]) or None if self._has_group else None
-        return Sample(self.uri(index), self.key(index), read_picture(self.root, self._path(index)), caption, group)
+        picture = read_picture(self.root, self._path(index), self.unchanged_since)
+        return Sample(self.uri(index), self.key(index), picture, caption, group)
 
     def uri(self, index: int) -> str:
         return as_text(self._path(index) if index < len(self._rows) else str(self.file))
@@ -85,6 +86,9 @@ class CsvSource(Source):
             **self._names,
             "listing": self._rows.digest,
         }
+
+    def marks(self) -> dict[str, str]:
+        return {as_text(self.file.name): self._rows.digest}
 
     def _path(self, index: int) -> bytes:
         return self._rows[index][0]

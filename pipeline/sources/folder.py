@@ -1,16 +1,19 @@
 """A folder of pictures, nested or flat; the first subfolder on the way to a picture is its class."""
 
+import hashlib
 import os
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...objects import Address, Place
 from ..errors import SourceError
-from . import Groups, Sample, Source
+from . import Groups, Sample, Source, marks_of
 from .listing import as_text, binary_array, estimated_bytes, groups_by_name, listing_digest, read_picture, resolved_text
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -30,9 +33,12 @@ class FolderSource(Source):
         if isinstance(root, Path) and not root.is_dir():
             raise SourceError(f"{root} is not a folder; pass the folder that holds the pictures")
         self.root = root
-        below = _objects_below(root) if isinstance(root, Address) else _pictures_below(os.fsencode(root))
+        versions = array("Q")
+        below = _objects_below(root, versions) if isinstance(root, Address) else _pictures_below(os.fsencode(root))
         paths = binary_array(below)
-        self._paths = paths.take(pc.array_sort_indices(paths))
+        order = pc.array_sort_indices(paths).to_numpy()
+        self._paths = paths.take(order)
+        self._versions = np.array(versions, np.uint64)[order[: len(versions)]]
         if not len(self._paths):
             raise SourceError(f"{root} holds no picture: no file below it ends in {', '.join(sorted(SUFFIXES))}")
 
@@ -40,7 +46,7 @@ class FolderSource(Source):
         return len(self._paths)
 
     def __getitem__(self, index: int) -> Sample:
-        data = read_picture(self.root, self._path(index))
+        data = read_picture(self.root, self._path(index), self.unchanged_since)
         folder, slash, _ = self._path(index).partition(b"/")
         return Sample(self.uri(index), self.key(index), data, caption=None, group=as_text(folder) if slash else None)
 
@@ -65,6 +71,9 @@ class FolderSource(Source):
             "listing": listing_digest(self._paths),
         }
 
+    def marks(self) -> dict[str, str]:
+        return marks_of(self.uri, memoryview(self._versions))  # its items are plain integers
+
     def _path(self, index: int) -> bytes:
         path: bytes = self._paths[index].as_py()
         return path
@@ -77,8 +86,12 @@ def _pictures_below(root: bytes) -> Iterator[bytes]:
             yield name if below == b"." else os.path.join(below, name)
 
 
-def _objects_below(root: Address) -> Iterator[bytes]:
-    return (name for name in (path.encode() for path, _ in root.objects()) if _is_picture(name))
+def _objects_below(root: Address, versions: "array[int]") -> Iterator[bytes]:
+    """Yield the names of pictures; add a digest of each one's version."""
+    for path, size, tag in root.listing():
+        if _is_picture(name := path.encode()):
+            versions.append(int.from_bytes(hashlib.blake2b(f"{size} {tag}".encode(), digest_size=8).digest()))
+            yield name
 
 
 def _is_picture(name: bytes) -> bool:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ...files import NotRegularFileError, open_regular
 from ...objects import Address, AddressError, ObjectStoreError, ObjectTooLargeError, Place
-from ..errors import BadSampleError
-from . import Groups
+from ..errors import BadSampleError, SourceChangedError
+from . import Groups, Source
 
 MAX_TEXT_BYTES = 1 << 20
 """Larger captions, classes and JSON members are refused."""
@@ -149,17 +149,21 @@ def listing_digest(*columns: pa.LargeBinaryArray | NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
-def read_regular_file(path: bytes) -> bytes:
+def read_regular_file(path: bytes, unchanged_since: int = Source.unchanged_since) -> bytes:
     """Return the bytes of a regular file with an untrusted name; links are followed.
 
-    Raises BadSampleError for anything else, for unreadable files, and above MAX_PICTURE_BYTES; OSError if a disk
-    fails.
+    Raises BadSampleError for anything else, for unreadable files, and above MAX_PICTURE_BYTES; SourceChangedError if
+    it was changed since, see Source.unchanged_since; OSError if a disk fails.
     """
     try:
         with open_regular(os.fsdecode(path)) as file:
             if (size := os.fstat(file.fileno()).st_size) > MAX_PICTURE_BYTES:
                 raise BadSampleError(f"{size:,} bytes, too large for a picture")
-            return file.read(size)
+            data = file.read(size)
+            # Not st_mtime: what copies a file, such as rsync or tar, mostly sets it to that of the original.
+            if os.fstat(file.fileno()).st_ctime_ns > unchanged_since:
+                raise SourceChangedError(as_text(path))
+            return data
     except OSError as error:
         if says_nothing_about_the_file(error):
             raise
@@ -170,17 +174,20 @@ def read_regular_file(path: bytes) -> bytes:
         raise BadSampleError(f"not the name of a file: {error}") from error
 
 
-def read_picture(root: Place, name: bytes) -> bytes:
+def read_picture(root: Place, name: bytes, unchanged_since: int) -> bytes:
     """Return the bytes of a picture, given its path below a root, or its own absolute path or address.
 
-    Raises BadSampleError as read_regular_file; OSError if the object store cannot be used or refuses access.
+    Raises as read_regular_file; OSError also if the object store cannot be used or refuses access.
     """
     if not isinstance(root, Address) and not name.startswith(b"s3://"):
-        return read_regular_file(os.path.join(os.fsencode(root), name))
+        return read_regular_file(os.path.join(os.fsencode(root), name), unchanged_since)
     try:
         text = name.decode()
         address = Address.parse(text if text.startswith("s3://") else f"{root}/{text}")
-        return address.read(MAX_PICTURE_BYTES)
+        data, found = address.read_described(MAX_PICTURE_BYTES)
+        if found["last_modified"].timestamp() * 1e9 > unchanged_since:
+            raise SourceChangedError(address)
+        return data
     except (AddressError, UnicodeDecodeError) as error:
         raise BadSampleError(f"not the name of an object: {error}") from None
     except ObjectTooLargeError as error:

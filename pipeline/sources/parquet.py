@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...objects import Address, Place
 from ..errors import BadSampleError, SourceError
-from . import Groups, Sample, Source
+from . import Groups, Sample, Source, marks_of
 from .listing import (
     binary_arrays,
     caption_text,
@@ -28,8 +28,8 @@ from .listing import (
     real_root,
     says_nothing_about_the_file,
 )
-from .row_groups import RowGroup, RowGroups, parquet_file, row_groups_of
-from .source_file import SourceFile
+from .row_groups import RowGroup, RowGroups, row_groups_of
+from .source_file import SourceFile, Version
 
 
 class ParquetSource(Source):
@@ -50,19 +50,22 @@ class ParquetSource(Source):
             raise SourceError("there are no parquet files to read")
         self.files = tuple(files)
         self._file_names = names_below_common_folder(files)
-        parts: list[RowGroup] = []
+        parts, versions = list[RowGroup](), list[Version]()
         digest = hashlib.sha256()
         for number, file in enumerate(files):
-            with _open(file) as parquet:
+            opened, parquet = _open(file)
+            with parquet:
                 if number == 0:
                     self._columns = _Columns.choose(file, parquet.schema_arrow, image, caption, group)
                     self._class_names = _class_names(parquet.schema_arrow, self._columns.group)
                 _Columns.choose(file, parquet.schema_arrow, *self._columns)
                 parts += row_groups_of(file, number, parquet.metadata, self._columns.image)
-                digest.update(_footer(file, parquet.metadata.serialized_size))
+                size = parquet.metadata.serialized_size + 8  # of the footer: it has offset and size of every page
+                digest.update(opened.read(opened.size - size, size))
+            versions.append(opened.version)
         self._listing = digest.hexdigest()
         self._chunks = np.cumsum([0] + [part.rows for part in parts], dtype=np.int64)
-        self._row_groups = RowGroups(self.files, parts)
+        self._row_groups = RowGroups(self.files, versions, parts)
         self.mode = "images" if self._columns.caption is None else "pairs"
         if not len(self):
             raise SourceError(f"{files[0]} has no rows" if len(files) == 1 else f"none of {len(files)} files has rows")
@@ -83,7 +86,7 @@ class ParquetSource(Source):
         return Sample(
             self.uri(index),
             self.key(index),
-            picture=_picture(values[self._columns.image], self._row_groups.file(chunk).parent),
+            picture=_picture(values[self._columns.image], self._row_groups.file(chunk).parent, self.unchanged_since),
             caption=captions[0],
             group=None if self._columns.group is None else self._group(values[self._columns.group]),
             further_captions=captions[1:],
@@ -135,6 +138,9 @@ class ParquetSource(Source):
             **self._columns._asdict(),
             "listing": self._listing,
         }
+
+    def marks(self) -> dict[str, str]:
+        return marks_of(self._file_names.__getitem__, self._row_groups.versions)
 
     def _column(self, name: str, wanted: NDArray[np.int64] | None = None) -> Iterator[tuple[int, pa.Array]]:
         """Yield the column in parts, each with its first index; null where it cannot be read.
@@ -229,14 +235,14 @@ def _class_names(schema: pa.Schema, column: str | None) -> tuple[str, ...] | Non
     return tuple(names) if isinstance(names, list) and all(isinstance(name, str) and name for name in names) else None
 
 
-def _picture(value: bytes | dict[str, Any] | None, folder: Place) -> bytes:
+def _picture(value: bytes | dict[str, Any] | None, folder: Place, unchanged_since: int) -> bytes:
     if isinstance(value, dict):
         data, path = value.get("bytes"), value.get("path")
         if data is None and path is not None and isinstance(folder, Address):
             if path.startswith("s3://"):
                 raise BadSampleError(f"its path {path!r} leads out of the parquet file's folder")
-            return read_picture(folder, path.encode())
-        value = data if data is not None or path is None else read_regular_file(_below(folder, path))
+            return read_picture(folder, path.encode(), unchanged_since)
+        value = data if data is not None or path is None else read_regular_file(_below(folder, path), unchanged_since)
     if value is None:
         raise BadSampleError("no picture: neither bytes nor a path")
     return value
@@ -258,11 +264,12 @@ def _captions(value: str | list[str | None] | None) -> tuple[str, ...]:
     return caption_texts(value) if isinstance(value, list) else (caption_text(value),)
 
 
-def _open(file: Place) -> pq.ParquetFile:
+def _open(file: Place) -> tuple[SourceFile, pq.ParquetFile]:
     if isinstance(file, Path) and not file.is_file():
         raise SourceError(f"{file} is not a file; pass the parquet files or their folder")
     try:
-        return parquet_file(file)
+        opened = SourceFile(file)
+        return opened, pq.ParquetFile(opened.reader())
     except FileNotFoundError as error:
         raise SourceError(str(error)) from None
     except (pa.ArrowException, OSError) as error:
@@ -271,9 +278,3 @@ def _open(file: Place) -> pq.ParquetFile:
         raise SourceError(
             f"{file} is not a complete parquet file: {error}; download it again or leave it out"
         ) from error
-
-
-def _footer(file: Place, size: int) -> bytes:
-    """Return the footer, with offset and size of every page: it differs whenever the rows do."""
-    opened = SourceFile(file)
-    return opened.read(opened.size - size - 8, size + 8)

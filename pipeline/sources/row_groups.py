@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -11,7 +10,7 @@ import pyarrow.parquet as pq
 from ...objects import Place
 from ..errors import BadSampleError, SourceError
 from .listing import says_nothing_about_the_file
-from .source_file import SourceFile
+from .source_file import SourceFile, Version
 
 MAX_BYTES = 2 << 30
 """Limit of an unpacked row group, since a worker holds a whole one."""
@@ -29,11 +28,6 @@ class RowGroup(NamedTuple):
     """Index of its first row within its file."""
     rows: int
     picture_bytes: int
-
-
-def parquet_file(place: Place) -> pq.ParquetFile:
-    """Open a parquet file for reading."""
-    return pq.ParquetFile(place if isinstance(place, Path) else SourceFile(place).reader())
 
 
 def row_groups_of(path: Place, file: int, metadata: pq.FileMetaData, image: str) -> Iterator[RowGroup]:
@@ -55,10 +49,10 @@ def row_groups_of(path: Place, file: int, metadata: pq.FileMetaData, image: str)
 
 
 class RowGroups:
-    """Reads row groups of several files; each process caches those read last."""
+    """Reads row groups of several files, each of a version; each process caches those read last."""
 
-    def __init__(self, files: tuple[Place, ...], parts: list[RowGroup]) -> None:
-        self._files = files
+    def __init__(self, files: tuple[Place, ...], versions: list[Version], parts: list[RowGroup]) -> None:
+        self._files, self.versions = files, versions
         self.parts = parts
         self._kept: OrderedDict[int, pa.Table | str] = OrderedDict()
 
@@ -76,10 +70,10 @@ class RowGroups:
         return found
 
     def batches(self, part: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        with parquet_file(self.file(part)) as parquet:
-            yield from parquet.iter_batches(
-                _ROWS_AT_ONCE, row_groups=[self.parts[part].number], columns=columns, use_threads=False
-            )
+        group = self.parts[part]
+        file = SourceFile(self._files[group.file], self.versions[group.file])
+        with pq.ParquetFile(file.reader()) as parquet:
+            yield from parquet.iter_batches(_ROWS_AT_ONCE, [group.number], columns, use_threads=False)
 
     def _load(self, part: int, columns: list[str]) -> pa.Table | str:
         """Return the row group, or why it cannot be read."""
@@ -104,4 +98,4 @@ class RowGroups:
             del sizes[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RowGroups, (self._files, self.parts)
+        return RowGroups, (self._files, self.versions, self.parts)

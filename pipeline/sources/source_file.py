@@ -2,32 +2,31 @@
 
 import io
 import os
+from functools import cached_property
 from typing import Any
 
 from ...files import open_regular_descriptor
 from ...objects import Address, Place
-from ..errors import SourceError
+from ..errors import SourceChangedError
 
 PIECE_BYTES = 256 << 10
 """Least that is asked of an object store at once; the next members of an archive are mostly wanted next."""
 MAX_PIECE_BYTES = 8 << 20
 """Most that is read ahead where one piece follows the other."""
+Version = tuple[int, int | str]
+"""Size in bytes, and time of the last change in nanoseconds or the object's entity tag."""
 
 
 class SourceFile:
     """Opened at construction, and again at the first use in another process.
 
-    Raises OSError, also FileNotFoundError and NotRegularFileError; SourceError once the file has changed.
+    version: that of an earlier listing; None for the one that is there.
+    Raises OSError, also FileNotFoundError and NotRegularFileError; SourceChangedError once it has another version.
     """
 
-    _descriptor: int | None
-    _is_checked: bool
-    """Whether a remote file was found unchanged in this process; a local one is looked at each time."""
-
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, version: Version | None = None) -> None:
         self._reset(place)
-        self.version = self._version()
-        """Size in bytes, and time of the last change or the object's entity tag."""
+        self.version = version or self._version()
 
     @property
     def size(self) -> int:
@@ -35,17 +34,17 @@ class SourceFile:
 
     def read(self, at: int, count: int) -> bytes:
         """Return `count` bytes from `at` on; fewer where the file ends."""
-        if not (self._is_checked and isinstance(self.place, Address)):
-            if self._version() != self.version:
-                raise SourceError(f"{self.place} was changed while it was converted; convert it again")
-            self._is_checked = True
-        if self._descriptor is not None:
-            try:
-                return os.pread(self._descriptor, count, at)
-            except OSError as error:
-                error.filename = str(self.place)
-                raise
-        return self._read_object(at, min(count, self.size - at)) if at < self.size else b""
+        if isinstance(self.place, Address):
+            return self._read_object(self.place, at, min(count, self.size - at)) if at < self.size else b""
+        descriptor = self._descriptor
+        try:
+            data = os.pread(descriptor, count, at)
+        except OSError as error:
+            error.filename = str(self.place)
+            raise
+        if self._version() != self.version:  # looked at afterwards: it may change while it is read
+            raise SourceChangedError(self.place)
+        return data
 
     def reader(self) -> io.BufferedReader:
         """Return a buffered, seekable reader for libraries that take files."""
@@ -59,29 +58,33 @@ class SourceFile:
         self.version = state["version"]
 
     def __del__(self) -> None:
-        if (descriptor := getattr(self, "_descriptor", None)) is not None:
-            os.close(descriptor)
+        if "_descriptor" in vars(self):
+            os.close(self._descriptor)
 
     def _reset(self, place: Place) -> None:
-        self.place, self._is_checked = place, False
-        self._descriptor = None
+        self.place = place
         self._held_at, self._held, self._piece_bytes = 0, b"", PIECE_BYTES
 
-    def _version(self) -> tuple[int, int | str]:
+    def _version(self) -> Version:
         if isinstance(self.place, Address):
             return self.place.version()
-        if self._descriptor is None:
-            self._descriptor = open_regular_descriptor(self.place)
         found = os.fstat(self._descriptor)
         return found.st_size, found.st_mtime_ns
 
-    def _read_object(self, at: int, count: int) -> bytes:
+    @cached_property
+    def _descriptor(self) -> int:
+        return open_regular_descriptor(str(self.place))
+
+    def _read_object(self, object: Address, at: int, count: int) -> bytes:
         end = self._held_at + len(self._held)
         if not (self._held_at <= at and at + count <= end):
             goes_on = 0 <= at - end < self._piece_bytes
             self._piece_bytes = min(2 * self._piece_bytes, MAX_PIECE_BYTES) if goes_on else PIECE_BYTES
-            assert isinstance(self.place, Address)
-            self._held = self.place.read_range(at, min(max(count, self._piece_bytes), self.size - at))
+            length = min(max(count, self._piece_bytes), self.size - at)
+            try:
+                self._held = object.read_range(at, length, version=str(self.version[1]))
+            except FileExistsError:
+                raise SourceChangedError(object) from None
             self._held_at = at
         return self._held[at - self._held_at :][:count]
 

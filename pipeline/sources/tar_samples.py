@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...objects import Place
 from ..errors import BadSampleError, SourceError
 from .listing import says_nothing_about_the_file
-from .source_file import SourceFile
+from .source_file import SourceFile, Version
 from .tar_members import BrokenTarError, TarMember, regular_members
 
 PLACE = np.dtype([("offset", "<i8"), ("size", "<i4")])
@@ -82,14 +82,17 @@ class Scan(NamedTuple):
     places: list[NDArray[np.void]]
     """PLACE [samples], for each part."""
     broken: str | None
+    version: Version | None
 
 
 def scan_shard(shard: Place, parts: Sequence[Part]) -> Scan:
     names: list[bytes] = []
     places = [array("q") for _ in parts]
-    broken = None
+    broken = version = None
     try:
-        for members in _samples(_members(shard)):
+        file = SourceFile(shard)
+        version = file.version
+        for members in _samples(_members(file)):
             found = [part.place(members) for part in parts]
             picture = (member.name for member in members.values() if member.offset == found[0][0])
             names.append(next(picture, next(iter(members.values())).name))
@@ -103,7 +106,7 @@ def scan_shard(shard: Place, parts: Sequence[Part]) -> Scan:
         for numbers in places:
             numbers.extend((-1, 0))
     found_at = [rf.unstructured_to_structured(np.array(part, np.int64).reshape(-1, 2), PLACE) for part in places]
-    return Scan(pa.array(names, pa.large_binary()), found_at, broken)
+    return Scan(pa.array(names, pa.large_binary()), found_at, broken, version)
 
 
 def key_and_suffix(name: bytes) -> tuple[bytes, bytes]:
@@ -119,15 +122,14 @@ def joined_places(places: list[NDArray[np.void]]) -> NDArray[np.void] | None:
     return joined if (joined["offset"] >= 0).any() else None
 
 
-def _members(shard: Place) -> Iterator[TarMember]:
-    file = SourceFile(shard)
+def _members(file: SourceFile) -> Iterator[TarMember]:
     if not file.size:
         raise BrokenTarError("the file is empty")
     start = file.read(0, 8)
     for mark, cure in _UNPACKED_BY.items():
         if start.startswith(mark):
             raise SourceError(
-                f"{shard} is compressed, so its members cannot be read one by one; run {cure} on it first"
+                f"{file.place} is compressed, so its members cannot be read one by one; run {cure} on it first"
             )
     yield from regular_members(file.read, file.size)
 

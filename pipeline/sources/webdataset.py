@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...objects import Place
 from ..errors import BadSampleError, SourceError
-from . import Groups, Sample, Source
+from . import Groups, Sample, Source, marks_of
 from .listing import (
     MAX_PICTURE_BYTES,
     MAX_TEXT_BYTES,
@@ -27,7 +27,7 @@ from .listing import (
     real_root,
     says_nothing_about_the_file,
 )
-from .source_file import SourceFile
+from .source_file import SourceFile, Version
 from .tar_samples import Part, joined_places, key_and_suffix, scan_shard
 
 OPEN_SHARDS = 64
@@ -67,7 +67,7 @@ class WebDatasetSource(Source):
             raise SourceError(f"no sample in {len(shards):,} tars; the first, {shards[0]}: {reason}")
         self.mode = "images" if self._places[_CAPTION] is None else "pairs"
         self._shard_names = names_below_common_folder(shards)
-        self._files = _OpenFiles(self.shards)
+        self._files = _OpenFiles(self.shards, tuple(scan.version for scan in scans))
 
     def __len__(self) -> int:
         return len(self._names)
@@ -116,6 +116,9 @@ class WebDatasetSource(Source):
             "listing": listing_digest(self._names, self._first, *places),
         }
 
+    def marks(self) -> dict[str, str]:
+        return marks_of(self._shard_names.__getitem__, self._files.versions)
+
     def _member(self, part: int, index: int, most: int) -> bytes | None:
         """Return the bytes of a part's member; None if the sample has none."""
         places = self._places[part]
@@ -146,26 +149,23 @@ class WebDatasetSource(Source):
 class _OpenFiles:
     """Random reads from many files; each process keeps the most recently used ones open."""
 
-    def __init__(self, paths: tuple[Place, ...]) -> None:
-        self._paths = paths
+    def __init__(self, paths: tuple[Place, ...], versions: tuple[Version | None, ...]) -> None:
+        self._paths, self.versions = paths, versions
         self._open: OrderedDict[int, SourceFile] = OrderedDict()
 
     def read(self, file: int, offset: int, size: int) -> bytes:
         try:
             if file not in self._open:
-                self._open[file] = SourceFile(self._paths[file])
+                self._open[file] = SourceFile(self._paths[file], self.versions[file])
             self._open.move_to_end(file)
             if len(self._open) > OPEN_SHARDS:
                 self._open.popitem(last=False)
-            data = self._open[file].read(offset, size)
+            return self._open[file].read(offset, size)
         except OSError as error:
             if says_nothing_about_the_file(error):
                 self._open.pop(file, None)  # whoever tries again needs a new descriptor
                 raise
             raise BadSampleError(f"the archive cannot be read: {error.strerror or error}") from error
-        if len(data) < size:
-            raise BadSampleError("the archive is shorter than when it was listed")
-        return data
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _OpenFiles, (self._paths,)
+        return _OpenFiles, (self._paths, self.versions)

@@ -16,7 +16,7 @@ import pytest
 
 from thermopile.pipeline.conversion import on_ray
 from thermopile.pipeline.conversion.bad_samples import read_bad_samples
-from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part
 from thermopile.pipeline.errors import DatasetError, SourceError
 from thermopile.pipeline.sources.folder import FolderSource
 
@@ -193,6 +193,15 @@ def test_samples_that_may_not_be_left_out_end_it_as_on_one_machine(pictures, tmp
         on_ray.convert_on_ray(source, tmp_path / "out", ConvertSettings(**settings))
     wait_until(lambda: being_written(tmp_path)[0] == 0)  # those that paused were cancelled
     assert done(tmp_path) < SHARDS
+
+
+def test_a_picture_that_changed_since_an_earlier_command_began_is_refused_by_a_node(pictures, tmp_path, told_sources):
+    source = FolderSource(shutil.copytree(pictures, tmp_path / "in"))
+    convert_part(source, tmp_path / "out", ConvertSettings(), PartNumber(1, 2), workers=1)
+    for path in (tmp_path / "in").iterdir():
+        path.write_bytes(path.read_bytes())
+    with pytest.raises(SourceError, match=r"^\S+\.png was changed after the conversion began.*remove .*out\.partial"):
+        on_ray.convert_on_ray(source, tmp_path / "out", ConvertSettings())
 
 
 def test_what_is_done_when_it_is_interrupted_or_killed_is_kept_and_repeating_it_finishes(

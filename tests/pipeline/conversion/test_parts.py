@@ -45,8 +45,9 @@ def put_together(with_bad_ones, out, settings=None, **options):
     return finish(FolderSource(with_bad_ones), out, settings or ConvertSettings(), **options)
 
 
-def plan_of(with_bad_ones, **settings):
-    return Plan.of(FolderSource(with_bad_ones), ConvertSettings(**settings), None, None)
+def plan_of(out):
+    """The plan that a conversion was begun with."""
+    return Plan.model_validate_json((out.with_name(f".{out.name}.partial") / "plan.json").read_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -202,8 +203,8 @@ def test_a_shard_that_is_not_as_it_was_written_is_not_done_and_its_part_writes_i
 
 def test_a_shard_that_was_damaged_while_it_was_put_together_is_found(with_bad_ones, parts_done, of_one_machine):
     partial = Partial(parts_done)
-    results = partial.results(plan_of(with_bad_ones))
-    partial.assemble(plan_of(with_bad_ones), results, b"{}")
+    results = partial.results(plan_of(parts_done))
+    partial.assemble(plan_of(parts_done), results, b"{}")
     (partial.dataset / "dataset.json").unlink()  # as if killed just before
     zero(partial.dataset / "shards" / "shard-00005.rows")
     with pytest.raises(DatasetError, match=r"1 of 8 shards .* not done: 5\."):
@@ -281,7 +282,7 @@ def test_an_output_that_others_made_is_replaced_at_the_finish_and_only_if_asked(
 
 def test_a_part_frees_the_space_of_killed_writers_and_of_no_others(with_bad_ones, tmp_path, monkeypatch):
     part(with_bad_ones, tmp_path / "out", 1, 2)
-    parts = Partial(tmp_path / "out").parts(plan_of(with_bad_ones))
+    parts = Partial(tmp_path / "out").parts(plan_of(tmp_path / "out"))
     living = parts[1].begin()
     dead = [parts[3].folder / f"part-00003.{suffix}.far-9.writing" for suffix in ("beton", "rows", "errors.jsonl")]
     for file in dead:
@@ -320,7 +321,7 @@ def test_a_writer_keeps_its_file_though_others_clean_up_before_it_has_locked_it(
             partial.remove_files_of_killed_writers()
         flock(descriptor, operation)
 
-    shard = partial.parts(plan_of(with_bad_ones))[1]
+    shard = partial.parts(plan_of(parts_done))[1]
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", late)
         descriptor = shard.begin()

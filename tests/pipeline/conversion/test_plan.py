@@ -7,8 +7,17 @@ from hypothesis import strategies as st
 
 from thermopile.pipeline.conversion import plan
 from thermopile.pipeline.conversion.plan import Listings, shard_count
+from thermopile.pipeline.sources.glyphs import GlyphSource
 
 sizes_of_chunks = st.lists(st.integers(0, 3000), min_size=1, max_size=30).filter(any)
+
+
+def test_what_tells_a_changed_source_is_not_part_of_the_digest_that_datasets_record():
+    made = plan.Plan.of(GlyphSource(0), plan.ConvertSettings(), None, None)
+    other = made.model_copy(update={"marks": {"0.tar": "of another"}, "made_at": 0})
+    assert other.digest() == made.digest()
+    assert other.differences(made) == ["0.tar has changed"]
+    assert made.differences(made.model_copy(update={"made_at": 0})) == []
 
 
 def chunks_of(sizes):

@@ -154,8 +154,9 @@ class OvertakenSource(FolderSource):
         return super().__getitem__(index)
 
 
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_part_that_goes_on_after_somebody_started_over_ends_and_leaves_the_new_conversion_alone(
-    with_bad_ones, out, local
+    with_bad_ones, out, local, seed
 ):
     def start_over():
         with in_bucket(out) as partial:
@@ -164,7 +165,7 @@ def test_a_part_that_goes_on_after_somebody_started_over_ends_and_leaves_the_new
 
     source = OvertakenSource(with_bad_ones).overtaken_by(start_over)
     with pytest.raises(DatasetExistsError, match=r"another process has finished the conversion to .*, or started it"):
-        convert_part(source, out, ConvertSettings(seed=1), PartNumber(1, 1), pool=in_this_process)
+        convert_part(source, out, ConvertSettings(seed=seed), PartNumber(1, 1), pool=in_this_process)
     part(with_bad_ones, out, 2, 2)
     finish(FolderSource(with_bad_ones), out, ConvertSettings())
     assert contents(out) == local

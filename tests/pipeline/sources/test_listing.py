@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from thermopile.pipeline import sources
 from thermopile.pipeline.errors import BadSampleError
 from thermopile.pipeline.sources.listing import (
     MAX_TEXT_BYTES,
@@ -78,3 +79,17 @@ def test_a_digest_does_not_depend_on_how_the_columns_lie_in_memory():
     numbers = np.arange(8)
     assert listing_digest(whole[1:3], numbers[::2]) == listing_digest(names(b"bc", b""), numbers[::2].copy())
     assert listing_digest(whole[:0]) == listing_digest(names())
+
+
+def test_many_files_share_marks_with_their_neighbours_and_each_change_shows(monkeypatch):
+    monkeypatch.setattr(sources, "MAX_MARKS", 4)
+    versions = [(100, number) for number in range(10)]
+    marks = sources.marks_of("{}.tar".format, versions)
+    assert list(marks) == ["0.tar … 2.tar", "3.tar … 5.tar", "6.tar … 8.tar", "9.tar"]
+    for number in range(10):
+        other = [*versions]
+        other[number] = (101, number)
+        changed = dict(sources.marks_of("{}.tar".format, other).items() - marks.items())
+        assert list(changed) == [list(marks)[number // 3]]
+    assert len(sources.marks_of("{}.tar".format, versions[:4])) == 4
+    assert sources.marks_of("{}.tar".format, ()) == {}

@@ -13,7 +13,6 @@ import pytest
 from thermopile.pipeline.errors import BadSampleError, SourceError
 from thermopile.pipeline.sources import row_groups
 from thermopile.pipeline.sources.parquet import ParquetSource
-from thermopile.pipeline.sources.source_file import SourceFile
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 NAMES = ["tench", "cock", "ray"]
@@ -214,7 +213,6 @@ def test_a_network_disk_that_fails_for_a_moment_costs_no_sample(write, monkeypat
 
     with monkeypatch.context() as patch:
         patch.setattr("thermopile.pipeline.sources.source_file.os.pread", fail)
-        patch.setattr(row_groups, "parquet_file", lambda file: pq.ParquetFile(SourceFile(file).reader()))
         with pytest.raises(OSError, match=os.strerror(number)):
             source[0]
         with pytest.raises(OSError, match=os.strerror(number)):

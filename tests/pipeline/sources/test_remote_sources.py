@@ -1,6 +1,7 @@
 """Sources in an object store: their samples are those of the same files on disk."""
 
 import io
+import pickle
 import tarfile
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -15,11 +16,12 @@ from thermopile import objects
 from thermopile.objects import Address, ObjectStoreError
 from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
-from thermopile.pipeline.errors import BadSampleError
+from thermopile.pipeline.errors import BadSampleError, SourceChangedError
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.dataset_source import DatasetSource
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.parquet import ParquetSource
+from thermopile.pipeline.sources.source_file import SourceFile
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
 from thermopile.tools.cli import main
 from thermopile.tools.convert_sources import KINDS
@@ -115,6 +117,18 @@ def test_a_missing_object_is_a_bad_sample_and_a_store_that_is_away_is_not(tmp_pa
         gateway.stop()
         with pytest.raises(ObjectStoreError):
             source[2]
+
+
+@pytest.mark.parametrize("content", [b"other" * 200_000, b"short"])
+def test_an_object_that_is_replaced_while_it_is_read_is_refused(remote, content):
+    (remote / "replaced").write(b"whole" * 200_000)
+    file = SourceFile(remote / "replaced")
+    assert file.read(0, 5) == b"whole"
+    elsewhere = pickle.loads(pickle.dumps(file))
+    (remote / "replaced").write(content)
+    for each, at in ((file, 900_000), (elsewhere, 0)):
+        with pytest.raises(SourceChangedError, match=f"^{remote}/replaced was changed"):
+            each.read(at, 5)
 
 
 def test_some_samples_of_a_remote_dataset_become_a_local_one(files, remote, tmp_path):

@@ -1,0 +1,263 @@
+"""A source that is changed while it is converted: its old and its new samples are never mixed in a dataset."""
+
+import io
+import os
+import shutil
+import tarfile
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from thermopile.objects import Address
+from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
+from thermopile.pipeline.errors import DatasetExistsError, SourceError
+from thermopile.pipeline.sources.csv_source import CsvSource
+from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.pipeline.sources.parquet import ParquetSource
+from thermopile.pipeline.sources.webdataset import WebDatasetSource
+from thermopile.tools.cli import main
+
+from conversions import digests, many_shards
+
+PICTURES = 60
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    many_shards(monkeypatch, rows=15)
+
+
+@pytest.fixture(scope="module")
+def jpegs(draw):
+    """Two versions of each picture."""
+
+    def jpeg(number):
+        file = io.BytesIO()
+        draw(number).save(file, "JPEG")
+        return file.getvalue()
+
+    return [[jpeg(number + of_version) for number in range(PICTURES)] for of_version in (0, 1000)]
+
+
+def write(place, data):
+    """Write a file in place, or an object."""
+    if isinstance(place, Path):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+    else:
+        place.write(data)
+
+
+def pictures(jpegs, word):
+    return {f"pictures/{i:02d}.jpg": data for i, data in enumerate(jpegs)}
+
+
+def listed(jpegs, word):
+    rows = "".join(f"pictures/{i:02d}.jpg,the {word} of number {i:02d}\n" for i in range(PICTURES))
+    return pictures(jpegs, word) | {"list.csv": b"filepath,title\n" + rows.encode()}
+
+
+def tars(jpegs, word):
+    """Two tars, whose members are of the same sizes whatever the word of five letters."""
+    files = {}
+    for number in range(2):
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            for i in range(number, PICTURES, 2):
+                for name, data in ((f"{i:02d}.jpg", jpegs[i]), (f"{i:02d}.txt", f"the {word} of {i:02d}".encode())):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+        files[f"{number}.tar"] = packed.getvalue()
+    return files
+
+
+def tables(jpegs, word):
+    """Two tables without statistics, whose footers do not tell of the captions."""
+    files = {}
+    for number in range(2):
+        file, own = io.BytesIO(), range(number, PICTURES, 2)
+        captions = [f"the {word} of number {i:02d}" for i in own]
+        table = pa.table({"image": [jpegs[i] for i in own], "caption": captions})
+        pq.write_table(table, file, row_group_size=5, compression="none", write_statistics=False)
+        files[f"{number}.parquet"] = file.getvalue()
+    return files
+
+
+OPEN = {
+    "folder": (pictures, lambda root: FolderSource(root / "pictures")),
+    "csv": (listed, lambda root: CsvSource(root / "list.csv")),
+    "webdataset": (tars, lambda root: WebDatasetSource([root / "0.tar", root / "1.tar"])),
+    "parquet": (tables, lambda root: ParquetSource([root / "0.parquet", root / "1.parquet"])),
+}
+# Picture 07 is in a shard of the second part.
+CHANGED = [("folder", "pictures/07.jpg"), ("csv", "pictures/07.jpg"), ("csv", "list.csv"), ("webdataset", "1.tar"),
+           ("parquet", "1.parquet")]  # fmt: skip
+
+
+class Sources:
+    """One of the kinds of source, in a folder or below an address."""
+
+    def __init__(self, kind, root, jpegs):
+        self._kind, (self._files, self._open) = kind, OPEN[kind]
+        self.root, self._jpegs = root, jpegs
+        for name, data in self._files(jpegs[0], "claws").items():
+            write(root / name, data)
+
+    def listed(self):
+        return self._open(self.root)
+
+    def change(self, name):
+        """Give a file another content that its listing does not tell of."""
+        if isinstance(self.root, Address) and self._kind == "csv" and name.endswith(".jpg"):
+            time.sleep(1)  # a store has the times of objects in whole seconds
+        jpegs = self._jpegs[1] if name.endswith(".jpg") else self._jpegs[0]
+        write(self.root / name, self._files(jpegs, "tails")[name])
+
+    def part(self, out, number, count=2):
+        return convert_part(self.listed(), out, ConvertSettings(), PartNumber(number, count), workers=1)
+
+    def whole(self, out, **options):
+        return convert(self.listed(), out, ConvertSettings(), workers=1, **options)
+
+    def finish(self, out):
+        return finish(self.listed(), out, ConvertSettings())
+
+
+def refused(name):
+    """One line that names the file, and what to remove."""
+    line = rf"^[^\n]*{name} (has|was) changed[^\n]*remove [^\n]*out[^\n]*$"
+    return pytest.raises((DatasetExistsError, SourceError), match=line)
+
+
+@pytest.mark.parametrize(("kind", "changed"), CHANGED)
+def test_a_source_that_changed_between_two_parts_is_refused_naming_the_file(kind, changed, tmp_path, jpegs):
+    sources = Sources(kind, tmp_path / "in", jpegs)
+    sources.part(tmp_path / "out", 1)
+    sources.change(changed)
+    with refused(Path(changed).name):
+        sources.part(tmp_path / "out", 2)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("to_bucket", [False, True])
+@pytest.mark.parametrize(("kind", "changed"), CHANGED)
+def test_objects_that_changed_between_two_parts_are_refused_naming_one(kind, changed, to_bucket, tmp_path, jpegs, s3):
+    root = Address("bucket", f"{kind}-{changed}-{to_bucket}")
+    sources, out = Sources(kind, root / "in", jpegs), root / "out" if to_bucket else tmp_path / "out"
+    sources.part(out, 1)
+    sources.change(changed)
+    with refused(Path(changed).name):
+        sources.part(out, 2)
+    assert not (out / "dataset.json").exists()
+
+
+def test_a_source_that_changed_after_its_last_part_is_not_finished(tmp_path, jpegs):
+    sources = Sources("webdataset", tmp_path / "in", jpegs)
+    sources.part(tmp_path / "out", 1, 1)
+    sources.change("1.tar")
+    with refused(r"1\.tar"):
+        sources.finish(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.wide
+def test_pictures_of_a_folder_in_a_bucket_are_told_by_their_etags_and_not_only_when_they_are_read(tmp_path, jpegs, s3):
+    sources = Sources("folder", Address("bucket", "etags"), [jpegs[0], [data[:-1] + b"\0" for data in jpegs[0]]])
+    sources.part(tmp_path / "out", 1, 1)
+    sources.change("pictures/07.jpg")
+    with refused(r"07\.jpg"):
+        sources.finish(tmp_path / "out")
+
+
+def test_a_picture_replaced_by_an_older_file_is_refused(tmp_path, jpegs):
+    sources = Sources("folder", tmp_path / "in", jpegs)
+    sources.part(tmp_path / "out", 1)
+    (tmp_path / "old").write_bytes(jpegs[1][7])
+    os.utime(tmp_path / "old", (0, 0))
+    (tmp_path / "old").rename(tmp_path / "in" / "pictures" / "07.jpg")
+    with refused(r"07\.jpg"):
+        sources.part(tmp_path / "out", 2)
+
+
+def test_a_picture_beside_a_table_that_changed_is_refused(tmp_path, jpegs):
+    for i, jpeg in enumerate(jpegs[0]):
+        write(tmp_path / "in" / f"{i:02d}.jpg", jpeg)
+    pictures = [{"bytes": None, "path": f"{i:02d}.jpg"} for i in range(PICTURES)]
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    pq.write_table(pa.table({"image": pa.array(pictures, kind)}), tmp_path / "in" / "all.parquet", row_group_size=5)
+
+    def part(number):
+        source = ParquetSource([tmp_path / "in" / "all.parquet"])
+        convert_part(source, tmp_path / "out", ConvertSettings(), PartNumber(number, 2), workers=1)
+
+    part(1)
+    for i, jpeg in enumerate(jpegs[1]):
+        write(tmp_path / "in" / f"{i:02d}.jpg", jpeg)
+    with refused(r"[0-9]{2}\.jpg"):
+        part(2)
+
+
+def test_going_on_after_a_picture_changed_is_one_line_that_does_not_advise_to_go_on(tmp_path, jpegs):
+    sources = Sources("folder", tmp_path / "in", jpegs)
+    sources.part(tmp_path / "out", 1)
+    sources.change("pictures/07.jpg")
+    command = ["convert", "folder", tmp_path / "in" / "pictures", tmp_path / "out", "--resume", "--workers", "1"]
+    result = CliRunner().invoke(main, list(map(str, command)))
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, (
+        f"Error: {tmp_path}/in/pictures/07.jpg was changed after the conversion began; start it over without --resume: "
+        f"remove {tmp_path}/.out.partial and convert again"
+    ))  # fmt: skip
+    assert "continue" not in result.stderr
+    shutil.rmtree(tmp_path / ".out.partial")
+    assert sources.whole(tmp_path / "out").samples == PICTURES
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_copied_and_touched_files_give_the_same_bytes_and_a_finished_dataset_is_not_made_again(kind, tmp_path, jpegs):
+    sources = Sources(kind, tmp_path / "in", jpegs)
+    sources.whole(tmp_path / "a" / "out")
+    (tmp_path / "in").rename(tmp_path / "before")
+    shutil.copytree(tmp_path / "before", tmp_path / "in", copy_function=shutil.copyfile)
+    assert sources.whole(tmp_path / "a" / "out", resume=True).seen == 0
+    sources.whole(tmp_path / "b" / "out")
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_appending_samples_that_were_touched_since_is_refused_as_before(kind, tmp_path, jpegs):
+    sources = Sources(kind, tmp_path / "in", jpegs)
+    sources.whole(tmp_path / "out")
+    files = [path for path in (tmp_path / "in").rglob("*") if path.is_file()]
+    for path in files:
+        path.write_bytes(path.read_bytes())
+    given = {"folder": ["in/pictures"], "csv": ["in/list.csv"]}.get(kind, ["in"])
+    result = CliRunner().invoke(
+        main, ["convert", kind, *(str(tmp_path / name) for name in given), str(tmp_path / "out"), "--append"]
+    )
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        2, f"Error: {tmp_path}/out holds these samples already"
+    )  # fmt: skip
+
+
+def test_a_list_that_was_only_touched_has_not_changed(tmp_path, jpegs):
+    sources = Sources("csv", tmp_path / "in", jpegs)
+    sources.part(tmp_path / "out", 1)
+    (tmp_path / "in" / "list.csv").write_bytes((tmp_path / "in" / "list.csv").read_bytes())
+    sources.part(tmp_path / "out", 2)
+    assert sources.finish(tmp_path / "out").samples == PICTURES
+
+
+def test_a_shard_of_a_conversion_that_was_started_over_is_not_done(tmp_path, jpegs):
+    sources, parts = Sources("webdataset", tmp_path / "in", jpegs), tmp_path / ".out.partial" / "parts"
+    sources.part(tmp_path / "out", 1)
+    (tmp_path / ".out.partial").rename(tmp_path / "before")
+    sources.change("0.tar")
+    assert sources.part(tmp_path / "out", 2).shards_done == 2
+    shutil.copytree(tmp_path / "before" / "parts", parts, dirs_exist_ok=True)  # as by a task that outlived it
+    assert sources.part(tmp_path / "out", 1).seen == 30

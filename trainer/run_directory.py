@@ -100,16 +100,17 @@ class RunDirectory:
 
     def refuse_existing(self) -> None:
         """Raise RunExistsError if the directory already has content."""
-        if self.exists():
-            raise self.taken()
+        content = None
         if isinstance(self.path, Address):
-            if any(
-                not name.startswith((".", "selection/", "state.lock")) for name, _ in islice(self.path.objects(), 100)
-            ):
-                raise RunExistsError(f"{self.path} has objects below it; choose another address with --out")
-            return
-        if self.path.exists() and (not self.path.is_dir() or any(map(self._is_of_something, self.path.iterdir()))):
-            raise RunExistsError(f"{self.path} is not empty; choose another directory with --out")
+            own = (".", "selection/", "state.lock")
+            if any(not name.startswith(own) for name, _ in islice(self.path.objects(), 100)):
+                content = "has objects below it; choose another address"
+        elif self.path.exists() and (not self.path.is_dir() or any(map(self._is_of_something, self.path.iterdir()))):
+            content = "is not empty; choose another directory"
+        if self.exists():  # asked last: what was found may be of a run that another start has just made
+            raise self.taken()
+        if content:
+            raise RunExistsError(f"{self.path} {content} with --out")
 
     def create(self, config: TrainConfig, fill: Callable[[], None] = lambda: None) -> None:
         """Create the directory and write the resolved settings, after `fill` has written what belongs to them.

@@ -108,18 +108,17 @@ class RunDirectory:
 
     def refuse_existing(self) -> None:
         """Raise RunExistsError if the directory already has content."""
+        content = None
         if isinstance(self.path, Address):
-            names = (name for name, _ in islice(self.path.objects(), 100))
-            is_empty = all(name.startswith((".", "selection/", "state.lock")) for name in names)
-            what = "has objects below it; choose another address"
-        else:
-            is_folder = self.path.is_dir() or not self.path.exists()
-            is_empty = is_folder and not (self.path.exists() and any(map(self._is_of_something, self.path.iterdir())))
-            what = "is not empty; choose another directory"
-        if self.exists():  # asked last: another start may be making it
+            own = (".", "selection/", "state.lock")
+            if any(not name.startswith(own) for name, _ in islice(self.path.objects(), 100)):
+                content = "has objects below it; choose another address"
+        elif self.path.exists() and (not self.path.is_dir() or any(map(self._is_of_something, self.path.iterdir()))):
+            content = "is not empty; choose another directory"
+        if self.exists():  # asked last: what was found may be of a run that another start has just made
             raise self.taken()
-        if not is_empty:
-            raise RunExistsError(f"{self.path} {what} with --out")
+        if content:
+            raise RunExistsError(f"{self.path} {content} with --out")
 
     def create(self, config: TrainConfig, fill: Callable[[], None] = lambda: None) -> None:
         """Create the directory and write the resolved settings, after `fill` has written what belongs to them.

@@ -136,7 +136,8 @@ def test_retention_leaves_what_a_damaged_snapshot_may_need_and_does_not_count_it
     hidden = manifest.rename(tmp_path / "hidden")
     left = files(path)
     commit(repository, 3, base=made[1])
-    repository.retain(1)
+    repository.retain(2)
+    assert tags(repository) == ["step-0", "step-1", "step-3"]
     amounts = []
     for step in range(4, 9):
         commit(repository, step, [rows(step)])

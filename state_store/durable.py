@@ -5,7 +5,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -56,6 +56,8 @@ class Repository:
         """writer: in a bucket, who writes; the index holds it from `create` or `repair` on."""
         self.path, self._writer = path, writer
         self._damage_told: str | None = None
+        self._damaged: set[int] = set()  # steps of the snapshots that commits found damaged and left
+        self._left: set[str] = set()  # files present when they did: a damaged manifest no longer tells which it needs
         self.description = self._load(by_writer=False).description
 
     @classmethod
@@ -215,18 +217,21 @@ class Repository:
 
         keep_last: at least 1. keep_every: in steps; 0 keeps no others. Also deletes leftovers of crashes and failed
         commits. Readers of a kept snapshot are not disturbed. Verifies all files of the kept snapshots, except chunks,
-        before deleting anything. Raises SnapshotError.
+        before deleting anything. Those that a commit has found damaged are left as they are, and not counted. Raises
+        SnapshotError.
         """
         with _refusing(f"{self.path}: not all old snapshots were deleted"):
             loaded = self._load()
-            kept = {0, *(snapshot.step for snapshot in loaded.snapshots[-keep_last:])}
+            intact = [snapshot.step for snapshot in loaded.snapshots if snapshot.step not in self._damaged]
+            kept = {0, *intact[-keep_last:], *self._damaged}
             kept |= {snapshot.step for snapshot in loaded.snapshots if keep_every and snapshot.step % keep_every == 0}
             self._free_all_but(loaded, [snapshot for snapshot in loaded.snapshots if snapshot.step in kept])
 
     def _free_all_but(self, loaded: History, kept: Sequence[Snapshot]) -> None:
         """Make `kept` the history and delete all files that it does not need. No commit may be in progress."""
         icechunk_files.refuse_links(self.path)
-        unneeded = icechunk_files.find_garbage(self.path, (snapshot.files for snapshot in kept))
+        intact = (snapshot.files for snapshot in kept if snapshot.step not in self._damaged)
+        unneeded = icechunk_files.find_garbage(self.path, intact, self._left)
         # After the listing: what it holds is not of a writer that began later, and who began later stops this one here.
         if len(kept) < len(loaded.snapshots):
             self._replace(loaded, kept)
@@ -239,13 +244,14 @@ class Repository:
         history.replace(self.path, replace(loaded, snapshots=tuple(snapshots)))
 
     def commit(
-        self, parts: Iterable[ColumnPart], *, base: Snapshot, step: int, epoch: int, config_hash: str,
-        dataset_fingerprint: str, ranks: Ranks,
+        self, parts: Callable[[Snapshot], Iterable[ColumnPart]], *, base: Snapshot, step: int, epoch: int,
+        config_hash: str, dataset_fingerprint: str, ranks: Ranks,
     ) -> Snapshot:  # fmt: skip
-        """Write a snapshot of `base` with all ranks' `parts` applied; durable on return.
+        """Write a snapshot of `base`, or of the newest intact one before it, with all ranks' parts; durable on return.
 
-        It becomes the last snapshot: any after `base`, left by a failed announcement, are dropped. Every rank calls
-        this with its own parts, which may be an iterator; the other arguments count on rank 0 only.
+        parts: given the snapshot that it builds on, returns what this rank changes in it. Damaged snapshots are left,
+        with a warning each. Any others after `base`, left by a failed announcement, are dropped: the new one becomes
+        the last. Every rank calls this with its own parts; the other arguments count on rank 0 only.
         Raises SnapshotError on every rank if one fails, also in producing its parts, and then leaves nothing behind.
         """
         about = dict(step=step, epoch=epoch, config_hash=config_hash, dataset_fingerprint=dataset_fingerprint)  # noqa: C408
@@ -256,15 +262,14 @@ class Repository:
             with agreement(ranks, SnapshotError), _refusing(what, Exception):
                 yield
 
-        forks, snapshot = None, None
+        forked, snapshot = None, None
         try:  # every exchange stands between the stages: a rank that failed alone would leave the others waiting
             with stage():
                 if ranks.rank == 0:
-                    self._load()  # raises if another process is the writer
-                    forks = fork(self.path, base, ranks.world)
-            session = ranks.broadcast(forks)[ranks.rank]
+                    forked = self._fork(base, ranks.world)
+            base, forks = ranks.broadcast(forked)
             with stage():
-                share = write_parts(self.path, session, self.description.schema.columns, parts)
+                share = write_parts(self.path, forks[ranks.rank], self.description.schema.columns, parts(base))
             shares = ranks.gather(share)
             with stage():
                 if ranks.rank == 0:
@@ -280,10 +285,37 @@ class Repository:
         written: Snapshot = ranks.broadcast(snapshot)
         return written
 
+    def _fork(self, newest: Snapshot, world: int) -> tuple[Snapshot, list[icechunk.ForkSession]]:
+        """Return `newest`, or the newest intact snapshot before it, and a session at it for each rank.
+
+        Raises DamagedFileError if none is intact.
+        """
+        earlier = [snapshot for snapshot in self._load().snapshots if snapshot.step <= newest.step]
+        present, damaged = icechunk_files.present_files(self.path), dict[int, DamagedFileError]()
+        while True:
+            base = earlier.pop()
+            try:
+                icechunk_files.needed_files(self.path, [base.files], present)
+                break
+            except DamagedFileError as error:
+                damaged[base.step] = error
+                if not earlier:
+                    raise damaged[newest.step] from None
+        for step in damaged.keys() - self._damaged:
+            _log.warning(
+                "%s: snapshot step-%d is damaged (%s). The next one builds on %s and holds all changes since then. The "
+                "damaged one is left until the run is resumed, which drops it; check the disk",
+                self.path, step, damaged[step], base.tag,
+            )  # fmt: skip
+            self._damaged.add(step)
+            self._left |= present
+        return base, fork(self.path, base, world)
+
     def _announce(self, snapshot: Snapshot, base: Snapshot) -> None:
         loaded = self._load()
         try:
-            self._replace(loaded, [*(entry for entry in loaded.snapshots if entry.step <= base.step), snapshot])
+            kept = [entry for entry in loaded.snapshots if entry.step <= base.step or entry.step in self._damaged]
+            self._replace(loaded, [*kept, snapshot])
         except OSError:
             if isinstance(self.path, Path):
                 with suppress(OSError):  # the rename may have succeeded and only the flush failed

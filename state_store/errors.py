@@ -65,5 +65,9 @@ class DamagedFileError(DamagedChunkError):
         self.file, self.reason = file, reason
 
 
+DAMAGE = (DamagedChunkError, SnapshotNotFoundError)
+"""Errors of rows that cannot be read from a snapshot, where another attempt would fail as well."""
+
+
 class MemoryBudgetError(StateStoreError):
     """The memory budget holds fewer blocks than one step needs."""

@@ -112,13 +112,13 @@ def for_each(state: Place, function: Callable[[T], R], items: Iterable[T]) -> It
         yield from threads.map(function, items)
 
 
-def find_garbage(state: Place, kept: Iterable[Mapping[str, str]]) -> list[Place]:
+def find_garbage(state: Place, kept: Iterable[Mapping[str, str]], left: Set[str] = frozenset()) -> list[Place]:
     """Return the files that no snapshot needs, given the files of those to keep. No commit may be in progress.
 
-    Includes leftovers of crashes and failed commits. Raises as `needed_files`.
+    Includes leftovers of crashes and failed commits. left: files to leave as well. Raises as `needed_files`.
     """
     present = present_files(state)
-    garbage: list[Place] = [state / name for name in sorted(present - needed_files(state, kept, present))]
+    garbage: list[Place] = [state / name for name in sorted(present - left - needed_files(state, kept, present))]
     if isinstance(state, Path):
         garbage += [*state.glob(_HALF_WRITTEN), *(state / REFERENCE).parent.glob(_HALF_WRITTEN)]
     return garbage

@@ -63,7 +63,7 @@ def open_share(
             repository = Repository.open(path, writer)
             blocks = _blocks_at(repository, snapshot, owned, slots, ranks.rank)
             undo.callback(blocks.close)
-            rows = Rows(description.schema, owned, description.block_rows, blocks)
+            rows = Rows(description.schema, owned, description.block_rows, blocks, snapshot.step)
         with agreement(ranks):
             if ranks.rank == 0:
                 repository.undo_after(snapshot)

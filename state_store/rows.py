@@ -102,16 +102,17 @@ class Blocks:
 class Rows:
     """Reads and writes rows, and tracks what a snapshot needs: the changed blocks, as they were at its cut.
 
-    owned: ids of this rank, in whole blocks. For a snapshot call `cut`, consume `parts` to its end, then call `written`
-    or `not_written` before the next `cut`. Thread-safe.
+    owned: ids of this rank, in whole blocks. step: of the snapshot that the rows are from. For a snapshot call `cut`,
+    consume `parts` to its end, then call `written` or `not_written` before the next `cut`. Thread-safe.
     """
 
-    def __init__(self, schema: Schema, owned: range, block_rows: int, blocks: Blocks) -> None:
+    def __init__(self, schema: Schema, owned: range, block_rows: int, blocks: Blocks, step: int) -> None:
         self.schema, self.owned, self.block_rows, self.blocks = schema, owned, block_rows, blocks
         count = -(-len(owned) // block_rows)
         self._dirty = np.zeros(count, dtype=bool)  # changed since the last cut
         self._pending = np.zeros(count, dtype=bool)  # in the cut that is being written, not written yet
         self._cut = np.zeros(count, dtype=bool)  # in the cut that is being written
+        self._saved_at = np.full(count, step, dtype=np.int64)  # step of the newest snapshot that the block changed in
         self._before = BeforeImages(count, block_rows, schema.row_words)
 
     def gather(self, ids: IdArray, values: Floats, visits: npt.NDArray[np.int32], *, wait: bool = True) -> bool:
@@ -148,11 +149,18 @@ class Rows:
     def cut(self) -> None:
         """Fix the content of the next snapshot as the current rows, and mark every block unchanged."""
         with self.blocks.lock:
-            self._cut[:] = self._pending[:] = self._dirty
+            self._cut[:] = self._dirty
+            self._pending[:] = True  # until `parts` is told which are needed: of any, the old rows must be kept
             self._dirty[:] = False
 
-    def parts(self) -> Iterator[ColumnPart]:
-        """Yield the blocks changed before the cut, as of the cut. Each part reuses the memory of the previous one."""
+    def parts(self, since: int) -> Iterator[ColumnPart]:
+        """Yield the blocks changed after the snapshot of step `since`, as of the cut.
+
+        Each part reuses the memory of the previous one. Raises what reading a block that is not in memory raises.
+        """
+        with self.blocks.lock:
+            self._cut |= self._saved_at > since
+            self._pending &= self._cut
         names = self.schema.columns
         longest = min(_BLOCKS_WRITTEN_AT_ONCE * self.block_rows, len(self.owned))
         memory = np.empty((len(names), longest), dtype=np.uint32)
@@ -168,9 +176,10 @@ class Rows:
                 {name: column.view(self.schema.dtype(name)) for name, column in zip(names, columns, strict=True)},
             )
 
-    def written(self) -> None:
-        """Release the cut after its snapshot was committed."""
+    def written(self, step: int) -> None:
+        """Release the cut after its snapshot, of this step, was committed."""
         with self.blocks.lock:
+            self._saved_at[self._cut] = step
             self._cut[:] = False
             self._before.clear()
 

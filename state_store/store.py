@@ -13,7 +13,7 @@ from ..selection import Selection
 from .background import BackgroundThread
 from .commit import ColumnPart
 from .durable import Repository
-from .errors import StepError, StoreClosedError
+from .errors import DAMAGE, BackgroundError, StateStoreError, StepError, StoreClosedError
 from .history import Snapshot
 from .opening import Lock, open_share
 from .ranks import Ranks
@@ -49,6 +49,7 @@ class StateStore:
         self._repository, self._rows, self._lock, self._ranks = repository, rows, lock, ranks
         self._process = os.getpid()
         self._closed = False
+        self._lost: StateStoreError | None = None  # why rows that a snapshot needs can be read nowhere
         self._transfer = Transfer(rows, staging, selection)
         self._snapshot_thread = BackgroundThread("snapshot", goes_on=True)
         self._writes: list[tuple[int, Future[Snapshot]]] = []
@@ -257,6 +258,12 @@ class StateStore:
         if self._closed:
             raise StoreClosedError(f"the store {self.path} is closed; open it again")
         self._transfer.check()
+        if self._lost is not None:
+            raise BackgroundError(
+                f"{self.path}: no later snapshot can be written, because rows that it needs are lost: {self._lost}. "
+                "Resume the run, which goes back to the newest intact checkpoint; if you have a copy of the file, "
+                "restore it first"
+            ) from self._lost
 
     def _raise_unseen_failure(self) -> None:
         # Only with one rank: otherwise this rank would miss the collective calls that the others are about to make.
@@ -280,20 +287,24 @@ class StateStore:
         # Before anything can fail: blocks that were not written may be marked changed again only after the cut.
         wait([cut])
 
-        def parts() -> Iterable[ColumnPart]:
+        def parts(base: Snapshot) -> Iterator[ColumnPart]:
             cut.result()  # raised here, the error reaches all ranks
-            yield from self._rows.parts()
+            try:
+                yield from self._rows.parts(base.step)
+            except DAMAGE as error:
+                self._lost = error
+                raise
 
         try:
             snapshot = self._repository.commit(
-                parts(), base=self.last_snapshot, step=step, epoch=epoch, config_hash=config_hash,
+                parts, base=self.last_snapshot, step=step, epoch=epoch, config_hash=config_hash,
                 dataset_fingerprint=self._repository.description.dataset_fingerprint, ranks=self._ranks,
             )  # fmt: skip
         except BaseException:
             self._rows.not_written()
             raise
         self.last_snapshot = snapshot
-        self._rows.written()
+        self._rows.written(step)
         self._rows.blocks.follow(snapshot)
         return snapshot
 

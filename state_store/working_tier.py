@@ -13,7 +13,7 @@ from ..files import own_directory
 from ..objects import Place
 from ..places import made_local_folder
 from .durable import Repository
-from .errors import DamagedChunkError
+from .errors import DAMAGE, DamagedChunkError
 from .history import Snapshot
 from .reader import read_records
 from .records import Flags, Words
@@ -46,6 +46,7 @@ class WorkingTier:
         )
         self._written: Flags = np.zeros(-(-rows // description.block_rows), dtype=bool)
         self._opened: tuple[Snapshot, zarr.Group] | None = None
+        self._first_step = snapshot.step
         self.follow(snapshot)
 
     def follow(self, snapshot: Snapshot) -> None:
@@ -59,17 +60,25 @@ class WorkingTier:
         if self._written[block]:
             return self._read_own(block, start, stop)
         words = np.zeros((stop - start, self._description.schema.row_words), dtype=np.uint32)
+        snapshot = followed = self._snapshot
         while True:
-            snapshot, opened, first = self._snapshot, self._opened, self._owned.start
+            opened, first = self._opened, self._owned.start
             try:
                 if opened is None or opened[0] is not snapshot:
                     opened = self._opened = (snapshot, self._repository.group(snapshot))
                 read_records(opened[1], self._description, first + start, first + stop, words)
                 return words
-            except Exception:
+            except Exception as error:
                 # Another thread may have switched to a newer snapshot and collected this one.
-                if snapshot is self._snapshot:
+                if followed is not self._snapshot:
+                    snapshot = followed = self._snapshot
+                    continue
+                # Damaged? A block that was never written here is the same in all snapshots since the one opened.
+                known = self._repository.snapshots() if isinstance(error, DAMAGE) else []
+                earlier = [entry for entry in known if self._first_step <= entry.step < snapshot.step]
+                if not earlier:
                     raise
+                snapshot = earlier[-1]
 
     def write(self, block: int, words: Words) -> None:
         """Replace the records of a block. On OSError the block keeps its old ones."""

@@ -22,9 +22,14 @@ def rows(value, start=0, stop=SAMPLES):
 
 def commit(repository, step, parts=None, **changes):
     """Commit a snapshot on top of the last one; by default all rows are set to the number of the step."""
-    settings = {"base": repository.resolve("latest"), "epoch": 0, "config_hash": "", "dataset_fingerprint": "glyphs-1"}
+    settings = {
+        "base": changes.pop("base", None) or repository.resolve("latest"),
+        "epoch": 0,
+        "config_hash": "",
+        "dataset_fingerprint": "glyphs-1",
+    }
     parts = [rows(step)] if parts is None else parts
-    return repository.commit(parts, step=step, ranks=Ranks(), **(settings | changes))
+    return repository.commit(lambda _: parts, step=step, ranks=Ranks(), **(settings | changes))
 
 
 def columns(repository, at="latest"):

@@ -15,7 +15,7 @@ def put(rows, ids, step):
 
 
 def test_parts_are_as_cut_while_old_rows_fill_their_memory_and_its_free_places_again_and_again():
-    rows = Rows(SCHEMA, range(SAMPLES), BLOCK_ROWS, Blocks(SCHEMA, SAMPLES, BLOCK_ROWS))
+    rows = Rows(SCHEMA, range(SAMPLES), BLOCK_ROWS, Blocks(SCHEMA, SAMPLES, BLOCK_ROWS), step=0)
     everyone, random = np.arange(SAMPLES), np.random.default_rng(0)
     put(rows, everyone, 1)
     for step in range(1, 9):
@@ -24,9 +24,9 @@ def test_parts_are_as_cut_while_old_rows_fill_their_memory_and_its_free_places_a
         for ids in np.split(random.permutation(everyone)[:2_500], [1_024, 1_025, 1_800]):
             put(rows, ids, step + 1)
         parts = []
-        for part in rows.parts():
+        for part in rows.parts(since=step - 1):
             parts.append(np.stack([column.view(np.uint32) for column in part.columns.values()]).T)
             put(rows, random.permutation(everyone)[:700], step + 1)
         np.testing.assert_array_equal(np.concatenate(parts), as_cut[:, :4])
-        rows.written()
+        rows.written(step)
         put(rows, everyone, step + 1)

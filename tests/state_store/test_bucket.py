@@ -170,10 +170,14 @@ def test_a_missing_chunk_is_damage_that_names_it_and_a_store_that_is_away_is_not
             [reader.column(name) for name in reader.columns]
 
 
-def test_a_store_that_fails_in_every_twentieth_request_takes_every_snapshot(repository, path, s3):
+def test_a_store_that_fails_in_every_twentieth_request_takes_every_snapshot_in_two_attempts(repository, path, s3):
+    base = repository.resolve("latest")
     with s3.gateway(failing=0.05) as gateway:
         for step in range(1, 11):
-            commit(repository, step)
+            try:
+                base = commit(repository, step, base=base)
+            except SnapshotError:  # icechunk does not repeat a request whose answer ends early
+                base = commit(repository, step, base=base)
             repository.retain(2)
         assert gateway.stats()["failed"] > 5
     for snapshot in repository.snapshots()[1:]:
@@ -347,7 +351,7 @@ def test_the_part_of_a_commit_that_goes_to_other_ranks_holds_no_credentials(repo
             return value
 
     ranks = Kept()
-    repository.commit([rows(1)], base=repository.resolve("latest"), step=1, epoch=0, config_hash="",
+    repository.commit(lambda _: [rows(1)], base=repository.resolve("latest"), step=1, epoch=0, config_hash="",
                       dataset_fingerprint="glyphs-1", ranks=ranks)  # fmt: skip
     assert b"endpoint" in ranks.sent or b"127.0.0.1" in ranks.sent
     assert os.environ["AWS_SECRET_ACCESS_KEY"].encode() not in ranks.sent

@@ -37,7 +37,7 @@ def commit(repository, step, blocks, block_rows=BLOCK, offset=0.0):
         parts.append(ColumnPart(start, columns))
     base = repository.resolve("latest")
     return repository.commit(
-        parts, base=base, step=step, epoch=0, config_hash="", dataset_fingerprint="", ranks=Ranks()
+        lambda _: parts, base=base, step=step, epoch=0, config_hash="", dataset_fingerprint="", ranks=Ranks()
     )
 
 

@@ -6,7 +6,6 @@ One suite for every way of holding the rows: all in memory, under a budget, and 
 import errno
 import math
 import os
-import queue
 import shutil
 import tempfile
 import threading
@@ -23,6 +22,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from thread_ranks import ThreadRank
 
 from thermopile import files
 from thermopile.state_store import SnapshotError, StateReader, StateStore, commit, durable, list_snapshots
@@ -86,29 +86,6 @@ def failing_once(owner, name, spared):
     with pytest.MonkeyPatch.context() as broken:
         broken.setattr(owner, name, call)
         yield
-
-
-class ThreadRank:
-    """Ranks that are threads of one process: a queue to each rank, and one to the first."""
-
-    def __init__(self, rank, to_rank, to_first):
-        self.rank, self.world, self._to_rank, self._to_first = rank, len(to_rank), to_rank, to_first
-
-    @classmethod
-    def both(cls):
-        queues = [queue.Queue() for _ in range(2)], [queue.Queue() for _ in range(2)]
-        return [cls(rank, *queues) for rank in range(2)]
-
-    def broadcast(self, value):
-        if self.rank == 0:
-            for other in self._to_rank[1:]:
-                other.put(value)
-            return value
-        return self._to_rank[self.rank].get(timeout=60)
-
-    def gather(self, value):
-        self._to_first[self.rank].put(value)
-        return [sender.get(timeout=60) for sender in self._to_first] if self.rank == 0 else []
 
 
 class SharedStore:
@@ -233,6 +210,7 @@ class StoreAgainstArrays(RuleBasedStateMachine):
         self.prefetched = []
         self.snapshots_asked_for = []
         self.failures = 0
+        self.opened_at = 0
 
     def create(self, **share):
         return StateStore.create(
@@ -304,6 +282,22 @@ class StoreAgainstArrays(RuleBasedStateMachine):
             self.store.flush()
         self.assert_snapshot_is_right(self.step)
 
+    @precondition(lambda self: self.failures < MAX_FAILURES and max(self.model.snapshots) > self.opened_at)
+    @rule(kind=st.sampled_from(["snapshots/", "manifests/"]), ids=ids_to_take, data=st.data())
+    def the_newest_snapshot_is_damaged_and_the_next_one_holds_everything(self, kind, ids, data):
+        self.failures += 1
+        self.store.flush()
+        *earlier, newest = list_snapshots(self.path)
+        own = sorted(name for name in newest.files if not any(name in each.files for each in earlier))
+        (self.path / data.draw(st.sampled_from([name for name in own if name.startswith(kind)]))).unlink()
+        del self.model.snapshots[newest.step]
+        self.take(ids)
+        self.put_numbers([0, SPLIT])
+        self.snapshot(waits=True)
+        self.store.flush()
+        assert [snapshot.step for snapshot in list_snapshots(self.path)] == sorted(self.model.snapshots)
+        self.assert_snapshot_is_right(self.step)
+
     def put_numbers(self, ids):
         """Put the step's number into every field; of one row in every third block, so that no rank has nothing."""
         self.step += 1
@@ -328,7 +322,7 @@ class StoreAgainstArrays(RuleBasedStateMachine):
             ),
         )
         self.model.resume(step)
-        self.step = step
+        self.step = self.opened_at = step
         self.prefetched = []
         self.snapshots_asked_for = []
 

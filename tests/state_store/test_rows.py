@@ -14,7 +14,7 @@ IDS = range(FIRST_ID, FIRST_ID + SAMPLES)
 
 def make_rows(fields=3):
     schema = Schema({f"field_{i}": i / 2 for i in range(fields)})
-    return Rows(schema, IDS, BLOCK_ROWS, Blocks(schema, SAMPLES, BLOCK_ROWS))
+    return Rows(schema, IDS, BLOCK_ROWS, Blocks(schema, SAMPLES, BLOCK_ROWS), step=0)
 
 
 def gathered(rows, ids):
@@ -30,11 +30,11 @@ def put(rows, ids, value, step):
     return rows.scatter(np.array(ids, dtype=np.int64), values, step)
 
 
-def read_parts(rows):
+def read_parts(rows, since=0):
     """All columns that a snapshot would write, as {id: {column: value}}."""
     return {
         part.start + row: {name: column[row] for name, column in part.columns.items()}
-        for part in rows.parts()
+        for part in rows.parts(since)
         for row in range(len(part.columns["visits"]))
     }
 
@@ -90,7 +90,7 @@ def test_parts_are_the_rows_as_cut_whatever_is_put_while_they_are_read(before, b
         put(rows, ids, step, step)
     as_cut = gathered(rows, IDS)[0][0]
     rows.cut()
-    reading, written = rows.parts(), {}
+    reading, written = rows.parts(since=0), {}
     for puts in [*between_parts, *[[]] * SAMPLES]:
         for ids in puts:
             step += 1
@@ -105,7 +105,7 @@ def test_parts_hold_neighbouring_blocks_together_and_only_changed_ones():
     rows = make_rows()
     put(rows, [FIRST_ID, FIRST_ID + 9, FIRST_ID + 49], 1.0, 1)
     rows.cut()
-    assert [(part.start - FIRST_ID, len(part.columns["visits"])) for part in rows.parts()] == [(0, 16), (48, 2)]
+    assert [(part.start - FIRST_ID, len(part.columns["visits"])) for part in rows.parts(since=0)] == [(0, 16), (48, 2)]
 
 
 def test_what_was_written_is_not_written_again():
@@ -113,16 +113,30 @@ def test_what_was_written_is_not_written_again():
     put(rows, [FIRST_ID], 1.0, 1)
     rows.cut()
     assert len(read_parts(rows)) == BLOCK_ROWS
-    rows.written()
+    rows.written(1)
     rows.cut()
-    assert read_parts(rows) == {}
+    assert read_parts(rows, since=1) == {}
+
+
+def test_parts_since_an_earlier_snapshot_hold_all_that_changed_after_it_as_of_the_cut():
+    rows = make_rows()
+    for step, id_ in ((1, FIRST_ID), (2, FIRST_ID + 9), (3, FIRST_ID + 20)):
+        put(rows, [id_], float(step), step)
+        rows.cut()
+        read_parts(rows, since=step - 1)
+        rows.written(step)
+    rows.cut()
+    put(rows, [FIRST_ID + 9], 9.0, 4)  # before it is known what must be written
+    written = read_parts(rows, since=1)
+    assert sorted(written) == [*range(FIRST_ID + 8, FIRST_ID + 24)]
+    assert (written[FIRST_ID + 9]["field_0"], written[FIRST_ID + 20]["field_0"]) == (2.0, 3.0)
 
 
 def test_what_could_not_be_written_is_in_the_next_cut_as_it_is_by_then():
     rows = make_rows()
     put(rows, [FIRST_ID, FIRST_ID + 20], 1.0, 1)
     rows.cut()
-    next(rows.parts())
+    next(rows.parts(since=0))
     put(rows, [FIRST_ID], 2.0, 2)
     rows.not_written()
     rows.cut()

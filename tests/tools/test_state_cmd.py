@@ -33,7 +33,7 @@ def write_state(path, columns, *, step=STEP, fingerprint="glyphs-1"):
     samples = len(columns["visits"])
     repository = Repository.create(path, Description(samples, Schema(FIELDS), BLOCK, fingerprint))
     identity = {"base": repository.resolve("latest"), "dataset_fingerprint": fingerprint, "ranks": Ranks()}
-    return repository.commit([ColumnPart(0, columns)], step=step, epoch=2, config_hash="", **identity)
+    return repository.commit(lambda _: [ColumnPart(0, columns)], step=step, epoch=2, config_hash="", **identity)
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_all_checks_every_snapshot_and_one_that_is_not_sound_decides(tmp_path):
     columns["image/u"][1] = np.nan
     repository = Repository.open(tmp_path / "state")
     identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "glyphs-1", "ranks": Ranks()}
-    repository.commit([ColumnPart(0, columns)], step=8, epoch=2, config_hash="", **identity)
+    repository.commit(lambda _: [ColumnPart(0, columns)], step=8, epoch=2, config_hash="", **identity)
     done = state("check", tmp_path / "state", "--all", "--json")
     assert done.exit_code == 1
     seen = [(snapshot["tag"], snapshot["sound"]) for snapshot in json.loads(done.stdout)["snapshots"]]

@@ -10,7 +10,7 @@ from thermopile.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
-from small_runs import assert_same_state, losses, small, stop_at
+from small_runs import assert_same_state, losses, small, stop_at, train
 
 
 def checkpoints(run):
@@ -94,6 +94,31 @@ def test_a_damaged_snapshot_kept_for_its_step_is_told_of_until_a_resume_forgets_
     assert "snapshot step-6 is damaged" in warning
     assert checkpoints(run) == {6, 12, 14}
     assert snapshots(run) == {0, 12, 14}
+
+
+@pytest.mark.parametrize(
+    "rows", [{}, pytest.param({"canonical_shards": 2, "state": {"memory_budget": "40KB"}}, marks=pytest.mark.wide)]
+)
+def test_a_newest_snapshot_that_is_damaged_meanwhile_is_named_once_and_the_run_goes_on_bit_for_bit(
+    pairs_dataset, tmp_path, caplog, rows
+):
+    config = small(pairs_dataset, batch_size=128, checkpoint={"every_steps": 3, "keep_last": 2}, **rows)
+    run, whole = RunDirectory(tmp_path / "run"), train(config, tmp_path / "whole")
+
+    def damage(report):
+        trainer.checkpointer.finish()
+        if report.step == 10:
+            trainer.store.flush()
+            (run.state / "snapshots" / snapshot_of_the_latest(run)).unlink()
+
+    with Trainer.open(config, run) as trainer:
+        trainer.run(damage)
+    assert losses(run) == losses(whole)
+    assert_same_state(run, whole)
+    assert snapshots(run) == snapshots(whole)
+    assert checkpoints(run) == checkpoints(whole)
+    [warning] = caplog.messages
+    assert "snapshot step-9 is damaged" in warning
 
 
 def block(run):

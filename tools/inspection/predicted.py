@@ -87,7 +87,7 @@ def _write(path: Path, predictor: Predictor, dataset: Dataset, on_progress: Call
     parts = _parts(predictor, dataset, description, step, on_progress)
     about: dict[str, Any] = {"epoch": 0, "config_hash": "", "dataset_fingerprint": fingerprint}
     try:
-        repository.commit(parts, base=repository.resolve("latest"), step=step, ranks=Ranks(), **about)
+        repository.commit(lambda _: parts, base=repository.resolve("latest"), step=step, ranks=Ranks(), **about)
     except SnapshotError as error:
         raise _cause(error) from error
 

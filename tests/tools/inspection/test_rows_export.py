@@ -98,7 +98,7 @@ def test_what_is_written_is_the_samples_table_and_the_state(write_dataset, run, 
         dataset = write_dataset(folder / "data", shards)
         repository = Repository.create(folder / "state", Description(dataset.n, Schema(FIELDS), block_rows, "f"))
         identity = {"base": repository.resolve("latest"), "dataset_fingerprint": "f", "ranks": Ranks()}
-        repository.commit([ColumnPart(0, state)], step=7, epoch=1, config_hash="", **identity)
+        repository.commit(lambda _: [ColumnPart(0, state)], step=7, epoch=1, config_hash="", **identity)
         config = load_config({"data": {"path": str(dataset.path)}})
         inspection = Inspection(RunDirectory(folder), config, StateReader.open(folder / "state"), dataset, [])
         for name in ("rows.parquet", "rows.csv"):

@@ -7,7 +7,8 @@ Hashes are uint64 throughout: numba makes float64 of a mixture of signed and uns
 import math
 
 import numpy as np
-from numba import njit
+
+from ..kernels import kernel
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -16,7 +17,7 @@ _S11, _S27, _S30, _S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(
 _S16, _S32, _S48, _LOW_16 = np.uint64(16), np.uint64(32), np.uint64(48), np.uint64(0xFFFF)
 _MEAN_OF_SUM, _DEVIATION_OF_SUM = 2.0 * 65535, math.sqrt((2.0**32 - 1) / 3)
 
-compiled = njit(cache=True, nogil=True)
+compiled = kernel()
 
 
 @compiled

@@ -5,18 +5,17 @@ array of records, not row numbers; see rows.py.
 """
 
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from ..kernels import F, kernel
 
 IdArray: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 Floats: TypeAlias = npt.NDArray[np.float32]
 Words: TypeAlias = npt.NDArray[np.uint32]
-
-F = TypeVar("F", bound=Callable[..., object])
 
 RECORDS, IDS, FLAGS = "uint32[:,::1]", "int64[::1]", "bool_[::1]"
 """Types of compiled arguments."""
@@ -36,12 +35,8 @@ def aligned_words(rows: int, row_words: int) -> Words:
 
 def compiled(result: str, *arguments: str) -> Callable[[F], F]:
     """Compile a loop for these types at import; compiling at the first call would stall the training thread."""
-
-    def compile_now(function: F) -> F:
-        # No fastmath: it would let the compiler assume that all values are finite.
-        return cast(F, njit(f"{result}({', '.join(arguments)})", cache=True, nogil=True)(function))
-
-    return compile_now
+    # No fastmath: it would let the compiler assume that all values are finite.
+    return kernel(f"{result}({', '.join(arguments)})")
 
 
 @compiled("void", RECORDS, IDS, "float32[:,::1]", "int32[::1]")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -235,10 +235,12 @@ def serve(
                     else _features_there(inspection, folder))  # fmt: skip
         with _listening(Answers(inspection, catalogue, features, neighbours or NEIGHBOURS), port) as server:
             print_facts([("note", note) for note in inspection.notes])
-            click.echo(f"{server.address}\nOnly this machine, and whoever has this address, can open the page. "
-                       "Ctrl-C ends it.")  # fmt: skip
-            with suppress(KeyboardInterrupt):
+            try:
+                click.echo(f"{server.address}\nOnly this machine, and whoever has this address, can open the page. "
+                           "Ctrl-C ends it.")  # fmt: skip
                 server.serve_forever()
+            except KeyboardInterrupt:
+                os._exit(0)  # leaving otherwise waits for threads that are computing or inside SQLite
 
 
 def _features_there(inspection: Inspection, folder: Path) -> FeaturesFile | None:

@@ -75,11 +75,19 @@ def write_selection(data: DataConfig, dataset: DatasetIndex, folder: Place) -> N
         if data.weights:
             file, kept = _unchanged(data.weights, "weights"), dataset.n if ids is None else len(ids)
             # In two passes, so that memory does not grow with the samples.
-            total = sum(float(piece.sum()) for piece in _weights(file, ids, dataset))
-            if not 0 < total < np.inf:
+            total, ends = 0.0, np.zeros(0)
+            for piece in _weights(file, ids, dataset):
+                total += float(piece.sum())
+                ends = np.append(ends, piece)
+                ends = np.array([ends.max(), ends[ends < ends.max()].max(initial=0)])  # the two largest, distinct
+            if not 0 < (mean := total / kept) < np.inf:
                 raise ConfigError(f"--weights {file}: the weights of the run's samples add up to {total:g}; their mean "
                                   "must be positive and finite")  # fmt: skip
-            writer.add(WEIGHTS, (piece / (total / kept) for piece in _weights(file, ids, dataset)))
+            largest, second = ends
+            if second and not np.float32(second / mean):
+                raise ConfigError(f"--weights {file}: beside the largest weight, {largest:g}, all others are 0 in "
+                                  f"float32, since the next is {second:g}; lower the largest")  # fmt: skip
+            writer.add(WEIGHTS, (piece / mean for piece in _weights(file, ids, dataset)))
         writer.finish()
 
 

@@ -3,9 +3,9 @@
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from ...kernels import kernel
 from ..rng import compiled, nearly_normal
 
 
@@ -45,7 +45,7 @@ def recolour(view: NDArray[np.float32], matrix: NDArray[np.float32], of_mean: ND
             blue[x] = min(high, max(low, matrix[2, 0] * r + matrix[2, 1] * g + matrix[2, 2] * b + offset[2]))
 
 
-@njit(cache=True, nogil=True, fastmath={"reassoc"})  # allow sums in any order, for vector instructions
+@kernel(fastmath={"reassoc"})  # allow sums in any order, for vector instructions
 def _mean(channel: NDArray[np.float32]) -> np.float32:
     total = 0.0
     for y in range(channel.shape[0]):

@@ -299,6 +299,15 @@ def test_a_step_has_the_weights_of_its_samples_relative_to_the_mean_of_the_selec
     assert "weight" not in StateReader.open(run.state).columns
 
 
+@pytest.mark.parametrize("rest", [0, [0.01, 1e-60, *[0] * 1_997]], ids=["zeros", "some that are 0 in float32"])
+def test_weights_of_0_beside_a_large_one_are_taken_if_they_were_meant_or_others_remain(
+    pairs_dataset, write, tmp_path, rest
+):
+    file = write(range(2_000), np.append(1e6, np.broadcast_to(rest, 1_999)))
+    write_selection(weighted(pairs_dataset, file).data, pairs_dataset.index, tmp_path / "selection")
+    assert Selection(tmp_path / "selection").weights[0] == pytest.approx(2_000)
+
+
 @pytest.mark.parametrize(
     ("ids", "weights", "match"),
     [
@@ -307,6 +316,8 @@ def test_a_step_has_the_weights_of_its_samples_relative_to_the_mean_of_the_selec
         (range(2_000), [*[1.0] * 1_999, np.nan], "has the weight nan for sample 1999; weights"),
         (range(2_000), pa.array([None, *[1.0] * 1_999]), r"rows without a weight \(null\)"),
         (range(2_000), [0] * 2_000, "add up to 0; their mean must be positive"),
+        (range(2_000), [5e-324, *[0] * 1_999], "their mean must be positive"),
+        (range(2_000), [1e300, 1e300, *[1] * 1_998], r"the largest weight, 1e\+300, all others are 0 in float32"),
         (range(2_000), ["1"] * 2_000, "the column 'weight' is string; it must hold numbers"),
         ([*range(2_000), 9], [1] * 2_001, "has sample 9 more than once"),
     ],

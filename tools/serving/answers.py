@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
+from itertools import pairwise
 from threading import Lock
 from typing import Any
 
@@ -161,13 +162,21 @@ class Answers:
                                  image_size=config.data.image_size)  # fmt: skip
         return _side_by_side([view.picture for view in shown.views])
 
-    def selection(self, sample_ids: Sequence[int], tags: Sequence[str]) -> bytes:
-        """Return samples and their tags as a parquet file, by ascending id, which `train --select` reads."""
-        order = np.argsort(np.array(sample_ids, np.int64), kind="stable")
-        ids = pa.array(np.array(sample_ids, np.int64)[order])
-        return self._parquet(
-            pa.table({"sample_id": ids, "tag": pa.array([tags[place] for place in order], pa.string())})
-        )
+    def selection(self, sample_ids: Any, tags: Any) -> bytes:
+        """Return samples and their tags as a parquet file, by ascending id, which `train --select` reads.
+
+        Raises ValueError or TypeError unless these are lists of distinct ids of samples and as many texts.
+        """
+        samples = self._catalogue.samples
+        if wrong := [id for id in sample_ids if type(id) is not int or not 0 <= id < samples]:
+            raise ValueError(f"{wrong[0]!r} is no id; ids are integers, 0 … {samples - 1}")
+        if twice := [id for id, after in pairwise(sorted(sample_ids)) if id == after]:
+            raise ValueError(f"sample {twice[0]} is there twice")
+        if len(tags) != len(sample_ids):
+            raise ValueError("each id has a tag")
+        tagged = dict(sorted(zip(sample_ids, tags, strict=True)))
+        ids, texts = pa.array(tagged.keys(), pa.int64()), pa.array(tagged.values(), pa.string())
+        return self._parquet(pa.table({"sample_id": ids, "tag": texts}))
 
     def all_found(self, query: Query) -> bytes:
         """Return all samples that a query finds as a parquet file, by ascending id. Raises as Finder.find."""

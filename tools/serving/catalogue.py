@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ...files import own_directory, read_regular, refuse_link, write_atomically
+from ...files import open_regular, own_directory, read_regular, refuse_link, write_atomically
 from ...sealed_json import DamagedJSONError, seal_line, unseal
 from ...state_store.schema import VISITS
 from ...trainer.errors import RunError
@@ -116,7 +116,7 @@ def _opened(inspection: Inspection, of_state: Path, of_texts: Path | None) -> Ca
         {side: _mapped(of_state / f"{side}.tau-sorted.npy", np.float32, count) for side in sides},
         _mapped(of_state / _MISFITS, np.uint32, count) if has_score else np.empty(0, np.uint32),
         classes, _mapped(of_texts / _GROUPS, np.int32, count) if of_texts and classes else None,
-        Texts(of_texts / _TEXTS) if of_texts else None,
+        Texts(_regular(of_texts / _TEXTS)) if of_texts else None,
     )  # fmt: skip
 
 
@@ -190,8 +190,18 @@ def _check(folder: Path, expected: dict[str, int | str]) -> dict[str, Any]:
     raise _damaged(folder, f"{_ABOUT} does not belong to this run")
 
 
-def _mapped(path: Path, dtype: DTypeLike, count: int) -> NDArray[Any]:
+def _regular(path: Path) -> Path:
+    """Return the path of a part of the index. Raises NotRegularFileError for a link, RunError for a pipe or nothing."""
     refuse_link(path)
+    try:
+        open_regular(path).close()  # opening a pipe otherwise would wait for ever, in SQLite beyond Ctrl-C
+    except OSError as error:
+        raise _damaged(path, error) from error
+    return path
+
+
+def _mapped(path: Path, dtype: DTypeLike, count: int) -> NDArray[Any]:
+    _regular(path)
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Callable
 from http import HTTPStatus
@@ -23,6 +24,7 @@ _MAX_BODY = 64 << 20
 """Bytes of a selection that is to be downloaded: some millions of ids."""
 _STATIC = {"": ("page.html", "text/html; charset=utf-8"), "page.css": ("page.css", "text/css; charset=utf-8"),
            "page.js": ("page.js", "text/javascript; charset=utf-8")}  # fmt: skip
+_NUMBER = re.compile("[0-9]{1,18}")
 _JSON, _PARQUET = "application/json", "application/vnd.apache.parquet"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -85,7 +87,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep the terminal, and the token in the addresses, to whoever started the server."""
 
     def _answer(self, reply: Callable[[list[str], dict[str, str]], Reply]) -> None:
-        url = urlsplit(self.path)
+        try:
+            url = urlsplit(self.path)
+        except ValueError as error:  # such as http://[/
+            return self._send(_error(f"not an address: {error}", HTTPStatus.BAD_REQUEST))
         token, *place = url.path.removeprefix("/").split("/")
         try:
             if not self._is_allowed(token):
@@ -134,17 +139,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _posted(self, place: list[str], given: dict[str, str]) -> Reply:
         size = self.headers.get("Content-Length", "")
-        if place != ["selection.parquet"] or not size.isdecimal() or int(size) > _MAX_BODY:
+        if place != ["selection.parquet"] or not _NUMBER.fullmatch(size) or int(size) > _MAX_BODY:
             self.close_connection = True  # the body is not read
             return _error("only a selection can be sent here", HTTPStatus.NOT_FOUND)
         try:
             asked = json.loads(self.rfile.read(int(size)))
-            ids, tags = [int(id) for id in asked["ids"]], [str(tag) for tag in asked["tags"]]
-            if len(ids) != len(tags) or not all(0 <= id < 1 << 63 for id in ids):
-                raise ValueError("each id has a tag")
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            return Reply(self.server.answers.selection(asked["ids"], asked["tags"]), _PARQUET)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             return _error(f"not a selection: {error}", HTTPStatus.BAD_REQUEST)
-        return Reply(self.server.answers.selection(ids, tags), _PARQUET)
 
     def _send(self, reply: Reply) -> None:
         self.send_response(reply.status)
@@ -160,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _whole(text: str) -> int:
     """Return a number from an address. Raises ConfigError."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+    if not _NUMBER.fullmatch(text):
         raise ConfigError(f"{plain_text(text)!r} is not a whole number")
     return int(text)
 

@@ -18,10 +18,13 @@ from ...trainer.errors import RunError
 MAX_MATCHES = 50_000
 """Samples that a search for words finds at most, those with the lowest ids: more take too long to count."""
 _ROWS_AT_ONCE = 1 << 14
+_STEPS, _MAX_TURNS = 1 << 16, 1000
+"""Steps of SQLite's machine between two looks at the limit, and looks that a question may take: a second or two."""
 _MADE = """
 CREATE TABLE samples (id INTEGER PRIMARY KEY, key TEXT, caption TEXT, class TEXT, uri TEXT);
 CREATE VIRTUAL TABLE words USING fts5(caption, key, content='samples', content_rowid='id', columnsize=0);
 """
+_SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
 
 
 class Text(NamedTuple):
@@ -38,14 +41,19 @@ class Texts:
     """Searches the texts of a dataset that `write_texts` has written. For any number of threads."""
 
     def __init__(self, path: Path) -> None:
-        """Raises RunError if the file is damaged."""
-        self._path, self._lock = path, Lock()
-        # The file lies in a run directory, which may come from anyone: it is not written to, and runs nothing.
+        """path: a regular file. Raises RunError if it is damaged, or holds anything but what `write_texts` writes."""
+        self._path, self._lock, self._turns = path, Lock(), 0
+        # The file lies in a run directory, which may come from anyone: it is not written to, and runs nothing. A view,
+        # a trigger or a generated column would.
         self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True,
                                            check_same_thread=False)  # fmt: skip
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        self._connection.set_progress_handler(self._is_endless, _STEPS)
         self._ask("PRAGMA trusted_schema = OFF")
-        self._ask("SELECT id FROM samples LIMIT 1")
+        with closing(sqlite3.connect(":memory:")) as new:
+            new.executescript(_MADE)
+            if self._ask(_SCHEMA) != new.execute(_SCHEMA).fetchall():
+                raise self._damaged("it holds other tables or views than an index")
 
     def matches(self, words: str) -> NDArray[np.int64]:
         """Return the ids of samples whose caption or key has all these words, ascending, at most MAX_MATCHES.
@@ -72,9 +80,17 @@ class Texts:
     def _ask(self, question: str, values: Sequence[int | str] = ()) -> list[tuple[int | str, ...]]:
         try:
             with self._lock:
+                self._turns = 0
                 return self._connection.execute(question, values).fetchall()
         except sqlite3.DatabaseError as error:
-            raise RunError(f"{self._path} is damaged: {error}. Delete it, and it will be made again") from error
+            raise self._damaged(error) from error
+
+    def _is_endless(self) -> bool:
+        self._turns += 1
+        return self._turns > _MAX_TURNS
+
+    def _damaged(self, why: object) -> RunError:
+        return RunError(f"{self._path} is damaged: {why}. Delete it, and it will be made again")
 
 
 def write_texts(dataset: Dataset, path: Path, on_progress: Callable[[int], None]) -> None:

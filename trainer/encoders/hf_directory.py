@@ -23,7 +23,8 @@ MODEL_TYPES = {"image": ("resnet", "vit"), "text": ("distilbert", "clip_text_mod
 """Architectures, by their names in transformers, that each side's encoder may have."""
 MODEL_TYPE = "model_type"
 """Key under which a run's settings record a directory's architecture, next to its non-default settings."""
-_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = ("model.safetensors", _INDEX)
 
 
 def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
@@ -38,7 +39,7 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
     where = f"model.{side}.name = 'hf:{folder}'"
     if not folder.is_dir():
         raise ConfigError(f"{where}: no such directory; give one written by save_pretrained")
-    stored = _read_config(where, folder)
+    stored = _read_object(where, folder, "config.json")
     model_type = stored.get(MODEL_TYPE)
     if model_type not in MODEL_TYPES[side]:
         raise ConfigError(
@@ -58,16 +59,28 @@ def folder_of(name: str) -> Path:
     return Path(name.removeprefix("hf:")).expanduser().absolute()
 
 
-def _read_config(where: str, folder: Path) -> dict[str, Any]:
+def _read_object(where: str, folder: Path, name: str) -> dict[str, Any]:
     try:
-        stored = parse(read_regular(folder / "config.json"))
+        stored = parse(read_regular(folder / name))
     except FileNotFoundError:
-        raise ConfigError(f"{where} has no config.json; give a directory written by save_pretrained") from None
+        raise ConfigError(f"{where} has no {name}; give a directory written by save_pretrained") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: its config.json cannot be read: {error}") from None
+        raise ConfigError(f"{where}: its {name} cannot be read: {error}") from None
     if not isinstance(stored, dict):
-        raise ConfigError(f"{where}: its config.json is not a JSON object; save the model again")
+        raise ConfigError(f"{where}: its {name} is not a JSON object; save the model again")
     return stored
+
+
+def _check_index(where: str, folder: Path) -> None:
+    """Raise ConfigError unless an index names safetensors in the directory: transformers opens any, pickles too."""
+    index = _read_object(where, folder, _INDEX)
+    files = index.get("weight_map")
+    if not isinstance(files, dict) or not files or not isinstance(index.get("metadata"), dict):
+        raise ConfigError(f"{where}: its {_INDEX} lacks weight_map or metadata; save the model again")
+    for name in files.values():
+        if not isinstance(name, str) or "/" in name or not name.endswith(".safetensors"):
+            raise ConfigError(f"{where}: its {_INDEX} names {name!r}; only *.safetensors in the directory itself are "
+                              "read. Save the model again where you trust it")  # fmt: skip
 
 
 def _architecture(model_type: str, stored: dict[str, Any]) -> dict[str, Any]:
@@ -95,6 +108,8 @@ def load_model(where: str, folder: Path, config: Any) -> nn.Module:
     """Return the directory's model, float32. Raises ConfigError if its weights do not match the config."""
     if not folder.is_dir():
         raise ConfigError(f"{where}: the directory, whose weights the run starts from, no longer exists")
+    if (folder / _INDEX).exists():
+        _check_index(where, folder)
     try:
         with quiet():
             model, found = AutoModel.from_pretrained(

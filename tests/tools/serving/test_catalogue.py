@@ -1,6 +1,9 @@
 """The index of a run's samples, and the queries that it answers."""
 
+import os
 import shutil
+import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -166,7 +169,54 @@ def test_an_index_of_another_run_is_refused(run, hostile_run, tmp_path):
         opened(hostile_run, tmp_path)
 
 
-@pytest.mark.parametrize("part", ["index", "index/state-*", "index/state-*/image.tau.npy"])
+ENDLESS = """DROP TABLE samples;
+CREATE VIEW samples AS WITH RECURSIVE counted(id) AS (SELECT 0 UNION ALL SELECT id + 1 FROM counted)
+SELECT id, '' AS key, '' AS caption, '' AS class, '' AS uri FROM counted WHERE id < 0;"""
+GENERATED = """DROP TABLE samples; CREATE TABLE samples
+(id INTEGER PRIMARY KEY, key TEXT, caption TEXT AS (hex(zeroblob(1 << 28))), class TEXT, uri TEXT);"""
+TRIGGER = "CREATE TRIGGER later AFTER INSERT ON samples BEGIN DELETE FROM words; END;"
+
+
+@pytest.mark.parametrize("schema", [TRIGGER, GENERATED, "CREATE TABLE more (id);", "DROP TABLE words;", ENDLESS],
+                         ids=["trigger", "generated column", "one table more", "one table less", "endless view"])  # fmt: skip
+def test_an_index_of_other_tables_or_with_code_is_refused_before_any_is_read(run, tmp_path, schema):
+    opened(run, tmp_path).close()
+    (file,) = (tmp_path / "index").glob("texts-*/texts.sqlite")
+    with closing(sqlite3.connect(file)) as changed:
+        changed.executescript(schema)
+    with pytest.raises(RunError, match=r"holds other tables or views than an index\. Delete it, and it will be made"):
+        opened(run, tmp_path)
+
+
+def test_a_question_that_takes_too_many_steps_is_given_up(run, folder, monkeypatch):
+    finder = Finder(opened(run, folder))
+    assert len(finder.find(Query(words="family")).sample_ids)
+    monkeypatch.setattr(texts_module, "_MAX_TURNS", 0)
+    monkeypatch.setattr(texts_module, "_STEPS", 10)
+    with pytest.raises(RunError, match=r"is damaged: interrupted\. Delete it"):
+        Finder(opened(run, folder)).find(Query(words="family"))
+
+
+def test_the_limit_of_steps_is_that_of_each_question_not_of_all(run, folder, monkeypatch):
+    monkeypatch.setattr(texts_module, "_STEPS", 10)
+    finder = Finder(opened(run, folder))
+    for word in (f"family {number}" for number in range(texts_module._MAX_TURNS)):
+        finder.find(Query(words=word))
+
+
+@pytest.mark.parametrize("part", ["state-*/image.tau.npy", "texts-*/texts.sqlite"])
+def test_a_pipe_in_the_index_is_not_waited_for(run, tmp_path, part):
+    opened(run, tmp_path).close()
+    (file,) = (tmp_path / "index").glob(part)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(RunError, match=r"is a named pipe, not a regular file\. Delete it"):
+        opened(run, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "part", ["index", "index/state-*", "index/state-*/image.tau.npy", "index/texts-*/texts.sqlite"]
+)
 def test_no_link_is_followed(run, tmp_path, part):
     opened(run, tmp_path / "other").close()
     shutil.copytree(tmp_path / "other", tmp_path / "report")

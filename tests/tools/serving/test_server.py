@@ -2,7 +2,13 @@
 
 import http.client
 import json
+import signal
+import socket
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,6 +20,7 @@ from thermopile.tools.inspection.neighbours import find_neighbours
 from thermopile.tools.inspection.summary import share
 from thermopile.tools.report.sheets import number
 from thermopile.tools.serving.answers import PAGE_SAMPLES
+from thermopile.tools.serving.server import HOST
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -205,12 +212,55 @@ def test_a_selection_is_given_back_as_parquet_in_the_order_of_ids(ask, hostile_d
 
 @pytest.mark.parametrize(
     "body", ["", "[]", '{"ids": [1]}', '{"ids": [1], "tags": []}', '{"ids": [-1], "tags": ["a"]}',
-             '{"ids": [1e400], "tags": ["a"]}', '{"ids": ["x"], "tags": ["a"]}', "[" * 100_000],
+             '{"ids": [1e400], "tags": ["a"]}', '{"ids": ["x"], "tags": ["a"]}', "[" * 100_000,
+             '{"ids": [1.5], "tags": ["a"]}', '{"ids": ["7"], "tags": ["a"]}', '{"ids": [true], "tags": ["a"]}',
+             '{"ids": [66], "tags": ["a"]}', '{"ids": [7, 3, 7], "tags": ["a", "b", "c"]}',
+             '{"ids": [7], "tags": [1]}', '{"ids": [7], "tags": ["\\ud800"]}'],
 )  # fmt: skip
 def test_what_is_no_selection_is_refused(ask, body):
     status, _, said = ask("selection.parquet", method="POST", body=body)
     assert status == 400
     assert json.loads(said)["error"].startswith("not a selection: ")
+
+
+def test_the_offending_id_is_named(ask):
+    def said(body):
+        return json.loads(ask("selection.parquet", method="POST", body=json.dumps(body))[2])["error"]
+
+    assert said({"ids": [65, 66], "tags": ["a", "b"]}) == "not a selection: 66 is no id; ids are integers, 0 … 65"
+    assert said({"ids": [7, 3, 7], "tags": ["a", "b", "c"]}) == "not a selection: sample 7 is there twice"
+
+
+@pytest.mark.parametrize(
+    "line", [b"GET http://[ HTTP/1.1", b"GET http://[x]/ HTTP/1.1", b"GET /\xed\xa0\x80 HTTP/1.1", b"GET",
+             b"GET / HTTP/x", b"\xff\xfe"],
+)  # fmt: skip
+def test_a_bad_request_line_is_answered_as_one(server, line):
+    with socket.create_connection((HOST, server.server_port), timeout=60) as connection:
+        connection.sendall(line + f"\r\nHost: {HOST}:{server.server_port}\r\nConnection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert b"400" in answer
+
+
+def test_a_selection_of_a_length_beyond_all_numbers_is_answered(ask):
+    assert ask("selection.parquet", method="POST", body="{}", headers={"Content-Length": "9" * 5000})[0] == 404
+
+
+@pytest.mark.wide  # a process of its own
+def test_ctrl_c_ends_the_server_also_while_a_question_never_ends(hostile_run, tmp_path):
+    with subprocess.Popen([sys.executable, Path(__file__).with_name("endless_question.py"), hostile_run.path, tmp_path],
+                          stdout=subprocess.PIPE, text=True) as process:  # fmt: skip
+        try:
+            address = process.stdout.readline().strip()
+            with socket.create_connection((HOST, int(urlsplit(address).port))) as asking:
+                host = urlsplit(address).netloc
+                asking.sendall(f"GET {address}samples?words=a HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+                while process.stdout.readline() != "endless\n":
+                    assert process.poll() is None
+                process.send_signal(signal.SIGINT)
+                assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def test_all_that_a_query_finds_can_be_downloaded(ask, told, tmp_path):

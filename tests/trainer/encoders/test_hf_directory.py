@@ -27,12 +27,12 @@ MODELS = {
 IMAGE_MODELS, TEXT_MODELS = ("resnet", "vit"), ("distilbert", "clip_text_model")
 
 
-def save(folder, model_type, of=AutoModel, **settings):
+def save(folder, model_type, of=AutoModel, shard_size="1GB", **settings):
     """A model with random weights, saved as transformers saves it."""
     torch.manual_seed(5)
     model = of.from_config(AutoConfig.for_model(model_type, **(MODELS[model_type] | settings))).eval()
     with quiet():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, max_shard_size=shard_size)
     return model
 
 
@@ -156,6 +156,40 @@ def test_weights_that_are_damaged_or_of_another_model_are_told_in_one_line(tmp_p
     save(tmp_path / "vit", "vit")
     file.write_bytes((tmp_path / "vit" / "model.safetensors").read_bytes())
     refused("lacks .* of the model's tensors, for example ")
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """Return a function that saves a model in several files, replaces parts of its index, and loads it."""
+    model = save(tmp_path / "model", "resnet", shard_size="1KB")
+    index = tmp_path / "model" / "model.safetensors.index.json"
+
+    def load(**replaced):
+        index.write_text(json.dumps(json.loads(index.read_text()) | replaced))
+        return create_encoder("image", of_directory("image", index.parent), 32).eval().backbone
+
+    load.model, load.folder = model, index.parent
+    return load
+
+
+def test_weights_in_several_files_are_loaded_by_their_index(sharded):
+    assert len(list(sharded.folder.glob("*.safetensors"))) > 1
+    assert torch.equal(sharded()(PICTURES), sharded.model(PICTURES).pooler_output.flatten(1))
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "../model/a.safetensors", "/a.safetensors", ["a.safetensors"]])
+def test_an_index_names_safetensors_in_the_directory_and_no_other_file_is_opened(sharded, name, monkeypatch):
+    for opens in ("torch.load", "safetensors.safe_open", "transformers.modeling_utils.safe_open"):
+        monkeypatch.setattr(opens, lambda *_, **__: pytest.fail("a file was opened"))
+    with pytest.raises(ConfigError, match=r"names .*only \*\.safetensors in the directory itself") as refusal:
+        sharded(weight_map={key: name for key in sharded.model.state_dict()})
+    assert repr(name) in str(refusal.value)
+
+
+@pytest.mark.parametrize("replaced", [{"weight_map": {}}, {"weight_map": ["a.safetensors"]}, {"metadata": 3}])
+def test_an_index_that_is_none_is_told_in_one_line(sharded, replaced):
+    with pytest.raises(ConfigError, match=r"index\.json lacks weight_map or metadata; save the model again"):
+        sharded(**replaced)
 
 
 def test_a_model_that_does_not_fit_the_data_is_told_with_the_cure(tmp_path):

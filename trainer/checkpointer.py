@@ -57,8 +57,8 @@ class CopyOnHost:
 RETRY_SECONDS = 60.0
 """Delay before a failed checkpoint is retried."""
 
-LAST_ATTEMPTS = 3
-"""How often the last checkpoint of a run in a bucket is tried: the store may be away for a while."""
+LAST_ATTEMPTS = 4
+"""How often the last checkpoint of a run in a bucket is tried: the store may be away for ten minutes."""
 
 _NOT_REMOVED = "old checkpoints could not be removed: %s. The next checkpoint tries again"
 

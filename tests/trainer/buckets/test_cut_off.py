@@ -84,6 +84,25 @@ def test_one_of_two_writers_ends_the_run_as_if_alone_and_the_other_ends_with_a_l
     assert [snapshot.tag for snapshot in list_snapshots(run.state)] == ["step-0", "step-12", "step-14"]
 
 
+AWAY = [pytest.param(name, 1, marks=pytest.mark.soak) for name in REQUESTS if name != "settings"]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("request_", "faster"), [("index", 15), ("seal", 15), *AWAY])
+def test_a_store_that_is_away_for_ten_minutes_ends_no_run(
+    pairs_dataset, run, whole, start_program, tmp_path, s3, request_, faster
+):
+    with s3.gateway() as gateway:
+        gateway.cut_off(REQUESTS[request_], 600 / faster, skip=2)
+        program = start(start_program, run, pairs_dataset, tmp_path / "only", gateway.url, faster)
+        code, _, errors = program.end(within=1500)
+        assert gateway.stats()["outages"] == 1
+    assert code == 0, errors
+    assert log_of(run) == losses(whole)
+    assert_same_weights(run, whole)
+    assert_same_state(run, whole)
+
+
 def log_of(run):
     """Losses by step, as a machine without local files reads them."""
     log = RunDirectory(run.path).metrics

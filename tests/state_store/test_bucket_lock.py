@@ -2,16 +2,18 @@
 
 import os
 import socket
+from dataclasses import replace
 
 import pytest
+from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 
 from thermopile import objects
 from thermopile.lock import LockedError
-from thermopile.objects import Address
+from thermopile.objects import Address, ObjectStoreError
 from thermopile.places import SCRATCH, made_local_folder
 from thermopile.sealed_json import seal_line
-from thermopile.state_store import bucket_lock
+from thermopile.state_store import StoreLockedError, bucket_lock
 from thermopile.state_store.bucket_lock import BucketLock, lock_status
 
 LOCK = Address("bucket", "run/state.lock")
@@ -68,3 +70,109 @@ def test_a_lock_of_a_killed_process_is_taken_after_a_silence(folder, monkeypatch
     lock = BucketLock(LOCK, folder("second"))
     assert lock_status(LOCK).holder == f"pid {os.getpid()} on {socket.gethostname()}"
     lock.release()
+
+
+def test_a_request_that_begins_at_the_end_of_a_lease_is_over_before_another_may_take_the_lock():
+    assert bucket_lock.LEASE_SECONDS + objects.REQUEST_SECONDS < bucket_lock.SILENT_SECONDS
+    assert objects._PART_SECONDS < bucket_lock.LEASE_SECONDS
+
+
+@pytest.fixture
+def asleep(folder, monkeypatch):
+    """A lock whose holder does not renew it by itself, and whose lease ends at once; and what is under it."""
+    monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 1e6)
+    monkeypatch.setattr(bucket_lock, "LEASE_SECONDS", 0.0)
+    lock = BucketLock(LOCK, folder("asleep"))
+    yield lock, replace(Address("bucket", "run/file"), lease=lock)
+    lock.release()
+
+
+def taken_by_another():
+    _, version = LOCK.read_version()
+    another = {"name": "pid 1 on elsewhere", "since": "2026-01-01 00:00 UTC", "folder": "", "writer": "f" * 32}
+    LOCK.replace(seal_line(another | {"beats": 0}) + b"\n", version)
+
+
+def test_before_every_request_a_lease_that_has_ended_is_renewed(asleep):
+    _, file = asleep
+    for request in (lambda: file.write(b"data"), file.read, lambda: list(file.parent.listing()), file.delete):
+        _, before = LOCK.read_version()
+        request()
+        assert LOCK.read_version()[1] != before
+
+
+@pytest.mark.parametrize("verb", ["write", "create", "rewrite", "read", "delete", "listing"])
+def test_nothing_is_asked_of_a_bucket_once_the_lock_is_anothers(asleep, verb):
+    _, file = asleep
+    taken_by_another()
+    objects_before = list(Address("bucket", "").listing())
+    for _ in range(2):
+        with pytest.raises(StoreLockedError, match="s3://bucket/run/state: another process has begun to write"):
+            list(getattr(file, verb)(*([b"data"] if verb in ("write", "create", "rewrite") else [])))
+    assert list(Address("bucket", "").listing()) == objects_before
+
+
+def test_a_part_of_a_large_object_is_sent_only_under_the_lease(asleep, tmp_path, monkeypatch):
+    _, file = asleep
+    monkeypatch.setattr(objects, "RANGE_BYTES", 10)
+    pieces = file._pieces(b"0123456789" * 3)
+    assert next(pieces) == b"0123456789"
+    taken_by_another()
+    with pytest.raises(StoreLockedError):
+        next(pieces)
+
+
+def test_a_renewal_whose_answer_was_lost_is_ones_own(asleep):
+    lock, file = asleep
+    lock._holder.beats += 1
+    LOCK.replace(lock._text(), lock._version)  # that of this process, which does not know its version
+    file.write(b"data")
+    assert file.read() == b"data"
+
+
+def test_a_store_that_is_away_ends_no_lease(asleep, monkeypatch):
+    _, file = asleep
+    monkeypatch.setattr(objects, "PATIENCE_SECONDS", 0.0)
+
+    def away(bucket, repeats=0):
+        raise GenericError("away")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(objects, "_store", away)
+        with pytest.raises(ObjectStoreError, match="away"):
+            file.write(b"data")
+    file.write(b"data")
+
+
+def test_a_lock_that_someone_deleted_is_made_again(asleep):
+    _, file = asleep
+    LOCK.delete()
+    file.write(b"data")
+    assert lock_status(LOCK).is_held
+
+
+def test_nothing_is_changed_under_a_lock_that_was_released(folder):
+    lock = BucketLock(LOCK, folder("first"))
+    file = replace(Address("bucket", "run/file"), lease=lock)
+    lock.release()
+    with pytest.raises(StoreLockedError):
+        file.write(b"data")
+    assert not lock_status(LOCK).is_held
+
+
+def test_each_holding_has_a_greater_term_also_after_a_lock_was_deleted_or_left_by_an_earlier_version(folder):
+    terms, last = [], None
+    for number, before in enumerate((None, None, "deleted", b"\n", "killed")):
+        if before == "deleted":
+            LOCK.delete()
+        elif before == "killed":
+            killed = {"name": "pid 1 on elsewhere", "since": "2026-01-01 00:00 UTC", "folder": "", "beats": 3}
+            LOCK.write(seal_line(killed | {"writer": "0000000a" + "0" * 24}) + b"\n")
+        elif before:
+            LOCK.write(before)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bucket_lock, "SILENT_SECONDS", 0.0)
+            lock = BucketLock(LOCK, folder(str(number)), last)
+        terms, last = [*terms, lock.term], lock.writer
+        lock.release()
+    assert terms == ["00000001", "00000002", "00000003", "00000004", "0000000b"]

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from dataclasses import replace
 
 import pytest
 from obstore.store import MemoryStore
@@ -67,4 +68,15 @@ def test_a_lock_of_a_killed_process_is_taken_after_a_silence(folder, monkeypatch
     assert lock_status(LOCK).holder == "pid 1 on elsewhere"
     lock = BucketLock(LOCK, folder("second"))
     assert lock_status(LOCK).holder == f"pid {os.getpid()} on {socket.gethostname()}"
+    lock.release()
+
+
+def test_a_lease_that_ends_while_a_large_object_is_sent_is_renewed(folder, monkeypatch):
+    monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 1e6)
+    monkeypatch.setattr(bucket_lock, "LEASE_SECONDS", 0.0)  # it has always ended
+    monkeypatch.setattr(objects, "RANGE_BYTES", 1000)
+    lock = BucketLock(LOCK, folder("first"))
+    large = replace(LOCK.with_name("large"), lease=lock)
+    large.write(data := os.urandom(5000))
+    assert large.read() == data
     lock.release()

@@ -244,10 +244,11 @@ class Address:
 
     def _pieces(self, data: bytes | Path) -> Iterator[bytes]:
         """Yield data in the parts in which it is sent, each once it may be sent and repeated."""
-        with BytesIO(data) if isinstance(data, bytes) else data.open("rb") as opened:
+        opened = BytesIO(data) if isinstance(data, bytes) else data.open("rb")
+        with opened, ThreadPoolExecutor(1) as thread:
             while piece := opened.read(RANGE_BYTES):
-                if self.lease is not None:
-                    self.lease.confirm(_PART_SECONDS)
+                if self.lease is not None:  # in a thread, since a call of obstore within another one panics
+                    thread.submit(self.lease.confirm, _PART_SECONDS).result()
                 yield piece
 
     def rewrite(self, data: bytes) -> None:

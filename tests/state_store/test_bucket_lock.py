@@ -176,3 +176,14 @@ def test_each_holding_has_a_greater_term_also_after_a_lock_was_deleted_or_left_b
         terms, last = [*terms, lock.term], lock.writer
         lock.release()
     assert terms == ["00000001", "00000002", "00000003", "00000004", "0000000b"]
+
+
+def test_a_lease_that_ends_while_a_large_object_is_sent_is_renewed(folder, monkeypatch):
+    monkeypatch.setattr(bucket_lock, "BEAT_SECONDS", 1e6)
+    monkeypatch.setattr(bucket_lock, "LEASE_SECONDS", 0.0)  # it has always ended
+    monkeypatch.setattr(objects, "RANGE_BYTES", 1000)
+    lock = BucketLock(LOCK, folder("first"))
+    large = replace(LOCK.with_name("large"), lease=lock)
+    large.write(data := os.urandom(5000))
+    assert large.read() == data
+    lock.release()

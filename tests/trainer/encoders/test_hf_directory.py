@@ -182,7 +182,7 @@ def test_an_index_names_safetensors_in_the_directory_and_no_other_file_is_opened
     for opens in ("torch.load", "safetensors.safe_open", "transformers.modeling_utils.safe_open"):
         monkeypatch.setattr(opens, lambda *_, **__: pytest.fail("a file was opened"))
     with pytest.raises(ConfigError, match=r"names .*only \*\.safetensors in the directory itself") as refusal:
-        sharded(weight_map={key: name for key in sharded.model.state_dict()})
+        sharded(weight_map=dict.fromkeys(sharded.model.state_dict(), name))
     assert repr(name) in str(refusal.value)
 
 

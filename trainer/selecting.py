@@ -83,10 +83,9 @@ def write_selection(data: DataConfig, dataset: DatasetIndex, folder: Place) -> N
             if not 0 < (mean := total / kept) < np.inf:
                 raise ConfigError(f"--weights {file}: the weights of the run's samples add up to {total:g}; their mean "
                                   "must be positive and finite")  # fmt: skip
-            largest, second = ends
-            if second and not np.float32(second / mean):
-                raise ConfigError(f"--weights {file}: beside the largest weight, {largest:g}, all others are 0 in "
-                                  f"float32, since the next is {second:g}; lower the largest")  # fmt: skip
+            if ends[1] and not np.float32(ends[1] / mean):
+                raise ConfigError(f"--weights {file}: beside the largest weight, {ends[0]:g}, all others are 0 in "
+                                  f"float32, since the next is {ends[1]:g}; lower the largest")  # fmt: skip
             writer.add(WEIGHTS, (piece / mean for piece in _weights(file, ids, dataset)))
         writer.finish()
 

@@ -26,7 +26,7 @@ from ..inspection.groups import CLASS_COLUMN, TooManyGroupsError, codes_of
 from ..inspection.kinds import KIND_NAMES, read_rules
 from ..inspection.run import Inspection
 from ..inspection.state_blocks import read_blocks
-from .texts import Texts, write_texts
+from .texts import Texts, damaged, write_texts
 
 INDEX = "index"
 _FORMAT = 1
@@ -186,8 +186,8 @@ def _check(folder: Path, expected: dict[str, int | str]) -> dict[str, Any]:
         if {name: about.get(name) for name in expected} == expected and about.get("format") == _FORMAT:
             return about
     except (DamagedJSONError, OSError) as error:
-        raise _damaged(folder, error) from error
-    raise _damaged(folder, f"{_ABOUT} does not belong to this run")
+        raise damaged(folder, error) from error
+    raise damaged(folder, f"{_ABOUT} does not belong to this run")
 
 
 def _regular(path: Path) -> Path:
@@ -196,7 +196,7 @@ def _regular(path: Path) -> Path:
     try:
         open_regular(path).close()  # opening a pipe otherwise would wait for ever, in SQLite beyond Ctrl-C
     except OSError as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     return path
 
 
@@ -205,14 +205,10 @@ def _mapped(path: Path, dtype: DTypeLike, count: int) -> NDArray[Any]:
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except (OSError, ValueError) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     if array.dtype != dtype or array.shape != (count,):
-        raise _damaged(path, f"it is {array.dtype} {array.shape}, not {np.dtype(dtype)} ({count},)")
+        raise damaged(path, f"it is {array.dtype} {array.shape}, not {np.dtype(dtype)} ({count},)")
     return array
-
-
-def _damaged(path: Path, why: object) -> RunError:
-    return RunError(f"{path} is damaged: {why}. Delete it, and it will be made again")
 
 
 def _new(path: Path, dtype: DTypeLike, count: int) -> NDArray[Any]:

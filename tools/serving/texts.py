@@ -53,7 +53,7 @@ class Texts:
         with closing(sqlite3.connect(":memory:")) as new:
             new.executescript(_MADE)
             if self._ask(_SCHEMA) != new.execute(_SCHEMA).fetchall():
-                raise self._damaged("it holds other tables or views than an index")
+                raise damaged(path, "it holds other tables or views than an index")
 
     def matches(self, words: str) -> NDArray[np.int64]:
         """Return the ids of samples whose caption or key has all these words, ascending, at most MAX_MATCHES.
@@ -83,14 +83,16 @@ class Texts:
                 self._turns = 0
                 return self._connection.execute(question, values).fetchall()
         except sqlite3.DatabaseError as error:
-            raise self._damaged(error) from error
+            raise damaged(self._path, error) from error
 
     def _is_endless(self) -> bool:
         self._turns += 1
         return self._turns > _MAX_TURNS
 
-    def _damaged(self, why: object) -> RunError:
-        return RunError(f"{self._path} is damaged: {why}. Delete it, and it will be made again")
+
+def damaged(path: Path, why: object) -> RunError:
+    """Return the error for a damaged part of the index."""
+    return RunError(f"{path} is damaged: {why}. Delete it, and it will be made again")
 
 
 def write_texts(dataset: Dataset, path: Path, on_progress: Callable[[int], None]) -> None:

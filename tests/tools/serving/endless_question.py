@@ -9,9 +9,7 @@ from thermopile.tools.serving.texts import Texts
 def count_for_ever(texts: Texts, words: str) -> None:
     print("endless", flush=True)
     texts._connection.set_progress_handler(None, 0)
-    texts._ask(
-        "WITH RECURSIVE counted(id) AS (SELECT 0 UNION ALL SELECT id + 1 FROM counted) SELECT max(id) FROM counted"
-    )
+    texts._ask("WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n")
 
 
 Texts.matches = count_for_ever

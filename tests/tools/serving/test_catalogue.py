@@ -178,7 +178,7 @@ TRIGGER = "CREATE TRIGGER later AFTER INSERT ON samples BEGIN DELETE FROM words;
 
 
 @pytest.mark.parametrize("schema", [TRIGGER, GENERATED, "CREATE TABLE more (id);", "DROP TABLE words;", ENDLESS],
-                         ids=["trigger", "generated column", "more tables", "fewer", "endless view"])  # fmt: skip
+                         ids=["trigger", "generated", "one table more", "one table less", "endless view"])  # fmt: skip
 def test_an_index_of_other_tables_or_with_code_is_refused_before_any_is_read(run, tmp_path, schema):
     opened(run, tmp_path).close()
     (file,) = (tmp_path / "index").glob("texts-*/texts.sqlite")

@@ -223,12 +223,12 @@ def test_what_is_no_selection_is_refused(ask, body):
     assert json.loads(said)["error"].startswith("not a selection: ")
 
 
-def test_the_offending_id_is_named(ask):
+def test_why_ids_are_refused_is_said(ask):
     def said(body):
         return json.loads(ask("selection.parquet", method="POST", body=json.dumps(body))[2])["error"]
 
     assert said({"ids": [65, 66], "tags": ["a", "b"]}) == "not a selection: 66 is no id; ids are integers, 0 … 65"
-    assert said({"ids": [7, 3, 7], "tags": ["a", "b", "c"]}) == "not a selection: sample 7 is there twice"
+    assert said({"ids": [7, 3, 7], "tags": ["a", "b", "c"]}) == "not a selection: an id is there twice"
 
 
 @pytest.mark.parametrize(

@@ -148,9 +148,8 @@ class Address:
 
             found = get(_store(self.bucket), self.key)
             if (size := found.meta["size"]) > max_bytes:
-                raise ObjectTooLargeError(
-                    f"{self} has {size:,} bytes, above the limit for such an object, {max_bytes:,}"
-                )
+                raise ObjectTooLargeError(f"{self} has {size:,} bytes, above the limit for such an object, "
+                                          f"{max_bytes:,}")  # fmt: skip
             return bytes(found.bytes()), found.meta
 
         return self._repeated(get)
@@ -181,22 +180,18 @@ class Address:
 
     def version(self) -> tuple[int, str]:
         """Return an object's size in bytes, and its version as in `read_version`."""
-
-        def head() -> tuple[int, str]:
-            from obstore import head
-
-            found = head(_store(self.bucket), self.key)
-            return found["size"], found["e_tag"] or ""
-
-        return self._repeated(head)
+        found = self._described()
+        return found["size"], found["e_tag"] or ""
 
     def modified(self) -> float:
         """Return when an object was written, by the store's clock, in seconds since 1970."""
+        return self._described()["last_modified"].timestamp()
 
-        def head() -> float:
+    def _described(self) -> ObjectMeta:
+        def head() -> ObjectMeta:
             from obstore import head
 
-            return head(_store(self.bucket), self.key)["last_modified"].timestamp()
+            return head(_store(self.bucket), self.key)
 
         return self._repeated(head)
 
@@ -308,13 +303,7 @@ class Address:
 
     def delete(self) -> None:
         """Delete an object; one that is missing is no error."""
-
-        def delete() -> None:
-            from obstore import delete
-
-            delete(_store(self.bucket), self.key)
-
-        self._repeated(delete)
+        self._repeated(partial(_delete, self.bucket, self.key))
 
     def objects(self) -> Iterator[tuple[str, int]]:
         """Yield path and size in bytes of every object below this address, sorted by path; paths begin below it.
@@ -383,7 +372,7 @@ def delete_all(addresses: Sequence[Address]) -> None:
         some[0]._repeated(partial(_delete, some[0].bucket, [address.key for address in some]))
 
 
-def _delete(bucket: str, keys: Sequence[str]) -> None:
+def _delete(bucket: str, keys: str | Sequence[str]) -> None:
     from obstore import delete
 
     delete(_store(bucket), keys)

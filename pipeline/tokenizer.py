@@ -90,16 +90,13 @@ def end_id_of(tokenizer: Tokenizer) -> int:
     if unknown := [token for token in empty if tokenizer.id_to_token(token) is None]:
         raise DatasetError(f"it adds token {unknown[0]} to every caption, but its vocabulary does not have it")
     if not empty or short[-1:] != empty[-1:]:
-        raise DatasetError(
-            "it does not close captions with a token. Give it a post-processor that does, in Python: "
-            "`tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single='$A <|endoftext|>', "
-            "special_tokens=[('<|endoftext|>', ID)])`, with its own closing token and ID; then save it again"
-        )
+        raise DatasetError("it does not close captions with a token. Give it a post-processor that does, in Python: "
+                           "`tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single='$A "
+                           "<|endoftext|>', special_tokens=[('<|endoftext|>', ID)])`, with its own closing token and "
+                           "ID; then save it again")  # fmt: skip
     if empty.count(empty[-1]) > 1:
-        raise DatasetError(
-            f"token {empty[-1]} ({tokenizer.id_to_token(empty[-1])}) both opens and closes captions. "
-            "Give it a post-processor that adds it only at the end"
-        )
+        raise DatasetError(f"token {empty[-1]} ({tokenizer.id_to_token(empty[-1])}) both opens and closes captions. "
+                           "Give it a post-processor that adds it only at the end")  # fmt: skip
     return empty[-1]
 
 

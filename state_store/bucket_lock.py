@@ -83,7 +83,6 @@ class BucketLock:
                 folder=_id_of(folder), writer=_writer_after(last_writer),
             )  # fmt: skip
             self._version = self._taken(address, last_writer)
-            self.confirm(0.0)
         except BaseException:
             self._local.release()
             raise
@@ -104,10 +103,10 @@ class BucketLock:
 
         Raises StoreLockedError once it is another's, OSError while the store is away.
         """
-        if time.monotonic() + seconds < self._until:
+        if _now() + seconds < self._until:
             return
         with self._renewing:
-            if time.monotonic() + seconds >= self._until:
+            if _now() + seconds >= self._until:
                 self._renew()
 
     def release(self) -> None:
@@ -178,7 +177,7 @@ class BucketLock:
         """Write the lock on condition that it is this process's, and return when the request was sent."""
         if self._lost:
             raise taken_over(self._address.with_name(self._address.name.removesuffix(".lock")))
-        sent = time.monotonic()
+        sent = _now()
         try:
             self._version = self._address.replace(text, self._version)
         except FileExistsError:  # or written by this process, which did not get the answer
@@ -226,9 +225,14 @@ def _writer_in(text: bytes) -> str | None:
     return holder.writer if holder and _WRITER.fullmatch(holder.writer) else None
 
 
+def _now() -> float:
+    """Return the seconds since the machine was started, also those in which it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def _writer_after(writer: str | None) -> str:
     """Return a name for the next holding."""
-    return f"{int(writer[:8], 16) + 1 if writer else 1:08x}{token_hex(12)}"
+    return f"{min(int(writer[:8], 16) + 1, 0xFFFFFFFF) if writer else 1:08x}{token_hex(12)}"
 
 
 def _parsed(text: bytes) -> _Holder | None:

@@ -36,6 +36,7 @@ REFERENCE = f"refs/branch.{BRANCH}/ref.json"
 _REFERENCE_TEXT = re.compile(rb'\{"snapshot": ?"[0-9A-HJKMNP-TV-Z]{20}"\}')
 _MAX_BYTES = 1 << 30
 """A manifest for 10⁹ rows takes less than a thousandth of this."""
+_OF_THE_FILE = {None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EIO}
 _HALF_WRITTEN = ".*.partial"
 """Temporary files left by a killed writer."""
 _REPEATS = icechunk.StorageRetriesSettings(max_tries=30, initial_backoff_ms=100, max_backoff_ms=10_000)
@@ -44,14 +45,7 @@ _REPEATS = icechunk.StorageRetriesSettings(max_tries=30, initial_backoff_ms=100,
 
 def is_damage(error: OSError) -> bool:
     """Return whether a read failed because of the file: running out of descriptors, for one, says nothing about it."""
-    return not is_away(error) and error.errno in (
-        None,
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.ELOOP,
-        errno.ENXIO,
-        errno.EIO,
-    )
+    return not is_away(error) and error.errno in _OF_THE_FILE
 
 
 def read_file(state: Place, name: str, max_bytes: int = MAX_TEXT_BYTES) -> bytes:

@@ -179,13 +179,12 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if order.live_rows > rows:
-        raise ConfigError(
-            f"state.memory_budget = {budget // world.size:,} holds {rows:,} rows of {row_bytes} bytes"
-            f"{f' on {world.size} ranks' if world.size > 1 else ''}, but the order needs "
-            f"{order.live_rows:,} of {samples:,} at once: its {order.canonical_shards} shards have windows of "
-            f"{order.window_blocks:,} of {order.blocks_per_shard:,} blocks of {order.block_rows:,} rows. "
-            f"Set state.memory_budget to at least {math.ceil(order.live_rows / world.size) * row_bytes:,}, or to none"
-        )
+        raise ConfigError(f"state.memory_budget = {budget // world.size:,} holds {rows:,} rows of {row_bytes} "
+                          f"bytes{f' on {world.size} ranks' if world.size > 1 else ''}, but the order needs "
+                          f"{order.live_rows:,} of {samples:,} at once: its {order.canonical_shards} shards have "
+                          f"windows of {order.window_blocks:,} of {order.blocks_per_shard:,} blocks of "
+                          f"{order.block_rows:,} rows. Set state.memory_budget to at least "
+                          f"{math.ceil(order.live_rows / world.size) * row_bytes:,}, or to none")  # fmt: skip
     return order
 
 

@@ -96,7 +96,6 @@ def _save_in_bucket(folder: Address, info: CheckpointInfo, training: dict[str, A
     building.mkdir()
     try:
         _write(building, info, training)
-        (final / INFO).delete()  # of an attempt that failed later
         for name in (_TENSORS, _REST):
             (final / name).write(building / name)
         (final / INFO).write(building / INFO)
@@ -147,10 +146,8 @@ def read_info(path: Place) -> CheckpointInfo:
             tree = unseal(text)
         except DamagedJSONError as error:
             if _format_of(text) == 1:  # format 1 had no checksum
-                raise RunError(
-                    f"{path} has checkpoint format 1, which thermopile 0.1.0 reads; resume the run with that version, "
-                    "or start a new one with another --out"
-                ) from None
+                raise RunError(f"{path} has checkpoint format 1, which thermopile 0.1.0 reads; resume the run with "
+                               "that version, or start a new one with another --out") from None  # fmt: skip
             raise DamagedJSONError(f"{INFO}: {error}") from None
         if tree.get("format") != FORMAT:
             raise RunError(f"{path} has checkpoint format {tree.get('format')!r}, but this version of thermopile reads "
@@ -259,7 +256,9 @@ def remove_checkpoints(folder: Place, *, keep: Collection[int]) -> None:
         found = {name: parts for name, _ in folder.objects() if (parts := _OBJECT.fullmatch(name))}
         standing = _standing(found.values())
         kept = {standing[step] for step in keep if step in standing}
-        unneeded = [name for name, parts in found.items() if parts[1] not in kept and int(parts[2]) <= max(keep)]
+        unneeded = [
+            name for name, parts in found.items() if parts[1] not in kept and int(parts[2]) <= max(keep, default=-1)
+        ]
         for of_seals in (True, False):
             delete_all([folder / name for name in unneeded if name.endswith(INFO) is of_seals])
         return

@@ -1,8 +1,9 @@
 """Files that grow on this machine while a run trains, and in a bucket are parts: one is put at each checkpoint.
 
-A part is named by the place of its first byte in the file, so parts that follow each other make up the file. Old parts
-are merged as they are put: a part is at least twice as long as the next, up to MAX_PART_BYTES, so that there are few.
-Its name begins with its writer's term: from the first byte that a later writer put, earlier ones' parts do not count.
+A part is named by the places of its bytes in the file, so parts that follow each other make up the file. Old parts are
+merged as they are put: a part is at least twice as long as the next, up to MAX_PART_BYTES, so that there are few. Its
+name begins with its writer's term: from the first byte that a later writer put, earlier ones' parts do not count. So no
+object has ever other content, and a request that arrives late changes nothing.
 """
 
 import os
@@ -19,7 +20,7 @@ from ..objects import Address, delete_all
 
 MAX_PART_BYTES = 64 << 20
 """Parts are merged up to this length: a checkpoint never puts more than twice as much."""
-_NAME = re.compile(r"(?:([0-9a-f]{8})-)?([0-9]{15})\.part")
+_NAME = re.compile(r"(?:([0-9a-f]{8})-)?([0-9]{15})(?:-[0-9]{15})?\.part")
 T = TypeVar("T")
 
 
@@ -28,11 +29,11 @@ class Part(NamedTuple):
 
     start: int
     end: int
-    term: str = ""
-    """Its writer's; empty if an earlier version of thermopile wrote it."""
+    name: str
+    """Of its object."""
 
     def of(self, folder: Address) -> Address:
-        return folder / f"{self.term}{'-' * bool(self.term)}{self.start:015d}.part"
+        return folder / self.name
 
 
 class LogReader:
@@ -82,13 +83,13 @@ class LogParts:
     """Writes the parts of one file. For the run's writer only."""
 
     def __init__(self, folder: Address, file: Path) -> None:
-        self._folder, self._file, self._term = folder, file, folder.lease.term if folder.lease else ""
+        self._folder, self._file, self._term = folder, file, folder.lease.term if folder.lease else "0" * 8
         self._parts: list[Part] = []
         self._unneeded: list[Address] = []
         self._inode: int | None = None
 
-    def begin(self, *, resuming: bool) -> None:
-        """Make the local file what the parts hold; one that goes on from there stays as it is.
+    def begin(self, *, resuming: bool, exactly: bool = False) -> None:
+        """Make the local file what the parts hold; one that goes on from there stays as it is, unless `exactly`.
 
         resuming: if not, it begins empty.
         """
@@ -101,19 +102,15 @@ class LogParts:
             self._file.unlink(missing_ok=True)
         elif not self._goes_on():
             self._download()
-
-    def fetch(self) -> None:
-        """As `begin`, but drop what the local file has beyond the parts."""
-        self.begin(resuming=True)
-        if self._file.exists():
+        if exactly and self._file.exists():
             os.truncate(self._file, self._end)
             self._inode = self._file.stat().st_ino
 
     def settle(self) -> None:
-        """Drop the parts that are beyond the local file, which was cut since `fetch`."""
+        """Drop the parts that are beyond the local file, which was cut since `begin`."""
         size = self._file.stat().st_size if self._file.exists() else 0
         if size and self._inode != self._file.stat().st_ino:  # rewritten: its lines are at other places now
-            self._unneeded += [part.of(self._folder) for part in self._parts if part.start or part.term != self._term]
+            self._unneeded += [part.of(self._folder) for part in self._parts]
             self._parts = []
             return
         # The last one first: parts never have a gap.
@@ -134,7 +131,7 @@ class LogParts:
             while kept and _is_short(kept[-1], start, end):
                 start = kept.pop().start
             for begin in range(start, end, MAX_PART_BYTES):
-                part = Part(begin, min(end, begin + MAX_PART_BYTES), self._term)
+                part = self._part(begin, min(end, begin + MAX_PART_BYTES))
                 part.of(self._folder).write(os.pread(file.fileno(), part.end - begin, begin))
                 kept.append(part)
         written = {part.of(self._folder) for part in kept}
@@ -142,6 +139,9 @@ class LogParts:
         self._parts = kept
         delete_all(self._unneeded)
         self._unneeded = []
+
+    def _part(self, start: int, end: int) -> Part:
+        return Part(start, end, f"{self._term}-{start:015d}-{end:015d}.part")
 
     @property
     def _end(self) -> int:
@@ -164,16 +164,23 @@ class LogParts:
                 file.write(part.of(self._folder).read_range(0, part.end - part.start))
 
 
+def _term(part: Part) -> str:
+    """Return its writer's term; earlier builds left it out."""
+    parts = _NAME.fullmatch(part.name)
+    return (parts and parts[1]) or ""
+
+
 def _listed(folder: Address) -> list[Part]:
     found = ((_NAME.fullmatch(name), size) for name, size in folder.objects())
-    return [Part(int(name[2]), int(name[2]) + size, name[1] or "") for name, size in found if name]
+    return [Part(int(name[2]), int(name[2]) + size, name[0]) for name, size in found if name]
 
 
 def _whole(parts: Iterable[Part]) -> list[Part]:
     """Return the parts that follow each other from the start, without those that were merged into one before them."""
-    found = standing((part.term, part.start, part) for part in parts)
+    found = standing((_term(part), part.start, part) for part in parts)
     whole, end = [], 0
-    for part in sorted(part._replace(end=min(part.end, limit)) for limit, part in found):
+    longest_first = sorted(found, key=lambda one: (one[1].start, -one[1].end))
+    for part in (part._replace(end=min(part.end, limit)) for limit, part in longest_first):
         if part.start == end < part.end:
             whole.append(part)
             end = part.end

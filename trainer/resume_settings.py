@@ -165,10 +165,9 @@ def changes_since(checkpoint: Place, settings: Mapping[str, Any], now: TrainConf
         ) from None
     changes = differences(before, now)
     if impossible := _impossible(changes, before):
-        raise ConfigError(
-            f"{checkpoint} was made with settings other than those in config.toml: {'; '.join(impossible.values())}. "
-            "Copy the checkpoint's settings into config.toml and resume with --accept-config"
-        )
+        raise ConfigError(f"{checkpoint} was made with settings other than those in config.toml: "
+                          f"{'; '.join(impossible.values())}. Copy the checkpoint's settings into config.toml and "
+                          "resume with --accept-config")  # fmt: skip
     return changes
 
 

@@ -32,7 +32,6 @@ from .encoders import Encoders
 from .encoders.initial_weights import load_initial_weights, with_pinned_source
 from .errors import ConfigError, NotFiniteError, RanksLostError, RunError, TrainingError
 from .failures import not_finite
-from .log_parts import LogParts
 from .metrics_log import MetricsLog, Scalar
 from .objectives import Progress
 from .objectives.base import WEIGHT
@@ -125,7 +124,8 @@ class Run:
                 if world.is_first:
                     run.remove_leftovers()
                 if parts:
-                    self._begin_logs(parts, resume=resume)
+                    parts[0].begin(resuming=resume, exactly=True)
+                    parts[1].begin(resuming=resume)
                 files = (run.metrics_file, run.tensorboard if config.tensorboard else None)
                 # One rank writes the log: its metrics cover the whole batch.
                 log = MetricsLog(*(files if world.is_first else (None, None)), keep_steps=self.steps_done)
@@ -189,14 +189,6 @@ class Run:
         """
         if self._pieces > 1 or self.config.model.ema:
             raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.run; leave them out")
-
-    def _begin_logs(self, parts: tuple[LogParts, LogParts], *, resume: bool) -> None:
-        metrics, warnings = parts
-        if resume:
-            metrics.fetch()
-        else:
-            metrics.begin(resuming=False)
-        warnings.begin(resuming=resume)
 
     def _write_selection(self) -> None:
         if self.selection is not None:

@@ -118,10 +118,9 @@ class _Scan:
 
     def _refuse(self, fault: int) -> None:
         if fault == _UNCLOSED_QUOTE:
-            raise SourceError(
-                f"{self._file}: the quote opened in line {self.state[_QUOTE_LINE]:,} is not closed, so the lines below "
-                "would become part of its text. Close it; inside quoted text, double every quote"
-            )
+            raise SourceError(f"{self._file}: the quote opened in line {self.state[_QUOTE_LINE]:,} is not closed, so "
+                              "the lines below would become part of its text. Close it; inside quoted text, double "
+                              "every quote")  # fmt: skip
         if fault == _LONG_ROW:
             raise SourceError(f"{self._file}: row {self.state[_ROWS] + 1:,} has more than {MAX_ROW_BYTES:,} bytes; "
                               "shorten it")  # fmt: skip

@@ -65,11 +65,7 @@ class FolderSource(Source):
         return estimated_bytes(self.root, self._path, len(self))
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "folder",
-            "root": resolved_text(self.root),
-            "listing": listing_digest(self._paths),
-        }
+        return {"kind": "folder", "root": resolved_text(self.root), "listing": listing_digest(self._paths)}
 
     def marks(self) -> dict[str, str]:
         return marks_of(self.uri, memoryview(self._versions))  # its items are plain integers

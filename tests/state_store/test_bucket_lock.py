@@ -187,3 +187,16 @@ def test_a_lease_that_ends_while_a_large_object_is_sent_is_renewed(folder, monke
     large.write(data := os.urandom(5000))
     assert large.read() == data
     lock.release()
+
+
+def test_a_lock_is_taken_from_a_store_that_then_fails_for_a_while(folder, monkeypatch):
+    def failing(*_):
+        raise ObjectStoreError("away")
+
+    with monkeypatch.context() as away:
+        away.setattr(Address, "replace", failing)
+        lock = BucketLock(LOCK, folder("first"))
+        with pytest.raises(ObjectStoreError, match="away"):
+            lock.confirm(0.0)
+    lock.confirm(0.0)
+    lock.release()

@@ -38,10 +38,7 @@ def duplicate_facts(found: Duplicates) -> list[tuple[str, str]]:
 
 def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Duplicates, folder: Path) -> Path:
     """Write the page into `folder` atomically and return its path. Pictures that cannot be shown are noted."""
-    groups = {
-        "The largest clusters": list(found.sizes)[:EXAMPLES],
-        "The least certain": _least_certain(found),
-    }
+    groups = {"The largest clusters": list(found.sizes)[:EXAMPLES], "The least certain": _least_certain(found)}
     members = found.members([cluster for clusters in groups.values() for cluster in clusters])
     shown = [id for clusters in groups.values() for cluster in clusters for id in members[cluster][:MEMBERS]]
     pictures = read_pictures(dataset, shown, inspection.notes)

@@ -116,10 +116,8 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _augmentation_has_its_loader(self) -> Self:
         if self.augmentation and self.loader in ("dali", "synthetic"):
-            raise ValueError(
-                f"augmentation {self.augmentation!r} is compiled code, which loader {self.loader!r} cannot run; "
-                "use loader = 'ffcv', or remove augmentation"
-            )
+            raise ValueError(f"augmentation {self.augmentation!r} is compiled code, which loader {self.loader!r} "
+                             "cannot run; use loader = 'ffcv', or remove augmentation")  # fmt: skip
         return self
 
 
@@ -173,15 +171,11 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _hidden_layers_where_there_are_some(self) -> Self:
         if self.head == "linear" and self.predictor == "none" and self.head_width:
-            raise ValueError(
-                f"head_width {self.head_width} is for hidden layers, but head 'linear' has none; "
-                "use another head, or remove head_width"
-            )
+            raise ValueError(f"head_width {self.head_width} is for hidden layers, but head 'linear' has none; use "
+                             "another head, or remove head_width")  # fmt: skip
         if self.predictor != "none" and not self.momentum:
-            raise ValueError(
-                f"predictor {self.predictor!r} is for a network beside its moving average, but momentum is 0; "
-                "set momentum, such as 0.99, or remove predictor"
-            )
+            raise ValueError(f"predictor {self.predictor!r} is for a network beside its moving average, but momentum "
+                             "is 0; set momentum, such as 0.99, or remove predictor")  # fmt: skip
         return self
 
 

@@ -46,10 +46,9 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
             f"{where} holds a model of type {model_type!r}; model.{side} supports: {', '.join(MODEL_TYPES[side])}"
         )
     if not any((folder / name).is_file() for name in _WEIGHTS):
-        raise ConfigError(
-            f"{where} has no {_WEIGHTS[0]}. Weights of another format (.bin, .pt, .h5) are not read, since they may "
-            "execute code: load the model where you trust it, and save it again with save_pretrained"
-        )
+        raise ConfigError(f"{where} has no {_WEIGHTS[0]}. Weights of another format (.bin, .pt, .h5) are not read, "
+                          "since they may execute code: load the model where you trust it, and save it again with "
+                          "save_pretrained")  # fmt: skip
     config = {MODEL_TYPE: model_type} | _architecture(model_type, stored) | encoder.config
     return encoder.model_copy(update={"name": f"hf:{folder}", "config": config})
 

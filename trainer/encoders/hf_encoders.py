@@ -129,11 +129,10 @@ class HFTextBackbone(Backbone):
             settings |= {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": tokenizer.context_length}
         config = _config(where, model_type, defaults, settings | own)
         if config.vocab_size < tokenizer.vocab_size or config.max_position_embeddings < tokenizer.context_length:
-            raise ConfigError(
-                f"{where} has {config.vocab_size:,} tokens and a context of {config.max_position_embeddings}, but "
-                f"the dataset has {tokenizer.vocab_size:,} and captions of {tokenizer.context_length}: convert it with "
-                "the model's own tokenizer (--tokenizer) and a --context-length within the model's"
-            )
+            raise ConfigError(f"{where} has {config.vocab_size:,} tokens and a context of "
+                              f"{config.max_position_embeddings}, but the dataset has {tokenizer.vocab_size:,} and "
+                              f"captions of {tokenizer.context_length}: convert it with the model's own tokenizer "
+                              "(--tokenizer) and a --context-length within the model's")  # fmt: skip
         super().__init__(config.hidden_size)
         self.model = _model(where, name, config, pretrained)
         self.end_id = tokenizer.end_id

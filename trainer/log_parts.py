@@ -117,6 +117,7 @@ class LogParts:
         for part in reversed([part for part in self._parts if part.start >= size]):
             part.of(self._folder).delete()
         # One that was cut is put again, whole, with the next lines.
+        self._unneeded += [part.of(self._folder) for part in self._parts if part.start < size < part.end]
         self._parts = [part for part in self._parts if part.end <= size]
 
     def put(self) -> None:

@@ -118,7 +118,7 @@ def test_a_file_that_was_rewritten_replaces_all_parts(folder, file, tmp_path):
     append(file, b"more")
     second.put()
     assert read(folder) == file.read_bytes()
-    assert names(folder) == ["000000000000000.part"]
+    assert names(folder) == ["00000000-000000000000000-000000000000082.part"]
 
 
 def test_parts_that_were_merged_but_not_yet_deleted_are_passed_over_and_deleted_later(folder, file, tmp_path):
@@ -127,17 +127,18 @@ def test_parts_that_were_merged_but_not_yet_deleted_are_passed_over_and_deleted_
     parts.put()
     append(file, b"b" * 3)
     parts.put()
-    left = (folder / "000000000000051.part").read()
+    merged = folder / "00000000-000000000000051-000000000000055.part"
+    left = merged.read()
     append(file, b"c" * 50)
     parts.put()
-    (folder / "000000000000051.part").write(left)
+    merged.write(left)
     assert read(folder) == file.read_bytes()
     again = LogParts(folder, tmp_path / "again")
     again.begin(resuming=True, exactly=True)
     append(tmp_path / "again", b"d")
     again.put()
     assert read(folder) == (tmp_path / "again").read_bytes()
-    assert "000000000000051.part" not in names(folder)
+    assert merged.name not in names(folder)
 
 
 def test_local_warnings_that_go_on_from_the_bucket_are_kept_and_others_are_not(folder, file):

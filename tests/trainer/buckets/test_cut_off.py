@@ -86,9 +86,12 @@ def test_one_of_two_writers_ends_the_run_as_if_alone_and_the_other_ends_with_a_l
         second = start(start_ranks, run, pairs_dataset, tmp_path / "second", s3.url, faster, ranks)
         ends = [ended(second), ended(first)]
         time.sleep(0.5)  # the late request may be the last
-    assert sorted(code > 0 for code, _ in ends) == [False, True], ends
-    (said,) = [errors for code, errors in ends if code]
-    assert any(words in said for words in ("another process has begun to write", "is being written by", "holds a run"))
+    refused = [errors for code, errors in ends if code]
+    if request_ == "settings" and len(refused) == 2:  # the second found the first one's settings, which arrived late
+        assert ended(start(start_ranks, run, pairs_dataset, tmp_path / "third", s3.url, faster, ranks))[0] == 0
+        assert "holds a run; continue it with --resume" in refused.pop(0)
+    (said,) = refused
+    assert "another process has begun to write this state" in said or "is being written by" in said
     assert log_of(run) == losses(whole)
     assert_same_weights(run, whole)
     assert_same_state(run, whole)

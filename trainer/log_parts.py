@@ -30,7 +30,7 @@ class Part(NamedTuple):
     start: int
     end: int
     name: str
-    """Of its object."""
+    """The name of its object."""
 
     def of(self, folder: Address) -> Address:
         return folder / self.name

@@ -33,7 +33,7 @@ class Sets(NamedTuple):
     train: Dataset
     tests: list[Dataset]
     classes: list[Classes]
-    """Of each test set; none on drawings."""
+    """The classes of each test set; drawings have none."""
 
 
 class BalancedGlyphs(GlyphSource):

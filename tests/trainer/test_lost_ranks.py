@@ -80,7 +80,8 @@ def played(scene, ranks, folder):
 
 def wait_until(condition, ranks):
     while not condition():
-        assert all(rank.is_running() for rank in ranks), [rank.end() for rank in ranks]
+        # One may have left in order already, and one that failed ends the others.
+        assert any(rank.is_running() for rank in ranks), [rank.end() for rank in ranks]
         time.sleep(0.05)
 
 
@@ -252,7 +253,8 @@ def test_a_rank_killed_while_it_trains_on_a_gpu_ends_the_other_within_two_minute
     options = [part for setting in (*settings, "epochs=1000", "log_every=1") for part in ("--set", setting)]
     ranks = start_ranks(2, "train", "--data", pairs_dataset.path, "--out", run.path, *options)
     while not run.metrics_file.exists() or run.metrics_file.read_bytes().count(b"\n") < 20:
-        assert all(rank.is_running() for rank in ranks), [rank.end() for rank in ranks]
+        # One may have left in order already, and one that failed ends the others.
+        assert any(rank.is_running() for rank in ranks), [rank.end() for rank in ranks]
         time.sleep(0.1)
     ranks[1].kill()
     code, _, errors = ranks[0].end(within=120)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...pipeline.errors import DatasetError
 from ...trainer.errors import ConfigError, RunError
 from .checkpoint_encoders import load_encoders
-from .kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, KindRules, SampleKinds, first_kind
+from .kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, KindRules, SampleKinds
 from .run import Inspection
 from .state_blocks import Rows
 from .survey import Survey
@@ -75,8 +75,8 @@ def confirm(
     """Embed the survey's suspects and up to 4,096 random visited samples, and decide the suspects' kinds again.
 
     A stuck sample stays stuck if it is silent, w = g / (s + eps) < 0.01, with g as in training but against these
-    negatives. What is not stuck is a misfit if on every side a negative is above the positive. The rest is rare or
-    ordinary. Pairs are shown without augmentation, images in two views as the run's recipe draws them.
+    negatives. What is not stuck is a misfit if on every side a negative is above the positive. The rest is rare,
+    crowded or ordinary. Pairs are shown without augmentation, images in two views as the run's recipe draws them.
     weights: by default averaged ones, where the run has them. allow_code: as restore_encoders. Runs on the CPU, since
     the run may still be training on the GPU. Returns None if nothing can be confirmed; the notes get the reason.
     Raises DamagedChunkError, SnapshotNotFoundError. Source of g: iSogCLR (ICML 2023) eq 3, 11, 15, 16.
@@ -110,9 +110,9 @@ def _confirmed(
     compared = _compare(features, places, others, rows, paired=found.encoders.text is not None)
     silent, score = _weighed(kinds.rules, rows, compared, inspection.config.objective.settings.get("eps") or 0.0)
     misfit = np.logical_and.reduce([side.above for side in compared.values()])
-    stuck, rare = kinds.rules.is_stuck(rows) & silent, kinds.rules.is_rare(rows)
+    stuck = kinds.rules.is_stuck(rows) & silent
     return Confirmation(
-        suspects, kinds.rules.kinds(rows), first_kind(np.zeros(len(suspects), np.bool_), stuck, misfit, rare),
+        suspects, kinds.rules.kinds(rows), kinds.rules.first_kind(rows, stuck, misfit),
         silent, misfit, score, len(negatives), found.checkpoint.name, found.weights,
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from .confirmation import Confirmation, compared_ids, confirm, with_confirmed
 from .drift import Drift, drift, in_order
 from .embedding_map import EmbeddingMap, embedding_map
 from .groups import CLASS_COLUMN
-from .kinds import KIND_NAMES, STUCK
+from .kinds import KIND_NAMES, STUCK, hardly_differs
 from .predicted import other_dataset, predict, refuse_other_dataset
 from .run import LATEST, Inspection, read_run
 from .samples import Sample, read_samples
@@ -38,8 +38,6 @@ MANY_AT_BOUND = 0.5
 """Share of the samples. Some samples at the floor are normal: rare ones."""
 SOME_AT_TOP = 0.05
 """Share of the samples. None should be at the ceiling, which is only a safeguard."""
-NARROW = 1.1
-"""Ratio of the 95 % quantile to the 5 % one; below it the temperatures are practically equal."""
 FEW_VISITED = 0.5
 MANY_STUCK = 0.01
 
@@ -206,7 +204,7 @@ def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
     if high >= SOME_AT_TOP:
         yield (f"{high:.0%} of the {side.name} temperatures are at their ceiling, tau_max = {bounds.highest:g}, "
                "and no longer distinguish these samples. Raise rho or tau_max, or lower eta.")  # fmt: skip
-    cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)
-    if hot < NARROW * cold and low < MANY_AT_BOUND and high < MANY_AT_BOUND:
+    if hardly_differs(side.tau) and low < MANY_AT_BOUND and high < MANY_AT_BOUND:
+        cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)
         yield (f"The {side.name} temperatures hardly differ: 90% lie between {cold:.4f} and {hot:.4f}. "
                "Train longer or raise eta.")  # fmt: skip

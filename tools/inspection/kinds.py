@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,8 @@ from .distribution import Distribution, Smallest
 from .run import Inspection
 from .state_blocks import Rows, read_blocks
 
-TOO_FEW_VISITS, STUCK, MISFIT, RARE, ORDINARY = range(5)
-KIND_NAMES = ("too_few_visits", "stuck", "misfit", "rare", "ordinary")
+TOO_FEW_VISITS, STUCK, MISFIT, RARE, CROWDED, ORDINARY = range(6)
+KIND_NAMES = ("too_few_visits", "stuck", "misfit", "rare", "crowded", "ordinary")
 """By code. A sample has the first kind that applies."""
 KIND = "kind"
 """Name of the column."""
@@ -27,7 +27,11 @@ MIN_VISITS = 5
 """With fewer, tau and log s say more about the start of the training than about the sample."""
 NEAR_FLOOR, NEAR_CLIP = 1.01, 0.99
 """Factors of tau_min and of the bound of u, within which a value counts as at it."""
-RARE_SHARE = 0.05
+COLD_SHARE = 0.05
+NEAR = -0.25
+"""Weighted mean of the negatives' h / tau, above which they count as near as the positive."""
+NARROW = 1.1
+"""Ratio of the 95 % quantile of tau to the 5 % one; below it the temperatures are practically equal."""
 _SEED = 2024
 
 Codes = NDArray[np.int8]
@@ -39,49 +43,54 @@ class KindRules:
     """How the kinds of a snapshot's samples are decided; kinds for which the state lacks a field are never given."""
 
     log_s: tuple[str, ...]
-    """Columns of log s, one per side."""
-    stuck: tuple[tuple[str, str, str], ...]
-    """Columns of tau, u and log s, per side that has them; empty if the objective sets no bounds of tau and u."""
+    """Sides that have log s."""
+    u: tuple[str, ...]
+    """Those of them that also have tau and u; empty if the objective sets no bounds of tau and u."""
     floor: float
     """tau_min · NEAR_FLOOR."""
     clip: float
     """Bound of |u| · NEAR_CLIP."""
-    rare_below: Mapping[str, float]
-    """Side -> bound of tau below which at most 5 % of the visited samples are; only sides with log s."""
+    rho: float | None
+    cold_below: Mapping[str, float] = field(default_factory=dict)
+    """Side with log s -> bound of tau below which COLD_SHARE of the visited samples are, without those that are cold
+    for near-copies."""
+    why_none: str = ""
+    """Why kinds would mean nothing yet; empty if they do."""
 
     @classmethod
-    def of(cls, inspection: Inspection, taus: Mapping[str, Distribution]) -> KindRules:
-        """Return the rules of a run's snapshot, which there must be. taus: side -> tau of its visited samples."""
+    def of(cls, inspection: Inspection) -> KindRules:
+        """Return the rules of a run's snapshot, which there must be, but for what `TauCounts` finds."""
         assert inspection.reader is not None
         fields, settings = inspection.reader.fields, inspection.config.objective.settings
         floor, clip = settings.get("tau_min"), settings.get("grad_clip")
-        with_log_s = [name.removesuffix("/log_s") for name in fields if name.endswith("/log_s")]
-        with_u = [side for side in with_log_s if side in taus and f"{side}/u" in fields]
-        return cls(
-            log_s=tuple(f"{side}/log_s" for side in with_log_s),
-            stuck=tuple((f"{side}/tau", f"{side}/u", f"{side}/log_s") for side in with_u if floor and clip),
-            floor=NEAR_FLOOR * (floor or 0.0),
-            clip=NEAR_CLIP * (clip or 0.0),
-            # The bin's lower edge: where many samples share the lowest tau, it tells none of them from the others.
-            rare_below={side: tau.bin_of(RARE_SHARE)[0] for side, tau in taus.items()
-                        if side in with_log_s and tau.count},
-        )  # fmt: skip
+        log_s = tuple(name.removesuffix("/log_s") for name in fields if name.endswith("/log_s"))
+        u = tuple(side for side in log_s if {f"{side}/tau", f"{side}/u"} <= set(fields) and floor and clip)
+        return cls(log_s, u, NEAR_FLOOR * (floor or 0.0), NEAR_CLIP * (clip or 0.0), settings.get("rho"))
 
     @property
     def columns(self) -> list[str]:
         """Columns of the state that the rules read."""
-        taus = [f"{side}/tau" for side in self.rare_below]
-        return list(dict.fromkeys([VISITS, *self.log_s, *taus, *(name for side in self.stuck for name in side)]))
+        of_sides = {"tau": dict.fromkeys([*self.cold_below, *self.u]), "u": self.u, "log_s": self.log_s}
+        return [VISITS, *(f"{side}/{name}" for name, sides in of_sides.items() for side in sides)]
 
     @property
     def decidable(self) -> list[str]:
         """Names of the kinds that the state's fields allow, in order."""
-        needed = {STUCK: self.stuck, MISFIT: self.log_s, RARE: self.rare_below}
+        cold = bool(self.cold_below)
+        needed = {STUCK: self.u, MISFIT: self.log_s, RARE: cold, CROWDED: cold and self.rho is not None}
         return [name for code, name in enumerate(KIND_NAMES) if needed.get(code, True)]
 
     def kinds(self, rows: Rows) -> Codes:
         """Return the kinds of m samples, given `columns` [m] each."""
-        return first_kind(self.too_few_visits(rows), self.is_stuck(rows), self.score(rows) > 0, self.is_rare(rows))
+        return self.first_kind(rows, self.is_stuck(rows), self.score(rows) > 0)
+
+    def first_kind(self, rows: Rows, stuck: NDArray[np.bool_], misfit: NDArray[np.bool_]) -> Codes:
+        """Return the first kind that applies, int8 [m]; stuck and misfit are decided, bool [m]."""
+        kinds = np.full(len(misfit), ORDINARY, np.int8)
+        found = ((CROWDED, self.is_crowded(rows)), (RARE, self.is_rare(rows)), (MISFIT, misfit), (STUCK, stuck))
+        for code, applies in (*found, (TOO_FEW_VISITS, self.too_few_visits(rows))):
+            kinds[applies] = code
+        return kinds
 
     def kind(self, row: Mapping[str, float | int]) -> str:
         """Return the name of one sample's kind, given its `columns`."""
@@ -90,7 +99,7 @@ class KindRules:
         return KIND_NAMES[self.kinds(rows)[0]]
 
     def too_few_visits(self, rows: Rows) -> NDArray[np.bool_]:
-        few: NDArray[np.bool_] = rows[VISITS] < MIN_VISITS
+        few: NDArray[np.bool_] = (rows[VISITS] < MIN_VISITS) | bool(self.why_none)
         return few
 
     def is_stuck(self, rows: Rows) -> NDArray[np.bool_]:
@@ -100,42 +109,102 @@ class KindRules:
         gradient, and s falls by no more than a factor of 1 - gamma a visit.
         """
         found = np.zeros(len(rows[VISITS]), np.bool_)
-        for tau, u, log_s in self.stuck:
-            found |= (rows[tau] <= self.floor) & (rows[log_s] > 0) & (np.abs(rows[u]) >= self.clip)
+        for side in self.u:
+            at_floor, outweighed = rows[f"{side}/tau"] <= self.floor, rows[f"{side}/log_s"] > 0
+            found |= at_floor & outweighed & (np.abs(rows[f"{side}/u"]) >= self.clip)
         return found
 
     def score(self, rows: Rows) -> NDArray[np.float64]:
         """float64 [m]: sum of log s over the sides; above 0, the negatives outweigh the positive. 0 without log s."""
         score = np.zeros(len(rows[VISITS]))
         with np.errstate(invalid="ignore"):  # damaged rows may hold both infinities
-            for name in self.log_s:
-                score += rows[name]
+            for side in self.log_s:
+                score += rows[f"{side}/log_s"]
         return score
 
+    def is_near(self, rows: Rows, side: str) -> NDArray[np.bool_]:
+        """bool [m]: the negatives that have the weight on a side are as near as the positive, or nearer.
+
+        By E, the weighted mean of h / tau. It is not stored, but log s + rho - u estimates it while u is not at its
+        bound. Without rho: the negatives outweigh the positive.
+        """
+        log_s = rows[f"{side}/log_s"]
+        if self.rho is None:
+            return np.asarray(log_s >= 0)
+        near = log_s > -self.rho
+        if side in self.u:
+            u = rows[f"{side}/u"]
+            near |= (np.abs(u) < self.clip) & (log_s + self.rho - u > NEAR)
+        return np.asarray(near)
+
     def is_rare(self, rows: Rows) -> NDArray[np.bool_]:
-        """bool [m]: on a side, tau is among the lowest 5 % and the positive outweighs the negatives."""
+        """bool [m]: on a side, tau is cold, and the negatives that have the weight lie well below the positive."""
         found = np.zeros(len(rows[VISITS]), np.bool_)
-        for side, bound in self.rare_below.items():
-            found |= (rows[f"{side}/tau"] < bound) & (rows[f"{side}/log_s"] < 0)
+        for side, bound in self.cold_below.items():
+            found |= (rows[f"{side}/tau"] < bound) & ~self.is_near(rows, side)
+        return found
+
+    def is_crowded(self, rows: Rows) -> NDArray[np.bool_]:
+        """bool [m]: on a side, tau is cold and -rho < log s <= 0: more negatives than rho allows are near-copies.
+
+        docs/inspect.md derives it.
+        """
+        found = np.zeros(len(rows[VISITS]), np.bool_)
+        for side, bound in self.cold_below.items() if self.rho is not None else ():
+            log_s = rows[f"{side}/log_s"]
+            found |= (rows[f"{side}/tau"] < bound) & (log_s > -self.rho) & (log_s <= 0)
         return found
 
     def coldness(self, rows: Rows) -> NDArray[np.float64]:
-        """float64 [m]: tau relative to the bound of the rare ones, on the side where that is lowest."""
+        """float64 [m]: tau relative to the bound of the cold ones, on the side where that is lowest."""
         lowest = np.full(len(rows[VISITS]), np.inf)
-        for side, bound in self.rare_below.items():
+        for side, bound in self.cold_below.items():
             with np.errstate(all="ignore"):  # nothing forbids a tau of 0 in an objective of a user's own
                 np.fmin(lowest, rows[f"{side}/tau"] / bound, out=lowest)
         return lowest
 
 
-def first_kind(
-    too_few_visits: NDArray[np.bool_], stuck: NDArray[np.bool_], misfit: NDArray[np.bool_], rare: NDArray[np.bool_]
-) -> Codes:
-    """Return the first kind that applies, int8 [m]; each argument is bool [m]."""
-    kinds = np.full(len(rare), ORDINARY, np.int8)
-    for code, applies in ((RARE, rare), (MISFIT, misfit), (STUCK, stuck), (TOO_FEW_VISITS, too_few_visits)):
-        kinds[applies] = code
-    return kinds
+class TauCounts:
+    """Counts the temperatures of visited samples, block by block, for the rules of their kinds."""
+
+    def __init__(self, inspection: Inspection) -> None:
+        self._rules, self._eta = KindRules.of(inspection), inspection.config.objective.settings.get("eta")
+        self._tau = {side: (Distribution(), Distribution()) for side in inspection.sides}
+        """Side -> tau of all visited samples, and of those with near-copies."""
+        self._visits = Distribution()
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the state that are counted."""
+        return list(dict.fromkeys([*(f"{side}/tau" for side in self._tau), *self._rules.columns]))
+
+    def add(self, rows: Rows) -> None:
+        seen = rows[VISITS] > 0
+        self._visits.add(rows[VISITS][seen].astype(np.float32))
+        for side, (tau, near) in self._tau.items():
+            tau.add(rows[f"{side}/tau"][seen])
+            if side in self._rules.log_s:
+                near.add(rows[f"{side}/tau"][seen & self._rules.is_near(rows, side)])
+
+    def rules(self) -> KindRules:
+        """Return the rules; call it once all rows are counted."""
+        # Where most are near, as early in a run, that tells none of them from the others.
+        cold = {side: tau.lower_edge(COLD_SHARE, near if 2 * near.count < tau.count else Distribution())
+                for side, (tau, near) in self._tau.items() if side in self._rules.log_s and tau.count}  # fmt: skip
+        return replace(self._rules, cold_below=cold, why_none=self._why_none())
+
+    def _why_none(self) -> str:
+        if self._visits.count and self._visits.quantile(0.5) < MIN_VISITS:
+            return f"half of the visited samples have fewer than {MIN_VISITS} visits"
+        taus = [tau for tau, _ in self._tau.values() if tau.count]
+        if taus and self._eta != 0 and all(map(hardly_differs, taus)):
+            return "the temperatures hardly differ"
+        return ""
+
+
+def hardly_differs(tau: Distribution) -> bool:
+    """Whether 90 % of the values, at least one, are practically equal."""
+    return tau.quantile(0.95) < NARROW * tau.quantile(0.05)
 
 
 @dataclass(frozen=True)
@@ -155,7 +224,7 @@ class SampleKinds:
     @property
     def worth_showing(self) -> bool:
         """Whether the state's fields allow any kind but too few visits and ordinary."""
-        return len(self.counts) > 2
+        return len(self.counts) > 2 and not self.rules.why_none
 
     @property
     def unknown(self) -> list[str]:
@@ -179,7 +248,8 @@ class KindCounts:
         kinds[~kept] = -1
         self._counts += np.bincount(kinds[kept], minlength=len(KIND_NAMES))
         random = np.random.default_rng((_SEED, block.start)).random(len(kinds))
-        keys = (rows[VISITS], -score, -score, self._rules.coldness(rows), random)
+        coldness = self._rules.coldness(rows)
+        keys = (rows[VISITS], -score, -score, coldness, coldness, random)
         for code, (shown, key) in enumerate(zip(self._shown, keys, strict=True)):
             places = np.flatnonzero(kinds == code)
             shown.add(places + block.start, key[places])
@@ -202,12 +272,11 @@ def read_rules(inspection: Inspection, on_progress: Callable[[int], None] = lamb
     Calls on_progress with the rows read so far. Raises DamagedChunkError, SnapshotNotFoundError.
     """
     assert inspection.reader is not None
-    taus = {side: Distribution() for side in inspection.sides}
-    for block, rows in read_blocks(inspection.reader, [*(f"{side}/tau" for side in taus), VISITS]) if taus else ():
-        for side, tau in taus.items():
-            tau.add(rows[f"{side}/tau"][rows[VISITS] > 0])
+    counts = TauCounts(inspection)
+    for block, rows in read_blocks(inspection.reader, counts.columns):
+        counts.add(rows)
         on_progress(block.stop)
-    return KindRules.of(inspection, taus)
+    return counts.rules()
 
 
 def names_of(kinds: Codes) -> NDArray[np.object_]:

@@ -16,7 +16,7 @@ from ...state_store.schema import LAST_STEP, VISITS
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Smallest
 from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsError, check_columns
-from .kinds import KindCounts, KindRules, SampleKinds
+from .kinds import KindCounts, SampleKinds, TauCounts
 from .run import Inspection, TauSettings
 from .state_blocks import Rows, read_blocks
 
@@ -122,7 +122,7 @@ def survey(
         return None
     if inspection.dataset:
         check_columns(inspection.dataset, by)
-    first = _FirstPass(reader, inspection.sides)
+    first = _FirstPass(reader, inspection)
     for block, rows in read_blocks(reader, reader.columns):
         first.add(block, rows, reader.is_kept(block.start, block.stop))
         on_progress(block.stop)
@@ -137,7 +137,9 @@ def survey(
         on_progress(reader.samples + block.stop)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     kinds = second.kinds.result() if first.staleness.count and not inspection.prediction else None
-    if kinds and kinds.worth_showing and kinds.unknown:
+    if kinds and len(kinds.counts) > 2 and kinds.rules.why_none:
+        notes.append(f"No kinds of samples are told yet: {kinds.rules.why_none}. Train longer.")
+    elif kinds and kinds.worth_showing and kinds.unknown:
         notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(kinds.unknown)}.")
     return Survey(
         reader.kept, reader.samples, first.never_visited, first.visits, first.staleness, first.fields, sides,
@@ -159,12 +161,13 @@ def with_tau(rows: Rows, sides: Iterable[str]) -> NDArray[np.bool_]:
 class _FirstPass:
     """Figures from the first pass over all rows."""
 
-    def __init__(self, reader: StateReader, sides: tuple[str, ...]) -> None:
-        self._step, self._sides = reader.snapshot.step, sides
+    def __init__(self, reader: StateReader, inspection: Inspection) -> None:
+        self._step, self._sides = reader.snapshot.step, (sides := inspection.sides)
         self.with_log_s = {side for side in sides if f"{side}/log_s" in reader.fields}
         self.visits, self.staleness = Distribution(), Distribution()
         self.fields = {name: Distribution() for name in reader.fields}
         self.ends: dict[tuple[str, End], Smallest] = {(s, end): Smallest(SHEET_SAMPLES) for s in sides for end in ENDS}
+        self.tau = TauCounts(inspection)
         self.pool = Smallest(POOL_SAMPLES)
         self.never_visited: list[int] = []
 
@@ -178,6 +181,7 @@ class _FirstPass:
         self.staleness.add((self._step - rows[LAST_STEP][places].astype(np.int64)).astype(np.float32))
         for name, distribution in self.fields.items():
             distribution.add(rows[name][places])
+        self.tau.add(rows)
         shown = np.flatnonzero(with_tau(rows, self._sides))
         for side in self._sides:
             tau = rows[f"{side}/tau"][shown]
@@ -207,7 +211,7 @@ class _SecondPass:
         self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str], suspects: int
     ) -> None:
         self._sides, self._notes = sides, inspection.notes
-        rules = KindRules.of(inspection, {side.name: side.tau for side in sides})
+        rules = first.tau.rules()
         self.kinds = KindCounts(rules, suspects)
         self.columns = list(dict.fromkeys([*(f"{side.name}/tau" for side in sides), *rules.columns]))
         drawn = first.pool.chosen()[0]

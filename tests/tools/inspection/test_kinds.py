@@ -20,9 +20,9 @@ from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.samples import read_histories
 from thermopile.tools.inspection.survey import survey
 
-N = 2000
+N, APART = 2000, 70
 COLD = 0.02
-"""Below the lowest 5 % of tau among the other samples, whose tau is 0.1 to 0.2."""
+"""Below the lowest 5 % of tau among the other samples, whose tau is 0.1 to 0.2 and log s -4. rho is 2."""
 ROWS = {
     "too_few_visits": [
         {"visits": 0},
@@ -47,11 +47,21 @@ ROWS = {
         {"image/tau": COLD},
         {"text/tau": COLD, "image/log_s": 0.5},
         {"image/tau": 0.005, "image/u": 5},  # at the floor, but the positive outweighs the negatives
+        {"image/tau": COLD, "image/log_s": -2.5, "image/u": -0.2},  # E = -0.3
+        {"image/tau": COLD, "text/tau": COLD, "text/log_s": -1},  # crowded on one side only
+        {"image/tau": COLD, "image/log_s": -2.5, "image/u": -5},  # u is at its bound: E is not known
+    ],
+    "crowded": [
+        {"image/tau": COLD, "image/log_s": -1.9},
+        {"text/tau": COLD, "text/log_s": 0},
+        {"text/tau": 0.005, "text/log_s": -1, "text/u": 1},
     ],
     "ordinary": [
         {},
         {"image/log_s": 1, "text/log_s": -1},  # their sum is not above 0
         {"image/tau": COLD, "image/log_s": 0.5},  # cold only where the negatives outweigh the positive
+        {"image/tau": COLD, "image/log_s": -2.5, "image/u": -0.5},  # E = 0: near-copies, which rho still leaves room for
+        {"image/log_s": -1},  # near-copies, but not cold
         {"image/u": 5},
     ],
 }
@@ -64,19 +74,26 @@ def by_hand():
     rng = np.random.default_rng(3)
     columns = {"visits": np.full(N, 5)}
     for side in ("image", "text"):
-        columns |= {f"{side}/tau": rng.uniform(0.1, 0.2, N), f"{side}/log_s": np.full(N, -1.0)}
+        columns |= {f"{side}/tau": rng.uniform(0.1, 0.2, N), f"{side}/log_s": np.full(N, -4.0)}
         columns[f"{side}/u"] = np.zeros(N)
-        columns[f"{side}/tau"][100 * np.arange(len(EXPECTED))] = 0.15
+        columns[f"{side}/tau"][APART * np.arange(len(EXPECTED))] = 0.15
     for number, row in enumerate(row for rows in ROWS.values() for row in rows):
         for name, value in row.items():
-            columns[name][100 * number] = value
+            columns[name][APART * number] = value
     return columns
 
 
 def slowly(columns):
     """The kind of every sample by the definitions, one at a time."""
     seen = columns["visits"] > 0
-    bounds = {side: np.sort(columns[f"{side}/tau"][seen])[int(0.05 * (seen.sum() - 1))] for side in ("image", "text")}
+    tau, log_s, u = ({side: columns[f"{side}/{name}"] for side in ("image", "text")} for name in ("tau", "log_s", "u"))
+    near = {side: (log_s[side] > -2) | ((abs(u[side]) < 4.95) & (log_s[side] + 2 - u[side] > -0.25)) for side in tau}
+    bounds = {}
+    for side in tau:  # the highest bound below which 5 % are, of those that are not both near and below it
+        for bounds[side] in sorted(tau[side][seen], reverse=True):  # noqa: B020
+            below = seen & (tau[side] < bounds[side])
+            if (below & ~near[side]).sum() + 0.05 * (below & near[side]).sum() <= int(0.05 * (seen.sum() - 1)):
+                break
 
     def kind(row):
         if row["visits"] < 5:
@@ -87,11 +104,12 @@ def slowly(columns):
         if row["image/log_s"] + row["text/log_s"] > 0:
             return "misfit"
         # Within a bin, 0.05 % of tau, the coldest 5 % may end anywhere.
-        if any(row[f"{side}/tau"] < bound * 0.9995 and row[f"{side}/log_s"] < 0 for side, bound in bounds.items()):
+        cold = [side for side, bound in bounds.items() if row[f"{side}/tau"] < bound * 0.9995]
+        if any(not near[side][row["id"]] for side in cold):
             return "rare"
-        return "ordinary"
+        return "crowded" if any(-2 < row[f"{side}/log_s"] <= 0 for side in cold) else "ordinary"
 
-    return [kind({name: values[i] for name, values in columns.items()}) for i in range(N)]
+    return [kind({name: values[i] for name, values in columns.items()} | {"id": i}) for i in range(N)]
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +129,7 @@ def frame(run):
 
 
 def test_every_sample_has_the_first_kind_that_applies(frame):
-    assert frame["kind"][100 * np.arange(len(EXPECTED))].tolist() == EXPECTED
+    assert frame["kind"][APART * np.arange(len(EXPECTED))].tolist() == EXPECTED
     assert list(ROWS) == list(KIND_NAMES)
 
 
@@ -120,12 +138,12 @@ def test_the_kinds_of_all_samples_are_those_of_the_definitions(frame, columns):
     differ = np.flatnonzero(frame["kind"] != slow)
     # At the bound of the coldest 5 %, a bin's width apart.
     assert len(differ) <= 4
-    assert {kind for i in differ for kind in (frame["kind"][i], slow[i])} <= {"rare", "ordinary"}
+    assert {kind for i in differ for kind in (frame["kind"][i], slow[i])} <= {"rare", "crowded", "ordinary"}
     assert 100 < (slow == "rare").sum() <= 200
 
 
 def test_single_samples_are_shown_with_their_kind_in_words_and_for_a_program_by_name(run, tmp_path):
-    ids = list(map(str, 100 * np.arange(len(EXPECTED))))
+    ids = list(map(str, APART * np.arange(len(EXPECTED))))
     asked = ["inspect", str(run.path), "--sample"]
     seen = json.loads(CliRunner().invoke(main, [*asked, *ids, "--json"]).stdout)
     assert [sample["kind"] for sample in seen["samples"]] == EXPECTED
@@ -152,8 +170,8 @@ def test_counts_and_sheets_cover_all_rows_in_pieces_of_any_size(run, frame, colu
     score = columns["image/log_s"] + columns["text/log_s"]
     assert found.sheets["misfit"] == sorted(np.flatnonzero(kinds == "misfit"), key=lambda i: (-score[i], i))[:4]
     assert found.sheets["stuck"] == sorted(np.flatnonzero(kinds == "stuck"), key=lambda i: (-score[i], i))
-    assert found.sheets["too_few_visits"] == [0, 100, 200, 300]
-    assert found.sheets["rare"][0] == 1500  # at tau_min
+    assert found.sheets["too_few_visits"] == [0, 70, 140, 210]
+    assert found.sheets["rare"][0] == 15 * APART  # at tau_min
     assert (kinds[found.sheets["ordinary"]] == "ordinary").all()
     suspicious = np.flatnonzero((kinds == "misfit") | (kinds == "stuck"))
     assert found.suspects.tolist() == sorted(suspicious, key=lambda i: (-score[i], i))[:6]
@@ -168,7 +186,7 @@ def test_an_export_has_every_kind_and_that_the_state_alone_decided_it(run, frame
 
 def test_a_frame_of_a_few_samples_has_the_kinds_that_they_have_among_all(run, frame):
     temperatures = thermopile.open_run(run.path).temperatures()
-    assert temperatures.frame([1500, 500, 500], ["kind"])["kind"].to_list() == ["rare", "stuck", "stuck"]
+    assert temperatures.frame([15 * APART, 5 * APART, 5 * APART], ["kind"])["kind"].to_list() == ["rare", "stuck", "stuck"]
     assert "kind" not in temperatures.frame([0]).columns
     with pytest.raises(FieldError, match=r"'kinds'; the columns are .*'kind'\]"):
         temperatures.frame([0], ["kinds"])
@@ -190,16 +208,16 @@ def test_samples_of_a_run_on_images_have_one_side(images_dataset, write_state, t
         columns[f"sample/{name}"][9] = value
     kinds = survey(read_run(write_state(tmp_path / "run", images_dataset, columns, np.full(n, 5)))).kinds
     assert (kinds.sheets["misfit"], kinds.sheets["stuck"], kinds.counts["too_few_visits"]) == ([8, 7], [9], 0)
-    assert kinds.sheets["rare"] == [i for i in range(14) if i not in (7, 8, 9)]
+    assert kinds.sheets["rare"] == [i for i in range(16) if i not in (7, 8, 9)]  # which do not count as cold
 
 
 @pytest.mark.parametrize(
     ("objective", "missing"),
     [
         ({"name": "fastclip_v2"}, ["stuck"]),  # it has no u
-        ({"name": "sogclr"}, ["stuck", "rare"]),  # nor a tau of its own
-        ({"name": "decl"}, ["stuck", "misfit", "rare"]),  # nor log s
-        ({"name": "clip"}, ["stuck", "misfit", "rare"]),
+        ({"name": "sogclr"}, ["stuck", "rare", "crowded"]),  # nor a tau of its own
+        ({"name": "decl"}, ["stuck", "misfit", "rare", "crowded"]),  # nor log s
+        ({"name": "clip"}, ["stuck", "misfit", "rare", "crowded"]),
     ],
 )
 def test_only_the_kinds_that_the_fields_allow_are_told(pairs_dataset, write_state, tmp_path, objective, missing):

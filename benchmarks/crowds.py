@@ -1,0 +1,125 @@
+"""What `thermopile inspect` says of a crowd: a class whose samples are copies of one picture, but for noise.
+
+For every seed, share and rho: glyphs and a crowd of one drawing with one caption, which is that share of all, trained
+with the demo's preset. Datasets and runs stay in FOLDER, so a later call makes only what is missing.
+
+Examples:
+  python benchmarks/crowds.py crowds
+  python benchmarks/crowds.py crowds --seeds 1 --share 0.19 --rho 2
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from thermopile.pipeline.conversion.convert import ConvertSettings, convert
+from thermopile.pipeline.sources import Groups, Sample, Source
+from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.tools.bench.machine import describe_machine, words_of
+from thermopile.tools.cli import main as thermopile
+from thermopile.tools.inspection.findings import look
+from thermopile.tools.inspection.kinds import KIND_NAMES, read_rules
+from thermopile.trainer.preemption import EXIT_CODE
+from thermopile.trainer.run_directory import RunDirectory
+
+CROWD = "CROWD"
+CAPTION = "a starburst clip art"
+RARE_CLASS = 10
+"""Samples of a class that counts as rare, at most."""
+
+
+class CrowdSource(Source):
+    """Glyphs and a crowd: one drawing, `share` of all samples, each copy with its own noise of 6 grey levels."""
+
+    mode = "pairs"
+
+    def __init__(self, seed: int, share: float) -> None:
+        self.glyphs, self.seed, self.share = GlyphSource(seed), seed, share
+        self.copies = round(len(self.glyphs) * share / (1 - share))
+        rng = np.random.default_rng([seed, 20])
+        self.drawing = np.kron(rng.integers(0, 256, (8, 8, 3)), np.ones((4, 4, 1)))
+
+    def __len__(self) -> int:
+        return len(self.glyphs) + self.copies
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "crowd", "seed": self.seed, "share": self.share}
+
+    def groups(self) -> Groups:
+        names, of_sample = self.glyphs.groups()
+        crowd = np.full(self.copies, len(names), np.int32)
+        return Groups((*names, CROWD), np.concatenate([of_sample, crowd]))
+
+    def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
+        return (self[index].caption or "" for index in indices.tolist())
+
+    def stored_bytes(self) -> int:
+        return len(self) * 32**2 * 3
+
+    def uri(self, index: int) -> str:
+        return f"crowd:{index}"
+
+    def key(self, index: int) -> str:
+        return f"{index:08d}"
+
+    def __getitem__(self, index: int) -> Sample:
+        if index < len(self.glyphs):
+            return self.glyphs[index]
+        noise = np.random.default_rng([self.seed, 21, index]).normal(0, 6, self.drawing.shape)
+        picture = Image.fromarray(np.clip(self.drawing + noise, 0, 255).astype(np.uint8), "RGB")
+        return Sample(self.uri(index), self.key(index), picture, CAPTION, CROWD)
+
+
+@click.command(help=__doc__)
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1))
+@click.option("--share", "shares", multiple=True, default=(0.19, 0.08, 0.03), show_default=True)
+@click.option("--rho", "rhos", multiple=True, default=(1.0, 2.0), show_default=True)
+def main(folder: Path, seeds: int, shares: tuple[float, ...], rhos: tuple[float, ...]) -> None:
+    folder.mkdir(exist_ok=True)
+    click.echo(words_of(describe_machine("torch")))
+    click.echo("\n| share | rho | exp(-rho) | seed | of the crowd | rare, of small classes | headline |\n" + "|---" * 7 + "|")
+    for share in shares:
+        for rho in rhos:
+            for seed in range(seeds):
+                if (run := _trained(folder, seed, share, rho)) is None:
+                    return
+                click.echo(f"| {share:.0%} | {rho:g} | {math.exp(-rho):.1%} | {seed} | {_row(run)} |")
+
+
+def _trained(folder: Path, seed: int, share: float, rho: float) -> Path | None:
+    """Return the run, trained; None if training was stopped."""
+    data, run = folder / f"data-{share:g}-{seed}", folder / f"run-{share:g}-{rho:g}-{seed}"
+    if not data.exists():
+        convert(CrowdSource(seed, share), data, ConvertSettings(seed=seed), workers=1)
+    given = ["train", "--preset", "glyphs", "--data", str(data), "--out", str(run), "--resume",
+             "--set", f"seed={seed}", "--set", f"objective.rho={rho:g}"]  # fmt: skip
+    return None if thermopile(given, standalone_mode=False) == EXIT_CODE else run
+
+
+def _row(run: Path) -> str:
+    """How many of the crowd are of each kind, how many samples of small classes are rare, and what the page says."""
+    found = look(RunDirectory(run).path)
+    inspection = found.inspection
+    assert inspection.reader is not None and inspection.dataset is not None
+    rules = read_rules(inspection)
+    kinds = rules.kinds(inspection.reader.rows(0, inspection.reader.samples, rules.columns))
+    group = np.array(inspection.dataset.column("group").to_pylist())
+    names, of, sizes = np.unique(group, return_inverse=True, return_counts=True)
+    crowd = np.bincount(kinds[group == CROWD], minlength=len(KIND_NAMES))
+    small = kinds[sizes[of] <= RARE_CLASS]
+    counted = ", ".join(f"{name} {count / crowd.sum():.1%}" for name, count in zip(KIND_NAMES, crowd, strict=True) if count)
+    rare = int((small == KIND_NAMES.index("rare")).sum())
+    return f"{counted} | {rare} of {len(small)} | {len(names)} classes"
+
+
+if __name__ == "__main__":
+    main()

@@ -20,16 +20,15 @@ from ..trainer.errors import ConfigError, RunError
 from ..trainer.run_directory import RunDirectory
 from ..trainer.selecting import SAMPLE_ID, WEIGHT, selected_ids
 from .inspection.correlation import NO_GROUP
-from .inspection.duplicates import NO_CLUSTERS, Clusters, read_clusters
+from .inspection.duplicates import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
 from .inspection.findings import read_again
 from .inspection.groups import CLASS_COLUMN, check_columns, codes_of
-from .inspection.kinds import MIN_VISITS, MISFIT, read_rules
+from .inspection.kinds import CROWDED, MIN_VISITS, MISFIT, read_rules
 from .inspection.predicted import other_dataset
 from .inspection.rows_export import check_target
 from .inspection.run import Inspection
 from .inspection.state_blocks import read_blocks
 from .progress import task_bars
-from .report.duplicates import DUPLICATES
 
 KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)
 REASONS = ("kept", "listed", "misfit", "duplicate", "class_full", "not_trained_on")
@@ -149,6 +148,9 @@ def curate(
         raise RunError("nothing would be kept; choose weaker rules")
     weights = None if state.log_tau is None else _weights(state.log_tau[kept], rules.tau_power)
     notes = list(inspection.notes)
+    if crowded := int(state.is_crowded[kept].sum()) if rules.tau_power else 0:
+        notes.append(f"Crowded samples keep the weight 1: {crowded:,}. Their tau is low because they have near-copies, "
+                     "not because they are rare; --thin drops copies.")  # fmt: skip
     if few := int(state.is_new[kept].sum()):
         notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged: {few:,}.")
     return Curation(reasons, misfits, clusters, weights, notes, reader.dataset_fingerprint, reader.snapshot.tag)
@@ -162,12 +164,15 @@ class _State:
     """bool [n]: the run trains on it."""
     is_misfit: NDArray[np.bool_]
     """bool [n]: by the state alone."""
+    is_crowded: NDArray[np.bool_]
+    """bool [n]: by the state alone."""
     is_new: NDArray[np.bool_]
     """bool [n]: with too few visits to be judged."""
     score: NDArray[np.float32]
     """float32 [n]: sum of log s over the sides; 0 without log s, inf with too few visits."""
     log_tau: NDArray[np.float32] | None
-    """float32 [n]: mean of log tau over the sides, not finite without a usable tau; None if it is not needed."""
+    """float32 [n]: mean of log tau over the sides, not finite without a usable tau or for crowded samples; None if not
+    needed."""
 
     @classmethod
     def read(cls, inspection: Inspection, rules: CurationRules, on_progress: OnProgress) -> _State:
@@ -178,21 +183,26 @@ class _State:
         taus = [f"{side}/tau" for side in inspection.sides] if rules.tau_power else []
         if rules.misfits and not kinds.log_s:
             raise ConfigError(f"the objective {name} keeps no log s, by which misfits are found; leave them in")
+        if rules.misfits and kinds.why_none:
+            raise ConfigError(f"no misfits are told yet: {kinds.why_none}; train longer, or leave --drop-misfits out")
         if rules.tau_power and not taus:
             raise ConfigError(
                 f"the objective {name} keeps no temperature per sample to weigh by; leave --tau-power out"
             )
-        is_kept, is_misfit, is_new = np.zeros((3, n), np.bool_)
+        is_kept, is_misfit, is_crowded, is_new = np.zeros((4, n), np.bool_)
         score, log_tau = np.zeros(n, np.float32), np.zeros(n, np.float32) if taus else None
         for block, rows in read_blocks(reader, list(dict.fromkeys([*kinds.columns, *taus]))):
             here = slice(block.start, block.stop)
             is_kept[here] = reader.is_kept(block.start, block.stop)
-            is_misfit[here], is_new[here] = kinds.kinds(rows) == MISFIT, kinds.too_few_visits(rows)
+            of_rows = kinds.kinds(rows)
+            is_misfit[here], is_crowded[here] = of_rows == MISFIT, of_rows == CROWDED
+            is_new[here] = rows[VISITS] < MIN_VISITS
             score[here] = np.where(is_new[here], np.inf, kinds.score(rows))
             if log_tau is not None:
-                log_tau[here] = np.where(rows[VISITS] > 0, _mean_log([rows[tau] for tau in taus]), np.nan)
+                usable = (rows[VISITS] > 0) & ~is_crowded[here]
+                log_tau[here] = np.where(usable, _mean_log([rows[tau] for tau in taus]), np.nan)
             on_progress("reading the state", block.stop, n)
-        return cls(is_kept, is_misfit, is_new, score, log_tau)
+        return cls(is_kept, is_misfit, is_crowded, is_new, score, log_tau)
 
 
 def _mean_log(taus: list[NDArray[np.float32]]) -> NDArray[np.float64]:

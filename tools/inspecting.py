@@ -17,7 +17,7 @@ from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
-from .inspection.duplicates import find_duplicates, write_duplicates
+from .inspection.duplicates import DUPLICATES, find_duplicates, write_duplicates
 from .inspection.features_file import NAME, FeaturesFile
 from .inspection.findings import (
     ROWS_IN_TWO_SECONDS,
@@ -36,7 +36,7 @@ from .inspection.samples import Sample, read_histories, read_samples
 from .inspection.survey import Survey
 from .plain_text import plain_text
 from .progress import progress_bar, task_bars, working
-from .report.duplicates import DUPLICATES, duplicate_facts, write_duplicates_page
+from .report.duplicates import duplicate_facts, write_duplicates_page
 from .report.neighbourhood import listed_ids, listings
 from .report.neighbourhood import rows as table_of
 from .report.page import history_table, write_report, write_samples
@@ -86,7 +86,8 @@ def _writable(run: Place, to: Path | None) -> Path:
 def _print_summary(findings: Findings) -> None:
     survey = findings.survey
     said = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
-    print_facts([*summary.facts(findings.inspection, survey), *said])
+    print_facts([*(("coldest", first) for first in findings.said_first),
+                 *summary.facts(findings.inspection, survey), *said])  # fmt: skip
     if survey is None:
         return
     if survey.sides:

@@ -52,6 +52,7 @@ def to_json(findings: Findings) -> dict[str, Any]:
             "sample_ids": shown.sample_ids.tolist(),
             "points": {side: at.xy.tolist() for side, at in shown.points.items()},
         },
+        "said_first": list(findings.said_first),
         "warnings": findings.warnings,
         "notes": findings.notes,
     }  # fmt: skip

@@ -21,6 +21,8 @@ from .features_file import FeaturesFile
 from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, NO_AGREEMENT, Agreement, agreement, prepare
 from .similar_pairs import MIN_SIMILARITY, NO_PAIRS, Pairs, similar_pairs
 
+DUPLICATES = "duplicates.parquet"
+"""Name of the file in RUN/report."""
 THRESHOLDS = {"similarity": MIN_SIMILARITY, "correlation": MIN_CORRELATION, "difference": MAX_DIFFERENCE}
 """What near duplicates keep to: at least, at least, at most."""
 EXACT, NEAR = "exact", "near"

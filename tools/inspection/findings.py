@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,11 +15,12 @@ from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, working
+from .cold import MANY_CROWDED, said_first
 from .confirmation import Confirmation, compared_ids, confirm, with_confirmed
 from .drift import Drift, drift, in_order
 from .embedding_map import EmbeddingMap, embedding_map
 from .groups import CLASS_COLUMN
-from .kinds import KIND_NAMES, STUCK, hardly_differs
+from .kinds import CROWDED, KIND_NAMES, STUCK, hardly_differs
 from .predicted import other_dataset, predict, refuse_other_dataset
 from .run import LATEST, Inspection, read_run
 from .samples import Sample, read_samples
@@ -55,6 +57,8 @@ class Findings:
     map: EmbeddingMap | None = None
     confirmation: Confirmation | None = None
     """The forward pass behind some of the survey's kinds."""
+    said_first: Sequence[str] = ()
+    """Sentences on the coldest samples where these are a crowd or have something in common."""
 
     @property
     def warnings(self) -> list[str]:
@@ -97,7 +101,8 @@ def look(
             with _progress("comparing snapshots", 2 * found.dataset_samples, 2 * found.dataset_samples) as on_progress:
                 moved = drift(inspection, against, on_progress)
         samples = read_samples(inspection, shown_ids(found, moved))
-        return Findings(inspection, found, moved, samples, confirmation=confirmation)
+        first = said_first(inspection, found, samples)
+        return Findings(inspection, found, moved, samples, confirmation=confirmation, said_first=first)
 
     findings = read_again(read, run, at, data, allow_code=allow_code)
     inspection, found = findings.inspection, findings.survey
@@ -186,6 +191,11 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
     if stuck >= MANY_STUCK:
         yield (f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
                "Limit them with objective.tau_step, 0.1 for example, or lower eta.")  # fmt: skip
+    kinds = survey.kinds if survey.kinds and survey.kinds.worth_showing else None
+    if kinds and kinds.crowding and kinds.counts[KIND_NAMES[CROWDED]] >= MANY_CROWDED * survey.samples:
+        yield (f"Some {kinds.crowding:.0%} of the negatives of crowded samples are near-copies: rho cannot bind there, "
+               "and tau falls to tau_min. Thin them (`inspect --duplicates`, then `curate --thin`), or set rho below "
+               f"{-math.log(kinds.crowding):.2f}.")  # fmt: skip
     if survey.sides and inspection.config.objective.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
     else:

@@ -149,11 +149,16 @@ class KindRules:
 
         docs/inspect.md derives it.
         """
-        found = np.zeros(len(rows[VISITS]), np.bool_)
+        return self.crowded_log_s(rows) > -np.inf
+
+    def crowded_log_s(self, rows: Rows) -> NDArray[np.float64]:
+        """float64 [m]: log s on the side where a sample is crowded, the higher one of two; -inf where it is on none."""
+        highest = np.full(len(rows[VISITS]), -np.inf)
         for side, bound in self.cold_below.items() if self.rho is not None else ():
             log_s = rows[f"{side}/log_s"]
-            found |= (rows[f"{side}/tau"] < bound) & (log_s > -self.rho) & (log_s <= 0)
-        return found
+            crowded = (rows[f"{side}/tau"] < bound) & (log_s > -self.rho) & (log_s <= 0)
+            np.maximum(highest, log_s, out=highest, where=crowded)
+        return highest
 
     def coldness(self, rows: Rows) -> NDArray[np.float64]:
         """float64 [m]: tau relative to the bound of the cold ones, on the side where that is lowest."""
@@ -168,7 +173,7 @@ class TauCounts:
     """Counts the temperatures of visited samples, block by block, for the rules of their kinds."""
 
     def __init__(self, inspection: Inspection) -> None:
-        self._rules, self._eta = KindRules.of(inspection), inspection.config.objective.settings.get("eta")
+        self._rules, self._inspection = KindRules.of(inspection), inspection
         self._tau = {side: (Distribution(), Distribution()) for side in inspection.sides}
         """Side -> tau of all visited samples, and of those with near-copies."""
         self._visits = Distribution()
@@ -187,17 +192,21 @@ class TauCounts:
                 near.add(rows[f"{side}/tau"][seen & self._rules.is_near(rows, side)])
 
     def rules(self) -> KindRules:
-        """Return the rules; call it once all rows are counted."""
+        """Return the rules once all rows are counted, and note why no kinds are told where there are none."""
         # Where most are near, as early in a run, that tells none of them from the others.
         cold = {side: tau.lower_edge(COLD_SHARE, near if 2 * near.count < tau.count else Distribution())
                 for side, (tau, near) in self._tau.items() if side in self._rules.log_s and tau.count}  # fmt: skip
-        return replace(self._rules, cold_below=cold, why_none=self._why_none())
+        if (why := self._why_none()) and self._rules.log_s:
+            self._inspection.notes.append(f"No kinds of samples are told yet: {why}. Train longer.")
+        return replace(self._rules, cold_below=cold, why_none=why)
 
     def _why_none(self) -> str:
+        if self._inspection.prediction:
+            return ""
         if self._visits.count and self._visits.quantile(0.5) < MIN_VISITS:
             return f"half of the visited samples have fewer than {MIN_VISITS} visits"
         taus = [tau for tau, _ in self._tau.values() if tau.count]
-        if taus and self._eta != 0 and all(map(hardly_differs, taus)):
+        if taus and self._inspection.config.objective.settings.get("eta") != 0 and all(map(hardly_differs, taus)):
             return "the temperatures hardly differ"
         return ""
 
@@ -216,6 +225,8 @@ class SampleKinds:
     """Kind -> number of samples; only those that the state's fields allow."""
     sheets: dict[str, list[int]]
     """Kind -> ids to show, the most typical first; of ordinary samples, random ones."""
+    crowding: float | None
+    """Share of the negatives that are near-copies, 0 … 1, as s of the crowded samples tells; None without any."""
     suspects: NDArray[np.int64]
     """int64: stuck and misfit samples with the highest score, highest first, as many as were asked for."""
     confirmed: dict[str, int] = field(default_factory=dict)
@@ -241,6 +252,7 @@ class KindCounts:
         self._counts = np.zeros(len(KIND_NAMES), np.int64)
         self._shown = [Smallest(KIND_SHEET_SAMPLES) for _ in KIND_NAMES]
         self._suspects = Smallest(suspects)
+        self._log_s_of_crowded = 0.0
 
     def add(self, block: range, rows: Rows, kept: NDArray[np.bool_]) -> None:
         """Count the samples of a block, given the rules' columns. kept: bool [m], those that the run trains on."""
@@ -253,16 +265,18 @@ class KindCounts:
         for code, (shown, key) in enumerate(zip(self._shown, keys, strict=True)):
             places = np.flatnonzero(kinds == code)
             shown.add(places + block.start, key[places])
+        crowded = {name: of[kinds == CROWDED] for name, of in rows.items()}
+        self._log_s_of_crowded += float(self._rules.crowded_log_s(crowded).sum())
         places = np.flatnonzero((kinds == STUCK) | (kinds == MISFIT))
         self._suspects.add(places + block.start, -score[places])
 
     def result(self) -> SampleKinds:
         found = {name: (int(count), shown.chosen()[0].tolist())
                  for name, count, shown in zip(KIND_NAMES, self._counts, self._shown, strict=True)}  # fmt: skip
-        told = self._rules.decidable
+        told, crowded = self._rules.decidable, self._counts[CROWDED]
         return SampleKinds(
             self._rules, {name: found[name][0] for name in told}, {name: found[name][1] for name in told},
-            self._suspects.chosen()[0],
+            float(np.exp(self._log_s_of_crowded / crowded)) if crowded else None, self._suspects.chosen()[0],
         )  # fmt: skip
 
 

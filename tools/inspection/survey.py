@@ -137,9 +137,7 @@ def survey(
         on_progress(reader.samples + block.stop)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     kinds = second.kinds.result() if first.staleness.count and not inspection.prediction else None
-    if kinds and len(kinds.counts) > 2 and kinds.rules.why_none:
-        notes.append(f"No kinds of samples are told yet: {kinds.rules.why_none}. Train longer.")
-    elif kinds and kinds.worth_showing and kinds.unknown:
+    if kinds and kinds.worth_showing and kinds.unknown:
         notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(kinds.unknown)}.")
     return Survey(
         reader.kept, reader.samples, first.never_visited, first.visits, first.staleness, first.fields, sides,

@@ -15,7 +15,7 @@ from ..inspection.samples import read_samples
 from .html import document, facts_list
 from .sheets import Cards, data_uris, read_pictures
 
-DUPLICATES, PAGE = "duplicates.parquet", "duplicates.html"
+PAGE = "duplicates.html"
 EXAMPLES = 24
 """Clusters shown of each kind."""
 MEMBERS = 8

@@ -70,7 +70,7 @@ def build_page(findings: Findings) -> str:
     dataset = inspection.dataset.name if inspection.dataset else Path(inspection.config.data.path).name
     facts = f"{dataset}: {summary.what(inspection, survey)}" if survey else ""
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
-    title, lede = "Temperatures of {}", grouping.lede(survey)
+    title, lede = "Temperatures of {}", " ".join([*findings.said_first, grouping.lede(survey)])
     if inspection.prediction:
         title, lede = "Temperatures predicted by {}", f"Predicted, not trained. {lede}"
     return document(title, name, lede, facts, notes, leading | following)

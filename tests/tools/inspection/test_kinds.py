@@ -60,7 +60,7 @@ ROWS = {
         {},
         {"image/log_s": 1, "text/log_s": -1},  # their sum is not above 0
         {"image/tau": COLD, "image/log_s": 0.5},  # cold only where the negatives outweigh the positive
-        {"image/tau": COLD, "image/log_s": -2.5, "image/u": -0.5},  # E = 0: near-copies, which rho still leaves room for
+        {"image/tau": COLD, "image/log_s": -2.5, "image/u": -0.5},  # E = 0: near-copies within rho
         {"image/log_s": -1},  # near-copies, but not cold
         {"image/u": 5},
     ],
@@ -186,7 +186,8 @@ def test_an_export_has_every_kind_and_that_the_state_alone_decided_it(run, frame
 
 def test_a_frame_of_a_few_samples_has_the_kinds_that_they_have_among_all(run, frame):
     temperatures = thermopile.open_run(run.path).temperatures()
-    assert temperatures.frame([15 * APART, 5 * APART, 5 * APART], ["kind"])["kind"].to_list() == ["rare", "stuck", "stuck"]
+    kinds = temperatures.frame([15 * APART, 5 * APART, 5 * APART], ["kind"])["kind"]
+    assert kinds.to_list() == ["rare", "stuck", "stuck"]
     assert "kind" not in temperatures.frame([0]).columns
     with pytest.raises(FieldError, match=r"'kinds'; the columns are .*'kind'\]"):
         temperatures.frame([0], ["kinds"])

@@ -1,0 +1,143 @@
+"""A crowd of near-copies is cold where rho leaves no room for it: what the objective does, and what is said of it."""
+
+import json
+import math
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from click.testing import CliRunner
+from torch.nn.functional import normalize
+
+from thermopile.tools.cli import main
+from thermopile.tools.inspection.findings import look
+from thermopile.tools.inspection.kinds import KIND_NAMES, read_rules
+from thermopile.tools.inspection.run import read_run
+from thermopile.trainer.objectives import Progress, create_objective
+
+N, VISITS = 2000, 60
+SETTINGS = {"tau_init": 0.05, "tau_min": 0.005, "eta": 0.02, "tau_step": 0.1}
+
+
+def state_among(share, rho, visits):
+    """Columns of the state after steps on features that stay: a crowd, whose pictures and captions are copies but for
+    noise, and other pairs."""
+    generator, crowd = torch.Generator().manual_seed(0), round(share * N)
+
+    def noisy(features, size):
+        return normalize(features + size / 4 * torch.randn(N, 16, generator=generator), dim=1)
+
+    meant = normalize(torch.randn(N, 16, generator=generator), dim=1)
+    meant[:crowd] = meant[0]
+    noise = torch.where(torch.arange(N) < crowd, 0.01, 0.15)[:, None]
+    image, text = noisy(meant, noise), noisy(meant, noise)
+    objective = create_objective("isogclr", **SETTINGS, rho=rho)
+    state = {name: torch.full((N,), value) for name, value in objective.fields.items()}
+    for step in range(visits * N // 200):
+        ids = torch.randperm(N, generator=generator)[:200]
+        rows = {name: values[ids] for name, values in state.items()} | {"visits": torch.full((200,), 10)}
+        made = objective(image[ids], text[ids], rows, Progress(step, N // 200))
+        for name, values in state.items():
+            values[ids] = made.state[name].detach()
+    return {name: values.numpy() for name, values in state.items()}, crowd
+
+
+@pytest.mark.parametrize(
+    ("share", "rho", "tau"),
+    [
+        (0.19, 2.0, 0.005),  # above exp(-rho): at the floor
+        (0.19, 1.0, 1 / 3.1),  # times the distance of the others
+        (0.08, 2.0, 1 / 4.7),
+    ],
+)
+def test_the_temperature_of_a_crowd_falls_to_the_floor_where_its_share_is_above_exp_of_minus_rho(share, rho, tau):
+    columns, crowd = state_among(share, rho, VISITS)
+    for side in ("image", "text"):
+        reached = np.median(columns[f"{side}/tau"][:crowd])
+        assert reached == pytest.approx(tau, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("share", "rho", "visits", "kind"),
+    [
+        (0.19, 2.0, VISITS, "crowded"),
+        (0.19, 2.0, 15, "crowded"),  # on their way to the floor
+        (0.08, 2.0, VISITS, "ordinary"),
+        (0.08, 2.0, 15, "ordinary"),  # still among the coldest
+        (0.03, 1.0, 15, "ordinary"),
+    ],
+)
+def test_a_crowd_is_crowded_or_ordinary_and_never_rare(pairs_dataset, write_state, tmp_path, share, rho, visits, kind):
+    columns, crowd = state_among(share, rho, visits)
+    run = write_state(tmp_path / "run", pairs_dataset, columns, np.full(N, 9), name="isogclr", **SETTINGS, rho=rho)
+    inspection = read_run(run)
+    rules = read_rules(inspection)
+    kinds = np.array(KIND_NAMES)[rules.kinds(inspection.reader.rows(0, N, rules.columns))]
+    assert (kinds[:crowd] == kind).mean() > 0.95
+    assert not (kinds[:crowd] == "rare").any()
+    assert 50 < (kinds == "rare").sum() < 200
+
+
+@pytest.fixture(scope="module")
+def crowded_run(images_dataset, write_state, tmp_path_factory):
+    """A run in which all dogs, a third of the samples, are at the floor with s of a third."""
+    is_dog = np.array(images_dataset.column("group").to_pylist()) == "dogs"
+    tau = np.where(is_dog, 0.05, np.linspace(0.1, 0.2, images_dataset.n))
+    columns = {"sample/tau": tau, "sample/log_s": np.where(is_dog, math.log(1 / 3), -5.0)}
+    return write_state(tmp_path_factory.mktemp("crowded") / "run", images_dataset, columns, np.full(len(tau), 9), rho=2)
+
+
+def test_a_crowd_and_what_its_samples_share_are_said_before_all_else(crowded_run, tmp_path):
+    crowd = (
+        "100 of 300 samples are crowded: more of the others than rho = 2 leaves room for (0.135) are as close to them as "
+        "their own positive, so they are cold without being rare."
+    )
+    shared = "Of the 72 coldest samples, 72 have the class “dogs”, of 72 random ones 2"
+    done = CliRunner().invoke(main, ["inspect", str(crowded_run.path), "--to", str(tmp_path)])
+    first, second, _ = done.stdout.split("\n", 2)
+    assert first == f"coldest    {crowd}"
+    assert shared in second
+    assert crowd in (tmp_path / "report.html").read_text("utf-8").partition('class="lede">')[2][:400]
+    found = json.loads(CliRunner().invoke(main, ["inspect", str(crowded_run.path), "--json"]).stdout)
+    assert found["said_first"][0] == crowd
+    assert found["kinds"]["crowded"]["samples"] == 100
+    (warning,) = found["warnings"]
+    assert "Some 33% of the negatives of crowded samples are near-copies" in warning
+    assert "set rho below 1.10" in warning
+
+
+def test_rare_samples_of_many_classes_have_nothing_in_common(pairs_dataset, write_state, tmp_path):
+    columns = {f"{side}/tau": np.linspace(0.1, 0.2, N) for side in ("image", "text")}
+    columns |= {f"{side}/log_s": np.full(N, -5.0) for side in ("image", "text")}
+    assert not look(write_state(tmp_path / "run", pairs_dataset, columns, np.full(N, 9)).path).said_first
+
+
+def test_crowded_samples_keep_their_weight_however_cold(crowded_run, tmp_path):
+    kept = tmp_path / "keep.parquet"
+    done = CliRunner().invoke(main, ["curate", str(crowded_run.path), "--keep", str(kept), "--tau-power", "-1"])
+    assert "Crowded samples keep the weight 1: 100." in done.stdout
+    weight = pq.read_table(kept)["weight"].to_numpy()
+    assert (weight == 1).sum() == 100
+    assert weight.max() < 2
+
+
+def test_misfits_are_not_dropped_before_temperatures_differ(images_dataset, write_state, tmp_path):
+    n = images_dataset.n
+    columns = {"sample/tau": np.linspace(0.1, 0.105, n), "sample/log_s": np.where(np.arange(n) % 6, -1.0, 1.0)}
+    run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 9))
+    done = CliRunner().invoke(
+        main, ["curate", str(run.path), "--keep", str(tmp_path / "keep.parquet"), "--drop-misfits"]
+    )
+    assert done.exit_code != 0
+    assert "no misfits are told yet: the temperatures hardly differ; train longer" in done.stderr
+    assert "No kinds of samples are told yet: the temperatures hardly differ." in look(run.path).notes[-1]
+
+
+def test_no_kinds_are_told_while_half_of_the_samples_have_few_visits(images_dataset, write_state, tmp_path):
+    n = images_dataset.n
+    columns = {"sample/tau": np.linspace(0.1, 0.2, n), "sample/log_s": np.full(n, 1.0)}
+    visits = np.where(np.arange(n) % 3, 4, 9)
+    found = look(write_state(tmp_path / "run", images_dataset, columns, visits).path)
+    assert found.survey.kinds.counts["too_few_visits"] == n
+    assert "half of the visited samples have fewer than 5 visits" in found.notes[-1]

@@ -41,7 +41,7 @@ def written(hostile_dataset, write_state, tmp_path_factory):
     log_s[list(MISFITS)] = list(MISFITS.values())
     log_s[[STUCK, NEW]] = 5
     log_s[[20, 21, 22, 50, 51]] = -1, -1.5, -1, -1, -3
-    columns = {"image/log_s": log_s, "text/log_s": np.zeros(n), "image/tau": np.full(n, 0.02),
+    columns = {"image/log_s": log_s, "text/log_s": np.zeros(n), "image/tau": np.linspace(0.02, 0.03, n),
                "text/tau": np.full(n, 0.08), "image/u": np.zeros(n)}  # fmt: skip
     columns["image/tau"][[10, STUCK]] = 0.005
     columns["image/u"][STUCK] = 5
@@ -165,7 +165,7 @@ def test_samples_can_be_capped_by_another_column(curate, hostile_dataset):
 def test_weights_are_tau_to_the_power_with_mean_1_and_train_takes_the_file(curate, hostile_dataset, tmp_path):
     _, kept, dropped = curate.done("--tau-power", -0.5, "--drop-misfits", 1)
     assert list(dropped) == [7]
-    tau = np.full(hostile_dataset.n, (0.02 * 0.08) ** 0.5)
+    tau = (np.linspace(0.02, 0.03, hostile_dataset.n) * 0.08) ** 0.5
     tau[[10, STUCK]] = (0.005 * 0.08) ** 0.5
     expected = np.delete(tau, 7) ** -0.5
     expected /= expected.mean()

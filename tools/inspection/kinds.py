@@ -176,7 +176,6 @@ class TauCounts:
         self._rules, self._inspection = KindRules.of(inspection), inspection
         self._tau = {side: (Distribution(), Distribution()) for side in inspection.sides}
         """Side -> tau of all visited samples, and of those with near-copies."""
-        self._visits = Distribution()
 
     @property
     def columns(self) -> list[str]:
@@ -185,7 +184,6 @@ class TauCounts:
 
     def add(self, rows: Rows) -> None:
         seen = rows[VISITS] > 0
-        self._visits.add(rows[VISITS][seen].astype(np.float32))
         for side, (tau, near) in self._tau.items():
             tau.add(rows[f"{side}/tau"][seen])
             if side in self._rules.log_s:
@@ -201,14 +199,9 @@ class TauCounts:
         return replace(self._rules, cold_below=cold, why_none=why)
 
     def _why_none(self) -> str:
-        if self._inspection.prediction:
-            return ""
-        if self._visits.count and self._visits.quantile(0.5) < MIN_VISITS:
-            return f"half of the visited samples have fewer than {MIN_VISITS} visits"
         taus = [tau for tau, _ in self._tau.values() if tau.count]
-        if taus and self._inspection.config.objective.settings.get("eta") != 0 and all(map(hardly_differs, taus)):
-            return "the temperatures hardly differ"
-        return ""
+        moves = not self._inspection.prediction and self._inspection.config.objective.settings.get("eta") != 0
+        return "the temperatures hardly differ" if taus and moves and all(map(hardly_differs, taus)) else ""
 
 
 def hardly_differs(tau: Distribution) -> bool:

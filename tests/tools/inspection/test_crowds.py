@@ -90,8 +90,8 @@ def crowded_run(images_dataset, write_state, tmp_path_factory):
 
 def test_a_crowd_and_what_its_samples_share_are_said_before_all_else(crowded_run, tmp_path):
     crowd = (
-        "100 of 300 samples are crowded: more of the others than rho = 2 leaves room for (0.135) are as close to them as "
-        "their own positive, so they are cold without being rare."
+        "100 of 300 samples are crowded: more of the others than rho = 2 leaves room for (0.135) are as close to them "
+        "as their own positive, so they are cold without being rare."
     )
     shared = "Of the 72 coldest samples, 72 have the class “dogs”, of 72 random ones 2"
     done = CliRunner().invoke(main, ["inspect", str(crowded_run.path), "--to", str(tmp_path)])
@@ -132,12 +132,3 @@ def test_misfits_are_not_dropped_before_temperatures_differ(images_dataset, writ
     assert done.exit_code != 0
     assert "no misfits are told yet: the temperatures hardly differ; train longer" in done.stderr
     assert "No kinds of samples are told yet: the temperatures hardly differ." in look(run.path).notes[-1]
-
-
-def test_no_kinds_are_told_while_half_of_the_samples_have_few_visits(images_dataset, write_state, tmp_path):
-    n = images_dataset.n
-    columns = {"sample/tau": np.linspace(0.1, 0.2, n), "sample/log_s": np.full(n, 1.0)}
-    visits = np.where(np.arange(n) % 3, 4, 9)
-    found = look(write_state(tmp_path / "run", images_dataset, columns, visits).path)
-    assert found.survey.kinds.counts["too_few_visits"] == n
-    assert "half of the visited samples have fewer than 5 visits" in found.notes[-1]

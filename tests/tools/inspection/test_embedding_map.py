@@ -234,7 +234,7 @@ def test_without_pictures_there_is_no_map(own_run, hostile_dataset, tmp_path):
 def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, write_run, tmp_path):
     taus = {"image": np.full(66, 0.05), "text": np.full(66, 0.05)}
     few = write_run(tmp_path / "few", hostile_dataset, taus, visited=np.arange(66) < 15)
-    shown, (note,) = mapped(few)
+    shown, (*_, note) = mapped(few)
     assert shown is None
     assert "it needs 16 visited samples, but there are only 15" in note
     without = write_run(tmp_path / "without", hostile_dataset, {}, objective="sogclr")

@@ -8,7 +8,7 @@ import pytest
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.report import page
 
-KINDS = ["too few visits", "stuck", "misfit", "rare", "ordinary"]
+KINDS = ["too few visits", "stuck", "misfit", "rare", "crowded", "ordinary"]
 """As readers see them."""
 
 
@@ -22,9 +22,9 @@ def shown(hostile_dataset, write_state, tmp_path_factory):
     """The section of a run whose samples 30 to 36, with all of the hostile captions, are misfits."""
     ids = np.arange(hostile_dataset.n)
     columns = {f"{side}/tau": np.linspace(0.1, 0.2, len(ids)) for side in ("image", "text")}
-    columns |= {f"{side}/log_s": np.where((ids >= 30) & (ids < 37), 37.0 - ids, -1.0) for side in ("image", "text")}
-    for name, value in {"tau": 0.005, "log_s": 2, "u": 5}.items():
-        columns.setdefault(f"text/{name}", np.zeros(len(ids)))[9] = value
+    columns |= {f"{side}/log_s": np.where((ids >= 30) & (ids < 37), 37.0 - ids, -3.0) for side in ("image", "text")}
+    for name, *of_9_and_12 in (("tau", 0.005, 0.05), ("log_s", 2, -1), ("u", 5, 0)):
+        columns.setdefault(f"text/{name}", np.zeros(len(ids)))[[9, 12]] = of_9_and_12
     run = write_state(tmp_path_factory.mktemp("page") / "run", hostile_dataset, columns, np.where(ids == 20, 2, 5))
     findings = look(run.path)
     return section(findings), findings
@@ -72,5 +72,5 @@ def test_kinds_that_the_objective_does_not_allow_are_named(hostile_dataset, writ
     run = write_state(tmp_path / "run", hostile_dataset, columns, np.full(hostile_dataset.n, 5), name="sogclr")
     findings = look(run.path)
     found = section(findings)
-    assert "The objective keeps too little state to tell which samples are stuck or rare." in findings.notes
+    assert "The objective keeps too little state to tell which samples are stuck or rare or crowded." in findings.notes
     assert "<h3>ordinary: 36 of 66 samples</h3>" in found

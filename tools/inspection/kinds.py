@@ -16,8 +16,8 @@ from .distribution import Distribution, Smallest
 from .run import Inspection
 from .state_blocks import Rows, read_blocks
 
-TOO_FEW_VISITS, STUCK, MISFIT, RARE, CROWDED, ORDINARY = range(6)
-KIND_NAMES = ("too_few_visits", "stuck", "misfit", "rare", "crowded", "ordinary")
+TOO_FEW_VISITS, STUCK, MISFIT, CROWDED, RARE, ORDINARY = range(6)
+KIND_NAMES = ("too_few_visits", "stuck", "misfit", "crowded", "rare", "ordinary")
 """By code. A sample has the first kind that applies."""
 KIND = "kind"
 """Name of the column."""
@@ -77,7 +77,7 @@ class KindRules:
     def decidable(self) -> list[str]:
         """Names of the kinds that the state's fields allow, in order."""
         cold = bool(self.cold_below)
-        needed = {STUCK: self.u, MISFIT: self.log_s, RARE: cold, CROWDED: cold and self.rho is not None}
+        needed = {STUCK: self.u, MISFIT: self.log_s, CROWDED: cold and self.rho is not None, RARE: cold}
         return [name for code, name in enumerate(KIND_NAMES) if needed.get(code, True)]
 
     def kinds(self, rows: Rows) -> Codes:
@@ -87,7 +87,7 @@ class KindRules:
     def first_kind(self, rows: Rows, stuck: NDArray[np.bool_], misfit: NDArray[np.bool_]) -> Codes:
         """Return the first kind that applies, int8 [m]; stuck and misfit are decided, bool [m]."""
         kinds = np.full(len(misfit), ORDINARY, np.int8)
-        found = ((CROWDED, self.is_crowded(rows)), (RARE, self.is_rare(rows)), (MISFIT, misfit), (STUCK, stuck))
+        found = ((RARE, self.is_rare(rows)), (CROWDED, self.is_crowded(rows)), (MISFIT, misfit), (STUCK, stuck))
         for code, applies in (*found, (TOO_FEW_VISITS, self.too_few_visits(rows))):
             kinds[applies] = code
         return kinds

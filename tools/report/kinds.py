@@ -16,16 +16,16 @@ MEANING = {
              "fell there too fast and hardly learns. The highest log s:",
     "misfit": "The negatives outweigh the positive: the model has not matched the two. A wrong caption, a label error, "
               "or a hard sample. The worst:",
+    "crowded": "Tau is low, but because more negatives than rho leaves room for are as close as the positive: near-copies, "
+               "such as many pictures with one caption. Not rare. The coldest:",
     "rare": "Tau is among the lowest 5% of a side, and the negatives that count lie well below the positive: few "
             "others resemble the sample. The coldest:",
-    "crowded": "Tau is as low, but because more negatives than rho leaves room for are as close as the positive: "
-               "near-copies, such as many pictures with one caption. Not rare. The coldest:",
     "ordinary": "None of these. Random ones:",
 }  # fmt: skip
 """Kind -> what it means, and which samples its sheet shows."""
 _VISITS, _LOG_S, _TAU = ("visits", "{:,}"), ("log_s", "{:+.2f}"), ("tau", "{:.4f}")
-_FIGURES = {"too_few_visits": (_VISITS,), "stuck": (_LOG_S,), "misfit": (_LOG_S,), "rare": (_TAU,),
-            "crowded": (_TAU, _LOG_S), "ordinary": (_TAU, _LOG_S, _VISITS)}  # fmt: skip
+_FIGURES = {"too_few_visits": (_VISITS,), "stuck": (_LOG_S,), "misfit": (_LOG_S,), "crowded": (_TAU,),
+            "rare": (_TAU,), "ordinary": (_TAU, _LOG_S, _VISITS)}  # fmt: skip
 """Kind -> field of the state and format of the figure on a card; the first that the state has."""
 
 

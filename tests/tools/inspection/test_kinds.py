@@ -43,18 +43,18 @@ ROWS = {
         {"image/tau": 0.0051, "image/u": 5, "image/log_s": 9},  # tau is not at its floor
         {"image/tau": COLD, "text/log_s": 9},  # else rare
     ],
+    "crowded": [
+        {"image/tau": COLD, "image/log_s": -1.9},
+        {"text/tau": COLD, "text/log_s": 0},
+        {"text/tau": 0.005, "text/log_s": -1, "text/u": 1},
+        {"image/tau": COLD, "text/tau": COLD, "text/log_s": -1},  # else rare, on the other side
+    ],
     "rare": [
         {"image/tau": COLD},
         {"text/tau": COLD, "image/log_s": 0.5},
         {"image/tau": 0.005, "image/u": 5},  # at the floor, but the positive outweighs the negatives
         {"image/tau": COLD, "image/log_s": -2.5, "image/u": -0.2},  # E = -0.3
-        {"image/tau": COLD, "text/tau": COLD, "text/log_s": -1},  # crowded on one side only
         {"image/tau": COLD, "image/log_s": -2.5, "image/u": -5},  # u is at its bound: E is not known
-    ],
-    "crowded": [
-        {"image/tau": COLD, "image/log_s": -1.9},
-        {"text/tau": COLD, "text/log_s": 0},
-        {"text/tau": 0.005, "text/log_s": -1, "text/u": 1},
     ],
     "ordinary": [
         {},
@@ -105,9 +105,9 @@ def slowly(columns):
             return "misfit"
         # Within a bin, 0.05 % of tau, the coldest 5 % may end anywhere.
         cold = [side for side, bound in bounds.items() if row[f"{side}/tau"] < bound * 0.9995]
-        if any(not near[side][row["id"]] for side in cold):
-            return "rare"
-        return "crowded" if any(-2 < row[f"{side}/log_s"] <= 0 for side in cold) else "ordinary"
+        if any(-2 < row[f"{side}/log_s"] <= 0 for side in cold):
+            return "crowded"
+        return "rare" if any(not near[side][row["id"]] for side in cold) else "ordinary"
 
     return [kind({name: values[i] for name, values in columns.items()} | {"id": i}) for i in range(N)]
 
@@ -171,7 +171,7 @@ def test_counts_and_sheets_cover_all_rows_in_pieces_of_any_size(run, frame, colu
     assert found.sheets["misfit"] == sorted(np.flatnonzero(kinds == "misfit"), key=lambda i: (-score[i], i))[:4]
     assert found.sheets["stuck"] == sorted(np.flatnonzero(kinds == "stuck"), key=lambda i: (-score[i], i))
     assert found.sheets["too_few_visits"] == [0, 70, 140, 210]
-    assert found.sheets["rare"][0] == 15 * APART  # at tau_min
+    assert found.sheets["rare"][0] == 19 * APART  # at tau_min
     assert (kinds[found.sheets["ordinary"]] == "ordinary").all()
     suspicious = np.flatnonzero((kinds == "misfit") | (kinds == "stuck"))
     assert found.suspects.tolist() == sorted(suspicious, key=lambda i: (-score[i], i))[:6]
@@ -186,7 +186,7 @@ def test_an_export_has_every_kind_and_that_the_state_alone_decided_it(run, frame
 
 def test_a_frame_of_a_few_samples_has_the_kinds_that_they_have_among_all(run, frame):
     temperatures = thermopile.open_run(run.path).temperatures()
-    kinds = temperatures.frame([15 * APART, 5 * APART, 5 * APART], ["kind"])["kind"]
+    kinds = temperatures.frame([19 * APART, 5 * APART, 5 * APART], ["kind"])["kind"]
     assert kinds.to_list() == ["rare", "stuck", "stuck"]
     assert "kind" not in temperatures.frame([0]).columns
     with pytest.raises(FieldError, match=r"'kinds'; the columns are .*'kind'\]"):

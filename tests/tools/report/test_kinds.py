@@ -8,7 +8,7 @@ import pytest
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.report import page
 
-KINDS = ["too few visits", "stuck", "misfit", "rare", "crowded", "ordinary"]
+KINDS = ["too few visits", "stuck", "misfit", "crowded", "rare", "ordinary"]
 """As readers see them."""
 
 
@@ -72,5 +72,5 @@ def test_kinds_that_the_objective_does_not_allow_are_named(hostile_dataset, writ
     run = write_state(tmp_path / "run", hostile_dataset, columns, np.full(hostile_dataset.n, 5), name="sogclr")
     findings = look(run.path)
     found = section(findings)
-    assert "The objective keeps too little state to tell which samples are stuck or rare or crowded." in findings.notes
+    assert "The objective keeps too little state to tell which samples are stuck or crowded or rare." in findings.notes
     assert "<h3>ordinary: 36 of 66 samples</h3>" in found

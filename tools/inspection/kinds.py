@@ -154,7 +154,9 @@ class KindRules:
     def crowded_log_s(self, rows: Rows) -> NDArray[np.float64]:
         """float64 [m]: log s on the side where a sample is crowded, the higher one of two; -inf where it is on none."""
         highest = np.full(len(rows[VISITS]), -np.inf)
-        for side, bound in self.cold_below.items() if self.rho is not None else ():
+        for side, bound in self.cold_below.items():
+            if self.rho is None:
+                break
             log_s = rows[f"{side}/log_s"]
             crowded = (rows[f"{side}/tau"] < bound) & (log_s > -self.rho) & (log_s <= 0)
             np.maximum(highest, log_s, out=highest, where=crowded)

@@ -16,8 +16,8 @@ MEANING = {
              "fell there too fast and hardly learns. The highest log s:",
     "misfit": "The negatives outweigh the positive: the model has not matched the two. A wrong caption, a label error, "
               "or a hard sample. The worst:",
-    "crowded": "Tau is low, but because more negatives than rho leaves room for are as close as the positive: near-copies, "
-               "such as many pictures with one caption. Not rare. The coldest:",
+    "crowded": "Tau is low, but because more negatives than rho leaves room for are as close as the positive: "
+               "near-copies, such as many pictures with one caption. Not rare. The coldest:",
     "rare": "Tau is among the lowest 5% of a side, and the negatives that count lie well below the positive: few "
             "others resemble the sample. The coldest:",
     "ordinary": "None of these. Random ones:",

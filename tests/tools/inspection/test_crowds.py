@@ -90,7 +90,7 @@ def crowded_run(images_dataset, write_state, tmp_path_factory):
 
 def test_a_crowd_and_what_its_samples_share_are_said_before_all_else(crowded_run, tmp_path):
     crowd = (
-        "100 of 300 samples are crowded: more of the others than rho = 2 leaves room for (0.135) are as close to them "
+        "100 of 300 samples are crowded: more of the others than rho = 2 leaves room for (13.5%) are as close to them "
         "as their own positive, so they are cold without being rare."
     )
     shared = "Of the 72 coldest samples, 72 have the class “dogs”, of 72 random ones 2"

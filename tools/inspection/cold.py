@@ -34,8 +34,8 @@ def said_first(inspection: Inspection, survey: Survey, samples: Mapping[int, Sam
     if rho is not None and crowded >= MANY_CROWDED * survey.samples:
         said.append(
             f"{crowded:,} of {survey.samples:,} samples are crowded: more of the others than rho = {rho:g} leaves room "
-            f"for ({100 * math.exp(-rho):.3g}%) are as close to them as their own positive, so they are cold without being "
-            "rare."
+            f"for ({100 * math.exp(-rho):.3g}%) are as close to them as their own positive, so they are cold without "
+            "being rare."
         )
     ends = [id for sheet in survey.sheets if sheet.end == "lowest" for id in sheet.sample_ids]
     random = [id for sheet in survey.sheets if sheet.side is None for id in sheet.sample_ids]

@@ -20,7 +20,7 @@ from .confirmation import Confirmation, compared_ids, confirm, with_confirmed
 from .drift import Drift, drift, in_order
 from .embedding_map import EmbeddingMap, embedding_map
 from .groups import CLASS_COLUMN
-from .kinds import CROWDED, KIND_NAMES, STUCK, hardly_differs
+from .kinds import CROWDED, KIND_NAMES, MISFIT, STUCK, hardly_differs
 from .predicted import other_dataset, predict, refuse_other_dataset
 from .run import LATEST, Inspection, read_run
 from .samples import Sample, read_samples
@@ -42,6 +42,8 @@ SOME_AT_TOP = 0.05
 """Share of the samples. None should be at the ceiling, which is only a safeguard."""
 FEW_VISITED = 0.5
 MANY_STUCK = 0.01
+MANY_MISFITS = 0.05
+"""Share of the samples. A run that has not learnt its pairs yet has as many."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,9 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
         yield (f"Some {kinds.crowding:.0%} of the negatives of crowded samples are near-copies: rho cannot bind there, "
                "and tau falls to tau_min. Thin them (`inspect --duplicates`, then `curate --thin`), or set rho below "
                f"{-math.log(kinds.crowding):.2f}.")  # fmt: skip
+    if kinds and (share := kinds.counts.get(KIND_NAMES[MISFIT], 0) / survey.samples) >= MANY_MISFITS:
+        yield (f"{share:.0%} of the samples are misfits: as many captions are wrong, or the run has not learnt them yet. "
+               "Train longer before you drop any.")  # fmt: skip
     if survey.sides and inspection.config.objective.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
     else:

@@ -132,3 +132,11 @@ def test_misfits_are_not_dropped_before_temperatures_differ(images_dataset, writ
     assert done.exit_code != 0
     assert "no misfits are told yet: the temperatures hardly differ; train longer" in done.stderr
     assert "No kinds of samples are told yet: the temperatures hardly differ." in look(run.path).notes[-1]
+
+
+def test_very_many_misfits_are_said_to_be_unlearnt_samples_perhaps(images_dataset, write_state, tmp_path):
+    n = images_dataset.n
+    columns = {"sample/tau": np.linspace(0.1, 0.2, n)}
+    columns["sample/log_s"] = np.where(np.arange(n) < 0.05 * n, 1.0, -3.0)
+    (warning,) = look(write_state(tmp_path / "run", images_dataset, columns, np.full(n, 9)).path).warnings
+    assert warning.startswith("5% of the samples are misfits: as many captions are wrong, or the run has not learnt")

@@ -199,8 +199,8 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
                "and tau falls to tau_min. Thin them (`inspect --duplicates`, then `curate --thin`), or set rho below "
                f"{-math.log(kinds.crowding):.2f}.")  # fmt: skip
     if kinds and (share := kinds.counts.get(KIND_NAMES[MISFIT], 0) / survey.samples) >= MANY_MISFITS:
-        yield (f"{share:.0%} of the samples are misfits: as many captions are wrong, or the run has not learnt them yet. "
-               "Train longer before you drop any.")  # fmt: skip
+        yield (f"{share:.0%} of the samples are misfits: as many captions are wrong, or the run has not learnt them "
+               "yet. Train longer before you drop any.")  # fmt: skip
     if survey.sides and inspection.config.objective.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
     else:

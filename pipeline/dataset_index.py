@@ -61,6 +61,8 @@ class TokenizerInfo(_Record):
 class Content(_Record):
     """What the samples repeat. Captions are the same if their tokens are: the text encoder sees no more of them."""
 
+    samples: _Count
+    """Samples counted. Earlier versions append to a dataset without counting: these are then no longer all."""
     sharing_captions: _Count
     """Samples whose captions another one has too; 0 without captions."""
     with_caption: _Count
@@ -120,7 +122,8 @@ class DatasetIndex(_Record):
     def content(self) -> Content | None:
         """What the samples repeat; None if it was not counted. Earlier versions refuse new keys, except in `source`."""
         with suppress(ValidationError):
-            return Content.model_validate(self.source.get("content"))
+            content = Content.model_validate(self.source.get("content"))
+            return content if content.samples == self.n else None
         return None
 
     @property

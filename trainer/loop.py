@@ -204,7 +204,7 @@ class Trainer(Run):
         of_objective = self.objective.advice(self.config.batch_size, keys=self.config.model.momentum > 0)
         content = None if self.config.data.select else self.dataset.index.content  # it says nothing of a selection
         if content and isinstance(self.objective, IndividualTemperature):
-            of_objective += self.objective.advice_on_repeats(content, self.dataset.n)
+            of_objective += self.objective.advice_on_repeats(content)
         return of_objective + lock_advice(self.config) + of_norms + of_data + of_evaluation
 
 

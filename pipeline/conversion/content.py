@@ -25,7 +25,7 @@ def content_of(row_records: Sequence[Place], samples: int, *, pairs: bool, blank
     copies, _, most_copied, _ = _repeats(row_records, samples, _JPEG)
     repeats, captions, with_caption, sample = _repeats(row_records, samples, _TOKENS) if pairs else (0, 0, 0, 0)
     return Content(
-        sharing_captions=repeats + captions, with_caption=with_caption, caption_sample=sample,
+        samples=samples, sharing_captions=repeats + captions, with_caption=with_caption, caption_sample=sample,
         copies=copies, most_copied=most_copied, blank=blank,
     )  # fmt: skip
 

@@ -118,7 +118,7 @@ class IndividualTemperature(GlobalContrastive):
     def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
         return self.advice_on_rho(self.settings.rho, batch_size, keys)
 
-    def advice_on_repeats(self, content: Content, samples: int) -> list[str]:
+    def advice_on_repeats(self, content: Content) -> list[str]:
         """Warn of a caption or picture that so many samples share that rho cannot bind for them.
 
         With a share c of negatives as close as the positive, the KL divergence of weights is at most log(1/c).
@@ -128,12 +128,12 @@ class IndividualTemperature(GlobalContrastive):
             found[f"the caption of sample {content.caption_sample}"] = content.with_caption
         bound = math.exp(-self.settings.rho)
         return [
-            f"{count / samples:.1%} of the dataset's samples have {what}, more than exp(-rho) = {bound:.1%}: rho "
-            "cannot bind for them, so their temperatures fall to tau_min, and they will be called crowded. Thin them "
+            f"{count / content.samples:.1%} of the dataset's samples have {what}, more than exp(-rho) = {bound:.1%}: "
+            "rho cannot bind for them, so their temperatures fall to tau_min, and they will be called crowded. Thin them "
             "(`thermopile inspect --duplicates`, then `curate --thin`), or set objective.rho below "
-            f"log(1/share) = {math.log(samples / count):.2f}."
+            f"log(1/share) = {math.log(content.samples / count):.2f}."
             for what, count in found.items()
-            if count > bound * samples
+            if count > bound * content.samples
         ]
 
 

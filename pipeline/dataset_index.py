@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -57,6 +58,25 @@ class TokenizerInfo(_Record):
     """Captions that were truncated to context_length."""
 
 
+class Content(_Record):
+    """What the samples repeat. Captions are the same if their tokens are: the text encoder sees no more of them."""
+
+    samples: _Count
+    """Samples counted. Earlier versions append to a dataset without counting: these are then no longer all."""
+    sharing_captions: _Count
+    """Samples whose captions another one has too; 0 without captions."""
+    with_caption: _Count
+    """Samples that have the most frequent captions; 0 if none are repeated."""
+    caption_sample: _Count
+    """The first of them."""
+    copies: _Count
+    """Samples whose JPEG is that of an earlier one, byte for byte."""
+    most_copied: _Count
+    """Samples that have the most frequent JPEG; 0 if none is repeated."""
+    blank: _Count | None
+    """Pictures of one colour; None if an earlier version, which did not count them, converted some samples."""
+
+
 class DatasetIndex(_Record):
     """Content of dataset.json, which is written last: a directory without it is not a dataset."""
 
@@ -81,17 +101,30 @@ class DatasetIndex(_Record):
     """Fingerprint of the dataset that this one extends."""
     source: dict[str, Any]
     """What was converted; `appended` lists what was appended later, each with `first_id` and `fingerprint`, the number
-    of samples and the fingerprint before."""
+    of samples and the fingerprint before; `content`, see there."""
     fingerprint: _Digest
     """sha256 of all that determines ids, pixels and tokens: equal if these are equal."""
 
     @property
+    def sources(self) -> list[dict[str, Any]]:
+        """What is recorded of each source: the first, then those appended."""
+        appended = self.source.get("appended")
+        later = appended if isinstance(appended, list) else []
+        return [self.source, *(each for each in later if isinstance(each, dict))]
+
+    @property
     def predecessors(self) -> dict[str, int]:
         """Fingerprints of the datasets that samples were appended to -> their numbers of samples, oldest first."""
-        appended = self.source.get("appended")
-        parts = [each for each in appended if isinstance(each, dict)] if isinstance(appended, list) else []
-        found = ((each.get("fingerprint"), each.get("first_id")) for each in parts)
+        found = ((each.get("fingerprint"), each.get("first_id")) for each in self.sources[1:])
         return {name: first for name, first in found if isinstance(name, str) and isinstance(first, int)}
+
+    @property
+    def content(self) -> Content | None:
+        """What the samples repeat; None if it was not counted. Earlier versions refuse new keys, except in `source`."""
+        with suppress(ValidationError):
+            content = Content.model_validate(self.source.get("content"))
+            return content if content.samples == self.n else None
+        return None
 
     @property
     def total_captions(self) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Timer
@@ -26,7 +25,8 @@ from ..pipeline.conversion.partial import Partial
 from ..pipeline.conversion.plan import largest_bytes, shard_count
 from ..pipeline.conversion.shard_pool import Counts, start_workers_early
 from ..pipeline.conversion.steps import Job, unfinished
-from ..pipeline.dataset_index import ERRORS_FILE, TOKENIZER_FILE, ImagePolicy, read_index
+from ..pipeline.dataset import CAPTION, Dataset
+from ..pipeline.dataset_index import ERRORS_FILE, TOKENIZER_FILE, Content, ImagePolicy, read_index
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.sources import Groups, Source
 from ..pipeline.sources.dataset_source import DatasetSource
@@ -35,7 +35,7 @@ from ..pipeline.tokenizer import MAX_FILE_BYTES
 from ..trainer.selecting import selected_ids
 from .convert_sources import Kind
 from .plain_text import plain_text
-from .progress import progress_bar
+from .progress import bytes_written, in_units, progress_bar
 
 SECONDS_UNTIL_TOLD = 2.0
 
@@ -135,7 +135,9 @@ def run(
     if grown is not None and not part:
         with _told_when_slow("appending …"):
             join(grown)
-        click.echo(f"{grown}: {read_index(grown).n:,} samples with those appended")
+        index = read_index(grown)
+        click.echo(f"{grown}: {index.n:,} samples with those appended")
+        _say_content(grown, index.content)
     if to_finish:
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:
@@ -268,15 +270,16 @@ def _announce(splits: list[Split]) -> None:
             most = largest_bytes(split.samples, here)
             if isinstance(split.out, Path):
                 needed += most - bytes_written(Partial(split.out).path)
-            words += f", {_size(here)} in the source, at most about {_size(most)} in {split.shown}"
+            words += f", {in_units(here)} in the source, at most about {in_units(most)} in {split.shown}"
         click.echo(words, err=True)
     if not isinstance(out := splits[0].out, Path):
         return
     folder = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(folder).free
     if needed > free:
-        click.echo(f"Warning: this needs up to {_size(needed)}, but only {_size(free)} are free in {folder}; free some "
-                   "space or lower --max-size. If the disk fills up, continue with --resume.", err=True)  # fmt: skip
+        click.echo(f"Warning: this needs up to {in_units(needed)}, but only {in_units(free)} are free in {folder}; "
+                   "free some space or lower --max-size. If the disk fills up, continue with --resume.",
+                   err=True)  # fmt: skip
 
 
 def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSettings, **how: Any) -> None:
@@ -284,7 +287,7 @@ def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSet
         with progress_bar(f"converting {split.shown.name}", split.samples) as bar:
             bar.update(0, "preparing")
             summary = convert(split.source, split.out, settings, selection=split.selection,
-                              on_progress=_Shown(bar.update), **how)  # fmt: skip
+                              on_progress=_Shown(bar.update, split.samples), **how)  # fmt: skip
     except DatasetExistsError:
         raise
     except (Exception, KeyboardInterrupt) as error:
@@ -321,8 +324,8 @@ def _finish(split: Split, settings: ConvertSettings, **how: Any) -> None:
 class _Shown:
     """Shows a conversion's progress, rate and number of samples left out on a bar."""
 
-    def __init__(self, update: Callable[[int, str], None]) -> None:
-        self._update = update
+    def __init__(self, update: Callable[[int, str], None], total: int = 0) -> None:
+        self._update, self._total = update, total
         self._started: float | None = None
         self._first = self._last = 0
 
@@ -332,7 +335,8 @@ class _Shown:
         elif counts.done != self._last:
             rate = (counts.done - self._first) / (time.monotonic() - self._started)
             left_out = f", {counts.left_out:,} left out" if counts.left_out else ""
-            self._update(counts.done, f"{rate:,.0f} img/s{left_out}")
+            ending = ", putting it together" if counts.done == self._total else ""
+            self._update(counts.done, f"{rate:,.0f} img/s{left_out}{ending}")
         self._last = counts.done
 
 
@@ -340,12 +344,12 @@ def _say_summary(
     summary: Summary, split: Split, settings: ConvertSettings, if_none_was_seen: str = "nothing to convert"
 ) -> None:
     """Print what was converted on stdout."""
-    shards = "1 shard" if summary.shards == 1 else f"{summary.shards:,} shards"
+    index, path = summary.index, split.shown
+    shards = "1 shard" if len(index.shard_digests) == 1 else f"{len(index.shard_digests):,} shards"
     captions = ""
-    if summary.captions_per_sample > 1:
-        captions = f" with {summary.captions:,} captions, at most {summary.captions_per_sample} each,"
-    path = split.shown
-    result = f"{summary.samples:,} samples{split.classes}{captions} in {shards}, {_size(bytes_written(summary.path))}"
+    if index.captions_per_sample > 1:
+        captions = f" with {index.total_captions:,} captions, at most {index.captions_per_sample} each,"
+    result = f"{index.n:,} samples{split.classes}{captions} in {shards}, {in_units(bytes_written(summary.path))}"
     if not summary.seen:
         click.echo(f"{path} is complete: {result}; {if_none_was_seen}")
     else:
@@ -354,26 +358,24 @@ def _say_summary(
     if summary.left_out:
         reasons = "; ".join(f"{count:,} × {plain_text(reason, 80)}" for reason, count in summary.reasons)
         click.echo(f"  {summary.left_out:,} left out, see {path / ERRORS_FILE}: {reasons}")
-    if summary.truncated:
-        click.echo(f"  {summary.truncated:,} captions were truncated to {settings.context_length} tokens")
+    if index.tokenizer and index.tokenizer.truncated:
+        click.echo(f"  {index.tokenizer.truncated:,} captions were truncated to {settings.context_length} tokens")
+    if split.grown is None:  # else the whole dataset's follows
+        _say_content(path, index.content)
 
 
-def _size(count: int) -> str:
-    """Format a number of bytes."""
-    number, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while number >= 1000 and len(units) > 1:
-        number /= 1000
-        units.pop(0)
-    return f"{number:.0f} {units[0]}" if units[0] == "B" else f"{number:.1f} {units[0]}"
-
-
-def bytes_written(folder: Place) -> int:
-    """Return the bytes of all files in a folder, 0 if it is missing; files may vanish while they are counted."""
-    total = 0
-    if isinstance(folder, Address):
-        return sum(size for _, size in folder.objects())
-    for file in folder.rglob("*"):
-        with suppress(OSError):
-            found = file.stat()
-            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
-    return total
+def _say_content(place: Place, content: Content | None) -> None:
+    """Print what the samples of a dataset repeat, and how many are blank."""
+    if content and content.sharing_captions:
+        caption = f"that of sample {content.caption_sample:,}"
+        if isinstance(place, Path):  # else a table would be fetched
+            row = Dataset(place).take(np.array([content.caption_sample]), [CAPTION]).to_pylist()[0]
+            caption = f"“{plain_text(row[CAPTION] or '', 60)}”"
+        click.echo(f"  samples that share their caption with another: {content.sharing_captions:,}; the most frequent, "
+                   f"{caption}, occurs {content.with_caption:,} times")  # fmt: skip
+    if content and content.copies:
+        click.echo(f"  exact copies of earlier pictures: {content.copies:,}; the most frequent picture occurs "
+                   f"{content.most_copied:,} times")  # fmt: skip
+    if content and content.blank != 0:
+        blank = f"{content.blank:,}" if content.blank else "unknown, as an earlier version converted some samples"
+        click.echo(f"  blank pictures, of one colour: {blank}")

@@ -1,7 +1,8 @@
-"""Progress on stderr: a bar in a terminal, occasional lines elsewhere; durations for people."""
+"""Progress on stderr: a bar in a terminal, occasional lines elsewhere; durations and sizes for people."""
 
 from __future__ import annotations
 
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,6 +11,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.status import Status
 from rich.text import Text
+
+from ..objects import Address, Place
 
 FIRST_LINE, LONGEST_GAP = 10.0, 600.0
 """Seconds. Each line comes after twice the time of the one before, so a log of minutes and one of a week stay short."""
@@ -110,3 +113,24 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes % 60} min"
     return f"{minutes} min" if minutes else f"{seconds:.0f} s"
+
+
+def bytes_written(folder: Place) -> int:
+    """Return the bytes of all files in a folder, 0 if it is missing; files may vanish while they are counted."""
+    total = 0
+    if isinstance(folder, Address):
+        return sum(size for _, size in folder.objects())
+    for file in folder.rglob("*"):
+        with suppress(OSError):
+            found = file.stat()
+            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
+
+
+def in_units(count: int) -> str:
+    """Format a number of bytes."""
+    number, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while number >= 1000 and len(units) > 1:
+        number /= 1000
+        units.pop(0)
+    return f"{number:.0f} {units[0]}" if units[0] == "B" else f"{number:.1f} {units[0]}"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +12,7 @@ import click
 
 from ..objects import Place, place_of
 from .plain_text import plain_text
-from .progress import progress_bar
+from .progress import bytes_written, in_units, progress_bar, working
 from .run_place import RUN
 from .terminal import print_table
 
@@ -101,7 +99,8 @@ def log(run: Place, as_json: bool) -> None:
     history = Repository.open(path).history()
     snapshots = [entry for entry in history if isinstance(entry, Snapshot)]
     unreadable = [entry for entry in history if not isinstance(entry, Snapshot)]
-    size = _size_on_disk(path)
+    with working(f"measuring {plain_text(str(path))}"):
+        size = bytes_written(path)
     if as_json:
         listed = {
             "snapshots": [_snapshot_json(snapshot) for snapshot in snapshots],
@@ -110,7 +109,14 @@ def log(run: Place, as_json: bool) -> None:
         click.echo(json.dumps({"state": str(path), "bytes_on_disk": size, **listed}, allow_nan=False))
         return
     rows = [
-        (entry.tag, f"{entry.step:,}", f"{entry.epoch:,}", _local_time(entry), _bytes(entry.bytes_written), entry.id)
+        (
+            entry.tag,
+            f"{entry.step:,}",
+            f"{entry.epoch:,}",
+            _local_time(entry),
+            in_units(entry.bytes_written),
+            entry.id,
+        )
         if isinstance(entry, Snapshot)
         else (entry.tag, "–", "–", "unreadable", "–", entry.id)
         for entry in history
@@ -119,7 +125,7 @@ def log(run: Place, as_json: bool) -> None:
     on_disk = " on disk" if isinstance(path, Path) else ""
     noun = "snapshot" if len(snapshots) == 1 else "snapshots"
     beside = f" and {len(unreadable):,} unreadable" if unreadable else ""
-    click.echo(f"{len(snapshots):,} {noun}{beside}, {_bytes(size)}{on_disk} in {plain_text(str(path), most=1000)}")
+    click.echo(f"{len(snapshots):,} {noun}{beside}, {in_units(size)}{on_disk} in {plain_text(str(path), most=1000)}")
 
 
 def _find(run: Place) -> tuple[Place, TrainConfig | None, list[str]]:
@@ -234,27 +240,5 @@ def _snapshot_json(snapshot: Snapshot) -> dict[str, Any]:
     return {"tag": snapshot.tag, **facts, "written_at": snapshot.written_at.isoformat()}
 
 
-def _size_on_disk(path: Place) -> int:
-    """Return the bytes of all files below `path`; files that a training run deletes meanwhile are left out."""
-    from rich.console import Console
-
-    total = 0
-    with Console(stderr=True).status(f"measuring {plain_text(str(path))}"):
-        if not isinstance(path, Path):
-            return sum(size for _, size in path.objects())
-        for folder, _, names in os.walk(path):
-            for name in names:
-                with suppress(FileNotFoundError):
-                    total += os.lstat(os.path.join(folder, name)).st_size
-    return total
-
-
 def _local_time(snapshot: Snapshot) -> str:
     return f"{snapshot.written_at.astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-def _bytes(count: int) -> str:
-    size, units = float(count), ["B", "kB", "MB", "GB"]
-    while size >= 1000 and len(units) > 1:
-        size, _ = size / 1000, units.pop(0)
-    return f"{count} B" if units[0] == "B" else f"{size:,.1f} {units[0]}"

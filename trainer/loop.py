@@ -21,6 +21,7 @@ from .evaluation.online import OnlineEvaluation
 from .failures import ranks_lost, samples_after
 from .metrics_log import Scalar
 from .objectives import FeaturesError, Outcome, Progress
+from .objectives.isogclr import IndividualTemperature
 from .opening import LOSS_SCALE
 from .optim import create_optimizer, learning_rate, momentum_at
 from .precision import MixedPrecision
@@ -201,6 +202,9 @@ class Trainer(Run):
         of_evaluation = self.evaluation.notes if self.evaluation else []
         of_data = [SYNTHETIC_ADVICE] if self.config.data.loader == "synthetic" else []
         of_objective = self.objective.advice(self.config.batch_size, keys=self.config.model.momentum > 0)
+        content = None if self.config.data.select else self.dataset.index.content  # it says nothing of a selection
+        if content and isinstance(self.objective, IndividualTemperature):
+            of_objective += self.objective.advice_on_repeats(content)
         return of_objective + lock_advice(self.config) + of_norms + of_data + of_evaluation
 
 

@@ -36,6 +36,7 @@ from ..dataset_index import (
     shard_name,
 )
 from ..errors import DatasetError, DatasetExistsError
+from .content import content_of
 from .partial import claimed
 from .plan import Plan
 
@@ -50,7 +51,7 @@ def appended_path(out: Path) -> Path:
 def refuse_known(out: Path, plan: Plan) -> None:
     """Raise DatasetExistsError if the dataset was made of the same listing, or it was appended before."""
     whole = plan.selection is None  # the record does not say what was selected, but all of it is in the whole
-    for each in _records(read_index(out)):
+    for each in read_index(out).sources:
         if each.get("plan") == plan.digest() or (whole and plan.source.items() <= each.items()):
             raise DatasetExistsError(f"{out} holds these samples already")
 
@@ -79,7 +80,7 @@ def join(out: Path) -> None:
         remove_leftovers(out)
         if not (addition / _JOINED).is_file():
             old, new = read_index(out), read_index(addition)
-            if new.source.get("plan", "") in {each.get("plan") for each in _records(old)}:  # another process was faster
+            if new.source.get("plan", "") in {each.get("plan") for each in old.sources}:  # another process was faster
                 _remove(addition)
                 raise DatasetExistsError(f"{out} holds these samples already")
             write_atomically(addition / _JOINED, _grown(out, old, new))
@@ -98,13 +99,6 @@ def is_joining(out: Path) -> bool:
     return (addition / _JOINED).is_file() or (addition.is_dir() and not any(addition.iterdir()))
 
 
-def _records(index: DatasetIndex) -> list[dict[str, Any]]:
-    """Return what dataset.json says of each source: the first, then those appended."""
-    appended = index.source.get("appended")
-    later = appended if isinstance(appended, list) else []
-    return [index.source, *(each for each in later if isinstance(each, dict))]
-
-
 def _remove(addition: Path) -> None:
     """Remove its folder; a kill meanwhile leaves the mark that it was joined, or an empty folder."""
     for path in sorted(addition.iterdir(), key=lambda path: path.name == _JOINED):
@@ -120,6 +114,11 @@ def _grown(out: Path, old: DatasetIndex, new: DatasetIndex) -> bytes:
     tokenizer = old.tokenizer and new.tokenizer and old.tokenizer.model_copy(
         update={"truncated": old.tokenizer.truncated + new.tokenizer.truncated}
     )  # fmt: skip
+    blank = [index.content.blank if index.content else None for index in (old, new)]
+    content = content_of(
+        [*_row_records(out, old), *_row_records(appended_path(out), new)], old.n + new.n, pairs=old.mode == "pairs",
+        blank=None if None in blank else sum(filter(None, blank)),
+    )  # fmt: skip
     per_sample = max(old.captions_per_sample, new.captions_per_sample)
     addition = new.source | {"first_id": old.n, "fingerprint": old.fingerprint}
     appended: list[Any] = [*old.source.get("appended", []), addition]
@@ -134,8 +133,12 @@ def _grown(out: Path, old: DatasetIndex, new: DatasetIndex) -> bytes:
         "tokenizer_digest": old.tokenizer_digest,
         "shard_digests": [*old.shard_digests, *new.shard_digests],
         "grown_from": old.fingerprint,
-        "source": old.source | {"appended": appended},
+        "source": old.source | {"appended": appended, "content": content.model_dump()},
     })  # fmt: skip
+
+
+def _row_records(folder: Path, index: DatasetIndex) -> list[Path]:
+    return [folder / SHARD_FOLDER / shard_name(shard, "rows") for shard in range(len(index.shard_digests))]
 
 
 def _move_shards(addition: Path, out: Path) -> None:

@@ -28,7 +28,7 @@ from pydantic import ValidationError
 
 from ...files import read_regular, write_atomically
 from ...lock import FileLock, LockedError
-from ...objects import Address
+from ...objects import Address, Place
 from ...sealed_json import seal_line
 from ..dataset_index import ERRORS_FILE, INDEX_FILE, SHARD_FOLDER, SHARD_SUFFIXES, TOKENIZER_FILE, shard_name
 from ..errors import DatasetError, DatasetExistsError
@@ -174,6 +174,10 @@ class BucketPartial:
 
         with ThreadPoolExecutor(AT_ONCE) as threads:
             return list(threads.map(result, self.parts(plan)))
+
+    def row_records(self, plan: Plan) -> list[Place]:
+        """Return the .rows object of every shard."""
+        return [part.object("rows") for part in self.parts(plan)]
 
     def bad_samples(self, plan: Plan) -> list[BadSample]:
         """Return the samples left out so far, in shard order; keeps their list in an object."""

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...objects import Address, Place
-from ..dataset_index import ERRORS_FILE, FORMAT, read_index
+from ..dataset_index import ERRORS_FILE, FORMAT, DatasetIndex, read_index
 from ..errors import DatasetError, SourceChangedError, SourceError
 from ..sources import Source
 from .bad_samples import count_reasons, read_bad_samples
@@ -36,16 +36,10 @@ class Summary:
     """The result of a conversion."""
 
     path: Place
-    samples: int
-    shards: int
+    index: DatasetIndex
     left_out: int
     reasons: list[tuple[str, int]]
     """Reasons why samples were left out, most frequent first, with counts."""
-    captions: int
-    captions_per_sample: int
-    """Maximum captions per sample."""
-    truncated: int
-    """Number of truncated captions."""
     seen: int
     """Samples processed by this call; the counts above include earlier, interrupted calls."""
     seconds: float
@@ -207,11 +201,8 @@ def _was_made_by(plan: Plan, out: Place) -> bool:
 
 
 def _summary(out: Place, seen: int, started: float) -> Summary:
-    index = read_index(out)
     reasons = count_reasons(read_bad_samples(out / ERRORS_FILE))
     return Summary(
-        path=out, samples=index.n, shards=len(index.first_id) - 1, left_out=reasons.total(),
-        reasons=reasons.most_common(FIRST_REASONS), captions=index.total_captions,
-        captions_per_sample=index.captions_per_sample, truncated=index.tokenizer.truncated if index.tokenizer else 0,
+        path=out, index=read_index(out), left_out=reasons.total(), reasons=reasons.most_common(FIRST_REASONS),
         seen=seen, seconds=time.monotonic() - started,
     )  # fmt: skip

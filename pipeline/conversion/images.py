@@ -67,6 +67,8 @@ class StoredImage(NamedTuple):
     jpeg: bytes
     height: int
     width: int
+    is_blank: bool
+    """Whether all pixels have one colour."""
 
 
 def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
@@ -105,19 +107,26 @@ def to_stored(picture: bytes | Image.Image, policy: ImagePolicy) -> StoredImage:
 def _kept(picture: bytes, height: int, width: int, policy: ImagePolicy) -> StoredImage | None:
     """Return a Huffman-coded, upright YCbCr JPEG unchanged; None if it must be encoded again. The decoder decides."""
     fits = 0 < height * width <= MAX_PIXELS and min(height, width) <= policy.max_size and len(picture) <= MAX_JPEG_BYTES
-    return StoredImage(picture, height, width) if fits and decodes(picture, height, width) else None
+    is_sound, is_blank = _decodes(writable(picture), height, width, 1) if fits else (False, False)
+    return StoredImage(picture, height, width, is_blank) if is_sound else None
 
 
 def decodes(jpeg: bytes, height: int, width: int) -> bool:
     """Return whether training's decoder accepts these bytes without warnings and they have this size."""
-    return bool(_decodes(writable(jpeg), height, width, 1))
+    return bool(_decodes(writable(jpeg), height, width, 1)[0])
 
 
 @compiled
-def _decodes(jpeg: NDArray[np.uint8], height: int, width: int, reduced: int) -> bool:
-    if size_in_header(jpeg) != (height, width):
-        return False  # the decoder's buffer is sized by these
-    return decode(jpeg, height, width, np.empty(3 * height * width, np.uint8), reduced)
+def _decodes(jpeg: NDArray[np.uint8], height: int, width: int, reduced: int) -> tuple[bool, bool]:
+    """Return whether the decoder accepts the bytes, and whether all pixels then have one colour."""
+    pixels = np.empty(3 * height * width, np.uint8)
+    # The decoder's buffer is sized by the header.
+    if size_in_header(jpeg) != (height, width) or not decode(jpeg, height, width, pixels, reduced):
+        return False, False
+    for place in range(3, len(pixels)):
+        if pixels[place] != pixels[place - 3]:
+            return True, False
+    return True, True
 
 
 def _refuse_bomb(image: Image.Image) -> None:
@@ -192,7 +201,7 @@ def _encode(image: Image.Image, policy: ImagePolicy) -> StoredImage:
         raise BadSampleError(
             f"too large: {buffer.tell():,} bytes as JPEG, above {MAX_JPEG_BYTES:,}; a smaller --max-size fits"
         )
-    return StoredImage(buffer.getvalue(), image.height, image.width)
+    return StoredImage(buffer.getvalue(), image.height, image.width, image.getcolors(1) is not None)
 
 
 def _what_it_is(data: bytes) -> str:

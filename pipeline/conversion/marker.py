@@ -22,6 +22,8 @@ class ShardResult(NamedTuple):
     left_out: int
     truncated: int
     """Number of truncated captions."""
+    blank: int
+    """Number of pictures of one colour."""
     captions: int
     captions_per_sample: int
     """Maximum captions per sample."""

@@ -203,6 +203,10 @@ class Partial:
         """
         return [result for _, result, _ in self._found(plan)]
 
+    def row_records(self, plan: Plan) -> list[Place]:
+        """Return the .rows file of every shard."""
+        return [files["rows"] for _, _, files in self._found(plan)]
+
     def _found(self, plan: Plan) -> Iterator[tuple[Part, ShardResult | None, dict[PartSuffix, Path]]]:
         """Yield every shard, its result as `results` returns it, and its files, which `assemble` may have moved."""
         kept = 0

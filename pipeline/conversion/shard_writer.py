@@ -88,7 +88,7 @@ def _written(
         sync(file)
     counts = rows.captions_per_row
     return ShardResult(
-        len(table), digests, rows.left_out, rows.truncated, sum(counts), max(counts, default=0),
+        len(table), digests, rows.left_out, rows.truncated, rows.blank, sum(counts), max(counts, default=0),
         sizes={suffix: part.being_written(suffix).stat().st_size for suffix in PART_SUFFIXES}, plan=part.plan,
         etags={},
     )  # fmt: skip
@@ -107,7 +107,7 @@ class _Rows:
         self.jpeg_checksums: list[int] = []
         self.tokens_checksums: list[int] = []
         self.captions_per_row: list[int] = []
-        self.left_out = self.truncated = 0
+        self.left_out = self.truncated = self.blank = 0
 
     def __iter__(self) -> Iterator[BetonRow]:
         usable = self._usable()
@@ -126,11 +126,12 @@ class _Rows:
         for source_index in self._source_indices.tolist():
             try:
                 sample = self._source[source_index]
-                jpeg, height, width = to_stored(sample.picture, self._settings.image)
+                jpeg, height, width, is_blank = to_stored(sample.picture, self._settings.image)
                 self._refuse_too_many_tokens(sample, jpeg)
             except BadSampleError as error:
                 self._leave_out(source_index, str(error))
                 continue
+            self.blank += is_blank
             self._count_one(False)
             yield sample._replace(picture=b""), BetonRow(jpeg, height, width, None, source_index)
 
@@ -150,19 +151,9 @@ class _Rows:
         self._count_one(True)
 
     def _note(self, sample: Sample, row: BetonRow) -> None:
-        texts = list(sample.captions)
-        record: tuple[Any, ...] = (
-            len(self.source_index),
-            sample.key,
-            sample.uri,
-            texts,
-            sample.group,
-            row.width,
-            row.height,
-        )
-        if self._source.alters:
-            record = (*record, sample.altered)
-        for column, value in zip(self.table.values(), record, strict=True):
+        record = (len(self.source_index), sample.key, sample.uri, list(sample.captions), sample.group, row.width,
+                  row.height, sample.altered)  # fmt: skip
+        for column, value in zip(self.table.values(), record, strict=False):  # `altered` may have no column
             column.append(value)
         self.source_index.append(row.source_index)
         self.jpeg_checksums.append(int(checksum(writable(row.jpeg))))

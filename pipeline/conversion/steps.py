@@ -18,6 +18,7 @@ from ..errors import DatasetError, SourceError
 from ..sources import Source
 from ..tokenizer import MAX_FILE_BYTES, end_id_of, load_tokenizer, train_tokenizer, vocab_size_of
 from .bucket_partial import BucketPartial
+from .content import content_of
 from .marker import ShardResult
 from .partial import Partial
 from .plan import ConvertSettings, Listings, Plan
@@ -167,8 +168,10 @@ def assemble(job: Job, partial: AnyPartial) -> None:
             end_id=end_id_of(tokenizer), truncated=sum(result.truncated for result in kept),
         )  # fmt: skip
     per_sample = max(result.captions_per_sample for result in kept)
+    samples, blank = sum(result.rows for result in kept), sum(result.blank for result in kept)
+    content = content_of(partial.row_records(plan), samples, pairs=info is not None, blank=blank)
     index = seal_index({
-        "n": sum(result.rows for result in kept),
+        "n": samples,
         "mode": job.source.mode,
         "captions_per_sample": per_sample,
         **({"captions": sum(result.captions for result in kept)} if per_sample > 1 else {}),
@@ -178,7 +181,8 @@ def assemble(job: Job, partial: AnyPartial) -> None:
         "tokenizer_digest": sha256_of(partial.tokenizer) if info else None,
         "shard_digests": [result.digests for result in kept],
         "grown_from": None,
-        "source": plan.source | {"samples": plan.samples, "permutation_seed": plan.seed, "plan": plan.digest()},
+        "source": plan.source | {"samples": plan.samples, "permutation_seed": plan.seed, "plan": plan.digest(),
+                                 "content": content.model_dump()},
     })  # fmt: skip
     partial.assemble(plan, results, index)
 

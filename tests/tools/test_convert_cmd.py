@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from thermopile.pipeline.dataset import Dataset
 from thermopile.tools.cli import main
 from thermopile.tools.convert_sources import KINDS
-from thermopile.tools.converting import bytes_written
+from thermopile.tools.progress import bytes_written
 
 
 def run(*arguments):

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
+from counted import change_content
 from transformers import AutoModel, ResNetConfig
 
 from thermopile.tools.cli import main
@@ -179,6 +180,24 @@ def test_weights_that_do_not_fit_start_no_run(finished, pairs_dataset, tmp_path)
     line = ("--data", pairs_dataset.path, "--out", tmp_path / "new", "--init-from", finished)
     refused(train(*line, *sets(*TINY, "model.dim=16")), "image.", "there, but", "in this run")
     assert not (tmp_path / "new").exists()
+
+
+def test_a_caption_too_frequent_for_rho_is_warned_of_unless_samples_are_selected(pairs_dataset, tmp_path):
+    data = shutil.copytree(pairs_dataset.path, tmp_path / "data")
+    change_content(data, pairs_dataset.index.content.model_dump() | {"with_caption": 380, "caption_sample": 17})
+    pq.write_table(pa.table({"sample_id": np.arange(1_000)}), tmp_path / "kept.parquet")
+    command = ("--data", data, *sets(*TINY))
+    whole, lower, selected = (
+        train(*command, "--out", tmp_path / name, *more)
+        for name, more in (("whole", ()), ("lower", sets("objective.rho=1.6")),
+                           ("selected", ("--select", tmp_path / "kept.parquet")))
+    )  # fmt: skip
+    (warning,) = [line for line in (tmp_path / "whole" / "warnings.log").read_text().splitlines() if "crowded" in line]
+    assert "19.0% of the dataset's samples have the caption of sample 17, more than exp(-rho) = 13.5%: " in warning
+    assert "crowded" in whole.stderr
+    for quiet in (lower, selected):
+        assert quiet.exit_code == 0, quiet.stderr
+        assert "crowded" not in quiet.stderr
 
 
 def test_a_run_on_selected_samples_with_weights_is_begun_with_two_files_and_refuses_others(pairs_dataset, tmp_path):

@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from ...pipeline.dataset_index import Content
 from .base import Progress, Settings
 from .contrastive import Anchors, Rows, Step
 from .estimator import BoundedTau, EstimatorSettings, GlobalContrastive
@@ -116,6 +117,24 @@ class IndividualTemperature(GlobalContrastive):
 
     def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
         return self.advice_on_rho(self.settings.rho, batch_size, keys)
+
+    def advice_on_repeats(self, content: Content) -> list[str]:
+        """Warn of a caption or picture that so many samples share that rho cannot bind for them.
+
+        With a share c of negatives as close as the positive, the KL divergence of weights is at most log(1/c).
+        """
+        found = {"the same picture": content.most_copied}
+        if self.across:
+            found[f"the caption of sample {content.caption_sample}"] = content.with_caption
+        bound = math.exp(-self.settings.rho)
+        return [
+            f"{count / content.samples:.1%} of the dataset's samples have {what}, more than exp(-rho) = {bound:.1%}: "
+            "rho cannot bind for them, so their temperatures fall to tau_min, and they will be called crowded. Thin them "
+            "(`thermopile inspect --duplicates`, then `curate --thin`), or set objective.rho below "
+            f"log(1/share) = {math.log(content.samples / count):.2f}."
+            for what, count in found.items()
+            if count > bound * content.samples
+        ]
 
 
 class Isogclr(IndividualTemperature):

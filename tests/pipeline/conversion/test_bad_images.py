@@ -111,13 +111,13 @@ def test_a_bomb_is_refused_before_it_is_unpacked(name):
 def test_tags_that_all_claim_the_whole_file_are_read_once_at_most():
     # 3,000 tags of a megabyte each would be 3 GB; Pillow stops at the size of the file.
     claims_all = tiff(*((1000 + i, 7, 1_000_000, 200) for i in range(3000)), data=bytes(1_000_000))
-    assert to_stored(claims_all, POLICY)[1:] == (10, 10)
+    assert to_stored(claims_all, POLICY)[1:3] == (10, 10)
 
 
 def test_a_tiff_whose_directories_form_a_circle_is_read_once():
     circle = tiff((34665, 4, 1, 8), (330, 4, 1, 8), data=bytes(300))
     at = 8 + 2 + 12 * 10
-    assert to_stored(circle[:at] + struct.pack("<I", 8) + circle[at + 4 :], POLICY)[1:] == (10, 10)
+    assert to_stored(circle[:at] + struct.pack("<I", 8) + circle[at + 4 :], POLICY)[1:3] == (10, 10)
 
 
 def test_a_picture_too_long_for_a_jpeg_is_refused():

@@ -21,7 +21,7 @@ from thermopile.pipeline.row_records import MAX_JPEG_BYTES, RECORD, Extent
 
 def rows_of(draw, count, tokens=True):
     for i in range(count):
-        jpeg, height, width = to_stored(draw(i), ImagePolicy())
+        jpeg, height, width, _ = to_stored(draw(i), ImagePolicy())
         yield BetonRow(jpeg, height, width, np.arange(i, i + 6, dtype=np.int32)[None] if tokens else None, 1000 - i)
 
 

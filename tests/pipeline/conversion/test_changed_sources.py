@@ -215,7 +215,7 @@ def test_going_on_after_a_picture_changed_is_one_line_that_does_not_advise_to_go
     ))  # fmt: skip
     assert "continue" not in result.stderr
     shutil.rmtree(tmp_path / ".out.partial")
-    assert sources.whole(tmp_path / "out").samples == PICTURES
+    assert sources.whole(tmp_path / "out").index.n == PICTURES
 
 
 @pytest.mark.parametrize("kind", OPEN)
@@ -250,7 +250,7 @@ def test_a_list_that_was_only_touched_has_not_changed(tmp_path, jpegs):
     sources.part(tmp_path / "out", 1)
     (tmp_path / "in" / "list.csv").write_bytes((tmp_path / "in" / "list.csv").read_bytes())
     sources.part(tmp_path / "out", 2)
-    assert sources.finish(tmp_path / "out").samples == PICTURES
+    assert sources.finish(tmp_path / "out").index.n == PICTURES
 
 
 def test_a_shard_of_a_conversion_that_was_started_over_is_not_done(tmp_path, jpegs):

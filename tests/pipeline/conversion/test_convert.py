@@ -67,7 +67,12 @@ def test_a_picture_whose_captions_do_not_fit_a_page_is_a_bad_sample(tmp_path, pi
     pq.write_table(pa.table({"image": [picture] * 2, "caption": captions}), tmp_path / "in.parquet")
     settings = ConvertSettings(context_length=10_000, max_error_rate=0.5)
     summary = convert(ParquetSource([tmp_path / "in.parquet"]), tmp_path / "out", settings, workers=1)
-    assert (summary.samples, summary.captions, summary.captions_per_sample, summary.left_out) == (1, 1, 1, 1)
+    assert (summary.index.n, summary.index.total_captions, summary.index.captions_per_sample, summary.left_out) == (
+        1,
+        1,
+        1,
+        1,
+    )
     reason = r"its JPEG of [\d,]+ bytes and 64 captions of 10,000 tokens do not fit 2,097,152 bytes; lower --context"
     assert re.search(reason, (tmp_path / "out" / "errors.jsonl").read_text())
 
@@ -123,7 +128,7 @@ def half_bad(tmp_path_factory, draw):
 
 
 def test_unusable_pictures_are_left_out_and_counted(half_bad):
-    assert (half_bad.samples, half_bad.left_out) == (21, 3)
+    assert (half_bad.index.n, half_bad.left_out) == (21, 3)
     assert Dataset(half_bad.path).n == 21
 
 
@@ -236,7 +241,7 @@ def test_a_full_disk_is_named_with_the_way_on(tmp_path, monkeypatch, capfd):
         convert(full, tmp_path / "out", settings, workers=1, selection=selection)
     assert os.listdir(tmp_path) == [".out.partial"]
     source = GlyphSource(0, test=True)
-    assert convert(source, tmp_path / "out", settings, workers=1, selection=selection, resume=True).samples == 100
+    assert convert(source, tmp_path / "out", settings, workers=1, selection=selection, resume=True).index.n == 100
     assert "leaked" not in capfd.readouterr().err
 
 
@@ -249,7 +254,7 @@ def test_a_bad_sample_stops_the_conversion_if_asked_and_it_resumes_once_the_file
     with pytest.raises(SourceError, match=r"'3\.jpg': the file is empty.*--on-error skip"):
         convert(source, tmp_path / "out", settings, workers=1)
     draw(3).save(tmp_path / "in" / "3.jpg")
-    assert convert(source, tmp_path / "out", settings, workers=1, resume=True).samples == 5
+    assert convert(source, tmp_path / "out", settings, workers=1, resume=True).index.n == 5
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -265,7 +270,7 @@ def test_too_many_bad_samples_stop_the_conversion_with_reasons_and_a_list(tmp_pa
         convert(source, out, ConvertSettings(max_error_rate=0.1), workers=workers)
     assert len((tmp_path / ".out.partial" / "errors.jsonl").read_text().splitlines()) == 3
     summary = convert(source, out, ConvertSettings(max_error_rate=0.15), workers=workers, resume=True)
-    assert (summary.samples, summary.left_out) == (17, 3)
+    assert (summary.index.n, summary.left_out) == (17, 3)
 
 
 def edit(path, old, new):

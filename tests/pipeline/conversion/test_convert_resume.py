@@ -62,7 +62,7 @@ def test_resuming_with_other_settings_is_refused_naming_what_differs(interrupted
 
 def test_settings_that_change_no_byte_may_change_on_resume(interrupted, picture_folder):
     settings = ConvertSettings(on_error="fail", max_error_rate=0.5)
-    assert convert(FolderSource(picture_folder), interrupted, settings, workers=2, resume=True).samples == 300
+    assert convert(FolderSource(picture_folder), interrupted, settings, workers=2, resume=True).index.n == 300
 
 
 def test_resuming_a_complete_conversion_touches_nothing(tmp_path, picture_folder):
@@ -70,7 +70,7 @@ def test_resuming_a_complete_conversion_touches_nothing(tmp_path, picture_folder
     first = convert(source, out, ConvertSettings(), workers=1, resume=True)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     second = convert(source, out, ConvertSettings(), workers=1, resume=True)
-    assert (first.seen, second.seen, second.samples) == (300, 0, 300)
+    assert (first.seen, second.seen, second.index.n) == (300, 0, 300)
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     with pytest.raises(DatasetExistsError, match="not converted with these settings"):
         convert(source, out, ConvertSettings(seed=1), workers=1, resume=True)

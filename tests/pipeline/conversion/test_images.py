@@ -208,7 +208,7 @@ def test_a_jpeg_larger_than_a_page_of_the_shard_is_encoded_again(draw):
 def test_what_is_stored_always_decodes_with_the_decoder_that_training_uses(draw):
     for image in (draw(7), draw(8).convert("CMYK"), draw(9, height=1, width=1), draw(10, height=3, width=900)):
         stored = to_stored(image, POLICY)
-        assert decodes(*stored)
+        assert decodes(*stored[:3])
 
 
 def test_a_picture_drawn_here_is_not_changed(draw):
@@ -225,4 +225,4 @@ def test_a_jpeg_that_only_pillow_forgives_is_encoded_again(draw):
     assert not decodes(stray, 24, 32)
     stored = to_stored(stray, POLICY)
     assert stored.jpeg != stray
-    assert decodes(*stored)
+    assert decodes(*stored[:3])

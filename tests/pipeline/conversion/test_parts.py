@@ -85,7 +85,7 @@ def test_parts_in_any_order_and_repeated_make_the_dataset_of_one_machine(
         part(with_bad_ones, tmp_path / "out", number, 3)
     summary = put_together(with_bad_ones, tmp_path / "out")
     assert digests(tmp_path / "out") == of_one_machine
-    assert (summary.samples, summary.left_out, summary.shards) == (220, 20, SHARDS)
+    assert (summary.index.n, summary.left_out, len(summary.index.shard_digests)) == (220, 20, SHARDS)
     assert os.listdir(tmp_path) == ["out"]
 
 
@@ -143,7 +143,7 @@ def test_missing_shards_are_named_and_nothing_is_published(with_bad_ones, tmp_pa
         put_together(with_bad_ones, tmp_path / "out")
     assert os.listdir(tmp_path) == [".out.partial"]
     part(with_bad_ones, tmp_path / "out", 2, 2)
-    assert put_together(with_bad_ones, tmp_path / "out").samples == 220
+    assert put_together(with_bad_ones, tmp_path / "out").index.n == 220
 
 
 def test_finishing_what_was_not_begun_is_an_error_that_says_how_to_begin(with_bad_ones, tmp_path):
@@ -262,7 +262,7 @@ def test_after_the_end_parts_and_finish_change_nothing(with_bad_ones, parts_done
     put_together(with_bad_ones, parts_done)
     before = digests(tmp_path)
     assert part(with_bad_ones, parts_done, 2, 2).shards_done == SHARDS
-    assert put_together(with_bad_ones, parts_done).samples == 220
+    assert put_together(with_bad_ones, parts_done).index.n == 220
     assert digests(tmp_path) == before
     assert os.listdir(tmp_path) == ["out"]
 
@@ -277,7 +277,7 @@ def test_an_output_that_others_made_is_replaced_at_the_finish_and_only_if_asked(
     assert json.loads((out / "dataset.json").read_text())["n"] == 300
     with pytest.raises(DatasetExistsError, match="--overwrite"):
         put_together(with_bad_ones, out)
-    assert put_together(with_bad_ones, out, overwrite=True).samples == 220
+    assert put_together(with_bad_ones, out, overwrite=True).index.n == 220
 
 
 def test_a_part_frees_the_space_of_killed_writers_and_of_no_others(with_bad_ones, tmp_path, monkeypatch):

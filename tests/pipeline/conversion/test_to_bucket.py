@@ -58,7 +58,7 @@ def part(with_bad_ones, out, number, count, settings=None, **options):
 
 def test_the_objects_are_the_files_of_a_local_dataset_byte_for_byte(with_bad_ones, out, local):
     summary = to_bucket(with_bad_ones, out)
-    assert (summary.samples, summary.left_out, summary.shards) == (220, 20, SHARDS)
+    assert (summary.index.n, summary.left_out, len(summary.index.shard_digests)) == (220, 20, SHARDS)
     assert contents(out) == local
 
 
@@ -75,7 +75,7 @@ def test_parts_make_the_same_dataset_and_are_done_once(with_bad_ones, out, local
     assert part(with_bad_ones, out, 1, 3).seen == 0
     part(with_bad_ones, out, 3, 3)
     for _ in range(2):
-        assert finish(FolderSource(with_bad_ones), out, ConvertSettings()).samples == 220
+        assert finish(FolderSource(with_bad_ones), out, ConvertSettings()).index.n == 220
     assert part(with_bad_ones, out, 1, 3).seen == 0
     assert contents(out) == local
 

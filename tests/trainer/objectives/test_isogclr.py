@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from thermopile.pipeline.dataset_index import Content
 from thermopile.trainer.objectives import Progress, create_objective
 
 START = Progress(step=0, steps_per_epoch=10)
@@ -121,3 +122,28 @@ def test_anchors_whose_s_is_far_above_this_batch_are_silent(mode, make_features,
     outcome, *_ = run(objective, features, state)
     for side in objective.sides:
         assert outcome.metrics[f"{side}/share_silent"].item() == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(("name", "mode", "of_captions"), [
+    ("isogclr", "bimodal", 1), ("fastclip_v2", "bimodal", 1), ("isogclr", "unimodal", 0),
+])  # fmt: skip
+def test_a_caption_or_picture_of_more_than_exp_minus_rho_of_all_samples_is_warned_of(name, mode, of_captions):
+    objective = create_objective(name, mode, rho=2.0)  # exp(-2) = 13.5 %
+    counted = {"samples": 1_000, "sharing_captions": 200, "caption_sample": 17, "copies": 200, "blank": 0}
+    below = Content(**counted, with_caption=135, most_copied=135)
+    assert objective.advice_on_repeats(below) == []
+    captions = objective.advice_on_repeats(below.model_copy(update={"with_caption": 136}))
+    assert len(captions) == of_captions
+    for advice in captions:
+        assert "13.6% of the dataset's samples have the caption of sample 17, more than exp(-rho) = 13.5%" in advice
+        assert advice.endswith("set objective.rho below log(1/share) = 2.00.")
+    (pictures,) = objective.advice_on_repeats(below.model_copy(update={"most_copied": 190}))
+    assert pictures.startswith("19.0% of the dataset's samples have the same picture, ")
+    assert pictures.endswith("= 1.66.")
+
+
+def test_a_dataset_without_repeats_gives_no_warning_however_large_rho_is():
+    nothing = Content(
+        samples=1_000, sharing_captions=0, with_caption=0, caption_sample=0, copies=0, most_copied=0, blank=0
+    )
+    assert create_objective("isogclr", "bimodal", rho=16.0).advice_on_repeats(nothing) == []

@@ -1,0 +1,167 @@
+"""What a conversion counts: captions that repeat, exact copies and blank pictures."""
+
+import shutil
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from counted import change_content
+from PIL import Image
+
+from thermopile.pipeline.conversion import content
+from thermopile.pipeline.conversion.convert import ConvertSettings, PartNumber, convert, convert_part, finish
+from thermopile.pipeline.dataset import Dataset
+from thermopile.pipeline.dataset_index import Content, read_index
+from thermopile.pipeline.errors import DatasetError
+from thermopile.pipeline.row_records import RECORD
+from thermopile.pipeline.sources.csv_source import CsvSource
+from thermopile.tools.cli import main
+
+from conversions import digests, many_shards
+
+HOSTILE = "\x1b[31mred" + " and so on" * 7
+PLAIN = ConvertSettings(context_length=64)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory, draw):
+    """A list of 46 samples; `first.csv` and `second.csv` have 30 and 16 of them.
+
+    One caption occurs 9 times, another 3 times; one picture 4 times, another twice; 4 pictures are blank.
+    """
+    root = tmp_path_factory.mktemp("repeats")
+    for i in range(40):
+        draw(i).save(root / f"{i}.png")
+    nearly = Image.new("RGB", (32, 24), (200, 3, 9))
+    nearly.putpixel((31, 23), (0, 250, 9))
+    for name, image in {
+        "clear.png": Image.new("RGBA", (32, 24), (5, 90, 5, 0)), "one.png": Image.new("RGB", (32, 24), (200, 3, 9)),
+        "kept.jpg": Image.new("RGB", (32, 24), (20, 30, 90)), "grey.jpg": Image.new("L", (32, 24), 77),
+        "nearly.png": nearly, "nearly.jpg": nearly,
+    }.items():  # fmt: skip
+        image.save(root / name)
+    files = [f"{i}.png" for i in range(36)] + ["7.png", "7.png", "8.png", "7.png"]
+    files += ["clear.png", "one.png", "kept.jpg", "grey.jpg", "nearly.png", "nearly.jpg"]
+    captions = [f"caption number {i}" for i in range(46)]
+    captions[0:45:5], captions[1:30:10] = [HOSTILE] * 9, ["twice told"] * 3
+    order = np.random.default_rng(0).permutation(46)
+    rows = [f"{files[i]},{captions[i]}" for i in order]
+    for name, some in (("all", rows), ("first", rows[:30]), ("second", rows[30:])):
+        (root / f"{name}.csv").write_text("\n".join(["filepath,title", *some]) + "\n")
+    return root
+
+
+EXPECTED = {"samples": 46, "sharing_captions": 12, "with_caption": 9, "copies": 4, "most_copied": 4, "blank": 4}
+
+
+def counts(path):
+    found = read_index(path).content.model_dump()
+    sample = found.pop("caption_sample")
+    captions = Dataset(path).column("caption").to_pylist()
+    assert sample == captions.index(HOSTILE)
+    return found
+
+
+def run(*arguments):
+    result = CliRunner().invoke(main, ["convert", *map(str, arguments)])
+    assert result.exit_code == 0, result.stderr
+    return result
+
+
+@pytest.fixture(scope="module")
+def converted(pictures):
+    run("csv", pictures / "first.csv", pictures / "out", "--context-length", 64)
+    return pictures / "out"
+
+
+@pytest.fixture
+def first(converted, tmp_path):
+    """The dataset of the first 30 samples."""
+    return shutil.copytree(converted, tmp_path / "out")
+
+
+def test_the_words_of_a_record_are_those_of_its_checksums():
+    offsets = {name: RECORD.fields[name][1] // 8 for name in ("jpeg_checksum", "tokens_checksum")}
+    assert tuple(offsets.values()) == (content._JPEG, content._TOKENS)
+    assert RECORD.itemsize == 64
+
+
+def test_counts_are_the_same_whatever_the_workers_and_parts_and_after_an_interruption(pictures, tmp_path, monkeypatch):
+    many_shards(monkeypatch, rows=10)
+    source = CsvSource(pictures / "all.csv")
+    convert(source, tmp_path / "one", PLAIN, workers=1)
+    assert (counts(tmp_path / "one"), Dataset(tmp_path / "one").shards) == (EXPECTED, 4)
+    convert(source, tmp_path / "two", PLAIN, workers=2)
+    convert_part(source, tmp_path / "parts", PLAIN, PartNumber(2, 2), workers=1)
+    shutil.copytree(tmp_path / ".parts.partial", tmp_path / ".resumed.partial")
+    convert(source, tmp_path / "resumed", PLAIN, workers=1, resume=True)
+    convert_part(source, tmp_path / "parts", PLAIN, PartNumber(1, 2), workers=1)
+    finish(source, tmp_path / "parts", PLAIN)
+    for other in ("two", "parts", "resumed"):
+        assert digests(tmp_path / other) == digests(tmp_path / "one")
+
+
+def test_an_append_counts_old_and_new_samples_together(pictures, first):
+    before = counts(first)
+    assert all(before[name] <= EXPECTED[name] for name in EXPECTED)
+    result = run("csv", pictures / "second.csv", first, "--append")
+    assert counts(first) == EXPECTED
+    assert result.stdout.count("share their caption") == 1  # not of the new ones alone
+    assert "share their caption with another: 12; " in result.stdout.split("46 samples with those appended")[1]
+
+
+def test_blank_pictures_that_an_earlier_version_converted_are_said_to_be_unknown(pictures, first):
+    change_content(first)
+    result = run("csv", pictures / "second.csv", first, "--append")
+    assert counts(first) == EXPECTED | {"blank": None}
+    assert "  blank pictures, of one colour: unknown, as an earlier version converted some samples" in result.stdout
+
+
+def test_the_summary_tells_them_with_the_caption_escaped_and_cut(pictures, tmp_path):
+    result = run("csv", pictures / "all.csv", tmp_path / "out", "--context-length", 64)
+    assert "\x1b" not in result.output
+    caption = "[U+001B][31mred" + " and so on" * 5 + " a…"
+    assert result.stdout.splitlines()[1:4] == [
+        f"  samples that share their caption with another: 12; the most frequent, “{caption}”, occurs 9 times",
+        "  exact copies of earlier pictures: 4; the most frequent picture occurs 4 times",
+        "  blank pictures, of one colour: 4",
+    ]
+
+
+def test_pictures_without_captions_share_none_and_the_summary_is_silent_where_nothing_repeats(pictures, tmp_path):
+    rows = (pictures / "all.csv").read_text().splitlines()
+    (pictures / "bare.csv").write_text("\n".join(row.partition(",")[0] for row in rows) + "\n")
+    run("csv", pictures / "bare.csv", tmp_path / "out", "--caption", "")
+    found = read_index(tmp_path / "out").content
+    assert found == Content(**EXPECTED | {"sharing_captions": 0, "with_caption": 0, "caption_sample": 0})
+    (pictures / "few.csv").write_text("filepath\n1.png\n2.png\n")
+    assert len(run("csv", pictures / "few.csv", tmp_path / "few", "--caption", "").stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("damaged", [lambda data: data[:-64], lambda data: data[:-3], lambda data: b""])
+def test_a_cut_shard_is_an_error_and_no_smaller_count(first, damaged):
+    file = first / "shards" / "shard-00000.rows"
+    file.write_bytes(damaged(file.read_bytes()))
+    with pytest.raises(DatasetError, match=r"the \.rows files beside .*shard-00000\.rows hold (29|0) samples, not 30"):
+        content.content_of([file], 30, pairs=True, blank=0)
+
+
+def test_counts_that_an_earlier_version_left_when_it_appended_are_not_those_of_all(first):
+    counted = read_index(first).content.model_dump()
+    change_content(first, counted)
+    assert read_index(first).content == Content(**counted)
+    change_content(first, counted | {"samples": 29})
+    assert read_index(first).content is None
+
+
+def test_the_fingerprint_does_not_depend_on_the_counts(first):
+    before = read_index(first).fingerprint
+    change_content(first)
+    assert (read_index(first).content, read_index(first).fingerprint) == (None, before)
+
+
+@pytest.mark.parametrize("found", [None, [], {"copies": 1}, EXPECTED | {"samples": 30, "caption_sample": "\x1b[2J"},
+                                   EXPECTED | {"samples": 30, "caption_sample": -1}])  # fmt: skip
+def test_damaged_counts_count_as_none(first, found):
+    change_content(first, found)
+    assert read_index(first).content is None

@@ -221,7 +221,7 @@ def serve(
     None: show neighbours only if the features are there.
     """
     from .serving.answers import NEIGHBOURS, Answers
-    from .serving.catalogue import Catalogue, open_catalogue
+    from .serving.catalogue import Catalogue, open_catalogue, with_margins
 
     refuse_other_dataset("--serve", RunDirectory(run), data)
     folder = _writable(run, to)
@@ -234,6 +234,9 @@ def serve(
     with closing(catalogue):
         features = (features_with_progress(inspection, folder, weights, allow_code) if neighbours
                     else _features_there(inspection, folder))  # fmt: skip
+        if features and features.sides == 2:
+            with task_bars() as on_progress:
+                catalogue = with_margins(catalogue, features, folder, on_progress)
         with _listening(Answers(inspection, catalogue, features, neighbours or NEIGHBOURS), port) as server:
             print_facts([("note", note) for note in inspection.notes])
             try:

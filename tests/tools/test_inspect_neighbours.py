@@ -179,6 +179,8 @@ def test_the_served_page_makes_the_features_first_and_shows_the_same_neighbours(
         found = seen[0]["neighbours"]
         rankings = [*found["nearest"].values(), *found["negatives"].values()]
         assert served_ids(told("neighbours/3")) == [ranking["sample_ids"] for ranking in rankings]
+        margins = [card["margin"] for card in told("samples?sort=margin")["samples"]]
+        assert margins == sorted(margins)
 
 
 def test_the_served_page_takes_the_features_that_are_there_and_makes_none(run, seen):

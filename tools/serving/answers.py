@@ -20,6 +20,7 @@ from ...pipeline.dataset_index import FINGERPRINT
 from ...pipeline.errors import DatasetError
 from ...state_store import StateReader
 from ...trainer.errors import ConfigError
+from ..inspection.confirmation import MAX_NEGATIVES
 from ..inspection.features_file import FeaturesFile
 from ..inspection.neighbours import ANCHORS, find_neighbours
 from ..inspection.run import Inspection
@@ -69,6 +70,8 @@ class Answers:
             "kinds": self._kinds,
             "classes": index.classes,
             "ranked": len(index.misfits) > 0,
+            "pairs": self._inspection.config.objective.mode == "bimodal",
+            "negatives": 0 if index.margin is None else min(MAX_NEGATIVES, index.samples),
             "pictures": self._inspection.dataset is not None,
             "neighbours": self._features is not None,
             "notes": [plain_text(note, 1000) for note in self._inspection.notes],
@@ -84,11 +87,14 @@ class Answers:
         """Return what the card of each sample shows."""
         index = self._catalogue
         texts = index.texts.of(sample_ids) if index.texts else [None] * len(sample_ids)
+        scored = [name.removesuffix("/log_s") for name in index.columns if name.endswith("/log_s")]
         return [
             {
                 "id": id,
                 "kind": SERVED_KINDS[index.kinds[id]],
                 "tau": {side: _number(index.columns[f"{side}/tau"][id]) for side in index.taus},
+                "log_s": {side: _number(index.columns[f"{side}/log_s"][id]) for side in scored},
+                "margin": None if index.margin is None else _number(index.margin[id]),
                 "caption": plain_text(text.caption, _LONGEST_ON_CARD) if text else "",
                 "class": plain_text(text.group) if text else "",
             }
@@ -152,6 +158,8 @@ class Answers:
 
     def views(self, sample_id: int, epoch: int) -> bytes:
         """Return two augmented views side by side as a PNG, as the run makes them. Raises as picture."""
+        from PIL import Image
+
         from ..sample_sheet import shown_samples  # imports torch and ffcv
 
         dataset, config = self._dataset(), self._inspection.config
@@ -159,7 +167,9 @@ class Answers:
             raise ConfigError(f"no such sample: {sample_id}")
         (shown,) = shown_samples(dataset, np.array([sample_id]), self._recipe(), seed=config.seed, epoch=epoch,
                                  image_size=config.data.image_size)  # fmt: skip
-        return _side_by_side([view.picture for view in shown.views])
+        file = BytesIO()
+        Image.fromarray(np.hstack([np.asarray(view.picture) for view in shown.views])).save(file, "PNG")
+        return file.getvalue()
 
     def selection(self, sample_ids: Any, tags: Any) -> bytes:
         """Return samples and their tags as a parquet file, by ascending id, which `train --select` reads.
@@ -199,16 +209,3 @@ def _number(value: float) -> float | None:
     """Return a number for JSON, which has no infinity: log s is -inf before the first visit."""
     value = float(value)
     return value if math.isfinite(value) else None
-
-
-def _side_by_side(pictures: Sequence[Any]) -> bytes:
-    from PIL import Image
-
-    width, height = sum(picture.width for picture in pictures), max(picture.height for picture in pictures)
-    sheet, left = Image.new("RGB", (width, height), "white"), 0
-    for picture in pictures:
-        sheet.paste(picture, (left, 0))
-        left += picture.width
-    file = BytesIO()
-    sheet.save(file, "PNG")
-    return file.getvalue()

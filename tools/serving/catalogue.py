@@ -1,7 +1,7 @@
 """The index of a run's samples, beside its report: state, ranks of tau, kinds and classes as arrays, texts in SQLite.
 
-RUN/report/index/ holds texts-…/ for the dataset and state-…/ for the snapshot served last, each a directory that is
-renamed into place once it is whole.
+RUN/report/index/ holds texts-…/ for the dataset, state-…/ for the snapshot served last, and margin-…/ for the features
+served last, each a directory that is renamed into place once it is whole.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from ...sealed_json import DamagedJSONError, seal_line, unseal
 from ...state_store.schema import VISITS
 from ...trainer.errors import RunError
 from ..inspection.correlation import NO_GROUP
+from ..inspection.features_file import FeaturesFile
 from ..inspection.groups import CLASS_COLUMN, TooManyGroupsError, codes_of
 from ..inspection.kinds import KIND_NAMES, read_rules
+from ..inspection.margins import margins
 from ..inspection.run import Inspection
 from ..inspection.state_blocks import read_blocks
 from .texts import Texts, damaged, write_texts
@@ -31,6 +33,7 @@ from .texts import Texts, damaged, write_texts
 INDEX = "index"
 _FORMAT = 1
 _TEXTS, _GROUPS, _ABOUT, _KIND, _MISFITS = "texts.sqlite", "class.npy", "about.json", "kind.npy", "misfits.npy"
+_MARGIN, _BY_MARGIN = "margin.npy", "by-margin.npy"
 _NOT_SELECTED = len(KIND_NAMES)
 SERVED_KINDS = (*KIND_NAMES, "not_selected")
 """Names of the kinds, by code; the last is for samples that the run does not train on."""
@@ -62,6 +65,10 @@ class Catalogue:
     """int32 [n]: places in `classes`, -1 without one."""
     texts: Texts | None
     """None without the dataset."""
+    margin: NDArray[np.float32] | None = None
+    """float32 [n], as `margins` makes them; None without features of pairs."""
+    by_margin: Ids | None = None
+    """uint32 [n]: ids by margin, lowest first."""
 
     @property
     def samples(self) -> int:
@@ -92,10 +99,35 @@ def open_catalogue(inspection: Inspection, folder: Path, on_progress: OnProgress
         with _made(of_texts) as being_made:
             write_texts(dataset, being_made / _TEXTS, lambda done: on_progress("indexing captions", done, dataset.n))
             _index_classes(inspection, being_made, on_progress)
-    for other in index.glob("state-*"):  # of snapshots served before
-        if other != of_state and not other.is_symlink():
-            shutil.rmtree(other)
+    _remove_older(of_state)
     return _opened(inspection, of_state, of_texts if dataset else None)
+
+
+def with_margins(catalogue: Catalogue, features: FeaturesFile, folder: Path, on_progress: OnProgress) -> Catalogue:
+    """Return the catalogue with the margins of features of pairs, which are indexed in RUN/report/index once.
+
+    folder: RUN/report, where `catalogue` was opened. Raises RunError if index or features are damaged,
+    NotRegularFileError.
+    """
+    count, of = features.samples, own_directory(folder / INDEX) / f"margin-{features.of.digest[:16]}"
+    about: dict[str, int | str] = {"samples": count, "digest": features.of.digest}
+    if not of.exists():
+        with _made(of) as being_made:
+            found = margins(features, lambda done: on_progress("comparing pairs with negatives", done, count))
+            _new(being_made / _MARGIN, np.float32, count)[:] = found
+            _new(being_made / _BY_MARGIN, np.uint32, count)[:] = np.argsort(found, kind="stable")
+            write_atomically(being_made / _ABOUT, seal_line({"format": _FORMAT, **about}))
+    _remove_older(of)
+    _check(of, about)
+    by_margin = _mapped(of / _BY_MARGIN, np.uint32, count)
+    return replace(catalogue, margin=_mapped(of / _MARGIN, np.float32, count), by_margin=by_margin)
+
+
+def _remove_older(part: Path) -> None:
+    """Remove the parts of snapshots or features served before this one."""
+    for other in part.parent.glob(f"{part.name.partition('-')[0]}-*"):
+        if other != part and not other.is_symlink():
+            shutil.rmtree(other)
 
 
 def _opened(inspection: Inspection, of_state: Path, of_texts: Path | None) -> Catalogue:

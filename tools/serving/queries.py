@@ -14,7 +14,7 @@ from ...trainer.errors import ConfigError
 from .catalogue import SERVED_KINDS, Catalogue, Ids
 from .texts import MAX_MATCHES
 
-Sort = Literal["coldest", "hottest", "misfits", "id"]
+Sort = Literal["coldest", "hottest", "misfits", "margin", "id"]
 
 
 class Query(NamedTuple):
@@ -64,23 +64,21 @@ class Finder:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        # Loads the compiled code for arrays as they are mapped, for which the first reader would wait.
-        for order in [*catalogue.coldest.values(), catalogue.misfits][:1]:
-            _among(order[:0], _ids_of(np.empty(0, np.bool_)) > 0)
+        # Loads the compiled code, for which the first reader would wait: for arrays as they are made, and as mapped.
+        for order in (np.zeros(1, np.uint32), np.frombuffer(bytes(4), np.uint32)):
+            _among(order, np.empty(0, np.bool_))
         self.find = lru_cache(maxsize=4)(self._find)  # up to 8 bytes a sample each
 
     def _find(self, query: Query) -> Found:
         """Raises ConfigError if the run has no such side, class or order, RunError if the index is damaged."""
         order = self._order(query)
         wanted, has_more = self._wanted(query)
-        if order is None:
-            order = np.arange(self._catalogue.samples, dtype=np.uint32) if wanted is None else _ids_of(wanted)
-        elif wanted is not None:
+        if wanted is not None:
             order = _among(order, wanted)
         return Found(order if query.sort != "hottest" else order[::-1], has_more)
 
-    def _order(self, query: Query) -> Ids | None:
-        """Return the ids in the asked order, those within the bounds of tau if it is by tau; None if it is by id."""
+    def _order(self, query: Query) -> Ids:
+        """Return the ids in the asked order, those within the bounds of tau if it is by tau."""
         index, side = self._catalogue, query.side or next(iter(self._catalogue.taus), "")
         by_tau = query.sort in ("coldest", "hottest")
         if side not in index.taus:
@@ -91,8 +89,12 @@ class Finder:
             if not len(index.misfits):
                 raise ConfigError("the run's state has no log s, which misfits are ranked by")
             return index.misfits
+        if query.sort == "margin":
+            if index.by_margin is None:
+                raise ConfigError("there are no features of pairs; for margins, start again with --neighbours 12")
+            return index.by_margin
         if not by_tau:
-            return None
+            return np.arange(index.samples, dtype=np.uint32)
         return index.coldest[side][slice(*self._places(query, side))]
 
     def _places(self, query: Query, side: str) -> tuple[int, int]:
@@ -128,21 +130,10 @@ class Finder:
 
 @compiled
 def _among(order: Ids, wanted: NDArray[np.bool_]) -> Ids:
-    """Return the ids of `order` that are wanted, in its order; wanted: bool by id."""
+    """Return the ids of `order` that are wanted, in its order; wanted: bool by id. Others lie in a damaged index."""
     found, count = np.empty(len(order), np.uint32), 0
     for id in order:
-        if wanted[id]:
+        if id < len(wanted) and wanted[id]:
             found[count] = id
             count += 1
     return found[:count].copy()
-
-
-@compiled
-def _ids_of(wanted: NDArray[np.bool_]) -> Ids:
-    """Return the ids that are wanted, ascending. np.flatnonzero takes 8 bytes for each, and a copy of 4."""
-    found, count = np.empty(wanted.sum(), np.uint32), 0
-    for id in range(len(wanted)):
-        if wanted[id]:
-            found[count] = id
-            count += 1
-    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from threading import Lock
@@ -100,32 +100,18 @@ def write_texts(dataset: Dataset, path: Path, on_progress: Callable[[int], None]
 
     Raises DatasetError.
     """
+    captions, first = CAPTIONS if dataset.index.format > 1 else CAPTION, 0
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
         # A file that is not whole is never read, so no journal is needed.
         file.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; {_MADE}")
-        for first, rows in _rows(dataset):
+        for table in dataset.tables(["key", captions, "group", "uri"], _ROWS_AT_ONCE):
+            keys, found, groups, uris = (column.to_pylist() for column in table.itercolumns())
+            lists = [each if isinstance(each, list) else [each] for each in found]
+            texts = ["\n".join(text for text in each if text) or None for each in lists]
+            rows = list(zip(range(first, dataset.n), keys, texts, groups, uris, strict=False))
             file.execute("BEGIN")
-            numbered = [(id, *texts) for id, texts in enumerate(rows, start=first)]
-            file.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", numbered)
-            file.executemany("INSERT INTO words (rowid, key, caption) VALUES (?, ?, ?)", [row[:3] for row in numbered])
+            file.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", rows)
+            file.executemany("INSERT INTO words (rowid, key, caption) VALUES (?, ?, ?)", [row[:3] for row in rows])
             file.execute("COMMIT")
-            on_progress(first + len(rows))
-
-
-def _rows(dataset: Dataset) -> Iterator[tuple[int, list[tuple[str | None, ...]]]]:
-    captions, first = CAPTIONS if dataset.index.format > 1 else CAPTION, 0
-    for table in dataset.tables(["key", captions, "group", "uri"], _ROWS_AT_ONCE):
-        lists = [found if isinstance(found, list) else [found] for found in table[captions].to_pylist()]
-        texts = ["\n".join(text for text in found if text) or None for found in lists]
-        yield (
-            first,
-            list(
-                zip(
-                    table["key"].to_pylist(),
-                    texts,
-                    *(table[name].to_pylist() for name in ("group", "uri")),
-                    strict=True,
-                )
-            ),
-        )
-        first += len(table)
+            first += len(table)
+            on_progress(first)

@@ -9,7 +9,7 @@ import pytest
 from thermopile.tools.inspection.features_file import FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.serving.answers import Answers
-from thermopile.tools.serving.catalogue import open_catalogue
+from thermopile.tools.serving.catalogue import open_catalogue, with_margins
 from thermopile.tools.serving.server import PageServer
 
 
@@ -45,8 +45,10 @@ def features(hostile_dataset, folder):
 
 
 @pytest.fixture(scope="session")
-def server(catalogued, features):
-    with serving(Answers(*catalogued, features, 5)) as server:
+def server(catalogued, features, folder):
+    inspection, catalogue = catalogued
+    catalogue = with_margins(catalogue, features, folder, lambda *_: None)
+    with serving(Answers(inspection, catalogue, features, 5)) as server:
         yield server
 
 

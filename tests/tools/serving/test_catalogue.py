@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from thermopile.files import NotRegularFileError
+from thermopile.tools.inspection.features_file import FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.kinds import KIND_NAMES
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.serving import texts as texts_module
-from thermopile.tools.serving.catalogue import open_catalogue
+from thermopile.tools.serving.answers import Answers
+from thermopile.tools.serving.catalogue import open_catalogue, with_margins
 from thermopile.tools.serving.queries import Finder, Query
 from thermopile.trainer.errors import ConfigError, RunError
 
@@ -75,6 +77,46 @@ def test_each_side_has_its_own_order(find, hostile_dataset):
 def test_misfits_are_ranked_by_log_s_of_both_sides(find):
     assert find(sort="misfits")[:3] == [4, 3, 0]
     assert find(sort="misfits", low=0.02, high=0.04) == [3, 0, 5]
+
+
+@pytest.fixture
+def pairs(hostile_dataset, tmp_path):
+    """Return a function of a digest's digit that writes features; picture i is that near to its caption: cos(0.2 + i / n)."""
+
+    def write(digit="0"):
+        n = hostile_dataset.n
+        angles, own = 0.2 + np.arange(n) / n, np.eye(n + 1, dtype=np.float32)
+        captions = own[:-1] * np.cos(angles)[:, None] + own[-1] * np.sin(angles)[:, None]
+        of = FeaturesOf(samples=n, checkpoint="step-5", weights="raw", digest=digit * 64)
+        write_features(tmp_path / "features", of, [np.stack([own[:-1], captions], axis=1).astype(np.float32)])
+        return FeaturesFile(tmp_path / "features")
+
+    return write
+
+
+def test_samples_come_by_margin_the_lowest_first(run, pairs, tmp_path):
+    plain = opened(run, tmp_path)
+    with pytest.raises(ConfigError, match="start again with --neighbours"):
+        Finder(plain).find(Query(sort="margin"))
+    features = pairs()
+    catalogue = with_margins(plain, features, tmp_path, lambda *_: None)
+    assert Finder(catalogue).find(Query(sort="margin")).sample_ids.tolist() == list(range(features.samples))[::-1]
+    assert Finder(catalogue).find(Query(sort="margin", high=0.03)).sample_ids.tolist() == [3, 2, 1, 0]
+    (card,) = Answers(read_run(run), catalogue).cards([3])
+    assert card["margin"] == pytest.approx(np.cos(0.2 + 3 / features.samples), abs=1e-3)
+    assert card["log_s"] == {"image": 4.0, "text": -9.0}
+
+
+def test_margins_are_indexed_once_and_again_for_other_features(run, pairs, tmp_path):
+    catalogue, done = opened(run, tmp_path), []
+    for digit in "001":
+        with_margins(catalogue, pairs(digit), tmp_path, lambda *work: done.append(work))
+    n = catalogue.samples
+    assert done == [("comparing pairs with negatives", n, n)] * 2
+    (part,) = (tmp_path / "index").glob("margin-*")  # that of the older features is gone
+    (part / "by-margin.npy").write_bytes(b"")
+    with pytest.raises(RunError, match=r"by-margin.npy is damaged.*Delete it, and it will be made again"):
+        with_margins(catalogue, pairs("1"), tmp_path, lambda *_: None)
 
 
 def test_words_are_found_in_captions_and_keys(find, hostile_dataset):
@@ -159,6 +201,16 @@ def test_a_damaged_index_is_one_error_that_names_the_file_and_the_cure(run, tmp_
     file.write_bytes(damage)
     with pytest.raises(RunError, match=r"is damaged.*Delete it, and it will be made again"):
         Finder(opened(run, tmp_path)).find(Query(words="a"))
+
+
+def test_ids_beyond_the_samples_in_an_index_are_not_looked_up(run, tmp_path):
+    opened(run, tmp_path).close()
+    (file,) = (tmp_path / "index").glob("state-*/misfits.npy")
+    ids = np.load(file)
+    ids[:3] = 2**32 - 1
+    np.save(file, ids)
+    found = Finder(opened(run, tmp_path)).find(Query(sort="misfits", kind="rare")).sample_ids
+    assert set(found) <= set(range(len(ids)))
 
 
 def test_an_index_of_another_run_is_refused(run, hostile_run, tmp_path):

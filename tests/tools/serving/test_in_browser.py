@@ -1,7 +1,9 @@
 """The served page in a real browser: all texts of the run are hostile, and nothing that they hold runs."""
 
 import pytest
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
 from thermopile.tools.inspection.neighbours import find_neighbours
@@ -87,7 +89,7 @@ def test_a_sample_opens_with_its_state_its_views_and_its_past(browser):
         assert words in said
     wait(browser, lambda: one(browser, "[alt='two augmented views']").get_property("naturalWidth"))
     assert all_of(browser, "dialog svg polyline")
-    one(browser, "dialog header button").click()
+    one(browser, "#close").click()
     wait(browser, lambda: not all_of(browser, "dialog[open]"))
 
 
@@ -113,11 +115,96 @@ def test_a_sample_has_its_neighbours_and_a_click_leads_on_to_one(browser, featur
     heads = "Nearest pictures", "Nearest captions", "captions for its picture", "pictures for its caption"
     assert all(head in shown.text for head, shown in zip(heads, all_of(browser, "#around h3"), strict=True))
     assert browser.execute_script("return dialog.scrollWidth <= dialog.clientWidth")
-    one(browser, "#around ol:last-of-type .open").click()
+    one(browser, "#around section:last-child .open").click()
     nearest = find_neighbours(features, lists[-1][0], 5, {}).nearest["pictures"]
     assert opened(browser, lists[-1][0])[0] == nearest.sample_ids.tolist()
     seen = "return [dialog.scrollTop, document.activeElement.textContent]"
     assert browser.execute_script(seen) == [0, "Close"]
+
+
+def test_neighbours_stand_above_the_facts_in_a_place_that_is_kept_for_them(browser):
+    facts = "return document.querySelector('#content dl')?.offsetTop"
+    browser.execute_script("compared = new Promise((free) => { window.free = free; }); look(0);")
+    before = wait(browser, lambda: browser.execute_script(facts))
+    assert one(browser, "#around").text == "comparing with all samples…"
+    browser.execute_script("free()")
+    opened(browser, 0)
+    assert browser.execute_script(facts) == before
+    parts = "return [...document.querySelector('#content').children].map((part) => part.id || part.localName)"
+    assert browser.execute_script(parts)[:3] == ["div", "around", "dl"]
+
+
+def press(browser, *keys):
+    for key in keys:
+        ActionChains(browser).send_keys(key).perform()
+        wait(browser, lambda: browser.execute_script("return stepping === null"))
+
+
+def shown(browser):
+    return browser.execute_script("return [document.querySelector('#title').textContent, start]")
+
+
+def test_keys_go_on_to_the_samples_found_over_pages_and_stop_at_the_ends(browser, hostile_dataset):
+    search(browser, sort="id")
+    one(browser, ".card .open").click()
+    opened(browser, 0)
+    assert f"1 of {hostile_dataset.n} found; keys ← → or k j" in one(browser, "#place-found").text
+    press(browser, Keys.ARROW_LEFT)
+    assert (shown(browser), one(browser, "#place-found").text) == (["Sample 0", 0], "This is the first sample found.")
+    press(browser, Keys.ARROW_RIGHT, "j", "j", "k", Keys.ARROW_LEFT)
+    assert shown(browser) == ["Sample 1", 0]
+    browser.execute_script("look(59)")
+    opened(browser, 59)
+    press(browser, Keys.ARROW_RIGHT)
+    assert shown(browser) == ["Sample 60", 60]
+    press(browser, Keys.ARROW_LEFT)
+    assert shown(browser) == ["Sample 59", 0]
+    press(browser, *["j"] * 7)
+    assert (shown(browser), one(browser, "#place-found").text) == (["Sample 65", 60], "This is the last sample found.")
+    one(browser, "#previous").click()
+    opened(browser, 64)
+    press(browser, Keys.ENTER)
+    opened(browser, 63)  # the focus stays on the button
+    one(browser, "#close").click()
+    focused = "return document.activeElement.querySelector('img')?.alt"
+    wait(browser, lambda: browser.execute_script(focused) == "sample 63")
+
+
+def test_from_a_neighbour_keys_lead_back_to_the_samples_found(browser):
+    search(browser, words="family", sort="id")
+    first, second = browser.execute_script("return shown.map(({ id }) => id).slice(0, 2)")
+    browser.execute_script("look(arguments[0])", first)
+    opened(browser, first)
+    other = browser.execute_script("return [...Array(66).keys()].find((id) => placeOf(id) < 0)")
+    for key, id in ((Keys.ARROW_LEFT, first), (Keys.ARROW_RIGHT, second)):
+        browser.execute_script("look(arguments[0])", other)
+        opened(browser, other)
+        press(browser, key)
+        opened(browser, id)
+
+
+def test_keys_with_others_in_fields_or_in_a_list_of_neighbours_open_no_sample(browser):
+    one(browser, "[name=words]").send_keys("jk", Keys.ARROW_LEFT)
+    assert one(browser, "[name=words]").get_property("value") == "jk"
+    assert not all_of(browser, "dialog[open]")
+    browser.execute_script("look(shown[1].id)")
+    wait(browser, lambda: all_of(browser, "#around ol"))
+    title = shown(browser)
+    ActionChains(browser).key_down(Keys.SHIFT).send_keys(Keys.ARROW_RIGHT).key_up(Keys.SHIFT).perform()
+    browser.execute_script("document.querySelector('#around .open').focus()")
+    press(browser, Keys.ARROW_RIGHT)
+    assert shown(browser) == title
+
+
+def test_cards_have_log_s_and_the_margin_and_can_be_ordered_by_it(browser):
+    search(browser, sort="margin")
+    margins = browser.execute_script("return shown.map(({ margin }) => margin)")
+    assert margins == sorted(margins)
+    figures = [line.text for line in all_of(browser, ".card:first-child > small")]
+    assert figures[1:3] == ["log s image 0, text 0", f"margin {float(f'{margins[0]:.4g}'):g}"]
+    titles = [line.get_attribute("title") for line in all_of(browser, ".card:first-child > small")]
+    assert titles[1] == "above 0, the negatives outweigh the positive pair"
+    assert titles[2] == "cosine of the pair minus that of the hardest of 66 random negatives"
 
 
 def test_hostile_captions_of_neighbours_are_only_words(browser):
@@ -136,6 +223,8 @@ def test_without_features_a_sample_says_how_to_get_neighbours(open_page, server_
     one(browser, ".card .open").click()
     wait(browser, lambda: all_of(browser, "dialog[open] #around"))
     assert "start again with --serve --neighbours 12" in one(browser, "#around").text
+    told = "return [fields.sort.options[3].textContent, fields.sort.options[3].disabled]"
+    assert browser.execute_script(told) == ["lowest margin: needs --neighbours", True]
 
 
 def test_what_is_selected_stays_selected_with_its_tag(browser):

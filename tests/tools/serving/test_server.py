@@ -115,6 +115,7 @@ def test_the_run_is_told_with_what_there_is_to_choose_from(told, hostile_dataset
     assert about["sides"] == ["image", "text"]
     assert sum(about["kinds"].values()) == hostile_dataset.n
     assert about["kinds"] == {"too_few_visits": hostile_dataset.n}  # one visit each; kinds of no sample are left out
+    assert (about["pairs"], about["negatives"]) == (True, hostile_dataset.n)
     assert about["classes"] == sorted({group for group in hostile_dataset.column("group").to_pylist() if group})
 
 

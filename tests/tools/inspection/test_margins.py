@@ -1,0 +1,39 @@
+"""Margins of pairs by their features, against plain numpy."""
+
+import numpy as np
+import pytest
+
+from thermopile.tools.inspection import margins as module
+from thermopile.tools.inspection.features_file import ROWS_AT_ONCE, FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.margins import margins
+
+N = ROWS_AT_ONCE + 200
+
+
+@pytest.fixture
+def features(tmp_path):
+    rows = np.random.default_rng(1).normal(size=(N, 2, 8)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=2, keepdims=True)
+    of = FeaturesOf(samples=N, checkpoint="step-5", weights="raw", digest="0" * 64)
+    write_features(tmp_path / "features", of, [rows])
+    return FeaturesFile(tmp_path / "features")
+
+
+def plain_margins(features, negatives):
+    pictures, captions = features.rows(np.arange(features.samples)).transpose(1, 0, 2)
+    cosine = pictures @ captions.T
+    others = cosine + np.where(np.eye(len(cosine)), -np.inf, 0)
+    hardest = np.maximum(others[:, negatives].max(1), others[negatives].max(0))
+    return cosine.diagonal() - hardest
+
+
+def test_a_margin_is_the_cosine_of_the_pair_minus_that_of_its_hardest_negative_of_both_sides(features):
+    np.testing.assert_allclose(margins(features), plain_margins(features, np.arange(N)), atol=1e-6)
+
+
+def test_where_samples_are_many_all_are_compared_with_the_same_random_ones(features, monkeypatch):
+    monkeypatch.setattr(module, "MAX_NEGATIVES", 300)
+    drawn = np.random.default_rng(module._SEED).choice(N, 300, replace=False)
+    done = []
+    np.testing.assert_allclose(margins(features, done.append), plain_margins(features, drawn), atol=1e-6)
+    assert done == [ROWS_AT_ONCE, N]

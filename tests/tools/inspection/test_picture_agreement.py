@@ -97,4 +97,4 @@ def test_pale_rings_of_other_radii_do_not_agree_though_they_hardly_differ_in_gre
     if level > 200:
         assert (compared.difference <= MAX_DIFFERENCE).all()
     copies = [encoded(magnified(one, 1.03), 80) for one in first]
-    assert agreement(prepared(*first), prepared(*copies)).same.all() or level == 0
+    assert level == 0 or agreement(prepared(*first), prepared(*copies)).same.all()  # black ones differ too much

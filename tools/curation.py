@@ -49,8 +49,8 @@ class CurationRules:
     misfits: int | None = None
     """Drop at most this many misfits, those with the highest log s first."""
     per_cluster: int | None = None
-    """Keep at most this many samples of each cluster of duplicates, those with the lowest log s: they fit their
-    captions best. Samples with too few visits go first; without log s, the lowest ids stay."""
+    """Keep at most this many samples of each cluster of duplicates: its representative, then those with the lowest
+    log s, which fit their captions best. Samples with too few visits go first; without log s, the lowest ids stay."""
     per_class: int | None = None
     """Keep at most this many samples of each class, drawn at random."""
     class_column: str = CLASS_COLUMN
@@ -133,7 +133,7 @@ def curate(
     if rules.per_cluster:
         alive = reasons[clusters.sample_ids] == KEPT
         ids, of = clusters.sample_ids[alive], clusters.cluster[alive]
-        reasons[ids[_beyond(rules.per_cluster, of, state.score[ids])]] = DUPLICATE
+        reasons[ids[_beyond(rules.per_cluster, of, np.where(ids == of, -np.inf, state.score[ids]))]] = DUPLICATE
     if rules.per_class:
         codes, names = codes_of(
             dataset, rules.class_column, lambda done: on_progress("reading classes", done, dataset.n)

@@ -29,8 +29,9 @@ from .inspection.findings import (
 )
 from .inspection.neighbours import ANCHORS, Neighbours, find_neighbours
 from .inspection.predicted import refuse_other_dataset
+from .inspection.representatives import read_scores
 from .inspection.rows_export import check_target, export_rows
-from .inspection.run import Inspection, read_run
+from .inspection.run import Inspection
 from .inspection.run_features import features_with_progress, open_features
 from .inspection.samples import Sample, read_histories, read_samples
 from .inspection.survey import Survey
@@ -169,8 +170,9 @@ def report_duplicates(
     run: Place, at: str, weights: Weights | None, allow_code: bool, data: Place | None, to: Path | None, as_json: bool
 ) -> None:
     """Look for duplicates, write them as rows, and print a summary and write a page, or print JSON."""
+    refuse_other_dataset("--duplicates", RunDirectory(run), data)
     folder = _writable(run, to)
-    inspection = read_run(RunDirectory(run), at=at, data=data)
+    inspection, score = read_again(read_scores, run, at, data)
     if (dataset := inspection.dataset) is None:
         raise RunError(f"duplicates need the run's dataset. {' '.join(inspection.notes)}")
     folder.mkdir(exist_ok=True)
@@ -178,7 +180,7 @@ def report_duplicates(
     if dataset.index.format == 1:
         inspection.notes.append("The dataset has format 1, without checksums: exact copies are reported as near ones.")
     with task_bars() as show:
-        found = find_duplicates(dataset, features, folder, show)
+        found = find_duplicates(dataset, features, score, folder, show)
     rows = folder / DUPLICATES
     write_duplicates(rows, found, dataset.index.fingerprint)
     if as_json:

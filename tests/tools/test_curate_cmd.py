@@ -14,7 +14,7 @@ from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.selection import Selection
 from thermopile.tools.cli import main
-from thermopile.tools.inspection.duplicates import Duplicates, write_duplicates
+from thermopile.tools.inspection.duplicates import REASONS, Duplicates, write_duplicates
 from thermopile.tools.inspection.picture_agreement import Agreement
 from thermopile.tools.inspection.similar_pairs import Pairs
 from thermopile.trainer.build import resolve
@@ -26,7 +26,8 @@ FITTING = -2.0
 MISFITS = {7: 3.0, 40: 1.0, 3: 2.0}
 """Sample -> log s of its picture; that of its caption is 0."""
 STUCK, NEW = 12, 13
-PAIRS = ((20, 21), (20, 22), (3, 30), (50, 51))
+PAIRS = ((20, 21, 22), (20, 22, 22), (3, 30, 3), (50, 51, 51), (21, 51, -1))
+"""Duplicates and the sample that represents both, if there is one."""
 
 
 def thermopile(*words):
@@ -58,11 +59,11 @@ def run(written, tmp_path):
 
 @pytest.fixture
 def duplicates(run, hostile_dataset):
-    """The duplicates that `inspect` would have found: clusters of 3, 2 and 2."""
-    first, second = np.array(PAIRS).T
+    """The duplicates that `inspect` found at an earlier snapshot: clusters of 3, 2 and 2, and a pair across two."""
+    first, second, cluster = np.array(PAIRS).T
     count, ones = len(PAIRS), np.ones(len(PAIRS), np.float32)
-    pairs, cluster = Pairs(first, second, ones), first.copy()
-    found = Duplicates(pairs, np.zeros(count, bool), Agreement(ones, ones), cluster, count, hostile_dataset.n)
+    reason = np.full(count, REASONS.index("near"), np.int8)
+    found = Duplicates(Pairs(first, second, ones), reason, Agreement(ones, ones), cluster, count, hostile_dataset.n)
     run.report.mkdir()
     write_duplicates(run.report / "duplicates.parquet", found, hostile_dataset.index.fingerprint)
     return run.report / "duplicates.parquet"
@@ -101,8 +102,8 @@ def test_the_misfits_of_the_highest_rank_are_dropped_and_neither_stuck_nor_new_s
 
 
 @pytest.mark.usefixtures("duplicates")
-@pytest.mark.parametrize(("most", "thinned"), [(1, {20: 20, 22: 20, 3: 3, 50: 50}), (2, {22: 20})])
-def test_of_a_cluster_those_that_fit_best_are_kept_and_of_equal_ones_the_first(curate, most, thinned):
+@pytest.mark.parametrize(("most", "thinned"), [(1, {20: 22, 21: 22, 30: 3, 50: 51}), (2, {20: 22})])
+def test_of_a_cluster_the_representative_is_kept_then_those_that_fit_best(curate, most, thinned):
     _, _, dropped = curate.done("--thin", most)
     assert dropped == {id: reason("duplicate", cluster=cluster) for id, cluster in thinned.items()}
 
@@ -115,8 +116,8 @@ def test_a_duplicate_with_too_few_visits_goes_before_one_that_is_known_to_fit_le
     log_s[[20, 21, 50]], visits[[21, 50, 51]] = (2, -5, -5), (4, 0, 0)
     other = write_state(run.path.with_name("other"), hostile_dataset, {"image/log_s": log_s}, visits)
     other.state.rename(run.state)
-    _, _, dropped = curate.done("--thin", 1)
-    assert sorted(dropped) == [20, 21, 30, 51]
+    _, _, dropped = curate.done("--thin", 2)
+    assert sorted(dropped) == [21]
 
 
 @pytest.mark.usefixtures("duplicates")
@@ -124,7 +125,7 @@ def test_a_sample_has_one_reason_and_the_rest_of_its_cluster_stays(curate):
     _, _, dropped = curate.done("--drop-misfits", 2, "--thin", 1)
     assert dropped[3] == reason("misfit", rank=2)
     assert 30 not in dropped
-    assert sorted(dropped) == [3, 7, 20, 22, 50]
+    assert sorted(dropped) == [3, 7, 20, 21, 50]
 
 
 def test_a_class_is_capped_at_random_and_samples_without_one_stay(curate, hostile_dataset):
@@ -284,6 +285,9 @@ def test_lists_of_another_dataset_and_damaged_ones_are_refused(curate, duplicate
         assert_one_line(curate("--thin", 1), 1, "its ids are not whole numbers")
     pq.write_table(table.replace_schema_metadata({b"thermopile.dataset_fingerprint": b"\xff"}), duplicates)
     assert_one_line(curate("--thin", 1), 1, "it is not of the dataset")
+    old = table.schema.metadata | {b"thermopile.threshold.correlation": b"0.98"}
+    pq.write_table(table.replace_schema_metadata(old), duplicates)
+    assert_one_line(curate("--thin", 1), 1, "another version made it, by other thresholds")
     duplicates.write_bytes(duplicates.read_bytes()[:-9])
     assert_one_line(curate("--thin", 1), 1, "duplicates.parquet cannot be used")
     duplicates.rename(tmp_path / "elsewhere")

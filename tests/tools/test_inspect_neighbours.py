@@ -230,10 +230,10 @@ def test_without_a_checkpoint_or_the_dataset_there_are_no_neighbours(run, hostil
 def test_duplicates_are_written_as_rows_and_shown_with_thresholds(run):
     done = inspect(run, "--duplicates")
     assert done.exit_code == 0, done.output
-    assert "correlation ≥ 0.98 and difference ≤ 1.9 grey levels" in done.stdout
+    assert "correlation ≥ 0.995 and difference ≤ 1.9 grey levels" in done.stdout
     assert done.stdout.splitlines()[-2:] == [str(run.report / f"duplicates.{kind}") for kind in ("parquet", "html")]
     pairs = pq.read_table(run.report / "duplicates.parquet")
     seen = json.loads(inspect(run, "--duplicates", "--json").stdout)
-    assert seen["exact_pairs"] + seen["near_pairs"] == len(pairs)
-    assert seen["thresholds"] == {"similarity": 0.9, "correlation": 0.98, "difference": 1.9}
+    assert sum(seen[f"{reason}_pairs"] for reason in ("exact", "near", "blank")) == len(pairs)
+    assert seen["thresholds"] == {"similarity": 0.9, "correlation": 0.995, "difference": 1.9}
     assert "Figures</h2>" in (run.report / "duplicates.html").read_text("utf-8")

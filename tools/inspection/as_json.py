@@ -85,10 +85,9 @@ def samples_to_json(
 
 def duplicates_to_json(inspection: Inspection, found: Duplicates, rows: Path) -> dict[str, Any]:
     """Return what `inspect --duplicates` found; the pairs are in the file `rows`."""
-    exact = int(found.is_exact.sum())
     return {
         "run": str(inspection.run.path.resolve()), "snapshot": _snapshot(inspection), "samples": found.samples,
-        "exact_pairs": exact, "near_pairs": len(found.is_exact) - exact, "clusters": len(found.sizes),
+        **{f"{reason}_pairs": count for reason, count in found.counts.items()}, "clusters": len(found.sizes),
         "copies": sum(found.sizes.values()) - len(found.sizes), "compared": found.compared,
         "thresholds": dict(THRESHOLDS), "pairs": str(rows), "notes": inspection.notes,
     }  # fmt: skip

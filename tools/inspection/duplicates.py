@@ -1,4 +1,4 @@
-"""Duplicates among a run's samples: exact copies, and near ones whose pixels agree once aligned."""
+"""Duplicates among a run's samples: exact copies, near ones whose pixels agree once aligned, and blank pictures."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -16,16 +17,20 @@ from ...files import open_regular, refuse_link, written_aside
 from ...pipeline.dataset import Dataset
 from ...pipeline.dataset_index import FINGERPRINT
 from ...trainer.errors import RunError
-from .exact_copies import exact_copies
+from .exact_copies import blank_pictures, exact_copies
 from .features_file import FeaturesFile
 from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, NO_AGREEMENT, Agreement, agreement, prepare
+from .representatives import Star, represent, star
 from .similar_pairs import MIN_SIMILARITY, NO_PAIRS, Pairs, similar_pairs
 
 DUPLICATES = "duplicates.parquet"
 """Name of the file in RUN/report."""
 THRESHOLDS = {"similarity": MIN_SIMILARITY, "correlation": MIN_CORRELATION, "difference": MAX_DIFFERENCE}
 """What near duplicates keep to: at least, at least, at most."""
-EXACT, NEAR = "exact", "near"
+_METADATA = {f"thermopile.threshold.{name}".encode(): str(value).encode() for name, value in THRESHOLDS.items()}
+EXACT, NEAR, BLANK = range(3)
+REASONS = ("exact", "near", "blank")
+"""By code."""
 _PAIRS_AT_ONCE = 256
 MAX_PAIRS = 1 << 28
 """Read from a file: some gigabytes of memory."""
@@ -40,7 +45,7 @@ class Clusters(NamedTuple):
     sample_ids: NDArray[np.int64]
     """int64 [m], ascending."""
     cluster: NDArray[np.int64]
-    """int64 [m]: the lowest id of the cluster of each."""
+    """int64 [m]: the representative of each, which is the same for all of a cluster."""
 
 
 NO_CLUSTERS = Clusters(np.empty(0, np.int64), np.empty(0, np.int64))
@@ -51,15 +56,21 @@ class Duplicates:
     """Pairs of duplicates, sorted by cluster and ids. Arrays have one element per pair."""
 
     pairs: Pairs
-    """similarity: NaN for exact copies, whose features need no comparison."""
-    is_exact: NDArray[np.bool_]
+    """similarity: NaN for exact copies and blank pictures, whose features need no comparison."""
+    reason: NDArray[np.int8]
+    """Places in REASONS. Exact copies and blank pictures are in pairs with their representative only."""
     agreement: Agreement
-    """How well the aligned pictures agree; exact copies have correlation 1 and difference 0."""
+    """How well the aligned pictures agree; 1 and 0 for exact copies, NaN for blank pictures."""
     cluster: NDArray[np.int64]
-    """Lowest sample id of the cluster: samples connected by pairs."""
+    """Id of the sample that represents both; -1, last, if they have different representatives."""
     compared: int
     """Candidates whose pixels were compared."""
     samples: int
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Return the number of pairs by reason."""
+        return dict(zip(REASONS, np.bincount(self.reason, minlength=len(REASONS)).tolist(), strict=True))
 
     @property
     def sizes(self) -> dict[int, int]:
@@ -71,40 +82,56 @@ class Duplicates:
         return dict(zip(names[order].tolist(), counts[order].tolist(), strict=True))
 
     def members(self, clusters: list[int]) -> dict[int, list[int]]:
-        """Return the ids of the samples of these clusters, ascending."""
+        """Return the ids of the samples of these clusters: the representative, then the others, ascending."""
         ids, of = _members(self.pairs.first, self.pairs.second, self.cluster)
-        return {cluster: ids[of == cluster].tolist() for cluster in clusters}
+        return {cluster: [cluster, *ids[(of == cluster) & (ids != cluster)].tolist()] for cluster in clusters}
 
 
 def find_duplicates(
-    dataset: Dataset, features: FeaturesFile, scratch: Path,
+    dataset: Dataset, features: FeaturesFile, score: NDArray[np.float32], scratch: Path,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> Duplicates:  # fmt: skip
     """Look for duplicates among all samples.
 
     Exact copies have the same JPEG. Near duplicates are similar by their features and agree in their pixels but for a
     scale of a few per cent, a shift, brightness, contrast and encoding: a correlation of MIN_CORRELATION or more and a
-    difference of at most MAX_DIFFERENCE. Memory: 9 bytes per sample, and 40 per pair found. scratch: a directory.
+    difference of at most MAX_DIFFERENCE. Blank pictures, of one colour, are duplicates of each other alone.
+    score: float32 [n], the lowest of duplicates represents the others; if empty, ids decide. scratch: a directory.
+    Memory: 13 bytes per sample, and 40 per pair found.
     Raises DatasetError, RunError, OSError, ConfigError as similar_pairs. A dataset of format 1 has no exact copies.
     """
     n = dataset.n
+    score = score if len(score) else np.zeros(n, np.float32)
     copies, originals = np.empty(0, np.int64), np.empty(0, np.int64)
     if dataset.index.format > 1:
         copies, originals = exact_copies(dataset, lambda done: on_progress("checksums", done, 2 * n))
-    is_copy = np.zeros(n, np.bool_)
-    is_copy[copies] = True
+    flat = blank_pictures(dataset, lambda done: on_progress("blank pictures", done, n))
+    blank = star(flat, np.zeros(len(flat), np.int64), score)
+    left_out = np.zeros(n, np.bool_)
+    left_out[flat] = True
+    copies, originals = copies[~left_out[copies]], originals[~left_out[copies]]
+    firsts = np.unique(originals)
+    exact = star(np.concatenate([firsts, copies]), np.concatenate([firsts, originals]), score)
+    left_out[exact[0]] = True
     near, agreed, compared = [NO_PAIRS], [NO_AGREEMENT], 0
     with Thumbnails(dataset) as thumbnails:
-        for done, candidates in similar_pairs(features, is_copy, scratch):
+
+        def confirmed(candidates: Pairs) -> Pairs:
+            nonlocal compared
+            before = len(near)
             for start in range(0, len(candidates.first), _PAIRS_AT_ONCE):
                 pairs = candidates.of(np.arange(start, min(start + _PAIRS_AT_ONCE, len(candidates.first))))
                 found = agreement(*thumbnails.of(pairs))
                 near.append(pairs.of(found.same))
                 agreed.append(found.of(found.same))
             compared += len(candidates.first)
+            return Pairs.joined([NO_PAIRS, *near[before:]])
+
+        for done, candidates in similar_pairs(features, left_out, scratch):
+            confirmed(candidates)
             on_progress("similar pictures", done, n)
-    exact = Pairs(originals, copies, np.full(len(copies), np.nan, np.float32))
-    return _sorted(exact, Pairs.joined(near), Agreement.joined(agreed), compared, n)
+        representative = represent(Pairs.joined(near), score, features, confirmed)
+    return _sorted(exact, blank, Pairs.joined(near), Agreement.joined(agreed), representative, compared)
 
 
 class Thumbnails:
@@ -134,37 +161,31 @@ class Thumbnails:
         self._maker.close()
 
 
-def _sorted(exact: Pairs, near: Pairs, agreed: Agreement, compared: int, samples: int) -> Duplicates:
+def _sorted(
+    exact: Star, blank: Star, near: Pairs, agreed: Agreement, representative: NDArray[np.int64], compared: int
+) -> Duplicates:
+    samples = len(representative)
     # An index may find a pair from both ends.
     _, once = np.unique(near.first * samples + near.second, return_index=True)
-    perfect = Agreement(np.ones(len(exact.first), np.float32), np.zeros(len(exact.first), np.float32))
-    pairs, agreed = Pairs.joined([exact, near.of(once)]), Agreement.joined([perfect, agreed.of(once)])
-    cluster = clusters(pairs.first, pairs.second)
-    order = np.lexsort((pairs.second, pairs.first, cluster))
-    is_exact = np.arange(len(cluster)) < len(exact.first)
-    return Duplicates(pairs.of(order), is_exact[order], agreed.of(order), cluster[order], compared, samples)
-
-
-def clusters(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each pair the lowest id of its cluster, int64 [pairs]: samples connected through pairs."""
-    from scipy.sparse import coo_array  # late, as few inspections need it
-    from scipy.sparse.csgraph import connected_components
-
-    ids, places = np.unique(np.concatenate([first, second]), return_inverse=True)
-    if not len(ids):
-        return np.empty(0, np.int64)
-    one, other = places.reshape(2, -1)
-    graph = coo_array((np.ones(len(one), np.int8), (one, other)), shape=(len(ids), len(ids)))
-    _, label = connected_components(graph, directed=False)
-    lowest = np.full(label.max() + 1, np.iinfo(np.int64).max)
-    np.minimum.at(lowest, label, ids)
-    return np.asarray(lowest[label[one]])
+    ends = np.concatenate([exact, blank, [near.first[once], near.second[once]]], axis=1)
+    reason = np.repeat(np.array([EXACT, BLANK, NEAR], np.int8), [len(exact[0]), len(blank[0]), len(once)])
+    figures = np.full((3, len(reason)), np.nan, np.float32)
+    figures[1:, reason == EXACT] = [[1], [0]]
+    figures[:, reason == NEAR] = np.stack([near.similarity, *agreed])[:, once]
+    # Those that are no candidates are represented as the second one of their pair.
+    one, other = np.where(reason == NEAR, representative[ends], representative[ends[1]])
+    cluster = np.where(one == other, one, -1)
+    first, second = np.sort(ends, axis=0)
+    order = np.lexsort((second, first, cluster, cluster < 0))
+    pairs = Pairs(first, second, figures[0]).of(order)
+    return Duplicates(pairs, reason[order], Agreement(*figures[1:]).of(order), cluster[order], compared, samples)
 
 
 def _members(first: NDArray[np.int64], second: NDArray[np.int64], cluster: NDArray[np.int64]) -> Clusters:
-    """Return the samples in pairs, and their clusters."""
-    ids, places = np.unique(np.concatenate([first, second]), return_index=True)
-    return Clusters(ids, np.tile(cluster, 2)[places])
+    """Return the samples in pairs of a cluster, and their clusters."""
+    is_in_one = cluster >= 0
+    ids, places = np.unique(np.concatenate([first[is_in_one], second[is_in_one]]), return_index=True)
+    return Clusters(ids, np.tile(cluster[is_in_one], 2)[places])
 
 
 def read_clusters(path: Path, dataset: Dataset) -> Clusters:
@@ -178,6 +199,7 @@ def read_clusters(path: Path, dataset: Dataset) -> Clusters:
             if parquet.metadata.num_rows > MAX_PAIRS:
                 raise _unusable(path, f"it has {parquet.metadata.num_rows:,} pairs, more than {MAX_PAIRS:,}")
             table = parquet.read(columns=["cluster", "first_id", "second_id"])
+        table = table.filter(pc.is_valid(table["cluster"]))
         columns = [column.to_numpy() for column in table.columns]
     except FileNotFoundError:
         raise RunError(f"{path} does not exist; make it with `thermopile inspect RUN --duplicates`") from None
@@ -185,10 +207,13 @@ def read_clusters(path: Path, dataset: Dataset) -> Clusters:
         raise _unusable(path, " ".join(str(error).split())[:200]) from error
     if table.schema.types != [pa.int64()] * 3 or any(column.null_count for column in table.columns):
         raise _unusable(path, "its ids are not whole numbers")
-    if (table.schema.metadata or {}).get(FINGERPRINT.encode()) != dataset.index.fingerprint.encode():
+    metadata = table.schema.metadata or {}
+    if metadata.get(FINGERPRINT.encode()) != dataset.index.fingerprint.encode():
         raise _unusable(path, f"it is not of the dataset {dataset.place}")
     if any(len(column) and not 0 <= column.min() <= column.max() < dataset.n for column in columns):
         raise _unusable(path, f"it names samples that {dataset.place} does not have")
+    if not _METADATA.items() <= metadata.items():
+        raise _unusable(path, "another version made it, by other thresholds")
     cluster, first, second = columns
     return _members(first, second, cluster)
 
@@ -199,13 +224,14 @@ def _unusable(path: Path, why: str) -> RunError:
 
 def write_duplicates(path: Path, found: Duplicates, fingerprint: str) -> None:
     """Write one row per pair as Parquet, atomically; docs/formats.md describes the columns. Raises OSError."""
-    reasons = np.where(found.is_exact, EXACT, NEAR)
-    similarity = pa.array(found.pairs.similarity, pa.float32(), mask=found.is_exact)
+    near, blank = found.reason == NEAR, found.reason == BLANK
     table = pa.table({
-        "cluster": found.cluster, "first_id": found.pairs.first, "second_id": found.pairs.second,
-        "reason": pa.array(reasons, pa.string()), "similarity": similarity,
-        "correlation": found.agreement.correlation, "difference": found.agreement.difference,
+        "cluster": pa.array(found.cluster, mask=found.cluster < 0),
+        "first_id": found.pairs.first, "second_id": found.pairs.second,
+        "reason": pa.DictionaryArray.from_arrays(found.reason, list(REASONS)).dictionary_decode(),
+        "similarity": pa.array(found.pairs.similarity, mask=~near),
+        "correlation": pa.array(found.agreement.correlation, mask=blank),
+        "difference": pa.array(found.agreement.difference, mask=blank),
     })  # fmt: skip
-    metadata = {f"thermopile.threshold.{name}": str(value) for name, value in THRESHOLDS.items()}
     with written_aside(path) as file:
-        pq.write_table(table.replace_schema_metadata(metadata | {FINGERPRINT: fingerprint}), file)
+        pq.write_table(table.replace_schema_metadata(_METADATA | {FINGERPRINT: fingerprint}), file)

@@ -1,17 +1,23 @@
-"""Samples whose stored JPEG is the same, byte for byte, as that of an earlier sample."""
+"""Samples whose stored JPEG is the same, byte for byte, as that of an earlier sample, or has one colour."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from io import BytesIO
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from ...pipeline.dataset import Dataset
 
 _ROWS = 1 << 16
 """Records read at once."""
+_BLANK_BYTES, _PIXELS_A_BYTE = 4096, 16
+"""A larger JPEG, by a byte for so many pixels, is not of one colour, or full of metadata: it is not decoded."""
+_BLANK_RANGE = 2
+"""Levels of 255 between the darkest and the lightest pixel of one colour."""
 
 
 def exact_copies(
@@ -59,3 +65,24 @@ def _confirmed(dataset: Dataset, suspects: NDArray[np.int64]) -> tuple[NDArray[n
             copies.append(sample_id)
             originals.append(original)
     return np.array(copies, np.int64), np.array(originals, np.int64)
+
+
+def blank_pictures(dataset: Dataset, on_progress: Callable[[int], None] = lambda done: None) -> NDArray[np.int64]:
+    """Return the samples whose picture has one colour, ascending, int64 [k]. Raises DatasetError, OSError.
+
+    on_progress: called with the samples done.
+    """
+    found = []
+    for number, first in enumerate(dataset.first_id[:-1].tolist()):
+        records = dataset.records(number)
+        area = records["height"].astype(np.int64) * records["width"]
+        small = np.flatnonzero(records["jpeg_bytes"] <= _BLANK_BYTES + area // _PIXELS_A_BYTE)
+        for sample_id in (first + small).tolist():
+            with Image.open(BytesIO(dataset.jpeg(sample_id)), formats=["JPEG"]) as picture:
+                picture.draft("RGB", (64, 64))  # lets the decoder skip detail
+                pixels = np.asarray(picture.convert("RGB"))
+            if np.ptp(pixels, axis=(0, 1)).max() <= _BLANK_RANGE:
+                found.append(sample_id)
+            on_progress(sample_id)
+        on_progress(first + len(records))
+    return np.array(found, np.int64)

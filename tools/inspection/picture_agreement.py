@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 EDGE = 32
 SMOOTHING = 1.0
 """Standard deviation of the smoothing, in pixels of the 32."""
-MIN_CORRELATION = 0.98
+MIN_CORRELATION = 0.995
+"""Follows the contrast: what differs is at most sqrt(1 - 0.995²), a tenth, of the grey levels' standard deviation."""
 MAX_DIFFERENCE = 1.9
 """Root mean squared difference, in grey levels of 0 … 255, after smoothing and alignment. Correlation alone does not
 tell a copy from another drawing of high contrast, with noise of its own: `benchmarks/duplicates.py` shows both."""

@@ -68,6 +68,15 @@ def similar_pairs(
         yield from _searched(features, left_out, Path(folder))
 
 
+def most_similar(features: FeaturesFile, sample_id: int, others: NDArray[np.int64]) -> Pairs:
+    """Return the pairs of a sample and those of `others`, int64 [m], that are candidates, as in `similar_pairs`."""
+    similarity = features.rows(others)[:, 0] @ features.rows(np.array([sample_id]))[0, 0]
+    nearest = np.argsort(-similarity, kind="stable")[:NEAREST]
+    nearest = nearest[similarity[nearest] >= MIN_SIMILARITY]
+    ids = others[nearest]
+    return Pairs(np.minimum(ids, sample_id), np.maximum(ids, sample_id), similarity[nearest])
+
+
 def _compared(features: FeaturesFile, left_out: NDArray[np.bool_]) -> Iterator[tuple[int, Pairs]]:
     at_once = max(1024, min(_QUERIES, features.samples // 32))  # some progress also where there are few samples
     for start in range(0, features.samples, at_once):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...files import write_atomically
 from ...pipeline.dataset import Dataset
-from ..inspection.duplicates import THRESHOLDS, Duplicates
+from ..inspection.duplicates import NEAR, THRESHOLDS, Duplicates
 from ..inspection.run import Inspection
 from ..inspection.samples import read_samples
 from .html import document, facts_list
@@ -25,12 +25,13 @@ MAX_BYTES = 7_000_000
 
 def duplicate_facts(found: Duplicates) -> list[tuple[str, str]]:
     """Return what was found, and by which thresholds, as (label, text) pairs."""
-    exact, sizes = int(found.is_exact.sum()), found.sizes
+    pairs, sizes = found.counts, found.sizes
     copies = sum(sizes.values()) - len(sizes)
     return [
         ("duplicates", f"{len(sizes):,} clusters; {copies:,} of {found.samples:,} samples could be left out"),
-        ("exact", f"{exact:,} samples have the JPEG of an earlier one"),
-        ("near", f"{len(found.is_exact) - exact:,} pairs, of {found.compared:,} similar ones compared by pixels"),
+        ("exact", f"{pairs['exact']:,} samples have the JPEG of another"),
+        ("near", f"{pairs['near']:,} pairs, of {found.compared:,} similar ones compared by pixels"),
+        ("blank", f"{pairs['blank'] + 1:,} pictures of one colour" if pairs["blank"] else "at most one picture"),
         ("thresholds", "near: similarity of the features ≥ {similarity:g}; once aligned, correlation ≥ {correlation:g} "
                        "and difference ≤ {difference:g} grey levels".format(**THRESHOLDS)),
     ]  # fmt: skip
@@ -50,7 +51,7 @@ def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Dupli
         ids = members[cluster]
         more = f" The first {MEMBERS} are shown." if len(ids) > MEMBERS else ""
         return cards.sheet(f"Cluster {cluster}", f"{len(ids):,} samples.{more}", [
-            (id, best.get(id, "first")) for id in ids[:MEMBERS]
+            (id, "representative" if id == cluster else best.get(id, "exact copy of another")) for id in ids[:MEMBERS]
         ])  # fmt: skip
 
     parts = {title: "".join(map(sheet, clusters)) for title, clusters in groups.items() if clusters}
@@ -63,19 +64,20 @@ def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Dupli
 
 
 def _least_certain(found: Duplicates) -> list[int]:
-    """Return the clusters with the largest differences between two near duplicates."""
-    near = np.flatnonzero(~found.is_exact)
-    order = near[np.argsort(-found.agreement.difference[near], kind="stable")]
+    """Return the clusters with the lowest correlations of two near duplicates."""
+    near = np.flatnonzero((found.reason == NEAR) & (found.cluster >= 0))
+    order = near[np.argsort(found.agreement.correlation[near], kind="stable")]
     return list(dict.fromkeys(found.cluster[order[: 4 * EXAMPLES]].tolist()))[:EXAMPLES]
 
 
 def _best_figures(found: Duplicates) -> dict[int, str]:
-    """Return for the second sample of each pair how it agrees with the first; of several pairs, the closest."""
+    """Return for each sample in a cluster how it agrees with its representative."""
     said: dict[int, str] = {}
-    for place in np.argsort(found.agreement.difference, kind="stable").tolist():
-        first, second = int(found.pairs.first[place]), int(found.pairs.second[place])
+    for place in np.flatnonzero((found.pairs.first == found.cluster) | (found.pairs.second == found.cluster)).tolist():
+        cluster = int(found.cluster[place])
+        other = int(found.pairs.first[place] + found.pairs.second[place]) - cluster
         correlation, difference = found.agreement.correlation[place], found.agreement.difference[place]
-        words = f"exact copy of {first}" if found.is_exact[place] else (
-            f"near {first}: correlation {correlation:.4f}, difference {difference:.2f}")  # fmt: skip
-        said.setdefault(second, words)
+        said[other] = ("exact copy", f"correlation {correlation:.4f}, difference {difference:.2f}", "blank")[
+            found.reason[place]
+        ]
     return said

@@ -12,14 +12,15 @@ from thermopile.pipeline.conversion.convert import ConvertSettings, convert
 from thermopile.pipeline.dataset import Dataset
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.tools.inspection import exact_copies as exact_module
-from thermopile.tools.inspection.duplicates import clusters, find_duplicates, write_duplicates
-from thermopile.tools.inspection.exact_copies import exact_copies
+from thermopile.tools.inspection.duplicates import REASONS, find_duplicates, read_clusters, write_duplicates
+from thermopile.tools.inspection.exact_copies import blank_pictures, exact_copies
 from thermopile.tools.inspection.features_file import NAME, FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.similar_pairs import NEAREST, similar_pairs
 from thermopile.trainer.errors import ConfigError
 
 from copies import magnified
 
+NO_SCORE = np.empty(0, np.float32)
 PICTURES = 60
 EXACT = {60: 3, 61: 3, 62: 7, 63: 61}
 """Key of a sample -> key of the sample whose file it repeats."""
@@ -94,14 +95,14 @@ def test_equal_checksums_of_other_bytes_are_no_copies(dataset, monkeypatch):
 
 def test_near_duplicates_are_the_similar_pairs_whose_pixels_agree(dataset, id_of, features, tmp_path, monkeypatch):
     monkeypatch.setattr("thermopile.tools.inspection.similar_pairs.NEAREST", dataset.n)
-    found = find_duplicates(dataset, features, tmp_path)
-    exact = {tuple(pair) for pair in np.stack(found.pairs[:2], 1)[found.is_exact].tolist()}
-    near = {tuple(pair) for pair in np.stack(found.pairs[:2], 1)[~found.is_exact].tolist()}
+    found = find_duplicates(dataset, features, NO_SCORE, tmp_path)
+    exact = {tuple(pair) for pair in np.stack(found.pairs[:2], 1)[found.reason == REASONS.index("exact")].tolist()}
+    near = {tuple(pair) for pair in np.stack(found.pairs[:2], 1)[found.reason == REASONS.index("near")].tolist()}
     # Exact copies are left out of the near pairs: the first with these bytes stands for them.
     first = min(id_of[key] for key in (3, 60, 61, 63))
     assert near == by_id([(64, 10), (66, 64), (66, 10)], id_of) | {tuple(sorted((id_of[65], first)))}
     assert len(exact) == len(EXACT)
-    assert np.isnan(found.pairs.similarity[found.is_exact]).all()
+    assert np.isnan(found.pairs.similarity[found.reason == REASONS.index("exact")]).all()
     three = sorted(id_of[key] for key in (10, 64, 66))
     assert found.members([three[0]])[three[0]] == three
     assert found.sizes == {min(id_of[k] for k in group): len(group)
@@ -109,7 +110,7 @@ def test_near_duplicates_are_the_similar_pairs_whose_pixels_agree(dataset, id_of
 
 
 def test_pairs_are_written_with_reason_cluster_and_thresholds(dataset, features, tmp_path):
-    found = find_duplicates(dataset, features, tmp_path)
+    found = find_duplicates(dataset, features, NO_SCORE, tmp_path)
     write_duplicates(tmp_path / "pairs.parquet", found, dataset.index.fingerprint)
     table = pq.read_table(tmp_path / "pairs.parquet")
     assert table.column_names == [
@@ -118,7 +119,7 @@ def test_pairs_are_written_with_reason_cluster_and_thresholds(dataset, features,
     rows = table.to_pylist()
     assert sum(row["reason"] == "exact" for row in rows) == len(EXACT)
     for row in rows:
-        assert row["cluster"] <= row["first_id"] < row["second_id"]
+        assert row["first_id"] < row["second_id"]
         assert (row["similarity"] is None) == (row["reason"] == "exact")
     assert table.schema.metadata[b"thermopile.threshold.difference"] == b"1.9"
     assert table.schema.metadata[b"thermopile.dataset_fingerprint"].decode() == dataset.index.fingerprint
@@ -126,14 +127,52 @@ def test_pairs_are_written_with_reason_cluster_and_thresholds(dataset, features,
 
 def test_without_duplicates_the_file_is_empty(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(exact_module, "_checksums", lambda asked: iter([(0, np.arange(asked.n, dtype=np.uint64))]))
-    found = find_duplicates(dataset, stored(tmp_path, np.eye(dataset.n)), tmp_path)
+    found = find_duplicates(dataset, stored(tmp_path, np.eye(dataset.n)), NO_SCORE, tmp_path)
     write_duplicates(tmp_path / "pairs.parquet", found, dataset.index.fingerprint)
     assert (len(pq.read_table(tmp_path / "pairs.parquet")), found.sizes, found.members([])) == (0, {}, {})
 
 
-def test_clusters_are_what_pairs_connect_named_by_the_lowest_id():
-    first, second = np.array([7, 3, 20, 5]), np.array([9, 7, 21, 9])
-    assert clusters(first, second).tolist() == [3, 3, 20, 3]
+def test_the_best_of_exact_copies_stands_for_them_and_is_first_in_its_cluster(dataset, id_of, features, tmp_path):
+    score = np.zeros(dataset.n, np.float32)
+    best = id_of[63]
+    score[best] = -1
+    found = find_duplicates(dataset, features, score, tmp_path)
+    group = sorted(id_of[key] for key in (3, 60, 61, 65) if id_of[key] != best)
+    assert found.members([best]) == {best: [best, *group]}
+    is_exact = (found.reason == REASONS.index("exact")) & (found.cluster == best)
+    assert is_exact.sum() == 3
+    assert ((found.pairs.first == best) | (found.pairs.second == best))[is_exact].all()
+
+
+def flat(colour, size=(48, 32)):
+    return Image.new("RGB", size, colour)
+
+
+def test_blank_pictures_are_one_group_whatever_their_colour_and_features(draw, tmp_path):
+    dotted, clear = flat("white", (96, 32)), Image.new("RGBA", (40, 40))
+    dotted.paste("black", (0, 0, 6, 6))  # outside the central square
+    pictures = [flat("white"), draw(0, 64, 64), flat("white"), dotted, flat((200, 30, 0)), clear, dotted]
+    files = []
+    for picture in pictures:
+        file = BytesIO()
+        picture.save(file, "PNG")
+        files.append(file.getvalue())
+    pq.write_table(pa.table({"image": files}), tmp_path / "pictures.parquet")
+    convert(ParquetSource([tmp_path / "pictures.parquet"]), tmp_path / "data", ConvertSettings(), workers=1)
+    dataset = Dataset(tmp_path / "data")
+    index = np.concatenate([dataset.shard(number).records()["source_index"] for number in range(dataset.shards)])
+    blank = np.flatnonzero(np.isin(index, [0, 2, 4, 5]))
+    assert blank_pictures(dataset).tolist() == blank.tolist()
+    score = np.zeros(dataset.n, np.float32)
+    score[blank[2]] = -1
+    found = find_duplicates(dataset, stored(tmp_path, np.eye(dataset.n)), score, tmp_path)
+    assert found.counts == {"exact": 1, "near": 0, "blank": 3}
+    assert found.sizes == {blank[2]: 4, np.flatnonzero(np.isin(index, [3, 6]))[0]: 2}
+    write_duplicates(tmp_path / "pairs.parquet", found, dataset.index.fingerprint)
+    rows = [row for row in pq.read_table(tmp_path / "pairs.parquet").to_pylist() if row["reason"] == "blank"]
+    assert {(row["similarity"], row["correlation"], row["difference"]) for row in rows} == {(None, None, None)}
+    ids, of = read_clusters(tmp_path / "pairs.parquet", dataset)
+    assert ids[of == blank[2]].tolist() == blank.tolist()
 
 
 def drawn(samples=3000):

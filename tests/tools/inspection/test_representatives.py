@@ -1,0 +1,100 @@
+"""Who represents whom among near-duplicates: no chain makes one cluster, and a crowd is not many."""
+
+import numpy as np
+import pytest
+
+from thermopile.tools.inspection.features_file import NAME, FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.picture_agreement import EDGE, agreement, prepare
+from thermopile.tools.inspection.representatives import represent, star
+from thermopile.tools.inspection.similar_pairs import NEAREST, Pairs
+
+
+def stored(folder, rows):
+    """A file of features of pictures, float32 [n, d], made unit rows."""
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    of = FeaturesOf(samples=len(rows), checkpoint="step-5", weights="raw", digest="0" * 64)
+    write_features(folder / NAME, of, iter([rows[:, None].astype(np.float32)]))
+    return FeaturesFile(folder / NAME, of)
+
+
+def pairs_of(*ends):
+    first, second = np.array(ends).T
+    return Pairs(first, second, np.ones(len(first), np.float32))
+
+
+def refuse(pairs):
+    return pairs.of(np.zeros(len(pairs.first), np.bool_))
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        ([0, 0, 0, 0, 0], [0, 0, 2, 0, 4]),  # by ids: 2 is linked with 1 and 3, which 0 represents
+        ([0, -1, 0, 0, 0], [1, 1, 1, 3, 4]),
+        ([0, 1, 0, -1, 0], [3, 1, 3, 3, 4]),  # 1 is linked with 0 and 2 alone, which 3 represents
+        ([np.inf, 1, np.nan, 0, 0], [3, 1, 3, 3, 4]),
+    ],
+)
+def test_samples_join_the_first_representative_that_a_pair_links_them_with(tmp_path, score, expected):
+    near = pairs_of((0, 1), (1, 2), (2, 3), (0, 3))
+    found = represent(near, np.array(score, np.float32), stored(tmp_path, np.ones((5, 4))), refuse)
+    assert found.tolist() == expected
+
+
+@pytest.mark.wide
+def test_a_chain_of_pictures_that_morph_into_each_other_has_members_that_agree_with_their_representative(tmp_path):
+    n, rng = 1000, np.random.default_rng(0)
+    far = np.hypot(*(np.mgrid[:EDGE, :EDGE] - (EDGE - 1) / 2))
+    rings = np.array([255 - 200 * np.exp(-((far - radius) ** 2) / 4) for radius in np.linspace(3, 12, n)])
+    prepared = prepare(np.repeat(rings[:, None], 3, axis=1).astype(np.float32))
+    angle = np.linspace(0, np.pi, n)
+    features = stored(tmp_path, np.stack([np.cos(angle), np.sin(angle)], 1))
+
+    def confirm(pairs):
+        is_none = not len(pairs.first)
+        return pairs if is_none else pairs.of(agreement(prepared[pairs.first], prepared[pairs.second]).same)
+
+    near = confirm(pairs_of(*zip(range(n - 1), range(1, n), strict=True)))
+    assert len(near.first) == n - 1, "no chain"
+    found = represent(near, rng.standard_normal(n).astype(np.float32), features, confirm)
+    assert (found[found] == found).all()
+    members = np.flatnonzero(found != np.arange(n))
+    ends = np.sort([members, found[members]], axis=0)
+    assert agreement(prepared[ends[0]], prepared[ends[1]]).same.all()
+    assert 5 < len(np.unique(found)) < 50
+
+
+def test_a_crowd_in_which_each_has_few_candidates_is_one_cluster(tmp_path):
+    n = 300
+    near = pairs_of(*((i, i + k) for i in range(n) for k in range(1, NEAREST + 1) if i + k < n))
+    score = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    asked = []
+
+    def confirm(pairs):
+        asked.append(len(pairs.first))
+        return pairs
+
+    found = represent(near, score, stored(tmp_path, np.ones((n, 4))), confirm)
+    assert (found == score.argmin()).all()
+    assert max(asked) <= NEAREST
+
+
+def test_a_sample_is_compared_with_the_most_similar_representatives_of_its_connected_samples_alone(tmp_path):
+    rows = np.array([[1, 0, 0], [1, 0.1, 0], [1, 0.2, 0], [0, 0, 1], [1, 0.2, 0]])
+    asked = []
+
+    def confirm(pairs):
+        asked.append(pairs)
+        return refuse(pairs)
+
+    near = pairs_of((0, 3), (1, 3), (2, 3))
+    represent(near, np.zeros(5, np.float32), stored(tmp_path, rows), confirm)
+    assert [list(zip(p.first.tolist(), p.second.tolist(), strict=True)) for p in asked] == [[(0, 1)], [(1, 2), (0, 2)]]
+
+
+def test_the_lowest_score_represents_a_group_and_of_equal_ones_the_lowest_id():
+    ids, group = np.array([7, 2, 5, 1, 9]), np.array([1, 1, 1, 4, 4])
+    score = np.zeros(10, np.float32)
+    score[5] = -1
+    members, representatives = star(ids, group, score)
+    assert dict(zip(members.tolist(), representatives.tolist(), strict=True)) == {2: 5, 7: 5, 9: 1}

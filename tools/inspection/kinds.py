@@ -148,7 +148,7 @@ class SampleKinds:
     sheets: dict[str, list[int]]
     """Kind -> ids to show, the most typical first; of ordinary samples, random ones."""
     suspects: NDArray[np.int64]
-    """int64: stuck and misfit samples with the highest score, highest first, as many as were asked for."""
+    """int64: stuck and misfit samples, the most suspicious first, as many as were asked for."""
     confirmed: dict[str, int] = field(default_factory=dict)
     """Kind -> how many of `counts` a forward pass decided."""
 
@@ -173,18 +173,22 @@ class KindCounts:
         self._shown = [Smallest(KIND_SHEET_SAMPLES) for _ in KIND_NAMES]
         self._suspects = Smallest(suspects)
 
-    def add(self, block: range, rows: Rows, kept: NDArray[np.bool_]) -> None:
-        """Count the samples of a block, given the rules' columns. kept: bool [m], those that the run trains on."""
+    def add(self, block: range, rows: Rows, kept: NDArray[np.bool_], ranks: NDArray[np.float32] | None = None) -> None:
+        """Count the samples of a block, given the rules' columns. kept: bool [m], those that the run trains on.
+
+        ranks: float32 [m], as `WholeRun.ranks`, to sort stuck samples and misfits by; None: by score.
+        """
         kinds, score = self._rules.kinds(rows), self._rules.score(rows)
+        suspicion = -score if ranks is None else ranks
         kinds[~kept] = -1
         self._counts += np.bincount(kinds[kept], minlength=len(KIND_NAMES))
         random = np.random.default_rng((_SEED, block.start)).random(len(kinds))
-        keys = (rows[VISITS], -score, -score, self._rules.coldness(rows), random)
+        keys = (rows[VISITS], suspicion, suspicion, self._rules.coldness(rows), random)
         for code, (shown, key) in enumerate(zip(self._shown, keys, strict=True)):
             places = np.flatnonzero(kinds == code)
             shown.add(places + block.start, key[places])
         places = np.flatnonzero((kinds == STUCK) | (kinds == MISFIT))
-        self._suspects.add(places + block.start, -score[places])
+        self._suspects.add(places + block.start, suspicion[places])
 
     def result(self) -> SampleKinds:
         found = {name: (int(count), shown.chosen()[0].tolist())

@@ -26,7 +26,7 @@ from .errors import (
     StoreExistsError,
     StoreLockedError,
 )
-from .history import History, Snapshot, UnreadableSnapshot
+from .history import History, Snapshot, UnreadableSnapshot, early_steps
 from .ranks import Ranks, agreement
 from .schema import Description
 
@@ -212,19 +212,20 @@ class Repository:
                 "files will be deleted with the next old snapshots", self.path, tag, error,
             )  # fmt: skip
 
-    def retain(self, keep_last: int, keep_every: int = 0) -> None:
-        """Keep the newest `keep_last` snapshots, those whose step is a multiple of `keep_every`, and step-0.
+    def retain(self, keep_last: int, keep_every: int = 0, keep_early: int = 0) -> None:
+        """Keep the newest `keep_last` snapshots, multiples of `keep_every`, early ones, and step-0.
 
-        keep_last: at least 1. keep_every: in steps; 0 keeps no others. Also deletes leftovers of crashes and failed
-        commits. Readers of a kept snapshot are not disturbed. Verifies all files of the kept snapshots, except chunks,
-        before deleting anything. Those that a commit has found damaged are left as they are, and not counted. Raises
-        SnapshotError.
+        keep_last: at least 1. keep_every: in steps; 0 keeps no others. keep_early: as in `early_steps`. Also deletes
+        leftovers of crashes and failed commits. Readers of a kept snapshot are not disturbed. Verifies all files of the
+        kept snapshots, except chunks, before deleting anything. Those that a commit has found damaged are left as they
+        are, and not counted. Raises SnapshotError.
         """
         with _refusing(f"{self.path}: not all old snapshots were deleted"):
             loaded = self._load()
             intact = [snapshot.step for snapshot in loaded.snapshots if snapshot.step not in self._damaged]
             kept = {0, *intact[-keep_last:], *self._damaged}
             kept |= {snapshot.step for snapshot in loaded.snapshots if keep_every and snapshot.step % keep_every == 0}
+            kept |= early_steps(intact, keep_early)
             self._free_all_but(loaded, [snapshot for snapshot in loaded.snapshots if snapshot.step in kept])
 
     def _free_all_but(self, loaded: History, kept: Sequence[Snapshot]) -> None:

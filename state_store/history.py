@@ -8,7 +8,7 @@ processes that take themselves for the writer, one is refused.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -94,6 +94,16 @@ class _Index(BaseModel):
     selection: _Sha256 | None = None
     writer: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
     snapshots: Annotated[list[Snapshot], Field(min_length=1)]
+
+
+def early_steps(steps: Iterable[int], keep_early: int) -> set[int]:
+    """Return which early snapshots to keep: `keep_early`, 0 to 9, for each tenfold of steps; 0 keeps none.
+
+    The first step above 0 in each of the ranges that begin at 10^(k / keep_early). So there are few of any number of
+    steps, and one that is kept stays so, whatever comes later.
+    """
+    first = {len(str(step**keep_early)): step for step in sorted(steps, reverse=True) if step and keep_early}
+    return set(first.values())
 
 
 def is_there(state: Place) -> bool:

@@ -211,17 +211,20 @@ class StateStore:
         self._writes.append((step, write))
         return write
 
-    def retain(self, keep_last: int, keep_every: int = 0) -> "Future[None]":
+    def retain(self, keep_last: int, keep_every: int = 0, keep_early: int = 0) -> "Future[None]":
         """Delete old snapshots and free their disk space, in the background, after all requested snapshots.
 
-        Keeps the newest `keep_last` (at least 1), those whose step is a multiple of `keep_every` (0: none), and step-0.
-        Readers of a kept snapshot are not disturbed. Raises ValueError, BackgroundError.
+        Keeps the newest `keep_last` (at least 1), those whose step is a multiple of `keep_every` (0: none), step-0, and
+        the first `keep_early` of each tenfold of steps, as `early_steps` says. Readers of a kept snapshot are not
+        disturbed. Raises ValueError, BackgroundError.
         """
         self._check_usable()
         self._raise_unseen_failure()
         if keep_last < 1 or keep_every < 0:
             raise ValueError(f"keep_last {keep_last} must be at least 1, and keep_every {keep_every} at least 0")
-        return self._snapshot_thread.submit(self._delete_old_snapshots, keep_last, keep_every)
+        if not 0 <= keep_early <= 9:
+            raise ValueError(f"keep_early {keep_early} is not within 0 … 9")
+        return self._snapshot_thread.submit(self._delete_old_snapshots, keep_last, keep_every, keep_early)
 
     def flush(self) -> None:
         """Wait until every put is in the rows and every requested snapshot is committed; raises as they do."""
@@ -308,10 +311,10 @@ class StateStore:
         self._rows.blocks.follow(snapshot)
         return snapshot
 
-    def _delete_old_snapshots(self, keep_last: int, keep_every: int) -> None:
+    def _delete_old_snapshots(self, *keep: int) -> None:
         self._ranks.gather(None)  # every rank now reads from the newest snapshot
         if self._ranks.rank == 0:
-            self._repository.retain(keep_last, keep_every)
+            self._repository.retain(*keep)
 
 
 def _carried(reader: StateReader, description: Description) -> Iterator[ColumnPart]:

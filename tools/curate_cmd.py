@@ -39,7 +39,8 @@ def _number(context: click.Context, parameter: click.Parameter, value: float) ->
 @click.option("--drop", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.parquet",
               help="Drop the samples with a `sample_id` in this file, such as one from the served page.")  # fmt: skip
 @click.option("--drop-misfits", "misfits", type=click.IntRange(1), is_flag=False, flag_value=ALL, default=None,
-              metavar="[N]", help="Drop the N likeliest misfits, without N all of them; RUN comes first.")  # fmt: skip
+              metavar="[N]", help="Drop the N samples with the highest log s over the whole run; without N, all "
+              "that are misfits now. RUN comes first.")  # fmt: skip
 @click.option("--thin", "per_cluster", type=click.IntRange(1), metavar="K",
               help="Keep at most K samples of each cluster that inspect --duplicates has found.")  # fmt: skip
 @click.option("--cap", "per_class", type=click.IntRange(1), metavar="N",

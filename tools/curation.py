@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ from ..state_store.schema import VISITS
 from ..trainer.errors import ConfigError, RunError
 from ..trainer.run_directory import RunDirectory
 from ..trainer.selecting import SAMPLE_ID, WEIGHT, selected_ids
+from .curate_cmd import ALL
 from .inspection.correlation import NO_GROUP
 from .inspection.duplicates import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
 from .inspection.findings import read_again
 from .inspection.groups import CLASS_COLUMN, check_columns, codes_of
-from .inspection.kinds import CROWDED, MIN_VISITS, MISFIT, read_rules
+from .inspection.kinds import CROWDED, MIN_VISITS, MISFIT, STUCK, TOO_FEW_VISITS, read_rules
 from .inspection.predicted import other_dataset
 from .inspection.rows_export import check_target
 from .inspection.run import Inspection
 from .inspection.state_blocks import read_blocks
+from .inspection.whole_run import PRECISION, WholeRun
 from .progress import task_bars
 
 KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)
@@ -47,7 +50,7 @@ class CurationRules:
     drop: Path | None = None
     """Parquet file with the ids of samples to drop."""
     misfits: int | None = None
-    """Drop at most this many misfits, those with the highest log s first."""
+    """Drop this many samples, those with the highest log s over the whole run; ALL: the misfits of the snapshot."""
     per_cluster: int | None = None
     """Keep at most this many samples of each cluster of duplicates: its representative, then those with the lowest
     log s, which fit their captions best. Samples with too few visits go first; without log s, the lowest ids stay."""
@@ -66,7 +69,7 @@ class Curation:
     reasons: NDArray[np.int8]
     """int8 [n]: places in REASONS."""
     misfits: Ids
-    """int64: dropped misfits, by rank."""
+    """int64: those dropped by the rule on misfits, by rank."""
     clusters: Clusters
     weights: NDArray[np.float32] | None
     """float32 [kept], mean 1, by ascending id; None without a power of tau."""
@@ -112,7 +115,7 @@ def curate_run(
 def curate(
     inspection: Inspection, rules: CurationRules, clusters: Clusters, on_progress: OnProgress = lambda *_: None
 ) -> Curation:
-    """Apply the rules to a snapshot's samples. Takes about 20 bytes of memory per sample, and 50 more with `per_class`.
+    """Apply the rules to a snapshot's samples. Takes about 24 bytes of memory per sample, and 50 more with `per_class`.
 
     clusters: duplicates to thin, if the rules say so. Raises RunError without a snapshot, or if nothing would be kept;
     ConfigError if the state lacks what a rule needs, or for bad ids; DatasetError, DamagedChunkError,
@@ -127,8 +130,8 @@ def curate(
     if rules.drop:
         listed = selected_ids(rules.drop, dataset.index, "drop")
         reasons[listed[reasons[listed] == KEPT]] = LISTED
-    misfits = np.flatnonzero(state.is_misfit & (reasons == KEPT))
-    misfits = misfits[np.argsort(-state.score[misfits], kind="stable")][: rules.misfits or 0]
+    misfits = np.flatnonzero(state.may_be_misfit & (reasons == KEPT))
+    misfits = misfits[np.argsort(state.rank[misfits], kind="stable")][: rules.misfits or 0]
     reasons[misfits] = IS_MISFIT
     if rules.per_cluster:
         alive = reasons[clusters.sample_ids] == KEPT
@@ -147,7 +150,7 @@ def curate(
     if not kept.any():
         raise RunError("nothing would be kept; choose weaker rules")
     weights = None if state.log_tau is None else _weights(state.log_tau[kept], rules.tau_power)
-    notes = list(inspection.notes)
+    notes = [*inspection.notes, *([PRECISION] if rules.misfits else [])]
     if crowded := int(state.is_crowded[kept].sum()) if rules.tau_power else 0:
         notes.append(f"Crowded samples keep the weight 1: {crowded:,}. Their tau is low because they have near-copies, "
                      "not because they are rare; --thin drops copies.")  # fmt: skip
@@ -162,8 +165,10 @@ class _State:
 
     is_kept: NDArray[np.bool_]
     """bool [n]: the run trains on it."""
-    is_misfit: NDArray[np.bool_]
-    """bool [n]: by the state alone."""
+    may_be_misfit: NDArray[np.bool_]
+    """bool [n]: what the rules drop as misfits is among these. Stuck samples and new ones never are."""
+    rank: NDArray[np.float32]
+    """float32 [n]: as `WholeRun.ranks`; 0 if the rules drop no misfits."""
     is_crowded: NDArray[np.bool_]
     """bool [n]: by the state alone."""
     is_new: NDArray[np.bool_]
@@ -189,20 +194,24 @@ class _State:
             raise ConfigError(
                 f"the objective {name} keeps no temperature per sample to weigh by; leave --tau-power out"
             )
-        is_kept, is_misfit, is_crowded, is_new = np.zeros((4, n), np.bool_)
-        score, log_tau = np.zeros(n, np.float32), np.zeros(n, np.float32) if taus else None
+        over_run = rules.misfits and WholeRun(inspection, partial(on_progress, "reading all snapshots"))
+        is_kept, may_be_misfit, is_crowded, is_new = np.zeros((4, n), np.bool_)
+        rank, score = np.zeros((2, n), np.float32)
+        log_tau = np.zeros(n, np.float32) if taus else None
         for block, rows in read_blocks(reader, list(dict.fromkeys([*kinds.columns, *taus]))):
             here = slice(block.start, block.stop)
             is_kept[here] = reader.is_kept(block.start, block.stop)
-            of_rows = kinds.kinds(rows)
-            is_misfit[here], is_crowded[here] = of_rows == MISFIT, of_rows == CROWDED
-            is_new[here] = rows[VISITS] < MIN_VISITS
+            of = kinds.kinds(rows)
+            is_crowded[here], is_new[here] = of == CROWDED, rows[VISITS] < MIN_VISITS
+            if over_run:
+                rank[here] = over_run.ranks(block)
+                may_be_misfit[here] = of == MISFIT if rules.misfits == ALL else ~np.isin(of, (TOO_FEW_VISITS, STUCK))
             score[here] = np.where(is_new[here], np.inf, kinds.score(rows))
             if log_tau is not None:
                 usable = (rows[VISITS] > 0) & ~is_crowded[here]
                 log_tau[here] = np.where(usable, _mean_log([rows[tau] for tau in taus]), np.nan)
             on_progress("reading the state", block.stop, n)
-        return cls(is_kept, is_misfit, is_crowded, is_new, score, log_tau)
+        return cls(is_kept, may_be_misfit, rank, is_crowded, is_new, score, log_tau)
 
 
 def _mean_log(taus: list[NDArray[np.float32]]) -> NDArray[np.float64]:

@@ -27,6 +27,7 @@ from .inspection.findings import (
     read_again,
     survey_with_progress,
 )
+from .inspection.kinds import KIND_NAMES, MISFIT
 from .inspection.neighbours import ANCHORS, Neighbours, find_neighbours
 from .inspection.predicted import refuse_other_dataset
 from .inspection.representatives import read_scores
@@ -35,6 +36,7 @@ from .inspection.run import Inspection
 from .inspection.run_features import features_with_progress, open_features
 from .inspection.samples import Sample, read_histories, read_samples
 from .inspection.survey import Survey
+from .inspection.whole_run import PRECISION
 from .plain_text import plain_text
 from .progress import progress_bar, task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page
@@ -97,6 +99,8 @@ def _print_summary(findings: Findings) -> None:
         return
     head, rows = summary.kinds_table(survey.kinds)
     print_table([head[0], *(f">{title}" for title in head[1:])], rows)
+    if survey.kinds.counts.get(KIND_NAMES[MISFIT]):
+        print_facts([("misfits", PRECISION)])
     if found := findings.confirmation:
         print_facts([("forward pass", summary.confirmation(found))])
 
@@ -201,7 +205,7 @@ def export(
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
         samples, confirmation = inspection.reader.samples if inspection.reader else 0, None
-        if suspects and (survey := survey_with_progress(inspection, (), suspects)):
+        if suspects and (survey := survey_with_progress(inspection, (), suspects, over_run=True)):
             _, confirmation = confirm_with_progress(inspection, survey, suspects, weights, allow_code)
         with progress_bar("exporting", samples) as bar:
             export_rows(inspection, to, bar.update, confirmation)

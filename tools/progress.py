@@ -81,15 +81,15 @@ def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[Pr
 
 
 @contextmanager
-def task_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Give a function of (task, done, total) that shows a bar on stderr for the current task."""
+def task_bars(*, hidden: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """Give a function of (task, done, total) that shows a bar on stderr for the current task, unless hidden."""
     with ExitStack() as open_bar:
         bars: dict[str, ProgressBar] = {}
 
         def show(what: str, done: int, total: int) -> None:
             if what not in bars:
                 open_bar.close()
-                bars[what] = open_bar.enter_context(progress_bar(what, total))
+                bars[what] = open_bar.enter_context(progress_bar(what, total, hidden=hidden))
             bars[what].update(done)
 
         yield show

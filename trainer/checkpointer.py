@@ -200,7 +200,9 @@ class Checkpointer:
             rank = of_ranks.index(WriteState.FAILED)
             error = SnapshotError(f"rank {rank} could not write its part; see its messages")
         if error is None:
-            self._store.retain(self._keep.keep_last, self._keep.keep_every).add_done_callback(_warn_of_failure)
+            keep = self._keep
+            removed = self._store.retain(keep.keep_last, keep.keep_every, keep.keep_early)
+            removed.add_done_callback(_warn_of_failure)
             return
         lost = isinstance(error, StoreLockedError)  # to another process: no later attempt would succeed
         if must_succeed or lost or not isinstance(error, SnapshotError | StateStoreError | OSError):

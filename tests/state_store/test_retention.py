@@ -15,12 +15,15 @@ from commits import (
     rows,
     tags,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from thermopile.state_store import (
     SnapshotError,
     StateReader,
 )
 from thermopile.state_store.durable import Repository
+from thermopile.state_store.history import early_steps
 from thermopile.state_store.schema import Description
 
 
@@ -39,6 +42,35 @@ def test_retaining_keeps_the_last_ones_those_of_round_steps_and_the_first(reposi
     for step in (10, 20, 30, 40, 50):
         commit(repository, step)
     repository.retain(keep_last, keep_every)
+    assert tags(repository) == [f"step-{step}" for step in kept]
+    for step in kept[1:]:
+        assert_all_rows(repository, f"step-{step}", step)
+
+
+@given(st.sets(st.integers(0, 10**6), max_size=60), st.integers(0, 9))
+def test_early_snapshots_that_are_kept_stay_whatever_comes_later_and_are_few(steps, keep_early):
+    kept, ascending = set(), sorted(steps)
+    for count in range(len(ascending)):  # as a run does, which has only what it kept and the next one
+        now = early_steps(kept | {ascending[count]}, keep_early)
+        assert kept <= now
+        kept = now
+    assert kept == early_steps(steps, keep_early)
+    assert len(kept) <= keep_early * 6 + 1
+    for step in steps - {0}:  # no sample has long to wait for the next one
+        assert not keep_early or any(earlier <= step <= earlier * 10 ** (1 / keep_early) for earlier in kept)
+
+
+def test_early_snapshots_of_a_run_grow_like_a_logarithm():
+    counts = [len(early_steps(range(1, steps), 3)) for steps in (10, 100, 1000, 10_000)]
+    assert counts == [3, 6, 9, 12]
+    assert sorted(early_steps(range(0, 1001, 50), 3)) == [50, 100, 250, 500, 1000]
+
+
+def test_a_store_keeps_early_snapshots_whether_it_retains_after_each_or_at_the_end(repository, path):
+    kept = [0, 5, 10, 25, 50, 75, 80]
+    for step in range(5, 81, 5):
+        commit(repository, step)
+        repository.retain(2, keep_early=3)
     assert tags(repository) == [f"step-{step}" for step in kept]
     for step in kept[1:]:
         assert_all_rows(repository, f"step-{step}", step)

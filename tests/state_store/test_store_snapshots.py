@@ -276,6 +276,9 @@ def test_a_retention_that_cannot_be_meant_is_refused(create):
     for keep_last, keep_every in [(0, 0), (-1, 5), (1, -1)]:
         with pytest.raises(ValueError, match=f"keep_last {keep_last} must be at least 1, and keep_every {keep_every}"):
             store.retain(keep_last, keep_every)
+    for keep_early in (-1, 10):
+        with pytest.raises(ValueError, match=f"keep_early {keep_early} is not within 0 … 9"):
+            store.retain(1, 0, keep_early)
 
 
 @pytest.mark.parametrize("sizes", [{"samples": 0}, {"block_rows": 0}])

@@ -17,6 +17,7 @@ from thermopile.tools.cli import main
 from thermopile.tools.inspection.duplicates import REASONS, Duplicates, write_duplicates
 from thermopile.tools.inspection.picture_agreement import Agreement
 from thermopile.tools.inspection.similar_pairs import Pairs
+from thermopile.tools.inspection.whole_run import PRECISION
 from thermopile.trainer.build import resolve
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run_directory import RunDirectory
@@ -97,8 +98,21 @@ def test_the_misfits_of_the_highest_rank_are_dropped_and_neither_stuck_nor_new_s
     assert dropped == {7: reason("misfit", rank=1), 3: reason("misfit", rank=2)}
     assert kept["sample_id"].to_pylist() == [id for id in range(hostile_dataset.n) if id not in (3, 7)]
     assert kept.column_names == ["sample_id"]
-    _, _, dropped = curate.done("--drop-misfits", "--overwrite")
+    result, _, dropped = curate.done("--drop-misfits", "--overwrite")
     assert {id: row["rank"] for id, row in dropped.items()} == {7: 1, 3: 2, 40: 3}
+    assert PRECISION in " ".join(result.stdout.split())
+
+
+def test_a_number_of_misfits_is_filled_up_with_those_that_the_whole_run_ranks_next(curate, run, train_on):
+    train_on(run, {}, 9, visited=np.arange(66) != NEW)  # log s is 0 for all now
+    _, _, dropped = curate.done("--drop-misfits", 5)
+    assert [dropped[id]["rank"] for id in (STUCK, 7, 3, 40)] == [1, 2, 3, 4]  # no sample is stuck now
+    assert len(dropped) == 5
+    assert NEW not in dropped
+    _, kept, dropped = curate.done("--drop-misfits", "--overwrite")
+    assert (dropped, len(kept)) == ({}, 66)
+    _, _, dropped = curate.done("--drop-misfits", 2, "--at", "step-5", "--overwrite")
+    assert sorted(dropped) == [3, 7]
 
 
 @pytest.mark.usefixtures("duplicates")
@@ -231,7 +245,7 @@ def test_the_counts_are_printed_or_json(curate, tmp_path):
         "keep": str(tmp_path / "k.parquet"), "dropped": str(tmp_path / "k.dropped.parquet"), "snapshot": "step-5",
         "samples": {"kept": len(kept), "listed": 0, "misfit": 2, "duplicate": 0, "class_full": 0,
                     "not_trained_on": 0},
-        "notes": ["Kept samples with fewer than 5 visits, too few to be judged: 1."],
+        "notes": [PRECISION, "Kept samples with fewer than 5 visits, too few to be judged: 1."],
     }  # fmt: skip
 
 

@@ -163,7 +163,7 @@ class Store:
     def __init__(self):
         self.retained = 0
 
-    def retain(self, keep_last, keep_every):
+    def retain(self, keep_last, keep_every, keep_early):
         self.retained += 1
         return written()
 

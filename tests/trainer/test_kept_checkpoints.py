@@ -29,12 +29,14 @@ def snapshot_of_the_latest(run):
 @pytest.mark.parametrize(
     ("keep", "kept"),
     [
-        pytest.param({"keep_last": 1}, {14}, marks=pytest.mark.wide),
+        pytest.param({"keep_last": 1, "keep_early": 0}, {14}, marks=pytest.mark.wide),
         ({"keep_last": 1, "keep_every": 6}, {6, 12, 14}),
         pytest.param({"keep_last": 9}, {3, 6, 9, 12, 14}, marks=pytest.mark.wide),
     ],
 )
-def test_the_checkpoints_and_the_snapshots_that_are_kept_are_of_the_same_steps(pairs_dataset, tmp_path, keep, kept):
+def test_the_snapshots_that_are_kept_are_those_of_the_checkpoints_and_a_few_early_ones(
+    pairs_dataset, tmp_path, keep, kept
+):
     config, run = small(pairs_dataset, checkpoint={"every_steps": 3, **keep}), RunDirectory(tmp_path / "run")
 
     def latest_is_whole(report):
@@ -45,7 +47,8 @@ def test_the_checkpoints_and_the_snapshots_that_are_kept_are_of_the_same_steps(p
     with Trainer.open(config, run) as trainer:
         trainer.run(latest_is_whole)
     assert checkpoints(run) == kept
-    assert snapshots(run) == kept | {0}
+    early = {3, 6, 12} if config.checkpoint.keep_early else set()  # from 2.2, 4.6 and 10 steps on
+    assert snapshots(run) == kept | early | {0}
 
 
 def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pairs_dataset, tmp_path):
@@ -54,7 +57,7 @@ def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pa
         trainer.run()
     for step in (9, 12, 14):
         shutil.rmtree(run.checkpoints / f"step-{step}")
-    config = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 1})
+    config = small(pairs_dataset, checkpoint={"every_steps": 3, "keep_last": 1, "keep_early": 0})
 
     def stop(report):
         trainer.checkpointer.finish()
@@ -70,7 +73,7 @@ def test_checkpoints_that_a_run_went_back_behind_do_not_crowd_out_the_new_one(pa
 def test_a_damaged_snapshot_kept_for_its_step_is_told_of_until_a_resume_forgets_it_and_its_weights_stay(
     pairs_dataset, tmp_path, caplog
 ):
-    keep = {"every_steps": 3, "keep_last": 1, "keep_every": 6}
+    keep = {"every_steps": 3, "keep_last": 1, "keep_every": 6, "keep_early": 0}
     config, run = small(pairs_dataset, checkpoint=keep), RunDirectory(tmp_path / "run")
 
     def damage(report):
@@ -212,4 +215,4 @@ def test_a_model_part_that_fails_leaves_the_last_checkpoint_with_its_snapshot(
         trainer.run(report)
     assert "the checkpoint of step 6 was not written" in caplog.text
     assert checkpoints(run) == {12, 14}
-    assert snapshots(run) == {0, 12, 14}
+    assert snapshots(run) == {0, 3, 6, 12, 14}

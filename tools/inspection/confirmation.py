@@ -41,7 +41,7 @@ class Confirmation:
     """What a forward pass says about the suspects, m of them."""
 
     sample_ids: NDArray[np.int64]
-    """int64 [m], ascending; the next five are in this order."""
+    """int64 [m], ascending; the next six are in this order."""
     state_kinds: Codes
     """int8 [m]: their kinds by the state alone."""
     kinds: Codes
@@ -52,6 +52,8 @@ class Confirmation:
     """bool [m]: on every side, a negative is above the positive."""
     score: NDArray[np.float64]
     """float64 [m]: mean of log s and log g, summed over the sides; the state's alone without tau."""
+    margin: NDArray[np.float32]
+    """float32 [m]: cosine of the pair minus that of its hardest negative, on the side where that is lowest."""
     negatives: int
     """Number of samples that each was compared with."""
     checkpoint: str
@@ -64,8 +66,8 @@ class Compared(NamedTuple):
 
     log_g: NDArray[np.float64]
     """log mean_j exp(h_j / tau)."""
-    above: NDArray[np.bool_]
-    """Whether a negative is above the positive."""
+    margin: NDArray[np.float32]
+    """Similarity of the positive minus that of the hardest negative."""
 
 
 def confirm(
@@ -109,11 +111,12 @@ def _confirmed(
     places, others = np.searchsorted(shown, suspects), np.searchsorted(shown, negatives)
     compared = _compare(features, places, others, rows, paired=found.encoders.text is not None)
     silent, score = _weighed(kinds.rules, rows, compared, inspection.config.objective.settings.get("eps") or 0.0)
-    misfit = np.logical_and.reduce([side.above for side in compared.values()])
+    margins = [side.margin for side in compared.values()]
+    misfit = np.maximum.reduce(margins) < -LEAST_LEAD
     stuck = kinds.rules.is_stuck(rows) & silent
     return Confirmation(
         suspects, kinds.rules.kinds(rows), kinds.rules.first_kind(rows, stuck, misfit),
-        silent, misfit, score, len(negatives), found.checkpoint.name, found.weights,
+        silent, misfit, score, np.minimum.reduce(margins), len(negatives), found.checkpoint.name, found.weights,
     )  # fmt: skip
 
 
@@ -165,19 +168,20 @@ def _compare(
         }
     both = torch.cat([first[others], second[others]])
     one, other = (against("sample", view, both, is_own.repeat(1, 2)) for view in features)
-    return {"sample": Compared(np.logaddexp(one.log_g, other.log_g) - math.log(2), one.above | other.above)}
+    log_g = np.logaddexp(one.log_g, other.log_g) - math.log(2)
+    return {"sample": Compared(log_g, np.minimum(one.margin, other.margin))}
 
 
 def _against(anchors: Tensor, candidates: Tensor, positives: Tensor, is_own: Tensor, tau: Tensor) -> Compared:
     """Compare anchors, float32 [m, d], with candidates [k, d]; is_own, bool [m, k], leaves candidates out."""
-    log_g, above = np.empty(len(anchors)), np.empty(len(anchors), np.bool_)
+    log_g, margin = np.empty(len(anchors)), np.empty(len(anchors), np.float32)
     for start in range(0, len(anchors), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         h = (anchors[rows] @ candidates.T - positives[rows, None]).masked_fill_(is_own[rows], -math.inf)
         count = (~is_own[rows]).sum(1)
         log_g[rows] = ((h.double() / tau[rows, None]).logsumexp(1) - count.log()).numpy()
-        above[rows] = (h.amax(1) > LEAST_LEAD).numpy()
-    return Compared(log_g, above)
+        margin[rows] = -h.amax(1).numpy()
+    return Compared(log_g, margin)
 
 
 def _weighed(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from ...objects import Place
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
 from ...trainer.run_directory import RunDirectory
-from ..progress import progress_bar, working
+from ..progress import progress_bar, task_bars, working
 from .cold import MANY_CROWDED, said_first
 from .confirmation import Confirmation, compared_ids, confirm, with_confirmed
 from .drift import Drift, drift, in_order
@@ -26,6 +27,7 @@ from .run import LATEST, Inspection, read_run
 from .samples import Sample, read_samples
 from .survey import Side, Survey, survey
 from .through_time import ThroughTime, through_time
+from .whole_run import WholeRun
 
 if TYPE_CHECKING:
     from ...trainer.encoders.averaging import Weights
@@ -95,7 +97,7 @@ def look(
         """Read everything that the run may delete meanwhile."""
         if against and inspection.reader:
             in_order(inspection, inspection.reader, against)  # fail on a wrong name before reading all rows
-        found, moved = survey_with_progress(inspection, by, suspects), None
+        found, moved = survey_with_progress(inspection, by, suspects, over_run=True), None
         if found is None or not found.visited:
             return Findings(inspection, found)
         found, confirmation = confirm_with_progress(inspection, found, suspects, weights, allow_code)
@@ -146,10 +148,16 @@ def read_again(
     return read(read_run(RunDirectory(run), at=at, data=data))
 
 
-def survey_with_progress(inspection: Inspection, by: Sequence[str], suspects: int = 0) -> Survey | None:
-    samples = inspection.reader.samples if inspection.reader else 0
+def survey_with_progress(
+    inspection: Inspection, by: Sequence[str], suspects: int = 0, *, over_run: bool = False
+) -> Survey | None:
+    """Survey the snapshot. over_run: sort misfits and suspects by the whole run."""
+    samples, whole_run = inspection.reader.samples if inspection.reader else 0, None
+    if over_run and samples and not inspection.prediction:
+        with task_bars(hidden=2 * samples < ROWS_IN_TWO_SECONDS) as show:
+            whole_run = WholeRun(inspection, partial(show, "reading all snapshots"))
     with _progress("reading the state", 2 * samples, 2 * samples) as on_progress:
-        return survey(inspection, by, on_progress, suspects=suspects)
+        return survey(inspection, by, on_progress, suspects=suspects, whole_run=whole_run)
 
 
 def confirm_with_progress(

@@ -223,7 +223,7 @@ class SampleKinds:
     crowding: float | None
     """Share of the negatives that are near-copies, 0 … 1, as s of the crowded samples tells; None without any."""
     suspects: NDArray[np.int64]
-    """int64: stuck and misfit samples with the highest score, highest first, as many as were asked for."""
+    """int64: stuck and misfit samples, the most suspicious first, as many as were asked for."""
     confirmed: dict[str, int] = field(default_factory=dict)
     """Kind -> how many of `counts` a forward pass decided."""
 
@@ -249,21 +249,25 @@ class KindCounts:
         self._suspects = Smallest(suspects)
         self._log_s_of_crowded = 0.0
 
-    def add(self, block: range, rows: Rows, kept: NDArray[np.bool_]) -> None:
-        """Count the samples of a block, given the rules' columns. kept: bool [m], those that the run trains on."""
+    def add(self, block: range, rows: Rows, kept: NDArray[np.bool_], ranks: NDArray[np.float32] | None = None) -> None:
+        """Count the samples of a block, given the rules' columns. kept: bool [m], those that the run trains on.
+
+        ranks: float32 [m], as `WholeRun.ranks`, to sort stuck samples and misfits by; None: by score.
+        """
         kinds, score = self._rules.kinds(rows), self._rules.score(rows)
+        suspicion = -score if ranks is None else ranks
         kinds[~kept] = -1
         self._counts += np.bincount(kinds[kept], minlength=len(KIND_NAMES))
         random = np.random.default_rng((_SEED, block.start)).random(len(kinds))
         coldness = self._rules.coldness(rows)
-        keys = (rows[VISITS], -score, -score, coldness, coldness, random)
+        keys = (rows[VISITS], suspicion, suspicion, coldness, coldness, random)
         for code, (shown, key) in enumerate(zip(self._shown, keys, strict=True)):
             places = np.flatnonzero(kinds == code)
             shown.add(places + block.start, key[places])
         crowded = {name: of[kinds == CROWDED] for name, of in rows.items()}
         self._log_s_of_crowded += float(self._rules.crowded_log_s(crowded).sum())
         places = np.flatnonzero((kinds == STUCK) | (kinds == MISFIT))
-        self._suspects.add(places + block.start, -score[places])
+        self._suspects.add(places + block.start, suspicion[places])
 
     def result(self) -> SampleKinds:
         found = {name: (int(count), shown.chosen()[0].tolist())

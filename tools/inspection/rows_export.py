@@ -21,7 +21,7 @@ from .kinds import KIND, KIND_NAMES, Codes, KindRules, read_rules
 from .run import Inspection
 from .state_blocks import read_blocks
 
-SAMPLE_ID, KIND_FROM = "sample_id", "kind_from"
+SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
 LEVELS = ("state", "forward_pass")
 """Values of kind_from."""
 
@@ -56,15 +56,15 @@ def export_rows(
 
     Columns: sample_id, int64; those of the samples table, if the dataset could be opened; every field of the state,
     float32; visits and last_step, uint32; kind and kind_from, text. The file replaces `to` atomically once it is
-    complete and synced; on failure nothing is left behind. confirmation: kinds decided by a forward pass. Calls
-    on_progress with the number of rows written so far.
+    complete and synced; on failure nothing is left behind. confirmation: kinds decided by a forward pass, and the
+    column margin, float32, null elsewhere. Calls on_progress with the number of rows written so far.
     Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
     snapshot meanwhile, DatasetError, OSError.
     """
     if inspection.reader is None:
         raise RunError(f"{inspection.run.path} has no snapshot of its state yet, so there is nothing to export; "
                        "the first checkpoint writes one")  # fmt: skip
-    schema = _schema(inspection, inspection.reader)
+    schema = _schema(inspection, inspection.reader, with_margin=confirmation is not None)
     rules = None if inspection.prediction else read_rules(inspection)
     with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
         done = 0
@@ -78,11 +78,11 @@ def sample_columns(inspection: Inspection) -> list[str]:
     """Return the samples table's columns to export: all but the row in the shard; none without a dataset."""
     if inspection.reader is None or inspection.dataset is None:
         return []
-    left_out = {PLACE_IN_SHARD, SAMPLE_ID, KIND, KIND_FROM, *inspection.columns}
+    left_out = {PLACE_IN_SHARD, SAMPLE_ID, KIND, KIND_FROM, MARGIN, *inspection.columns}
     return [name for name in inspection.dataset.schema.names if name not in left_out]
 
 
-def _schema(inspection: Inspection, reader: StateReader) -> pa.Schema:
+def _schema(inspection: Inspection, reader: StateReader, *, with_margin: bool) -> pa.Schema:
     """Return the columns' names and types; metadata names snapshot and dataset."""
     dataset, snapshot = inspection.dataset, reader.snapshot
     table = [dataset.schema.field(name) for name in sample_columns(inspection)] if dataset else []
@@ -95,7 +95,8 @@ def _schema(inspection: Inspection, reader: StateReader) -> pa.Schema:
         del metadata["thermopile.snapshot"]
         metadata["thermopile.predicted_by"] = inspection.prediction.checkpoint
     kinds = [] if inspection.prediction else [(KIND, pa.string()), (KIND_FROM, pa.string())]
-    return pa.schema([(SAMPLE_ID, pa.int64()), *table, *state, *kinds], metadata=metadata)
+    margin = [(MARGIN, pa.float32())] if with_margin else []
+    return pa.schema([(SAMPLE_ID, pa.int64()), *table, *state, *kinds, *margin], metadata=metadata)
 
 
 def _tables(
@@ -118,13 +119,14 @@ def _tables(
 
 
 def _kind_columns(block: range, kinds: Codes, confirmation: Confirmation | None) -> dict[str, pa.Array]:
-    """Return the columns of a block's kinds, int8 [m] by the state alone, and of which level decided them."""
-    confirmed = np.zeros(len(block), np.int8)
+    """Return the columns of a block's kinds, int8 [m] by the state alone, of which level decided them, and margins."""
+    confirmed, margin = np.zeros(len(block), np.int8), np.full(len(block), np.nan, np.float32)
     if confirmation:
         here = slice(*np.searchsorted(confirmation.sample_ids, (block.start, block.stop)))
         places = confirmation.sample_ids[here] - block.start
-        kinds[places], confirmed[places] = confirmation.kinds[here], 1
+        kinds[places], confirmed[places], margin[places] = confirmation.kinds[here], 1, confirmation.margin[here]
     return {
+        **({MARGIN: pa.array(margin, from_pandas=True)} if confirmation else {}),
         KIND: pa.DictionaryArray.from_arrays(kinds, list(KIND_NAMES)).dictionary_decode(),
         KIND_FROM: pa.DictionaryArray.from_arrays(confirmed, list(LEVELS)).dictionary_decode(),
     }

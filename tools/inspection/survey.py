@@ -19,6 +19,7 @@ from .groups import CLASS_COLUMN, GroupCounts, Groups, Labels, TooManyGroupsErro
 from .kinds import KindCounts, SampleKinds, TauCounts
 from .run import Inspection, TauSettings
 from .state_blocks import Rows, read_blocks
+from .whole_run import WholeRun
 
 SHEET_SAMPLES = 72
 POOL_SAMPLES = 1 << 20
@@ -108,11 +109,12 @@ class Survey:
 
 def survey(
     inspection: Inspection, by: Sequence[str] = (CLASS_COLUMN,), on_progress: Callable[[int], None] = lambda done: None,
-    *, suspects: int = 0,
+    *, suspects: int = 0, whole_run: WholeRun | None = None,
 ) -> Survey | None:  # fmt: skip
     """Survey the inspection's whole snapshot; None if it has none. `by`: columns to group the samples by.
 
-    suspects: how many of the samples that may be stuck or misfits to name, for a forward pass.
+    suspects: how many of the samples that may be stuck or misfits to name, for a forward pass. whole_run: what these
+    are sorted by; None: by log s at the snapshot.
     Notes why parts are missing. Calls on_progress with the rows read so far, out of twice the number of samples.
     Raises ConfigError for an unknown column, DamagedChunkError, SnapshotNotFoundError if the run deletes the snapshot
     meanwhile, DatasetError.
@@ -133,7 +135,7 @@ def survey(
         notes.append("No visited sample has a finite tau. `thermopile state check` lists them.")
     second = _SecondPass(first, sides, inspection, by, suspects)
     for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
-        second.add(block, rows, reader.is_kept(block.start, block.stop))
+        second.add(block, rows, reader.is_kept(block.start, block.stop), whole_run.ranks(block) if whole_run else None)
         on_progress(reader.samples + block.stop)
     pool = Pool(second.pool, {name: np.concatenate(parts) for name, parts in second.pool_tau.items()})
     kinds = second.kinds.result() if first.staleness.count and not inspection.prediction else None
@@ -223,8 +225,8 @@ class _SecondPass:
         dataset = inspection.dataset if sides else None
         self._grouping = [(GroupCounts(column, limits), Labels(dataset, column)) for column in by if dataset]
 
-    def add(self, block: range, rows: Rows, kept: NDArray[np.bool_]) -> None:
-        self.kinds.add(block, rows, kept)
+    def add(self, block: range, rows: Rows, kept: NDArray[np.bool_], ranks: NDArray[np.float32] | None) -> None:
+        self.kinds.add(block, rows, kept, ranks)
         tau = {side.name: rows[f"{side.name}/tau"] for side in self._sides}
         seen = with_tau(rows, tau)
         pooled = self.pool[slice(*np.searchsorted(self.pool, (block.start, block.stop)))] - block.start

@@ -95,6 +95,7 @@ def read_every_snapshot(
         except DamagedChunkError as error:
             inspection.notes.append(f"{entry.tag} is left out: {error}.")
         on_progress(done)
+    inspection.notes[:] = dict.fromkeys(inspection.notes)  # another reading may have noted the same
     return found
 
 

@@ -7,6 +7,7 @@ from ..inspection.confirmation import Confirmation
 from ..inspection.kinds import MIN_VISITS, SampleKinds
 from ..inspection.samples import Sample
 from ..inspection.survey import Survey
+from ..inspection.whole_run import PRECISION
 from .html import per_side, table
 from .sheets import Cards, state_word
 
@@ -15,7 +16,7 @@ MEANING = {
     "stuck": "Tau is at tau_min although the negatives outweigh the positive, and u is at its bound: a sample that "
              "fell there too fast and hardly learns. The highest log s:",
     "misfit": "The negatives outweigh the positive: the model has not matched the two. A wrong caption, a label error, "
-              "or a hard sample. The worst:",
+              f"or a hard sample. The highest log s over the whole run first. {PRECISION}",
     "crowded": "Tau is low, but because more negatives than rho leaves room for are as close as the positive: "
                "near-copies, such as many pictures with one caption. Not rare. The coldest:",
     "rare": "Tau is among the lowest 5% of a side, and the negatives that count lie well below the positive: few "
@@ -37,10 +38,13 @@ def kinds(survey: Survey, confirmation: Confirmation | None, cards: Cards) -> st
     caption = "Every sample has the first of these kinds that applies, decided from its row of state alone"
     caption += f" or by a forward pass: {summary.confirmation(confirmation)}." if confirmation else "."
     head, rows = summary.kinds_table(found)
-    content = table(caption, head, rows)
+    content, margins = table(caption, head, rows), {}
+    if confirmation:
+        pairs = zip(confirmation.sample_ids.tolist(), confirmation.margin.tolist(), strict=True)
+        margins = {id: f", margin {margin:+.3f}" for id, margin in pairs}
     for name, ids in found.sheets.items():
         if ids:
-            shown = [(id, _figure(name, cards.samples[id])) for id in ids]
+            shown = [(id, _figure(name, cards.samples[id]) + margins.get(id, "")) for id in ids]
             content += cards.sheet(_title(found, name), MEANING[name], shown)
     return content
 

@@ -26,6 +26,7 @@ from ..inspection.neighbours import ANCHORS, find_neighbours
 from ..inspection.run import Inspection
 from ..inspection.samples import Row, Sample
 from ..inspection.through_time import read_every_snapshot
+from ..inspection.whole_run import PRECISION
 from ..plain_text import plain_text
 from ..report.neighbourhood import Listing, figures, listings
 from .catalogue import SERVED_KINDS, Catalogue
@@ -74,7 +75,8 @@ class Answers:
             "negatives": 0 if index.margin is None else min(MAX_NEGATIVES, index.samples),
             "pictures": self._inspection.dataset is not None,
             "neighbours": self._features is not None,
-            "notes": [plain_text(note, 1000) for note in self._inspection.notes],
+            "notes": [plain_text(note, 1000) for note in self._inspection.notes]
+            + ([f"Highest log s first: {PRECISION}"] if len(index.misfits) else []),
         }
 
     def samples(self, query: Query, start: int) -> Json:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,13 @@ from ..inspection.kinds import KIND_NAMES, read_rules
 from ..inspection.margins import margins
 from ..inspection.run import Inspection
 from ..inspection.state_blocks import read_blocks
+from ..inspection.whole_run import WholeRun
 from .texts import Texts, damaged, write_texts
 
 INDEX = "index"
 _FORMAT = 1
+_STATE = "state-2"
+"""2: with crowded samples, and misfits ranked over the run."""
 _TEXTS, _GROUPS, _ABOUT, _KIND, _MISFITS = "texts.sqlite", "class.npy", "about.json", "kind.npy", "misfits.npy"
 _MARGIN, _BY_MARGIN = "margin.npy", "by-margin.npy"
 _NOT_SELECTED = len(KIND_NAMES)
@@ -58,7 +62,7 @@ class Catalogue:
     taus: dict[str, NDArray[np.float32]]
     """Side -> tau in that order, float32 [n]; inf for those without."""
     misfits: Ids
-    """uint32 [n]: ids by the sum of log s over the sides, highest first; empty without log s."""
+    """uint32 [n]: ids by log s over the whole run, highest first; empty without log s."""
     classes: list[str]
     """Names, sorted; empty without classes, or with too many to list."""
     class_of: NDArray[np.int32] | None
@@ -91,7 +95,7 @@ def open_catalogue(inspection: Inspection, folder: Path, on_progress: OnProgress
     if reader.samples >= _LARGEST:
         raise RunError(f"{reader.samples:,} samples are too many to serve; use --export")
     index = own_directory(own_directory(folder) / INDEX)
-    of_state, of_texts = index / f"state-{reader.snapshot.id}", index / f"texts-{reader.dataset_fingerprint[:16]}"
+    of_state, of_texts = index / f"{_STATE}-{reader.snapshot.id}", index / f"texts-{reader.dataset_fingerprint[:16]}"
     if not of_state.exists():
         with _made(of_state) as being_made:
             _index_state(inspection, being_made, on_progress)
@@ -159,19 +163,20 @@ def _index_state(inspection: Inspection, folder: Path, on_progress: OnProgress) 
     rules = read_rules(inspection, lambda done: on_progress("reading tau", done, count))
     new = {name: _new(folder / _file(name), np.float32 if name in reader.fields else np.uint32, count)
            for name in reader.columns}  # fmt: skip
-    kinds, score = _new(folder / _KIND, np.int8, count), np.empty(count, np.float32)
+    kinds, ranks = _new(folder / _KIND, np.int8, count), np.empty(count, np.float32)
+    whole_run = WholeRun(inspection, partial(on_progress, "reading all snapshots"))
     for block, rows in read_blocks(reader, reader.columns):
         for name, values in rows.items():
             new[name][block.start : block.stop] = values
         kept = reader.is_kept(block.start, block.stop)
         kinds[block.start : block.stop] = np.where(kept, rules.kinds(rows), _NOT_SELECTED)
-        score[block.start : block.stop] = rules.score(rows)
+        ranks[block.start : block.stop] = whole_run.ranks(block)
         on_progress("indexing the state", block.stop, count)
     for done, side in enumerate(inspection.sides):
         on_progress("ranking by tau", done * count, len(inspection.sides) * count)
         _write_ranks(folder, side, new, count)
     if rules.log_s:
-        _new(folder / _MISFITS, np.uint32, count)[:] = np.argsort(-score, kind="stable")
+        _new(folder / _MISFITS, np.uint32, count)[:] = np.argsort(ranks, kind="stable")
     about = {"format": _FORMAT, "samples": count, "snapshot": reader.snapshot.id}
     write_atomically(folder / _ABOUT, seal_line(about))
 

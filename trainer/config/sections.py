@@ -289,6 +289,9 @@ class CheckpointConfig(Section):
     """Number of newest checkpoints to keep."""
     keep_every: NonNegativeInt = 0
     """Also keep checkpoints whose step is a multiple of this; 0 disables."""
+    keep_early: int = Field(default=3, ge=0, le=9)
+    """Early snapshots of the state to keep for each tenfold of steps, without checkpoints; 0 disables. They show which
+    samples the model has learnt by heart since."""
 
 
 class StateConfig(Section):

@@ -1,6 +1,7 @@
 """What a forward pass says about the samples that look stuck or like misfits, against plain loops."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -17,6 +18,7 @@ from thermopile.tools.inspection.confirmation import compared_ids, confirm, with
 from thermopile.tools.inspection.kinds import KIND_NAMES
 from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.survey import survey
+from thermopile.tools.inspection.whole_run import PRECISION
 from thermopile.trainer.evaluation.features import sample_features, view_features
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -57,28 +59,30 @@ def images_run(images_dataset, write_state, tmp_path_factory):
 
 
 def slowly_by_side(similarities, positive, own, tau):
-    """log g, and whether a negative is above the positive, from an anchor's similarities to candidates."""
+    """log g, and the margin of the positive over the hardest negative, from an anchor's similarities to candidates."""
     h = [float(value) - positive for value, is_own in zip(similarities, own, strict=True) if not is_own]
-    return np.log(np.mean(np.exp(np.array(h) / tau))), max(h) > 1e-5
+    return np.log(np.mean(np.exp(np.array(h) / tau))), -max(h)
 
 
 def check(found, state, sides, anchors_of):
     """Compare a confirmation with loops; anchors_of(place, side) yields (similarities, positive, own) per anchor."""
     kinds = set()
     for place, id in enumerate(found.sample_ids.tolist()):
-        silent, above, score = False, [], 0.0
+        silent, margins, score = False, [], 0.0
         for side in sides:
             row = {name: float(state[f"{side}/{name}"][id]) for name in ("tau", "log_s")}
             of_anchors = [slowly_by_side(*anchor, row["tau"]) for anchor in anchors_of(id, side)]
             log_g = np.log(np.mean(np.exp([log_g for log_g, _ in of_anchors])))
             silent |= np.exp(log_g - row["log_s"]) < 0.01
-            above.append(any(is_above for _, is_above in of_anchors))
+            margins.append(min(margin for _, margin in of_anchors))
             score += (log_g + row["log_s"]) / 2
         stuck = id % 3 == 0
-        expected = "stuck" if stuck and silent else "misfit" if all(above) else None
+        is_misfit = max(margins) < -1e-5
+        expected = "stuck" if stuck and silent else "misfit" if is_misfit else None
         name = KIND_NAMES[found.kinds[place]]
         assert (name == expected) if expected else name in ("rare", "ordinary")
-        assert (found.silent[place], found.misfit[place]) == (silent, all(above))
+        assert (found.silent[place], found.misfit[place]) == (silent, is_misfit)
+        assert found.margin[place] == pytest.approx(min(margins), abs=1e-5)
         assert found.score[place] == pytest.approx(score, rel=1e-4, abs=1e-4)
         kinds.add(name if stuck else f"not stuck, {name}")
     return kinds
@@ -205,6 +209,9 @@ def test_the_report_the_terminal_and_json_tell_who_decided(pairs_run, tmp_path):
     assert any(line.startswith("forward pass 20 suspects compared with 66 random samples") for line in lines)
     page = (tmp_path / "report.html").read_text("utf-8")
     assert "by a forward pass: 20 suspects compared with 66 random samples" in page
+    assert len(re.findall(r"log s [^<]*, margin [+-]0\.\d{3}</b>", page)) >= 10
+    assert PRECISION in page
+    assert PRECISION in " ".join(shown.stdout.split())
     seen = json.loads(inspect(pairs_run[0].path, "--confirm", 20, "--json").stdout)
     assert seen["confirmation"]["suspects"] == 20
     assert (seen["confirmation"]["checkpoint"], seen["confirmation"]["weights"]) == ("step-5", "raw")
@@ -220,6 +227,10 @@ def test_an_export_has_the_confirmed_kinds_and_who_decided(pairs_run, tmp_path):
     of = dict(zip(found.sample_ids.tolist(), found.kinds.tolist(), strict=True))
     assert [id for id, level in enumerate(rows["kind_from"]) if level == "forward_pass"] == found.sample_ids.tolist()
     assert all(rows["kind"][id] == KIND_NAMES[code] for id, code in of.items())
+    margin = dict(zip(found.sample_ids.tolist(), found.margin.tolist(), strict=True))
+    assert rows["margin"] == [margin.get(id) for id in range(66)]
+    assert inspect(pairs_run[0].path, "--export", tmp_path / "plain.parquet").exit_code == 0
+    assert "margin" not in pq.read_schema(tmp_path / "plain.parquet").names
 
 
 @pytest.mark.parametrize(

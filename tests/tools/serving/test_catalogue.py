@@ -119,6 +119,12 @@ def test_margins_are_indexed_once_and_again_for_other_features(run, pairs, tmp_p
         with_margins(catalogue, pairs("1"), tmp_path, lambda *_: None)
 
 
+def test_misfits_are_ranked_over_the_whole_run(run, train_on, tmp_path):
+    copy = type(run)(shutil.copytree(run.path, tmp_path / "run"))
+    train_on(copy, {}, 9)  # log s is 0 for all now
+    assert Finder(opened(copy, tmp_path)).find(Query(sort="misfits")).sample_ids[:3].tolist() == [4, 3, 0]
+
+
 def test_words_are_found_in_captions_and_keys(find, hostile_dataset):
     captions = hostile_dataset.column("caption").to_pylist()
     with_family = [id for id, caption in enumerate(captions) if "family" in (caption or "")]
@@ -166,15 +172,16 @@ def test_the_index_is_made_once_and_again_for_another_snapshot(run, train_on, tm
     copy = type(run)(shutil.copytree(run.path, tmp_path / "run"))
     done = []
     opened(copy, copy.report, lambda *work: done.append(work))
-    assert {what for what, *_ in done} == {"reading tau", "indexing the state", "ranking by tau", "indexing captions",
-                                           "indexing classes"}  # fmt: skip
+    assert {what for what, *_ in done} == {"reading tau", "reading all snapshots", "indexing the state",
+                                           "ranking by tau", "indexing captions", "indexing classes"}  # fmt: skip
     done.clear()
     opened(copy, copy.report, lambda *work: done.append(work))
     assert done == []
     tau = np.linspace(0.2, 0.1, read_run(copy).reader.samples)
     train_on(copy, {"image": tau, "text": tau}, 9)
     newer = opened(copy, copy.report, lambda *work: done.append(work))
-    assert {what for what, *_ in done} == {"reading tau", "indexing the state", "ranking by tau"}
+    assert {what for what, *_ in done} == {"reading tau", "reading all snapshots", "indexing the state",
+                                           "ranking by tau"}  # fmt: skip
     assert newer.coldest["image"][0] == len(tau) - 1
     assert len(list((copy.report / "index").iterdir())) == 2  # the older snapshot's is gone
 
@@ -216,7 +223,7 @@ def test_ids_beyond_the_samples_in_an_index_are_not_looked_up(run, tmp_path):
 def test_an_index_of_another_run_is_refused(run, hostile_run, tmp_path):
     opened(run, tmp_path).close()
     (mine,) = (tmp_path / "index").glob("state-*")
-    mine.rename(mine.with_name(f"state-{read_run(hostile_run).reader.snapshot.id}"))
+    mine.rename(mine.with_name(f"state-2-{read_run(hostile_run).reader.snapshot.id}"))
     with pytest.raises(RunError, match="does not belong to this run"):
         opened(hostile_run, tmp_path)
 

@@ -1,0 +1,114 @@
+"""Ranks by log s over all snapshots of a run, against plain loops."""
+
+import numpy as np
+import pytest
+import torch
+
+from thermopile.state_store import StateReader, StateStore
+from thermopile.state_store.durable import Repository
+from thermopile.tools.inspection import state_blocks
+from thermopile.tools.inspection import whole_run as module
+from thermopile.tools.inspection.findings import look
+from thermopile.tools.inspection.kinds import MIN_VISITS
+from thermopile.tools.inspection.run import read_run
+from thermopile.tools.inspection.whole_run import WholeRun
+
+N, STEPS = 66, (5, 6, 7, 8)
+LATE = np.arange(N) >= 60
+"""Visited enough from the third snapshot on."""
+UNSEEN = 65
+LOG_S = {step: np.random.default_rng(step).normal(-step / 3, step, (2, N)).astype(np.float32) for step in STEPS}
+"""Of both sides; each snapshot has a scale of its own."""
+
+
+@pytest.fixture
+def run(hostile_dataset, write_state, tmp_path):
+    """Four snapshots with log s as above."""
+    visits = np.where(LATE, MIN_VISITS - 2, MIN_VISITS)
+    visits[UNSEEN] = 0
+    first = dict(zip(("image/log_s", "text/log_s"), LOG_S[5], strict=True))
+    run = write_state(tmp_path / "run", hostile_dataset, first, visits)
+    reader = StateReader.open(run.state)
+    identity = {"samples": N, "dataset_fingerprint": reader.dataset_fingerprint, "fields": reader.initial}
+    ids = np.flatnonzero(np.arange(N) != UNSEEN)
+    with StateStore.open(run.state, **identity) as store:
+        for step in STEPS[1:]:
+            rows = {name: torch.zeros(len(ids)) for name in reader.fields}
+            rows |= {f"{side}/log_s": torch.from_numpy(of[ids]) for side, of in
+                     zip(("image", "text"), LOG_S[step], strict=True)}  # fmt: skip
+            store.put(ids, rows, step=step)
+            store.snapshot(step, epoch=1).result()
+    return run
+
+
+def slowly(steps):
+    """The mean rank of every sample by the definition: 0 for the highest log s, inf without enough visits."""
+    ranks = np.full((len(steps), N), np.nan)
+    for place, step in enumerate(steps):
+        seen = np.flatnonzero(~LATE | ((step >= 7) & (np.arange(N) != UNSEEN)))
+        order = seen[np.argsort(-LOG_S[step].astype(np.float64).sum(0)[seen])]
+        ranks[place, order] = (np.arange(len(order)) + 0.5) / len(order)
+    return np.array([np.mean(of[~np.isnan(of)]) if (~np.isnan(of)).any() else np.inf for of in ranks.T])
+
+
+def ranks(run, **options):
+    inspection = read_run(run, **options)
+    return WholeRun(inspection).ranks(range(N)), inspection.notes
+
+
+@pytest.mark.parametrize("at", [6, 8])
+def test_the_ranks_of_the_snapshots_up_to_the_inspected_one_are_averaged_where_a_sample_has_visits_enough(run, at):
+    found, notes = ranks(run, at=f"step-{at}")
+    np.testing.assert_allclose(found, slowly([step for step in STEPS if step <= at]), atol=1e-6)
+    assert found.dtype == np.float32
+    assert np.isinf(found[LATE]).sum() == (6 if at == 6 else 1)
+    assert notes == []
+
+
+def test_the_blocks_give_the_ranks_of_the_whole(run, monkeypatch):
+    whole, _ = ranks(run)
+    monkeypatch.setattr(state_blocks, "ROWS_AT_ONCE", 16)
+    pieces, told = read_run(run), []
+    of_blocks = WholeRun(pieces, lambda *at: told.append(at))
+    found = [of_blocks.ranks(block) for block, _ in state_blocks.read_blocks(pieces.reader, ["visits"])]
+    np.testing.assert_array_equal(np.concatenate(found), whole)
+    assert told == sorted(told)
+    assert told[-1] == (4 * N, 4 * N)
+
+
+def test_a_single_snapshot_gives_the_ranks_of_its_log_s(run):
+    Repository.open(run.state).retain(keep_last=1)
+    found, _ = ranks(run)
+    np.testing.assert_allclose(found, slowly([8]), atol=1e-6)
+
+
+def test_a_snapshot_that_cannot_be_read_is_left_out_and_noted_once(run):
+    damaged = next(each for each in Repository.open(run.state).snapshots() if each.step == 6)
+    (run.state / "snapshots" / damaged.id).write_bytes(b"?")
+    found, notes = ranks(run)
+    np.testing.assert_allclose(found, slowly([5, 7, 8]), atol=1e-6)
+    assert [note[:18] for note in notes] == ["step-6 is left out"]
+    assert sum("step-6 is left out" in note for note in look(run.path).notes) == 1
+
+
+def test_of_very_many_snapshots_some_are_read_and_the_last_is_among_them(run, monkeypatch):
+    monkeypatch.setattr(module, "MAX_SNAPSHOTS", 2)
+    np.testing.assert_allclose(ranks(run)[0], slowly([6, 8]), atol=1e-6)
+    np.testing.assert_allclose(ranks(run, at="step-7")[0], slowly([5, 7]), atol=1e-6)
+
+
+def test_the_report_and_the_suspects_come_by_the_whole_run(run):
+    found = look(run.path, suspects=9)
+    kinds, by_rank = found.survey.kinds, slowly(STEPS)
+    assert len(kinds.sheets["misfit"]) > 3
+    assert kinds.sheets["misfit"] == sorted(kinds.sheets["misfit"], key=lambda id: by_rank[id])
+    last = LOG_S[8].sum(0)
+    assert kinds.sheets["misfit"] != sorted(kinds.sheets["misfit"], key=lambda id: -last[id])
+    suspicious = np.flatnonzero(last > 0)
+    suspicious = suspicious[(suspicious != UNSEEN) & ~np.isinf(by_rank[suspicious])]
+    assert kinds.suspects.tolist() == sorted(suspicious, key=lambda id: by_rank[id])[:9]
+
+
+def test_without_log_s_no_sample_has_a_rank(hostile_dataset, write_run, tmp_path):
+    run = write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")
+    assert np.isinf(WholeRun(read_run(run)).ranks(range(N))).all()

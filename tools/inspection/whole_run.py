@@ -1,0 +1,69 @@
+"""Rank samples by log s over a run's snapshots: misfits that the model has learnt by heart since were high earlier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...state_store import StateReader, list_snapshots
+from .distribution import Distribution
+from .kinds import KindRules
+from .run import Inspection
+from .state_blocks import Rows, read_blocks
+from .through_time import read_every_snapshot
+
+MAX_SNAPSHOTS = 16
+"""Of more, one in two is read, or one in three and so on, the last among them."""
+PRECISION = (
+    "In a test on glyphs with 2% of the captions swapped, 88% of the first ones by log s over the run were swapped; "
+    "expect fewer on real data, and where a model learns its samples by heart."
+)
+"""What readers of a list of misfits are told about it."""
+
+
+class WholeRun:
+    """Log s of a run's samples at all of its snapshots up to the inspected one. Takes 16 MB of memory for each."""
+
+    def __init__(self, inspection: Inspection, on_progress: Callable[[int, int], None] = lambda done, total: None):
+        """Read every row once; there must be a snapshot. Calls on_progress with the rows read so far, and all of them.
+
+        A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
+        """
+        assert inspection.reader is not None
+        self._rules, last = KindRules.of(inspection), inspection.reader.snapshot.step
+        steps = [snapshot.step for snapshot in list_snapshots(inspection.run.state)]
+        wanted = [step for step in steps if 0 < step <= last and self._rules.log_s]
+        every = max(1, -(-len(wanted) // MAX_SNAPSHOTS))
+        wanted = wanted[(len(wanted) - 1) % every :: every]
+
+        def read(reader: StateReader) -> tuple[StateReader, Distribution]:
+            scores, step, samples = Distribution(), reader.snapshot.step, reader.samples
+            for block, rows in read_blocks(reader, self._rules.columns) if step in wanted else ():
+                scores.add(self._scores(rows)[0])
+                on_progress(wanted.index(step) * samples + block.stop, len(wanted) * samples)
+            return reader, scores
+
+        self._snapshots = [found for found in read_every_snapshot(inspection, read) if found[1].count]
+
+    def _scores(self, rows: Rows) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+        """Return the scores of those of a block's samples that have enough visits, and which these are, bool [m]."""
+        score = self._rules.score(rows).astype(np.float32)
+        seen = ~self._rules.too_few_visits(rows) & np.isfinite(score)  # a damaged row may hold anything
+        return score[seen], seen
+
+    def ranks(self, block: range) -> NDArray[np.float32]:
+        """Return each sample's mean rank by log s, summed over the sides; float32 [m].
+
+        0 is the highest log s, 1 the lowest: ranks, since snapshots differ in scale. The mean is over the snapshots at
+        which the sample had MIN_VISITS visits, among those that had; without any, inf. Raises DamagedChunkError,
+        SnapshotNotFoundError.
+        """
+        total, times = np.zeros((2, len(block)))
+        for reader, scores in self._snapshots:
+            of, seen = self._scores(reader.rows(block.start, block.stop, self._rules.columns))
+            total[seen] += 1 - scores.ranks(of)
+            times += seen
+        with np.errstate(invalid="ignore"):
+            return np.where(times, total / np.maximum(times, 1), np.inf).astype(np.float32)

@@ -70,7 +70,9 @@ def curate(
         raise click.UsageError("--by has no effect without --cap")
     from .curation import CurationRules, curate_run
 
-    rules = CurationRules(drop, misfits, per_cluster, per_class, class_column or "group", tau_power)
+    rules = CurationRules(
+        drop, 0 if misfits == ALL else misfits, per_cluster, per_class, class_column or "group", tau_power
+    )
     found, dropped = curate_run(run, keep, rules, at=at, data=data, overwrite=overwrite)
     counts = found.counts
     if as_json:

@@ -20,7 +20,6 @@ from ..state_store.schema import VISITS
 from ..trainer.errors import ConfigError, RunError
 from ..trainer.run_directory import RunDirectory
 from ..trainer.selecting import SAMPLE_ID, WEIGHT, selected_ids
-from .curate_cmd import ALL
 from .inspection.correlation import NO_GROUP
 from .inspection.duplicates import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
 from .inspection.findings import read_again
@@ -45,12 +44,12 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class CurationRules:
-    """What to drop, in this order, and how to weigh what is kept; None and 0 leave a rule out."""
+    """What to drop, in this order, and how to weigh what is kept; None and 0 leave a rule out, but for misfits."""
 
     drop: Path | None = None
     """Parquet file with the ids of samples to drop."""
     misfits: int | None = None
-    """Drop this many samples, those with the highest log s over the whole run; ALL: the misfits of the snapshot."""
+    """Drop this many samples, those with the highest log s over the whole run; 0: the misfits of the snapshot."""
     per_cluster: int | None = None
     """Keep at most this many samples of each cluster of duplicates: its representative, then those with the lowest
     log s, which fit their captions best. Samples with too few visits go first; without log s, the lowest ids stay."""
@@ -131,7 +130,7 @@ def curate(
         listed = selected_ids(rules.drop, dataset.index, "drop")
         reasons[listed[reasons[listed] == KEPT]] = LISTED
     misfits = np.flatnonzero(state.may_be_misfit & (reasons == KEPT))
-    misfits = misfits[np.argsort(state.rank[misfits], kind="stable")][: rules.misfits or 0]
+    misfits = misfits[np.argsort(state.rank[misfits], kind="stable")][: rules.misfits or None]
     reasons[misfits] = IS_MISFIT
     if rules.per_cluster:
         alive = reasons[clusters.sample_ids] == KEPT
@@ -150,7 +149,7 @@ def curate(
     if not kept.any():
         raise RunError("nothing would be kept; choose weaker rules")
     weights = None if state.log_tau is None else _weights(state.log_tau[kept], rules.tau_power)
-    notes = [*inspection.notes, *([PRECISION] if rules.misfits else [])]
+    notes = [*inspection.notes, *([PRECISION] if rules.misfits is not None else [])]
     if crowded := int(state.is_crowded[kept].sum()) if rules.tau_power else 0:
         notes.append(f"Crowded samples keep the weight 1: {crowded:,}. Their tau is low because they have near-copies, "
                      "not because they are rare; --thin drops copies.")  # fmt: skip
@@ -186,15 +185,17 @@ class _State:
         n, name = reader.samples, inspection.config.objective.name
         kinds = read_rules(inspection, lambda done: on_progress("reading tau", done, n))
         taus = [f"{side}/tau" for side in inspection.sides] if rules.tau_power else []
-        if rules.misfits and not kinds.log_s:
+        if rules.misfits is not None and not kinds.log_s:
             raise ConfigError(f"the objective {name} keeps no log s, by which misfits are found; leave them in")
-        if rules.misfits and kinds.why_none:
+        if rules.misfits is not None and kinds.why_none:
             raise ConfigError(f"no misfits are told yet: {kinds.why_none}; train longer, or leave --drop-misfits out")
         if rules.tau_power and not taus:
             raise ConfigError(
                 f"the objective {name} keeps no temperature per sample to weigh by; leave --tau-power out"
             )
-        over_run = rules.misfits and WholeRun(inspection, partial(on_progress, "reading all snapshots"))
+        over_run = None
+        if rules.misfits is not None:
+            over_run = WholeRun(inspection, partial(on_progress, "reading all snapshots"))
         is_kept, may_be_misfit, is_crowded, is_new = np.zeros((4, n), np.bool_)
         rank, score = np.zeros((2, n), np.float32)
         log_tau = np.zeros(n, np.float32) if taus else None
@@ -205,7 +206,7 @@ class _State:
             is_crowded[here], is_new[here] = of == CROWDED, rows[VISITS] < MIN_VISITS
             if over_run:
                 rank[here] = over_run.ranks(block)
-                may_be_misfit[here] = of == MISFIT if rules.misfits == ALL else ~np.isin(of, (TOO_FEW_VISITS, STUCK))
+                may_be_misfit[here] = ~np.isin(of, (TOO_FEW_VISITS, STUCK)) if rules.misfits else of == MISFIT
             score[here] = np.where(is_new[here], np.inf, kinds.score(rows))
             if log_tau is not None:
                 usable = (rows[VISITS] > 0) & ~is_crowded[here]

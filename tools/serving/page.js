@@ -122,7 +122,7 @@ const look = said(async (id) => {
     ...past(sample.history));
   const here = placeOf(open = sample.id);
   if (here >= 0) last = here;
-  say("#place-found", `${here < 0 ? "Not on the page" : (start + here + 1).toLocaleString("en")} of ${total.toLocaleString("en")} found; keys ← → or k j`);
+  say("#place-found", `${here < 0 ? "Not on this page" : (start + here + 1).toLocaleString("en")} of ${total.toLocaleString("en")} found; keys ← → or k j`);
   if (!dialog.open) dialog.showModal();
   if (!document.activeElement.closest("dialog header")) one("#close").focus();
   dialog.scrollTop = 0;

@@ -64,21 +64,22 @@ class Finder:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self._catalogue = catalogue
-        # Loads the compiled code, for which the first reader would wait: for arrays as they are made, and as mapped.
-        for order in (np.zeros(1, np.uint32), np.frombuffer(bytes(4), np.uint32)):
-            _among(order, np.empty(0, np.bool_))
+        # Loads the compiled code for read-only arrays, as mapped ones are; the first reader would wait for it.
+        _among(np.frombuffer(bytes(4), np.uint32), np.empty(0, np.bool_))
         self.find = lru_cache(maxsize=4)(self._find)  # up to 8 bytes a sample each
 
     def _find(self, query: Query) -> Found:
         """Raises ConfigError if the run has no such side, class or order, RunError if the index is damaged."""
         order = self._order(query)
         wanted, has_more = self._wanted(query)
-        if wanted is not None:
+        if order is None:
+            order = (np.arange(self._catalogue.samples) if wanted is None else np.flatnonzero(wanted)).astype(np.uint32)
+        elif wanted is not None:
             order = _among(order, wanted)
         return Found(order if query.sort != "hottest" else order[::-1], has_more)
 
-    def _order(self, query: Query) -> Ids:
-        """Return the ids in the asked order, those within the bounds of tau if it is by tau."""
+    def _order(self, query: Query) -> Ids | None:
+        """Return the ids in the asked order, those within the bounds of tau if it is by tau; None if it is by id."""
         index, side = self._catalogue, query.side or next(iter(self._catalogue.taus), "")
         by_tau = query.sort in ("coldest", "hottest")
         if side not in index.taus:
@@ -94,7 +95,7 @@ class Finder:
                 raise ConfigError("there are no features of pairs; for margins, start again with --neighbours 12")
             return index.by_margin
         if not by_tau:
-            return np.arange(index.samples, dtype=np.uint32)
+            return None
         return index.coldest[side][slice(*self._places(query, side))]
 
     def _places(self, query: Query, side: str) -> tuple[int, int]:
@@ -130,7 +131,7 @@ class Finder:
 
 @compiled
 def _among(order: Ids, wanted: NDArray[np.bool_]) -> Ids:
-    """Return the ids of `order` that are wanted, in its order; wanted: bool by id. Others lie in a damaged index."""
+    """Return the ids of `order` that are wanted, in its order; wanted: bool by id. Other ids lie in a damaged index."""
     found, count = np.empty(len(order), np.uint32), 0
     for id in order:
         if id < len(wanted) and wanted[id]:

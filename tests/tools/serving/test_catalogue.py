@@ -81,7 +81,7 @@ def test_misfits_are_ranked_by_log_s_of_both_sides(find):
 
 @pytest.fixture
 def pairs(hostile_dataset, tmp_path):
-    """Return a function of a digest's digit that writes features; those of pair i have the cosine cos(0.2 + i / n)."""
+    """Return a function of a digest's digit that writes features: pair i has the cosine cos(0.2 + i / n)."""
 
     def write(digit="0"):
         n = hostile_dataset.n

@@ -127,6 +127,17 @@ def test_the_control_is_the_mean_over_permutations_of_the_samples_labels():
     assert found.permuted_range == pytest.approx((min(control), max(control)))
 
 
+@pytest.mark.parametrize("direction", [1, -1])
+def test_the_control_lies_above_0_where_tau_is_skewed_to_high_values_and_below_where_to_low_ones(direction):
+    sizes = np.repeat([1, 2, 4, 8, 16, 32, 64, 128, 256], 12)
+    codes = np.repeat(np.arange(len(sizes)), sizes)
+    skewed = np.random.default_rng(0).lognormal(0, 1, len(codes))  # follows no class
+    tau = (0.1 + direction * 0.001 * skewed).astype(np.float32)
+    found = correlate(sizes, mean_by_group(codes, tau, len(sizes)), codes, tau)
+    assert 0.15 < direction * found.permuted < 0.3
+    assert not found.is_likely
+
+
 CHANCE = (-0.11, 0.03)
 
 

@@ -24,7 +24,7 @@ from .inspection.correlation import NO_GROUP
 from .inspection.duplicates import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
 from .inspection.findings import read_again
 from .inspection.groups import CLASS_COLUMN, check_columns, codes_of
-from .inspection.kinds import CROWDED, MIN_VISITS, MISFIT, STUCK, TOO_FEW_VISITS, read_rules
+from .inspection.kinds import CROWDED, MIN_VISITS, MISFIT, STUCK, TOO_FEW_VISITS, Codes, read_rules
 from .inspection.predicted import other_dataset
 from .inspection.rows_export import check_target
 from .inspection.run import Inspection
@@ -129,7 +129,8 @@ def curate(
     if rules.drop:
         listed = selected_ids(rules.drop, dataset.index, "drop")
         reasons[listed[reasons[listed] == KEPT]] = LISTED
-    misfits = np.flatnonzero(state.may_be_misfit & (reasons == KEPT))
+    may_be_misfit = ~np.isin(state.kinds, (TOO_FEW_VISITS, STUCK)) if rules.misfits else state.kinds == MISFIT
+    misfits = np.flatnonzero(may_be_misfit & (reasons == KEPT) & (rules.misfits is not None))
     misfits = misfits[np.argsort(state.rank[misfits], kind="stable")][: rules.misfits or None]
     reasons[misfits] = IS_MISFIT
     if rules.per_cluster:
@@ -148,9 +149,12 @@ def curate(
     kept = reasons == KEPT
     if not kept.any():
         raise RunError("nothing would be kept; choose weaker rules")
-    weights = None if state.log_tau is None else _weights(state.log_tau[kept], rules.tau_power)
+    is_crowded = (state.kinds == CROWDED)[kept]
+    weights = None
+    if state.log_tau is not None:
+        weights = _weights(np.where(is_crowded, np.nan, state.log_tau[kept]), rules.tau_power)
     notes = [*inspection.notes, *([PRECISION] if rules.misfits is not None else [])]
-    if crowded := int(state.is_crowded[kept].sum()) if rules.tau_power else 0:
+    if crowded := int(is_crowded.sum()) if rules.tau_power else 0:
         notes.append(f"Crowded samples keep the weight 1: {crowded:,}. Their tau is low because they have near-copies, "
                      "not because they are rare; --thin drops copies.")  # fmt: skip
     if few := int(state.is_new[kept].sum()):
@@ -164,19 +168,16 @@ class _State:
 
     is_kept: NDArray[np.bool_]
     """bool [n]: the run trains on it."""
-    may_be_misfit: NDArray[np.bool_]
-    """bool [n]: what the rules drop as misfits is among these. Stuck samples and new ones never are."""
+    kinds: Codes
+    """int8 [n]: by the state alone."""
     rank: NDArray[np.float32]
     """float32 [n]: as `WholeRun.ranks`; 0 if the rules drop no misfits."""
-    is_crowded: NDArray[np.bool_]
-    """bool [n]: by the state alone."""
     is_new: NDArray[np.bool_]
     """bool [n]: with too few visits to be judged."""
     score: NDArray[np.float32]
     """float32 [n]: sum of log s over the sides; 0 without log s, inf with too few visits."""
     log_tau: NDArray[np.float32] | None
-    """float32 [n]: mean of log tau over the sides, not finite without a usable tau or for crowded samples; None if not
-    needed."""
+    """float32 [n]: mean of log tau over the sides, not finite without a usable tau; None if it is not needed."""
 
     @classmethod
     def read(cls, inspection: Inspection, rules: CurationRules, on_progress: OnProgress) -> _State:
@@ -193,26 +194,22 @@ class _State:
             raise ConfigError(
                 f"the objective {name} keeps no temperature per sample to weigh by; leave --tau-power out"
             )
-        over_run = None
-        if rules.misfits is not None:
-            over_run = WholeRun(inspection, partial(on_progress, "reading all snapshots"))
-        is_kept, may_be_misfit, is_crowded, is_new = np.zeros((4, n), np.bool_)
+        on_rows = partial(on_progress, "reading all snapshots")
+        over_run = None if rules.misfits is None else WholeRun(inspection, on_rows)
+        (is_kept, is_new), codes = np.zeros((2, n), np.bool_), np.zeros(n, np.int8)
         rank, score = np.zeros((2, n), np.float32)
         log_tau = np.zeros(n, np.float32) if taus else None
         for block, rows in read_blocks(reader, list(dict.fromkeys([*kinds.columns, *taus]))):
             here = slice(block.start, block.stop)
             is_kept[here] = reader.is_kept(block.start, block.stop)
-            of = kinds.kinds(rows)
-            is_crowded[here], is_new[here] = of == CROWDED, rows[VISITS] < MIN_VISITS
+            codes[here], is_new[here] = kinds.kinds(rows), rows[VISITS] < MIN_VISITS
             if over_run:
                 rank[here] = over_run.ranks(block)
-                may_be_misfit[here] = ~np.isin(of, (TOO_FEW_VISITS, STUCK)) if rules.misfits else of == MISFIT
             score[here] = np.where(is_new[here], np.inf, kinds.score(rows))
             if log_tau is not None:
-                usable = (rows[VISITS] > 0) & ~is_crowded[here]
-                log_tau[here] = np.where(usable, _mean_log([rows[tau] for tau in taus]), np.nan)
+                log_tau[here] = np.where(rows[VISITS] > 0, _mean_log([rows[tau] for tau in taus]), np.nan)
             on_progress("reading the state", block.stop, n)
-        return cls(is_kept, may_be_misfit, rank, is_crowded, is_new, score, log_tau)
+        return cls(is_kept, codes, rank, is_new, score, log_tau)
 
 
 def _mean_log(taus: list[NDArray[np.float32]]) -> NDArray[np.float64]:

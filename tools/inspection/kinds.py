@@ -87,7 +87,12 @@ class KindRules:
     def first_kind(self, rows: Rows, stuck: NDArray[np.bool_], misfit: NDArray[np.bool_]) -> Codes:
         """Return the first kind that applies, int8 [m]; stuck and misfit are decided, bool [m]."""
         kinds = np.full(len(misfit), ORDINARY, np.int8)
-        found = ((RARE, self.is_rare(rows)), (CROWDED, self.is_crowded(rows)), (MISFIT, misfit), (STUCK, stuck))
+        found = (
+            (RARE, self.is_rare(rows)),
+            (CROWDED, self.crowded_log_s(rows) > -np.inf),
+            (MISFIT, misfit),
+            (STUCK, stuck),
+        )
         for code, applies in (*found, (TOO_FEW_VISITS, self.too_few_visits(rows))):
             kinds[applies] = code
         return kinds
@@ -144,15 +149,12 @@ class KindRules:
             found |= (rows[f"{side}/tau"] < bound) & ~self.is_near(rows, side)
         return found
 
-    def is_crowded(self, rows: Rows) -> NDArray[np.bool_]:
-        """bool [m]: on a side, tau is cold and -rho < log s <= 0: more negatives than rho allows are near-copies.
-
-        docs/inspect.md derives it.
-        """
-        return self.crowded_log_s(rows) > -np.inf
-
     def crowded_log_s(self, rows: Rows) -> NDArray[np.float64]:
-        """float64 [m]: log s on the side where a sample is crowded, the higher one of two; -inf where it is on none."""
+        """float64 [m]: log s on the side where a sample is crowded, the higher one of two; -inf where it is on none.
+
+        There tau is cold and -rho < log s <= 0: more negatives than rho allows are near-copies. docs/inspect.md
+        derives it.
+        """
         highest = np.full(len(rows[VISITS]), -np.inf)
         for side, bound in self.cold_below.items():
             if self.rho is None:
@@ -196,14 +198,12 @@ class TauCounts:
         # Where most are near, as early in a run, that tells none of them from the others.
         cold = {side: tau.lower_edge(COLD_SHARE, near if 2 * near.count < tau.count else Distribution())
                 for side, (tau, near) in self._tau.items() if side in self._rules.log_s and tau.count}  # fmt: skip
-        if (why := self._why_none()) and self._rules.log_s:
-            self._inspection.notes.append(f"No kinds of samples are told yet: {why}. Train longer.")
-        return replace(self._rules, cold_below=cold, why_none=why)
-
-    def _why_none(self) -> str:
         taus = [tau for tau, _ in self._tau.values() if tau.count]
         moves = not self._inspection.prediction and self._inspection.config.objective.settings.get("eta") != 0
-        return "the temperatures hardly differ" if taus and moves and all(map(hardly_differs, taus)) else ""
+        why = "the temperatures hardly differ" if taus and moves and all(map(hardly_differs, taus)) else ""
+        if why and self._rules.log_s:
+            self._inspection.notes.append(f"No kinds of samples are told yet: {why}. Train longer.")
+        return replace(self._rules, cold_below=cold, why_none=why)
 
 
 def hardly_differs(tau: Distribution) -> bool:
@@ -264,8 +264,7 @@ class KindCounts:
         for code, (shown, key) in enumerate(zip(self._shown, keys, strict=True)):
             places = np.flatnonzero(kinds == code)
             shown.add(places + block.start, key[places])
-        crowded = {name: of[kinds == CROWDED] for name, of in rows.items()}
-        self._log_s_of_crowded += float(self._rules.crowded_log_s(crowded).sum())
+        self._log_s_of_crowded += float(self._rules.crowded_log_s(rows)[kinds == CROWDED].sum())
         places = np.flatnonzero((kinds == STUCK) | (kinds == MISFIT))
         self._suspects.add(places + block.start, suspicion[places])
 

@@ -17,7 +17,7 @@ _JPEG, _TOKENS = 5, 6
 
 
 def content_of(row_records: Sequence[Place], samples: int, *, pairs: bool, blank: int | None) -> Content:
-    """Count equal checksums, in about 17 bytes of memory a sample.
+    """Count equal checksums, in about 17 bytes of memory a sample beside FILES_AT_ONCE files, 8 MiB each at most.
 
     row_records: the .rows files of all shards, in order. blank: as in Content. Raises DatasetError if they do not hold
     that number of samples, OSError.

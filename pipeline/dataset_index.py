@@ -123,7 +123,8 @@ class DatasetIndex(_Record):
         """What the samples repeat; None if it was not counted. Earlier versions refuse new keys, except in `source`."""
         with suppress(ValidationError):
             content = Content.model_validate(self.source.get("content"))
-            return content if content.samples == self.n else None
+            counts = content.model_dump(exclude={"samples"}, exclude_none=True).values()
+            return content if content.samples == self.n > content.caption_sample and max(counts) <= self.n else None
         return None
 
     @property

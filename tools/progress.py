@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -116,14 +117,15 @@ def duration(seconds: float) -> str:
 
 
 def bytes_written(folder: Place) -> int:
-    """Return the bytes of all files in a folder, 0 if it is missing; files may vanish while they are counted."""
+    """Return the bytes of all files in a folder, 0 if it is missing; without links, and files may vanish meanwhile."""
     total = 0
     if isinstance(folder, Address):
         return sum(size for _, size in folder.objects())
-    for file in folder.rglob("*"):
-        with suppress(OSError):
-            found = file.stat()
-            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    for within, _, names in os.walk(folder):  # rglob fails where a folder vanishes
+        for name in names:
+            with suppress(OSError):
+                found = os.lstat(os.path.join(within, name))
+                total += found.st_size if stat.S_ISREG(found.st_mode) else 0
     return total
 
 

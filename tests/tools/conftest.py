@@ -118,7 +118,7 @@ def write_state():
     visits: int [n]. objective: its name and settings.
     """
 
-    def write(path, dataset, columns, visits, **objective):
+    def write(path, dataset, columns, visits, block_rows=64, **objective):
         run = RunDirectory(path)
         tree = {"batch_size": 16, "data": {"path": str(dataset.path)}, "objective": {"name": "isogclr"} | objective}
         config = resolve(load_config(tree), dataset)
@@ -127,7 +127,7 @@ def write_state():
         identity = {"fields": made.fields, "dataset_fingerprint": dataset.index.fingerprint}
         rows = {name: torch.zeros(dataset.n) for name in made.fields}
         rows |= {name: torch.tensor(values, dtype=torch.float32) for name, values in columns.items()}
-        with StateStore.create(run.state, dataset.n, block_rows=64, **identity) as store:
+        with StateStore.create(run.state, dataset.n, block_rows=block_rows, **identity) as store:
             for visit in range(max(visits)):
                 ids = np.flatnonzero(np.asarray(visits) > visit)
                 store.put(ids, {name: values[ids] for name, values in rows.items()}, step=STEP)

@@ -76,21 +76,34 @@ def test_a_disk_that_is_too_small_gives_a_warning(tmp_path, classes, monkeypatch
     )
 
 
-def test_a_file_that_goes_while_sizes_are_added_up_is_no_error(tmp_path, monkeypatch):
+def test_files_and_folders_that_go_while_sizes_are_added_up_are_no_error(tmp_path, monkeypatch):
     """Another process's conversion replaces files meanwhile."""
     (tmp_path / "stays").write_bytes(bytes(7))
     (tmp_path / "goes").write_bytes(bytes(5))
-    stat = Path.stat
+    (tmp_path / "folder" / "within").mkdir(parents=True)
+    lstat = os.lstat
 
-    def stat_and_go(path, **options):
-        found = stat(path, **options)
-        if path.name == "goes":
-            path.unlink()
+    def lstat_and_go(path, **options):
+        found = lstat(path, **options)
+        if Path(path).name == "goes":
+            os.unlink(path)
+            shutil.rmtree(tmp_path / "folder")
         return found
 
-    monkeypatch.setattr(Path, "stat", stat_and_go)
+    monkeypatch.setattr(os, "lstat", lstat_and_go)
     assert bytes_written(tmp_path) in (7, 12)
     assert bytes_written(tmp_path) == 7
+
+
+def test_links_are_not_followed_when_sizes_are_added_up(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "large").write_bytes(bytes(1000))
+    (tmp_path / "counted").mkdir()
+    (tmp_path / "counted" / "file").symlink_to(elsewhere / "large")
+    (tmp_path / "counted" / "folder").symlink_to(elsewhere)
+    (tmp_path / "counted" / "own").write_bytes(bytes(3))
+    assert bytes_written(tmp_path / "counted") == 3
 
 
 def test_a_folder_with_corrupt_pictures_is_converted_without_them(tmp_path, classes):

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 
+import numpy as np
+
 from ...trainer.errors import RunError
 from ..plain_text import plain_text
 from .duplicates import DUPLICATES, read_clusters
@@ -22,6 +24,8 @@ MANY_CROWDED = 0.01
 MIN_SAMPLES = 20
 """Fewer have something in common by chance."""
 _LONGEST = 100
+_MOST_PAIRS = 1 << 21
+"""More would keep every inspection waiting for a second, and take 200 MB."""
 
 
 def said_first(inspection: Inspection, survey: Survey, samples: Mapping[int, Sample]) -> list[str]:
@@ -59,9 +63,10 @@ def _columns(inspection: Inspection, samples: Mapping[int, Sample]) -> dict[str,
     }
     if inspection.dataset:
         with suppress(RunError, OSError):  # most often none were looked for
-            clusters = read_clusters(inspection.run.report / DUPLICATES, inspection.dataset)
-            of = dict(zip(clusters.sample_ids.tolist(), map(str, clusters.cluster.tolist()), strict=True))
-            found["cluster of duplicates"] = {id: of.get(id, "") for id in samples}
+            ids, of = read_clusters(inspection.run.report / DUPLICATES, inspection.dataset, _MOST_PAIRS)
+            shown = np.flatnonzero(np.isin(ids, list(samples)))
+            clusters = dict(zip(ids[shown].tolist(), map(str, of[shown].tolist()), strict=True))
+            found["cluster of duplicates"] = {id: clusters.get(id, "") for id in samples}
     return found
 
 

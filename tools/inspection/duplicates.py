@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -130,7 +131,8 @@ def find_duplicates(
         for done, candidates in similar_pairs(features, left_out, scratch):
             confirmed(candidates)
             on_progress("similar pictures", done, n)
-        representative = represent(Pairs.joined(near), score, features, confirmed)
+        on_walk = partial(on_progress, "clusters of duplicates")
+        representative = represent(Pairs.joined(near), score, features, confirmed, on_walk)
     return _sorted(exact, blank, Pairs.joined(near), Agreement.joined(agreed), representative, compared)
 
 
@@ -188,22 +190,22 @@ def _members(first: NDArray[np.int64], second: NDArray[np.int64], cluster: NDArr
     return Clusters(ids, np.tile(cluster[is_in_one], 2)[places])
 
 
-def read_clusters(path: Path, dataset: Dataset) -> Clusters:
-    """Read the clusters in a file of write_duplicates.
+def read_clusters(path: Path, dataset: Dataset, most: int = MAX_PAIRS) -> Clusters:
+    """Read the clusters in a file of write_duplicates, of up to `most` pairs.
 
     Raises RunError if it is missing, damaged or another dataset's, NotRegularFileError if it is a link, OSError.
     """
     refuse_link(path)
     try:
         with open_regular(path) as file, pq.ParquetFile(file) as parquet:
-            if parquet.metadata.num_rows > MAX_PAIRS:
-                raise _unusable(path, f"it has {parquet.metadata.num_rows:,} pairs, more than {MAX_PAIRS:,}")
+            if parquet.metadata.num_rows > most:
+                raise _unusable(path, f"it has {parquet.metadata.num_rows:,} pairs, more than {most:,}")
             table = parquet.read(columns=["cluster", "first_id", "second_id"])
         table = table.filter(pc.is_valid(table["cluster"]))
         columns = [column.to_numpy() for column in table.columns]
     except FileNotFoundError:
         raise RunError(f"{path} does not exist; make it with `thermopile inspect RUN --duplicates`") from None
-    except (pa.ArrowException, ValueError) as error:
+    except (pa.ArrowException, ValueError, KeyError) as error:  # KeyError: a column is missing
         raise _unusable(path, " ".join(str(error).split())[:200]) from error
     if table.schema.types != [pa.int64()] * 3 or any(column.null_count for column in table.columns):
         raise _unusable(path, "its ids are not whole numbers")

@@ -78,11 +78,17 @@ def blank_pictures(dataset: Dataset, on_progress: Callable[[int], None] = lambda
         area = records["height"].astype(np.int64) * records["width"]
         small = np.flatnonzero(records["jpeg_bytes"] <= _BLANK_BYTES + area // _PIXELS_A_BYTE)
         for sample_id in (first + small).tolist():
-            with Image.open(BytesIO(dataset.jpeg(sample_id)), formats=["JPEG"]) as picture:
-                picture.draft("RGB", (64, 64))  # lets the decoder skip detail
-                pixels = np.asarray(picture.convert("RGB"))
-            if np.ptp(pixels, axis=(0, 1)).max() <= _BLANK_RANGE:
+            jpeg = dataset.jpeg(sample_id)
+            # The draft lets the decoder skip detail, which may be a thin or small drawing.
+            if _has_one_colour(jpeg, draft=True) and _has_one_colour(jpeg):
                 found.append(sample_id)
             on_progress(sample_id)
         on_progress(first + len(records))
     return np.array(found, np.int64)
+
+
+def _has_one_colour(jpeg: bytes, *, draft: bool = False) -> bool:
+    with Image.open(BytesIO(jpeg), formats=["JPEG"]) as picture:
+        if draft:
+            picture.draft("RGB", (64, 64))
+        return bool(np.ptp(np.asarray(picture.convert("RGB")), axis=(0, 1)).max() <= _BLANK_RANGE)

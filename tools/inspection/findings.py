@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ import numpy as np
 from ...objects import Place
 from ...state_store import SnapshotNotFoundError
 from ...state_store.durable import Repository
+from ...trainer.crowds import against_crowds
 from ...trainer.run_directory import RunDirectory
 from ..progress import progress_bar, task_bars, working
 from .cold import MANY_CROWDED, said_first
@@ -21,7 +21,7 @@ from .confirmation import Confirmation, compared_ids, confirm, with_confirmed
 from .drift import Drift, drift, in_order
 from .embedding_map import EmbeddingMap, embedding_map
 from .groups import CLASS_COLUMN
-from .kinds import CROWDED, KIND_NAMES, MISFIT, STUCK, hardly_differs
+from .kinds import CROWDED, KIND_NAMES, MANY_AT_BOUND, MISFIT, STUCK, hardly_differs
 from .predicted import other_dataset, predict, refuse_other_dataset
 from .run import LATEST, Inspection, read_run
 from .samples import Sample, read_samples
@@ -38,8 +38,6 @@ TRIES = 5
 """A run that keeps few snapshots may delete the one being read."""
 ROWS_IN_TWO_SECONDS = 1_000_000
 """Shorter work needs no progress bar."""
-MANY_AT_BOUND = 0.5
-"""Share of the samples. Some samples at the floor are normal: rare ones."""
 SOME_AT_TOP = 0.05
 """Share of the samples. None should be at the ceiling, which is only a safeguard."""
 FEW_VISITED = 0.5
@@ -204,8 +202,7 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
     kinds = survey.kinds if survey.kinds and survey.kinds.worth_showing else None
     if kinds and kinds.crowding and kinds.counts[KIND_NAMES[CROWDED]] >= MANY_CROWDED * survey.samples:
         yield (f"Some {kinds.crowding:.0%} of the negatives of crowded samples are near-copies: rho cannot bind there, "
-               "and tau falls to tau_min. Thin them (`inspect --duplicates`, then `curate --thin`), or set rho below "
-               f"{-math.log(kinds.crowding):.2f}.")  # fmt: skip
+               f"and tau falls to tau_min. {against_crowds(kinds.crowding, pairs=len(survey.sides) > 1)}")  # fmt: skip
     if kinds and (share := kinds.counts.get(KIND_NAMES[MISFIT], 0) / survey.samples) >= MANY_MISFITS:
         yield (f"{share:.0%} of the samples are misfits: as many captions are wrong, or the run has not learnt them "
                "yet. Train longer before you drop any.")  # fmt: skip
@@ -227,7 +224,7 @@ def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
     if high >= SOME_AT_TOP:
         yield (f"{high:.0%} of the {side.name} temperatures are at their ceiling, tau_max = {bounds.highest:g}, "
                "and no longer distinguish these samples. Raise rho or tau_max, or lower eta.")  # fmt: skip
-    if hardly_differs(side.tau) and low < MANY_AT_BOUND and high < MANY_AT_BOUND:
+    if hardly_differs(side.tau, bounds):
         cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)
         yield (f"The {side.name} temperatures hardly differ: 90% lie between {cold:.4f} and {hot:.4f}. "
                "Train longer or raise eta.")  # fmt: skip

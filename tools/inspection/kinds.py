@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ...state_store.schema import VISITS
 from .distribution import Distribution, Smallest
-from .run import Inspection
+from .run import Inspection, TauSettings
 from .state_blocks import Rows, read_blocks
 
 TOO_FEW_VISITS, STUCK, MISFIT, CROWDED, RARE, ORDINARY = range(6)
@@ -30,6 +30,8 @@ NEAR_FLOOR, NEAR_CLIP = 1.01, 0.99
 COLD_SHARE = 0.05
 NEAR = -0.25
 """Weighted mean of the negatives' h / tau, above which they count as near as the positive."""
+MANY_AT_BOUND = 0.5
+"""Share of the samples. Some samples at the floor are normal: rare ones."""
 NARROW = 1.1
 """Ratio of the 95 % quantile of tau to the 5 % one; below it the temperatures are practically equal."""
 _SEED = 2024
@@ -152,15 +154,15 @@ class KindRules:
     def crowded_log_s(self, rows: Rows) -> NDArray[np.float64]:
         """float64 [m]: log s on the side where a sample is crowded, the higher one of two; -inf where it is on none.
 
-        There tau is cold and -rho < log s <= 0: more negatives than rho allows are near-copies. docs/inspect.md
-        derives it.
+        There tau is cold, or at its floor as most are, and -rho < log s <= 0: more negatives than rho allows are
+        near-copies. docs/inspect.md derives it.
         """
         highest = np.full(len(rows[VISITS]), -np.inf)
         for side, bound in self.cold_below.items():
             if self.rho is None:
                 break
-            log_s = rows[f"{side}/log_s"]
-            crowded = (rows[f"{side}/tau"] < bound) & (log_s > -self.rho) & (log_s <= 0)
+            log_s, tau = rows[f"{side}/log_s"], rows[f"{side}/tau"]
+            crowded = ((tau < bound) | (tau <= self.floor)) & (log_s > -self.rho) & (log_s <= 0)
             np.maximum(highest, log_s, out=highest, where=crowded)
         return highest
 
@@ -200,15 +202,20 @@ class TauCounts:
                 for side, (tau, near) in self._tau.items() if side in self._rules.log_s and tau.count}  # fmt: skip
         taus = [tau for tau, _ in self._tau.values() if tau.count]
         moves = not self._inspection.prediction and self._inspection.config.objective.settings.get("eta") != 0
-        why = "the temperatures hardly differ" if taus and moves and all(map(hardly_differs, taus)) else ""
+        same = taus and moves and all(hardly_differs(tau, self._inspection.tau) for tau in taus)
+        why = "the temperatures hardly differ" if same else ""
         if why and self._rules.log_s:
-            self._inspection.notes.append(f"No kinds of samples are told yet: {why}. Train longer.")
+            note = f"No kinds of samples are told yet: {why}. Train longer."
+            self._inspection.notes[:] = dict.fromkeys([*self._inspection.notes, note])  # it may have been noted before
         return replace(self._rules, cold_below=cold, why_none=why)
 
 
-def hardly_differs(tau: Distribution) -> bool:
-    """Whether 90 % of the values, at least one, are practically equal."""
-    return tau.quantile(0.95) < NARROW * tau.quantile(0.05)
+def hardly_differs(tau: Distribution, bounds: TauSettings) -> bool:
+    """Whether 90 % of the values, at least one, are practically equal, and not because most are at a bound."""
+    low, high = bounds.lowest, bounds.highest
+    at_low = low is not None and tau.share_at_most(low) >= MANY_AT_BOUND
+    at_high = high is not None and tau.share_at_least(high) >= MANY_AT_BOUND
+    return not at_low and not at_high and tau.quantile(0.95) < NARROW * tau.quantile(0.05)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from .run import Inspection
 from .similar_pairs import Pairs, most_similar
 from .state_blocks import read_blocks
 
+_REPRESENTATIVES = 1024
+"""Compared with each sample of a crowd, so that time does not grow with the square of its samples."""
 Star = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Samples that another one represents, and that one, int64 [k] each."""
 
@@ -43,14 +45,16 @@ def star(ids: NDArray[np.int64], group: NDArray[np.int64], score: NDArray[np.flo
 
 
 def represent(
-    near: Pairs, score: NDArray[np.float32], features: FeaturesFile, confirm: Callable[[Pairs], Pairs]
-) -> NDArray[np.int64]:
+    near: Pairs, score: NDArray[np.float32], features: FeaturesFile, confirm: Callable[[Pairs], Pairs],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> NDArray[np.int64]:  # fmt: skip
     """Return the representative of every sample, int64 [n]: itself, or one that a confirmed pair links it with.
 
     Samples in `near`, the confirmed pairs, are walked by ascending score, float32 [n], then id: each joins the first
     representative that it is linked with, or becomes one. In a crowd, a sample has candidates among a few others only:
-    without such a link it is first compared with the most similar representatives of those that pairs connect it with.
-    confirm: candidates -> the confirmed ones.
+    without such a link it is first compared with the most similar ones among the representatives of the samples that
+    it is linked with, and the first _REPRESENTATIVES of all that pairs connect it with.
+    confirm: candidates -> the confirmed ones. on_progress: called with the samples walked, and how many there are.
     """
     from scipy.sparse import coo_array  # late, as few inspections need it
     from scipy.sparse.csgraph import connected_components
@@ -63,14 +67,22 @@ def represent(
     graph = coo_array((np.ones(len(ends[0]), np.int8), (ends[0], ends[1])), shape=(len(ids), len(ids))).tocsr()
     graph = graph + graph.T
     _, crowd = connected_components(graph, directed=False)
-    representatives: defaultdict[int, list[int]] = defaultdict(list)
-    for place in np.lexsort((ids, score[ids])).tolist():
-        sample_id, others = int(ids[place]), representatives[crowd[place]]
-        linked = set(ids[graph.indices[graph.indptr[place] : graph.indptr[place + 1]]].tolist())
-        if others and linked.isdisjoint(others):
-            pairs = confirm(most_similar(features, sample_id, np.array(others)))
-            linked = {*pairs.first.tolist(), *pairs.second.tolist()}
-        representative[sample_id] = next((other for other in others if other in linked), sample_id)
-        if representative[sample_id] == sample_id:
-            others.append(sample_id)
+    walked_at: dict[int, int] = {}
+    """Representative -> when it was walked."""
+    firsts: defaultdict[int, list[int]] = defaultdict(list)
+    """Crowd -> its first representatives."""
+    for done, place in enumerate(np.lexsort((ids, score[ids])).tolist()):
+        sample_id, others = int(ids[place]), firsts[crowd[place]]
+        linked = ids[graph.indices[graph.indptr[place] : graph.indptr[place + 1]]]
+        if others and walked_at.keys().isdisjoint(linked.tolist()):
+            theirs = [one for one in representative[linked].tolist() if one in walked_at]
+            candidates = np.array(list(dict.fromkeys([*others, *theirs])))
+            linked = np.concatenate(confirm(most_similar(features, sample_id, candidates))[:2])
+        found = min(walked_at.keys() & linked.tolist(), key=walked_at.__getitem__, default=sample_id)
+        representative[sample_id] = found
+        if found == sample_id:
+            walked_at[sample_id] = done
+            if len(others) < _REPRESENTATIVES:
+                others.append(sample_id)
+        on_progress(done + 1, len(ids))
     return representative

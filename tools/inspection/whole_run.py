@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ...state_store import StateReader, list_snapshots
+from ...state_store import SnapshotNotFoundError, StateReader, list_snapshots
+from ...state_store.schema import VISITS
 from .distribution import Distribution
 from .kinds import KindRules
 from .run import Inspection
@@ -33,19 +34,23 @@ class WholeRun:
         """
         assert inspection.reader is not None
         self._rules, last = KindRules.of(inspection), inspection.reader.snapshot.step
+        self._columns = [VISITS, *(f"{side}/log_s" for side in self._rules.log_s)]
+        self._notes = inspection.notes
         steps = [snapshot.step for snapshot in list_snapshots(inspection.run.state)]
         wanted = [step for step in steps if 0 < step <= last and self._rules.log_s]
         every = max(1, -(-len(wanted) // MAX_SNAPSHOTS))
         wanted = wanted[(len(wanted) - 1) % every :: every]
 
-        def read(reader: StateReader) -> tuple[StateReader, Distribution]:
-            scores, step, samples = Distribution(), reader.snapshot.step, reader.samples
-            for block, rows in read_blocks(reader, self._rules.columns) if step in wanted else ():
+        def read(reader: StateReader) -> tuple[StateReader, Distribution] | None:
+            if (step := reader.snapshot.step) not in wanted:
+                return None
+            scores, samples = Distribution(), reader.samples
+            for block, rows in read_blocks(reader, self._columns):
                 scores.add(self._scores(rows)[0])
                 on_progress(wanted.index(step) * samples + block.stop, len(wanted) * samples)
             return reader, scores
 
-        self._snapshots = [found for found in read_every_snapshot(inspection, read) if found[1].count]
+        self._snapshots = [found for found in read_every_snapshot(inspection, read) if found and found[1].count]
 
     def _scores(self, rows: Rows) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
         """Return the scores of those of a block's samples that have enough visits, and which these are, bool [m]."""
@@ -57,12 +62,18 @@ class WholeRun:
         """Return each sample's mean rank by log s, summed over the sides; float32 [m].
 
         0 is the highest log s, 1 the lowest: ranks, since snapshots differ in scale. The mean is over the snapshots at
-        which the sample had MIN_VISITS visits, among those that had; without any, inf. Raises DamagedChunkError,
-        SnapshotNotFoundError.
+        which the sample had MIN_VISITS visits, among those that had; without any, inf. A snapshot that the run deletes
+        meanwhile is left out from this block on, and noted. Raises DamagedChunkError.
         """
         total, times = np.zeros((2, len(block)))
-        for reader, scores in self._snapshots:
-            of, seen = self._scores(reader.rows(block.start, block.stop, self._rules.columns))
+        for reader, scores in list(self._snapshots):
+            try:
+                of, seen = self._scores(reader.rows(block.start, block.stop, self._columns))
+            except SnapshotNotFoundError:
+                self._snapshots.remove((reader, scores))
+                self._notes.append(f"{reader.snapshot.tag} is left out from sample {block.start:,} on: the run deleted "
+                                   "it while it was being read.")  # fmt: skip
+                continue
             total[seen] += 1 - scores.ranks(of)
             times += seen
         with np.errstate(invalid="ignore"):

@@ -138,7 +138,8 @@ def _opened(inspection: Inspection, of_state: Path, of_texts: Path | None) -> Ca
     reader, sides = inspection.reader, inspection.sides
     assert reader is not None
     count = reader.samples
-    _check(of_state, {"samples": count, "snapshot": reader.snapshot.id})
+    about = _check(of_state, {"samples": count, "snapshot": reader.snapshot.id})
+    inspection.notes[:] = dict.fromkeys([*inspection.notes, *map(str, about.get("notes", ()))])
     columns = {name: _mapped(of_state / _file(name), np.float32 if name in reader.fields else np.uint32, count)
                for name in reader.columns}  # fmt: skip
     has_score = any(name.endswith("/log_s") for name in reader.fields)
@@ -157,7 +158,7 @@ def _opened(inspection: Inspection, of_state: Path, of_texts: Path | None) -> Ca
 
 
 def _index_state(inspection: Inspection, folder: Path, on_progress: OnProgress) -> None:
-    reader = inspection.reader
+    reader, noted = inspection.reader, len(inspection.notes)
     assert reader is not None
     count = reader.samples
     rules = read_rules(inspection, lambda done: on_progress("reading tau", done, count))
@@ -177,7 +178,7 @@ def _index_state(inspection: Inspection, folder: Path, on_progress: OnProgress) 
         _write_ranks(folder, side, new, count)
     if rules.log_s:
         _new(folder / _MISFITS, np.uint32, count)[:] = np.argsort(ranks, kind="stable")
-    about = {"format": _FORMAT, "samples": count, "snapshot": reader.snapshot.id}
+    about = {"format": _FORMAT, "samples": count, "snapshot": reader.snapshot.id, "notes": inspection.notes[noted:]}
     write_atomically(folder / _ABOUT, seal_line(about))
 
 

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ...pipeline.dataset_index import Content
+from ..crowds import against_crowds
 from .base import Progress, Settings
 from .contrastive import Anchors, Rows, Step
 from .estimator import BoundedTau, EstimatorSettings, GlobalContrastive
@@ -129,9 +130,8 @@ class IndividualTemperature(GlobalContrastive):
         bound = math.exp(-self.settings.rho)
         return [
             f"{count / content.samples:.1%} of the dataset's samples have {what}, more than exp(-rho) = {bound:.1%}: "
-            "rho cannot bind for them, so their temperatures fall to tau_min, and they will be called crowded. Thin "
-            "them (`thermopile inspect --duplicates`, then `curate --thin`), or set objective.rho below "
-            f"log(1/share) = {math.log(content.samples / count):.2f}."
+            "rho cannot bind for them, so their temperatures fall to tau_min, and they will be called crowded. "
+            + against_crowds(count / content.samples, pairs=self.across)
             for what, count in found.items()
             if count > bound * content.samples
         ]

@@ -146,12 +146,13 @@ def test_a_cut_shard_is_an_error_and_no_smaller_count(first, damaged):
         content.content_of([file], 30, pairs=True, blank=0)
 
 
-def test_counts_that_an_earlier_version_left_when_it_appended_are_not_those_of_all(first):
+def test_counts_that_do_not_fit_the_samples_or_that_an_earlier_version_left_when_it_appended_do_not_count(first):
     counted = read_index(first).content.model_dump()
     change_content(first, counted)
     assert read_index(first).content == Content(**counted)
-    change_content(first, counted | {"samples": 29})
-    assert read_index(first).content is None
+    for wrong in ({"samples": 29}, {"with_caption": 31}, {"caption_sample": 30}, {"blank": 31}):
+        change_content(first, counted | wrong)
+        assert read_index(first).content is None, wrong
 
 
 def test_the_fingerprint_does_not_depend_on_the_counts(first):

@@ -88,6 +88,16 @@ def crowded_run(images_dataset, write_state, tmp_path_factory):
     return write_state(tmp_path_factory.mktemp("crowded") / "run", images_dataset, columns, np.full(len(tau), 9), rho=2)
 
 
+def test_a_crowd_of_most_samples_is_crowded_once_it_is_at_the_floor(images_dataset, write_state, tmp_path):
+    n = images_dataset.n
+    of_crowd = np.arange(n) < 0.6 * n
+    columns = {"sample/tau": np.where(of_crowd, 0.05, np.linspace(0.1, 0.2, n))}
+    columns["sample/log_s"] = np.where(of_crowd, math.log(0.6), -5.0)
+    run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 9), rho=2)
+    counts = look(run.path).survey.kinds.counts
+    assert (counts["crowded"], counts["rare"], counts["ordinary"]) == (180, 0, 120)
+
+
 def test_a_crowd_and_what_its_samples_share_are_said_before_all_else(crowded_run, tmp_path):
     crowd = (
         "100 of 300 samples are crowded: more of the others than rho = 2 leaves room for (13.5%) are as close to them "
@@ -104,7 +114,7 @@ def test_a_crowd_and_what_its_samples_share_are_said_before_all_else(crowded_run
     assert found["kinds"]["crowded"]["samples"] == 100
     (warning,) = found["warnings"]
     assert "Some 33% of the negatives of crowded samples are near-copies" in warning
-    assert "set rho below 1.10" in warning
+    assert "set objective.rho below log(1/share) = 1.10" in warning
 
 
 def test_rare_samples_of_many_classes_have_nothing_in_common(pairs_dataset, write_state, tmp_path):
@@ -132,6 +142,27 @@ def test_misfits_are_not_dropped_before_temperatures_differ(images_dataset, writ
     assert done.exit_code != 0
     assert "no misfits are told yet: the temperatures hardly differ; train longer" in done.stderr
     assert "No kinds of samples are told yet: the temperatures hardly differ." in look(run.path).notes[-1]
+
+
+def test_misfits_are_told_where_the_temperatures_are_equal_because_they_are_at_their_floor(
+    images_dataset, write_state, tmp_path
+):
+    n = images_dataset.n
+    columns = {"sample/tau": np.full(n, 0.05), "sample/log_s": np.where(np.arange(n) % 60, -9.0, 1.0)}
+    run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 9))
+    found, kept = look(run.path), tmp_path / "keep.parquet"
+    assert found.survey.kinds.counts["misfit"] == 5
+    assert not any("hardly differ" in said for said in (*found.notes, *found.warnings))
+    CliRunner().invoke(main, ["curate", str(run.path), "--keep", str(kept), "--drop-misfits"])
+    assert pq.read_metadata(kept).num_rows == n - 5
+
+
+def test_a_confirmed_export_says_once_that_no_kinds_are_told(images_dataset, write_state, tmp_path):
+    n = images_dataset.n
+    columns = {"sample/tau": np.linspace(0.1, 0.105, n), "sample/log_s": np.full(n, -1.0)}
+    run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 9))
+    done = CliRunner().invoke(main, ["inspect", str(run.path), "--export", str(tmp_path / "rows.csv"), "--confirm"])
+    assert done.output.count("No kinds of samples are told yet") == 1
 
 
 def test_very_many_misfits_are_said_to_be_unlearnt_samples_perhaps(images_dataset, write_state, tmp_path):

@@ -1,5 +1,6 @@
 """Duplicates of a dataset: exact copies by their bytes, near ones by their pixels, and the clusters of both."""
 
+import shutil
 from io import BytesIO
 
 import numpy as np
@@ -15,8 +16,10 @@ from thermopile.tools.inspection import exact_copies as exact_module
 from thermopile.tools.inspection.duplicates import REASONS, find_duplicates, read_clusters, write_duplicates
 from thermopile.tools.inspection.exact_copies import blank_pictures, exact_copies
 from thermopile.tools.inspection.features_file import NAME, FeaturesFile, FeaturesOf, write_features
+from thermopile.tools.inspection.findings import look
+from thermopile.tools.inspection.run import read_run
 from thermopile.tools.inspection.similar_pairs import NEAREST, similar_pairs
-from thermopile.trainer.errors import ConfigError
+from thermopile.trainer.errors import ConfigError, RunError
 
 from copies import magnified
 
@@ -151,7 +154,9 @@ def flat(colour, size=(48, 32)):
 def test_blank_pictures_are_one_group_whatever_their_colour_and_features(draw, tmp_path):
     dotted, clear = flat("white", (96, 32)), Image.new("RGBA", (40, 40))
     dotted.paste("black", (0, 0, 6, 6))  # outside the central square
-    pictures = [flat("white"), draw(0, 64, 64), flat("white"), dotted, flat((200, 30, 0)), clear, dotted]
+    faint = flat("white", (512, 512))
+    faint.paste((235,) * 3, (246, 256, 266, 257))  # a line that a reduced picture does not show
+    pictures = [flat("white"), draw(0, 64, 64), flat("white"), dotted, flat((200, 30, 0)), clear, dotted, faint]
     files = []
     for picture in pictures:
         file = BytesIO()
@@ -173,6 +178,22 @@ def test_blank_pictures_are_one_group_whatever_their_colour_and_features(draw, t
     assert {(row["similarity"], row["correlation"], row["difference"]) for row in rows} == {(None, None, None)}
     ids, of = read_clusters(tmp_path / "pairs.parquet", dataset)
     assert ids[of == blank[2]].tolist() == blank.tolist()
+
+
+def test_a_file_without_its_columns_is_refused_and_does_not_stop_an_inspection(hostile_run, tmp_path):
+    run = type(hostile_run)(shutil.copytree(hostile_run.path, tmp_path / "run"))
+    dataset, file = read_run(run).dataset, run.report / "duplicates.parquet"
+    file.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"first_id": [1], "second_id": [2]}), file)
+    with pytest.raises(RunError, match=r"duplicates\.parquet cannot be used: .*cluster"):
+        read_clusters(file, dataset)
+    assert look(run.path).survey.samples == dataset.n
+
+
+def test_a_file_of_more_pairs_than_are_to_be_read_is_refused(tmp_path, flat_dataset):
+    pq.write_table(pa.table({"cluster": [0, 0], "first_id": [0, 0], "second_id": [1, 2]}), tmp_path / "d.parquet")
+    with pytest.raises(RunError, match="it has 2 pairs, more than 1"):
+        read_clusters(tmp_path / "d.parquet", flat_dataset, 1)
 
 
 def drawn(samples=3000):

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from thermopile.tools.inspection import representatives as module
 from thermopile.tools.inspection.features_file import NAME, FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.picture_agreement import EDGE, agreement, prepare
 from thermopile.tools.inspection.representatives import represent, star
-from thermopile.tools.inspection.similar_pairs import NEAREST, Pairs
+from thermopile.tools.inspection.similar_pairs import NEAREST, NO_PAIRS, Pairs
 
 
 def stored(folder, rows):
@@ -90,6 +91,18 @@ def test_a_sample_is_compared_with_the_most_similar_representatives_of_its_conne
     near = pairs_of((0, 3), (1, 3), (2, 3))
     represent(near, np.zeros(5, np.float32), stored(tmp_path, rows), confirm)
     assert [list(zip(p.first.tolist(), p.second.tolist(), strict=True)) for p in asked] == [[(0, 1)], [(1, 2), (0, 2)]]
+
+
+def test_the_work_grows_with_the_samples_not_with_their_square(tmp_path, monkeypatch):
+    n, compared, told = 400, [], []
+    monkeypatch.setattr(module, "_REPRESENTATIVES", 3)
+    monkeypatch.setattr(module, "most_similar", lambda features, id, others: compared.append(len(others)) or NO_PAIRS)
+    score = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+    near = pairs_of(*zip(range(n - 1), range(1, n), strict=True))
+    found = represent(near, score, stored(tmp_path, np.ones((n, 4))), refuse, lambda *at: told.append(at))
+    assert len(np.unique(found)) > n / 3, "most represent themselves"
+    assert max(compared) <= 3 + 2  # those, and the representatives of its neighbours in the chain
+    assert (told[0], told[-1]) == ((1, n), (n, n))
 
 
 def test_the_lowest_score_represents_a_group_and_of_equal_ones_the_lowest_id():

@@ -8,6 +8,7 @@ from thermopile.state_store import StateReader, StateStore
 from thermopile.state_store.durable import Repository
 from thermopile.tools.inspection import state_blocks
 from thermopile.tools.inspection import whole_run as module
+from thermopile.tools.inspection.distribution import Distribution
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.kinds import MIN_VISITS
 from thermopile.tools.inspection.run import read_run
@@ -89,6 +90,37 @@ def test_a_snapshot_that_cannot_be_read_is_left_out_and_noted_once(run):
     np.testing.assert_allclose(found, slowly([5, 7, 8]), atol=1e-6)
     assert [note[:18] for note in notes] == ["step-6 is left out"]
     assert sum("step-6 is left out" in note for note in look(run.path).notes) == 1
+
+
+def test_a_snapshot_that_the_run_deletes_meanwhile_is_left_out_from_there_on(pairs_dataset, write_state, tmp_path):
+    n, rng = pairs_dataset.n, np.random.default_rng(0)
+    log_s = {step: rng.standard_normal(n) for step in (STEPS[0], 9)}
+    columns = {"image/log_s": log_s[STEPS[0]]}
+    # Blocks beyond 512 bytes have a file of their own, which goes with the snapshot.
+    run = write_state(tmp_path / "run", pairs_dataset, columns, np.full(n, MIN_VISITS), block_rows=1000)
+    reader = StateReader.open(run.state)
+    identity = {"samples": n, "dataset_fingerprint": reader.dataset_fingerprint, "fields": reader.initial}
+    with StateStore.open(run.state, **identity) as store:
+        rows = {name: torch.zeros(n) for name in reader.fields}
+        store.put(np.arange(n), rows | {"image/log_s": torch.tensor(log_s[9], dtype=torch.float32)}, step=9)
+        store.snapshot(9, epoch=1).result()
+    inspection = read_run(run, at="step-9")
+    whole_run = WholeRun(inspection)
+    found = [whole_run.ranks(range(0, 1000))]
+    Repository.open(run.state).retain(keep_last=1)
+    found.append(whole_run.ranks(range(1000, n)))
+    first, last = ((n - 0.5 - np.argsort(np.argsort(of))) / n for of in log_s.values())
+    np.testing.assert_allclose(found[0], (first + last)[:1000] / 2, atol=1e-3)
+    np.testing.assert_allclose(found[1], last[1000:], atol=1e-3)
+    assert inspection.notes == ["step-5 is left out from sample 1,000 on: the run deleted it while it was being read."]
+
+
+def test_snapshots_that_are_not_used_take_no_memory(run, monkeypatch):
+    made = []
+    monkeypatch.setattr(module, "MAX_SNAPSHOTS", 2)
+    monkeypatch.setattr(module, "Distribution", lambda: made.append(Distribution()) or made[-1])
+    ranks(run)
+    assert len(made) == 2
 
 
 def test_of_very_many_snapshots_some_are_read_and_the_last_is_among_them(run, monkeypatch):

@@ -186,6 +186,19 @@ def test_the_index_is_made_once_and_again_for_another_snapshot(run, train_on, tm
     assert len(list((copy.report / "index").iterdir())) == 2  # the older snapshot's is gone
 
 
+def test_why_no_kinds_are_told_is_said_whenever_the_index_is_opened(hostile_dataset, write_state, tmp_path):
+    n = hostile_dataset.n
+    columns = {f"{side}/{name}": np.full(n, value) for side in ("image", "text") for name, value in
+               {"tau": 0.1, "log_s": -1.0}.items()}  # fmt: skip
+    run = write_state(tmp_path / "run", hostile_dataset, columns, np.full(n, 9))
+    for _ in ("made", "opened"):
+        inspection = read_run(run)
+        open_catalogue(inspection, tmp_path, lambda *_: None)
+        assert [note for note in inspection.notes if "No kinds" in note] == [
+            "No kinds of samples are told yet: the temperatures hardly differ. Train longer."
+        ]
+
+
 def test_an_index_that_was_broken_off_is_made_again(run, tmp_path, monkeypatch):
     def broken_off(*_):
         raise KeyboardInterrupt

@@ -1,0 +1,15 @@
+"""Advice where more negatives are as close as the positive than rho leaves room for; needs no torch."""
+
+import math
+
+_LEAST_RHO = 0.05
+"""Below it the weights are all but uniform, so it is not advised."""
+
+
+def against_crowds(share: float, *, pairs: bool) -> str:
+    """Return what helps where this share of the negatives, more than exp(-rho), are as close as the positive."""
+    ways = ["thin copies of a picture (`thermopile inspect --duplicates`, then `curate --thin`)"]
+    ways += ["give different pictures captions of their own"] * pairs
+    if (limit := -math.log(share)) >= _LEAST_RHO:
+        ways.append(f"set objective.rho below log(1/share) = {limit:.2f}")
+    return f"What helps: {', or '.join(ways)}."

@@ -94,9 +94,9 @@ def plain_decl(objective, first, second):
     """Rows of samples never seen, so that the rate is the batch's own mean."""
     positive, negatives = distance_exponents(objective, first, second)
     one = {"loss1": 1.0, "loss2": 0.0}[objective.settings.mixing]
-    r = negatives.exp().mean(2)
-    r = r if len(objective.sides) == 2 else r.mean(0, keepdim=True)
-    of_sides = one * (r / r.detach() - positive).mean(1).sum()
+    log_r = negatives.logsumexp(2)  # r itself may underflow; its factor of 1 / negatives falls out
+    log_r = log_r if len(objective.sides) == 2 else log_r.logsumexp(0, keepdim=True)
+    of_sides = one * ((log_r - log_r.detach()).exp() - positive).mean(1).sum()
     loss2 = (negatives.logsumexp(2) - positive).mean(1)
     return of_sides + (1 - one) * (loss2.sum() if len(objective.sides) == 2 else loss2.mean())
 
